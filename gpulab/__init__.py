@@ -1,0 +1,64 @@
+"""gpulab: the helper package behind the course "learn to use a GPU well, on any machine".
+
+Importing it is cheap: torch, matplotlib and ipywidgets are loaded only by the parts that use them.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from . import check, data, sim, style
+    from .check.base import CheckFailed, NotAttempted
+    from .doctor import doctor
+    from .furniture.predict import predict
+    from .furniture.progress import progress
+    from .furniture.quiz import quiz
+    from .machine import Machine, setup
+
+# name -> the module that holds it; a name that is its own module is given as None
+_EXPORTS: dict[str, str | None] = {
+    "CheckFailed": "check.base",
+    "Machine": "machine",
+    "NotAttempted": "check.base",
+    "check": None,
+    "data": None,
+    "doctor": "doctor",
+    "predict": "furniture.predict",
+    "progress": "furniture.progress",
+    "quiz": "furniture.quiz",
+    "setup": "machine",
+    "sim": None,
+    "style": None,
+}
+
+__all__ = [
+    "CheckFailed",
+    "Machine",
+    "NotAttempted",
+    "__version__",
+    "check",
+    "data",
+    "doctor",
+    "predict",
+    "progress",
+    "quiz",
+    "setup",
+    "sim",
+    "style",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _EXPORTS:
+        raise AttributeError(f"module 'gpulab' has no attribute {name!r}; it has: {', '.join(sorted(_EXPORTS))}")
+    home = _EXPORTS[name]
+    module = import_module(f"{__name__}.{home or name}")
+    value = module if home is None else getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

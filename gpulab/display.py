@@ -1,0 +1,48 @@
+"""One output that reads everywhere: text, a picture or page, and a live widget in one bundle.
+
+A front end shows the richest form it knows: the widget where a kernel is alive, the SVG or HTML where
+none is (GitHub, an exported page, a saved notebook), the text in a terminal.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+
+
+def in_notebook() -> bool:
+    """True inside an IPython kernel (JupyterLab, Colab, nbval), False in a script or a terminal."""
+    module = sys.modules.get("IPython")
+    shell = module.get_ipython() if module else None
+    return shell is not None and hasattr(shell, "kernel")
+
+
+def bundle(text: str, *, svg: str | None = None, html: str | None = None, widget: Any = None) -> dict[str, Any]:
+    """The MIME bundle for `text` and the richer forms that are given; `widget` is an ipywidgets widget."""
+    data: dict[str, Any] = {"text/plain": text}
+    if html is not None:
+        data["text/html"] = html
+    if svg is not None:
+        data["image/svg+xml"] = svg
+    if widget is not None:
+        data[WIDGET_VIEW] = widget._repr_mimebundle_()[WIDGET_VIEW]
+    return data
+
+
+def show(
+    text: str,
+    *,
+    svg: str | None = None,
+    html: str | None = None,
+    widget: Callable[[], Any] | None = None,
+) -> None:
+    """Display the bundle in a notebook, print the text elsewhere; `widget` is called in a notebook only."""
+    if not in_notebook():
+        print(text)
+        return
+    from IPython.display import display
+
+    display(bundle(text, svg=svg, html=html, widget=widget() if widget else None), raw=True)
