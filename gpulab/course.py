@@ -1,0 +1,72 @@
+"""The table of lessons: number, file name, promise, and the checks of its exercises.
+
+It says which lessons stand and which are in preparation; the map of the course, the checks and the
+progress file all read it. It knows nothing of notebooks' contents.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """One row of the course. `minutes` is for reading and running the lecture; exercises take as long again."""
+
+    number: int
+    slug: str
+    promise: str
+    minutes: int
+    checks: tuple[str, ...] = ()
+    questions: int = 0
+    written: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.number:02d}_{self.slug}"
+
+
+LESSONS: tuple[Lesson, ...] = (
+    Lesson(0, "start_here", "Your machine checked, a first model trained, the map", 15, questions=1, written=True),
+    Lesson(1, "why_gpus", "Say when a GPU helps, by how much, and why", 60),
+    Lesson(2, "devices", "Write code that runs on any device", 60),
+    Lesson(3, "moving_data", "Time what is asynchronous, make transfers cheap", 75),
+    Lesson(4, "memory", "Account for every megabyte", 75),
+    Lesson(5, "out_of_memory", "From OutOfMemoryError to a running job", 60),
+    Lesson(6, "less_memory", "Train the same model in half the memory", 60),
+    Lesson(7, "mixed_precision", "16-bit arithmetic where it is free", 75),
+    Lesson(
+        8,
+        "accumulation",
+        "A large batch on a small GPU, the same gradients to rounding",
+        60,
+        checks=("accumulation_window", "token_weighting", "accumulation_amp", "batch_norm_free"),
+        questions=5,
+        written=True,
+    ),
+    Lesson(9, "feeding_the_gpu", "Find out whether the GPU waits for data", 60),
+    Lesson(10, "profiling", "Find the bottleneck before touching it", 60),
+    Lesson(11, "faster_steps", "The switches that make a step faster", 60),
+    Lesson(12, "many_gpus", "One script, N processes, the same result", 75),
+    Lesson(13, "sharding", "Train what does not fit on one GPU", 60),
+    Lesson(14, "long_runs", "A run that survives interruptions", 60),
+    Lesson(15, "capstone", "A script with twelve faults made right", 75),
+)
+
+
+def lesson(number: int) -> Lesson:
+    """The lesson with this number; ValueError names the range when there is none."""
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < len(LESSONS):
+        raise ValueError(f"lesson must be a whole number from 0 to {len(LESSONS) - 1}, not {number!r}")
+    return LESSONS[number]
+
+
+def folder(start: Path | None = None) -> Path | None:
+    """The course folder: the nearest folder at or above `start` (default: the current one) with the
+    notebooks and the exercises in it; None outside the course."""
+    here = (start or Path.cwd()).resolve()
+    for place in (here, *here.parents):
+        if (place / "notebooks").is_dir() and (place / "exercises").is_dir():
+            return place
+    return None
