@@ -1,0 +1,1 @@
+"""The notebook's furniture: predictions, quizzes and the record of progress."""

@@ -1,0 +1,131 @@
+"""Quiz questions with a reason for every option, read from `gpulab/quizzes/NN.toml`.
+
+With a kernel: radio buttons, answered with mouse or keyboard, recorded in the progress file. Without one:
+a page on which each option unfolds to its reason, or plain text.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+import tomllib
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+from .. import course
+from ..display import show
+from . import progress
+
+
+@dataclass(frozen=True)
+class Option:
+    text: str
+    right: bool
+    why: str
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question with exactly one right option; text may hold `code` in backticks."""
+
+    lesson: int
+    id: str
+    text: str
+    options: tuple[Option, ...]
+
+
+def quiz(lesson: int, *ids: str) -> None:
+    """Show the questions of a lesson: all of them, or those with these ids, in that order.
+
+    Raises ValueError for a lesson without questions, or an id that it does not have.
+    """
+    known = {question.id: question for question in questions(lesson)}
+    if unknown := [i for i in ids if i not in known]:
+        raise ValueError(f"ids: lesson {lesson:02d} has no question {unknown[0]!r}; it has: {', '.join(known)}")
+    chosen = [known[i] for i in ids] if ids else list(known.values())
+    for number, question in enumerate(chosen, 1):
+        show(
+            _as_text(question, number),
+            html=_as_html(question, number),
+            widget=lambda question=question, number=number: _as_widget(question, number),  # type: ignore[misc]
+        )
+
+
+def questions(lesson: int) -> tuple[Question, ...]:
+    """The questions of a lesson, in the order of its file."""
+    row = course.lesson(lesson)
+    file = resources.files("gpulab").joinpath("quizzes", f"{row.number:02d}.toml")
+    if not file.is_file():
+        having = [f"{r.number:02d}" for r in course.LESSONS if r.questions]
+        raise ValueError(f"lesson {lesson:02d} has no quiz; lessons with one: {', '.join(having)}")
+    return tuple(
+        Question(
+            lesson,
+            entry["id"],
+            " ".join(entry["text"].split()),
+            tuple(
+                Option(" ".join(o["text"].split()), bool(o.get("right", False)), " ".join(o["why"].split()))
+                for o in entry["option"]
+            ),
+        )
+        for entry in tomllib.loads(file.read_text(encoding="utf-8"))["question"]
+    )
+
+
+def _letters(question: Question) -> list[tuple[str, Option]]:
+    return list(zip("ABCDEFGH", question.options, strict=False))
+
+
+def _as_text(question: Question, number: int) -> str:
+    lines = [f"Question {number}: {question.text}"]
+    lines += [f"  {letter}) {option.text}" for letter, option in _letters(question)]
+    return "\n".join(lines)
+
+
+def _as_html(question: Question, number: int) -> str:
+    """Without a kernel: open an option to read whether it is right, and why."""
+    options = "".join(
+        f"<details><summary>{letter}) {_inline(option.text)}</summary>"
+        f'<p style="margin:.2em 0 .6em 1.4em">{_verdict(option)}</p></details>'
+        for letter, option in _letters(question)
+    )
+    return f"<section><p><strong>Question {number}.</strong> {_inline(question.text)}</p>{options}</section>"
+
+
+def _inline(text: str) -> str:
+    return re.sub(r"`([^`]*)`", r"<code>\1</code>", html.escape(text, quote=False))
+
+
+def _verdict(option: Option) -> str:
+    mark = "✔ <strong>Right.</strong>" if option.right else "✘ <strong>Not so.</strong>"
+    return f"{mark} {_inline(option.why)}"
+
+
+def _as_widget(question: Question, number: int) -> Any:
+    """Radio buttons and a button; a wrong answer gets its reason and another try, the right one all reasons."""
+    import ipywidgets as widgets
+
+    letters = _letters(question)
+    asked = widgets.HTML(f"<p><strong>Question {number}.</strong> {_inline(question.text)}</p>")
+    choice = widgets.RadioButtons(
+        options=[(f"{letter}) {option.text.replace('`', '')}", i) for i, (letter, option) in enumerate(letters)],
+        value=None,
+        layout={"width": "auto", "max_width": "100%"},
+    )
+    button = widgets.Button(description="Check answer", tooltip=f"Check the answer to question {number}")
+    feedback = widgets.HTML()
+
+    def answer(_: Any) -> None:
+        if choice.value is None:
+            feedback.value = '<div role="status">Choose an option first: arrow keys, then Tab and Enter.</div>'
+            return
+        option = question.options[choice.value]
+        lines = [f"<p>{_verdict(option)}</p>"]
+        if option.right:
+            lines += [f"<p>{letter}) {_verdict(other)}</p>" for letter, other in letters if other is not option]
+            lines += [f"<p>{html.escape(n)}</p>" for n in progress.record("questions", question.lesson, question.id)]
+        feedback.value = f'<div role="status">{"".join(lines)}</div>'
+
+    button.on_click(answer)
+    return widgets.VBox([asked, choice, button, feedback])
