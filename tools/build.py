@@ -1,0 +1,312 @@
+"""Build the notebooks from their text sources: `python tools/build.py [--check] [--force] [NAME ...]`.
+
+sources/lectures/NN_topic.py  → notebooks/NN_topic.ipynb   executed, outputs kept
+sources/solutions/NN_topic.py → solutions/NN_topic.ipynb   executed, outputs kept
+                              → exercises/NN_topic.ipynb   solutions cleared, no outputs
+
+Only what changed is built, known by the hash of the source that each notebook carries; `--force` builds all.
+`--check` builds nothing: it fails, and says why, when a notebook is not what its source gives.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jupytext
+import nbformat
+from nbclient import NotebookClient
+from nbformat import NotebookNode
+
+ROOT = Path(__file__).resolve().parent.parent
+GPU = "virtual:T4"
+CELL_TIMEOUT_SECONDS = 120
+WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+FORM = "1"  # raise it when this file gives other notebooks for the same sources
+
+TAGS = {
+    "solution": "the answer's code, between BEGIN SOLUTION and END SOLUTION; a stub in the exercise",
+    "check": "calls gpulab.check on the student's object",
+    "needs-answer": "uses the student's object, so it raises in an unsolved exercise",
+    "solution-only": "left out of the exercise",
+    "host-dependent": "prints measured times; its saved output is kept and not compared",
+    "raises-exception": "fails on purpose",
+}
+
+
+class SourceError(Exception):
+    """A source that cannot be built; the message names the file and the cell."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """One text source; `folder` is where its notebook goes."""
+
+    path: Path
+    folder: str
+
+    @property
+    def name(self) -> str:
+        return self.path.stem
+
+    @property
+    def notebook(self) -> Path:
+        return ROOT / self.folder / f"{self.name}.ipynb"
+
+    @property
+    def exercise(self) -> Path | None:
+        return ROOT / "exercises" / f"{self.name}.ipynb" if self.folder == "solutions" else None
+
+    def digest(self) -> str:
+        return hashlib.sha256(FORM.encode() + self.path.read_bytes()).hexdigest()[:16]
+
+
+def sources(names: list[str]) -> list[Source]:
+    """All sources, or those whose name begins with one of `names`."""
+    found = [
+        Source(path, folder)
+        for place, folder in (("lectures", "notebooks"), ("solutions", "solutions"))
+        for path in sorted((ROOT / "sources" / place).glob("*.py"))
+    ]
+    return [s for s in found if not names or s.name.startswith(tuple(names))]
+
+
+def parse(source: Source) -> NotebookNode:
+    """The notebook without outputs: every cell named, its id a hash of lesson and name, tags checked."""
+    read = jupytext.reads(source.path.read_text(encoding="utf-8"), fmt="py:percent")
+    where = source.path.relative_to(ROOT)
+    seen: set[str] = set()
+    cells = []
+    for number, cell in enumerate(read.cells, 1):
+        name = cell.metadata.get("title")
+        first = cell.source.split("\n", 1)[0]
+        if not name:
+            raise SourceError(f"{where}: cell {number} has no name ({first!r}): write '# %% name' above it")
+        if name in seen:
+            raise SourceError(f"{where}: two cells are named {name!r}")
+        seen.add(name)
+        tags = list(cell.metadata.get("tags", []))
+        if unknown := set(tags) - set(TAGS):
+            raise SourceError(f"{where}: cell {name!r} has the tag {unknown.pop()!r}; known tags: {', '.join(TAGS)}")
+        identity = hashlib.sha256(f"{source.folder}/{source.name}/{name}".encode()).hexdigest()[:12]
+        cells.append(_cell(cell, identity, tags))
+        if "solution" in tags or "check" in tags:
+            cells[-1].metadata["nbgrader"] = _grading(name, solution="solution" in tags)
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    notebook.nbformat_minor = 5
+    notebook.metadata = NotebookNode(
+        gpulab={"source": where.as_posix(), "source_hash": source.digest()},
+        kernelspec={"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
+        language_info={"name": "python"},
+    )
+    return notebook
+
+
+def _cell(cell: NotebookNode, identity: str, tags: list[str]) -> NotebookNode:
+    if "host-dependent" in tags:
+        tags = [*tags, "nbval-ignore-output"]
+    metadata = NotebookNode(tags=tags) if tags else NotebookNode()
+    if cell.cell_type == "code":
+        return nbformat.v4.new_code_cell(cell.source, id=identity, metadata=metadata)
+    return nbformat.v4.new_markdown_cell(cell.source, id=identity, metadata=metadata)
+
+
+def _grading(name: str, *, solution: bool) -> NotebookNode:
+    """nbgrader's cell metadata: an answer to write, or a check that is worth one point."""
+    grading = NotebookNode(
+        grade=not solution, grade_id=name, locked=not solution, schema_version=3, solution=solution, task=False
+    )
+    if not solution:
+        grading["points"] = 1
+    return grading
+
+
+def exercise_of(solution: NotebookNode) -> NotebookNode:
+    """The students' notebook: answers cleared by nbgrader's own preprocessor, no outputs, what needs an answer
+    marked so that the cells after it still run."""
+    from nbgrader.preprocessors import ClearSolutions
+    from traitlets.config import Config
+
+    notebook = nbformat.from_dict(solution)
+    notebook.cells = [c for c in notebook.cells if "solution-only" not in c.metadata.get("tags", [])]
+    stub = Config({"ClearSolutions": {"code_stub": {"python": "raise gpulab.NotAttempted"}}})
+    notebook, _ = ClearSolutions(config=stub).preprocess(notebook, {})
+    for cell in notebook.cells:
+        tags = cell.metadata.get("tags", [])
+        if {"check", "needs-answer"} & set(tags) and "raises-exception" not in tags:
+            cell.metadata["tags"] = [*tags, "raises-exception"]
+        cell.metadata.get("nbgrader", {}).pop("checksum", None)
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
+    return notebook
+
+
+def execute(notebook: NotebookNode, folder: Path) -> None:
+    """Run all cells in place as CI does, and bring the outputs into their canonical form."""
+    with tempfile.TemporaryDirectory() as scratch:
+        progress = str(Path(scratch) / "progress.json")
+        client = NotebookClient(
+            notebook,
+            timeout=CELL_TIMEOUT_SECONDS,
+            kernel_name="python3",
+            record_timing=False,
+            store_widget_state=False,
+            resources={"metadata": {"path": str(folder)}},
+        )
+        client.execute(env={**os.environ, "GPULAB_GPU": GPU, "GPULAB_PROGRESS": progress})
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs = [_clean(output) for output in _merged(cell.outputs)]
+    notebook.metadata["language_info"] = NotebookNode(name="python")
+
+
+def _merged(outputs: list[NotebookNode]) -> Iterator[NotebookNode]:
+    """The outputs with neighbouring pieces of one stream put together: how they are cut is chance."""
+    held: NotebookNode | None = None
+    for output in outputs:
+        if held is not None and output.output_type == "stream" and output.name == held.name:
+            held.text += output.text
+            continue
+        if held is not None:
+            yield held
+        held = output if output.output_type == "stream" else None
+        if held is None:
+            yield output
+    if held is not None:
+        yield held
+
+
+def _clean(output: NotebookNode) -> NotebookNode:
+    if output.output_type == "stream":
+        output.text = re.sub(r"[^\n]*\r(?!\n)", "", _without_paths(output.text))
+    elif output.output_type == "error":
+        output.traceback = [_without_paths(line) for line in output.traceback]
+        output.evalue = _without_paths(output.evalue)
+    else:
+        output.data.pop(WIDGET_VIEW, None)
+        if "text/plain" in output.data:
+            output.data["text/plain"] = _without_paths(output.data["text/plain"])
+    return output
+
+
+def _without_paths(text: str) -> str:
+    """The text without this machine's folders: a library's file from site-packages on, a cell as <cell>."""
+    text = re.sub(r"(?:[A-Za-z]:)?[\w./\\~-]*[/\\]ipykernel_\d+[/\\]\d+\.py", "<cell>", text)
+    text = re.sub(r"(?:[A-Za-z]:)?[\w./\\~-]*[/\\]site-packages[/\\]", "site-packages/", text)
+    return text.replace(str(ROOT), "gpulab-course")
+
+
+def keep_host_dependent(notebook: NotebookNode, old: NotebookNode | None) -> None:
+    """Cells that print measured times keep the outputs they had, as long as their code is the same."""
+    kept: dict[str, Any] = {c.id: c for c in old.cells} if old else {}
+    for cell in notebook.cells:
+        before = kept.get(cell.id)
+        if "host-dependent" in cell.metadata.get("tags", []) and before and before.source == cell.source:
+            cell.outputs = before.outputs
+
+
+def canonical(notebook: NotebookNode) -> str:
+    """The one text form of a notebook: keys sorted, one space of indentation, a newline at the end."""
+    return nbformat.writes(notebook, version=4, indent=1, sort_keys=True, ensure_ascii=False).rstrip("\n") + "\n"
+
+
+def read(path: Path) -> NotebookNode | None:
+    return nbformat.read(path, as_version=4) if path.exists() else None
+
+
+def build(source: Source, *, force: bool) -> str:
+    """Write what `source` gives; returns what was done."""
+    old = read(source.notebook)
+    notebook = parse(source)
+    fresh = old is not None and old.metadata.get("gpulab", {}).get("source_hash") == source.digest()
+    if not fresh or force:
+        started = time.monotonic()
+        execute(notebook, source.notebook.parent)
+        keep_host_dependent(notebook, old)
+        _write(source.notebook, canonical(notebook))
+        done = f"executed in {time.monotonic() - started:.1f} s"
+    else:
+        done = "unchanged"
+    if source.exercise:
+        _write(source.exercise, canonical(exercise_of(parse(source))))
+    return done
+
+
+def _write(path: Path, text: str) -> None:
+    if path.exists() and path.read_text(encoding="utf-8") == text:
+        return
+    path.parent.mkdir(exist_ok=True)
+    new = path.with_suffix(".new")
+    new.write_text(text, encoding="utf-8", newline="\n")
+    new.replace(path)
+
+
+def problems(source: Source) -> Iterator[str]:
+    """What is wrong with the notebooks of `source`, a sentence each."""
+    name = source.notebook.relative_to(ROOT)
+    stored = read(source.notebook)
+    if stored is None:
+        yield f"{name} is missing"
+        return
+    if source.notebook.read_text(encoding="utf-8") != canonical(stored):
+        yield f"{name} is not in canonical form"
+    wanted = parse(source)
+    if stored.metadata != wanted.metadata:
+        yield f"{name} was built from another version of {source.path.relative_to(ROOT)}"
+    inputs = [[(c.id, c.cell_type, c.source, c.metadata) for c in n.cells] for n in (stored, wanted)]
+    if inputs[0] != inputs[1]:
+        yield f"{name}: cells differ from the source; notebooks are edited in sources/ only"
+    for cell in stored.cells:
+        if cell.cell_type == "code" and cell.execution_count is None and cell.source.strip():
+            yield f"{name}: cell {cell.id} has no execution count, so its output would not be compared"
+    if source.exercise:
+        text = canonical(exercise_of(wanted))
+        if not source.exercise.exists() or source.exercise.read_text(encoding="utf-8") != text:
+            yield f"{source.exercise.relative_to(ROOT)} is not what the solution gives"
+
+
+def strays() -> Iterator[str]:
+    """Notebooks that no source gives."""
+    known = {p for s in sources([]) for p in (s.notebook, s.exercise)}
+    for folder in ("notebooks", "solutions", "exercises"):
+        for path in sorted((ROOT / folder).glob("*.ipynb")):
+            if path not in known:
+                yield f"{path.relative_to(ROOT)} has no source"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="only sources whose name begins so, e.g. 08")
+    parser.add_argument("--check", action="store_true", help="verify, write nothing")
+    parser.add_argument("--force", action="store_true", help="execute also what has not changed")
+    args = parser.parse_args()
+    chosen = sources(args.names)
+    if not chosen:
+        print(f"no source begins with {' or '.join(args.names)}; there are: {', '.join(s.name for s in sources([]))}")
+        return 1
+    try:
+        if args.check:
+            wrong = [p for s in chosen for p in problems(s)] + list(strays())
+            print("\n".join(wrong) if wrong else f"{len(chosen)} sources and their notebooks agree")
+            if wrong:
+                print("run: make notebooks")
+            return bool(wrong)
+        for source in chosen:
+            print(f"{source.notebook.relative_to(ROOT)}: {build(source, force=args.force)}", flush=True)
+    except SourceError as error:
+        print(error)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
