@@ -1,0 +1,10 @@
+"""The simulators: `gpulab.sim.NAME(...)` builds one, and being last in the cell shows it.
+
+Each is a file of its own: a pure model, a drawing, controls. Importing this loads no widget library; that
+happens when one is displayed in a notebook.
+"""
+
+# Imported here, and not on first use: the class would else be hidden by its own module of the same name.
+from .accumulation import Accumulation as accumulation
+
+__all__ = ["accumulation"]

@@ -1,0 +1,146 @@
+"""What a student can change in a simulator: a number on a slider, one of several choices, a yes or no.
+
+A control is a description. It checks a value that comes from code and makes the ipywidget for the notebook,
+which cannot take a wrong one; it does not know what the value is for.
+"""
+
+from __future__ import annotations
+
+import operator
+import reprlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+Number: TypeAlias = int | float
+
+
+class Limit(NamedTuple):
+    """What a slider may take at present, where other controls narrow it, and the reason in words."""
+
+    low: Number
+    high: Number
+    reason: str
+
+
+@dataclass(frozen=True)
+class Slider:
+    """A number from `low` to `high`; whole if `value` is an int."""
+
+    name: str
+    label: str
+    low: Number
+    high: Number
+    value: Number
+    unit: str = ""
+    step: Number = 1
+
+    @property
+    def whole(self) -> bool:
+        return isinstance(self.value, int)
+
+    def check(self, value: object, call: str, limit: Limit | None = None) -> Number:
+        """`value` as a number the model can take; TypeError or ValueError if there is none."""
+        low, high = (limit.low, limit.high) if limit else (self.low, self.high)
+        span = f"from {low} to {high} {self.unit}".rstrip()
+        number = _number(value, self.whole)
+        shown = reprlib.repr(value)
+        if number is None:
+            kind = "a whole number" if self.whole else "a number"
+            raise TypeError(
+                f"{call}({self.name}={shown}): {self.name} must be {kind} {span}, not {type(value).__name__}"
+            )
+        if not low <= number <= high:
+            why = f": {limit.reason}" if limit and self.low <= number <= self.high else ""
+            raise ValueError(f"{call}({self.name}={shown}): {self.name} must be {span}{why}")
+        return number
+
+    def clamp(self, value: Number, limit: Limit | None) -> Number:
+        return min(max(value, limit.low), limit.high) if limit else value
+
+    def widget(self) -> Any:
+        import ipywidgets
+
+        make = ipywidgets.IntSlider if self.whole else ipywidgets.FloatSlider
+        label = f"{self.label} ({self.unit})" if self.unit else self.label
+        return make(min=self.low, max=self.high, value=self.value, step=self.step, description=label, tooltip="")
+
+
+@dataclass(frozen=True)
+class Play(Slider):
+    """A slider over time: it can also run by itself, be paused, and go on by one step."""
+
+    frames_per_second: int = 10
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of several values, each with the words shown for it."""
+
+    name: str
+    label: str
+    options: Mapping[Any, str]
+    value: Any
+
+    def check(self, value: object, call: str, limit: Limit | None = None) -> Any:
+        try:
+            known = value in self.options
+        except TypeError:  # not hashable
+            known = False
+        if not known or isinstance(value, bool):
+            names = ", ".join(repr(option) for option in self.options)
+            raise ValueError(f"{call}({self.name}={reprlib.repr(value)}): {self.name} must be one of {names}")
+        return value
+
+    def clamp(self, value: Any, limit: Limit | None) -> Any:
+        return value
+
+    def widget(self) -> Any:
+        import ipywidgets
+
+        pairs = [(words, value) for value, words in self.options.items()]
+        return ipywidgets.Dropdown(options=pairs, value=self.value, description=self.label, tooltip="")
+
+
+@dataclass(frozen=True)
+class Flag:
+    """True or False."""
+
+    name: str
+    label: str
+    value: bool
+
+    def check(self, value: object, call: str, limit: Limit | None = None) -> bool:
+        if not isinstance(value, bool):
+            raise TypeError(
+                f"{call}({self.name}={reprlib.repr(value)}): {self.name} must be True or False,"
+                f" not {type(value).__name__}"
+            )
+        return value
+
+    def clamp(self, value: bool, limit: Limit | None) -> bool:
+        return value
+
+    def widget(self) -> Any:
+        import ipywidgets
+
+        return ipywidgets.Checkbox(value=self.value, description=self.label, indent=False)
+
+
+Control: TypeAlias = Slider | Choice | Flag
+
+
+def _number(value: object, whole: bool) -> Number | None:
+    """`value` as an int or a float, None if it is not one; numpy's and torch's numbers are."""
+    if isinstance(value, (bool, str, bytes)):
+        return None
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        pass
+    if whole:
+        return None
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, RuntimeError):  # the last from a tensor of several numbers
+        return None

@@ -1,0 +1,125 @@
+"""How everything in the course looks: the palette, matplotlib's settings, and the size for a lecture hall.
+
+Pictures have their own white ground, so that they read the same in a light and in a dark notebook. It draws
+nothing itself; `show` puts a finished matplotlib figure on the page with its alt text.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's eight colours, distinguishable with any colour vision (jfly.uni-koeln.de/color).
+# Dark ink reads on all of them but BLUE and BLACK (at least 4.9 : 1); white reads on those two.
+BLACK = "#000000"
+ORANGE = "#E69F00"
+SKY = "#56B4E9"
+GREEN = "#009E73"
+YELLOW = "#F0E442"
+BLUE = "#0072B2"
+VERMILLION = "#D55E00"
+PURPLE = "#CC79A7"
+PALETTE = (BLUE, ORANGE, GREEN, VERMILLION, SKY, PURPLE, YELLOW, BLACK)
+
+PAPER = "#FFFFFF"
+INK = "#111111"
+MUTED = "#555555"  # for what explains; 7.5 : 1 on PAPER
+RULE = "#C9C9C9"  # for edges and grids, which carry no text
+
+_scale = 1.0
+
+
+def scale() -> float:
+    """The factor by which `lecture` enlarges figures and simulators; 1 at a desk."""
+    return _scale
+
+
+def lecture(scale: float = 1.4) -> None:
+    """Enlarge every figure and simulator drawn from now on, for a hall; `lecture(1)` is the desk again."""
+    global _scale
+    if isinstance(scale, bool) or not isinstance(scale, (int, float)):
+        raise TypeError(f"lecture(scale={scale!r}): scale must be a number from 0.5 to 3, such as 1.4")
+    if not 0.5 <= scale <= 3:
+        raise ValueError(f"lecture(scale={scale!r}): scale must be from 0.5 to 3, such as 1.4")
+    _scale = float(scale)
+    if "matplotlib" in sys.modules:
+        use()
+
+
+def use() -> None:
+    """Set matplotlib's defaults: the palette, a quiet frame, letters of 11 points and more."""
+    import matplotlib
+    from cycler import cycler
+
+    matplotlib.rcParams.update(
+        {
+            "axes.axisbelow": True,
+            "axes.edgecolor": MUTED,
+            "axes.grid": True,
+            "axes.labelcolor": INK,
+            "axes.labelsize": 11,
+            "axes.prop_cycle": cycler(color=PALETTE),
+            "axes.spines.right": False,
+            "axes.spines.top": False,
+            "axes.titlelocation": "left",
+            "axes.titlesize": 13,
+            "axes.titleweight": "bold",
+            "figure.constrained_layout.use": True,
+            "figure.dpi": 100 * _scale,  # enlarges letters and lines together
+            "figure.facecolor": PAPER,
+            "figure.figsize": (7.2, 3.6),
+            "font.size": 11,
+            "grid.color": RULE,
+            "grid.linewidth": 0.6,
+            "legend.fontsize": 11,
+            "legend.frameon": False,
+            "lines.linewidth": 2,
+            "savefig.dpi": "figure",
+            "savefig.facecolor": PAPER,
+            "text.color": INK,
+            "xtick.color": MUTED,
+            "xtick.labelcolor": INK,
+            "xtick.labelsize": 11,
+            "ytick.color": MUTED,
+            "ytick.labelcolor": INK,
+            "ytick.labelsize": 11,
+        }
+    )
+
+
+def show(figure: Figure, *, alt: str) -> None:
+    """Put `figure` on the page once, with `alt` as the text of it, and close it.
+
+    The output is an HTML image: JupyterLab 4.6 and nbconvert 7.17 write no `alt` on an `image/png` output,
+    whatever its metadata say. In a terminal the alt text is printed.
+    """
+    from .display import show as display_text_and_page
+
+    if not hasattr(figure, "savefig"):
+        raise TypeError(f"show(figure, alt=…): figure must be a matplotlib figure, not {type(figure).__name__}")
+    if not isinstance(alt, str) or not alt.strip():
+        raise ValueError(f"show(figure, alt={alt!r}): alt must say in words what the figure shows")
+    page = _page(figure, alt.strip())
+    _close(figure)
+    display_text_and_page(alt.strip(), html=page)
+
+
+def _page(figure: Figure, alt: str) -> str:
+    import base64
+    import html
+    import io
+
+    stream = io.BytesIO()
+    figure.savefig(stream, format="png", metadata={"Software": None})
+    data = base64.b64encode(stream.getvalue()).decode("ascii")
+    return f'<img alt="{html.escape(alt)}" src="data:image/png;base64,{data}" style="max-width:100%">'
+
+
+def _close(figure: Figure) -> None:
+    # pyplot's inline back end shows every figure that is still open at the end of a cell, a second time.
+    import matplotlib.pyplot as plt
+
+    plt.close(figure)

@@ -1,0 +1,285 @@
+import math
+import xml.etree.ElementTree as ET
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import gpulab
+from gpulab.sim import svg
+from gpulab.sim.accumulation import Accumulation, _toy, draw, limits, simulate, training_bytes
+
+
+@st.composite
+def states(draw_from):
+    samples = draw_from(st.integers(16, 512))
+    batch = draw_from(st.integers(1, 64))
+    steps = draw_from(st.integers(1, limits({"samples": samples, "batch": batch})["steps"].high))
+    divide = draw_from(st.sampled_from(["steps", "window", "items"]))
+    return {
+        "samples": samples,
+        "batch": batch,
+        "steps": steps,
+        "divide": divide,
+        "last": draw_from(st.sampled_from(["step", "drop"])),
+        "tokens": draw_from(st.booleans()),
+    }
+
+
+def whole_range(test):
+    return settings(deadline=None)(given(values=states())(test))
+
+
+DEFAULT = {"samples": 100, "batch": 8, "steps": 4, "divide": "steps", "last": "step", "tokens": False}
+
+
+class TestByHand:
+    def test_a_hundred_samples_in_eights_by_four(self):
+        epoch = simulate(**DEFAULT)
+        assert [window.samples for window in epoch.windows] == [(8, 8, 8, 8)] * 3 + [(4,)]
+        assert [window.held for window in epoch.windows] == [(0.25, 0.5, 0.75, 1.0)] * 3 + [(0.25,)]
+        assert [window.error for window in epoch.windows] == [0, 0, 0, 0.75]
+        assert epoch.effective_batch == 32
+        assert epoch.finding == "13 micro-batches make 4 updates; the last one is scaled by 1/4"
+
+    def test_dividing_by_what_the_window_holds_mends_it(self):
+        epoch = simulate(**DEFAULT | {"divide": "window"})
+        assert [window.error for window in epoch.windows] == [0, 0, 0, 0]
+        assert epoch.finding == "13 micro-batches make 4 updates; each is the true mean gradient"
+
+    def test_ten_batches_by_eight_without_a_last_step_make_one_update(self):
+        epoch = simulate(**DEFAULT | {"samples": 80, "steps": 8, "last": "drop"})
+        assert len(epoch.windows) == 1
+        assert epoch.dropped.samples == (8, 8)
+        assert epoch.dropped.held == (0.125, 0.25)
+        assert epoch.dropped_samples == 16
+        assert "the last 16 samples are never used" in epoch.finding
+
+    def test_a_short_last_micro_batch_counts_too_much_in_a_mean_of_means(self):
+        epoch = simulate(**DEFAULT | {"samples": 108, "divide": "window"})
+        last = epoch.windows[-1]
+        assert last.samples == (8, 4)
+        eight, four = ([sum(g[d] for _, g in _toy(False)[a:b]) for d in range(4)] for a, b in ((96, 104), (104, 108)))
+        true = [(x + y) / 12 for x, y in zip(eight, four, strict=True)]
+        mean_of_means = [(x / 8 + y / 4) / 2 for x, y in zip(eight, four, strict=True)]
+        assert last.error == pytest.approx(math.dist(mean_of_means, true) / math.hypot(*true))
+        assert last.error > 0.01
+        assert "the short micro-batch puts the last one" in epoch.finding
+
+    def test_one_sample_left_over(self):
+        epoch = simulate(**DEFAULT | {"samples": 97, "last": "drop"})
+        assert "the last sample is never used" in epoch.finding
+
+    def test_tokens_make_every_full_window_of_a_mean_of_means_wrong(self):
+        epoch = simulate(**DEFAULT | {"tokens": True, "divide": "window"})
+        assert all(window.error > 0 for window in epoch.windows[:3])
+        assert "the mean of means is up to" in epoch.finding
+
+    def test_the_sum_over_the_tokens_of_the_window_is_exact(self):
+        epoch = simulate(**DEFAULT | {"tokens": True, "divide": "items"})
+        assert epoch.worst_error == 0
+
+    def test_one_micro_batch_is_one_update(self):
+        epoch = simulate(16, 64, 1, "steps", "step", False)
+        assert epoch.finding == "1 micro-batch makes 1 update; each is the true mean gradient"
+        assert epoch.micro_batch_bytes == epoch.whole_batch_bytes == training_bytes(16)
+
+
+class TestMemory:
+    # Saved-tensor hooks, batch 2 and 4; the constants of the line come from 1 and 2.
+    @pytest.mark.parametrize(("images", "kept"), [(1, 86_338_476), (2, 172_251_988), (4, 344_079_012)])
+    def test_the_line_goes_through_the_recorded_points(self, images, kept):
+        assert training_bytes(images) == kept + 16 * 25_557_032
+
+    def test_micro_batch_against_effective_batch(self):
+        epoch = simulate(**DEFAULT)
+        assert epoch.micro_batch_bytes == training_bytes(8)
+        assert epoch.whole_batch_bytes == training_bytes(32)
+        table = str(epoch)
+        assert "1.02 GiB" in table
+        assert "2.94 GiB" in table
+
+    @pytest.mark.slow
+    def test_the_recording_is_what_torch_keeps_today(self):
+        import torch
+        import torchvision
+        from torch.autograd.graph import saved_tensors_hooks
+
+        model = torchvision.models.resnet50().train()
+        own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+        kept, alive = {}, []
+
+        def pack(tensor):
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in own:
+                kept[storage.data_ptr()] = storage.nbytes()
+                alive.append(tensor)  # so that no address is used twice
+            return tensor
+
+        with saved_tensors_hooks(pack, lambda tensor: tensor):
+            torch.nn.functional.cross_entropy(model(torch.randn(2, 3, 224, 224)), torch.tensor([0, 1]))
+        state = 16 * sum(parameter.numel() for parameter in model.parameters())
+        assert state + sum(kept.values()) == pytest.approx(training_bytes(2), rel=0.01)
+
+
+class TestAgainstTorch:
+    """The loop itself, in float64: a parameter whose loss on sample i has the toy's gradient of sample i."""
+
+    @pytest.mark.parametrize("divide", ["steps", "window", "items"])
+    @pytest.mark.parametrize("tokens", [False, True])
+    def test_each_update_has_the_error_that_a_real_loop_has(self, divide, tokens):
+        import torch
+
+        samples, batch, steps = 93, 6, 5
+        number = torch.tensor([n for n, _ in _toy(tokens)[:samples]], dtype=torch.float64)
+        summed = torch.tensor([g for _, g in _toy(tokens)[:samples]], dtype=torch.float64)
+        weight = torch.zeros(4, dtype=torch.float64, requires_grad=True)
+        micros = torch.arange(samples).split(batch)
+        found = []
+        for start in range(0, len(micros), steps):
+            window = micros[start : start + steps]
+            together = torch.cat(window)
+            for micro in window:
+                loss = (summed[micro] @ weight).sum()
+                if divide == "items":
+                    loss = loss / number[together].sum()
+                else:
+                    loss = loss / number[micro].sum() / (steps if divide == "steps" else len(window))
+                loss.backward()
+            true = summed[together].sum(0) / number[together].sum()
+            found.append(float((weight.grad - true).norm() / true.norm()))
+            weight.grad = None
+        epoch = simulate(samples, batch, steps, divide, "step", tokens)
+        assert [window.error for window in epoch.windows] == pytest.approx(found, abs=1e-11)
+
+
+class TestOverTheWholeRange:
+    @whole_range
+    def test_every_sample_is_used_once_or_dropped(self, values):
+        epoch = simulate(**values)
+        used = sum(sum(window.samples) for window in epoch.windows)
+        assert used + epoch.dropped_samples == values["samples"]
+        windows = [*epoch.windows, *([epoch.dropped] if epoch.dropped else [])]
+        assert sum(len(window.samples) for window in windows) == epoch.micro_batches
+        assert epoch.micro_batches == math.ceil(values["samples"] / values["batch"])
+
+    @whole_range
+    def test_the_last_window_decides_between_floor_and_ceiling(self, values):
+        epoch = simulate(**values)
+        rounded = math.floor if values["last"] == "drop" else math.ceil
+        assert len(epoch.windows) == rounded(epoch.micro_batches / values["steps"])
+        assert (epoch.dropped is not None) == (values["last"] == "drop" and epoch.micro_batches % values["steps"] != 0)
+
+    @whole_range
+    def test_errors_are_those_of_exact_arithmetic(self, values):
+        epoch = simulate(**values)
+        toy = iter(_toy(values["tokens"])[: values["samples"]])
+        for window in epoch.windows:
+            micros = [[next(toy) for _ in range(size)] for size in window.samples]
+            items = [sum(n for n, _ in micro) for micro in micros]
+            assert list(window.items) == items
+            off, true = [], []
+            for d in range(4):
+                sums = [sum(g[d] for _, g in micro) for micro in micros]
+                part = {"steps": values["steps"], "window": len(micros), "items": 1}[values["divide"]]
+                over = [sum(items) if values["divide"] == "items" else n for n in items]
+                grad = sum(Fraction(s, n * part) for s, n in zip(sums, over, strict=True))
+                true.append(Fraction(sum(sums), sum(items)))
+                off.append(grad - true[-1])
+            exact = math.sqrt(sum(x * x for x in off) / sum(x * x for x in true))
+            assert window.error == pytest.approx(exact, abs=1e-11)
+            assert (window.error == 0) == (exact < 5e-13)
+
+    @whole_range
+    def test_errors_are_zero_where_they_must_be(self, values):
+        epoch = simulate(**values)
+        for window in epoch.windows:
+            assert window.error >= 0
+            equal = not values["tokens"] and len(set(window.samples)) == 1
+            short = values["divide"] == "steps" and len(window.samples) < values["steps"]
+            if values["divide"] == "items" or (equal and not short):
+                assert window.error == 0
+            elif equal:
+                assert window.error == pytest.approx(1 - len(window.samples) / values["steps"])
+
+    @whole_range
+    def test_grad_fills_up_to_the_scale_of_the_update(self, values):
+        epoch = simulate(**values)
+        for window in epoch.windows:
+            assert all(0 < a < b for a, b in zip(window.held, window.held[1:], strict=False))
+            short = values["divide"] == "steps" and len(window.samples) < values["steps"]
+            assert window.scale == pytest.approx(len(window.samples) / values["steps"] if short else 1)
+            assert window.scale <= 1
+
+    @whole_range
+    def test_memory_is_that_of_the_largest_piece(self, values):
+        epoch = simulate(**values)
+        assert epoch.micro_batch_bytes == training_bytes(min(values["batch"], values["samples"]))
+        assert epoch.whole_batch_bytes == training_bytes(min(values["batch"] * values["steps"], values["samples"]))
+
+    @whole_range
+    def test_the_picture_is_whole_and_its_title_has_room(self, values, check_picture):
+        picture = draw(simulate(**values))
+        check_picture(picture.text(note=Accumulation.leaves_out))
+        room = picture.width - 2 * svg.MARGIN
+        assert len(svg.wrap(picture.title, room, svg.HEAD, bold=True)) <= picture.head_lines
+
+
+class TestPicture:
+    def test_many_windows_are_visibly_left_out(self):
+        words = [
+            text.text for text in ET.fromstring(gpulab.sim.accumulation(samples=512, steps=1).svg()).iter() if text.text
+        ]
+        assert "60 more windows" in words
+        assert [word for word in words if word.startswith("window")] == [
+            "window 1",
+            "window 2",
+            "window 63",
+            "window 64",
+        ]
+
+    def test_the_incomplete_window_differs_by_more_than_colour(self):
+        whole = draw(simulate(**DEFAULT | {"samples": 96}))
+        broken = draw(simulate(**DEFAULT))
+        assert "".join(broken.body).count("<path") > "".join(whole.body).count("<path")
+
+    def test_dropped_samples_are_named(self):
+        text = gpulab.sim.accumulation(last="drop").svg()
+        assert "left over" in text
+        assert "no step: 4 samples unused." in text
+
+    def test_default_state_makes_the_point(self):
+        sim = gpulab.sim.accumulation()
+        assert "scaled by 1/4" in sim.picture.title
+        assert "75%" in sim.svg()
+
+
+class TestBadValues:
+    @pytest.mark.parametrize(
+        ("values", "error", "message"),
+        [
+            ({"batch": 0}, ValueError, "accumulation(batch=0): batch must be from 1 to 64 samples"),
+            ({"batch": 65}, ValueError, "accumulation(batch=65): batch must be from 1 to 64 samples"),
+            ({"samples": 15}, ValueError, "accumulation(samples=15): samples must be from 16 to 512 samples"),
+            (
+                {"steps": 14},
+                ValueError,
+                "accumulation(steps=14): steps must be from 1 to 13: 100 samples in pieces of 8 make 13 micro-batches",
+            ),
+            ({"steps": 2, "batch": 64, "samples": 60}, ValueError, "60 samples in pieces of 64 make 1 micro-batch"),
+            ({"batch": 3.5}, TypeError, "batch must be a whole number from 1 to 64 samples, not float"),
+            ({"window": "drop"}, TypeError, "has no control 'window'"),
+        ],
+    )
+    def test_are_named_with_the_range(self, values, error, message):
+        with pytest.raises(error) as caught:
+            gpulab.sim.accumulation(**values)
+        assert message in str(caught.value)
+
+    def test_a_larger_micro_batch_alone_takes_the_steps_along(self):
+        sim = gpulab.sim.accumulation()
+        sim.set(batch=64)
+        assert sim.values["steps"] == 2
+        sim.set(batch=8)
+        assert sim.values["steps"] == 4

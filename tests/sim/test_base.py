@@ -1,0 +1,477 @@
+import base64
+import html.parser
+import inspect
+import json
+import os
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from dataclasses import dataclass
+
+import pytest
+
+import gpulab.sim
+from gpulab import display, style
+from gpulab.sim import svg
+from gpulab.sim.base import Choice, Flag, Limit, Play, Result, Simulator, Slider
+from gpulab.sim.controls import Control
+from gpulab.sim.live import CALM, Live
+from gpulab.sim.words import count, percent, size
+
+
+@dataclass(frozen=True)
+class Water(Result):
+    litres: int
+    cups: int
+    warmth: float
+    kind: str
+
+    @property
+    def finding(self) -> str:
+        return f"{self.litres} l of <{self.kind}> & {self.cups} cups"
+
+    def rows(self):
+        return [("water", f"{self.litres} l", "virtual"), ("cups", str(self.cups), "")]
+
+
+def pour(litres, cups, warmth, kind, spill):
+    if spill:
+        raise RuntimeError("the <floor> is wet")
+    return Water(litres, cups, warmth, kind)
+
+
+def paint(water):
+    return svg.Picture(600, 80, water.finding, water.describe(), (svg.text(18, 20, water.kind),))
+
+
+class Kettle(Simulator[Water]):
+    controls = (
+        Slider("litres", "Water", 1, 10, 4, unit="l"),
+        Play("cups", "Cups", 0, 40, 8),
+        Slider("warmth", "Warmth", 0.0, 100.0, 20.0, unit="°C", step=0.5),
+        Choice("kind", "Kind", {"tea": "black tea", "mate": "green mate"}, "tea"),
+        Flag("spill", "Spill it", False),
+    )
+    leaves_out = "Biscuits."
+    model = staticmethod(pour)
+    draw = staticmethod(paint)
+
+    @staticmethod
+    def limits(values):
+        return {"cups": Limit(0, 4 * values["litres"], f"{values['litres']} l fill {4 * values['litres']} cups")}
+
+
+def run(code: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **environment}, check=True
+    )
+    return done.stdout
+
+
+class TestImport:
+    def test_loads_no_widgets_no_torch_and_no_matplotlib(self):
+        loaded = run(
+            "import sys, gpulab.sim; s = gpulab.sim.accumulation(); s.svg(); str(s)\n"
+            "heavy = ('ipywidgets', 'anywidget', 'IPython', 'torch', 'matplotlib', 'numpy')\n"
+            "print([module for module in heavy if module in sys.modules])"
+        )
+        assert loaded.strip() == "[]"
+
+    @pytest.mark.parametrize(
+        "first", ["import gpulab.sim.accumulation", "from gpulab.sim.accumulation import simulate"]
+    )
+    def test_a_simulator_is_not_hidden_by_its_own_module(self, first):
+        assert "(*, samples=100" in run(
+            f"{first}\nimport gpulab, inspect; print(inspect.signature(gpulab.sim.accumulation))"
+        )
+
+
+class TestValuesFromCode:
+    def test_defaults_are_the_controls(self):
+        assert Kettle().values == {"litres": 4, "cups": 8, "warmth": 20.0, "kind": "tea", "spill": False}
+
+    def test_the_signature_shows_the_controls(self):
+        assert str(inspect.signature(Kettle)) == "(*, litres=4, cups=8, warmth=20.0, kind='tea', spill=False)"
+
+    def test_set_moves_the_result_and_the_picture(self):
+        kettle = Kettle()
+        kettle.set(litres=7, kind="mate")
+        assert (kettle.result.litres, kettle.result.kind) == (7, "mate")
+        assert "7 l of &lt;mate&gt;" in kettle.svg()
+
+    @pytest.mark.parametrize(
+        ("values", "error", "message"),
+        [
+            ({"litres": 0}, ValueError, "kettle(litres=0): litres must be from 1 to 10 l"),
+            ({"litres": 11}, ValueError, "kettle(litres=11): litres must be from 1 to 10 l"),
+            ({"litres": 3.5}, TypeError, "kettle(litres=3.5): litres must be a whole number from 1 to 10 l, not float"),
+            ({"litres": "8"}, TypeError, "kettle(litres='8'): litres must be a whole number from 1 to 10 l, not str"),
+            (
+                {"litres": True},
+                TypeError,
+                "kettle(litres=True): litres must be a whole number from 1 to 10 l, not bool",
+            ),
+            ({"litres": None}, TypeError, "litres must be a whole number from 1 to 10 l, not NoneType"),
+            ({"warmth": float("nan")}, ValueError, "kettle(warmth=nan): warmth must be from 0.0 to 100.0 °C"),
+            ({"warmth": float("inf")}, ValueError, "warmth must be from 0.0 to 100.0 °C"),
+            ({"warmth": "hot"}, TypeError, "warmth must be a number from 0.0 to 100.0 °C, not str"),
+            ({"cups": 17}, ValueError, "kettle(cups=17): cups must be from 0 to 16: 4 l fill 16 cups"),
+            ({"cups": 41}, ValueError, "kettle(cups=41): cups must be from 0 to 40"),
+            ({"cups": 9, "litres": 2}, ValueError, "cups must be from 0 to 8: 2 l fill 8 cups"),
+            ({"kind": "cocoa"}, ValueError, "kettle(kind='cocoa'): kind must be one of 'tea', 'mate'"),
+            ({"kind": ["tea"]}, ValueError, "kind must be one of 'tea', 'mate'"),
+            ({"spill": 1}, TypeError, "kettle(spill=1): spill must be True or False, not int"),
+            ({"litre": 3}, TypeError, "has no control 'litre' (did you mean 'litres'?); it has litres, cups, warmth"),
+        ],
+    )
+    def test_a_bad_value_is_named_with_what_would_be_right(self, values, error, message):
+        with pytest.raises(error) as caught:
+            Kettle(**values)
+        assert message in str(caught.value)
+
+    def test_a_huge_value_does_not_fill_the_page(self):
+        with pytest.raises(TypeError) as caught:
+            Kettle(litres="8" * 10_000)
+        assert len(str(caught.value)) < 200
+
+    def test_an_integer_of_another_library_is_an_integer(self):
+        numpy = pytest.importorskip("numpy")
+        assert type(Kettle(litres=numpy.int64(3)).values["litres"]) is int
+
+    def test_a_bad_set_changes_nothing(self):
+        kettle = Kettle(litres=5)
+        with pytest.raises(ValueError, match=re.escape("kettle.set(litres=99)")):
+            kettle.set(kind="mate", litres=99)
+        with pytest.raises(RuntimeError, match="floor"):
+            kettle.set(litres=2, spill=True)
+        assert kettle.values == Kettle(litres=5).values
+        assert kettle.result == Kettle(litres=5).result
+
+    def test_a_value_not_named_gives_way_to_the_limit_and_comes_back(self):
+        kettle = Kettle(cups=16)
+        kettle.set(litres=1)
+        assert kettle.values["cups"] == 4
+        kettle.set(litres=10)
+        assert kettle.values["cups"] == 16
+
+
+class TestForms:
+    def test_the_result_prints_as_a_table(self):
+        assert str(Kettle().result) == "4 l of <tea> & 8 cups\n\nwater  4 l  virtual\ncups   8"
+
+    def test_being_last_in_the_cell_shows_the_result_as_the_same_table(self):
+        result = Kettle().result
+        assert result._repr_mimebundle_() == {"text/plain": str(result)}
+
+    def test_in_a_terminal_show_prints_the_table(self, capsys):
+        Kettle().show()
+        assert capsys.readouterr().out == "4 l of <tea> & 8 cups\n\nwater  4 l  virtual\ncups   8\n\nBiscuits.\n"
+
+    def test_without_a_kernel_picture_and_text_stand_alone(self):
+        bundle = Kettle()._repr_mimebundle_()
+        assert set(bundle) == {"text/plain", "text/html", "image/svg+xml"}
+
+    def test_in_a_notebook_the_same_output_carries_the_widget(self, monkeypatch):
+        monkeypatch.setattr(display, "in_notebook", lambda: True)
+        kettle = Kettle()
+        bundle = kettle._repr_mimebundle_()
+        assert bundle[display.WIDGET_VIEW]["model_id"] == kettle._live.box.model_id
+        assert kettle._repr_mimebundle_()[display.WIDGET_VIEW] == bundle[display.WIDGET_VIEW]
+
+    def test_without_ipywidgets_the_still_picture_is_shown(self, monkeypatch):
+        monkeypatch.setattr(display, "in_notebook", lambda: True)
+        monkeypatch.setitem(sys.modules, "gpulab.sim.live", None)
+        assert set(Kettle()._repr_mimebundle_()) == {"text/plain", "text/html", "image/svg+xml"}
+
+    def test_the_still_page_has_the_picture_its_alt_text_and_the_table(self):
+        seen = []
+
+        class Reader(html.parser.HTMLParser):
+            def handle_starttag(self, tag, attributes):
+                seen.append((tag, dict(attributes)))
+
+            def handle_data(self, data):
+                seen.append(data)
+
+        kettle = Kettle()
+        Reader().feed(kettle._repr_mimebundle_()["text/html"])
+        tag, attributes = seen[0]
+        assert tag == "img"
+        assert attributes["alt"] == "4 l of <tea> & 8 cups. water: 4 l (virtual); cups: 8"
+        kind, data = attributes["src"].split(",")
+        assert kind == "data:image/svg+xml;base64"
+        assert base64.b64decode(data).decode() == kettle.svg()
+        assert seen[-1] == repr(kettle)
+
+
+class TestLive:
+    def test_a_moved_slider_moves_the_simulator_and_the_picture(self):
+        kettle = Kettle()
+        kettle._live = live = Live(kettle)
+        live._widgets["litres"].value = 7
+        assert kettle.values["litres"] == 7
+        assert "7 l of" in live._picture.value
+
+    def test_set_moves_the_widgets(self):
+        kettle = Kettle()
+        kettle._live = live = Live(kettle)
+        kettle.set(litres=9, kind="mate", warmth=3.5, spill=False)
+        shown = {name: widget.value for name, widget in live._widgets.items()}
+        assert shown == kettle.values
+
+    def test_a_widget_cannot_take_what_the_others_forbid(self):
+        kettle = Kettle()
+        kettle._live = live = Live(kettle)
+        cups, litres = live._widgets["cups"], live._widgets["litres"]
+        assert cups.max == 16
+        cups.value = 16
+        litres.value = 2
+        assert (cups.max, cups.value, kettle.values["cups"]) == (8, 8, 8)
+        litres.value = 10
+        assert (cups.max, cups.value, kettle.values["cups"]) == (40, 16, 16)
+
+    def test_a_slider_with_one_value_left_is_held_and_has_a_length(self):
+        sim = gpulab.sim.accumulation()
+        sim._live = live = Live(sim)
+        live._widgets["samples"].value = 16
+        live._widgets["batch"].value = 16
+        steps = live._widgets["steps"]
+        assert (steps.disabled, steps.value) == (True, 1)
+        assert steps.max > steps.min
+        live._widgets["batch"].value = 4
+        assert (steps.disabled, steps.value, steps.max) == (False, 4, 4)
+
+    def test_the_browser_hears_of_a_range_before_the_value_it_makes_room_for(self, monkeypatch):
+        kettle = Kettle(cups=16)
+        kettle._live = live = Live(kettle)
+        kettle.set(litres=1)
+        sent = []
+        monkeypatch.setattr(
+            type(live._widgets["cups"]), "_send", lambda self, message, **_: sent.append(message["state"])
+        )
+        kettle.set(litres=4)
+        cups = [state for state in sent if state.keys() & {"max"} or state.get("value") == 16]
+        assert cups == [{"max": 16}, {"value": 16}]
+
+    def test_an_error_of_the_model_is_shown_in_the_picture_and_passes(self):
+        kettle = Kettle()
+        kettle._live = live = Live(kettle)
+        live._widgets["spill"].value = True
+        assert 'role="alert"' in live._picture.value
+        assert "RuntimeError: the &lt;floor&gt; is wet" in live._picture.value
+        live._widgets["spill"].value = False
+        assert "<svg" in live._picture.value
+
+    def test_one_move_draws_once(self, monkeypatch):
+        kettle = Kettle()
+        kettle._live = live = Live(kettle)
+        drawn = []
+        live._picture.observe(drawn.append, names="value")
+        live._widgets["litres"].value = 1
+        assert len(drawn) == 1
+
+    def test_step_goes_on_by_one_and_stops_at_the_end(self):
+        kettle = Kettle(cups=15)
+        kettle._live = live = Live(kettle)
+        cups = live._widgets["cups"]
+        row = next(cell for cell in live.box.children[0].children if hasattr(cell, "children"))
+        button = row.children[-1]
+        button.click()
+        button.click()
+        assert (cups.value, kettle.values["cups"]) == (16, 16)
+
+    def test_reduced_motion_slows_play_down(self):
+        live = Live(Kettle())
+        row = next(cell for cell in live.box.children[0].children if hasattr(cell, "children"))
+        player = row.children[1]
+        assert player.interval == 100
+        names = live.box.children[-1].children[0]
+        names.reduced_motion = True
+        assert player.interval == CALM
+
+    def test_the_script_knows_every_slider_and_its_unit(self):
+        names = Live(Kettle()).box.children[-1].children[0]
+        assert names.units == {"Water": "l", "Cups": "", "Warmth": "°C"}
+
+    def test_without_anywidget_the_rest_works(self, monkeypatch):
+        monkeypatch.setattr("gpulab.sim.live._names_class", lambda: (_ for _ in ()).throw(ImportError("anywidget")))
+        kettle = Kettle()
+        kettle._live = live = Live(kettle)
+        live._widgets["litres"].value = 2
+        assert kettle.values["litres"] == 2
+
+    def test_a_lecture_enlarges_what_is_shown_again(self, monkeypatch):
+        monkeypatch.setattr(display, "in_notebook", lambda: True)
+        kettle = Kettle()
+        kettle.show()
+        assert kettle._live.box.layout.max_width == "600px"
+        style.lecture(1.5)
+        try:
+            kettle.show()
+            assert kettle._live.box.layout.max_width == "900px"
+            assert kettle._live._names[0].scale == 1.5
+        finally:
+            style.lecture(1)
+
+    def test_the_view_and_its_script_are_small(self):
+        script = Live(Kettle()).box.children[-1].children[0]._esm
+        assert len(script) < 5000
+
+
+@pytest.fixture(params=gpulab.sim.__all__)
+def simulator(request):
+    return getattr(gpulab.sim, request.param)
+
+
+class TestEverySimulator:
+    """What holds for each of them; a new one is tested by being listed in `gpulab.sim.__all__`."""
+
+    def test_the_controls_are_the_arguments_of_the_model(self, simulator):
+        assert [control.name for control in simulator.controls] == list(inspect.signature(simulator.model).parameters)
+
+    def test_each_control_takes_its_default_and_both_ends(self, simulator):
+        for control in simulator.controls:
+            for value in ends(control):
+                assert control.check(value, "test") == value
+
+    def test_the_class_is_exported_under_its_own_name(self, simulator):
+        assert getattr(gpulab.sim, simulator.__name__.lower()) is simulator
+
+    def test_labels_fit_beside_their_sliders(self, simulator):
+        for control in simulator.controls:
+            if not isinstance(control, Flag):
+                shown = f"{control.label} ({control.unit})" if isinstance(control, Slider) else control.label
+                assert len(shown.removesuffix(" ()")) <= 24
+            if isinstance(control, Choice):
+                assert max(map(len, control.options.values())) <= 29
+
+    def test_it_says_what_it_leaves_out(self, simulator):
+        assert simulator.leaves_out.endswith(".")
+        assert simulator.leaves_out.split(".")[0] in simulator().svg()
+
+    def test_every_end_of_every_control_is_drawn_without_a_clash(self, simulator, check_picture):
+        for control in simulator.controls:
+            for value in ends(control):
+                sim = simulator()
+                asked = sim._asked | {control.name: value}
+                present = sim._within(asked)
+                check_picture(simulator.draw(simulator.model(**present)).text(note=simulator.leaves_out))
+
+    def test_the_picture_keeps_its_size(self, simulator):
+        sizes = set()
+        for control in simulator.controls:
+            for value in ends(control):
+                sim = simulator()
+                root = ET.fromstring(
+                    simulator.draw(simulator.model(**sim._within(sim._asked | {control.name: value}))).text()
+                )
+                sizes.add(root.get("viewBox"))
+        assert len(sizes) == 1
+
+    def test_every_row_says_where_its_number_comes_from(self, simulator):
+        for _, value, source in simulator().result.rows():
+            assert source.split(":")[0] in ("measured", "virtual", "recorded", "")
+            assert value
+
+    def test_the_text_is_the_same_in_another_process(self, simulator):
+        name = simulator.__name__.lower()
+        code = f"import gpulab; s = gpulab.sim.{name}(); print(repr(s), s.svg(), s._still(), sep='\\n')"
+        sim = simulator()
+        here = f"{sim!r}\n{sim.svg()}\n{sim._still()}\n"
+        assert run(code, PYTHONHASHSEED="1") == run(code, PYTHONHASHSEED="2") == here
+
+    def test_the_widget_view_stays_out_of_the_saved_sizes(self, simulator):
+        bundle = simulator()._repr_mimebundle_()
+        assert len(json.dumps(bundle)) < 60_000
+
+
+def ends(control: Control) -> list[object]:
+    if isinstance(control, Slider):
+        return [control.low, control.value, control.high]
+    if isinstance(control, Choice):
+        return list(control.options)
+    return [False, True]
+
+
+class TestColours:
+    @pytest.mark.parametrize("colour", sorted(set(style.PALETTE) - {style.BLUE, style.BLACK}))
+    def test_ink_reads_on_the_palette(self, colour, contrast):
+        assert contrast(style.INK, colour) >= 4.5
+
+    @pytest.mark.parametrize("colour", [style.BLUE, style.BLACK, style.INK, style.MUTED])
+    def test_paper_reads_on_the_dark_ones(self, colour, contrast):
+        assert contrast(style.PAPER, colour) >= 4.5
+
+    def test_the_ratio_is_the_published_one(self, contrast):
+        assert contrast("#000000", "#FFFFFF") == pytest.approx(21)
+        assert contrast("#777777", "#FFFFFF") == pytest.approx(4.48, abs=0.005)
+
+
+class TestDrawingHelpers:
+    @pytest.mark.parametrize(("value", "shown"), [(0, "0"), (-0.04, "0"), (1.25, "1.2"), (3.0, "3"), (99.96, "100")])
+    def test_coordinates_have_one_decimal(self, value, shown):
+        assert svg.num(value) == shown
+
+    def test_words_are_escaped(self):
+        assert "a &lt; b &amp; c" in svg.text(0, 0, "a < b & c")
+
+    def test_hatching_stays_inside_its_rectangle(self):
+        for width, height in ((40.0, 20.0), (20.0, 40.0), (3.0, 30.0), (30.0, 3.0)):
+            path = svg.hatch(10, 100, width, height)
+            points = re.findall(r"[ML]([\d.]+) ([\d.]+)", path)
+            assert points
+            for x, y in points:
+                assert 10 <= float(x) <= 10 + width + 0.05
+                assert 100 <= float(y) <= 100 + height + 0.05
+
+    def test_an_empty_bar_draws_nothing(self):
+        assert svg.bar(0, 0, 0, 10, fill=style.SKY, hatched=True) == ""
+
+    def test_wrapping_loses_no_word_and_fits(self):
+        words = "13 micro-batches make 3 updates; the last 4 samples are never used"
+        for fold in (svg.wrap, svg.balance):
+            folded = fold(words, 200)
+            assert " ".join(folded) == words
+            assert all(svg.length(line) <= 200 for line in folded)
+        assert svg.wrap("", 200) == ()
+
+    def test_a_word_too_long_for_the_line_stands_alone(self):
+        assert svg.wrap("a " + "b" * 100 + " c", 100) == ("a", "b" * 100, "c")
+
+    def test_balanced_lines_end_without_a_lonely_word(self):
+        first, last = svg.balance("one two three four five six", svg.length("one two three four five"))
+        assert abs(len(first) - len(last)) <= 5
+
+    def test_lecture_enlarges_the_picture_and_keeps_its_proportions(self):
+        picture = svg.Picture(200, 50, "Title", "What it shows", ())
+        small, large = (ET.fromstring(picture.text(scale=scale)) for scale in (1.0, 1.5))
+        assert large.get("viewBox") == small.get("viewBox")
+        assert float(large.get("width")) == 1.5 * float(small.get("width"))
+
+
+class TestWords:
+    def test_counted_things(self):
+        assert [count(1, "micro-batch"), count(2, "micro-batch"), count(0, "sample")] == [
+            "1 micro-batch",
+            "2 micro-batches",
+            "0 samples",
+        ]
+
+    def test_shares(self):
+        assert [percent(s) for s in (0, 0.00991, 0.0734, 0.0996, 0.75, 2.5)] == [
+            "0%",
+            "0.99%",
+            "7.3%",
+            "10%",
+            "75%",
+            "250%",
+        ]
+
+    def test_sizes_are_binary(self):
+        assert [size(n) for n in (2**20, 2**30 - 2**20, 2**30, 3 * 2**29)] == [
+            "1 MiB",
+            "1023 MiB",
+            "1.00 GiB",
+            "1.50 GiB",
+        ]
