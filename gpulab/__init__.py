@@ -11,7 +11,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from . import check, data, sim, style
     from .check.base import CheckFailed, NotAttempted
-    from .doctor import doctor
+    from .diagnosis import doctor
     from .furniture.predict import predict
     from .furniture.progress import progress
     from .furniture.quiz import quiz
@@ -24,7 +24,7 @@ _EXPORTS: dict[str, str | None] = {
     "NotAttempted": "check.base",
     "check": None,
     "data": None,
-    "doctor": "doctor",
+    "doctor": "diagnosis",
     "predict": "furniture.predict",
     "progress": "furniture.progress",
     "quiz": "furniture.quiz",

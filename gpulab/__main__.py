@@ -1,0 +1,53 @@
+"""The command line: `python -m gpulab doctor` and `python -m gpulab progress`.
+
+It parses and prints; the parts it calls do the work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import io
+import json
+import sys
+
+from . import __version__
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command and return its exit code: 0, or 1 when the doctor finds a problem."""
+    parser = argparse.ArgumentParser(prog="python -m gpulab", description="The course's helper, from a terminal.")
+    parser.add_argument("--version", action="version", version=f"gpulab {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    doctor = commands.add_parser("doctor", help="check this machine, and say what to do where something fails")
+    doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
+    commands.add_parser("progress", help="the map of the course, and what you have passed")
+    options = parser.parse_args(arguments)
+
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a console without ● or → prints a question mark
+    return _doctor(as_json=options.json) if options.command == "doctor" else _progress()
+
+
+def _doctor(*, as_json: bool) -> int:
+    from .diagnosis import examine
+    from .diagnosis.table import as_text
+
+    report = examine()
+    if as_json:
+        findings = [dataclasses.asdict(finding) for finding in report.findings]
+        print(json.dumps({"problems": len(report.problems), "findings": findings}, indent=2))
+    else:
+        print(as_text(report))
+    return 1 if report.problems else 0
+
+
+def _progress() -> int:
+    from .furniture.progress import progress
+
+    progress()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

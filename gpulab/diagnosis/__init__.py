@@ -1,0 +1,20 @@
+"""What is wrong with this machine for the course, and what to do about it: `gpulab.doctor()`.
+
+`examine()` finds out and returns a report; `doctor()` shows it as a table too.
+"""
+
+from __future__ import annotations
+
+from ..display import show
+from .checks import examine
+from .finding import Finding, Report
+from .table import as_html, as_text
+
+__all__ = ["Finding", "Report", "doctor", "examine"]
+
+
+def doctor() -> Report:
+    """Examine Python, torch, driver, GPUs, memory, disk and Jupyter; show a table and return the report."""
+    report = examine()
+    show(as_text(report), html=as_html(report))
+    return report

@@ -1,0 +1,65 @@
+"""The result of one check, and all of them together: plain data, no judgement and no display."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass
+from typing import Literal
+
+Status = Literal["ok", "note", "problem"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report. A note costs comfort, a problem stops something; both say what to `do`."""
+
+    name: str
+    status: Status
+    what: str
+    do: str = ""
+
+    def __post_init__(self) -> None:
+        if self.status != "ok" and not self.do:
+            raise ValueError(f"the finding {self.name!r} is a {self.status} and does not say what to do")
+
+
+@dataclass(frozen=True)
+class Report:
+    """Every finding, in the order of the checks."""
+
+    findings: tuple[Finding, ...]
+
+    @property
+    def problems(self) -> tuple[Finding, ...]:
+        return tuple(finding for finding in self.findings if finding.status == "problem")
+
+    @property
+    def notes(self) -> tuple[Finding, ...]:
+        return tuple(finding for finding in self.findings if finding.status == "note")
+
+    @property
+    def summary(self) -> str:
+        """One sentence: how many lines, how many of each kind."""
+        return (
+            f"{_count(len(self.findings), 'line')}, {_count(len(self.problems), 'problem')}, "
+            f"{_count(len(self.notes), 'note')}"
+        )
+
+    def __repr__(self) -> str:
+        return f"<Report: {self.summary}>"
+
+
+def gib(size_bytes: int) -> str:
+    """A size as text, in GiB with one decimal."""
+    return f"{size_bytes / 2**30:.1f} GiB"
+
+
+def first_line(error: BaseException | str) -> str:
+    """What an error says, without what follows its first line, and short enough to stand in one."""
+    lines = str(error).strip().splitlines()
+    text = lines[0] if lines else type(error).__name__
+    return textwrap.shorten(text, 240, placeholder=" …")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

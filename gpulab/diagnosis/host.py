@@ -1,0 +1,204 @@
+"""The host: Python, memory, processors and disk, as far as this process may use them.
+
+A container's limits count: what the machine has beyond them is not yours.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from .. import course
+from .finding import Finding, gib
+
+OLDEST_PYTHON = (3, 11)
+_GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the control groups allow: bytes of memory, bytes in use under that limit, processors' worth of time."""
+
+    memory: int | None = None
+    used: int | None = None
+    processors: float | None = None
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of the host, and the limit this process is under."""
+
+    total: int
+    available: int
+    limits: Limits = Limits()
+
+
+@dataclass(frozen=True)
+class Processors:
+    """Logical processors in the host, those this process may run on, and its share of time if limited."""
+
+    host: int
+    allowed: int
+    share: float | None = None
+
+
+@dataclass(frozen=True)
+class Disk:
+    """The disk of the course folder (or of the current one), in bytes."""
+
+    total: int
+    free: int
+    writable: bool
+
+
+def read_python() -> tuple[int, ...]:
+    return tuple(sys.version_info[:3])
+
+
+def read_memory() -> Memory:
+    import psutil
+
+    memory = psutil.virtual_memory()
+    return Memory(memory.total, memory.available, read_limits())
+
+
+def read_processors() -> Processors:
+    host = os.cpu_count() or 1
+    if hasattr(os, "process_cpu_count"):  # Python 3.13
+        allowed = os.process_cpu_count() or host
+    elif hasattr(os, "sched_getaffinity"):
+        allowed = len(os.sched_getaffinity(0))
+    else:
+        allowed = host
+    return Processors(host, allowed, read_limits().processors)
+
+
+def read_disk(folder: Path | None = None) -> Disk:
+    folder = folder or course.folder() or Path.cwd()
+    usage = shutil.disk_usage(folder)
+    return Disk(usage.total, usage.free, os.access(folder, os.W_OK))
+
+
+def read_limits(root: Path = Path("/")) -> Limits:
+    """The control groups' limits (Linux, both versions); empty where there are none. `root` stands in for /."""
+    try:
+        groups = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return Limits()
+    memory, used, processors = [], [], []
+    for line in groups:
+        _, controllers, path = line.split(":", 2)
+        for folder in _chain(root / "sys/fs/cgroup" / controllers, path):
+            limit = _number(folder / "memory.max") or _number(folder / "memory.limit_in_bytes")
+            now = _number(folder / "memory.current") or _number(folder / "memory.usage_in_bytes")
+            if limit is not None and limit < 2**60:  # version 1 writes "no limit" as a huge number
+                memory.append(limit)
+                used.append((limit, max(0, (now or 0) - _reclaimable(folder))))
+            if (share := _share(folder)) is not None:
+                processors.append(share)
+    return Limits(min(memory, default=None), min(used)[1] if used else None, min(processors, default=None))
+
+
+def _chain(base: Path, path: str) -> Iterator[Path]:
+    """The group's folder and those above it: each of their limits holds."""
+    folder = base / path.lstrip("/")
+    while folder != base:
+        yield folder
+        folder = folder.parent
+    yield base
+
+
+def _number(file: Path) -> int | None:
+    try:
+        text = file.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdecimal() else None
+
+
+def _reclaimable(folder: Path) -> int:
+    """File pages that the kernel gives back when memory is asked for."""
+    try:
+        table = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+    except OSError:
+        return 0
+    return int(table.get("total_inactive_file", table.get("inactive_file", 0)))
+
+
+def _share(folder: Path) -> float | None:
+    try:
+        quota, period = (folder / "cpu.max").read_text().split()
+        return None if quota == "max" else int(quota) / int(period)
+    except OSError:
+        first, second = _number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us")
+        return first / second if first and second else None
+
+
+def judge_python(version: tuple[int, ...]) -> list[Finding]:
+    """Is this Python new enough for the course?"""
+    text, oldest = ".".join(map(str, version)), ".".join(map(str, OLDEST_PYTHON))
+    if version < OLDEST_PYTHON:
+        return [
+            Finding(
+                "Python",
+                "problem",
+                f"{text}: the course needs {oldest} or newer",
+                f"Install Python {oldest} or newer, remove the folder .venv, and run make lab again.",
+            )
+        ]
+    return [Finding("Python", "ok", text)]
+
+
+def judge_memory(memory: Memory) -> list[Finding]:
+    """Does the memory that this process may use hold a lesson?"""
+    total, available, whose = memory.total, memory.available, "in this machine"
+    limits = memory.limits
+    if limits.memory is not None and limits.memory < total:
+        total, whose = limits.memory, f"allowed here (the machine has {gib(memory.total)})"
+        available = min(available, max(0, limits.memory - (limits.used or 0)))
+    what = f"{gib(available)} free of {gib(total)} {whose}"
+    close = "Close other programs and shut down kernels you have finished with"
+    if available < _GIB:
+        return [Finding("Memory", "problem", what, f"{close}: a lesson needs about 1 GiB.")]
+    if available < 2 * _GIB:
+        return [Finding("Memory", "note", what, f"{close} before you open a second lesson.")]
+    return [Finding("Memory", "ok", what)]
+
+
+def judge_processors(processors: Processors) -> list[Finding]:
+    """How many processors this process may use, which is not always how many there are."""
+    here, host = processors.allowed, processors.host
+    what = f"{here} of {host} for this process"
+    if processors.share is not None and processors.share < here:
+        return [
+            Finding(
+                "Processors",
+                "note",
+                f"{what}, with {processors.share:g} processors' worth of time",
+                "Give DataLoader no more workers than that: os.cpu_count() does not know of this limit.",
+            )
+        ]
+    return [Finding("Processors", "ok", what)]
+
+
+def judge_disk(disk: Disk) -> list[Finding]:
+    """Is there room for saved notebooks and checkpoints, and may they be written?"""
+    what = f"{gib(disk.free)} free of {gib(disk.total)} where the course is"
+    if not disk.writable:
+        return [
+            Finding(
+                "Disk",
+                "problem",
+                f"{what}; the folder cannot be written",
+                "Copy the course to a folder of your own, or take write permission on this one.",
+            )
+        ]
+    if disk.free < _GIB:
+        return [Finding("Disk", "problem", what, "Free 1 GiB or more: notebooks may not save, and pip cannot install.")]
+    if disk.free < 5 * _GIB:
+        return [Finding("Disk", "note", what, "Free some: a CUDA build of torch alone takes several GiB.")]
+    return [Finding("Disk", "ok", what)]

@@ -1,0 +1,246 @@
+"""PyTorch as it is installed here: its version, its build, and whether each GPU runs a kernel.
+
+Reading it starts CUDA on every device; `apart` does that in a process of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import platform
+import re
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .finding import Finding, first_line, gib
+
+if TYPE_CHECKING:
+    import torch
+
+OLDEST = (2, 11)  # the oldest torch the course is tested with
+SELECTOR = "the selector on pytorch.org gives the command"
+_LITTLE_BYTES = 2**30  # less free GPU memory than this does not hold a lesson
+
+
+@dataclass(frozen=True)
+class Device:
+    """One CUDA device as torch sees it; sizes in bytes. `trouble` is why a kernel does not run on it."""
+
+    index: int
+    name: str
+    capability: tuple[int, int]
+    total: int
+    free: int | None = None
+    trouble: str | None = None
+
+
+@dataclass(frozen=True)
+class Torch:
+    """One reading. No `version` and no `broken`: not installed. No `cuda` and no `hip`: a CPU-only build."""
+
+    version: str | None = None
+    broken: str | None = None
+    cuda: str | None = None
+    hip: str | None = None
+    trouble: str | None = None  # why CUDA does not start
+    devices: tuple[Device, ...] = ()
+    arch_list: tuple[str, ...] = ()  # what the build has code for: sm_90, compute_90, …
+    builds: tuple[tuple[str, tuple[int, ...]], ...] = ()  # published CUDA builds of this torch and their sm
+    mps_built: bool = False
+    mps_available: bool = False
+
+
+def kernel_trouble(device: torch.device | str) -> str | None:
+    """Why `device` does not add two numbers; None when it does. Starts the device."""
+    import torch
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns of what the error below says better
+            answer = (torch.ones(2, device=device) + 1).sum().item()
+    except Exception as error:
+        return first_line(error)
+    return None if answer == 4 else f"it computes 2 + 2 as {answer}"
+
+
+def read() -> Torch:
+    """Read torch in this process: imports it and starts CUDA on every device."""
+    if importlib.util.find_spec("torch") is None:
+        return Torch()
+    try:
+        import torch
+    except Exception as error:
+        return Torch(broken=f"{type(error).__name__}: {first_line(error)}")
+    machine = "aarch64" if platform.machine().lower() in ("aarch64", "arm64") else "x86_64"
+    builds: dict[str, dict[str, set[int]]] = getattr(torch.cuda, "PYTORCH_RELEASES_CODE_CC", {})
+    reading = Torch(
+        version=str(torch.__version__),
+        cuda=torch.version.cuda,
+        hip=torch.version.hip,
+        builds=tuple((cuda, tuple(sorted(codes[machine]))) for cuda, codes in builds.items() if machine in codes),
+        mps_built=torch.backends.mps.is_built(),
+        mps_available=torch.backends.mps.is_available(),
+    )
+    if reading.cuda is None and reading.hip is None:
+        return reading
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            # Where there is none, asking for the first says why.
+            devices = tuple(_read_device(index) for index in range(max(1, torch.cuda.device_count())))
+    except Exception as error:
+        return dataclasses.replace(reading, trouble=first_line(error))
+    return dataclasses.replace(reading, devices=devices, arch_list=tuple(torch.cuda.get_arch_list()))
+
+
+def _read_device(index: int) -> Device:
+    import torch
+
+    properties = torch.cuda.get_device_properties(index)
+    try:
+        free = torch.cuda.mem_get_info(index)[0]
+    except Exception:  # no memory even for the context: the kernel below says so
+        free = None
+    return Device(
+        index,
+        properties.name,
+        (properties.major, properties.minor),
+        properties.total_memory,
+        free,
+        kernel_trouble(torch.device("cuda", index)),
+    )
+
+
+def version_pair(text: str) -> tuple[int, int]:
+    """The first two numbers of a version: (2, 15) for 2.15.0+cu132; (0, 0) when it has none."""
+    found = re.match(r"(\d+)\.(\d+)", text)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def has_code(capability: tuple[int, int], arch_list: tuple[str, ...]) -> bool:
+    """Whether code for one of `arch_list` runs on a GPU of this compute capability.
+
+    NVIDIA's rule: binary code (sm) runs on its own major version from its minor version upwards, PTX
+    (compute) on everything newer; an a behind the number binds it to that one, an f to its family.
+    """
+    for arch in arch_list:
+        found = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", arch)
+        if found is None:
+            continue
+        kind, code, bound = found[1], (int(found[2]), int(found[3])), found[4]
+        newer = code[0] == capability[0] and code <= capability
+        if kind == "compute" and not bound:
+            newer = code <= capability
+        if code == capability or (newer and bound != "a"):
+            return True
+    return False
+
+
+def judge_install(torch: Torch) -> list[Finding]:
+    """Is there a torch, does it import, is it new enough, and for what is it built?"""
+    name = "PyTorch"
+    if torch.broken:
+        return [
+            Finding(
+                name,
+                "problem",
+                f"is installed, but does not start: {torch.broken}",
+                "Install it again: pip install --force-reinstall torch. "
+                "A file named torch.py beside your notebook has the same effect: rename it.",
+            )
+        ]
+    if torch.version is None:
+        return [
+            Finding(
+                name,
+                "problem",
+                "is not installed in this Python",
+                "Run make lab in the course folder, or pip install torch; "
+                "a notebook may also run on another Python than you think: see Kernel, Change Kernel.",
+            )
+        ]
+    build = "a CPU-only build"
+    if torch.cuda or torch.hip:
+        build = f"built for CUDA {torch.cuda}" if torch.cuda else f"built for ROCm {torch.hip}"
+    if version_pair(torch.version) < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        return [
+            Finding(
+                name,
+                "problem",
+                f"{torch.version}, {build}: the course needs {oldest} or newer",
+                f'Run pip install --upgrade "torch>={oldest}", then restart the kernel.',
+            )
+        ]
+    return [Finding(name, "ok", f"{torch.version}, {build}")]
+
+
+def judge_devices(torch: Torch) -> list[Finding]:
+    """Does each GPU that torch sees run a kernel, and has it memory left?"""
+    return [_judge_device(device, torch) for device in torch.devices]
+
+
+def _judge_device(device: Device, torch: Torch) -> Finding:
+    name = f"cuda:{device.index}"
+    capability = ".".join(map(str, device.capability))
+    free = "free memory unknown" if device.free is None else f"{gib(device.free)} free"
+    what = f"{device.name}, {gib(device.total)} ({free}), compute capability {capability}"
+    covered = torch.hip is not None or has_code(device.capability, torch.arch_list)
+    code = "has" if covered else "lists no"
+    if device.trouble is None:
+        what += f"; this torch {code} code for it and runs on it"
+        if device.free is not None and device.free < _LITTLE_BYTES:
+            return Finding(name, "problem", what, "Its memory is nearly full: " + _ROOM)
+        return Finding(name, "ok", what)
+    what += f"; this torch {code} code for it and cannot run on it: {device.trouble}"
+    if not covered:
+        return Finding(name, "problem", what, _other_build(device.capability, torch))
+    if "out of memory" in device.trouble:
+        return Finding(name, "problem", what, "Its memory is full: " + _ROOM)
+    return Finding(
+        name,
+        "problem",
+        what,
+        "Restart the kernel, then the machine; if it stays, CUDA_VISIBLE_DEVICES chooses another GPU, "
+        "and gpulab.setup('T4') runs the lessons without one.",
+    )
+
+
+_ROOM = (
+    "shut down other notebooks' kernels and the programs listed for this GPU, "
+    "or choose another one with CUDA_VISIBLE_DEVICES before Python starts."
+)
+
+
+def _other_build(capability: tuple[int, int], torch: Torch) -> str:
+    fitting = [cuda for cuda, codes in torch.builds if has_code(capability, tuple(f"sm_{c}" for c in codes))]
+    if fitting:
+        which = f"Install the build of torch for CUDA {fitting[0]}, which has ({SELECTOR})"
+    else:
+        which = f"Install a build of torch that has ({SELECTOR})"
+    return f"{which}, or run the lessons without this GPU: gpulab.setup('T4')."
+
+
+def judge_apple(torch: Torch) -> list[Finding]:
+    """Apple's GPU: there is a line only where torch is built for it."""
+    if torch.mps_available:
+        return [
+            Finding(
+                "Apple's GPU",
+                "ok",
+                "is there. gpulab.setup('real') uses it; the lessons default to the virtual GPU, "
+                "so that their numbers hold",
+            )
+        ]
+    if torch.mps_built:
+        return [
+            Finding(
+                "Apple's GPU",
+                "note",
+                "this torch is built for it and does not find it",
+                "On a Mac with Apple silicon, update macOS and use a Python for arm64; "
+                "on another Mac nothing is wrong.",
+            )
+        ]
+    return []

@@ -1,0 +1,223 @@
+"""The machine a notebook runs on: `setup()` chooses it, seeds, and shows a card that says what the numbers are.
+
+It chooses and tells; it measures nothing, and finding faults is `doctor`'s work.
+"""
+
+from __future__ import annotations
+
+import operator
+import random
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from .choice import DEFAULT, choose
+from .display import show
+from .machine_card import Card, as_svg, as_text
+
+if TYPE_CHECKING:
+    import torch
+
+# What torch says where there is no GPU at all, so that nothing need be explained.
+_NO_GPU = re.compile("Found no NVIDIA driver|No (CUDA|HIP) GPUs|not compiled with CUDA")
+
+
+@dataclass(frozen=True, repr=False)
+class Machine:
+    """What `setup()` chose.
+
+    `device` is where tensors go. `numbers` says what this notebook's bytes and times are. `virtual_of`
+    names the GPU that is stood in for, None for a real one. `total_memory` is the GPU's in bytes (for
+    Apple's GPU, the most that Metal recommends), None on the CPU. `notes` are sentences for the reader.
+    """
+
+    device: torch.device
+    name: str
+    numbers: Literal["measured", "virtual"]
+    virtual_of: str | None = None
+    total_memory: int | None = None
+    capability: tuple[int, int] | None = None
+    notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<Machine: {self.name}; device {self.device}, numbers {self.numbers}>"
+
+
+_current: Machine | None = None
+
+
+def setup(gpu: str | None = None, *, seed: int = 0) -> Machine:
+    """Choose the device, seed the random generators, show the machine card, and return the machine.
+
+    `gpu` is "auto", "real", "virtual:NAME" or a bare NAME such as "T4"; without it the environment
+    variable GPULAB_GPU decides, and without that "auto": the CUDA GPU if it works, else a virtual T4.
+    "real" insists on a real GPU. `seed` goes to Python's `random`, NumPy (where installed) and torch on
+    every device.
+
+    Raises ValueError for a choice or a seed that does not exist, TypeError for one of the wrong type,
+    RuntimeError where "real" finds no GPU that works.
+    """
+    global _current
+    seed = _checked_seed(seed)
+    mode, spec = choose(gpu)
+    if mode == "real":
+        machine = _real("GPULAB_GPU" if gpu is None else "gpu")
+    elif mode == "auto":
+        machine = _auto()
+    else:
+        machine = _virtual(spec)
+    _seed(seed)
+    earlier, _current = _current, machine
+    card = _card(machine, seed, earlier)
+    show(as_text(card), svg=as_svg(card))
+    return machine
+
+
+def _checked_seed(seed: int) -> int:
+    if isinstance(seed, bool) or not hasattr(seed, "__index__"):
+        raise TypeError(f"seed must be a whole number from 0 to 2**32 - 1, not {seed!r} ({type(seed).__name__})")
+    number = operator.index(seed)
+    if not 0 <= number < 2**32:
+        raise ValueError(f"seed must be from 0 to 2**32 - 1 (NumPy takes no other), not {number}")
+    return number
+
+
+def _virtual(spec: str, notes: tuple[str, ...] = ()) -> Machine:
+    """The CPU, which stands in for `spec`. Nothing of the host may enter it but `notes`."""
+    import torch
+
+    return Machine(torch.device("cpu"), f"the CPU, in place of a virtual {spec}", "measured", spec, notes=notes)
+
+
+def _auto() -> Machine:
+    """The CUDA GPU if a kernel runs on it; else the virtual one, with a note where a GPU is here unused."""
+    cuda, trouble = _find_cuda()
+    if cuda is not None:
+        return _describe(cuda)
+    if trouble is not None:
+        return _virtual(
+            DEFAULT,
+            (f"A GPU is here, but cannot be used: {trouble} What to do: python -m gpulab doctor",),
+        )
+    other = _find_other()
+    if other is not None:
+        return _virtual(
+            DEFAULT,
+            (
+                f"{_kind(other)} is here: gpulab.setup('real') uses it; "
+                "without that the lessons leave it, so that their numbers hold.",
+            ),
+        )
+    return _virtual(DEFAULT)
+
+
+def _real(where: str) -> Machine:
+    from .diagnosis.pytorch import kernel_trouble
+
+    cuda, trouble = _find_cuda()
+    if cuda is not None:
+        return _describe(cuda)
+    other = _find_other()
+    if other is not None:
+        other_trouble = kernel_trouble(other)
+        if other_trouble is None:
+            return _describe(other)
+        trouble = _sentence(other_trouble)
+    raise RuntimeError(
+        f"{where}='real' insists on a real GPU, and none works here: {trouble or 'PyTorch finds none.'} "
+        "What to do: python -m gpulab doctor. Without a GPU, gpulab.setup('T4') runs every lesson."
+    )
+
+
+def _find_cuda() -> tuple[torch.device | None, str | None]:
+    """The CUDA device if it works; else None, with the reason where there is a GPU that should."""
+    import torch
+
+    from .diagnosis import driver
+    from .diagnosis.pytorch import kernel_trouble
+
+    trouble = kernel_trouble("cuda")
+    if trouble is None:
+        return torch.device("cuda", torch.cuda.current_device()), None
+    if _NO_GPU.search(trouble) and not torch.cuda.is_available():
+        here = driver.read()
+        if not here.gpus and not here.on_bus:
+            return None, None
+    return None, _sentence(trouble)
+
+
+def _find_other() -> torch.device | None:
+    """Apple's, Intel's or another maker's GPU, as `torch.accelerator` knows it."""
+    import torch
+
+    found = torch.accelerator.current_accelerator(check_available=True)
+    if found is None or found.type == "cuda":
+        return None
+    return torch.device(found.type, torch.accelerator.current_device_index())
+
+
+def _describe(device: torch.device) -> Machine:
+    """A real GPU's name, memory and compute capability."""
+    import torch
+
+    name, total, capability = _kind(device), None, None
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        name, total = properties.name, properties.total_memory
+        capability = (properties.major, properties.minor)
+    elif device.type == "xpu":
+        name = torch.xpu.get_device_name(device)
+        total = torch.xpu.get_device_properties(device).total_memory
+    elif device.type == "mps":
+        total = torch.mps.recommended_max_memory()
+    return Machine(device, name, "measured", None, total, capability)
+
+
+def _kind(device: torch.device) -> str:
+    names = {"mps": "Apple's GPU", "xpu": "Intel's GPU"}
+    return names.get(device.type, f"{device.type.upper()} hardware")
+
+
+def _sentence(text: str) -> str:
+    """The first sentence of an error, with its full stop."""
+    return re.split(r"(?<=\.)\s", text, maxsplit=1)[0].rstrip(".") + "."
+
+
+def _seed(seed: int) -> None:
+    import torch
+
+    random.seed(seed)
+    torch.manual_seed(seed)
+    try:
+        import numpy  # torch has imported it already where it is installed
+    except ImportError:
+        return
+    numpy.random.seed(seed)
+
+
+def _card(machine: Machine, seed: int, earlier: Machine | None) -> Card:
+    """What the card says. For a virtual machine it must be the same on every host, notes apart."""
+    if machine.virtual_of is not None:
+        device = f"{machine.device}: virtual:{machine.virtual_of} means the CPU until the virtual GPU exists"
+        numbers = (
+            "measured: values and times on this CPU, bytes as exact counts of what tensors hold. "
+            "None is virtual yet; figures from elsewhere say recorded."
+        )
+    else:
+        device = str(machine.device)
+        if machine.total_memory is not None:
+            device += f", {machine.total_memory / 2**30:.1f} GiB"
+            device += " of the machine's memory at most" if machine.device.type == "mps" else " of memory"
+        if machine.capability is not None:
+            device += f", compute capability {'.'.join(map(str, machine.capability))}"
+        numbers = "measured on this GPU; figures from elsewhere say virtual or recorded"
+    rows = [("device", device), ("numbers", numbers), ("seed", f"{seed}, for Python's random, NumPy and PyTorch")]
+    if earlier is not None and _choice(earlier) != _choice(machine):
+        rows.append(("change", f"replaces the earlier setup: {_choice(earlier)}"))
+    rows += [("note", note) for note in machine.notes]
+    return Card(f"This notebook uses {machine.name}", tuple(rows), real=machine.virtual_of is None)
+
+
+def _choice(machine: Machine) -> str:
+    """What was chosen, without the host's names: a virtual card may show it."""
+    return f"the real GPU ({machine.device})" if machine.virtual_of is None else machine.name

@@ -1,0 +1,395 @@
+"""`setup()`: which machine is chosen, what the card says, and that the seeds hold."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+import random
+from types import SimpleNamespace
+from xml.etree import ElementTree
+
+import numpy
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from gpulab import choice, machine, machine_card
+from gpulab.diagnosis import driver, pytorch
+
+NO_DRIVER = "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU"
+H200 = SimpleNamespace(name="NVIDIA H200", total_memory=150_754_820_096, major=9, minor=0)
+
+
+@dataclasses.dataclass
+class Shown:
+    """What was last displayed."""
+
+    text: str = ""
+    svg: str = ""
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> Shown:
+    last = Shown()
+
+    def show(text: str, *, svg: str) -> None:
+        last.text, last.svg = text, svg
+
+    monkeypatch.setattr(machine, "show", show)
+    monkeypatch.setattr(machine, "_current", None)
+    monkeypatch.delenv("GPULAB_GPU", raising=False)
+    return last
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch, shown: Shown) -> None:
+    """A machine without any GPU, on whatever machine the test runs."""
+    monkeypatch.setattr(pytorch, "kernel_trouble", lambda device: NO_DRIVER)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: None)
+    monkeypatch.setattr(driver, "read", lambda: driver.Driver(error="NVMLError_LibraryNotFound"))
+
+
+@pytest.fixture
+def h200(monkeypatch: pytest.MonkeyPatch, shown: Shown) -> None:
+    """A machine whose CUDA GPU works."""
+    monkeypatch.setattr(pytorch, "kernel_trouble", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: H200)
+
+
+@pytest.fixture
+def mac(monkeypatch: pytest.MonkeyPatch, no_gpu: None) -> None:
+    """A Mac with Apple's GPU and no CUDA."""
+    works = {"mps": None}
+    monkeypatch.setattr(
+        pytorch, "kernel_trouble", lambda device: works.get(torch.device(device).type, "Torch not compiled with CUDA")
+    )
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device("mps"))
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
+    monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: 11_453_251_584)
+
+
+# The choice
+
+
+def test_the_argument_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch, no_gpu: None) -> None:
+    monkeypatch.setenv("GPULAB_GPU", "virtual:L4")
+    assert machine.setup("A100-80").virtual_of == "A100-80"
+
+
+def test_the_environment_decides_where_the_code_does_not(monkeypatch: pytest.MonkeyPatch, no_gpu: None) -> None:
+    monkeypatch.setenv("GPULAB_GPU", "virtual:L4")
+    assert machine.setup().virtual_of == "L4"
+
+
+@pytest.mark.parametrize("value", ["", " ", None])
+def test_without_argument_and_environment_the_choice_is_auto(
+    monkeypatch: pytest.MonkeyPatch, value: str | None
+) -> None:
+    if value is None:
+        monkeypatch.delenv("GPULAB_GPU", raising=False)
+    else:
+        monkeypatch.setenv("GPULAB_GPU", value)
+    assert choice.choose(None) == ("auto", "T4")
+
+
+@pytest.mark.parametrize("spec", choice.SPECS)
+def test_every_spec_is_accepted_bare_and_virtual_in_any_case(spec: str) -> None:
+    for written in (spec, spec.lower(), f"virtual:{spec}", f"Virtual:{spec.lower()}"):
+        assert choice.choose(written) == ("virtual", spec)
+
+
+def test_a_spec_may_be_written_with_the_space_of_its_product_name() -> None:
+    assert choice.choose("RTX 3060") == ("virtual", "RTX3060")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [
+        ("H20", "'H200'"),
+        ("A100", "'A100-40' or 'A100-80'"),
+        ("cuda", "'real'"),
+        ("atuo", "'auto'"),
+        ("vitrual:T4", "'T4'"),
+    ],
+)
+def test_an_unknown_choice_names_the_argument_the_value_the_names_and_the_likely_one(wrong: str, meant: str) -> None:
+    with pytest.raises(ValueError, match="gpu=") as caught:
+        choice.choose(wrong)
+    said = str(caught.value)
+    assert said.startswith(f"gpu={wrong!r}")
+    assert f"Did you mean {meant}?" in said
+    assert all(spec in said for spec in choice.SPECS)
+
+
+def test_an_unknown_choice_from_the_environment_names_the_variable(
+    monkeypatch: pytest.MonkeyPatch, shown: Shown
+) -> None:
+    monkeypatch.setenv("GPULAB_GPU", "virtual:T40")
+    with pytest.raises(ValueError, match=r"^GPULAB_GPU='virtual:T40' .*'T4'"):
+        machine.setup()
+
+
+@pytest.mark.parametrize("wrong", [4, b"T4", torch.device("cpu")])
+def test_a_choice_that_is_not_text_is_a_type_error(wrong: object, shown: Shown) -> None:
+    with pytest.raises(TypeError, match="gpu must be text"):
+        machine.setup(wrong)  # type: ignore[arg-type]
+
+
+@given(st.text(max_size=30))
+def test_any_other_text_is_refused_with_its_value(text: str) -> None:
+    names = {"AUTO", "REAL", *choice.SPECS}
+    assume("".join(text.split()).replace("_", "").upper().removeprefix("VIRTUAL:") not in names)
+    with pytest.raises(ValueError, match="names no machine") as caught:
+        choice.choose(text)
+    assert str(caught.value).startswith(f"gpu={text!r}")
+
+
+# The virtual machine
+
+
+def test_a_virtual_machine_is_the_cpu_and_says_so(no_gpu: None, shown: Shown) -> None:
+    gpu = machine.setup("T4")
+    assert gpu.device == torch.device("cpu")
+    assert (gpu.numbers, gpu.virtual_of, gpu.total_memory) == ("measured", "T4", None)
+    for said in (shown.text, shown.svg):
+        assert "virtual:T4 means the CPU until the virtual GPU exists" in said.replace("\n", " ")
+        assert "measured" in said
+
+
+def test_the_card_is_the_same_for_virtual_t4_and_for_auto_without_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, no_gpu: None, shown: Shown
+) -> None:
+    monkeypatch.setenv("GPULAB_GPU", "virtual:T4")
+    machine.setup()
+    strict = dataclasses.astuple(shown)
+    monkeypatch.setenv("GPULAB_GPU", "auto")
+    machine.setup()
+    assert dataclasses.astuple(shown) == strict
+
+
+@pytest.mark.parametrize("gpu", ["virtual:T4", "auto"])
+def test_a_virtual_card_tells_nothing_of_the_host(gpu: str, no_gpu: None, shown: Shown) -> None:
+    machine.setup(gpu)
+    card = (shown.text + shown.svg).lower()
+    host = [
+        platform.node(), platform.machine(), platform.processor(), platform.release(), platform.python_version(),
+        torch.__version__, os.getcwd(), os.path.expanduser("~"), "gib", "thread",
+    ]  # fmt: skip
+    assert [fact for fact in host if len(fact) > 1 and fact.lower() in card] == []
+
+
+def test_a_virtual_choice_does_not_ask_for_a_real_gpu(monkeypatch: pytest.MonkeyPatch, shown: Shown) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(pytorch, "kernel_trouble", asked.append)
+    monkeypatch.setattr(driver, "read", lambda: asked.append("NVML"))
+    machine.setup("virtual:H100")
+    assert asked == []
+
+
+# The real machine
+
+
+def test_auto_takes_a_gpu_that_works_and_the_card_describes_it(h200: None, shown: Shown) -> None:
+    gpu = machine.setup()
+    assert gpu.device == torch.device("cuda:0")
+    assert (gpu.name, gpu.numbers, gpu.virtual_of, gpu.capability) == ("NVIDIA H200", "measured", None, (9, 0))
+    assert gpu.total_memory == H200.total_memory
+    for said in (shown.text, shown.svg):
+        for fact in ("NVIDIA H200", "140.4 GiB", "compute capability 9.0", "measured on this GPU"):
+            assert fact in said
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB. GPU 0 has …"), "CUDA out of memory."),
+        (
+            RuntimeError("CUDA error: no kernel image is available for execution on the device\nCUDA kernel errors …"),
+            "CUDA error: no kernel image is available for execution on the device.",
+        ),
+        (
+            RuntimeError("The NVIDIA driver on your system is too old (found version 11040). Please update …"),
+            "The NVIDIA driver on your system is too old (found version 11040).",
+        ),
+    ],
+)
+def test_a_gpu_that_fails_at_its_first_tensor_is_replaced_by_the_virtual_one_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, shown: Shown, error: Exception, said: str
+) -> None:
+    def ones(*size: int, device: str) -> torch.Tensor:
+        raise error
+
+    machine.setup("virtual:T4")
+    strict = shown.text
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch, "ones", ones)
+    gpu = machine.setup()
+    assert gpu.device == torch.device("cpu")
+    assert gpu.virtual_of == "T4"
+    assert gpu.notes == (f"A GPU is here, but cannot be used: {said} What to do: python -m gpulab doctor",)
+    extra = shown.text.removeprefix(strict)
+    assert shown.text.startswith(strict)
+    assert extra.split()[0] == "note"
+    assert said in " ".join(extra.split())
+
+
+def test_a_cpu_build_beside_an_nvidia_gpu_is_told(monkeypatch: pytest.MonkeyPatch, no_gpu: None) -> None:
+    monkeypatch.setattr(pytorch, "kernel_trouble", lambda device: "Torch not compiled with CUDA enabled")
+    monkeypatch.setattr(driver, "read", lambda: driver.Driver(gpus=(driver.Gpu(0, "NVIDIA L4"),)))
+    (note,) = machine.setup().notes
+    assert "A GPU is here, but cannot be used: Torch not compiled with CUDA enabled." in note
+
+
+def test_a_gpu_that_computes_wrongly_does_not_count_as_working(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "ones", lambda *size, device: torch.zeros(*size))
+    assert pytorch.kernel_trouble("cuda") == "it computes 2 + 2 as 2.0"
+
+
+def test_the_kernel_test_passes_on_a_device_that_computes() -> None:
+    assert pytorch.kernel_trouble("cpu") is None
+
+
+@pytest.mark.parametrize("by_argument", [True, False])
+def test_real_without_a_gpu_is_an_error_that_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, no_gpu: None, by_argument: bool
+) -> None:
+    monkeypatch.setenv("GPULAB_GPU", "real")
+    with pytest.raises(RuntimeError) as caught:
+        machine.setup("real" if by_argument else None)
+    said = str(caught.value)
+    assert said.startswith("gpu='real'" if by_argument else "GPULAB_GPU='real'")
+    assert "python -m gpulab doctor" in said
+    assert "gpulab.setup('T4')" in said
+
+
+def test_real_names_the_reason_a_gpu_fails(monkeypatch: pytest.MonkeyPatch, no_gpu: None) -> None:
+    monkeypatch.setattr(pytorch, "kernel_trouble", lambda device: "CUDA out of memory. Tried to allocate")
+    with pytest.raises(RuntimeError, match="none works here: CUDA out of memory"):
+        machine.setup("real")
+
+
+def test_auto_on_a_mac_stays_virtual_and_says_that_the_gpu_is_there(mac: None, shown: Shown) -> None:
+    gpu = machine.setup()
+    assert gpu.device == torch.device("cpu")
+    assert gpu.virtual_of == "T4"
+    assert "Apple's GPU is here: gpulab.setup('real') uses it" in " ".join(shown.text.split())
+
+
+def test_real_on_a_mac_takes_apples_gpu(mac: None, shown: Shown) -> None:
+    gpu = machine.setup("real")
+    assert gpu.device == torch.device("mps:0")
+    assert (gpu.virtual_of, gpu.total_memory) == (None, 11_453_251_584)
+    assert "10.7 GiB of the machine's memory at most" in shown.text
+
+
+# The second setup, and how a machine prints
+
+
+def test_a_second_setup_says_what_it_replaces_only_when_the_choice_changed(no_gpu: None, shown: Shown) -> None:
+    machine.setup("T4")
+    assert "replaces" not in shown.text
+    machine.setup("auto")
+    assert "replaces" not in shown.text
+    machine.setup("L4")
+    assert "replaces the earlier setup: the CPU, in place of a virtual T4" in shown.text
+
+
+def test_a_virtual_card_after_a_real_one_does_not_name_the_hosts_gpu(h200: None, shown: Shown) -> None:
+    machine.setup("real")
+    machine.setup("T4")
+    assert "replaces the earlier setup: the real GPU (cuda:0)" in shown.text
+    assert "H200" not in shown.text + shown.svg
+
+
+def test_a_failed_setup_leaves_the_earlier_one_in_place(no_gpu: None, shown: Shown) -> None:
+    machine.setup("L4")
+    with pytest.raises(RuntimeError):
+        machine.setup("real")
+    machine.setup("T4")
+    assert "replaces the earlier setup: the CPU, in place of a virtual L4" in shown.text
+
+
+def test_a_machine_prints_in_one_short_line_and_cannot_be_changed(no_gpu: None) -> None:
+    gpu = machine.setup("T4")
+    assert repr(gpu) == "<Machine: the CPU, in place of a virtual T4; device cpu, numbers measured>"
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        gpu.name = "another"  # type: ignore[misc]
+
+
+def test_in_a_script_the_card_is_printed(
+    monkeypatch: pytest.MonkeyPatch, no_gpu: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from gpulab.display import show
+
+    monkeypatch.setattr(machine, "show", show)
+    machine.setup("T4")
+    assert capsys.readouterr().out.startswith("This notebook uses the CPU, in place of a virtual T4\n  device   cpu")
+
+
+# Seeds
+
+
+def draw() -> tuple[float, float, float]:
+    return random.random(), float(torch.rand(())), float(numpy.random.random())
+
+
+def test_the_same_seed_gives_the_same_numbers_in_random_torch_and_numpy(no_gpu: None) -> None:
+    machine.setup("T4", seed=7)
+    first = draw()
+    machine.setup("T4", seed=7)
+    assert draw() == first
+    machine.setup("T4", seed=8)
+    assert all(new != old for new, old in zip(draw(), first, strict=True))
+
+
+@pytest.mark.parametrize("seed", [0, 2**32 - 1, numpy.int64(3)])
+def test_every_whole_number_that_numpy_takes_is_a_seed(seed: int, no_gpu: None, shown: Shown) -> None:
+    machine.setup("T4", seed=seed)
+    assert f"{int(seed)}, for Python's random" in shown.text
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32])
+def test_a_seed_out_of_range_is_refused_before_anything_changes(seed: int, no_gpu: None, shown: Shown) -> None:
+    with pytest.raises(ValueError, match=rf"seed must be from 0 to 2\*\*32 - 1 .*not {seed}"):
+        machine.setup("T4", seed=seed)
+    assert shown.text == ""
+
+
+@pytest.mark.parametrize("seed", [True, 1.0, "1", None])
+def test_a_seed_that_is_not_a_whole_number_is_a_type_error(seed: object, no_gpu: None) -> None:
+    with pytest.raises(TypeError, match="seed must be a whole number from 0"):
+        machine.setup("T4", seed=seed)  # type: ignore[arg-type]
+
+
+# The picture
+
+
+def test_the_svg_is_an_image_with_a_title_that_says_all_its_rows(no_gpu: None, shown: Shown) -> None:
+    machine.setup("T4")
+    picture = ElementTree.fromstring(shown.svg)
+    assert picture.attrib["role"] == "img"
+    title = picture[0]
+    assert title.tag.endswith("title")
+    assert title.text is not None
+    for said in ("in place of a virtual T4", "numbers: measured", "seed: 0"):
+        assert said in title.text
+
+
+def test_the_svg_escapes_what_it_shows() -> None:
+    card = machine_card.Card("A <GPU> & \x1b[0m more", (("note", "</text><script>x</script> & so on"),))
+    picture = ElementTree.fromstring(machine_card.as_svg(card))
+    texts = [node.text for node in picture.iter() if node.tag.endswith("text")]
+    assert texts == ["A <GPU> & [0m more", "note", "</text><script>x</script> & so on"]
+
+
+@given(st.text(st.characters(codec="utf-8"), max_size=60), st.text(st.characters(codec="utf-8"), max_size=400))
+def test_any_card_is_well_formed_and_its_lines_stay_inside(heading: str, note: str) -> None:
+    picture = ElementTree.fromstring(machine_card.as_svg(machine_card.Card(heading, (("note", note),))))
+    height = float(picture.attrib["height"])
+    for node in picture.iter("{http://www.w3.org/2000/svg}text"):
+        assert float(node.attrib["y"]) < height - 10
+        assert len(node.text or "") <= 74
