@@ -1,0 +1,268 @@
+"""`make lab` and the lanes of `make test`: port, browser, settings, trust, the kernel's Python, the summary.
+
+Finding a Python and setting up are in test_course_tool.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from courselib import lab, lanes
+from courselib.lanes import Lane, lanes_for_tests, run_lanes, run_tests
+from courselib.terminal import Stop
+from courselib.venv import Stamp, Venv
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture
+def ready(tmp_path: Path) -> Venv:
+    """A course folder with one notebook and a `.venv` that sees the packages of the running environment."""
+    root = tmp_path / "course"
+    shutil.copytree(ROOT / "tools", root / "tools", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, root)
+    cell = nbformat.v4.new_code_cell("1", outputs=[nbformat.v4.new_output("execute_result", {"text/html": "<b>1</b>"})])
+    notebook = nbformat.v4.new_notebook(cells=[cell])
+    (root / "notebooks").mkdir()
+    nbformat.write(notebook, root / lab.FIRST_NOTEBOOK)
+    venv = Venv(root)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv.folder], check=True)
+    site_packages = venv.site_packages()
+    assert site_packages is not None
+    (site_packages / "outer.pth").write_text(str(Path(nbformat.__file__).parents[1]))
+    outer, share = Path(sys.prefix, "share/jupyter"), venv.folder / "share/jupyter"
+    (share / "lab").mkdir(parents=True)
+    shutil.copytree(outer / "kernels", share / "kernels")
+    for part in ("labextensions", "lab/static", "lab/schemas", "lab/themes"):
+        (share / part).symlink_to(outer / part)
+    venv.write_stamp(Stamp("", ("lab",), venv.fingerprint(venv.version() or "")))
+    return venv
+
+
+def bound(port: int = 0) -> socket.socket:
+    taken = socket.socket()
+    taken.bind(("127.0.0.1", port))
+    taken.listen()
+    return taken
+
+
+def answers(address: str, patience_seconds: float = 10) -> int:
+    """The status of the page; a server prints its address a moment before it listens."""
+    end = time.monotonic() + patience_seconds
+    while True:
+        try:
+            with urllib.request.urlopen(address, timeout=20) as page:
+                return int(page.status)
+        except urllib.error.URLError as error:
+            if not isinstance(error.reason, ConnectionRefusedError) or time.monotonic() > end:
+                raise
+        time.sleep(0.1)
+
+
+class TestThePort:
+    def test_a_named_port_in_use_stops_with_a_sentence(self) -> None:
+        with bound() as taken:
+            number = taken.getsockname()[1]
+            with pytest.raises(Stop, match=rf"^Port {number} cannot be used .*: give another, as in `make lab PORT="):
+                lab.choose_port(str(number))
+
+    def test_the_usual_port_in_use_gives_the_next_free_one_and_says_so(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with bound() as taken:
+            number = taken.getsockname()[1]
+            chosen = lab.choose_port(None, usual=number)
+        assert number < chosen < number + 100
+        said = f"Port {number} is in use, perhaps by another JupyterLab; this one takes {chosen}.\n"
+        assert capsys.readouterr().out == said
+
+    def test_a_free_port_is_taken_without_a_word(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with bound() as taken:
+            number = taken.getsockname()[1]
+        assert lab.choose_port(str(number)) == lab.choose_port(None, usual=number) == number
+        assert capsys.readouterr().out == ""
+
+    @pytest.mark.parametrize("wanted", ["0", "65536", "-1", "eight", "80.5"])
+    def test_what_is_no_port_stops_with_a_sentence(self, wanted: str) -> None:
+        with pytest.raises(Stop, match=f"^PORT={re.escape(wanted)} is no port: give a number from 1024 to 65535"):
+            lab.choose_port(wanted)
+
+
+class TestBeforeItOpens:
+    def test_the_settings_are_ones_that_the_installed_jupyterlab_knows(self) -> None:
+        schemas = Path(sys.prefix, "share/jupyter/lab/schemas")
+        for plugin, settings in lab.OVERRIDES.items():
+            package, name = plugin.split(":")
+            schema = json.loads((schemas / package / f"{name}.json").read_text())
+            for key, value in settings.items():
+                known = schema["properties"][key]
+                assert {"string": str, "boolean": bool}[known["type"]] is type(value)
+                assert "oneOf" not in known or value in [choice["const"] for choice in known["oneOf"]]
+
+    def test_the_settings_are_written_once(self, ready: Venv) -> None:
+        lab.write_overrides(ready)
+        path = ready.folder / "share/jupyter/lab/settings/overrides.json"
+        assert json.loads(path.read_text())["@jupyterlab/apputils-extension:notification"]["fetchNews"] == "false"
+        os.utime(path, (0, 0))
+        lab.write_overrides(ready)
+        assert path.stat().st_mtime == 0
+        path.write_text("{}")
+        lab.write_overrides(ready)
+        assert json.loads(path.read_text()) == lab.OVERRIDES
+
+    def test_the_notebooks_are_trusted_and_again_only_after_a_change(
+        self, ready: Venv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("JUPYTER_DATA_DIR", str(tmp_path / "jupyter"))
+        path = ready.root / lab.FIRST_NOTEBOOK
+        calls: list[object] = []
+        real_run = subprocess.run
+
+        def counting(*arguments: Any, **named: Any) -> Any:
+            calls.append(arguments)
+            return real_run(*arguments, **named)
+
+        def is_trusted() -> bool:
+            from nbformat.sign import NotebookNotary
+
+            notary = NotebookNotary(data_dir=str(tmp_path / "jupyter"))
+            try:
+                return bool(notary.check_signature(nbformat.read(path, as_version=4)))
+            finally:
+                notary.store.close()
+
+        monkeypatch.setattr(subprocess, "run", counting)
+        lab.trust_notebooks(ready)
+        assert is_trusted()
+        lab.trust_notebooks(ready)
+        assert len(calls) == 1
+        path.write_text(path.read_text().replace("<b>1</b>", "<b>2</b>"))
+        assert not is_trusted()
+        lab.trust_notebooks(ready)
+        assert is_trusted()
+
+    def test_without_a_display_no_browser_is_opened(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sys, "platform", "linux")
+        monkeypatch.setattr("webbrowser.get", lambda: object())
+        assert not lab.has_browser({})
+        assert lab.has_browser({"WAYLAND_DISPLAY": "wayland-0"})
+        monkeypatch.setattr(sys, "platform", "darwin")
+        assert lab.has_browser({})
+        assert "--no-browser" in lab.lab_command(Venv(), 8888, browser=False)
+        assert "--no-browser" not in lab.lab_command(Venv(), 8888, browser=True)
+
+    def test_a_missing_first_notebook_stops_with_a_sentence(self, tmp_path: Path) -> None:
+        with pytest.raises(Stop, match=r"^notebooks/00_start_here\.ipynb is missing: `make notebooks` builds it\.$"):
+            lab.open_lab(Venv(tmp_path), None)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="sends Ctrl-C as a signal")
+def test_lab_prints_an_address_that_answers_runs_the_course_s_python_and_ends_at_ctrl_c(
+    ready: Venv, tmp_path: Path
+) -> None:
+    for place in ("home/.local/share/jupyter", "elsewhere"):  # kernels of the person's own, by the same name
+        spec = tmp_path / place / "kernels/python3/kernel.json"
+        spec.parent.mkdir(parents=True)
+        spec.write_text('{"argv": ["false", "{connection_file}"], "display_name": "other", "language": "python"}')
+    with bound() as taken:
+        port = taken.getsockname()[1]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("JUPYTER")}
+    environment |= {"HOME": str(tmp_path / "home"), "JUPYTER_PATH": str(tmp_path / "elsewhere"), "DISPLAY": ""}
+    server = subprocess.Popen(
+        [sys.executable, "tools/course.py", "lab", f"PORT={port}"],
+        cwd=ready.root,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        assert server.stdout is not None
+        printed, address = "", None
+        while address is None:
+            line = server.stdout.readline()
+            assert line, f"the server ended: {printed}"
+            printed += line
+            address = re.search(rf"http://localhost:{port}/lab/tree/notebooks/00_start_here\.ipynb\?token=(\w+)", line)
+        assert answers(address[0]) == 200
+        request = urllib.request.Request(
+            f"http://localhost:{port}/api/kernels?token={address[1]}",
+            data=b'{"name": "python3"}',
+            headers={"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            kernel = json.load(answer)["id"]
+        commands = subprocess.check_output(["ps", "-eo", "args", "-ww"], text=True).splitlines()
+        kernels = [command for command in commands if f"kernel-{kernel}" in command]
+        assert [command.split()[0] for command in kernels] == [str(ready.python)]
+        began = time.monotonic()
+        server.send_signal(signal.SIGINT)
+        rest, _ = server.communicate(timeout=20)
+        assert server.returncode == 0
+        assert "Traceback" not in rest
+        assert time.monotonic() - began < 10
+    finally:
+        if server.poll() is None:
+            server.kill()
+            server.communicate()
+
+
+class TestLanes:
+    def test_every_lane_runs_and_one_failure_fails_the_whole(
+        self, ready: Venv, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        here = [
+            Lane("one", "fails", ("-c", "print('first'); raise SystemExit(3)")),
+            Lane("two", "cannot run", ("-c", "print('never')"), missing="two NOT run: no such thing"),
+            Lane(
+                "three", "passes", ("-c", "import os; print(os.environ['GPULAB_GPU'], os.environ['GPULAB_PROGRESS'])")
+            ),
+        ]
+        assert run_lanes(ready, here) == 1
+        shown = capfd.readouterr().out
+        assert "never" not in shown
+        assert shown.count("two NOT run: no such thing") == 2
+        assert "virtual:T4 " in shown
+        assert str(ready.root) not in re.findall(r"virtual:T4 (.*)", shown)[0]
+        summary = shown.split("=== summary\n")[1].splitlines()
+        assert re.fullmatch(r"  FAILED +\d+ s  one: fails", summary[0])
+        assert re.fullmatch(r"  passed +\d+ s  three: passes", summary[2])
+        assert run_lanes(ready, here[1:]) == 0
+
+    def test_without_chromium_the_browser_tests_are_visibly_not_run(self) -> None:
+        without = {lane.name: lane.missing for lane in lanes_for_tests(None)}
+        assert without.pop("browser").startswith("browser tests NOT run: no Chromium on PATH")
+        assert set(without.values()) == {""}
+        assert {lane.missing for lane in lanes_for_tests("/usr/bin/chromium")} == {""}
+
+    def test_one_lane_can_be_named_and_an_unknown_one_is_answered_with_the_names(
+        self, ready: Venv, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        ran: list[str] = []
+        monkeypatch.setattr(lanes, "_run", lambda venv, lane: ran.append(lane.name) or 0)
+        assert run_tests(ready, "unit") == 0
+        assert ran == ["unit"]
+        with pytest.raises(Stop, match="LANE=units is not known: use one of unit, browser, notebooks, exercises,"):
+            run_tests(ready, "units")
+
+    def test_the_lanes_name_files_that_exist(self) -> None:
+        for lane in lanes_for_tests("chromium"):
+            for argument in lane.arguments:
+                if argument in ("notebooks", "solutions", "exercises") or argument.startswith("tests"):
+                    assert (ROOT / argument).exists(), argument

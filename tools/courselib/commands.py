@@ -1,0 +1,111 @@
+"""The commands by name: what each needs installed and what it runs.
+
+A command ends with 0, with 1 and one sentence on what to do, or with the exit status of what it ran.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from .installing import set_up
+from .lab import open_lab
+from .lanes import LINT_LANES, run_lanes, run_tests
+from .terminal import Stop, say
+from .venv import Venv
+
+STUDENT = frozenset({"lab"})
+AUTHOR = frozenset({"lab", "test", "author"})
+
+
+@dataclass(frozen=True)
+class Command:
+    """`run` takes the environment, once it holds the `extras`, and returns the exit status."""
+
+    purpose: str
+    extras: frozenset[str]
+    run: Callable[[Venv], int]
+
+
+def _program(*arguments: str) -> Callable[[Venv], int]:
+    def run(venv: Venv) -> int:
+        return subprocess.call([str(venv.python), *arguments], cwd=venv.root, env=venv.environ())
+
+    return run
+
+
+def _nothing_more(venv: Venv) -> int:
+    say(f"{venv.folder} is ready.")
+    return 0
+
+
+COMMANDS = {
+    "lab": Command(
+        "set up, and open JupyterLab at the first notebook",
+        STUDENT,
+        lambda venv: open_lab(venv, os.environ.get("PORT") or None),
+    ),
+    "test": Command(
+        "set up, and run every test (LANE=unit for one lane)",
+        AUTHOR,
+        lambda venv: run_tests(venv, os.environ.get("LANE") or None),
+    ),
+    "doctor": Command(
+        "check this machine, and say what to do for each failing line",
+        STUDENT,
+        _program("-m", "gpulab", "doctor"),
+    ),
+    "notebooks": Command(
+        "build notebooks, solutions and exercises from sources/",
+        AUTHOR,
+        _program("tools/build.py"),
+    ),
+    "check": Command(
+        "verify that what is built agrees with sources/",
+        AUTHOR,
+        _program("tools/build.py", "--check"),
+    ),
+    "lint": Command("ruff and mypy", AUTHOR, lambda venv: run_lanes(venv, LINT_LANES)),
+    "bench": Command("the performance table", AUTHOR, _program("tools/bench.py")),
+    "setup": Command("set up .venv only, as the other commands do first", STUDENT, _nothing_more),
+}
+
+
+def help_text() -> str:
+    """The list of commands."""
+    rows = "\n".join(f"  make {name:10} {command.purpose}" for name, command in COMMANDS.items())
+    return (
+        f"{rows}\n\n"
+        "Settings, after the command: TORCH=cpu (torch's smaller build, without CUDA), PORT=8890, LANE=unit.\n"
+        "Without make: python tools/course.py lab, and likewise for the others."
+    )
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command that `arguments` name, with settings as NAME=value; returns the exit status."""
+    names = [argument for argument in arguments if "=" not in argument]
+    for setting in set(arguments).difference(names):
+        name, _, value = setting.partition("=")
+        os.environ[name] = value
+    if not names or names[0] in ("help", "-h", "--help"):
+        say(help_text())
+        return 0
+    try:
+        signal.signal(signal.SIGTERM, _end)
+        if len(names) > 1 or names[0] not in COMMANDS:
+            raise Stop(f"`{' '.join(names)}` is no command: use one of {', '.join(COMMANDS)}.")
+        venv, command = Venv(), COMMANDS[names[0]]
+        set_up(venv, command.extras, os.environ.get("TORCH") or None)
+        return command.run(venv)
+    except Stop as stop:
+        say(str(stop))
+        return 1
+    except KeyboardInterrupt:
+        say("\nInterrupted; the same command goes on from here.")
+        return 130
+
+
+def _end(number: int, frame: object) -> None:
+    sys.exit(128 + number)  # through the `finally`s, so that no pip is left behind

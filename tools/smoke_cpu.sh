@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# The package without its extras on a CPU-only torch, installed as a user would (`pip install .`): no torchvision,
+# no JupyterLab. CPU_TORCH says which torch; it must be a build without CUDA.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+python3 -m venv --clear .venv-cpu
+rm -rf build # what an earlier installation left would be installed again
+.venv-cpu/bin/python -m pip install --quiet --disable-pip-version-check "${CPU_TORCH:-torch==2.13.0}" .
+rm -rf build
+
+smoke=$PWD/tests/smoke.py
+python=$PWD/.venv-cpu/bin/python
+cd "$(mktemp -d)" # away from the source tree: the installed package is what is tried
+trap 'rm -rf "$PWD"' EXIT
+export GPULAB_PROGRESS=$PWD/progress.json
+"$python" -m gpulab doctor
+"$python" "$smoke"
