@@ -25,6 +25,7 @@ from typing import Any
 import jupytext
 import nbformat
 from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -101,7 +102,7 @@ def parse(source: Source) -> NotebookNode:
         cells.append(_cell(cell, identity, tags))
         if "solution" in tags or "check" in tags:
             cells[-1].metadata["nbgrader"] = _grading(name, solution="solution" in tags)
-    notebook = nbformat.v4.new_notebook(cells=cells)
+    notebook: NotebookNode = nbformat.v4.new_notebook(cells=cells)
     notebook.nbformat_minor = 5
     notebook.metadata = NotebookNode(
         gpulab={"source": where.as_posix(), "source_hash": source.digest()},
@@ -116,8 +117,10 @@ def _cell(cell: NotebookNode, identity: str, tags: list[str]) -> NotebookNode:
         tags = [*tags, "nbval-ignore-output"]
     metadata = NotebookNode(tags=tags) if tags else NotebookNode()
     if cell.cell_type == "code":
-        return nbformat.v4.new_code_cell(cell.source, id=identity, metadata=metadata)
-    return nbformat.v4.new_markdown_cell(cell.source, id=identity, metadata=metadata)
+        made: NotebookNode = nbformat.v4.new_code_cell(cell.source, id=identity, metadata=metadata)
+    else:
+        made = nbformat.v4.new_markdown_cell(cell.source, id=identity, metadata=metadata)
+    return made
 
 
 def _grading(name: str, *, solution: bool) -> NotebookNode:
@@ -136,7 +139,7 @@ def exercise_of(solution: NotebookNode) -> NotebookNode:
     from nbgrader.preprocessors import ClearSolutions
     from traitlets.config import Config
 
-    notebook = nbformat.from_dict(solution)
+    notebook: NotebookNode = nbformat.from_dict(solution)
     notebook.cells = [c for c in notebook.cells if "solution-only" not in c.metadata.get("tags", [])]
     stub = Config({"ClearSolutions": {"code_stub": {"python": "raise gpulab.NotAttempted"}}})
     notebook, _ = ClearSolutions(config=stub).preprocess(notebook, {})
@@ -200,8 +203,9 @@ def _clean(output: NotebookNode) -> NotebookNode:
 
 def _without_paths(text: str) -> str:
     """The text without this machine's folders: a library's file from site-packages on, a cell as <cell>."""
-    text = re.sub(r"(?:[A-Za-z]:)?[\w./\\~-]*[/\\]ipykernel_\d+[/\\]\d+\.py", "<cell>", text)
-    text = re.sub(r"(?:[A-Za-z]:)?[\w./\\~-]*[/\\]site-packages[/\\]", "site-packages/", text)
+    folder = r"(?:[A-Za-z]:[/\\]|~?/)(?:[\w.+~-]+[/\\])*"
+    text = re.sub(folder + r"ipykernel_\d+[/\\]\d+\.py", "<cell>", text)
+    text = re.sub(folder + r"site-packages[/\\]", "site-packages/", text)
     return text.replace(str(ROOT), "gpulab-course")
 
 
@@ -216,7 +220,8 @@ def keep_host_dependent(notebook: NotebookNode, old: NotebookNode | None) -> Non
 
 def canonical(notebook: NotebookNode) -> str:
     """The one text form of a notebook: keys sorted, one space of indentation, a newline at the end."""
-    return nbformat.writes(notebook, version=4, indent=1, sort_keys=True, ensure_ascii=False).rstrip("\n") + "\n"
+    text: str = nbformat.writes(notebook, version=4, indent=1, sort_keys=True, ensure_ascii=False)
+    return text.rstrip("\n") + "\n"
 
 
 def read(path: Path) -> NotebookNode | None:
@@ -304,6 +309,9 @@ def main() -> int:
             print(f"{source.notebook.relative_to(ROOT)}: {build(source, force=args.force)}", flush=True)
     except SourceError as error:
         print(error)
+        return 1
+    except CellExecutionError as error:
+        print(f"{source.notebook.relative_to(ROOT)}: a cell failed, so nothing was written\n{error}")
         return 1
     return 0
 

@@ -31,10 +31,13 @@ class Passed:
 
 
 def path() -> Path:
-    """Where the record lives: `GPULAB_PROGRESS`, else `progress.json` in the course folder or the current one."""
+    """Where the record lives: `GPULAB_PROGRESS`, else `progress.json` in the course folder or the current one.
+
+    `{pid}` in GPULAB_PROGRESS stands for the process, so that kernels running side by side in CI do not meet.
+    """
     told = os.environ.get("GPULAB_PROGRESS")
     if told:
-        return Path(told).expanduser()
+        return Path(told.replace("{pid}", str(os.getpid()))).expanduser()
     return (course.folder() or Path.cwd()) / "progress.json"
 
 

@@ -1,0 +1,293 @@
+# %% title [markdown]
+# # 08 · Exercises: gradient accumulation
+#
+# Four functions, about an hour. Each is checked on your own code: run the check cell under it as often as you like. It
+# draws fresh inputs every time, and when it fails it says what it expected, what came back, and which section of
+# [the lecture](../notebooks/08_accumulation.ipynb) to read.
+#
+# A cell that says *not attempted yet* is one you have not written. Everything after it still runs.
+
+# %% about-solution [markdown] tags=["solution-only"]
+# **This is the solution notebook.** The code between `BEGIN SOLUTION` and `END SOLUTION` is what the exercise leaves
+# open. Solve first, then compare: there is more than one right way, and the checks accept them all.
+
+# %% setup
+import copy
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import gpulab
+
+gpu = gpulab.setup()
+
+# %% window-text [markdown]
+# ## 1 · An epoch whose last window is short
+#
+# **Build** one epoch of training with accumulation that treats every window as the full batch would be treated, also
+# the last one. **Why:** the loop that most tutorials print drops it or shrinks it.
+#
+# 15 minutes · difficulty ●●○
+#
+# A *window* is `steps` micro-batches; the last window of the epoch holds what is left. The very last micro-batch may
+# also hold fewer samples than the others.
+
+# %% train_epoch tags=["solution"]
+def train_epoch(model, optimizer, loss_fn, micro_batches, steps):
+    """Train one epoch, one optimizer step for each window of `steps` micro-batches.
+
+    model          an nn.Module in training mode
+    optimizer      any torch optimizer over its parameters
+    loss_fn        loss_fn(outputs, targets) is the mean over the samples it is given, a 0-dim tensor
+    micro_batches  a list of (inputs, targets); the first dimension is the samples; do not change them
+    steps          micro-batches per window, at least 1
+
+    Each step uses the gradient of the mean loss over **all samples of its window**. Gradients left by the caller do
+    not count. Only one micro-batch's activations are alive at a time.
+    Returns the mean loss over all samples of the epoch, a float.
+    """
+    # TODO: cut the micro-batches into windows, weight each loss by its share of the window, step once per window
+    ### BEGIN SOLUTION
+    total, samples = 0.0, 0
+    for start in range(0, len(micro_batches), steps):
+        window = micro_batches[start : start + steps]
+        in_window = sum(len(x) for x, _ in window)
+        optimizer.zero_grad()
+        for x, y in window:
+            loss = loss_fn(model(x), y)
+            (loss * len(x) / in_window).backward()
+            total += loss.item() * len(x)
+            samples += len(x)
+        optimizer.step()
+    return total / samples
+    ### END SOLUTION
+
+# %% check-window tags=["check"]
+gpulab.check.accumulation_window(train_epoch)
+
+# %% window-hints [markdown]
+# <details><summary>Hint 1</summary>
+#
+# What must you know about a window before the first `backward()` in it? Slice the list:
+# `micro_batches[start : start + steps]` is shorter at the end by itself.
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# `loss_fn` returns the mean over `len(x)` samples. Its share of the window's mean is `len(x)` divided by the samples
+# of the window.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# One `zero_grad()` when a window begins, one `step()` when it ends. For the returned loss, add up
+# `loss.item() * len(x)` and divide once.
+#
+# </details>
+
+# %% window-why [markdown] tags=["solution-only"]
+# **Another right way:** let `loss_fn`'s means add up multiplied by `len(x)`, and divide all gradients by the samples of
+# the window right before `step()`. It needs no look-ahead, and costs a pass over the gradients; with fp16 the
+# undivided sums are closer to overflow.
+
+# %% tokens-text [markdown]
+# ## 2 · Every token counts once
+#
+# **Build** the gradient of a window of texts, in which every labelled token has the same weight. **Why:** sequences
+# differ in length, and the mean of means favours the short ones.
+#
+# 15 minutes · difficulty ●●○
+
+# %% accumulate_tokens tags=["solution"]
+def accumulate_tokens(model, micro_batches):
+    """Add to the gradients of `model` the gradient of the mean loss over all labelled tokens of a window.
+
+    model          model(ids) gives logits of shape (B, T, classes)
+    micro_batches  a list of (ids, labels), each int64 of shape (B, T); B and T differ between micro-batches.
+                   labels[b, t] is the class wanted at that position, or -100: padding, not to be counted
+
+    The caller has cleared the gradients and will step. One micro-batch's activations at a time. A micro-batch, or
+    the whole window, may hold no labelled token: then it adds nothing.
+    Returns the number of labelled tokens, an int.
+    """
+    # TODO: count the labelled tokens of the window, then add up the losses of the micro-batches, divided by that
+    ### BEGIN SOLUTION
+    tokens = sum(int((labels != -100).sum()) for _, labels in micro_batches)
+    for ids, labels in micro_batches:
+        logits = model(ids).flatten(0, 1)
+        loss = F.cross_entropy(logits, labels.flatten(), ignore_index=-100, reduction="sum")
+        (loss / max(tokens, 1)).backward()
+    return tokens
+    ### END SOLUTION
+
+# %% check-tokens tags=["check"]
+gpulab.check.token_weighting(accumulate_tokens)
+
+# %% tokens-hints [markdown]
+# <details><summary>Hint 1</summary>
+#
+# `F.cross_entropy` wants logits of shape (tokens, classes) and labels of shape (tokens,): flatten the first two
+# dimensions. It skips labels of −100 by itself.
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# With the default `reduction="mean"` each micro-batch divides by its own number of tokens. Which reduction leaves the
+# division to you?
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# `(labels != -100).sum()` counts the labelled tokens; `labels.numel()` counts the padding too. What would you divide
+# by if there were none?
+#
+# </details>
+
+# %% amp-text [markdown]
+# ## 3 · Mixed precision, clipping and a schedule
+#
+# **Build** the epoch as it is really run: under autocast, with a gradient scaler, clipping and a learning-rate
+# schedule. **Why:** four more calls, and each has one right place.
+#
+# 15 minutes · difficulty ●●●
+#
+# All micro-batches have equal size here, and the last window may be short.
+
+# %% train_epoch_amp tags=["solution"]
+def train_epoch_amp(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
+    """Train one epoch in mixed precision with accumulation and clipping.
+
+    model, optimizer, loss_fn, micro_batches, steps   as in exercise 1, on the CPU; micro-batches of equal size
+    scaler     a torch.amp.GradScaler, switched on (as it would be for fp16)
+    scheduler  a learning-rate schedule that counts updates of the weights
+    max_norm   the largest norm that the gradient of a window may have when the optimizer steps
+
+    The forward pass and the loss run under autocast on the CPU in bfloat16. Returns nothing.
+    """
+    # TODO: per micro-batch, a forward pass and a scaled backward; once per window, all the rest
+    ### BEGIN SOLUTION
+    for start in range(0, len(micro_batches), steps):
+        window = micro_batches[start : start + steps]
+        optimizer.zero_grad()
+        for x, y in window:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = loss_fn(model(x), y) / len(window)
+            scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+        scaler.step(optimizer)
+        scaler.update()
+        scheduler.step()
+    ### END SOLUTION
+
+# %% check-amp tags=["check"]
+gpulab.check.accumulation_amp(train_epoch_amp)
+
+# %% amp-hints [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Start from exercise 1. `torch.autocast("cpu", dtype=torch.bfloat16)` goes around the model and the loss, not around
+# `backward()`.
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# `max_norm` is meant for the real gradient. After `scaler.scale(loss).backward()`, what is in `.grad`?
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# After the inner loop, in this order: `scaler.unscale_(optimizer)`, `nn.utils.clip_grad_norm_(...)`,
+# `scaler.step(optimizer)`, `scaler.update()`, `scheduler.step()`.
+#
+# </details>
+
+# %% norm-text [markdown]
+# ## 4 · A network without BatchNorm
+#
+# **Build** a function that replaces every BatchNorm of a network by a GroupNorm. **Why:** BatchNorm normalises with the
+# micro-batch, and no weighting repairs that.
+#
+# 15 minutes · difficulty ●●●
+#
+# First a question, to be sure what the trouble is:
+
+# %% batch-norm-question
+gpulab.quiz(8, "batch-norm")
+
+# %% without_batch_norm tags=["solution"]
+def without_batch_norm(model, groups):
+    """A copy of `model` with every nn.BatchNorm2d, at any depth, replaced by a GroupNorm of `groups` groups.
+
+    model   an nn.Module; it stays as it is
+    groups  divides the number of channels of every BatchNorm2d in it
+
+    Each new norm has the old one's name, weight, bias, eps, dtype and device, and its weight and bias are trained.
+    The copy is in training mode. Returns the copy.
+    """
+    # TODO: copy the model, walk down to each BatchNorm2d, put a GroupNorm in its place
+    ### BEGIN SOLUTION
+    model = copy.deepcopy(model)
+    for name, module in list(model.named_modules()):
+        if isinstance(module, nn.BatchNorm2d):
+            like = {"device": module.weight.device, "dtype": module.weight.dtype}
+            norm = nn.GroupNorm(groups, module.num_features, eps=module.eps, **like)
+            norm.load_state_dict({"weight": module.weight, "bias": module.bias})
+            parent, _, last = name.rpartition(".")
+            setattr(model.get_submodule(parent), last, norm)
+    return model.train()
+    ### END SOLUTION
+
+# %% check-norm tags=["check"]
+gpulab.check.batch_norm_free(without_batch_norm)
+
+# %% norm-hints [markdown]
+# <details><summary>Hint 1</summary>
+#
+# `model.named_modules()` gives every module at every depth with its full name, such as `"3.rest.2"`. To replace one,
+# set an attribute on its *parent*.
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# `model.get_submodule("3.rest")` finds the parent, and `setattr(parent, "2", norm)` replaces the child; it works for
+# `nn.Sequential` too. Make a list of what you walk over before you change it.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# `nn.GroupNorm(groups, channels, eps=..., device=..., dtype=...)`, in this order of arguments. Then copy weight and
+# bias; `load_state_dict` takes both at once.
+#
+# </details>
+
+# %% try-it-text [markdown]
+# With your function, the accumulated gradient of a network that had BatchNorm is the full batch's again:
+
+# %% try-it tags=["needs-answer"]
+def gap(model, x, y, pieces=4):
+    """How far the accumulated gradient is from the full batch's, relative to the largest."""
+    gradients = []
+    for parts in (1, pieces):
+        model.zero_grad()
+        for a, b in zip(x.chunk(parts), y.chunk(parts), strict=True):
+            (F.cross_entropy(model(a), b) / parts).backward()
+        gradients.append(nn.utils.parameters_to_vector(p.grad for p in model.parameters()))
+    return ((gradients[0] - gradients[1]).abs().max() / gradients[0].abs().max()).item()
+
+
+torch.manual_seed(0)
+layers = [nn.Conv2d(1, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 36, 10)]
+network, (images, labels) = nn.Sequential(*layers), gpulab.data.digits("train")
+batch = images[:64], labels[:64]
+print("with BatchNorm, a gap above 1 %:   ", gap(network, *batch) > 0.01)
+print("with GroupNorm, a gap above 0.001 %:", gap(without_batch_norm(network, groups=4), *batch) > 1e-5)
+
+# %% done [markdown]
+# ## Done?
+#
+# The cell below shows what is recorded. Next: [the map of the course](../notebooks/00_start_here.ipynb).
+
+# %% progress
+gpulab.progress()

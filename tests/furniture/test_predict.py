@@ -1,0 +1,97 @@
+"""Predictions: kept when typed, not missed when not, and compared in words that are true."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import gpulab
+from gpulab.furniture import predict as module
+from gpulab.furniture.predict import Prediction, how_far
+
+NUMBERS = st.floats(allow_nan=False, allow_infinity=False, min_value=-1e12, max_value=1e12)
+
+
+def test_without_a_prediction_the_number_is_shown_all_the_same(capsys):
+    gpulab.predict("How many?", unit="MiB").compare(12.5)
+    assert capsys.readouterr().out.splitlines() == [
+        "Predict: How many? (in MiB)",
+        "measured: 12.5 MiB (no prediction was typed)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("guess", "actual", "words"),
+    [
+        (4, 4, "exact to half a per cent"),
+        (100, 100.4, "exact to half a per cent"),
+        (90, 100, "too low by 11 %"),
+        (150, 100, "too high by 50 %"),
+        (1, 16, "16 times too low"),
+        (64, 16, "4 times too high"),
+        (-32, -16, "2 times too high"),
+        (0, 16, "off by 16"),
+        (-5, 5, "off by 10"),
+    ],
+)
+def test_the_distance_is_told_in_words(guess, actual, words):
+    assert how_far(guess, actual) == words
+
+
+@given(NUMBERS, NUMBERS)
+def test_any_two_numbers_can_be_compared(guess, actual):
+    words = how_far(guess, actual)
+    assert words
+    assert ("exact" in words) == math.isclose(guess, actual, rel_tol=0.005)
+
+
+def test_the_kind_of_number_is_said_and_must_be_one_that_exists(capsys):
+    gpulab.predict("How many?", guess=3).compare(3, "virtual")
+    assert "virtual: 3 · your prediction: 3: exact to half a per cent" in capsys.readouterr().out
+    with pytest.raises(
+        ValueError, match="source must be 'measured', .* not 'guessed'"
+    ):
+        gpulab.predict("How many?").compare(3, "guessed")
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: gpulab.predict(3), TypeError, "question must be a text, not 3"),
+        (lambda: gpulab.predict("?", unit=None), TypeError, "unit must be a text, not None"),
+        (lambda: gpulab.predict("?", guess="4"), TypeError, "value must be a number, not '4'"),
+        (lambda: gpulab.predict("?", guess=True), TypeError, "value must be a number, not True"),
+        (lambda: gpulab.predict("?", guess=float("nan")), ValueError, "value must be a finite number"),
+        (lambda: gpulab.predict("?").compare(None), TypeError, "actual must be a number, not None"),
+    ],
+)
+def test_bad_arguments_are_named(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def box(prediction):
+    widget = module._box(prediction, "Predict: how many?")
+    return widget.children[0], widget.children[1]
+
+
+def test_what_is_typed_is_kept():
+    prediction = Prediction("how many?", "bytes")
+    typed, answer = box(prediction)
+    typed.value = "39,720"
+    assert prediction.value == 39720
+    assert 'role="status"' in answer.value
+    typed.value = ""
+    assert prediction.value is None
+    assert answer.value == ""
+
+
+@pytest.mark.parametrize("text", ["forty", "nan", "inf", "1e999", "<b>4</b>"])
+def test_what_is_no_number_is_answered_and_not_kept(text):
+    prediction = Prediction("how many?", "bytes")
+    typed, answer = box(prediction)
+    typed.value = text
+    assert prediction.value is None
+    assert "write it like 12.5" in answer.value
+    assert "<b>" not in answer.value

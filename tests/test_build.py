@@ -1,0 +1,154 @@
+"""The build of the notebooks: deterministic, one way, and clear about a source that cannot be built."""
+
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tools"))
+
+import build  # noqa: E402
+
+SOURCE = '''\
+# %% title [markdown]
+# # A small notebook
+
+# %% work tags=["solution"]
+def double(x):
+    """Twice x."""
+    # TODO: return twice x
+    ### BEGIN SOLUTION
+    return 2 * x
+    ### END SOLUTION
+
+# %% look tags=["check"]
+import sys
+import time
+print("one"), print("two", file=sys.stdout)
+for i in range(3):
+    print(f"bar {i}", end="\\r")
+print("done")
+double(21)
+
+# %% clock tags=["host-dependent"]
+print(time.perf_counter())
+
+# %% told [markdown] tags=["solution-only"]
+# Why it is right.
+'''
+
+
+@pytest.fixture
+def course(tmp_path, monkeypatch):
+    """An empty course with one solution in it, as `build.sources` finds it."""
+    monkeypatch.setattr(build, "ROOT", tmp_path)
+    for folder in ("sources/lectures", "sources/solutions", "notebooks", "solutions", "exercises"):
+        (tmp_path / folder).mkdir(parents=True)
+    path = tmp_path / "sources/solutions/99_small.py"
+    path.write_text(SOURCE, encoding="utf-8")
+    return build.sources([])[0]
+
+
+def files(root):
+    return {p.name + p.parent.name: p.read_bytes() for p in root.rglob("*.ipynb")}
+
+
+def test_a_second_build_changes_no_byte_also_when_forced(course, tmp_path):
+    assert build.build(course, force=False).startswith("executed")
+    first = files(tmp_path)
+    assert build.build(course, force=False) == "unchanged"
+    assert files(tmp_path) == first
+    assert build.build(course, force=True).startswith("executed")
+    assert files(tmp_path) == first  # the clock's saved output is kept
+
+
+def test_what_build_writes_check_accepts_and_an_edit_is_found(course):
+    build.build(course, force=False)
+    assert list(build.problems(course)) == []
+    assert list(build.strays()) == []
+    notebook = nbformat.read(course.notebook, as_version=4)
+    notebook.cells[0].source += " edited"
+    course.notebook.write_text(build.canonical(notebook), encoding="utf-8")
+    assert any("edited in sources/ only" in p for p in build.problems(course))
+    course.exercise.write_text("{}", encoding="utf-8")
+    assert any("not what the solution gives" in p for p in build.problems(course))
+
+
+def test_a_changed_source_is_found_before_it_is_built(course):
+    build.build(course, force=False)
+    course.path.write_text(SOURCE.replace("21", "22"), encoding="utf-8")
+    assert any("another version" in p for p in build.problems(course))
+
+
+def test_a_notebook_without_a_source_is_found(course, tmp_path):
+    build.build(course, force=False)
+    (tmp_path / "notebooks" / "98_stray.ipynb").write_text("{}", encoding="utf-8")
+    assert list(build.strays()) == ["notebooks/98_stray.ipynb has no source"]
+
+
+def test_outputs_are_saved_as_a_reader_sees_them(course):
+    build.build(course, force=False)
+    cell = nbformat.read(course.notebook, as_version=4).cells[2]
+    assert [o.output_type for o in cell.outputs] == ["stream", "execute_result"]
+    assert cell.outputs[0].text == "one\ntwo\ndone\n"
+
+
+def test_the_exercise_has_the_stub_and_not_the_answer(course):
+    build.build(course, force=False)
+    exercise = nbformat.read(course.exercise, as_version=4)
+    assert [c.cell_type for c in exercise.cells] == ["markdown", "code", "code", "code"]
+    stub = exercise.cells[1].source
+    assert stub.endswith("    # TODO: return twice x\n    raise gpulab.NotAttempted")
+    assert "raises-exception" in exercise.cells[2].metadata.tags
+    assert exercise.cells[2].outputs == []
+    solution = nbformat.read(course.notebook, as_version=4)
+    assert "raises-exception" not in solution.cells[2].metadata.tags
+
+
+def test_cell_ids_depend_on_the_names_and_not_on_the_text(course):
+    before = [c.id for c in build.parse(course).cells]
+    course.path.write_text(SOURCE.replace("A small notebook", "Another title"), encoding="utf-8")
+    assert [c.id for c in build.parse(course).cells] == before
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("# %% told [markdown]", "# %% [markdown]", "cell 5 has no name"),
+        ("# %% clock", "# %% look", "two cells are named 'look'"),
+        ("host-dependent", "hostdependent", "the tag 'hostdependent'"),
+    ],
+)
+def test_a_source_that_cannot_be_built_says_where(course, old, new, message):
+    course.path.write_text(SOURCE.replace(old, new), encoding="utf-8")
+    with pytest.raises(build.SourceError, match=message):
+        build.parse(course)
+
+
+def test_a_failing_cell_stops_the_build_and_leaves_the_old_notebook(course):
+    build.build(course, force=False)
+    before = course.notebook.read_bytes()
+    course.path.write_text(SOURCE.replace("2 * x", "2 * y"), encoding="utf-8")
+    with pytest.raises(Exception, match="name 'y' is not defined"):
+        build.build(course, force=False)
+    assert course.notebook.read_bytes() == before
+
+
+def test_paths_of_this_machine_do_not_get_into_outputs():
+    text = (
+        "/tmp/ipykernel_12/34.py:1: \x1b[39m~/.venv/lib/python3.12/site-packages/torch/a.py C:\\v\\site-packages\\b.py"
+    )
+    assert build._without_paths(text) == "<cell>:1: \x1b[39msite-packages/torch/a.py site-packages/b.py"
+
+
+def test_nbgrader_reads_the_exercise_as_its_own(course):
+    """An instructor can release it: every answer is a solution cell, every check worth a point, ids unique."""
+    notebook = build.parse(course)
+    grading = [c.metadata["nbgrader"] for c in notebook.cells if "nbgrader" in c.metadata]
+    assert [(g["grade_id"], g["solution"], g["grade"]) for g in grading] == [
+        ("work", True, False),
+        ("look", False, True),
+    ]
+    assert grading[1]["points"] == 1
