@@ -35,8 +35,8 @@ double(21)
 # %% clock tags=["host-dependent"]
 print(time.perf_counter())
 
-# %% told [markdown] tags=["solution-only"]
-# Why it is right.
+# %% told [markdown]
+# What comes next.
 '''
 
 
@@ -98,7 +98,7 @@ def test_outputs_are_saved_as_a_reader_sees_them(course):
 def test_the_exercise_has_the_stub_and_not_the_answer(course):
     build.build(course, force=False)
     exercise = nbformat.read(course.exercise, as_version=4)
-    assert [c.cell_type for c in exercise.cells] == ["markdown", "code", "code", "code"]
+    assert [c.cell_type for c in exercise.cells] == ["markdown", "code", "code", "code", "markdown"]
     stub = exercise.cells[1].source
     assert stub.endswith("    # TODO: return twice x\n    raise gpulab.NotAttempted")
     assert "raises-exception" in exercise.cells[2].metadata.tags

@@ -38,7 +38,6 @@ TAGS = {
     "solution": "the answer's code, between BEGIN SOLUTION and END SOLUTION; a stub in the exercise",
     "check": "calls gpulab.check on the student's object",
     "needs-answer": "uses the student's object, so it raises in an unsolved exercise",
-    "solution-only": "left out of the exercise",
     "host-dependent": "prints measured times; its saved output is kept and not compared",
     "raises-exception": "fails on purpose",
 }
@@ -140,7 +139,6 @@ def exercise_of(solution: NotebookNode) -> NotebookNode:
     from traitlets.config import Config
 
     notebook: NotebookNode = nbformat.from_dict(solution)
-    notebook.cells = [c for c in notebook.cells if "solution-only" not in c.metadata.get("tags", [])]
     stub = Config({"ClearSolutions": {"code_stub": {"python": "raise gpulab.NotAttempted"}}})
     notebook, _ = ClearSolutions(config=stub).preprocess(notebook, {})
     for cell in notebook.cells:

@@ -7,10 +7,6 @@
 #
 # A cell that says *not attempted yet* is one you have not written. Everything after it still runs.
 
-# %% about-solution [markdown] tags=["solution-only"]
-# **This is the solution notebook.** The code between `BEGIN SOLUTION` and `END SOLUTION` is what the exercise leaves
-# open. Solve first, then compare: there is more than one right way, and the checks accept them all.
-
 # %% setup
 import copy
 
@@ -49,6 +45,8 @@ def train_epoch(model, optimizer, loss_fn, micro_batches, steps):
     """
     # TODO: cut the micro-batches into windows, weight each loss by its share of the window, step once per window
     ### BEGIN SOLUTION
+    # Another right way: weight each mean by len(x), and divide all gradients by the window's samples right before
+    # step(). It needs no look-ahead, and costs a pass over the gradients; in fp16 such sums are closer to overflow.
     total, samples = 0.0, 0
     for start in range(0, len(micro_batches), steps):
         window = micro_batches[start : start + steps]
@@ -85,11 +83,6 @@ gpulab.check.accumulation_window(train_epoch)
 # `loss.item() * len(x)` and divide once.
 #
 # </details>
-
-# %% window-why [markdown] tags=["solution-only"]
-# **Another right way:** let `loss_fn`'s means add up multiplied by `len(x)`, and divide all gradients by the samples of
-# the window right before `step()`. It needs no look-ahead, and costs a pass over the gradients; with fp16 the
-# undivided sums are closer to overflow.
 
 # %% tokens-text [markdown]
 # ## 2 · Every token counts once

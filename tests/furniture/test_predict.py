@@ -49,9 +49,7 @@ def test_any_two_numbers_can_be_compared(guess, actual):
 def test_the_kind_of_number_is_said_and_must_be_one_that_exists(capsys):
     gpulab.predict("How many?", guess=3).compare(3, "virtual")
     assert "virtual: 3 · your prediction: 3: exact to half a per cent" in capsys.readouterr().out
-    with pytest.raises(
-        ValueError, match="source must be 'measured', .* not 'guessed'"
-    ):
+    with pytest.raises(ValueError, match=r"source must be 'measured', .* not 'guessed'"):
         gpulab.predict("How many?").compare(3, "guessed")
 
 
