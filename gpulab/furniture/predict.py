@@ -9,6 +9,7 @@ import math
 from typing import Any
 
 from ..display import in_notebook, show
+from . import front_end
 
 
 class Prediction:
@@ -95,7 +96,7 @@ def _box(prediction: Prediction, asked: str) -> Any:
         placeholder="type a number, press Enter",
         continuous_update=False,
         style={"description_width": "initial"},
-        layout={"width": "auto", "max_width": "44em"},
+        layout={"width": "100%", "max_width": "60em"},
     )
     answer = widgets.HTML()
 
@@ -107,9 +108,9 @@ def _box(prediction: Prediction, asked: str) -> Any:
         try:
             prediction.set(float(typed.replace(" ", "").replace(",", "")))
         except ValueError:
-            answer.value = f'<span role="status">{html.escape(typed)} is not a number: write it like 12.5</span>'
+            answer.value = f"{html.escape(typed)} is not a number: write it like 12.5"
             return
-        answer.value = '<span role="status">kept; run on and see</span>'
+        answer.value = "kept; run on and see"
 
     box.observe(keep, "value")
-    return widgets.VBox([box, answer])
+    return front_end.box([box, answer], answer=answer, label=asked)

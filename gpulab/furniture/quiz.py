@@ -15,7 +15,7 @@ from typing import Any
 
 from .. import course
 from ..display import show
-from . import progress
+from . import front_end, progress
 
 
 @dataclass(frozen=True)
@@ -118,14 +118,15 @@ def _as_widget(question: Question, number: int) -> Any:
 
     def answer(_: Any) -> None:
         if choice.value is None:
-            feedback.value = '<div role="status">Choose an option first: arrow keys, then Tab and Enter.</div>'
+            feedback.value = "<p>Choose an option first: arrow keys, then Tab and Enter.</p>"
             return
-        option = question.options[choice.value]
-        lines = [f"<p>{_verdict(option)}</p>"]
+        chosen, option = letters[choice.value]
+        lines = [f"<p>{chosen}) {_verdict(option)}</p>"]
         if option.right:
             lines += [f"<p>{letter}) {_verdict(other)}</p>" for letter, other in letters if other is not option]
             lines += [f"<p>{html.escape(n)}</p>" for n in progress.record("questions", question.lesson, question.id)]
-        feedback.value = f'<div role="status">{"".join(lines)}</div>'
+        feedback.value = "".join(lines)
 
     button.on_click(answer)
-    return widgets.VBox([asked, choice, button, feedback])
+    label = f"Question {number}: {question.text.replace('`', '')}"
+    return front_end.box([asked, choice, button, feedback], answer=feedback, label=label)
