@@ -1,0 +1,79 @@
+"""The worked examples of CONTRIBUTING.md work: what an author copies from there runs."""
+
+import dataclasses
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+
+import gpulab
+from gpulab import course
+from gpulab.check import base
+
+ROOT = Path(__file__).resolve().parent.parent
+BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.DOTALL)
+
+
+def block(containing):
+    (found,) = [b for b in BLOCKS if containing in b]
+    return found
+
+
+@pytest.fixture
+def built(tmp_path, monkeypatch):
+    """Builds a block as a source, in a course of its own."""
+    import build
+
+    monkeypatch.setattr(build, "ROOT", tmp_path)
+    for folder in ("lectures", "solutions"):
+        (tmp_path / "sources" / folder).mkdir(parents=True)
+
+    def parse(text, folder):
+        path = tmp_path / "sources" / folder / "99_example.py"
+        path.write_text(text, encoding="utf-8")
+        source = next(s for s in build.sources([]) if s.path == path)
+        notebook = build.parse(source)
+        return notebook, build.exercise_of(notebook)
+
+    return parse
+
+
+def test_the_example_of_a_lesson_is_a_source(built):
+    notebook, _ = built(block("# %% saved-text"), "lectures")
+    assert [c.cell_type for c in notebook.cells] == ["markdown", "code", "code", "code"]
+    nbformat.validate(notebook)
+
+
+def test_the_example_of_an_exercise_gives_a_stub_and_its_check_judges(built, monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("GPULAB_PROGRESS", str(tmp_path / "progress.json"))
+    solution, exercise = built(block("# %% check-double"), "solutions")
+    lessons = [dataclasses.replace(row, checks=("double",)) if row.number == 2 else row for row in course.LESSONS]
+    monkeypatch.setattr(course, "LESSONS", tuple(lessons))
+    names = {"gpulab": gpulab}
+    exec("import torch\nfrom typing import Any\nfrom gpulab.check.base import Trial, check, show\n", names)
+    exec(block("@check(lesson=2"), names)
+    check = names["double"]
+
+    exec(solution.cells[0].source, names)
+    check(names["double"])
+    assert "✔ double: every element is doubled" in capsys.readouterr().out
+    exec(exercise.cells[0].source, names)
+    with pytest.raises(base.NotAttempted):
+        check(names["double"])
+    with pytest.raises(base.CheckFailed, match="the result is not twice x"):
+        check(lambda x: x**2)
+    with pytest.raises(base.CheckFailed, match="changed its argument x"):
+        check(lambda x: x.mul_(2))
+
+
+def test_the_example_of_a_simulator_is_whole():
+    names = {}
+    exec("from dataclasses import dataclass\nfrom gpulab.sim.base import *\nfrom gpulab.sim.svg import *\n", names)
+    exec("from gpulab.style import SKY\n", names)
+    exec(block("class Lilies"), names)
+    pond = names["Lilies"](days=3)
+    assert "after 3 days there are 8 lilies" in repr(pond)
+    assert "<title" in pond.svg()
+    with pytest.raises(ValueError, match="days"):
+        pond.set(days=0)
