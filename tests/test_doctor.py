@@ -118,7 +118,7 @@ def test_the_text_table_shows_state_name_finding_and_what_to_do() -> None:
         "problem  PyTorch  <b>is</b> not installed",
         "                  do: Run make lab & wait.",
         "",
-        "3 lines, 1 problem, 1 note.",
+        "3 lines, 1 problem, 1 note. Numbers are measured on this machine.",
     ]
 
 
@@ -141,7 +141,7 @@ def test_the_html_table_holds_the_same_words_escaped() -> None:
         "PyTorch",
         "<b>is</b> not installed",
         " Run make lab & wait.",
-        "3 lines, 1 problem, 1 note",
+        "3 lines, 1 problem, 1 note. Numbers are measured on this machine.",
     ):
         assert said in words
     assert page.count("<tr>") == 4

@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 from ..display import show
-from .checks import examine
+from .checks import Readers, examine
 from .finding import Finding, Report
 from .table import as_html, as_text
 
-__all__ = ["Finding", "Report", "doctor", "examine"]
+__all__ = ["Finding", "Readers", "Report", "doctor", "examine"]
 
 
 def doctor() -> Report:

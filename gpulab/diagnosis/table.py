@@ -10,12 +10,14 @@ from .finding import Finding, Report
 # Blue, green and vermillion of the palette, dark enough for white letters; the word carries the meaning.
 _COLOURS = {"ok": "#007a5a", "note": "#0072b2", "problem": "#b34700"}
 
+_SOURCE = "Numbers are measured on this machine."
+
 
 def as_text(report: Report, width: int = 100) -> str:
     """The table for a terminal: state, name, what was found, and below it what to do."""
     column = max((len(finding.name) for finding in report.findings), default=0)
     lines = [line for finding in report.findings for line in _text_lines(finding, column, width)]
-    return "\n".join([*lines, "", f"{report.summary}."])
+    return "\n".join([*lines, "", f"{report.summary}. {_SOURCE}"])
 
 
 def _text_lines(finding: Finding, column: int, width: int) -> list[str]:
@@ -43,6 +45,6 @@ def as_html(report: Report) -> str:
         )
     head = "".join(f'<th {cell} scope="col">{title}</th>' for title in ("state", "part", "what was found"))
     return (
-        f"<table><caption>{html.escape(report.summary)}</caption>"
+        f"<table><caption>{html.escape(report.summary)}. {_SOURCE}</caption>"
         f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
     )
