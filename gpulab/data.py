@@ -34,7 +34,7 @@ def digits(split: Literal["train", "test"] | None = None) -> Digits:
     import torch
 
     raw = gzip.decompress(resources.files("gpulab").joinpath("digits.csv.gz").read_bytes()).decode()
-    table = torch.tensor([[int(v) for v in row] for row in csv.reader(raw.splitlines())])
+    table = torch.tensor([[int(v) for v in row] for row in csv.reader(raw.splitlines())], device="cpu")
     part = {None: slice(None), "train": slice(TRAIN_SAMPLES), "test": slice(TRAIN_SAMPLES, None)}[split]
     table = table[part]
     images = (table[:, :64].to(torch.float32) / 16).reshape(-1, 1, 8, 8)

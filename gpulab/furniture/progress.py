@@ -9,7 +9,10 @@ from __future__ import annotations
 import html
 import json
 import os
+import re
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,7 +46,14 @@ def path() -> Path:
 
 def read() -> Passed:
     """The record as it stands. A damaged file is renamed to `progress.damaged-N.json`, and a note says so."""
-    raw, notes = _load(path())
+    try:
+        raw, wrong = _parse(path())
+        notes: tuple[str, ...] = ()
+        if wrong:
+            with _locked() as file:  # again, since another kernel may have seen to it meanwhile
+                raw, notes = _load(file)
+    except _TROUBLE as error:
+        raw, notes = _empty(), (f"progress not read: {_why(error)}",)
     return Passed(
         {int(k): frozenset(v) for k, v in raw["checks"].items()},
         {int(k): frozenset(v) for k, v in raw["questions"].items()},
@@ -59,12 +69,8 @@ def record(kind: str, lesson: int, name: str) -> tuple[str, ...]:
     """
     if kind not in ("checks", "questions"):
         raise ValueError(f"kind must be 'checks' or 'questions', not {kind!r}")
-    from filelock import FileLock, Timeout
-
-    file = path()
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{file}.lock", timeout=_LOCK_SECONDS):
+        with _locked() as file:
             raw, notes = _load(file)
             names = raw[kind].setdefault(str(lesson), [])
             if name not in names:
@@ -72,10 +78,8 @@ def record(kind: str, lesson: int, name: str) -> tuple[str, ...]:
                 names.sort()
                 _write(file, raw)
             return notes
-    except Timeout:
-        return (f"progress not recorded: another program has held {file.name}.lock for {_LOCK_SECONDS:.0f} s",)
-    except OSError as error:
-        return (f"progress not recorded: {file.name} cannot be written ({error.strerror or error})",)
+    except _TROUBLE as error:
+        return (f"progress not recorded: {_why(error)}",)
 
 
 def progress() -> None:
@@ -88,21 +92,47 @@ def _empty() -> dict[str, Any]:
     return {"version": _VERSION, "checks": {}, "questions": {}}
 
 
+# RuntimeError: a home folder that is not known, a circle of links. NotImplementedError: a disk without locks.
+_TROUBLE = (OSError, RuntimeError, NotImplementedError)
+
+
+def _why(error: BaseException) -> str:
+    if isinstance(error, TimeoutError):
+        return f"another program has held the lock beside it for {_LOCK_SECONDS:.0f} s"
+    if isinstance(error, OSError) and error.strerror:
+        return f"{Path(error.filename).name if isinstance(error.filename, str) else 'the file'}: {error.strerror}"
+    return str(error)
+
+
+@contextmanager
+def _locked() -> Iterator[Path]:
+    """The file itself, also where `path()` is a link to it, held against the other kernels."""
+    from filelock import FileLock
+
+    file = path().resolve()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{file}.lock", timeout=_LOCK_SECONDS):
+        yield file
+
+
 def _load(file: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The record, and a note where it was damaged and had to be set aside; only under the lock."""
+    raw, wrong = _parse(file)
+    return raw, (_set_aside(file, wrong),) if wrong else ()
+
+
+def _parse(file: Path) -> tuple[dict[str, Any], str | None]:
+    """The record as it stands, or an empty one and what is wrong with it. OSError when it cannot be read."""
     try:
-        text = file.read_text(encoding="utf-8")
+        raw = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        return _empty(), ()
-    except (OSError, UnicodeDecodeError) as error:
-        if isinstance(error, OSError):
-            return _empty(), (f"progress not read: {file.name}: {error.strerror or error}",)
-        return _empty(), _set_aside(file, "it is not text")
-    try:
-        raw = json.loads(text)
-    except json.JSONDecodeError as error:
-        return _empty(), _set_aside(file, f"it is not JSON ({error})")
+        return _empty(), None
+    except UnicodeDecodeError:
+        return _empty(), "it is not text"
+    except (ValueError, RecursionError) as error:
+        return _empty(), f"it is not JSON ({error})"
     wrong = _what_is_wrong(raw)
-    return (_empty(), _set_aside(file, wrong)) if wrong else (raw, ())
+    return (_empty(), wrong) if wrong else (raw, None)
 
 
 def _what_is_wrong(raw: Any) -> str | None:
@@ -113,20 +143,21 @@ def _what_is_wrong(raw: Any) -> str | None:
         if not isinstance(table, dict):
             return f"{kind!r} is not a table"
         for number, names in table.items():
-            if not number.isdecimal() or not isinstance(names, list) or not all(isinstance(n, str) for n in names):
-                return f"{kind!r} has a row that is not a lesson with names: {number!r}"
+            if (
+                not re.fullmatch("0|[1-9][0-9]{0,3}", number)
+                or not isinstance(names, list)
+                or not all(isinstance(n, str) for n in names)
+            ):
+                return f"{kind!r} has a row that is not a lesson with names: {number[:20]!r}"
     return None
 
 
-def _set_aside(file: Path, why: str) -> tuple[str, ...]:
+def _set_aside(file: Path, why: str) -> str:
     number = 1
     while (kept := file.with_name(f"{file.stem}.damaged-{number}.json")).exists():
         number += 1
-    try:
-        os.replace(file, kept)
-    except OSError as error:
-        return (f"{file.name} is damaged ({why}) and could not be set aside: {error.strerror or error}",)
-    return (f"{file.name} was damaged ({why}); it is kept as {kept.name}, and a new one begins",)
+    os.replace(file, kept)
+    return f"{file.name} was damaged ({why}); it is kept as {kept.name}, and a new one begins"
 
 
 def _write(file: Path, raw: dict[str, Any]) -> None:

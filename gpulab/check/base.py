@@ -1,0 +1,216 @@
+"""What every check is made of: it runs a student's own object on fresh inputs, and answers in plain lines.
+
+A check is a function `(student, trial)` under `@check(...)`. It calls the student's code through `trial.call`
+and judges with `trial.expect`; it never reads the source. `guard` holds the student's code in bounds.
+"""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from types import MappingProxyType
+from typing import Any, NoReturn
+
+from ..course import lesson as course_lesson
+from . import guard, settings
+from .measure import copy_of, same
+from .wording import clip, frames, show, signature_of, text_of
+
+
+class NotAttempted(NotImplementedError):
+    """Raised by the stub of an exercise that has not been written yet."""
+
+    def __str__(self) -> str:
+        return super().__str__() or "not attempted yet: this exercise is still to be written"
+
+    def _render_traceback_(self) -> list[str]:
+        return [str(self)]
+
+
+class CheckFailed(Exception):
+    """The student's answer is not right; prints as what was expected, what came back, why, where to read."""
+
+    def __init__(
+        self,
+        check: str,
+        summary: str,
+        *,
+        expected: str = "",
+        got: str = "",
+        likely: str = "",
+        also: str = "",
+        read: str = "",
+    ) -> None:
+        self.check, self.summary = check, summary
+        self.rows = {"expected": expected, "got": got, "likely": likely, "also": also, "read": read}
+        self.notes: list[str] = []
+        super().__init__(summary)
+
+    def __str__(self) -> str:
+        lines = [f"✘ {self.check}: {self.summary}"]
+        lines += [f"  {label:<9} {clip(text)}" for label, text in self.rows.items() if text]
+        return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
+
+    def _render_traceback_(self) -> list[str]:
+        return [str(self)]
+
+
+class Trial:
+    """One run of a check: its name and lesson, and the verbs that a check is written with."""
+
+    def __init__(self, name: str, lesson: int) -> None:
+        self.name, self.lesson = name, lesson
+        self.called = False  # whether the student's code has run: before that, the inputs drawn do not matter
+        self._guard = guard.Guard()
+
+    def fail(self, summary: str, *, read: str = "", **rows: str) -> NoReturn:
+        where = f"lesson {self.lesson:02d}, “{read}”" if read else ""
+        raise CheckFailed(self.name, summary, read=where, **rows)
+
+    def expect(self, right: bool, summary: str, *, read: str = "", **rows: str) -> None:
+        """Fail with these lines unless `right`."""
+        if not right:
+            self.fail(summary, read=read, **rows)
+
+    def function(self, student: Any, parameters: Sequence[str]) -> None:
+        """Fail unless `student` is a function that can be called with these positional parameters."""
+        wanted = f"a function of ({', '.join(parameters)})"
+        if student is None:
+            self.fail(
+                "there is nothing to check: the object is None",
+                expected=wanted,
+                got="None",
+                likely="the function was called, and what it returned was passed on: pass the function itself",
+            )
+        if inspect.isclass(student):
+            got = f"the class {student.__name__}"
+            self.fail("a class came where a function is wanted", expected=wanted, got=got)
+        if not callable(student):
+            self.fail("this cannot be called", expected=wanted, got=show(student))
+        if any(map(inspect.iscoroutinefunction, (student, type(student).__call__))):
+            self.fail(
+                "this function does not run when it is called",
+                expected=wanted,
+                got="an async function",
+                likely="it needs no async: a call then returns before any of the body has run",
+            )
+        try:
+            signature = inspect.signature(student)
+        except (TypeError, ValueError):  # a callable of C code has none; calling it will tell
+            return
+        got = signature_of(student, signature)
+        try:
+            signature.bind(*parameters)
+        except TypeError:
+            self.fail("the signature does not fit", expected=wanted, got=got)
+        names = list(signature.parameters)
+        if names != list(parameters) and sorted(names) == sorted(parameters):
+            self.fail("the parameters are in another order", expected=wanted, got=got)
+
+    def call(
+        self,
+        student: Callable[..., Any],
+        *args: Any,
+        unchanged: Mapping[str, Any] = MappingProxyType({}),
+        explain: Callable[[str], str] = lambda error: "",
+        inside: AbstractContextManager[Any] | None = None,
+        who: str = "your function",
+    ) -> Any:
+        """What `student(*args)` returns, called with `inside` entered. Its exception, an endless loop, a change
+        of an argument named in `unchanged` or a setting left changed each fail the check with their own lines;
+        `explain` turns an exception, as "Type: text", into what it likely means, or into nothing."""
+        before = {name: copy_of(value) for name, value in unchanged.items()}
+        self.called = True
+        outcome = self._guard.run(student, args, inside or nullcontext())
+        if isinstance(outcome.error, NotAttempted) or _is_plain_stub(outcome.error):
+            raise NotAttempted(f"{self.name}: not attempted yet") from None
+        put_back = "; ".join(outcome.left_behind) + " (put back now)" if outcome.left_behind else ""
+        if outcome.timed_out:
+            on = "" if outcome.ended else ", and goes on in the background until the kernel restarts"
+            self.fail(
+                f"{who} did not return within {outcome.limit:.0f} s",
+                expected="an answer in a moment: the inputs are tiny",
+                got=f"a call that was still running{on}",
+                likely="a loop whose end is never reached, or a wait for something that never comes",
+            )
+        if outcome.error is not None:
+            name, text = type(outcome.error).__name__, text_of(outcome.error)
+            failed = CheckFailed(
+                self.name,
+                f"{who} raised {name}",
+                got=f"{text or 'no message'}{put_back and f'; and it left {put_back}'}",
+                likely=explain(f"{name}: {text}"),
+            )
+            failed.notes += frames(outcome.error)
+            raise failed from outcome.error
+        if put_back:
+            self.fail(
+                f"{who} left a setting changed",
+                expected="the settings that were there before the call",
+                got=put_back,
+                likely="a switch was set for the work inside and not set back: use it as a context manager",
+            )
+        if inspect.iscoroutine(outcome.value) or inspect.isgenerator(outcome.value):
+            outcome.value.close()
+            self.fail(
+                f"{who} has not run: it returned a {type(outcome.value).__name__}",
+                expected="the work done when the call returns",
+                got="an object that would do it when it is iterated over or awaited",
+                likely="a yield, or an await, turns a function into one that only promises its body",
+            )
+        for name, old in before.items():
+            if not same(old, unchanged[name]):
+                self.fail(
+                    f"{who} changed its argument {name}",
+                    expected=f"{name} as it was: the caller still needs it",
+                    got="other contents after the call",
+                    likely="an in-place operation on the argument itself: pop or sort of a list, += or a method "
+                    "that ends in _ on a tensor",
+                )
+        return outcome.value
+
+    def printed(self) -> list[str]:
+        text = self._guard.printed()
+        return [f"(your function printed: {text})"] if text else []
+
+
+def check(*, lesson: int, says: str) -> Callable[[Callable[[Any, Trial], None]], Callable[..., None]]:
+    """Make a check of `lesson` out of a function `(student, trial)` that raises when the answer is wrong.
+
+    `says` is the line that a right answer is told. The check takes the student's object and, to draw the
+    same inputs again, `seed=`.
+    """
+
+    def decorate(body: Callable[[Any, Trial], None]) -> Callable[..., None]:
+        name = body.__name__
+        if name not in course_lesson(lesson).checks:
+            raise ValueError(f"check {name!r} is not in the course table of lesson {lesson:02d}")
+
+        def run(student: Any, *, seed: int | None = None) -> None:
+            drawn = random.SystemRandom().randrange(2**31) if seed is None else seed
+            if not isinstance(drawn, int) or isinstance(drawn, bool):
+                raise TypeError(f"seed must be a whole number, as a failed check prints it, not {show(drawn)}")
+            trial = Trial(name, lesson)
+            try:
+                settings.in_clean_state(lambda: body(student, trial), seed=drawn)
+            except CheckFailed as failed:
+                if trial.called:
+                    failed.notes.append(f"the same inputs again: gpulab.check.{name}(…, seed={drawn})")
+                failed.notes += trial.printed()
+                raise
+            from ..furniture.progress import record
+
+            print("\n  ".join([f"✔ {name}: {says}", *trial.printed(), *record("checks", lesson, name)]))
+
+        run.__name__ = run.__qualname__ = name
+        run.__doc__ = body.__doc__
+        return run
+
+    return decorate
+
+
+def _is_plain_stub(error: BaseException | None) -> bool:
+    """`raise NotImplementedError` with no message: the stub that an instructor's own grader writes."""
+    return type(error) is NotImplementedError and not error.args

@@ -1,0 +1,207 @@
+"""The check of an accumulation loop: uneven windows, gradients left by the caller, the mean loss it reports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from ..base import Trial, check
+from ..measure import SavedBytes
+from ..wording import show
+from .common import Batch, Loop, Recorder, explain, judge, judge_weights, one_at_a_time, replica, rows_seen
+from .misconceptions import BATCH_NORM, MEAN_OF_MEANS, WINDOW
+
+# Not the plain one: who calls F.cross_entropy instead of the argument gets other gradients.
+loss_fn = partial(F.cross_entropy, label_smoothing=0.2)
+
+
+def classifier(dtype: torch.dtype = torch.float64) -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 3)).to(dtype)
+
+
+def draw(sizes: list[int], dtype: torch.dtype = torch.float64) -> list[Batch]:
+    """Micro-batches of these sizes. Their inputs lie around different points, as sorted data do."""
+    return [(torch.randn(n, 6, dtype=dtype) + torch.randn(6, dtype=dtype), torch.randint(0, 3, (n,))) for n in sizes]
+
+
+def epoch(
+    model: nn.Module,
+    batches: list[Batch],
+    steps: int,
+    losses: list[tuple[float, int]] | None = None,
+    *,
+    weight: str = "samples",
+    boundary: str = "end",
+    zero: str = "window",
+    loss: str = "given",
+) -> Iterator[torch.Tensor]:
+    """The gradients that one epoch of accumulation steps with, one by one. `losses` takes each micro-batch's
+    loss and size.
+
+    weight    samples: mean over the window's samples · micro: mean of its means · steps: sum of means / steps
+              · sum: sum of means · all: sum of means / number of micro-batches
+    boundary  end · start: a step when i % steps == 0 · after: the same, but not for 0 · no_tail: full windows
+              only · extra: those, and one more step after the loop · once: at the end · every: each micro-batch
+              · inside: the same, cleared only after each window
+    zero      window: before each · late: only after a step · micro: before each micro-batch · never
+              · before: between backward and step
+    loss      given · own: plain cross-entropy
+    """
+    model = replica(model)
+    optimizer = Recorder(model)
+    if zero == "window":
+        optimizer.zero_grad()
+    for i, (x, y) in enumerate(batches):
+        if zero == "micro":
+            optimizer.zero_grad()
+        window = batches[i - i % steps : i - i % steps + steps] if boundary != "every" else batches[i : i + 1]
+        mean = (loss_fn if loss == "given" else F.cross_entropy)(model(x), y)
+        if losses is not None:
+            losses.append((mean.item(), len(x)))
+        share = {
+            "samples": len(x) / sum(len(a) for a, _ in window),
+            "micro": 1 / len(window),
+            "steps": 1 / steps,
+            "sum": 1.0,
+            "all": 1 / len(batches),
+        }[weight]
+        (mean * share).backward()
+        last, full, first = i == len(batches) - 1, (i + 1) % steps == 0, i % steps == 0
+        steps_now = {
+            "end": full or last,
+            "start": first,
+            "after": first and i > 0,
+            "no_tail": full,
+            "extra": full,
+            "every": True,
+            "inside": True,
+            "once": last,
+        }[boundary]
+        for _ in range(steps_now + (last and boundary == "extra")):
+            if zero == "before":
+                optimizer.zero_grad()
+            optimizer.step()
+            yield optimizer.gradients[-1]
+            if zero in ("window", "late") and (full or boundary != "inside"):
+                optimizer.zero_grad()
+
+
+@dataclass(frozen=True)
+class Case:
+    """One epoch to run, with what it must come to: reckoned before any of the student's code runs."""
+
+    model: nn.Module
+    batches: list[Batch]
+    steps: int
+    loop: Loop
+    want: list[torch.Tensor]
+    losses: list[tuple[float, int]]
+    start: torch.Tensor
+    allowed: int
+
+
+def prepare(sizes: list[int], steps: int) -> Case:
+    model, batches = classifier(), draw(sizes)
+    for p in model.parameters():
+        p.grad = torch.randn_like(p)  # left by the caller; must not count
+    losses: list[tuple[float, int]] = []
+    loop = partial(epoch, replica(model), batches, steps)
+    with SavedBytes(model.parameters()) as single:
+        loss_fn(model(batches[0][0]), batches[0][1])
+    start = nn.utils.parameters_to_vector(model.parameters()).detach()
+    return Case(model, batches, steps, loop, list(loop(losses)), losses, start, single.peak)
+
+
+@check(
+    lesson=8,
+    says="every window steps with the gradient of the mean over its own samples, one micro-batch at a time",
+)
+def accumulation_window(student: Any, trial: Trial) -> None:
+    """Check a function of (model, optimizer, loss_fn, micro_batches, steps): one epoch, one optimizer step for
+    every `steps` micro-batches and for the rest, each with the gradient of the mean loss over the window's
+    samples; it returns the mean loss over all samples of the epoch, as a float."""
+    trial.function(student, ("model", "optimizer", "loss_fn", "micro_batches", "steps"))
+    for case in [prepare(s, n) for s, n in (([4] * 9 + [1], 4), ([4] * 8, 4), ([3, 3, 2], 8), ([5, 5], 1))]:
+        model, batches, steps = case.model, case.batches, case.steps
+        seen, optimizer, saved = rows_seen(model), Recorder(model), SavedBytes(model.parameters())
+        mean_loss = trial.call(
+            student,
+            *(model, optimizer, loss_fn, batches, steps),
+            unchanged={"micro_batches": batches},
+            explain=explain,
+            inside=saved,
+        )
+        last, inputs = (len(batches) - 1) % steps + 1, f"{len(batches)} micro-batches and steps = {steps}"
+        judge_weights(trial, model, optimizer, case.start, within=1e-9)
+        judge(trial, optimizer.gradients, case.want, case.loop, WINDOW, 1e-6, inputs, last=last, steps=steps)
+        one_at_a_time(trial, saved, seen, max(len(x) for x, _ in batches), case.allowed)
+        trial.expect(
+            model.training,
+            "the model came back in evaluation mode",
+            expected="training mode, as it was",
+            got="model.training is False",
+            likely="eval() was called and train() was not: a loop that trains has no need of either",
+            read=BATCH_NORM,
+        )
+        _judge_mean_loss(trial, mean_loss, case.losses, steps)
+
+
+def _judge_mean_loss(trial: Trial, got: Any, losses: list[tuple[float, int]], steps: int) -> None:
+    want = _mean(losses)
+    rows = {"expected": f"a float: {want:.6f}", "got": show(got)}
+    if isinstance(got, torch.Tensor):
+        trial.fail(
+            "the mean loss came back as a tensor",
+            likely="call .item() on what you report: a tensor holds memory on its device"
+            + (", and this one the graphs behind it too" if got.requires_grad else ""),
+            read=MEAN_OF_MEANS,
+            **rows,
+        )
+    trial.expect(
+        got is not None,
+        "the mean loss of the epoch is not returned",
+        likely="the function ends without a return",
+        read=MEAN_OF_MEANS,
+        **rows,
+    )
+    trial.expect(
+        isinstance(got, float),
+        "what came back is not the mean loss of the epoch",
+        likely="float() makes it one" if hasattr(type(got), "__float__") else "another thing, or several, are returned",
+        read=MEAN_OF_MEANS,
+        **rows,
+    )
+    plain, windows = [loss for loss, _ in losses], [losses[i : i + steps] for i in range(0, len(losses), steps)]
+    known = {
+        sum(plain) / len(plain): "this is the mean of the micro-batches' means, which counts a small one like the "
+        "others: weight each loss by its samples",
+        sum(map(_mean, windows)) / len(windows): "this is the mean of the windows' means, which counts a short "
+        "window like the others: divide the sum over all samples by their number",
+        sum(map(_mean, windows)): "this is the sum of the windows' means: what was divided for backward was added "
+        "up for the report",
+        sum(plain): "this is the sum of the losses, not divided",
+        sum(loss * n for loss, n in losses) / len(plain): "the sum over the samples is divided by the number of "
+        "micro-batches: divide by the number of samples",
+        plain[-1]: "this is the loss of the last micro-batch alone",
+        _mean(windows[-1]): "this is the mean of the last window alone",
+    }
+    trial.expect(
+        abs(got - want) <= 1e-6 * max(1.0, abs(want)),
+        "the reported loss is not the mean over all samples",
+        likely=next(
+            (why for value, why in known.items() if abs(got - value) < 1e-9),
+            "divide the sum of loss × samples by the number of samples of the epoch",
+        ),
+        read=MEAN_OF_MEANS,
+        **rows,
+    )
+
+
+def _mean(losses: list[tuple[float, int]]) -> float:
+    return sum(loss * n for loss, n in losses) / sum(n for _, n in losses)

@@ -1,0 +1,212 @@
+"""What the checks of lesson 08 share: an optimizer that records, the search for the misconception behind a wrong
+gradient, and the proof that one micro-batch at a time is in memory. Not the lesson's loops: each check has its own.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NoReturn, Protocol
+
+import torch
+from torch import nn
+
+from ..base import Trial
+from ..measure import SavedBytes
+from .misconceptions import BYTES, FOUR_PIECES, LAST_WINDOW, RATE, Mistake
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+class Loop(Protocol):
+    """A reference loop: the gradients it steps with, one by one; right by default, or with the mistakes named."""
+
+    def __call__(self, **mistakes: str) -> Iterator[torch.Tensor]: ...
+
+
+class Recorder(torch.optim.SGD):
+    """SGD that keeps a copy of the whole gradient at each of its steps."""
+
+    def __init__(self, model: nn.Module, lr: float = 0.1) -> None:
+        super().__init__(model.parameters(), lr=lr)
+        self.gradients: list[torch.Tensor] = []
+
+    def step(self, closure: Any = None) -> Any:
+        with torch.enable_grad():
+            loss = closure() if closure else None
+        self.gradients.append(flat_gradient(self.param_groups[0]["params"]))
+        super().step()
+        return loss
+
+
+def flat_gradient(parameters: Iterable[torch.Tensor]) -> torch.Tensor:
+    """All gradients as one vector; zeros where there is none."""
+    return torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).detach().flatten() for p in parameters])
+
+
+def replica(model: nn.Module) -> nn.Module:
+    """A deep copy with the gradients too, which deepcopy of a parameter leaves out."""
+    twin = copy.deepcopy(model)
+    for new, old in zip(twin.parameters(), model.parameters(), strict=True):
+        new.grad = None if old.grad is None else old.grad.clone()
+    return twin
+
+
+def windows(batches: Sequence[Batch], steps: int) -> list[Sequence[Batch]]:
+    return [batches[i : i + steps] for i in range(0, len(batches), steps)]
+
+
+def judge(
+    trial: Trial,
+    got: list[torch.Tensor],
+    want: list[torch.Tensor],
+    loop: Loop,
+    mistakes: Sequence[Mistake],
+    within: float,
+    inputs: str,
+    **values: float,
+) -> None:
+    """Pass if the recorded gradients are the wanted ones; else name the misconceptions that explain them: the
+    fewest, and of these the one that stands first in `mistakes`. `inputs` says what the function was given;
+    `values` fill the braces in the text of a mistake."""
+    if _match(got, iter(want), within):
+        return
+    alone = len(got) == len(want) == 1
+    rows = {"expected": f"{_norms(want, alone)}, for {inputs}", "got": _norms(got, alone)}
+    trial.expect(
+        bool(got),
+        "the optimizer that was passed in never stepped",
+        likely="it is replaced by another optimizer, or by an update by hand; call step() of the argument",
+        read=FOUR_PIECES,
+        **rows,
+    )
+    for i, gradient in enumerate(got):
+        if not torch.isfinite(gradient).all():
+            trial.fail(f"the gradient of step {i + 1} holds NaN or inf", read=FOUR_PIECES, **rows)
+    for found in _fewest_first(mistakes):
+        if _match(got, loop(**{mistake.aspect: mistake.value for mistake in found}), within):
+            first, *rest = found
+            also = "; ".join(mistake.summary for mistake in rest)
+            trial.fail(first.summary, likely=first.likely.format(**values), also=also, read=first.read, **rows)
+    _fail_unexplained(trial, got, want, within, rows)
+
+
+def _fail_unexplained(
+    trial: Trial, got: list[torch.Tensor], want: list[torch.Tensor], within: float, rows: dict[str, str]
+) -> NoReturn:
+    wrong = next((i for i, (a, b) in enumerate(zip(got, want, strict=False)) if not _close(a, b, within)), None)
+    if wrong is None:
+        trial.fail(
+            f"the optimizer stepped {len(got)} times, not {len(want)}",
+            likely="one step for each window, the last one too; what is there is right",
+            read=LAST_WINDOW,
+            **rows,
+        )
+    a, b = got[wrong], want[wrong]
+    ratio = float(a @ b / (b @ b))
+    if ratio and _close(a / ratio, b, within):
+        trial.fail(
+            f"the gradient of step {wrong + 1} is {ratio:.4g} times the right one",
+            likely="its direction is right: the loss, or the gradient, is divided by the wrong number",
+            read=FOUR_PIECES,
+            **rows,
+        )
+    trial.fail(
+        f"the gradient of step {wrong + 1} is another one than the full batch's",
+        likely="compare that window by hand: concatenate its micro-batches, one backward, print the gradient",
+        read=FOUR_PIECES,
+        **rows,
+    )
+
+
+def _fewest_first(mistakes: Sequence[Mistake]) -> Iterator[list[Mistake]]:
+    """Every set of up to three mistakes with at most one of each aspect, the small sets first."""
+    aspects: dict[str, list[Mistake | None]] = {}
+    for mistake in mistakes:
+        aspects.setdefault(mistake.aspect, [None]).append(mistake)
+    sets = [[mistake for mistake in chosen if mistake] for chosen in itertools.product(*aspects.values())]
+    for chosen in sorted((found for found in sets if 0 < len(found) <= 3), key=len):
+        yield sorted(chosen, key=mistakes.index)
+
+
+def _match(got: list[torch.Tensor], want: Iterator[torch.Tensor], within: float) -> bool:
+    """Compared step by step, so that a loop is run only as far as it explains what was recorded."""
+    pairs = itertools.zip_longest(got, want)
+    return all(a is not None and b is not None and _close(a, b, within) for a, b in pairs)
+
+
+def _close(a: torch.Tensor, b: torch.Tensor, within: float) -> bool:
+    return bool((a - b).norm() <= within * b.norm())
+
+
+def _norms(gradients: list[torch.Tensor], alone: bool) -> str:
+    if not gradients:
+        return "no step"
+    norms = ", ".join(f"{float(g.norm()):.4g}" for g in gradients[:6]) + (", …" if len(gradients) > 6 else "")
+    if alone:
+        return f"a gradient of norm {norms}"
+    return f"{len(gradients)} step{'s' * (len(gradients) > 1)}, gradient norms {norms}"
+
+
+def judge_weights(trial: Trial, got: nn.Module, optimizer: Recorder, start: torch.Tensor, within: float) -> None:
+    """Fail unless the weights moved from `start` by the recorded steps, right or wrong, and by nothing else."""
+    if not optimizer.gradients or not all(bool(torch.isfinite(g).all()) for g in optimizer.gradients):
+        return
+    want = start - 0.1 * torch.stack(optimizer.gradients).sum(0)
+    moved = nn.utils.parameters_to_vector(got.parameters()).detach()
+    fits = moved.shape == want.shape
+    trial.expect(
+        fits and _close(moved, want, within),
+        "the weights are not where the optimizer's steps lead",
+        expected="weights moved by optimizer.step() only, at the learning rate it came with",
+        got=f"a relative difference of {float((moved - want).norm() / want.norm()):.3g}" if fits else "another model",
+        likely="the weights are updated by hand too, or the learning rate was changed",
+        read=RATE,
+    )
+
+
+def one_at_a_time(trial: Trial, saved: SavedBytes, seen: list[int], largest: int, allowed: int) -> None:
+    """Fail when more than one micro-batch went through the model, or was kept for backward, at a time."""
+    trial.expect(
+        max(seen, default=0) <= largest,
+        "several micro-batches went through the model at once",
+        expected=f"at most {largest} samples in a forward pass: one micro-batch",
+        got=f"{max(seen, default=0)} samples in one forward pass",
+        likely="the gradient is right, but the memory is that of the large batch, which is what must not fit",
+        read=BYTES,
+    )
+    trial.expect(
+        saved.peak <= 1.2 * allowed,
+        "the activations of several micro-batches are kept at once",
+        expected=f"{allowed:,} bytes kept for backward (measured): those of one micro-batch",
+        got=f"{saved.peak:,} bytes (measured), {saved.peak / allowed:.1f} times as many",
+        likely="losses are added up and backward runs once for all of them, or retain_graph keeps each graph. "
+        "Call backward for each micro-batch, and let its graph go",
+        read=BYTES,
+    )
+
+
+def rows_seen(model: nn.Module) -> list[int]:
+    """The list to which each forward pass of `model` adds the length of its input."""
+    seen: list[int] = []
+    model.register_forward_pre_hook(lambda _, args: seen.extend(len(a) for a in args[:1] if hasattr(a, "__len__")))
+    return seen
+
+
+def explain(error: str) -> str:
+    """What an exception of an accumulation loop likely means; nothing where it speaks for itself."""
+    return next((why for part, why in _ERRORS.items() if part in error), "")
+
+
+_ERRORS = {
+    "backward through the graph a second time": "backward runs on a running total, so on graphs that an earlier "
+    "backward has freed: call it on the loss of this micro-batch alone",
+    "does not require grad": "the loss has no graph: its forward pass ran under no_grad or inference_mode, or the "
+    "loss was detached before backward",
+    "has no attribute 'backward'": "item() or float() came before backward: a plain number has no graph. Call "
+    "backward on the tensor, then take its item()",
+    "ZeroDivisionError": "a number that can be 0 divides: len(micro_batches) % steps is 0 when the last window is full",
+    "don't yet support saved tensor hooks": "torch.func cannot be measured here; use backward or torch.autograd.grad",
+    "inplace operation": "an in-place operation changed what backward needs",
+}

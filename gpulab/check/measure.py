@@ -1,0 +1,79 @@
+"""What a check measures about a call: bytes kept for backward, and whether an argument was changed.
+
+It knows tensors and containers of them, and nothing of lessons or of how a student's code is run.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import Any, Self
+
+import torch
+
+
+def copy_of(value: Any) -> Any:
+    """A copy to compare with later: tensors cloned, lists and tuples of them too, the rest as it is."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, list | tuple):
+        return [copy_of(item) for item in value]
+    return value
+
+
+def same(old: Any, new: Any) -> bool:
+    """Whether `new` still equals its `copy_of`, value for value (NaN equal to NaN)."""
+    if isinstance(old, torch.Tensor):
+        if not isinstance(new, torch.Tensor) or (old.shape, old.dtype, old.device) != (
+            new.shape,
+            new.dtype,
+            new.device,
+        ):
+            return False
+        return bool(((old == new) | ((old != old) & (new != new))).all())
+    if isinstance(old, list):
+        return isinstance(new, list | tuple) and len(old) == len(new) and all(map(same, old, new))
+    return bool(old is new or old == new)
+
+
+class SavedBytes:
+    """Counts the bytes that autograd keeps for backward while it is entered: each stretch of memory once, and
+    not those of `parameters`. `peak` is the most that was alive at a time."""
+
+    def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
+        self._ignored = {p.untyped_storage().data_ptr() for p in parameters}
+        self._users: dict[tuple[int, int], int] = {}
+        self.live = self.peak = 0
+
+    def __enter__(self) -> Self:
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda held: held[0])
+        self._hooks.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._hooks.__exit__(*error)
+
+    def _pack(self, tensor: torch.Tensor) -> _Held:
+        held = _Held([tensor])
+        storage = tensor.untyped_storage()
+        # a view counts as what it shows: how the caller's data lie in memory is not the loop's doing
+        place = tensor.data_ptr(), min(tensor.nbytes, storage.nbytes())
+        if storage.data_ptr() not in self._ignored:
+            self._users[place] = self._users.get(place, 0) + 1
+            if self._users[place] == 1:
+                self.live += place[1]
+                self.peak = max(self.peak, self.live)
+            weakref.finalize(held, self._release, place)
+        return held
+
+    def _release(self, place: tuple[int, int]) -> None:
+        self._users[place] -= 1
+        if not self._users[place]:
+            del self._users[place]
+            self.live -= place[1]
+
+
+class _Held(list[torch.Tensor]):
+    """One saved tensor in a box whose end can be watched: it goes when its part of the graph goes."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]

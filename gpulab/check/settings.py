@@ -1,0 +1,157 @@
+"""The settings that code is known to leave changed, torch's and Python's: read, compared, put back.
+
+`local()` holds those that belong to one thread, `shared()` those of the whole process. Random states are kept
+here too. What this file does not see: functions of torch or Python that were replaced.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, TypeVar
+
+import torch
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class _Setting:
+    name: str
+    read: Callable[[], Any]
+    write: Callable[[Any], Any]
+    quiet: bool = False  # put back, and not worth a word
+
+
+def shared() -> dict[str, Any]:
+    """The process-wide settings by name; None where this build has none, or torch refuses to read it."""
+    return {setting.name: _value(setting) for setting in _SHARED}
+
+
+def local() -> dict[str, Any]:
+    """The settings of the calling thread."""
+    return {
+        "grad mode": torch.is_grad_enabled(),
+        "autocast on the CPU": torch.is_autocast_enabled("cpu"),
+        "the default device": str(torch.get_default_device()),
+        _THREADS: torch.get_num_threads(),
+    }
+
+
+def put_back(values: dict[str, Any], *, also: Iterable[str] = ()) -> None:
+    """Set the shared settings to `values` where they differ, and those named in `also` whether or not they seem to."""
+    for setting in _SHARED:  # in order: a general one before those that inherit from it
+        value = values.get(setting.name)
+        if value is not None and (setting.name in also or _value(setting) != value):
+            setting.write(value)
+
+
+def changed(before: dict[str, Any], after: dict[str, Any]) -> dict[str, str]:
+    """The settings that differ, each with what to say of it: "the default dtype at float64, not float32"."""
+    quiet = {setting.name for setting in _SHARED if setting.quiet}
+    return {
+        name: f"{name} at {_short(after[name])}, not {_short(old)}"
+        for name, old in before.items()
+        if name not in quiet and after[name] != old
+    }
+
+
+def in_clean_state(body: Callable[[], _T], *, seed: int) -> _T:
+    """Run a check's body with the settings that checks are made for, and a seed; then put the notebook's own back."""
+    before, states, autocast = shared(), random_states(), torch.is_autocast_enabled("cpu")
+    try:
+        put_back(before | _FOR_CHECKS)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed every GPU too
+        random.seed(seed)
+        # not a disabled autocast block: inside one, those of the check would not clear their cache of weights
+        torch.set_autocast_enabled("cpu", False)
+        elsewhere = torch.get_default_device().type != "cpu"
+        with torch.inference_mode(False), torch.enable_grad(), torch.device("cpu") if elsewhere else nullcontext():
+            return body()
+    finally:
+        torch.set_autocast_enabled("cpu", autocast)
+        put_back(before)
+        put_back_random(states)
+
+
+def random_states() -> dict[str, Any]:
+    """The states of the random generators of Python, torch (GPUs that are in use too) and NumPy, if it is loaded."""
+    states: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        states["cuda"] = torch.cuda.get_rng_state_all()
+    if "numpy" in sys.modules:
+        states["numpy"] = sys.modules["numpy"].random.get_state()
+    return states
+
+
+def put_back_random(states: dict[str, Any]) -> None:
+    random.setstate(states["python"])
+    torch.set_rng_state(states["torch"])
+    if "cuda" in states:
+        torch.cuda.set_rng_state_all(states["cuda"])
+    if "numpy" in states:
+        sys.modules["numpy"].random.set_state(states["numpy"])
+
+
+def _value(setting: _Setting) -> Any:
+    try:
+        return setting.read()
+    except (AttributeError, OSError, RuntimeError):  # another build; a deleted folder; two precision APIs mixed
+        return None
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else f"…{text[-59:]}"
+
+
+def _of_backend(path: str, attribute: str) -> _Setting:
+    """A setting that is an attribute of `torch.backends.PATH`."""
+
+    def home() -> Any:
+        return reduce(getattr, path.split("."), torch.backends) if path else torch.backends
+
+    name = ".".join(part for part in ("torch.backends", path, attribute) if part)
+    return _Setting(name, lambda: getattr(home(), attribute), lambda value: setattr(home(), attribute, value))
+
+
+def _print_options() -> dict[str, Any]:
+    options = torch._tensor_str.PRINT_OPTS
+    return {name: getattr(options, name) for name in ("precision", "threshold", "edgeitems", "linewidth", "sci_mode")}
+
+
+def _set_environment(values: dict[str, str]) -> None:
+    for name in os.environ.keys() - values.keys():
+        del os.environ[name]
+    os.environ.update(values)
+
+
+_THREADS = "the number of threads"
+# One thread: the models are tiny, and on a busy machine threads would wait for one another.
+_FOR_CHECKS: dict[str, Any] = {
+    "the default dtype": torch.float32,
+    "deterministic mode": 0,
+    "anomaly detection": False,
+    _THREADS: 1,
+}
+# Where float32 precision is set, the general places before those that inherit from them.
+_PRECISIONS = ["", "cudnn", "mkldnn", "cuda.matmul", "cudnn.conv", "cudnn.rnn"]
+_PRECISIONS += ["mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn"]
+_SHARED: tuple[_Setting, ...] = (
+    _Setting("the default dtype", torch.get_default_dtype, torch.set_default_dtype),
+    _Setting("deterministic mode", torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+    _Setting("anomaly detection", torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+    _Setting(_THREADS, torch.get_num_threads, torch.set_num_threads),
+    _Setting("print options", _print_options, lambda options: torch.set_printoptions(**options)),
+    _Setting("the float32 matmul precision", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    *(_of_backend(path, "fp32_precision") for path in _PRECISIONS),
+    *(_of_backend("cudnn", name) for name in ("enabled", "benchmark", "deterministic")),
+    _Setting("the current folder", os.getcwd, os.chdir),
+    _Setting("the recursion limit", sys.getrecursionlimit, sys.setrecursionlimit),
+    _Setting("the environment", lambda: dict(os.environ), _set_environment, quiet=True),
+)

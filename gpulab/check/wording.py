@@ -1,0 +1,75 @@
+"""A student's objects and exceptions in a few words, whatever they do when they are asked for their text.
+
+Nothing here runs a student's own `__repr__`: it could raise, print, or never return.
+"""
+
+from __future__ import annotations
+
+import inspect
+import reprlib
+import sysconfig
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+_OURS = str(Path(__file__).parents[1])
+_LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+
+
+def show(value: Any, limit: int = 80) -> str:
+    """What `value` is, on one line of at most `limit` characters."""
+    return clip(" ".join(_Words().repr(value).split()), limit)
+
+
+def clip(text: str, limit: int = 300) -> str:
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+def text_of(error: BaseException, limit: int = 300) -> str:
+    """The text of an exception on one line; it may be empty."""
+    try:
+        return clip(" ".join(str(error).split()), limit)
+    except Exception as second:
+        return f"its text cannot be had: __str__ raised {type(second).__name__}"
+
+
+def frames(error: BaseException, most: int = 3) -> list[str]:
+    """The lines of the student's own code that led to `error`, outermost first; none of ours or of libraries."""
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_students(frame.filename)]
+    return [f"in {frame.name}, line {frame.lineno}: {clip(frame.line or '', 90)}" for frame in own[-most:]]
+
+
+def signature_of(function: Any, signature: inspect.Signature) -> str:
+    """Its name and the names of its parameters, without the defaults, whose repr is the student's."""
+    star: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+    names = [star.get(parameter.kind, "") + name for name, parameter in signature.parameters.items()]
+    if any(parameter.kind is inspect.Parameter.KEYWORD_ONLY for parameter in signature.parameters.values()):
+        names.append("some by keyword only")
+    return clip(f"{getattr(function, '__name__', type(function).__name__)}({', '.join(names)})", 200)
+
+
+class _Words(reprlib.Repr):
+    """repr for plain values and containers of them; a phrase for all else, a student's object too."""
+
+    def repr1(self, value: Any, level: int) -> str:
+        kind = type(value)
+        if isinstance(value, torch.Tensor):
+            one = value.ndim == 0 and value.device.type != "meta"
+            return f"tensor({value.item():.6g})" if one else f"a tensor of shape {tuple(value.shape)}, {value.dtype}"
+        if isinstance(value, nn.Module):
+            return f"a {kind.__name__} (nn.Module)"
+        if kind in (bool, float, type(None)):
+            return repr(value)
+        if kind in (int, str, list, tuple, dict, set, frozenset):
+            return super().repr1(value, level)
+        return f"an object of type {kind.__name__}"
+
+    def repr_int(self, x: int, level: int) -> str:
+        return super().repr_int(x, level) if x.bit_length() < 10_000 else f"an int of {x.bit_length():,} bits"
+
+
+def _is_students(filename: str) -> bool:
+    return not filename.startswith((_OURS, *_LIBRARIES, "<frozen")) and "-packages" not in filename

@@ -1,0 +1,386 @@
+"""A student's code in bounds: whatever it does, the call ends and the notebook finds all as it was."""
+
+import contextlib
+import io
+import os
+import random
+import sys
+import threading
+import time
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from gpulab.check import settings
+from gpulab.check.guard import Guard, _slowdown
+
+PRECISIONS = (
+    "cuda.matmul.fp32_precision",
+    "cudnn.conv.fp32_precision",
+    "cudnn.rnn.fp32_precision",
+    "mkldnn.matmul.fp32_precision",
+    "cudnn.fp32_precision",
+    "mkldnn.fp32_precision",
+    "fp32_precision",
+)
+
+
+def run(function, *args):
+    return Guard().run(function, args, contextlib.nullcontext())
+
+
+def threads():
+    return [thread for thread in threading.enumerate() if thread.name == "gpulab check"]
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left():
+    assert threads() == []
+    yield
+    for thread in threads():
+        thread.join(5)
+
+
+def raising(error):
+    def function():
+        raise error
+
+    return function
+
+
+def test_a_value_comes_back():
+    outcome = run(lambda a, b: a + b, 2, 3)
+    assert (outcome.value, outcome.error, outcome.timed_out, outcome.left_behind) == (5, None, False, ())
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), SystemExit(3), KeyboardInterrupt(), MemoryError(), GeneratorExit()])
+def test_any_exception_is_handed_over(error):
+    assert run(raising(error)).error is error
+
+
+def test_endless_recursion_ends_in_its_own_error():
+    def deeper():
+        return deeper()
+
+    assert isinstance(run(deeper).error, RecursionError)
+
+
+# --- time ----------------------------------------------------------------------------------------------
+
+
+def loop():
+    while True:
+        pass
+
+
+def loop_that_catches_everything():
+    while True:
+        try:
+            n = sum(range(50))
+        except:  # noqa: E722 - what a student writes
+            n = 0
+        assert n >= 0
+
+
+def loop_that_trains_and_catches_everything():
+    x = torch.ones(100, requires_grad=True)
+    while True:
+        try:
+            time.sleep(0)
+            (x * x).sum().backward()
+        except:  # noqa: E722
+            x.grad = None
+
+
+def loop_that_catches_at_two_depths():
+    def inner():
+        while True:
+            try:
+                time.sleep(0.001)
+            except:  # noqa: E722
+                print("retrying")
+
+    while True:
+        try:
+            inner()
+        except:  # noqa: E722
+            continue
+
+
+def loop_that_prints():
+    while True:
+        print("still here")
+
+
+def loop_of_backward():
+    x = torch.ones(100, requires_grad=True)
+    while True:
+        (x * x).sum().backward()
+
+
+CATCHING = [loop_that_catches_everything, loop_that_trains_and_catches_everything, loop_that_catches_at_two_depths]
+IN_3_12 = pytest.mark.skipif(
+    sys.version_info[:2] == (3, 12), reason="Python 3.12 takes the end of a handler for a part of the try"
+)
+
+
+@pytest.mark.parametrize(
+    "function", [loop, loop_that_prints, loop_of_backward, *(pytest.param(f, marks=IN_3_12) for f in CATCHING)]
+)
+def test_an_endless_loop_is_ended(short_limit, function):
+    outcome = run(function)
+    assert outcome.timed_out
+    assert outcome.ended
+    assert threads() == []
+
+
+@pytest.mark.parametrize("catches", [(), BaseException])
+def test_a_call_that_sleeps_is_left_behind_and_ends_when_it_wakes(catches, short_limit, capfd):
+    def sleeper():
+        with contextlib.suppress(catches):
+            time.sleep(2.5)
+        print("good morning")
+
+    outcome = run(sleeper)
+    assert outcome.timed_out
+    assert not outcome.ended
+    [thread] = threads()
+    thread.join(5)
+    assert not thread.is_alive()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_stop_in_the_notebook_ends_the_call_and_puts_all_back():
+    out, dtype = sys.stdout, torch.get_default_dtype()
+
+    def busy():
+        torch.set_default_dtype(torch.float64)
+        loop()
+
+    timer = threading.Timer(0.1, lambda: os.kill(os.getpid(), 2))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        run(busy)
+    assert sys.stdout is out
+    assert torch.get_default_dtype() is dtype
+    assert threads() == []
+
+
+def test_the_limit_is_longer_where_the_processor_is_shared():
+    assert 1.0 <= _slowdown() <= 10.0
+
+
+# --- printing ------------------------------------------------------------------------------------------
+
+
+def test_millions_of_characters_become_a_line(capfd):
+    guard = Guard()
+    guard.run(lambda: print("x" * 5_000_000), (), contextlib.nullcontext())
+    assert guard.printed() == f"{'x' * 200} … and 4,999,801 more characters"
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_flood_of_warnings_is_kept_short_and_names_no_file():
+    def warn():
+        for i in range(10_000):
+            warnings.warn(f"number {i}", stacklevel=1)
+
+    guard = Guard()
+    guard.run(warn, (), contextlib.nullcontext())
+    assert guard.printed().startswith("UserWarning: number 0 UserWarning: number 1 ")
+    assert __file__ not in guard.printed()
+    assert len(guard.printed()) < 300
+
+
+def test_filters_for_warnings_are_put_back():
+    before = list(warnings.filters)
+    run(lambda: warnings.simplefilter("error"))
+    assert list(warnings.filters) == before
+
+
+def test_a_replaced_stdout_is_put_back():
+    def replace():
+        sys.stdout = sys.stderr = io.StringIO()
+
+    before = sys.stdout, sys.stderr
+    run(replace)
+    assert (sys.stdout, sys.stderr) == before
+
+
+# --- settings ------------------------------------------------------------------------------------------
+
+
+def set_precision(path, value):
+    home = torch.backends
+    *parents, last = path.split(".")
+    for name in parents:
+        home = getattr(home, name)
+    setattr(home, last, value)
+
+
+def everything():
+    """What torch says of itself, with the error where it refuses to."""
+    said = {}
+    for name, read in {
+        "legacy": torch.get_float32_matmul_precision,
+        "tf32": lambda: torch.backends.cuda.matmul.allow_tf32,
+        "cudnn tf32": lambda: torch.backends.cudnn.allow_tf32,
+        "print options": lambda: str(torch.tensor([1.23456789, 1e6])),
+    }.items():
+        try:
+            said[name] = read()
+        except RuntimeError as error:
+            said[name] = str(error)
+    return said | settings.shared() | settings.local()
+
+
+SWITCHES = {
+    "the default dtype": lambda: torch.set_default_dtype(torch.float64),
+    "the default device": lambda: torch.set_default_device("meta"),
+    "grad mode": lambda: torch.set_grad_enabled(False),
+    "autocast on the CPU": lambda: torch.autocast("cpu", torch.bfloat16).__enter__(),
+    "the number of threads": lambda: torch.set_num_threads(torch.get_num_threads() + 1),
+    "deterministic mode": lambda: torch.use_deterministic_algorithms(True, warn_only=True),
+    "anomaly detection": lambda: torch.autograd.set_detect_anomaly(True),
+    "print options": lambda: torch.set_printoptions(precision=1),
+    "the float32 matmul precision": lambda: torch.set_float32_matmul_precision("medium"),
+    "torch.backends.cudnn.benchmark": lambda: setattr(torch.backends.cudnn, "benchmark", True),
+    "torch.backends.cudnn.deterministic": lambda: setattr(torch.backends.cudnn, "deterministic", True),
+    "torch.backends.cudnn.enabled": lambda: setattr(torch.backends.cudnn, "enabled", False),
+    "the current folder": lambda: os.chdir("/"),
+    "the recursion limit": lambda: sys.setrecursionlimit(12_345),
+}
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_a_switch_is_reported_and_put_back(name):
+    before = everything()
+    outcome = run(SWITCHES[name])
+    assert any(said.startswith(f"{name} at ") for said in outcome.left_behind)
+    assert everything() == before
+
+
+@pytest.mark.parametrize("path", PRECISIONS)
+def test_precision_set_the_new_way_is_put_back_and_the_old_way_still_reads(path):
+    before = everything()
+    outcome = run(set_precision, path, "tf32" if "cudnn" not in path else "ieee")
+    assert any(f"torch.backends.{path}" in said for said in outcome.left_behind)
+    assert everything() == before
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_both_ways_of_setting_precision_at_once_are_put_back():
+    def both():
+        torch.set_float32_matmul_precision("high")
+        set_precision("mkldnn.matmul.fp32_precision", "bf16")
+        set_precision("cuda.matmul.fp32_precision", "ieee")
+
+    before = everything()
+    run(both)
+    assert everything() == before
+
+
+def test_precision_that_the_notebook_mixed_is_left_as_it_was():
+    before = everything()
+    try:
+        set_precision("cuda.matmul.fp32_precision", "tf32")
+        mixed = everything()
+        settings.in_clean_state(lambda: run(SWITCHES["the float32 matmul precision"]), seed=1)
+        assert everything()["torch.backends.cuda.matmul.fp32_precision"] == "tf32"
+        assert (
+            everything()["torch.backends.mkldnn.matmul.fp32_precision"]
+            == mixed["torch.backends.mkldnn.matmul.fp32_precision"]
+        )
+    finally:
+        torch.set_float32_matmul_precision("highest")
+        settings.put_back(before)
+    assert everything() == before
+
+
+def test_a_number_of_threads_that_was_changed_does_not_reach_later_threads():
+    before = torch.get_num_threads()
+    run(lambda: torch.set_num_threads(before + 1))
+    assert run(torch.get_num_threads).value == before
+
+
+def test_the_environment_is_put_back_quietly(monkeypatch):
+    monkeypatch.setenv("KEPT", "1")
+
+    def change():
+        os.environ["KEPT"] = "2"
+        os.environ["NEW"] = "3"
+
+    assert run(change).left_behind == ()
+    assert os.environ["KEPT"] == "1"
+    assert "NEW" not in os.environ
+
+
+def test_a_switch_that_is_set_back_is_not_reported():
+    def careful():
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), torch.device("meta"):
+            torch.set_default_dtype(torch.float64)
+        torch.set_default_dtype(torch.float32)
+
+    assert run(careful).left_behind == ()
+
+
+# --- random numbers ------------------------------------------------------------------------------------
+
+
+def random_numbers():
+    return random.random(), torch.rand(3).tolist(), np.random.rand(2).tolist()
+
+
+def reseed():
+    random.seed(0)
+    torch.manual_seed(0)
+    np.random.seed(0)
+
+
+@pytest.mark.parametrize("call", [reseed, random_numbers, raising(ValueError()), loop])
+def test_random_states_are_put_back_after_each_call(short_limit, call):
+    random.seed(7)
+    torch.manual_seed(7)
+    np.random.seed(7)
+    expected = random_numbers()
+    random.seed(7)
+    torch.manual_seed(7)
+    np.random.seed(7)
+    run(call)
+    assert random_numbers() == expected
+
+
+# --- the clean state of a check -------------------------------------------------------------------------
+
+
+def test_a_check_runs_in_the_same_state_whatever_the_notebook_has_set():
+    def state():
+        return settings.shared()["the default dtype"], settings.local(), torch.rand(2).tolist(), random.random()
+
+    usual = settings.in_clean_state(state, seed=3)
+    before = everything()
+    try:
+        torch.set_default_dtype(torch.float64)
+        torch.set_default_device("meta")
+        torch.use_deterministic_algorithms(True)
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            assert settings.in_clean_state(state, seed=3) == usual
+            assert torch.is_autocast_enabled("cpu")
+            assert not torch.is_grad_enabled()
+        assert torch.get_default_dtype() is torch.float64
+        assert torch.get_default_device().type == "meta"
+        assert torch.are_deterministic_algorithms_enabled()
+    finally:
+        torch.set_default_device(None)
+        settings.put_back(before)
+    assert everything() == before
+
+
+def test_a_check_that_raises_puts_back_the_random_states():
+    before = torch.get_rng_state(), random.getstate()
+    with pytest.raises(ZeroDivisionError):
+        settings.in_clean_state(lambda: torch.rand(3).sum() + random.random() / 0, seed=9)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert random.getstate() == before[1]

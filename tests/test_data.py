@@ -1,0 +1,57 @@
+"""The digits are those that were published, in the shapes and types that a model wants."""
+
+import pytest
+import torch
+
+from gpulab import data
+
+COUNTS = [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]  # as published with the set
+
+
+def test_all_digits_have_their_shape_type_and_range():
+    images, labels = data.digits()
+    assert (images.shape, images.dtype) == ((1797, 1, 8, 8), torch.float32)
+    assert (labels.shape, labels.dtype) == ((1797,), torch.int64)
+    assert (images.min().item(), images.max().item()) == (0.0, 1.0)
+    assert torch.equal(images * 16, (images * 16).round())
+
+
+def test_each_class_has_as_many_images_as_published():
+    assert data.digits().labels.bincount().tolist() == COUNTS
+
+
+def test_the_first_images_are_the_digits_0_to_9():
+    assert data.digits().labels[:10].tolist() == list(range(10))
+
+
+def test_train_and_test_are_the_two_ends_of_the_whole():
+    whole, train, test = data.digits(), data.digits("train"), data.digits("test")
+    assert (len(train.images), len(test.images)) == (1500, 297)
+    assert torch.equal(torch.cat([train.images, test.images]), whole.images)
+    assert torch.equal(torch.cat([train.labels, test.labels]), whole.labels)
+
+
+def test_a_change_of_what_came_back_does_not_reach_the_next_call():
+    first = data.digits()
+    before = first.images.clone(), first.labels.clone()
+    first.images.zero_()
+    first.labels.zero_()
+    again = data.digits()
+    assert torch.equal(again.images, before[0])
+    assert torch.equal(again.labels, before[1])
+
+
+@pytest.mark.parametrize("split", ["val", "TRAIN", 0, ""])
+def test_another_split_is_refused_by_name(split):
+    with pytest.raises(ValueError, match=f"split must be 'train', 'test' or None for all images, not {split!r}"):
+        data.digits(split)
+
+
+def test_the_digits_are_on_the_cpu_and_float32_whatever_the_defaults_are():
+    before = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.float64)
+        images, labels = data.digits()
+    finally:
+        torch.set_default_dtype(before)
+    assert (images.dtype, images.device.type, labels.device.type) == (torch.float32, "cpu", "cpu")

@@ -1,0 +1,521 @@
+"""Answers to "accumulation with mixed precision and clipping": what runs once a window, and in which order."""
+
+import torch
+from torch import nn
+
+import gpulab
+from gpulab.check.lesson08.misconceptions import SECTIONS
+
+from .. import bank
+
+CHECK = gpulab.check.accumulation_amp
+BANK = bank.Bank(SECTIONS)
+clip_grad_norm_ = nn.utils.clip_grad_norm_
+
+
+def windows(micro_batches, steps):
+    return [micro_batches[i : i + steps] for i in range(0, len(micro_batches), steps)]
+
+
+def autocast():
+    return torch.autocast("cpu", dtype=torch.bfloat16)
+
+
+def backward(model, scaler, loss_fn, window, divisor):
+    """The right inside of a window; answers that are wrong in something else call it."""
+    for x, y in window:
+        with autocast():
+            loss = loss_fn(model(x), y) / divisor
+        scaler.scale(loss).backward()
+
+
+def finish(model, optimizer, scaler, max_norm):
+    """The right end of a window, without the schedule."""
+    scaler.unscale_(optimizer)
+    clip_grad_norm_(model.parameters(), max_norm)
+    scaler.step(optimizer)
+    scaler.update()
+
+
+def train(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
+    for window in windows(micro_batches, steps):
+        optimizer.zero_grad()
+        backward(model, scaler, loss_fn, window, len(window))
+        finish(model, optimizer, scaler, max_norm)
+        scheduler.step()
+
+
+# --- right ---------------------------------------------------------------------------------------------
+
+
+@BANK.right
+def windows_by_slicing(*args):
+    train(*args)
+
+
+@BANK.right
+def windows_by_a_counter(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
+    optimizer.zero_grad(set_to_none=True)
+    for i, (x, y) in enumerate(micro_batches):
+        held = min(steps, len(micro_batches) - i + i % steps)
+        with torch.autocast(device_type=x.device.type):
+            loss = loss_fn(model(x), y)
+        (scaler.scale(loss) / held).backward()
+        if (i + 1) % steps == 0 or (i + 1) == len(micro_batches):
+            finish(model, optimizer, scaler, max_norm)
+            scheduler.step()
+            optimizer.zero_grad(set_to_none=True)
+
+
+@BANK.right
+def gradients_divided_before_clipping(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
+    for window in windows(micro_batches, steps):
+        model.zero_grad()
+        backward(model, scaler, loss_fn, window, 1)
+        scaler.unscale_(optimizer)
+        for p in model.parameters():
+            p.grad.div_(len(window))
+        clip_grad_norm_(model.parameters(), max_norm)
+        scaler.step(optimizer)
+        scheduler.step()
+        scaler.update()
+
+
+@BANK.right
+def clips_to_a_scaled_norm(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
+    for window in windows(micro_batches, steps):
+        optimizer.zero_grad()
+        with autocast():
+            for x, y in window:
+                scaler.scale(loss_fn(model(x), y) / len(window)).backward()
+        clip_grad_norm_(model.parameters(), max_norm * scaler.get_scale())
+        scaler.step(optimizer)
+        scaler.update()
+        scheduler.step()
+
+
+# --- wrong: the scaler ---------------------------------------------------------------------------------
+
+
+@BANK.wrong("your function raised RuntimeError", "it may run once between two updates")
+def unscales_every_micro_batch(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
+    for window in windows(micro_batches, steps):
+        optimizer.zero_grad()
+        for batch in window:
+            backward(model, scaler, loss_fn, [batch], len(window))
+            scaler.unscale_(optimizer)
+        clip_grad_norm_(model.parameters(), max_norm)
+        scaler.step(optimizer)
+        scaler.update()
+        scheduler.step()
+
+
+@BANK.wrong("scaler.unscale_ runs for every micro-batch", "divides what is accumulated by the scale again")
+def unscales_and_updates_every_micro_batch(
+    model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm
+):
+    for window in windows(micro_batches, steps):
+        optimizer.zero_grad()
+        for batch in window:
+            backward(model, scaler, loss_fn, [batch], len(window))
+            scaler.unscale_(optimizer)
+            scaler.update()
+        clip_grad_norm_(model.parameters(), max_norm)
+        scaler.step(optimizer)
+        scaler.update()
+        scheduler.step()
+
+
+@BANK.wrong("your function raised AssertionError", "scaler.update runs where no step was")
+def updates_every_micro_batch(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
+    for window in windows(micro_batches, steps):
+        optimizer.zero_grad()
+        for batch in window:
+            backward(model, scaler, loss_fn, [batch], len(window))
+            scaler.update()
+        scaler.unscale_(optimizer)
+        clip_grad_norm_(model.parameters(), max_norm)
+        scaler.step(optimizer)
+        scheduler.step()
+
+
+@BANK.wrong("your function raised RuntimeError", "scaler.update stands before scaler.step")
+def updates_before_the_step(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
+    for window in windows(micro_batches, steps):
+        optimizer.zero_grad()
+        backward(model, scaler, loss_fn, window, len(window))
+        scaler.unscale_(optimizer)
+        clip_grad_norm_(model.parameters(), max_norm)
+        scaler.update()
+        scaler.step(optimizer)
+        scheduler.step()
+
+
+@BANK.wrong("your function raised RuntimeError", "scaler.update() is missing")
+def never_updates(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
+    for window in windows(micro_batches, steps):
+        optimizer.zero_grad()
+        backward(model, scaler, loss_fn, window, len(window))
+        scaler.unscale_(optimizer)
+        clip_grad_norm_(model.parameters(), max_norm)
+        scaler.step(optimizer)
+        scheduler.step()
+
+
+@BANK.wrong("scaler.update does not follow each step", "the scale never adapts")
+def updates_all_but_the_last_time(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
+    for i, window in enumerate(windows(micro_batches, steps)):
+        if i:
+            scaler.update()
+        optimizer.zero_grad()
+        backward(model, scaler, loss_fn, window, len(window))
+        scaler.unscale_(optimizer)
+        clip_grad_norm_(model.parameters(), max_norm)
+        scaler.step(optimizer)
+        scheduler.step()
+
+
+@BANK.wrong("your function raised RuntimeError", "scaler.unscale_ comes before scaler.step")
+def unscales_after_the_step(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
+    for window in windows(micro_batches, steps):
+        optimizer.zero_grad()
+        backward(model, scaler, loss_fn, window, len(window))
+        scaler.step(optimizer)
+        scaler.unscale_(optimizer)
+        clip_grad_norm_(model.parameters(), max_norm)
+        scaler.update()
+        scheduler.step()
+
+
+@BANK.wrong("optimizer.step() is called directly", "multiplied by the scale until someone divides them")
+def steps_past_the_scaler(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
+    for window in windows(micro_batches, steps):
+        optimizer.zero_grad()
+        backward(model, scaler, loss_fn, window, len(window))
+        scaler.unscale_(optimizer)
+        clip_grad_norm_(model.parameters(), max_norm)
+        optimizer.step()
+        scaler.update()
+        scheduler.step()
+
+
+@BANK.wrong("your function raised AssertionError", "nothing was scaled")
+def runs_backward_without_the_scaler(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
+    for window in windows(micro_batches, steps):
+        optimizer.zero_grad()
+        for x, y in window:
+            with autocast():
+                loss = loss_fn(model(x), y) / len(window)
+            loss.backward()
+        finish(model, optimizer, scaler, max_norm)
+        scheduler.step()
+
+
+@BANK.wrong("the scaler that was passed in is not used", "a new scaler, or none")
+def switches_a_new_scaler_off(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    train(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm)
+
+
+@BANK.wrong("your function raised AssertionError", "there is no gradient to step with")
+def always_steps_after_the_loop(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
+    optimizer.zero_grad()
+    for i, batch in enumerate(micro_batches):
+        held = min(steps, len(micro_batches) - i + i % steps)
+        backward(model, scaler, loss_fn, [batch], held)
+        if (i + 1) % steps == 0:
+            finish(model, optimizer, scaler, max_norm)
+            scheduler.step()
+            optimizer.zero_grad()
+    finish(model, optimizer, scaler, max_norm)
+    scheduler.step()
+
+
+# --- wrong: clipping -----------------------------------------------------------------------------------
+
+
+@BANK.wrong("the gradients are clipped while they are still scaled", "nearly every norm is above max_norm")
+def clips_before_unscaling(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
+    for window in windows(micro_batches, steps):
+        optimizer.zero_grad()
+        backward(model, scaler, loss_fn, window, len(window))
+        clip_grad_norm_(model.parameters(), max_norm)
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        scheduler.step()
+
+
+@BANK.wrong("the gradients are clipped while they are still scaled", same_as="clips_before_unscaling")
+def never_unscales(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
+    for window in windows(micro_batches, steps):
+        optimizer.zero_grad()
+        backward(model, scaler, loss_fn, window, len(window))
+        clip_grad_norm_(model.parameters(), max_norm)
+        scaler.step(optimizer)
+        scaler.update()
+        scheduler.step()
+
+
+@BANK.wrong("scaled gradients are clipped, after every micro-batch", "clip once a window")
+def clips_every_micro_batch(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
+    for window in windows(micro_batches, steps):
+        optimizer.zero_grad()
+        for batch in window:
+            backward(model, scaler, loss_fn, [batch], len(window))
+            clip_grad_norm_(model.parameters(), max_norm)
+        scaler.step(optimizer)
+        scaler.update()
+        scheduler.step()
+
+
+@BANK.wrong("clipping happens for every micro-batch", "clipping the pieces changes their weights")
+def clips_every_micro_batch_to_a_scaled_norm(
+    model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm
+):
+    for window in windows(micro_batches, steps):
+        optimizer.zero_grad()
+        for batch in window:
+            backward(model, scaler, loss_fn, [batch], len(window))
+            clip_grad_norm_(model.parameters(), max_norm * scaler.get_scale())
+        scaler.step(optimizer)
+        scaler.update()
+        scheduler.step()
+
+
+@BANK.wrong("the gradient is not clipped", "clip_grad_norm_ is missing")
+def never_clips(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
+    train(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, 1e9)
+
+
+@BANK.wrong("the gradient is not clipped", "comes after scaler.step", same_as="never_clips")
+def clips_after_the_step(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
+    for window in windows(micro_batches, steps):
+        optimizer.zero_grad()
+        backward(model, scaler, loss_fn, window, len(window))
+        scaler.step(optimizer)
+        clip_grad_norm_(model.parameters(), max_norm)
+        scaler.update()
+        scheduler.step()
+
+
+@BANK.wrong("single elements are clipped, not the norm", "another direction")
+def clips_the_elements(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
+    for window in windows(micro_batches, steps):
+        optimizer.zero_grad()
+        backward(model, scaler, loss_fn, window, len(window))
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_value_(model.parameters(), max_norm)
+        scaler.step(optimizer)
+        scaler.update()
+        scheduler.step()
+
+
+@BANK.wrong("each parameter is clipped by itself", "all gradients together")
+def clips_each_parameter(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
+    for window in windows(micro_batches, steps):
+        optimizer.zero_grad()
+        backward(model, scaler, loss_fn, window, len(window))
+        scaler.unscale_(optimizer)
+        for p in model.parameters():
+            clip_grad_norm_([p], max_norm)
+        scaler.step(optimizer)
+        scaler.update()
+        scheduler.step()
+
+
+@BANK.wrong("the gradient is divided after it was clipped", "Divide first, then clip")
+def divides_after_clipping(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
+    for window in windows(micro_batches, steps):
+        optimizer.zero_grad()
+        backward(model, scaler, loss_fn, window, 1)
+        scaler.unscale_(optimizer)
+        clip_grad_norm_(model.parameters(), max_norm)
+        for p in model.parameters():
+            p.grad /= len(window)
+        scaler.step(optimizer)
+        scaler.update()
+        scheduler.step()
+
+
+# --- wrong: the schedule -------------------------------------------------------------------------------
+
+
+@BANK.wrong("scheduler.step runs for every micro-batch", "counts updates of the weights")
+def schedules_every_micro_batch(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
+    for window in windows(micro_batches, steps):
+        optimizer.zero_grad()
+        for batch in window:
+            backward(model, scaler, loss_fn, [batch], len(window))
+            scheduler.step()
+        finish(model, optimizer, scaler, max_norm)
+
+
+@BANK.wrong("scheduler.step does not follow each step", "missing or stands outside the loop")
+def never_schedules(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
+    for window in windows(micro_batches, steps):
+        optimizer.zero_grad()
+        backward(model, scaler, loss_fn, window, len(window))
+        finish(model, optimizer, scaler, max_norm)
+
+
+@BANK.wrong("scheduler.step does not follow each step", "not epochs", same_as="never_schedules")
+def schedules_once_an_epoch(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
+    never_schedules(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm)
+    scheduler.step()
+
+
+@BANK.wrong("scheduler.step comes before the step", "the schedule follows the step")
+def schedules_first(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
+    for window in windows(micro_batches, steps):
+        scheduler.step()
+        optimizer.zero_grad()
+        backward(model, scaler, loss_fn, window, len(window))
+        finish(model, optimizer, scaler, max_norm)
+
+
+# --- wrong: autocast -----------------------------------------------------------------------------------
+
+
+@BANK.wrong("the forward pass does not run under autocast", "a scaler does not switch it on")
+def forgets_autocast(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
+    for window in windows(micro_batches, steps):
+        optimizer.zero_grad()
+        for x, y in window:
+            scaler.scale(loss_fn(model(x), y) / len(window)).backward()
+        finish(model, optimizer, scaler, max_norm)
+        scheduler.step()
+
+
+@BANK.wrong("the forward pass does not run under autocast", "another device", same_as="forgets_autocast")
+def autocasts_the_gpu(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
+    for window in windows(micro_batches, steps):
+        optimizer.zero_grad()
+        for x, y in window:
+            with torch.autocast("cuda", dtype=torch.bfloat16):
+                loss = loss_fn(model(x), y) / len(window)
+            scaler.scale(loss).backward()
+        finish(model, optimizer, scaler, max_norm)
+        scheduler.step()
+
+
+@BANK.wrong("later windows run with the weights of the first", "16-bit copies of the weights")
+def one_autocast_for_the_epoch(*args):
+    with autocast():
+        train(*args)
+
+
+# --- wrong: the window ---------------------------------------------------------------------------------
+
+
+def accumulate(args, *, divisor=len, clear="before the window"):
+    model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm = args
+    for window in windows(micro_batches, steps):
+        if clear == "before the window":
+            optimizer.zero_grad()
+        for batch in window:
+            if clear == "before each":
+                optimizer.zero_grad()
+            backward(model, scaler, loss_fn, [batch], divisor(window))
+        finish(model, optimizer, scaler, max_norm)
+        scheduler.step()
+
+
+@BANK.wrong("the last, incomplete window never makes a step", "leaves the rest in .grad")
+def the_loop_of_the_web(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
+    for i, (x, y) in enumerate(micro_batches):
+        with autocast():
+            loss = loss_fn(model(x), y) / steps
+        scaler.scale(loss).backward()
+        if (i + 1) % steps == 0:
+            finish(model, optimizer, scaler, max_norm)
+            scheduler.step()
+            optimizer.zero_grad()
+
+
+@BANK.wrong("the last window is divided by steps, though it holds fewer micro-batches", "shrinks its update to 2/3")
+def divides_by_steps_anyway(*args):
+    accumulate(args, divisor=lambda window: args[6])
+
+
+@BANK.wrong("the gradients are added up and never divided", "the sum over the window")
+def never_divides(*args):
+    accumulate(args, divisor=lambda window: 1)
+
+
+@BANK.wrong("the loss is another one than loss_fn", "whatever the caller has chosen")
+def writes_the_loss_into_the_loop(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
+    loss_fn = nn.functional.cross_entropy
+    train(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm)
+
+
+@BANK.wrong("each update sees only the last micro-batch of its window", "throws away what was accumulated")
+def clears_for_every_micro_batch(*args):
+    accumulate(args, clear="before each")
+
+
+@BANK.wrong("gradients of earlier windows are still in .grad", "nothing clears the gradients")
+def never_clears(*args):
+    accumulate(args, clear="")
+
+
+@BANK.wrong("the optimizer steps after every micro-batch", "nothing is accumulated")
+def does_not_accumulate(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
+    train(model, optimizer, scaler, scheduler, loss_fn, micro_batches, 1, max_norm)
+
+
+@BANK.wrong("each update sees only the last micro-batch of its window", "throws away what was accumulated")
+def clears_each_and_never_divides(*args):
+    accumulate(args, clear="before each", divisor=lambda window: 1)
+
+
+@BANK.wrong("several micro-batches went through the model at once", "which is what must not fit")
+def concatenates_the_window(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
+    large = [tuple(map(torch.cat, zip(*window, strict=True))) for window in windows(micro_batches, steps)]
+    train(model, optimizer, scaler, scheduler, loss_fn, large, 1, max_norm)
+
+
+@BANK.wrong("the activations of several micro-batches are kept at once", "backward runs once for all of them")
+def one_backward_for_the_window(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
+    for window in windows(micro_batches, steps):
+        optimizer.zero_grad()
+        with autocast():
+            loss = sum(loss_fn(model(x), y) for x, y in window) / len(window)
+        scaler.scale(loss).backward()
+        finish(model, optimizer, scaler, max_norm)
+        scheduler.step()
+
+
+@BANK.wrong("the optimizer that was passed in never stepped", "replaced by another optimizer")
+def uses_an_optimizer_of_its_own(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
+    own = torch.optim.SGD(model.parameters(), lr=0.1)
+    train(model, own, scaler, scheduler, loss_fn, micro_batches, steps, max_norm)
+
+
+@BANK.wrong("the weights are not where the optimizer's steps lead", "updated by hand too")
+def steps_by_hand_too(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
+    train(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm)
+    with torch.no_grad():
+        for p in model.parameters():
+            p -= 0.1 * p.grad
+
+
+# --- the tests -----------------------------------------------------------------------------------------
+
+
+@BANK.each_right()
+def test_a_right_answer_passes(answer, capsys):
+    bank.assert_passes(CHECK, answer, capsys)
+
+
+@BANK.each_wrong()
+def test_a_wrong_answer_fails_in_its_own_words(wrong):
+    bank.assert_fails_in_its_own_words(CHECK, wrong, BANK)
+
+
+def test_no_two_wrong_answers_are_told_the_same():
+    bank.assert_words_differ(CHECK, BANK)
+
+
+def test_a_stub_is_not_attempted():
+    bank.assert_not_attempted(CHECK)
