@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import random
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
@@ -50,7 +51,9 @@ class CheckFailed(Exception):
 
     def __str__(self) -> str:
         lines = [f"✘ {self.check}: {self.summary}"]
-        lines += [f"  {label:<9} {clip(text)}" for label, text in self.rows.items() if text]
+        for label, text in self.rows.items():
+            head = f"  {label:<9} " if text else ""
+            lines += textwrap.wrap(clip(text), 110, initial_indent=head, subsequent_indent=" " * len(head))
         return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
 
     def _render_traceback_(self) -> list[str]:

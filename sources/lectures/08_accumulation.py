@@ -430,15 +430,26 @@ for name, way in (("mean of means", ("mean", 2)), ("sum over tokens", ("sum", to
 # the gradients once before clipping. In fp16 the sums may overflow; then divide first.)
 #
 # One more trap sits here. A micro-batch of nothing but padding happens, in fine-tuning where only the answer carries
-# labels and a long prompt was cut. The mean over no tokens is 0/0:
+# labels and a long prompt was cut. The mean over no token is 0/0. What follows depends on who divides:
 
 # %% token-padding
-logits, nothing = torch.randn(4, vocabulary), torch.full((4,), -100)
-print("mean over no token:", F.cross_entropy(logits, nothing).item())
-print("sum over no token: ", F.cross_entropy(logits, nothing, reduction="sum").item())
+nothing = torch.full((4,), -100)
+mask = nothing != -100
+ways = {
+    "F.cross_entropy, mean": lambda z: F.cross_entropy(z, nothing),
+    "mask by hand, mean": lambda z: (F.cross_entropy(z, nothing.clamp(min=0), reduction="none") * mask).sum() / mask.sum(),
+    "F.cross_entropy, sum": lambda z: F.cross_entropy(z, nothing, reduction="sum"),
+}
+for name, way in ways.items():
+    logits = torch.randn(4, vocabulary, requires_grad=True)
+    loss = way(logits)
+    loss.backward()
+    print(f"{name:<21} loss {loss.item():<4} gradient has nan: {bool(logits.grad.isnan().any())}")
 
 # %% token-padding-text [markdown]
-# One `nan` added to `.grad` makes the whole window `nan`. The sum is 0, and harmless.
+# `F.cross_entropy` skips ignored positions in its backward pass, so only the *reported* loss becomes `nan`, and with it
+# the mean of the epoch. A mask multiplied in by hand divides the gradient by zero too, and one `nan` added to `.grad`
+# spoils the whole window. The sum is 0, and harmless in both.
 #
 # With several processes the same thought goes one step further: the tokens must be counted over **all ranks**, since DDP
 # averages gradients over ranks as if each held the same number (lesson 12).
