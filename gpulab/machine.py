@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from .choice import DEFAULT, choose
 from .display import show
-from .machine_card import Card, as_svg, as_text
+from .machine_card import Card, as_html, as_svg, as_text
 
 if TYPE_CHECKING:
     import torch
@@ -69,7 +69,7 @@ def setup(gpu: str | None = None, *, seed: int = 0) -> Machine:
     _seed(seed)
     earlier, _current = _current, machine
     card = _card(machine, seed, earlier)
-    show(as_text(card), svg=as_svg(card))
+    show(as_text(card), svg=as_svg(card), html=as_html(card))
     return machine
 
 

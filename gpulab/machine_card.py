@@ -5,6 +5,7 @@ It knows nothing of machines; equal cards give equal bytes.
 
 from __future__ import annotations
 
+import base64
 import html
 import textwrap
 from dataclasses import dataclass
@@ -45,19 +46,28 @@ def as_svg(card: Card) -> str:
             parts.append(f'<text x="{_COLUMN}" y="{y}" fill="{INK}">{_escape(line)}</text>')
     height = y + 16
     heading = textwrap.shorten(card.heading, 66, placeholder=" …")
-    described = ". ".join([card.heading, *(f"{label}: {text}".rstrip(".") for label, text in card.rows)])
     # The card brings its own paper: a notebook shows SVG as an image, which cannot follow the page's theme.
     frame = f'x="0.5" y="0.5" height="{height - 1}"'
     edge = GREEN if card.real else BLUE
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" role="img" viewBox="0 0 {_WIDTH} {height}" '
-        f'width="{_WIDTH * scale():.0f}" height="{height * scale():.0f}"><title>{_escape(described)}.</title>'
+        f'width="{_WIDTH * scale():.0f}" height="{height * scale():.0f}"><title>{_escape(_described(card))}</title>'
         f'<rect {frame} width="{_WIDTH - 1}" rx="6" fill="{PAPER}" stroke="{RULE}"/>'
         f'<rect {frame} width="7" rx="3" fill="{edge}"/>'
         '<g font-family="system-ui, -apple-system, \'Segoe UI\', sans-serif" font-size="12.5">'
         f'<text x="{_LEFT}" y="28" font-size="15" font-weight="600" fill="{INK}">{_escape(heading)}</text>'
         f"{''.join(parts)}</g></svg>"
     )
+
+
+def as_html(card: Card) -> str:
+    """The card as an image with its words as alt text, which an SVG output loses in JupyterLab."""
+    data = base64.b64encode(as_svg(card).encode()).decode("ascii")
+    return f'<img alt="{_escape(_described(card))}" src="data:image/svg+xml;base64,{data}" style="max-width:100%">'
+
+
+def _described(card: Card) -> str:
+    return ". ".join([card.heading, *(f"{label}: {text}".rstrip(".") for label, text in card.rows)]) + "."
 
 
 def _escape(text: str) -> str:

@@ -34,7 +34,7 @@ class Shown:
 def shown(monkeypatch: pytest.MonkeyPatch) -> Shown:
     last = Shown()
 
-    def show(text: str, *, svg: str) -> None:
+    def show(text: str, *, svg: str, html: str) -> None:
         last.text, last.svg = text, svg
 
     monkeypatch.setattr(machine, "show", show)

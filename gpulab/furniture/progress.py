@@ -225,6 +225,6 @@ def _as_html(passed: Passed) -> str:
             f"<tr><td {cell}>{name}</td><td {cell}>{html.escape(lesson.promise)}</td>"
             f"<td {cell}>{exercises}</td><td {cell}>{quiz}</td></tr>"
         )
-    head = "".join(f"<th {cell}>{title}</th>" for title in ("lesson", "you will", "exercises", "quiz"))
+    head = "".join(f"<th {cell}>{title}</th>" for title in ("lesson", "promise", "exercises", "quiz"))
     notes = "".join(f"<p>{html.escape(note)}</p>" for note in passed.notes)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>{notes}"

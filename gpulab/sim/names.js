@@ -27,6 +27,8 @@ function nameAll(box, units) {
       put(readout, "aria-label", `${label}, as a number`);
     }
   }
+  // JupyterLab would take their arrow keys, to walk from cell to cell.
+  for (const menu of box.querySelectorAll("select")) put(menu, "data-lm-suppress-shortcuts", "true");
   for (const button of box.querySelectorAll(".widget-play button"))
     for (const [icon, name] of Object.entries(PLAY))
       if (button.querySelector(`.${icon}`)) put(button, "aria-label", name);

@@ -1,0 +1,57 @@
+"""A JupyterLab server and a Chromium for the tests of one file, and where the screenshots go.
+
+How they are driven is in tools/lab_server.py and tools/notebook_page.py. Without a Chromium every test is skipped,
+and says so.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+from courselib.lanes import CHROMIUM
+from lab_server import LabServer, chromium, chromium_path
+from notebook_page import NotebookPage
+
+
+@pytest.fixture(scope="module")  # not for the session: while Playwright runs, no other test can use asyncio
+def browser():
+    path = chromium_path()
+    if path is None:
+        pytest.skip(f"browser tests NOT run: no Chromium on PATH ({', '.join(CHROMIUM)})")
+    with chromium(path) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def lab(browser, tmp_path_factory):
+    server = LabServer(tmp_path_factory.mktemp("lab"))
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def open_notebook(browser, lab):
+    """Open a notebook in a window of its own; all of them are closed at the end."""
+    pages = []
+
+    def open_one(path):
+        pages.append(NotebookPage(browser, lab, path))
+        return pages[-1]
+
+    yield open_one
+    for page in pages:
+        page.close()
+
+
+@pytest.fixture(scope="module")
+def shoot(tmp_path_factory):
+    """Take a screenshot of a notebook's window, to be looked at: into GPULAB_SCREENSHOTS, or thrown away."""
+    told = os.environ.get("GPULAB_SCREENSHOTS")
+    folder = Path(told) if told else tmp_path_factory.mktemp("screenshots")
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def take(notebook, name):
+        notebook.page.wait_for_timeout(300)  # for what is still being drawn
+        notebook.page.screenshot(path=folder / f"{name}.png")
+
+    return take

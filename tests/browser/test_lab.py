@@ -1,0 +1,401 @@
+"""The course in JupyterLab in Chromium, as a student meets it: opened, run, moved, answered, solved.
+
+What the cells print is compared by nbval and what the widgets compute is tested without a browser; here is what
+only a browser shows: that it is drawn, can be reached by keyboard, has names for a screen reader, and answers.
+"""
+
+import functools
+
+import nbformat
+import pytest
+from courselib.venv import ROOT
+
+pytestmark = pytest.mark.browser
+
+START = "notebooks/00_start_here.ipynb"
+LECTURE = "notebooks/08_accumulation.ipynb"
+EXERCISE = "exercises/08_accumulation.ipynb"
+
+OPERABLE = {"button", "checkbox", "combobox", "image", "link", "radio", "radiogroup", "slider", "spinbutton", "textbox"}
+
+# The lowest contrast (WCAG 2) between letters and what lies behind them, with the words it was found at.
+LOWEST_CONTRAST = """(root) => {
+    const parse = (colour) => colour.match(/[\\d.]+/g).map(Number);
+    const light = (colour) => {
+        const linear = (c) => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
+        const [r, g, b] = parse(colour).map((value) => linear(value / 255));
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+    };
+    const behind = (node) => {
+        for (; node; node = node.parentElement) {
+            const colour = getComputedStyle(node).backgroundColor;
+            if ((parse(colour)[3] ?? 1) > 0.99) return colour;
+        }
+        return 'rgb(255, 255, 255)';
+    };
+    let lowest = [21, ''];
+    for (const node of root.querySelectorAll('*')) {
+        const words = [...node.childNodes].filter((n) => n.nodeType === 3).map((n) => n.textContent.trim()).join('');
+        if (!words || node.closest('svg') || !node.checkVisibility()) continue;
+        const [one, two] = [light(getComputedStyle(node).color), light(behind(node))];
+        const ratio = (Math.max(one, two) + 0.05) / (Math.min(one, two) + 0.05);
+        if (ratio < lowest[0]) lowest = [ratio, words];
+    }
+    return lowest;
+}"""
+
+# Faster than any hand: 80 moves of the mouse before the first is answered.
+MANY_MOVES = """([x, y]) => {
+    const counter = new MutationObserver(() => window.gpulabDrawn++);
+    window.gpulabDrawn = 0;
+    counter.observe(document.querySelector('.gpulab-picture'), { childList: true, subtree: true });
+    for (let step = 1; step <= 80; step++) {
+        const place = { clientX: x + step, clientY: y, buttons: 1, bubbles: true, cancelable: true };
+        document.documentElement.dispatchEvent(new MouseEvent('mousemove', place));
+    }
+}"""
+
+FOCUS = "() => ({ tag: document.activeElement.tagName, type: document.activeElement.type ?? '' })"
+
+
+@pytest.fixture(scope="module")
+def opened(open_notebook):
+    """A notebook that nothing is run in, each opened once."""
+    return functools.cache(open_notebook)
+
+
+@pytest.fixture(scope="module")
+def start_here(open_notebook):
+    """00, opened and run."""
+    notebook = open_notebook(START)
+    notebook.run_all()
+    return notebook
+
+
+@pytest.fixture(scope="module")
+def lecture(open_notebook):
+    """08, opened and run."""
+    notebook = open_notebook(LECTURE)
+    notebook.run_all()
+    return notebook
+
+
+@pytest.fixture(scope="module")
+def exercise(open_notebook):
+    """The exercises of 08, opened and run as they come."""
+    notebook = open_notebook(EXERCISE)
+    notebook.run_all()
+    return notebook
+
+
+@pytest.fixture
+def simulator(lecture):
+    """The simulator of 08 as it opens, scrolled to."""
+    cell = lecture.find("gpulab.sim.accumulation()")
+    lecture.run(cell)
+    box = lecture.shown(cell).locator(".gpulab-sim")
+    box.get_by_role("slider", name="Micro-batch", exact=True).wait_for()
+    return box
+
+
+def solution(text):
+    """The source of the one cell of the solution notebook that has `text` in it."""
+    cells = nbformat.read(ROOT / "solutions" / "08_accumulation.ipynb", as_version=4).cells
+    (found,) = [cell.source for cell in cells if cell.cell_type == "code" and text in cell.source]
+    return found
+
+
+def slider(box, name):
+    return box.get_by_role("slider", name=name, exact=True)
+
+
+def picture(box):
+    """What a screen reader has of a simulator's picture: its title, and all its numbers."""
+    return tuple(box.locator(f".gpulab-picture svg > {part}").text_content() for part in ("title", "desc"))
+
+
+def wait_until(page, condition, what):
+    """Wait for something in the kernel or on disk that the page cannot wait for."""
+    for _ in range(100):
+        if condition():
+            return
+        page.wait_for_timeout(50)
+    pytest.fail(f"not within 5 s: {what}")
+
+
+def nameless(notebook, box):
+    return [node for node in notebook.spoken(box) if node.role in OPERABLE and not node.name.strip()]
+
+
+def tab_to(notebook, cell, kind):
+    """Press Tab from the cell on until the focus is on an `<input type=kind>`; fails if it does not get there."""
+    notebook.select(cell)
+    for _ in range(30):
+        notebook.page.keyboard.press("Tab")
+        if notebook.page.evaluate(FOCUS) == {"tag": "INPUT", "type": kind}:
+            return
+    pytest.fail(f"30 times Tab from cell {cell} on, and no input of type {kind} has the focus")
+
+
+# Opened, nothing run.
+
+
+@pytest.mark.parametrize("path", [START, LECTURE])
+def test_a_notebook_as_opened_shows_its_saved_pictures_with_their_descriptions(opened, shoot, path):
+    notebook = opened(path)
+    shoot(notebook, f"{path[10:12]}_opened")
+    pictures = ("text/html", "image/svg+xml", "image/png")
+    shown = 0
+    for number, cell in enumerate(notebook.cells()):
+        drawn = [o for o in cell.get("outputs", []) if any(kind in o.get("data", {}) for kind in pictures)]
+        if not any("<img" in o["data"].get("text/html", "") or set(pictures[1:]) & set(o["data"]) for o in drawn):
+            continue
+        images = [node for node in notebook.spoken(notebook.shown(number)) if node.role in ("image", "img")]
+        assert images, cell["source"]
+        assert all(len(image.name) >= 15 for image in images), images
+        for image in notebook.shown(number).locator(".jp-OutputArea img").all():
+            assert image.evaluate("(node) => node.complete && node.naturalWidth > 0")
+        shown += 1
+    assert shown >= 2  # the card of setup(), and what the notebook draws
+
+
+def test_a_quiz_as_opened_unfolds_to_the_reason_of_each_option(opened, shoot):
+    notebook = opened(START)
+    cell = notebook.shown(notebook.find("gpulab.quiz(0)"))
+    options = cell.locator("details")
+    assert options.count() == 4
+    assert "Right." not in cell.inner_text()
+    for option in options.all():
+        option.locator("summary").press("Enter")
+    assert cell.inner_text().count("Right.") == 1
+    assert cell.inner_text().count("Not so.") == 3
+    shoot(notebook, "00_quiz_opened")
+
+
+def test_a_simulator_as_opened_is_a_picture_with_its_numbers_as_text(opened, shoot):
+    notebook = opened(LECTURE)
+    cell = notebook.shown(notebook.find("gpulab.sim.accumulation()"))
+    assert cell.locator(".gpulab-sim").count() == 0
+    (image,) = [node for node in notebook.spoken(cell) if node.role in ("image", "img")]
+    assert image.name.startswith("13 micro-batches make 4 updates")
+    assert "GiB (recorded:" in image.name
+    shoot(notebook, "08_simulator_opened")
+
+
+# Run.
+
+
+@pytest.mark.parametrize("name", ["start_here", "lecture"])
+def test_a_lecture_runs_to_its_end_and_fails_only_where_it_means_to(request, shoot, name):
+    notebook = request.getfixturevalue(name)
+    code = [cell for cell in notebook.cells() if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
+    failed = [cell["id"] for cell in code if any(o["output_type"] == "error" for o in cell["outputs"])]
+    assert failed == [cell["id"] for cell in code if "raises-exception" in cell["metadata"].get("tags", [])]
+    notebook.shown(0)
+    shoot(notebook, f"{name}_top")
+    for number, cell in enumerate(notebook.cells()):
+        if cell.get("outputs"):
+            notebook.shown(number)  # so that each output is drawn, and can complain
+    assert notebook.console == []
+
+
+def test_callbacks_run_on_the_main_thread(open_notebook, lab):
+    source = (
+        "import threading, ipywidgets\n"
+        "seen = []\n"
+        "button = ipywidgets.Button(description='Press me')\n"
+        "button.on_click(lambda _: seen.append(threading.current_thread() is threading.main_thread()))\n"
+        "button"
+    )
+    notebook = open_notebook(lab.write("notebooks/threads.ipynb", source, "seen"))
+    notebook.run(0)
+    notebook.shown(0).get_by_role("button", name="Press me").click()
+    notebook.run(1)
+    assert notebook.output_text(1) == "[True]"
+
+
+# The simulator.
+
+
+def test_an_arrow_key_on_a_slider_changes_the_picture_and_its_numbers(lecture, simulator, shoot):
+    title, numbers = picture(simulator)
+    assert title.startswith("13 micro-batches make 4 updates")
+    assert "micro-batch" in numbers
+    slider(simulator, "Micro-batch").press("ArrowRight")
+    wait_until(lecture.page, lambda: picture(simulator)[0] != title, "another title")
+    assert picture(simulator)[0].startswith("12 micro-batches")  # of 9 samples each
+    assert picture(simulator)[1] != numbers
+    assert slider(simulator, "Micro-batch").get_attribute("aria-valuetext") == "9 samples"
+    shoot(lecture, "08_simulator")
+
+
+def test_what_the_picture_says_is_spoken_when_it_has_come_to_rest(lecture, simulator):
+    slider(simulator, "Micro-batch").press("ArrowRight")
+    simulator.get_by_role("status").filter(has_text="12 micro-batches").wait_for()
+
+
+def test_a_menu_and_a_checkbox_answer_to_keys(lecture, simulator):
+    before = picture(simulator)
+    simulator.get_by_label("Loss of a micro-batch").press("ArrowDown")
+    wait_until(lecture.page, lambda: picture(simulator) != before, "another picture after the menu")
+    before = picture(simulator)
+    simulator.get_by_role("checkbox").press("Space")
+    wait_until(lecture.page, lambda: picture(simulator) != before, "another picture after the checkbox")
+
+
+def test_a_drag_moves_the_picture_and_leaves_out_what_lies_between(lecture, simulator):
+    page, handle = lecture.page, slider(simulator, "Data set")
+    before = picture(simulator)
+    box = handle.bounding_box()
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    page.mouse.move(x, y)
+    page.mouse.down()
+    page.mouse.move(x + 20, y, steps=5)
+    wait_until(page, lambda: picture(simulator) != before, "another picture during the drag")
+    page.wait_for_timeout(500)
+    page.evaluate(MANY_MOVES, [x + 20, y])
+    page.wait_for_timeout(500)
+    page.mouse.up()
+    assert page.evaluate("window.gpulabDrawn") in range(1, 11), "pictures drawn for 80 moves in a moment"
+    samples = int(handle.get_attribute("aria-valuetext").split()[0])
+    assert samples > 200
+    assert f"{-(-samples // 8)} micro-batches" in picture(simulator)[0].replace(",", ""), "the last move counts"
+
+
+def test_every_control_of_a_simulator_has_a_name(lecture, simulator):
+    spoken = [node for node in lecture.spoken(simulator) if node.role in OPERABLE]
+    assert {"slider", "combobox", "checkbox"} <= {node.role for node in spoken}
+    assert nameless(lecture, simulator) == []
+
+
+# Quizzes and predictions.
+
+
+def test_a_quiz_is_answered_by_keyboard(start_here, lab, shoot):
+    cell = start_here.find("gpulab.quiz(0)")
+    start_here.run(cell)
+    box = start_here.shown(cell).locator(".gpulab-furniture")
+    box.get_by_role("radiogroup", name="Question 1").wait_for()
+    status = box.get_by_role("status")
+    assert status.inner_text() == ""
+    keyboard = start_here.page.keyboard
+    tab_to(start_here, cell, "radio")
+    keyboard.press("Space")
+    keyboard.press("Tab")
+    keyboard.press("Enter")
+    status.filter(has_text="Not so. That would be called measured.").wait_for()
+    assert "00" not in lab.progress().get("questions", {})
+    keyboard.press("Shift+Tab")
+    keyboard.press("ArrowDown")
+    assert box.get_by_role("radio").nth(1).is_checked()
+    keyboard.press("Tab")
+    keyboard.press("Space")
+    status.filter(has_text="Right. Virtual numbers come from a model").wait_for()
+    assert status.inner_text().count("Not so.") == 3
+    wait_until(start_here.page, lambda: lab.progress().get("questions") == {"0": ["labels"]}, "the question recorded")
+    assert start_here.page.evaluate("window.jupyterapp.shell.currentWidget.content.activeCellIndex") == cell
+    shoot(start_here, "00_quiz")
+
+
+def test_every_control_of_a_quiz_has_a_name(lecture, shoot):
+    cell = lecture.find("gpulab.quiz(8)")
+    boxes = lecture.shown(cell).locator(".gpulab-furniture")
+    boxes.nth(4).get_by_role("radiogroup").wait_for()
+    shoot(lecture, "08_quiz")
+    for box in boxes.all():
+        roles = [node.role for node in lecture.spoken(box) if node.role in OPERABLE]
+        assert sorted(roles) == ["button", "radio", "radio", "radio", "radio", "radiogroup"]
+        assert nameless(lecture, box) == []
+
+
+def test_a_prediction_is_typed_and_compared(lecture, shoot):
+    ask = lecture.find('steps_guess = gpulab.predict("')
+    lecture.run(ask)
+    box = lecture.shown(ask).locator(".gpulab-furniture")
+    box.get_by_role("textbox").wait_for()
+    assert nameless(lecture, box) == []
+    tab_to(lecture, ask, "text")
+    lecture.page.keyboard.type("many")
+    lecture.page.keyboard.press("Enter")
+    box.get_by_role("status").filter(has_text="many is not a number: write it like 12.5").wait_for()
+    lecture.page.keyboard.press("Control+A")
+    lecture.page.keyboard.type("2")
+    lecture.page.keyboard.press("Enter")
+    box.get_by_role("status").filter(has_text="kept").wait_for()
+    shoot(lecture, "08_prediction")
+    answer = lecture.find("steps_guess.compare(")
+    lecture.run(answer)
+    assert "measured: 1 · your prediction: 2: 2 times too high" in lecture.output_text(answer)
+
+
+# Exercises.
+
+
+def test_an_unsolved_exercise_says_so_at_every_check(exercise):
+    checks = [cell for cell in exercise.cells() if "gpulab.check." in cell["source"] and cell["cell_type"] == "code"]
+    assert len(checks) == 4
+    for cell in checks:
+        (output,) = cell["outputs"]
+        assert output["ename"] == "NotAttempted"
+        (line,) = output["traceback"]
+        assert line.endswith("not attempted yet")
+    assert exercise.console == []
+
+
+def test_a_wrong_answer_gets_lines_and_no_traceback_and_a_right_one_moves_the_progress(exercise, lab, shoot):
+    stub = exercise.find("def train_epoch(")
+    check = exercise.find("gpulab.check.accumulation_window(")
+    progress = exercise.find("gpulab.progress()")
+    right = solution("def train_epoch(")
+    wrong = right.replace("* len(x) / in_window", "/ steps")
+    assert wrong != right
+
+    exercise.write(stub, wrong)
+    exercise.run(stub, check)
+    lines = exercise.output_text(check).splitlines()
+    assert lines[0].startswith("✘ accumulation_window:")
+    assert {"expected", "got", "read"} <= {line.split()[0] for line in lines[1:]}
+    assert "Traceback" not in exercise.output_text(check)
+    exercise.shown(stub)
+    shoot(exercise, "08_exercise_wrong")
+    assert "checks" not in lab.progress() or not lab.progress()["checks"]
+
+    exercise.write(stub, right)
+    exercise.run(stub, check, progress)
+    assert exercise.output_text(check).startswith("✔")
+    assert "exercises ●○○○ 1/4" in exercise.output_text(progress)
+    assert "1 of 4" in exercise.shown(progress).inner_text()
+    assert lab.progress()["checks"] == {"8": ["accumulation_window"]}
+    shoot(exercise, "08_exercise_progress")
+    exercise.shown(check)
+    shoot(exercise, "08_exercise_right")
+
+
+# Around it.
+
+
+def test_the_furniture_can_be_read_in_the_light_and_in_the_dark_theme(start_here, shoot):
+    parts = {
+        "doctor": "gpulab.doctor()",
+        "prediction": "gpulab.predict(",
+        "check": "gpulab.check.token_weighting(accumulate_tokens, seed=0)",
+        "quiz": "gpulab.quiz(0)",
+        "map": "gpulab.progress()",
+    }
+    for theme in ("Dark", "Light"):
+        start_here.theme(f"JupyterLab {theme}")
+        for name, text in parts.items():
+            outputs = start_here.shown(start_here.find(text)).locator(".jp-OutputArea").first
+            ratio, words = outputs.evaluate(LOWEST_CONTRAST)
+            assert ratio >= 4.5, f"{theme}, {name}: {words!r} has a contrast of {ratio:.1f}"
+            shoot(start_here, f"00_{name}_{theme.lower()}")
+
+
+@pytest.mark.parametrize(("link", "path"), [("08_accumulation", LECTURE), ("exercises", EXERCISE)])
+def test_a_link_of_the_map_opens_that_notebook_in_jupyterlab(start_here, link, path):
+    start_here.switch_to(START)
+    cell = start_here.shown(start_here.find("gpulab.progress()"))
+    cell.get_by_role("link", name=link, exact=True).click()
+    start_here.wait_for_kernel(path)
+    assert len(start_here.page.context.pages) == 1, "it opened in JupyterLab, and not in a tab of its own"

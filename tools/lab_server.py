@@ -1,0 +1,157 @@
+"""JupyterLab over a copy of the course, as `make lab` starts it, and the Chromium to open it in.
+
+For the browser tests and the benchmarks. It lives in a temporary folder, with Jupyter folders and a progress file of
+its own; `notebook_page` drives what it serves.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+
+import nbformat
+from courselib.lab import lab_command, write_overrides
+from courselib.lanes import CHROMIUM
+from courselib.venv import ROOT, Venv
+from playwright.sync_api import Browser, sync_playwright
+
+FOLDERS = ("notebooks", "exercises", "solutions")
+TRUSTED = ("notebooks", "solutions")
+START_SECONDS = 90
+
+_ARGUMENTS = (
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+)
+
+
+def chromium_path() -> str | None:
+    """The first Chromium on PATH, None where there is none."""
+    return next(filter(None, map(shutil.which, CHROMIUM)), None)
+
+
+@contextmanager
+def chromium(path: str) -> Iterator[Browser]:
+    """The browser at `path`, without a window."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=list(_ARGUMENTS))
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+class LabServer:
+    """JupyterLab on a free port over a copy of the course in `folder`, which must be empty."""
+
+    def __init__(self, folder: Path) -> None:
+        self.course = folder / "course"
+        self.progress_file = folder / "progress.json"
+        for name in FOLDERS:
+            shutil.copytree(
+                ROOT / name, self.course / name, ignore=shutil.ignore_patterns(".ipynb_checkpoints"), dirs_exist_ok=True
+            )
+        self._environ = _environ(folder)
+        self._trust()
+        self._log = folder / "lab.log"
+        self._port = _free_port()
+        self._process = self._start()
+
+    def url(self, path: str) -> str:
+        """The address of a notebook of the course, with the token that lets the browser in."""
+        return f"http://127.0.0.1:{self._port}/lab/tree/{path}?reset&token={self._environ['JUPYTER_TOKEN']}"
+
+    def write(self, path: str, *cells: str) -> str:
+        """Make a notebook of these code cells in the course; returns `path`."""
+        notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+        notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+        nbformat.write(notebook, self.course / path)
+        return path
+
+    def progress(self) -> dict[str, Any]:
+        """What the progress file holds; empty where there is none yet."""
+        if not self.progress_file.exists():
+            return {}
+        record: dict[str, Any] = json.loads(self.progress_file.read_text(encoding="utf-8"))
+        return record
+
+    def close(self) -> None:
+        """End the server and its kernels."""
+        self._process.terminate()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _trust(self) -> None:
+        # As `make lab` does, with the signatures in a folder of our own.
+        paths = [str(path) for name in TRUSTED for path in sorted((self.course / name).glob("*.ipynb"))]
+        command = [sys.executable, "-m", "nbformat.sign", *paths]
+        subprocess.run(command, env=self._environ, check=True, capture_output=True)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        # The settings and the command of `make lab`, for a course whose `.venv` holds those settings and no Python.
+        stand_in = Venv(root=self.course)
+        write_overrides(stand_in)
+        command = [
+            *(sys.executable, *lab_command(stand_in, self._port, browser=False)[1:]),
+            f"--LabApp.app_settings_dir={stand_in.folder / 'share' / 'jupyter' / 'lab' / 'settings'}",
+            "--LabApp.expose_app_in_browser=True",
+        ]
+        with self._log.open("wb") as log:
+            process = subprocess.Popen(command, env=self._environ, stdout=log, stderr=log, cwd=self.course)
+        try:
+            self._wait_for(process)
+        except BaseException:
+            process.kill()
+            raise
+        return process
+
+    def _wait_for(self, process: subprocess.Popen[bytes]) -> None:
+        request = urllib.request.Request(f"http://127.0.0.1:{self._port}/api/status")
+        request.add_header("Authorization", f"token {self._environ['JUPYTER_TOKEN']}")
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy knows this machine's ports
+        end = time.monotonic() + START_SECONDS
+        while process.poll() is None and time.monotonic() < end:
+            try:
+                opener.open(request, timeout=20).close()
+                return
+            except URLError:
+                time.sleep(0.2)
+        raise RuntimeError(f"JupyterLab did not start:\n{self._log.read_text(encoding='utf-8', errors='replace')}")
+
+
+def _environ(folder: Path) -> dict[str, str]:
+    """The environment of the server and its kernels: the course's, and none of the person's Jupyter folders."""
+    environ = {k: v for k, v in os.environ.items() if not k.startswith(("JUPYTER", "IPYTHON", "GPULAB_"))}
+    for name in ("CONFIG", "DATA", "RUNTIME"):
+        environ[f"JUPYTER_{name}_DIR"] = str(folder / "jupyter" / name.lower())
+    return environ | {
+        "IPYTHONDIR": str(folder / "ipython"),
+        "JUPYTER_PREFER_ENV_PATH": "1",
+        "JUPYTER_TOKEN": secrets.token_hex(16),
+        "GPULAB_GPU": "virtual:T4",
+        "GPULAB_PROGRESS": str(folder / "progress.json"),
+        # A browser, a server and a kernel share the processors: with more threads, torch's wait for one another.
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

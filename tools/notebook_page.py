@@ -1,0 +1,218 @@
+"""A notebook open in JupyterLab in Chromium, driven as a student drives it: run, scrolled, typed into, listened to.
+
+For the browser tests and the benchmarks. It asserts nothing; `lab_server` serves what it opens.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import Any, NamedTuple
+
+from lab_server import START_SECONDS, LabServer
+from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, ViewportSize
+
+WINDOW: ViewportSize = {"width": 1440, "height": 900}
+RUN_SECONDS = 240
+
+_PANEL = "window.jupyterapp.shell.currentWidget"
+
+
+class Node(NamedTuple):
+    """One thing of the page as a screen reader is told of it."""
+
+    role: str
+    name: str
+    value: str
+
+
+class NotebookPage:
+    """One notebook open in JupyterLab, in a window of its own. `console` holds the browser's complaints."""
+
+    def __init__(self, browser: Browser, server: LabServer, path: str) -> None:
+        self.page: Page = browser.new_page(viewport=WINDOW)
+        self.console: list[str] = []
+        self.page.on("console", self._note)
+        self.page.on("pageerror", lambda error: self.console.append(f"page error: {error}"))
+        self.page.goto(server.url(path))
+        self.wait_for_kernel(path)
+
+    def close(self) -> None:
+        self.page.close()
+
+    def wait_for_kernel(self, path: str) -> None:
+        """Wait until the notebook at `path` is in front and its kernel idle."""
+        self.page.wait_for_function(
+            f"""(path) => {{
+                const panel = window.jupyterapp && {_PANEL};
+                return panel?.context?.path === path && panel.context.isReady
+                    && panel.sessionContext.session?.kernel?.status === 'idle';
+            }}""",
+            arg=path,
+            timeout=START_SECONDS * 1000,
+        )
+
+    def switch_to(self, path: str) -> None:
+        """Open another notebook in this window, or go back to one that is open."""
+        self._command("docmanager:open", {"path": path})
+        self.wait_for_kernel(path)
+
+    def run_all(self) -> float:
+        """Run all cells and wait for the last; returns the seconds that it took."""
+        began = time.monotonic()
+        self._command("notebook:run-all-cells")
+        self._settle()
+        return time.monotonic() - began
+
+    def run(self, *cells: int) -> None:
+        """Run these cells one after the other, as with Shift+Enter."""
+        for cell in cells:
+            self.select(cell)
+            self._command("notebook:run-cell")
+        self._settle()
+
+    def path(self) -> str:
+        """The notebook that is in front."""
+        path: str = self.page.evaluate(f"{_PANEL}.context.path")
+        return path
+
+    def cells(self) -> list[dict[str, Any]]:
+        """The cells as they would be saved, outputs included."""
+        cells: list[dict[str, Any]] = self.page.evaluate(f"{_PANEL}.content.model.toJSON().cells")
+        return cells
+
+    def find(self, text: str) -> int:
+        """The number of the one code cell that has `text` in its source."""
+        found = [
+            i for i, cell in enumerate(self.cells()) if cell["cell_type"] == "code" and text in "".join(cell["source"])
+        ]
+        if len(found) != 1:
+            raise LookupError(f"{len(found)} code cells have {text!r} in their source, not one")
+        return found[0]
+
+    def write(self, cell: int, source: str) -> None:
+        """Replace the source of a cell."""
+        self.page.evaluate(
+            f"([cell, source]) => {_PANEL}.content.model.cells.get(cell).sharedModel.setSource(source)", [cell, source]
+        )
+
+    def output_text(self, cell: int) -> str:
+        """All text of the outputs of a cell, tracebacks included."""
+        parts = []
+        for output in self.cells()[cell]["outputs"]:
+            texts = (output.get("text"), output.get("traceback"), output.get("data", {}).get("text/plain"))
+            parts += ["".join(text) if isinstance(text, str) else "\n".join(text) for text in texts if text]
+        return "\n".join(parts)
+
+    def select(self, cell: int) -> None:
+        """Make a cell the active one, as a click beside it does; the keyboard then is in command mode."""
+        self.page.evaluate(
+            f"""(cell) => {{
+                const notebook = {_PANEL}.content;
+                notebook.activeCellIndex = cell;
+                notebook.deselectAll();
+                notebook.mode = 'command';
+            }}""",
+            cell,
+        )
+        self.shown(cell).evaluate("(node) => node.focus()")
+
+    def shown(self, cell: int) -> Locator:
+        """The cell on the page, scrolled to its top: JupyterLab draws only what is near the window."""
+        self.page.evaluate(f"(cell) => {_PANEL}.content.scrollToItem(cell, 'start')", cell)
+        found = self.page.locator(f'.jp-NotebookPanel:not(.lm-mod-hidden) [data-windowed-list-index="{cell}"]')
+        found.wait_for(state="attached")
+        # The cells above are drawn and measured only now, which moves this one about for some frames.
+        found.evaluate(
+            """async (node) => {
+                for (let calm = 0, last; calm < 6; ) {
+                    node.scrollIntoView({ block: 'start' });
+                    await new Promise(requestAnimationFrame);
+                    const top = Math.round(node.getBoundingClientRect().top);
+                    calm = top === last ? calm + 1 : 0;
+                    last = top;
+                }
+            }"""
+        )
+        return found
+
+    def theme(self, name: str) -> None:
+        """Change JupyterLab's theme: "JupyterLab Light" or "JupyterLab Dark"."""
+        self._command("apputils:change-theme", {"theme": name})
+        self.page.wait_for_function("(name) => document.body.dataset.jpThemeName === name", arg=name)
+
+    def spoken(self, within: Locator) -> list[Node]:
+        """What Chromium tells a screen reader of `within` and what is in it."""
+        session = self.page.context.new_cdp_session(self.page)
+        mark = secrets.token_hex(4)
+        within.evaluate("(node, mark) => { node.dataset.gpulabMark = mark; }", mark)
+        root = session.send("DOM.getDocument", {"depth": 0})["root"]["nodeId"]
+        query = {"nodeId": root, "selector": f'[data-gpulab-mark="{mark}"] *'}
+        inside = set()
+        for node in session.send("DOM.querySelectorAll", query)["nodeIds"]:
+            inside.add(session.send("DOM.describeNode", {"nodeId": node})["node"]["backendNodeId"])
+        nodes = session.send("Accessibility.getFullAXTree")["nodes"]
+        session.detach()
+
+        def text(node: dict[str, Any], key: str) -> str:
+            return str(node.get(key, {}).get("value", ""))
+
+        return [
+            Node(text(node, "role"), text(node, "name"), text(node, "value"))
+            for node in nodes
+            if not node["ignored"] and node.get("backendDOMNodeId") in inside
+        ]
+
+    def _command(self, name: str, arguments: dict[str, Any] | None = None) -> None:
+        self.page.evaluate(
+            """async ([name, given, limit]) => {
+                let timer;
+                const late = new Promise((_, reject) => {
+                    timer = setTimeout(() => reject(new Error(`${name} took more than ${limit} s`)), 1000 * limit);
+                });
+                await Promise.race([window.jupyterapp.commands.execute(name, given), late]);
+                clearTimeout(timer);
+            }""",
+            [name, arguments or {}, RUN_SECONDS],
+        )
+
+    def _settle(self) -> None:
+        # A command ends with the kernel's reply, and outputs may come after it: a round trip of our own is the last.
+        self.page.evaluate(
+            f"""async () => {{
+                const kernel = {_PANEL}.sessionContext.session.kernel;
+                await kernel.requestExecute({{ code: '', silent: true, store_history: false }}).done;
+            }}"""
+        )
+        self.wait_for_kernel(self.path())
+
+    def _note(self, message: ConsoleMessage) -> None:
+        if message.type == "error":
+            self.console.append(f"console: {message.text} ({message.location.get('url', '')})")
+
+
+def key_to_picture_ms(notebook: NotebookPage, cell: int, slider: str, presses: int) -> list[float]:
+    """The milliseconds from each press of an arrow key on a slider of a simulator to the picture it leads to.
+
+    The keys are real ones; the browser's own clock runs from the key event to the frame that shows the picture.
+    """
+    box = notebook.shown(cell).locator(".gpulab-sim")
+    handle = box.get_by_role("slider", name=slider, exact=True)
+    handle.focus()
+    box.evaluate(_STOPWATCH)
+    times = []
+    for press in range(presses):
+        notebook.page.wait_for_timeout(200)  # so that each finds the page at rest
+        notebook.page.evaluate("window.gpulabTime = null")
+        notebook.page.keyboard.press("ArrowRight" if press % 2 == 0 else "ArrowLeft")
+        times.append(float(notebook.page.wait_for_function("window.gpulabTime").json_value()))
+    return times
+
+
+_STOPWATCH = """(box) => {
+    let began;
+    box.addEventListener('keydown', (event) => { began = event.timeStamp; }, true);
+    const stop = () => { window.gpulabTime = performance.now() - began; };
+    const drawn = () => requestAnimationFrame(() => setTimeout(stop)); // the frame is on the screen then
+    new MutationObserver(drawn).observe(box.querySelector('.gpulab-picture'), { childList: true, subtree: true });
+}"""
