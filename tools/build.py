@@ -27,6 +27,7 @@ import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
+from traitlets.config import Config
 
 ROOT = Path(__file__).resolve().parent.parent
 GPU = "virtual:T4"
@@ -136,7 +137,6 @@ def exercise_of(solution: NotebookNode) -> NotebookNode:
     """The students' notebook: answers cleared by nbgrader's own preprocessor, no outputs, what needs an answer
     marked so that the cells after it still run."""
     from nbgrader.preprocessors import ClearSolutions
-    from traitlets.config import Config
 
     notebook: NotebookNode = nbformat.from_dict(solution)
     stub = Config({"ClearSolutions": {"code_stub": {"python": "raise gpulab.NotAttempted"}}})
@@ -161,6 +161,7 @@ def execute(notebook: NotebookNode, folder: Path) -> None:
             kernel_name="python3",
             record_timing=False,
             store_widget_state=False,
+            config=Config({"KernelManager": {"transport_encryption": "auto"}}),  # else each kernel warns
             resources={"metadata": {"path": str(folder)}},
         )
         client.execute(env={**os.environ, "GPULAB_GPU": GPU, "GPULAB_PROGRESS": progress})

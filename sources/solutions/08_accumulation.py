@@ -39,7 +39,7 @@ def train_epoch(model, optimizer, loss_fn, micro_batches, steps):
     micro_batches  a list of (inputs, targets); the first dimension is the samples; do not change them
     steps          micro-batches per window, at least 1
 
-    Each step uses the gradient of the mean loss over **all samples of its window**. Gradients left by the caller do
+    Each step uses the gradient of the mean loss over all samples of its window. Gradients left by the caller do
     not count. Only one micro-batch's activations are alive at a time.
     Returns the mean loss over all samples of the epoch, a float.
     """
