@@ -21,7 +21,6 @@
 # here, on this machine's tensors), *virtual*, or *recorded* (from somebody's GPU, with the source).
 
 # %% setup
-
 import torch
 from torch import nn
 from torch.nn import functional as F

@@ -27,6 +27,9 @@ OVERRIDES = {
     "@jupyterlab/apputils-extension:kernels-settings": {"commsOverSubshells": "disabled"},
 }
 
+# Once the authors' extra is installed, these would put menus and buttons for grading into a student's JupyterLab.
+PAGE_CONFIG = {"disabledExtensions": {"@jupyter/nbgrader": True, "jupyterlab-jupytext": True}}
+
 
 def open_lab(venv: Venv, wanted_port: str | None) -> int:
     """Prepare and start JupyterLab; `wanted_port` is what the person asked for, None for the usual one."""
@@ -110,11 +113,12 @@ def has_browser(environ: Mapping[str, str] = os.environ) -> bool:
 
 def write_overrides(venv: Venv) -> None:
     """JupyterLab's default settings for this environment, written only where they differ."""
-    path = venv.folder / "share" / "jupyter" / "lab" / "settings" / "overrides.json"
-    text = json.dumps(OVERRIDES, indent=2) + "\n"
-    if not path.is_file() or path.read_text(encoding="utf-8") != text:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+    folder = venv.folder / "share" / "jupyter" / "lab" / "settings"
+    for name, settings in (("overrides.json", OVERRIDES), ("page_config.json", PAGE_CONFIG)):
+        path, text = folder / name, json.dumps(settings, indent=2) + "\n"
+        if not path.is_file() or path.read_text(encoding="utf-8") != text:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
 
 
 def trust_notebooks(venv: Venv) -> None:
