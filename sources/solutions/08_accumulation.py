@@ -55,10 +55,10 @@ def train_epoch(model, optimizer, loss_fn, micro_batches, steps):
         for x, y in window:
             loss = loss_fn(model(x), y)
             (loss * len(x) / in_window).backward()
-            total += loss.item() * len(x)
+            total += loss.detach() * len(x)  # not item(): on a GPU it would wait for every micro-batch
             samples += len(x)
         optimizer.step()
-    return total / samples
+    return (total / samples).item()
     ### END SOLUTION
 
 # %% check-window tags=["check"]
@@ -80,7 +80,7 @@ gpulab.check.accumulation_window(train_epoch)
 # <details><summary>Hint 3</summary>
 #
 # One `zero_grad()` when a window begins, one `step()` when it ends. For the returned loss, add up
-# `loss.item() * len(x)` and divide once.
+# `loss.detach() * len(x)`, divide once by all samples, and take `.item()` at the end.
 #
 # </details>
 
