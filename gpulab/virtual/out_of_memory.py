@@ -1,0 +1,81 @@
+"""CUDA's out-of-memory error: its numbers, and the text PyTorch puts them in.
+
+The text is that of PyTorch 2.15; 2.11 differs in giving the hint about fragmentation even where expandable segments
+are on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .blocks import MiB
+
+_FRAGMENTATION = (
+    " If reserved but unallocated memory is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to"
+    " avoid fragmentation.  See documentation for Memory Management "
+    " (https://docs.pytorch.org/docs/stable/notes/cuda.html"
+    "#optimizing-memory-usage-with-pytorch-cuda-alloc-conf)"
+)
+_ADDRESS_SPACE = (
+    " expandable_segments is enabled. If instead the process is running out of virtual address space (VSZ),"
+    " expandable segments may be over-reserving VA (each segment reserves ~9/8 of device memory, times the number of"
+    " streams); reduce it via PYTORCH_CUDA_ALLOC_CONF expandable_segments_reserve /"
+    " expandable_segments_reserve_by_class."
+)
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """The numbers of one failed allocation, in bytes.
+
+    `requested` is what was asked for, `tried` the segment that was to be taken for it; `process` counts the context
+    and all reserved memory; `allowed` is None without a memory fraction.
+    """
+
+    device: int
+    requested: int
+    tried: int
+    total: int
+    free: int
+    process: int
+    allocated: int
+    reserved: int
+    allowed: int | None
+    expandable_segments: bool
+
+    @property
+    def unallocated(self) -> int:
+        """Reserved by PyTorch and not allocated."""
+        return self.reserved - self.allocated
+
+    def text(self) -> str:
+        """PyTorch's sentence."""
+        if self.requested >= 1 << 60:
+            return "CUDA out of memory. Tried to allocate more than 1EB memory."
+        allowed = "" if self.allowed is None else f"{format_size(self.allowed)} allowed; "
+        return (
+            f"CUDA out of memory. Tried to allocate {format_size(self.tried)}. GPU {self.device} has a total capacity"
+            f" of {format_size(self.total)} of which {format_size(self.free)} is free. Including non-PyTorch memory,"
+            f" this process has {format_size(self.process)} memory in use. {allowed}Of the allocated memory"
+            f" {format_size(self.allocated)} is allocated by PyTorch, and {format_size(self.unallocated)} is reserved"
+            f" by PyTorch but unallocated.{_ADDRESS_SPACE if self.expandable_segments else _FRAGMENTATION}"
+        )
+
+
+class OutOfMemory(RuntimeError):
+    """An allocation that did not fit; `shortage` holds the numbers. torch.OutOfMemoryError is a RuntimeError too."""
+
+    def __init__(self, shortage: Shortage) -> None:
+        super().__init__(shortage.text())
+        self.shortage = shortage
+
+
+def format_size(size: int) -> str:
+    """A size as PyTorch's allocator writes it: two decimals, and a unit is used from just above its size."""
+    if size <= 1024:
+        return f"{size} bytes"
+    if size <= MiB:
+        return f"{size / 1024:.2f} KiB"
+    if size <= 1024 * MiB:
+        return f"{size / MiB:.2f} MiB"
+    return f"{size / (1024 * MiB):.2f} GiB"

@@ -1,0 +1,59 @@
+"""The segments and their blocks as `torch.cuda.memory._snapshot()` lists them, for torch's memory viewer.
+
+Stack frames are whoever's business it is to know them; here the lists are empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from .blocks import LIVE, UNMAPPED, Block
+
+
+def segments(heads: Iterable[Block], *, device: int, expandable: bool) -> list[dict[str, Any]]:
+    """One entry for every segment, by address; of an expandable one, for every stretch that has memory."""
+    ordered = sorted(heads, key=lambda block: block.address)
+    return [_entry(blocks, device, expandable) for head in ordered for blocks in _mapped(head)]
+
+
+def _mapped(head: Block) -> Iterator[list[Block]]:
+    stretch: list[Block] = []
+    block: Block | None = head
+    while block is not None:
+        if block.state != UNMAPPED:
+            stretch.append(block)
+        elif stretch:
+            yield stretch
+            stretch = []
+        block = block.next
+    if stretch:
+        yield stretch
+
+
+def _entry(blocks: list[Block], device: int, expandable: bool) -> dict[str, Any]:
+    pool, live = blocks[0].pool, [block for block in blocks if block.state == LIVE]
+    allocated = sum(block.size for block in live)
+    return {
+        "device": device,
+        "address": blocks[0].address,
+        "total_size": sum(block.size for block in blocks),
+        "allocated_size": allocated,
+        "active_size": allocated,
+        "requested_size": sum(block.requested for block in live),
+        "stream": pool.stream,
+        "segment_type": "small" if pool.small else "large",
+        "segment_pool_id": (0, 0),
+        "is_expandable": expandable,
+        "frames": [],
+        "blocks": [
+            {
+                "address": block.address,
+                "size": block.size,
+                "requested_size": block.requested if block.state == LIVE else 0,
+                "state": "active_allocated" if block.state == LIVE else "inactive",
+                "frames": [],
+            }
+            for block in blocks
+        ],
+    }

@@ -1,0 +1,236 @@
+"""The GPUs that can be virtual: what their vendor says of them, and what their driver shows of their memory.
+
+Peak rates are dense (no sparsity) and never reached. A value that no page of the vendor and no output of its tools
+was found for is None, and nothing may be computed from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+_MiB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Link:
+    """A connection; the vendor gives `both_ways_gbps`, the sum of both directions, in 10⁹ bytes per second."""
+
+    name: str
+    both_ways_gbps: float
+
+    @property
+    def one_way_gbps(self) -> float:
+        return self.both_ways_gbps / 2
+
+
+PCIE3, PCIE4, PCIE5 = Link("PCIe 3 x16", 32), Link("PCIe 4 x16", 64), Link("PCIe 5 x16", 128)
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One GPU.
+
+    `product` is what `torch.cuda.get_device_name` answers; `tflops` maps "fp32", "tf32", "fp16", "bf16" to the peak
+    in 10¹² operations per second (products accumulated in fp32); `memory_gb` is the figure it is sold under,
+    `memory_bytes` what CUDA can see, which changes by a few percent with driver and ECC.
+    """
+
+    name: str
+    product: str
+    capability: tuple[int, int]
+    sms: int
+    fp32_lanes: int
+    tflops: Mapping[str, float | None]
+    memory_gb: int
+    memory_bytes: int
+    bandwidth_gbps: float
+    host_link: Link | None
+    gpu_link: Link | None
+    source: str
+
+    def has(self, dtype: str) -> bool:
+        """Whether there is hardware for `dtype`; TF32 and bf16 came with capability 8.0."""
+        if dtype not in self.tflops:
+            raise ValueError(f"dtype is {dtype!r}; it must be one of {', '.join(self.tflops)}")
+        return dtype in ("fp32", "fp16") or self.capability >= (8, 0)
+
+
+def _tflops(fp32: float, tf32: float | None, fp16: float, bf16: float | None) -> Mapping[str, float | None]:
+    return MappingProxyType({"fp32": fp32, "tf32": tf32, "fp16": fp16, "bf16": bf16})
+
+
+_ROWS = (
+    Spec(
+        name="T4",
+        product="Tesla T4",
+        capability=(7, 5),
+        sms=40,
+        fp32_lanes=2560,
+        tflops=_tflops(8.1, None, 65, None),
+        memory_gb=16,
+        memory_bytes=15_828_320_256,
+        bandwidth_gbps=320,
+        host_link=PCIE3,
+        gpu_link=None,
+        source="NVIDIA T4 datasheet; memory: cudaMemGetInfo on Google Colab, driver for CUDA 12.4",
+    ),
+    Spec(
+        name="RTX3060",
+        product="NVIDIA GeForce RTX 3060",
+        capability=(8, 6),
+        sms=28,
+        fp32_lanes=3584,
+        # Not found on a page of NVIDIA: the TF32 rate.
+        tflops=_tflops(12.7, None, 25, 25),
+        memory_gb=12,
+        memory_bytes=12_587_106_304,
+        bandwidth_gbps=360,
+        host_link=PCIE4,
+        gpu_link=None,
+        source="NVIDIA's deviceQuery (SMs, lanes, memory, CUDA 12.4 driver); fp32: 2 operations x lanes x 1.777 GHz; "
+        "fp16: NVIDIA GA10x tensor cores, twice the fp32 rate",
+    ),
+    Spec(
+        name="RTX4090",
+        product="NVIDIA GeForce RTX 4090",
+        capability=(8, 9),
+        sms=128,
+        fp32_lanes=16384,
+        # Not found on a page of NVIDIA: the TF32 rate.
+        tflops=_tflops(82.6, None, 165, 165),
+        memory_gb=24,
+        memory_bytes=25_250_627_584,
+        bandwidth_gbps=1008,
+        host_link=PCIE4,
+        gpu_link=None,
+        source="NVIDIA Ada GPU architecture whitepaper; NVIDIA's deviceQuery (SMs, lanes, memory, CUDA 13.0 driver)",
+    ),
+    Spec(
+        name="L4",
+        product="NVIDIA L4",
+        capability=(8, 9),
+        sms=58,
+        fp32_lanes=7424,
+        tflops=_tflops(30.3, 60, 121, 121),
+        memory_gb=24,
+        memory_bytes=23_612_293_120,
+        bandwidth_gbps=300,
+        host_link=PCIE4,
+        gpu_link=None,
+        source="NVIDIA L4 datasheet (its tensor rates, halved: they are with sparsity); NVIDIA's deviceQuery (SMs, "
+        "lanes, memory, CUDA 12.0 driver)",
+    ),
+    Spec(
+        name="V100-16",
+        product="Tesla V100-SXM2-16GB",
+        capability=(7, 0),
+        sms=80,
+        fp32_lanes=5120,
+        tflops=_tflops(15.7, None, 125, None),
+        memory_gb=16,
+        memory_bytes=16_945_512_448,
+        bandwidth_gbps=900,
+        host_link=PCIE3,
+        gpu_link=Link("NVLink 2", 300),
+        source="NVIDIA V100 datasheet; memory: NVIDIA's deviceQuery, CUDA 10.2 driver",
+    ),
+    Spec(
+        name="V100-32",
+        product="Tesla V100-SXM2-32GB",
+        capability=(7, 0),
+        sms=80,
+        fp32_lanes=5120,
+        tflops=_tflops(15.7, None, 125, None),
+        memory_gb=32,
+        memory_bytes=34_072_559_616,
+        bandwidth_gbps=900,
+        host_link=PCIE3,
+        gpu_link=Link("NVLink 2", 300),
+        source="NVIDIA V100 datasheet; memory: NVIDIA's deviceQuery, CUDA 12.9 driver",
+    ),
+    Spec(
+        name="A100-40",
+        product="NVIDIA A100-SXM4-40GB",
+        capability=(8, 0),
+        sms=108,
+        fp32_lanes=6912,
+        tflops=_tflops(19.5, 156, 312, 312),
+        memory_gb=40,
+        memory_bytes=40536 * _MiB,
+        bandwidth_gbps=1555,
+        host_link=PCIE4,
+        gpu_link=Link("NVLink 3", 600),
+        source="NVIDIA A100 datasheet; memory, to the MiB: device properties in Paddle's documentation",
+    ),
+    Spec(
+        name="A100-80",
+        product="NVIDIA A100-SXM4-80GB",
+        capability=(8, 0),
+        sms=108,
+        fp32_lanes=6912,
+        tflops=_tflops(19.5, 156, 312, 312),
+        memory_gb=80,
+        memory_bytes=85_100_068_864,
+        bandwidth_gbps=2039,
+        host_link=PCIE4,
+        gpu_link=Link("NVLink 3", 600),
+        source="NVIDIA A100 datasheet; memory: NVIDIA's deviceQuery, CUDA 12.5 driver",
+    ),
+    Spec(
+        name="H100",
+        product="NVIDIA H100 80GB HBM3",
+        capability=(9, 0),
+        sms=132,
+        fp32_lanes=16896,
+        tflops=_tflops(67, 494.5, 989, 989),
+        memory_gb=80,
+        memory_bytes=85_017_755_648,
+        bandwidth_gbps=3350,
+        host_link=PCIE5,
+        gpu_link=Link("NVLink 4", 900),
+        source="NVIDIA H100 datasheet (its tensor rates, halved: they are with sparsity); memory: NVIDIA's "
+        "deviceQuery, CUDA 13.0 driver",
+    ),
+    Spec(
+        name="H200",
+        product="NVIDIA H200",
+        capability=(9, 0),
+        sms=132,
+        fp32_lanes=16896,
+        tflops=_tflops(67, 494.5, 989, 989),
+        memory_gb=141,
+        memory_bytes=143156 * _MiB,
+        bandwidth_gbps=4800,
+        host_link=PCIE5,
+        gpu_link=Link("NVLink 4", 900),
+        source="NVIDIA H200 datasheet (its tensor rates, halved: they are with sparsity); links: NVIDIA's MLPerf "
+        "inference 4.1 system file; memory, to the MiB: torch's device properties",
+    ),
+    Spec(
+        name="B200",
+        product="NVIDIA B200",
+        capability=(10, 0),
+        sms=148,
+        fp32_lanes=18944,
+        tflops=_tflops(75, 1125, 2250, 2250),
+        memory_gb=180,
+        memory_bytes=182642 * _MiB,
+        bandwidth_gbps=7700,
+        # The DGX B200 has PCIe 5 processors; which link the GPU has was not found on a page of NVIDIA.
+        host_link=None,
+        gpu_link=Link("NVLink 5", 1800),
+        source="NVIDIA Blackwell datasheet, HGX B200 (as cited by torch's device_info); memory: DGX B200 user guide, "
+        "and to the MiB torch's device properties",
+    ),
+)
+
+SPECS: Mapping[str, Spec] = MappingProxyType({row.name: row for row in _ROWS})
+
+
+def spec(name: str) -> Spec:
+    """The GPU called `name`, such as "T4" or "A100-80"."""
+    if name not in SPECS:
+        raise ValueError(f"name is {name!r}; known GPUs: {', '.join(SPECS)}")
+    return SPECS[name]

@@ -1,0 +1,115 @@
+"""The allocator's counts, under the names of `torch.cuda.memory_stats`.
+
+It counts what it is told; `allocate` and `free` update the three counts of every request in place, for speed.
+"""
+
+from __future__ import annotations
+
+# Counted for the small pool, the large pool and both. "active" would differ from allocated only while another stream
+# still uses a freed block, which takes record_stream.
+_NAMES = (
+    "allocation",
+    "allocated_bytes",
+    "requested_bytes",
+    "inactive_split",
+    "inactive_split_bytes",
+    "segment",
+    "reserved_bytes",
+)
+_SAME = {"active": "allocation", "active_bytes": "allocated_bytes"}
+_EVENTS = ("num_alloc_retries", "num_ooms", "num_sync_all_streams", "num_device_alloc", "num_device_free")
+
+
+class Stat:
+    """One count: its value, its peak, and what was ever given back; "allocated" follows from them."""
+
+    __slots__ = ("current", "freed", "offset", "peak")
+
+    def __init__(self) -> None:
+        self.current = self.peak = self.freed = self.offset = 0
+
+    def add(self, amount: int) -> None:
+        """Change the count; a negative amount is something given back."""
+        self.current += amount
+        if amount < 0:
+            self.freed -= amount
+        elif self.current > self.peak:
+            self.peak = self.current
+
+
+Trio = tuple[Stat, Stat, Stat]
+Counters = tuple[Trio, Trio, Trio, Trio]
+
+
+class Statistics:
+    """All counts of one device; `events` holds those that only grow."""
+
+    def __init__(self) -> None:
+        # small, large, both; of the third only the peak is kept, the rest is the sum
+        self._stats = {name: (Stat(), Stat(), Stat()) for name in _NAMES}
+        self.oversize_allocations = Stat()
+        self.oversize_segments = Stat()
+        self.events = dict.fromkeys(_EVENTS, 0)
+
+    def add(self, name: str, small: bool, amount: int) -> None:
+        """Change the count `name` of one pool."""
+        one, other, both = self._stats[name]
+        (one if small else other).add(amount)
+        both.peak = max(both.peak, one.current + other.current)
+
+    def current(self, name: str) -> int:
+        one, other, _ = self._stats[name]
+        return one.current + other.current
+
+    def peak(self, name: str) -> int:
+        return self._stats[name][2].peak
+
+    def counters(self, small: bool) -> Counters:
+        """What every request changes: its count, its block's bytes, its own bytes, and the bytes split off and free.
+
+        Each as the pool's own Stat, the other pool's, and that of both.
+        """
+        names = ("allocation", "allocated_bytes", "requested_bytes", "inactive_split_bytes")
+        a, b, c, d = (self._stats[name] if small else _swap(self._stats[name]) for name in names)
+        return a, b, c, d
+
+    def reset_peak(self) -> None:
+        """Set every peak to the current value, as `torch.cuda.reset_peak_memory_stats` does."""
+        for one, other, both in self._stats.values():
+            both.peak = one.current + other.current
+            one.peak, other.peak = one.current, other.current
+        for stat in (self.oversize_allocations, self.oversize_segments):
+            stat.peak = stat.current
+
+    def reset_accumulated(self) -> None:
+        """Start "allocated", "freed" and the events again from 0."""
+        oversize = (self.oversize_allocations, self.oversize_segments)
+        for stat in (*(stat for trio in self._stats.values() for stat in trio), *oversize):
+            stat.freed, stat.offset = 0, stat.current
+        self.events = dict.fromkeys(_EVENTS, 0)
+
+    def flat(self, max_split_size: int) -> dict[str, int]:
+        """Everything, by the names of `torch.cuda.memory_stats`, sorted."""
+        out = {**self.events, "num_oom_rejections": 0, "max_split_size": max_split_size}
+        for name in (*self._stats, *_SAME):
+            small, large, both = self._stats[_SAME.get(name, name)]
+            pools = _values(small), _values(large)
+            total = [a + b for a, b in zip(*pools, strict=True)]
+            total[1] = both.peak
+            for pool, values in zip(("small_pool", "large_pool", "all"), (*pools, total), strict=True):
+                out.update(_named(f"{name}.{pool}", values))
+        out.update(_named("oversize_allocations", _values(self.oversize_allocations)))
+        out.update(_named("oversize_segments", _values(self.oversize_segments)))
+        return dict(sorted(out.items()))
+
+
+def _swap(trio: Trio) -> Trio:
+    return trio[1], trio[0], trio[2]
+
+
+def _values(stat: Stat) -> list[int]:
+    return [stat.current, stat.peak, stat.current + stat.freed - stat.offset, stat.freed]
+
+
+def _named(prefix: str, values: list[int]) -> dict[str, int]:
+    return {f"{prefix}.{name}": n for name, n in zip(("current", "peak", "allocated", "freed"), values, strict=True)}
