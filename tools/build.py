@@ -164,7 +164,9 @@ def execute(notebook: NotebookNode, folder: Path) -> None:
             config=Config({"KernelManager": {"transport_encryption": "auto"}}),  # else each kernel warns
             resources={"metadata": {"path": str(folder)}},
         )
-        client.execute(env={**os.environ, "GPULAB_GPU": GPU, "GPULAB_PROGRESS": progress})
+        # One thread: sums come out the same on any number of processors, and so do the plots drawn from them.
+        chosen = {"GPULAB_GPU": GPU, "GPULAB_PROGRESS": progress, "OMP_NUM_THREADS": "1"}
+        client.execute(env={**os.environ, **chosen})
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs = [_clean(output) for output in _merged(cell.outputs)]
