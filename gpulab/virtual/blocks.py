@@ -13,7 +13,6 @@ MiB = 1 << 20
 UNIT = 512  # every block is a multiple of this
 SMALL_REQUEST = MiB  # larger ones go to the large pool
 SMALL_SEGMENT = 2 * MiB
-LARGE_SEGMENT = 20 * MiB
 BIG_REQUEST = 10 * MiB  # from here a segment is made to measure, in steps of STEP
 STEP = 2 * MiB
 
@@ -28,7 +27,7 @@ class Block:
 
     __slots__ = ("address", "idle_since", "next", "pool", "prev", "requested", "size", "state")
 
-    idle_since: int  # the pool's count of searches when the block was last freed; whole segments only
+    idle_since: int  # how many searches there had been when it was last freed; for whole segments only
     requested: int
 
     def __init__(self, address: int, size: int, pool: Pool, prev: Block | None, next: Block | None) -> None:

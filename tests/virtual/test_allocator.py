@@ -349,10 +349,10 @@ class TestMaxSplitSize:
 
     def test_releasing_stops_when_exactly_enough_is_released(self):
         gpu = allocator("max_split_size_mb:32", capacity=140 * MiB)
-        for block in [gpu.allocate(n * MiB) for n in (35, 40, 60)]:
+        for block in [gpu.allocate(n * MiB) for n in (36, 40, 60)]:
             gpu.free(block)
         gpu.allocate(100 * MiB)
-        assert layout(gpu) == [[35], [-100]]
+        assert layout(gpu) == [[36], [-100]]
 
     def test_oversize_counts(self):
         gpu = allocator("max_split_size_mb:32")
