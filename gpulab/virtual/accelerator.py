@@ -1,0 +1,54 @@
+"""What `torch.accelerator` asks, answered for the virtual GPU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from . import streams
+from .patches import Patches
+
+if TYPE_CHECKING:
+    from .gpu import VirtualGPU
+
+
+def install(gpu: VirtualGPU, patches: Patches) -> None:
+    """Replace the functions for as long as `gpu` is in force."""
+
+    def stats(index: int) -> Any:
+        return torch._C._cuda_memoryStats(index)
+
+    def exchange(index: int) -> int:
+        return int(torch._C._cuda_exchangeDevice(index))
+
+    def capability(index: int) -> dict[str, Any]:
+        return {"supported_dtypes": {torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int8}}
+
+    def empty_cache() -> None:
+        torch._C._cuda_emptyCache()
+
+    for name, value in {
+        "getAccelerator": lambda: torch.device("cuda"),
+        "getDeviceIndex": lambda: gpu.device(None).index,
+        "setDeviceIndex": lambda index: torch._C._cuda_setDevice(index),
+        "exchangeDevice": exchange,
+        "maybeExchangeDevice": exchange,
+        "getStream": lambda index: torch.cuda.current_stream(index),
+        "setStream": lambda stream: torch.cuda.set_stream(stream),
+        "synchronizeDevice": lambda index: gpu.device(index).synchronize(),
+        "isAllocatorInitialized": lambda: True,
+        "emptyCache": empty_cache,
+        "emptyHostCache": lambda: None,
+        "getDeviceStats": stats,
+        "resetPeakStats": lambda index: torch._C._cuda_resetPeakMemoryStats(index),
+        "resetAccumulatedStats": lambda index: torch._C._cuda_resetAccumulatedMemoryStats(index),
+        "getMemoryInfo": lambda index: torch.cuda.mem_get_info(index),
+        "getDeviceCapability": capability,
+        "getDefaultGenerator": lambda index: torch.cuda.default_generators[index],
+    }.items():
+        patches.set(torch._C, f"_accelerator_{name}", value)
+    patches.set(torch, "Stream", streams.Stream)
+    patches.set(torch, "Event", streams.Event)
+
+

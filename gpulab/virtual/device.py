@@ -1,0 +1,106 @@
+"""One virtual GPU: its spec, its memory behind a lock, its random numbers, and whether a kernel of it has failed.
+
+It knows no operations and no patches; `dispatch` tells it what appears, labels tell it what goes.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from typing import Any
+
+import torch
+
+from .allocator import CachingAllocator
+from .blocks import Block
+from .labels import NAME, Label
+from .out_of_memory import OutOfMemory
+from .settings import Settings
+from .specs import Spec
+
+# What the driver counts for a process before its first tensor. Not published: it depends on the driver, the GPU and
+# on which kernels have been loaded.
+CONTEXT_BYTES = 300 << 20
+
+DEVICE_ASSERT = (
+    "CUDA error: device-side assert triggered\n"
+    "Search for `cudaErrorAssert' in https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html for more"
+    " information.\n"
+    "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be"
+    " incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
+    "Device-side assertion tracking was not enabled by user."
+)
+
+
+class Device:
+    """The GPU with number `index` of a scope."""
+
+    def __init__(self, index: int, spec: Spec, settings: Settings, *, compute: bool) -> None:
+        self.index = index
+        self.spec = spec
+        self.compute = compute
+        self.active = True
+        self.name = torch.device("cuda", index)
+        self.backing = torch.device("cpu" if compute else "meta")
+        self.allocator = CachingAllocator(spec.memory_bytes, settings, context_bytes=CONTEXT_BYTES, device=index)
+        self.pending: deque[Block | None] = deque()
+        self.lock = threading.RLock()
+        self.generator = torch.Generator()
+        self.generator.manual_seed(torch.initial_seed())
+        self.workspaces: dict[Any, Label | None] = {}
+        self.stream = 0
+        self.fault: str | None = None
+        self.raw: dict[int, Label] = {}
+        self.history: Any = None
+
+    def __repr__(self) -> str:
+        return f"<virtual {self.spec.name}, cuda:{self.index}>"
+
+    def drain(self) -> None:
+        """Give back what has died since the last time; call it under the lock."""
+        pending, free = self.pending, self.allocator.free
+        while pending:
+            block = pending.popleft()
+            if block is not None and block.allocated:
+                if self.history is not None:
+                    self.history.freed(block)
+                free(block)
+
+    def allocate(self, nbytes: int) -> Label:
+        """Memory for a storage of `nbytes`; raises torch.OutOfMemoryError with CUDA's text."""
+        with self.lock:
+            if self.pending:
+                self.drain()
+            try:
+                block = self.allocator.allocate(nbytes, self.stream)
+            except OutOfMemory as error:
+                text = str(error)
+                if self.history is not None:
+                    self.history.out_of_memory(error.shortage)
+                failed = torch.OutOfMemoryError(text)
+            else:
+                label = Label(self, block, nbytes)
+                if self.history is not None and block is not None:
+                    self.history.allocated(block)
+                return label
+        raise failed
+
+    def put(self, storage: Any) -> None:
+        """Label a storage that has appeared on this GPU."""
+        setattr(storage, NAME, self.allocate(storage.nbytes()))
+
+    def fail(self, assertion: str) -> None:
+        """A kernel's assertion has failed: every synchronisation from now on says so."""
+        self.fault = assertion
+        if os.environ.get("CUDA_LAUNCH_BLOCKING") == "1":
+            self.synchronize()
+
+    def synchronize(self) -> None:
+        """Wait for all kernels; raises torch.AcceleratorError if one of them has failed."""
+        if self.fault is not None:
+            raise torch.AcceleratorError(DEVICE_ASSERT)
+
+    def close(self) -> None:
+        self.active = False
+        self.workspaces.clear()

@@ -1,0 +1,328 @@
+"""Every operation below autograd: it runs on the tensors behind the GPU, and its results are labelled.
+
+What an operation is (view, factory, copy, …) is worked out once per overload, from its schema; what it costs in memory
+is what appears: no operation is listed by name here except those that choose a device themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from . import kernels, mixing
+from .labels import FLOATING, NAME, PINNED, device_of, parts_of, storage_of
+from .state import backing, thread
+
+if TYPE_CHECKING:
+    from .device import Device
+    from .gpu import VirtualGPU
+
+Tensor = torch.Tensor
+Run = Callable[["VirtualGPU", Any, tuple[Any, ...], dict[str, Any]], Any]
+
+_storage = torch._C.TensorBase.untyped_storage
+
+
+class Dispatch(TorchDispatchMode):
+    """The mode of one scope; it is entered in every thread."""
+
+    def __init__(self, gpu: VirtualGPU) -> None:
+        super().__init__()
+        self.gpu = gpu
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing here is compiled, and the guard would cost every operation
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        gpu = self.gpu
+        if not gpu.active or thread.inside:
+            return func(*args, **kwargs) if kwargs else func(*args)
+        run = _PLANS.get(func)
+        if run is None:
+            run = _PLANS[func] = _plan(func)
+        return run(gpu, func, args, kwargs or {})
+
+
+def _plan(func: Any) -> Run:
+    """How an overload is run."""
+    schema = func._schema
+    name = func.name()
+    if name in kernels.SYNCHRONISING:
+        return _run_synchronising
+    if any(argument.name == "device" for argument in schema.arguments):
+        return _run_factory
+    if func in kernels.HANDLERS:
+        return _run_handled
+    if torch.Tag.nondeterministic_seeded in func.tags:
+        kernels.HANDLERS[func] = kernels.random
+        return _run_handled
+    if name.startswith("aten::record_stream"):
+        return _run_plainly
+    if name in ("aten::copy_", "aten::_copy_from", "aten::_foreach_copy_"):
+        return _run_copy
+    returns = schema.returns
+    if returns and all(r.alias_info is not None and not r.alias_info.is_write for r in returns):
+        return _run_plainly  # views of one storage
+    if torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd") and not name.startswith(
+        ("c10d", "aten::_foreach")
+    ):
+        return _run_composite
+    if name.startswith(("aten::resize", "aten::set_")) or any(a.is_out for a in schema.arguments):
+        return _run_resizing
+    return _run
+
+
+def _run_plainly(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if gpu.compute:
+        return func._op(*args, **kwargs)
+    with backing:
+        return func._op(*args, **kwargs)
+
+
+def _run(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The general case: find the GPU among the arguments, run, label what is new."""
+    device, host, floating = _look(args, None, None, None)
+    if kwargs:
+        device, host, floating = _look(kwargs.values(), device, host, floating)
+    if device is None:
+        out = func._op(*args, **kwargs)
+        if floating is not None and host is None:
+            _float(out)
+        return out
+    if host is not None:
+        args, kwargs = mixing.settle(gpu, device, func, args, kwargs)
+    if floating is not None:
+        _join(device, floating)
+    if device.fault is not None:
+        device.synchronize()
+    workspace = kernels.WORKSPACE.get(func)
+    if workspace is not None:
+        workspace(gpu, device, args)
+    if gpu.compute:
+        try:
+            out = func._op(*args, **kwargs)
+        except (RuntimeError, IndexError) as error:
+            out = kernels.recover(gpu, device, func, args, kwargs, error)
+    else:
+        out = kernels.run_on_meta(gpu, device, func, args, kwargs)
+    if type(out) is Tensor:
+        storage = _storage(out)
+        if storage._gpulab is None:
+            device.put(storage)
+    else:
+        place(device, out)
+    return out
+
+
+def _look(items: Any, device: Device | None, host: Any, floating: Any) -> tuple[Device | None, Any, Any]:
+    """The GPU of the labelled tensors among `items`, a host tensor with dimensions, and the floating storages."""
+    for item in items:
+        if isinstance(item, Tensor):
+            try:
+                label = _storage(item)._gpulab
+            except (RuntimeError, NotImplementedError):
+                device, host, floating = _look(parts_of(item), device, host, floating)
+                continue
+            if label is None:
+                if host is None and item.dim():
+                    host = item
+            elif label is FLOATING:
+                floating = [item, *(floating or ())]
+            elif label.device is not device:
+                if not label.device.active:
+                    if host is None and item.dim():
+                        host = item
+                elif device is None:
+                    device = label.device
+                elif host is None:
+                    host = item
+        elif type(item) in (list, tuple) and item and not isinstance(item[0], (int, float)):
+            device, host, floating = _look(item, device, host, floating)
+        elif isinstance(item, torch.UntypedStorage):
+            label = getattr(item, NAME, None)
+            if label is not None and label is not FLOATING and label.device.active:
+                device = label.device
+    return device, host, floating
+
+
+def place(device: Device, out: Any) -> None:
+    """Put every new storage of a result on the GPU."""
+    if isinstance(out, Tensor):
+        storage = storage_of(out)
+        if storage is None:
+            for part in parts_of(out):
+                place(device, part)
+        else:
+            label = storage._gpulab
+            if label is None or label is FLOATING or not label.device.active:
+                device.put(storage)
+    elif isinstance(out, (list, tuple)):
+        for item in out:
+            place(device, item)
+
+
+def _float(out: Any) -> None:
+    if isinstance(out, Tensor):
+        storage = storage_of(out)
+        if storage is not None and storage._gpulab is None:
+            storage._gpulab = FLOATING
+    elif isinstance(out, (list, tuple)):
+        for item in out:
+            _float(item)
+
+
+def _join(device: Device, floating: list[Tensor]) -> None:
+    for tensor in floating:
+        storage = _storage(tensor)
+        if storage._gpulab is FLOATING:
+            device.put(storage)
+
+
+def _run_composite(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """In inference mode composite operations arrive whole; their parts must be seen as elsewhere."""
+    with gpu.mode_again():
+        out = func.decompose(*args, **kwargs)
+    if out is NotImplemented:
+        return _run(gpu, func, args, kwargs)
+    return out
+
+
+def _run_handled(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """An operation whose kernel on the GPU gives other tensors than the CPU's, or takes random numbers."""
+    device, host, floating = _look([*args, *kwargs.values()], None, None, None)
+    if device is None:
+        return func._op(*args, **kwargs)
+    if host is not None:
+        args, kwargs = mixing.settle(gpu, device, func, args, kwargs)
+    if floating is not None:
+        _join(device, floating)
+    if device.fault is not None:
+        device.synchronize()
+    workspace = kernels.WORKSPACE.get(func)
+    if workspace is not None:
+        workspace(gpu, device, args)
+    out = kernels.HANDLERS[func](gpu, device, func, args, kwargs)
+    place(device, out)
+    return out
+
+
+def _run_copy(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`copy_` may cross from host to GPU and back."""
+    device, host, floating = _look(args, None, None, None)
+    if device is None:
+        return func._op(*args, **kwargs)
+    if floating is not None:
+        _join(device, floating)
+    if device.fault is not None:
+        device.synchronize()
+    if gpu.compute:
+        return func._op(*args, **kwargs)
+    return kernels.copy_without_values(gpu, func, args, kwargs)
+
+
+def _run_resizing(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Operations that may change the size of a storage they are given."""
+    out = _run(gpu, func, args, kwargs)
+    for item in [*args, *kwargs.values(), out]:
+        for tensor in item if isinstance(item, (list, tuple)) else [item]:
+            if isinstance(tensor, Tensor):
+                resized(storage_of(tensor))
+    return out
+
+
+def resized(storage: Any) -> None:
+    """Take the memory anew for a storage whose size has changed."""
+    label = None if storage is None else storage._gpulab
+    if label is not None and label is not FLOATING and label.device.active and label.nbytes != storage.nbytes():
+        label.device.put(storage)
+
+
+def _run_synchronising(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Operations that the host waits for: their result is a Python number, or its shape depends on values."""
+    device = device_of(args[0]) if isinstance(args[0], Tensor) else None
+    if device is None:
+        return _run(gpu, func, args, kwargs)
+    device.synchronize()
+    if not gpu.compute:
+        return kernels.unknown_value(gpu, func, args)
+    return _run(gpu, func, args, kwargs)
+
+
+def _run_factory(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Operations that are told a device."""
+    wanted = kwargs.get("device")
+    pinned = kwargs.get("pin_memory")
+    if wanted is None:
+        if pinned:
+            return _pinned(func, args, kwargs)
+        return _run_seeded(gpu, func, args, kwargs)
+    if wanted.type == "cuda":
+        device = gpu.device(wanted.index)
+        if pinned:
+            raise RuntimeError("Only dense CPU tensors can be pinned")
+        return create(gpu, device, func, args, kwargs)
+    if pinned:
+        return _pinned(func, args, kwargs)
+    if wanted.type == gpu.backing.type and pinned is None:
+        # C++ asked for it with a tensor's own options, in which the GPU looks like what is behind it.
+        device, _, _ = _look(args, None, None, None)
+        if device is not None:
+            return create(gpu, device, func, args, kwargs)
+        out = func._op(*args, **kwargs)
+        if not any(isinstance(a, Tensor) for a in args):
+            _float(out)
+        return out
+    return func._op(*args, **kwargs)
+
+
+def _run_seeded(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A factory without a device: on the GPU if it is made like a tensor there."""
+    device, _, _ = _look(args, None, None, None)
+    if device is None:
+        return func._op(*args, **kwargs)
+    return create(gpu, device, func, args, kwargs)
+
+
+def _pinned(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    out = func._op(*args, **{**kwargs, "pin_memory": False})
+    setattr(_storage(out), PINNED, True)
+    return out
+
+
+def create(gpu: VirtualGPU, device: Device, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run an operation with `device=`; its memory is taken before its values are written."""
+    if device.fault is not None:
+        device.synchronize()
+    generator = kwargs.get("generator")
+    if generator is not None:
+        kernels.check_generator(generator, device)
+    with backing:
+        shapes = func._op(*args, **_with(kwargs, device=torch.device("meta"), generator=None))
+        if not gpu.compute:
+            place(device, shapes)
+            return shapes
+        label = device.allocate(_storage(shapes).nbytes()) if type(shapes) is Tensor else None
+        arguments = _with(kwargs, device=device.backing, generator=generator)
+        seeded = torch.Tag.nondeterministic_seeded in func.tags
+        out = (kernels.draw(device, func, args, arguments)) if seeded else func._op(*args, **arguments)
+    if label is not None and storage_of(out) is not None:
+        storage = _storage(out)
+        if storage._gpulab is None and storage.nbytes() == label.nbytes:
+            storage._gpulab = label
+    place(device, out)
+    return out
+
+
+def _with(kwargs: dict[str, Any], *, device: Any, generator: Any) -> dict[str, Any]:
+    out = {**kwargs, "device": device}
+    out.pop("pin_memory", None)
+    if "generator" in out or generator is not None:
+        out["generator"] = generator
+    return out
+
+
+_PLANS: dict[Any, Run] = {}

@@ -1,0 +1,194 @@
+"""The virtual GPU: a scope in which `cuda` exists on any machine.
+
+Entering it replaces what PyTorch says about CUDA and watches every operation; leaving it puts everything back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
+
+from . import kernels, state
+from .device import Device
+from .dispatch import Dispatch
+from .patches import Patches
+from .settings import Settings
+from .specs import Spec, spec
+
+
+class VirtualGPU:
+    """`count` virtual GPUs of one kind, from `with` (or `start`) to its end (or `stop`).
+
+    `gpu` is a name such as "T4". With `compute=False` tensors have shapes and no values: models larger than the
+    machine can be planned. `settings` has the syntax of PYTORCH_CUDA_ALLOC_CONF, which is read without it.
+    `mirror=False` switches off what the GPU's kernels keep differently from the CPU's, and its libraries' workspaces:
+    plain bookkeeping of what PyTorch does here.
+
+    Raises ValueError for a GPU or a setting that does not exist, RuntimeError where one is started twice.
+    """
+
+    def __init__(
+        self,
+        gpu: str = "T4",
+        *,
+        count: int = 1,
+        compute: bool = True,
+        settings: str | None = None,
+        mirror: bool = True,
+    ) -> None:
+        if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= 64:
+            raise ValueError(f"count must be a whole number of GPUs from 1 to 64, not {count!r}")
+        self.spec: Spec = spec(gpu.removeprefix("virtual:"))
+        self.compute = bool(compute)
+        self.mirror = bool(mirror)
+        self.libraries = self.mirror
+        self.backing = torch.device("cpu" if compute else "meta")
+        self.active = False
+        self.told: set[str] = set()
+        if settings is None:
+            names = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
+            settings = next((os.environ[name] for name in names if os.environ.get(name)), "")
+        self.settings = Settings.parse(settings)
+        self._count = count
+        self.devices: list[Device] = []
+        self.process = 0
+        self._patches = Patches()
+        self._outer: VirtualGPU | None = None
+        self._mode = Dispatch(self)
+        self._entered = threading.local()
+
+    def __repr__(self) -> str:
+        many = f"{self._count} x " if self._count > 1 else ""
+        kind = "values computed on the CPU" if self.compute else "shapes only"
+        return f"<VirtualGPU {many}{self.spec.name}, {kind}{'' if self.active else ', not in force'}>"
+
+    def start(self) -> VirtualGPU:
+        from . import surface
+
+        if self.active:
+            raise RuntimeError(f"{self!r} is in force already")
+        self.devices = [Device(i, self.spec, self.settings, compute=self.compute) for i in range(self._count)]
+        self.process = os.getpid()
+        self._outer = state.current
+        if self._outer is not None:
+            self._outer._suspend()
+        self.active = True
+        state.current = self
+        try:
+            surface.install(self, self._patches)
+            self.enter_thread()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        """Put everything back. Tensors that were on this GPU are on the host afterwards."""
+        if not self.active:
+            return
+        if state.current is not self:
+            raise RuntimeError(f"{self!r} cannot end before {state.current!r}, which was started within it")
+        self.leave_thread()
+        self._patches.restore()
+        self.active = False
+        for device in self.devices:
+            device.close()
+        state.current, self._outer = self._outer, None
+        if state.current is not None:
+            state.current._resume()
+
+    __enter__ = start
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+
+    def _suspend(self) -> None:
+        self.leave_thread()
+        self._patches.restore()
+        self.active = False
+
+    def _resume(self) -> None:
+        from . import surface
+
+        self.active = True
+        surface.install(self, self._patches)
+        self.enter_thread()
+
+    # -- threads -----------------------------------------------------------------------------------------------------
+
+    def enter_thread(self) -> None:
+        """Watch the operations of this thread too."""
+        from . import autocast
+
+        if not getattr(self._entered, "here", False):
+            self._entered.here = True
+            _push_mode(self._mode)
+            if self.mirror:
+                autocast.include(True)
+
+    def leave_thread(self) -> None:
+        from . import autocast
+
+        if getattr(self._entered, "here", False):
+            self._entered.here = False
+            _remove_mode(self._mode)
+            autocast.include(False)
+
+    @contextlib.contextmanager
+    def mode_again(self) -> Iterator[None]:
+        """Within the handling of an operation: see the operations that it is made of."""
+        with self._mode:
+            yield
+
+    # -- what the parts ask ------------------------------------------------------------------------------------------
+
+    def device(self, index: int | None) -> Device:
+        """The GPU with this index, the current one for None; raises torch.AcceleratorError if there is none."""
+        if os.getpid() != self.process:
+            raise RuntimeError(
+                "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the "
+                "'spawn' start method"
+            )
+        if index is None:
+            index = state.thread.device
+        if not 0 <= index < self._count:
+            raise torch.AcceleratorError(INVALID_DEVICE)
+        return self.devices[index]
+
+    @property
+    def count(self) -> int:
+        return self._count
+
+    def warn_unknown(self) -> None:
+        kernels.warn_once(
+            self.told,
+            "with compute=False the virtual GPU knows shapes, not values: what is read from it is nan (0 for integers)",
+        )
+
+
+INVALID_DEVICE = (
+    "CUDA error: invalid device ordinal\nGPU device may be out of range, do you have enough GPUs?\n"
+    "Search for `cudaErrorInvalidDevice' in https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html for"
+    " more information.\nCUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace"
+    " below might be incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
+    "Device-side assertion tracking was not enabled by user."
+)
+
+
+def _remove_mode(mode: TorchDispatchMode) -> None:
+    """Take a mode off this thread's stack, wherever it stands."""
+    above = []
+    while torch._C._len_torch_dispatch_stack():
+        top = _pop_mode()
+        if top is mode:
+            break
+        above.append(top)
+    for other in reversed(above):
+        _push_mode(other)

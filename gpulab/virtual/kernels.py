@@ -1,0 +1,287 @@
+"""Operations that the GPU does otherwise than the CPU: 16-bit arithmetic, random numbers, what it cannot know.
+
+Values are computed here; where they go is `dispatch`'s business.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .labels import storage_of
+from .state import backing
+
+if TYPE_CHECKING:
+    from .device import Device
+    from .gpu import VirtualGPU
+
+Tensor = torch.Tensor
+aten = torch.ops.aten
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+HALVES = (torch.float16, torch.bfloat16)
+KNOWN = "_gpulab_known"  # on a storage without values: the one value that is known all the same
+
+
+class NotMirrored(NotImplementedError):
+    """An operation that the virtual GPU does not know how to do as a GPU does it."""
+
+
+class NoValues(RuntimeError):
+    """A value was asked for where only shapes exist."""
+
+
+# The host waits for these: they give Python numbers, or tensors whose shape depends on values.
+SYNCHRONISING = {
+    "aten::_local_scalar_dense",
+    "aten::equal",
+    "aten::is_nonzero",
+    "aten::nonzero",
+    "aten::masked_select",
+    "aten::_unique",
+    "aten::_unique2",
+    "aten::unique_dim",
+    "aten::unique_consecutive",
+    "aten::unique_dim_consecutive",
+    "aten::repeat_interleave.Tensor",
+    "aten::bincount",
+}
+
+# CUDA finds these faults in the kernel, when the call has long returned.
+_ASSERTIONS = {
+    "aten::nll_loss_forward": "t >= 0 && t < n_classes",
+    "aten::nll_loss2d_forward": "t >= 0 && t < n_classes",
+    "aten::embedding": "srcIndex < srcSelectDimSize",
+    "aten::index_select": "srcIndex < srcSelectDimSize",
+    "aten::gather": "idx_dim >= 0 && idx_dim < index_size && \"index out of bounds\"",
+    "aten::scatter": "idx_dim >= 0 && idx_dim < index_size && \"index out of bounds\"",
+    "aten::scatter_": "idx_dim >= 0 && idx_dim < index_size && \"index out of bounds\"",
+    "aten::scatter_add": "idx_dim >= 0 && idx_dim < index_size && \"index out of bounds\"",
+    "aten::scatter_add_": "idx_dim >= 0 && idx_dim < index_size && \"index out of bounds\"",
+    "aten::index": "-sizes[i] <= index && index < sizes[i] && \"index out of bounds\"",
+    "aten::index_put_": "-sizes[i] <= index && index < sizes[i] && \"index out of bounds\"",
+    "aten::_index_put_impl_": "-sizes[i] <= index && index < sizes[i] && \"index out of bounds\"",
+    "aten::index_add_": "dstIndex < dstAddDimSize",
+    "aten::take": "idx < numel && idx >= -numel && \"index out of bounds\"",
+}  # fmt: skip
+
+
+def recover(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs, error: Exception) -> Any:
+    """What a GPU does where the CPU has refused: an assertion fails in the kernel, or 16 bits are no obstacle."""
+    text = str(error)
+    base = func.name().partition(".")[0]
+    if base in _ASSERTIONS and ("out of range" in text or "out of bounds" in text):
+        _fail(device, _ASSERTIONS[base])
+        with backing:
+            return _on_meta(func, args, kwargs, device)
+    if "not implemented for 'Half'" in text or "not implemented for 'BFloat16'" in text:
+        return in_float(func, args, kwargs)
+    raise error
+
+
+def _fail(device: Device, condition: str) -> None:
+    assertion = f"Assertion `{condition}` failed."
+    print(f"virtual cuda:{device.index}: block: [0,0,0], thread: [0,0,0] {assertion}", file=sys.stderr)
+    device.fail(assertion)
+
+
+def _on_meta(func: Any, args: Args, kwargs: Kwargs, device: Device) -> Any:
+    """Zeros of the result's shape: what a kernel that has failed leaves is not defined."""
+    mutated = [a for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    if mutated:
+        return args[0]
+    shapes = func._op(*map_tensors(lambda t: t.to("meta"), args), **map_tensors(lambda t: t.to("meta"), kwargs))
+    return map_tensors(lambda t: torch.zeros(t.shape, dtype=t.dtype), shapes)
+
+
+def map_tensors(change: Callable[[Tensor], Tensor], tree: Any) -> Any:
+    """`tree` with `change` applied to the tensors in it."""
+    if isinstance(tree, Tensor):
+        return change(tree)
+    if isinstance(tree, dict):
+        return {key: map_tensors(change, value) for key, value in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(map_tensors(change, item) for item in tree)
+    return tree
+
+
+def in_float(func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Compute in float32 and round, as tensor cores do; CPUs are some hundred times slower in 16 bits."""
+    dtype: torch.dtype | None = None
+
+    def widen(tensor: Tensor) -> Tensor:
+        nonlocal dtype
+        if tensor.dtype in HALVES:
+            dtype = tensor.dtype
+            return tensor.float()
+        return tensor
+
+    with backing:
+        wide = func._op(*map_tensors(widen, args), **map_tensors(widen, kwargs))
+        written = [i for i, a in enumerate(func._schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
+        if written:
+            results = wide if isinstance(wide, (list, tuple)) else [wide]
+            for index, result in zip(written, results, strict=False):
+                if index < len(args):
+                    args[index].copy_(result)
+            return args[written[0]]
+        return map_tensors(lambda t: t.to(dtype) if t.dtype == torch.float32 and dtype else t, wide)
+
+
+def run_on_meta(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    try:
+        with backing:
+            return func._op(*args, **kwargs)
+    except NotImplementedError as error:
+        if "meta" not in str(error).lower():
+            raise
+        raise NotMirrored(
+            f"{func} is not mirrored in shapes-only mode: PyTorch does not know its result's shape without running it. "
+            "With compute=True it runs."
+        ) from None
+
+
+def copy_without_values(gpu: VirtualGPU, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """`copy_` where the GPU holds shapes only."""
+    if func is not aten.copy_.default:
+        for into, source in zip(args[0], args[1], strict=True):
+            copy_without_values(gpu, aten.copy_.default, (into, source), {})
+        return None
+    into, source = args[:2]
+    with backing:
+        if into.device.type == "meta":
+            return func._op(into, source.to("meta"), **kwargs)
+        gpu.warn_unknown()
+        return into.fill_(math.nan) if into.is_floating_point() else into.zero_()
+
+
+def unknown_value(gpu: VirtualGPU, func: Any, args: Args) -> Any:
+    """The answer where a value is asked for and only shapes exist."""
+    if func.name() != "aten::_local_scalar_dense":
+        raise NoValues(
+            f"{func} depends on values, and with compute=False the virtual GPU has none. With compute=True it runs."
+        )
+    known = getattr(storage_of(args[0]), KNOWN, None)
+    if known is not None:
+        return known
+    if args[0].dtype == torch.bool:
+        raise NoValues(
+            "a branch on a tensor's value: with compute=False the virtual GPU knows shapes, not values. "
+            "Use compute=True, or decide on something that does not come from a tensor."
+        )
+    gpu.warn_unknown()
+    return math.nan
+
+
+def warn_once(told: set[str], text: str) -> None:
+    if text not in told:
+        told.add(text)
+        warnings.warn(text, stacklevel=6)
+
+
+def check_generator(generator: Any, device: Device) -> None:
+    where = getattr(generator, "gpulab_device", None)
+    if where is None:
+        raise RuntimeError(f"Expected a 'cuda' device type for generator but found '{generator.device.type}'")
+
+
+# -- operations with kernels of their own ----------------------------------------------------------------------------
+
+
+def _matmul(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    if gpu.compute and args[0].dtype in HALVES:
+        return in_float(func, args, kwargs)
+    return _plain(gpu, device, func, args, kwargs)
+
+
+def _plain(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    if not gpu.compute:
+        return run_on_meta(gpu, device, func, args, kwargs)
+    try:
+        return func._op(*args, **kwargs)
+    except (RuntimeError, IndexError) as error:
+        return recover(gpu, device, func, args, kwargs, error)
+
+
+def random(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """An operation that draws random numbers takes them from the GPU's own generator."""
+    if kwargs.get("generator") is not None:
+        check_generator(kwargs["generator"], device)
+    if not gpu.compute:
+        return run_on_meta(gpu, device, func, args, {**kwargs, "generator": None} if "generator" in kwargs else kwargs)
+    return draw(device, func, args, kwargs)
+
+
+def draw(device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Run a random operation on the GPU's own generator; the host's stays as it is."""
+    generator = kwargs.get("generator") or device.generator
+    if takes_generator(func):
+        return func._op(*args, **{**kwargs, "generator": generator})
+    host = torch.default_generator
+    with backing:
+        kept = host.get_state()
+        host.set_state(generator.get_state())
+        try:
+            return func._op(*args, **kwargs)
+        finally:
+            generator.set_state(host.get_state())
+            host.set_state(kept)
+
+
+def takes_generator(func: Any) -> bool:
+    return any(argument.name == "generator" for argument in func._schema.arguments)
+
+
+def _native_dropout(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    tensor, p, train = args
+    if not gpu.compute or train is False or p in (0, 1):
+        return run_on_meta(gpu, device, func, args, kwargs) if not gpu.compute else func._op(*args)
+    mask = torch.empty(tensor.shape, dtype=torch.bool).bernoulli_(1 - p, generator=device.generator)
+    return tensor * mask * (1 / (1 - p)), mask
+
+
+def _unscale(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """GradScaler's check: without values, gradients are taken to be finite."""
+    if gpu.compute:
+        return func._op(*args)
+    setattr(storage_of(args[1]), KNOWN, 0.0)
+    return None
+
+
+HANDLERS: dict[Any, Callable[..., Any]] = {
+    aten.native_dropout.default: _native_dropout,
+    aten._amp_foreach_non_finite_check_and_unscale_.default: _unscale,
+}
+for _op in (
+    aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default, aten.mv.default, aten.addmv.default,
+    aten.dot.default, aten.convolution.default, aten.convolution_backward.default, aten._addmm_activation.default,
+):  # fmt: skip
+    HANDLERS[_op] = _matmul
+
+# -- the workspaces of cuBLAS ----------------------------------------------------------------------------------------
+
+
+def workspace_bytes(capability: tuple[int, int]) -> int:
+    """What PyTorch gives cuBLAS per handle and stream (getChosenWorkspaceSize in CUDABlas.cpp)."""
+    return 4096 * 8 * 1024 if capability >= (9, 0) else 4096 * 2 * 1024 + 16 * 8 * 1024
+
+
+def _take_workspace(gpu: VirtualGPU, device: Device, args: Args) -> None:
+    # The thread that runs backward has a handle of its own.
+    key = device.stream, torch._C._current_graph_task_id() != -1
+    if key not in device.workspaces and gpu.libraries:
+        device.workspaces[key] = device.allocate(workspace_bytes(device.spec.capability))
+
+
+WORKSPACE: dict[Any, Callable[..., None]] = {
+    op: _take_workspace
+    for op in (
+        aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default, aten.mv.default,
+        aten.addmv.default, aten.dot.default, aten._addmm_activation.default,
+    )
+}  # fmt: skip

@@ -1,0 +1,30 @@
+"""Attributes that are replaced for a while, and put back to the identical objects.
+
+It knows nothing of what it replaces.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_ABSENT = object()
+
+
+class Patches:
+    """Replacements in the order they were made; `restore` undoes them in the opposite order."""
+
+    def __init__(self) -> None:
+        self._made: list[tuple[Any, str, Any]] = []
+
+    def set(self, owner: Any, name: str, value: Any) -> None:
+        """Replace `owner.name`. What an owner inherits is hidden, not changed, and shows again afterwards."""
+        self._made.append((owner, name, vars(owner).get(name, _ABSENT)))
+        setattr(owner, name, value)
+
+    def restore(self) -> None:
+        while self._made:
+            owner, name, value = self._made.pop()
+            if value is _ABSENT:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, value)

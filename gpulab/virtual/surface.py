@@ -1,0 +1,86 @@
+"""Everything that is replaced in PyTorch while a virtual GPU is in force, in one list."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from . import accelerator, autocast, cuda, streams, tensors
+from .patches import Patches
+
+if TYPE_CHECKING:
+    from .gpu import VirtualGPU
+
+
+def install(gpu: VirtualGPU, patches: Patches) -> None:
+    """Replace it all; `patches.restore()` puts it all back."""
+    cuda.install(gpu, patches)
+    accelerator.install(gpu, patches)
+    tensors.install(gpu, patches)
+    patches.set(torch, "tensor", tensors.tensor)
+    patches.set(torch, "as_tensor", tensors.as_tensor)
+    patches.set(torch, "asarray", tensors.asarray)
+    patches.set(torch, "Generator", streams.Generator)
+    patches.set(torch._C._nn, "_parse_to", _parse_to)
+    patches.set(torch._C, "_group_tensors_by_device_and_dtype", _group)
+    patches.set(torch, "clear_autocast_cache", _clearing(torch.clear_autocast_cache))
+    patches.set(threading.Thread, "_bootstrap_inner", _in_threads(gpu, threading.Thread._bootstrap_inner))
+    if not gpu.compute:
+        future = torch.__future__
+        patches.set(future, "_swap_module_params_on_conversion", True)
+
+
+def _parse_to(*args: Any, **kwargs: Any) -> tuple[Any, Any, bool, Any]:
+    """What `nn.Module.to` reads its arguments with."""
+    if args and isinstance(args[0], torch.Tensor):
+        other, *rest = args
+        args = (other.device, other.dtype, *rest)
+    if "tensor" in kwargs:
+        other = kwargs.pop("tensor")
+        args = (other.device, other.dtype, *args)
+    device, dtype, non_blocking, _, _ = tensors.parse_to(*args, **kwargs)
+    if device is not None:
+        device = tensors._indexed(device)
+    return device, dtype, non_blocking, kwargs.get("memory_format")
+
+
+def _group(lists: list[list[Any]], with_indices: bool = False) -> dict[Any, Any]:
+    """The tensors of optimizers by device and dtype, as PyTorch's C++ groups them by what is behind them."""
+    groups: dict[Any, Any] = {}
+    for index, first in enumerate(lists[0]):
+        key = (first.device, first.dtype)
+        if key not in groups:
+            groups[key] = ([[] for _ in lists], [])
+        parts, indices = groups[key]
+        for part, whole in zip(parts, lists, strict=True):
+            if whole:
+                part.append(whole[index])
+        if with_indices:
+            indices.append(index)
+    return groups
+
+
+def _clearing(own: Any) -> Any:
+    def clear_autocast_cache() -> None:
+        autocast.clear_cache()
+        own()
+
+    return clear_autocast_cache
+
+
+def _in_threads(gpu: VirtualGPU, own: Any) -> Any:
+    """Threads started from now on watch their operations too."""
+
+    def _bootstrap_inner(self: threading.Thread) -> None:
+        if gpu.active:
+            gpu.enter_thread()
+        try:
+            own(self)
+        finally:
+            gpu.leave_thread()
+
+    return _bootstrap_inner
+
+

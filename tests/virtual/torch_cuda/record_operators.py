@@ -1,0 +1,164 @@
+"""What PyTorch's CUDA operators allocate and keep for backward: one JSON row per operator and mode, on standard output.
+
+Runs inside a process that sees the stand-in; record.py starts it. Argument: the number of rows to skip.
+"""
+
+import contextlib
+import gc
+import json
+import sys
+
+import operators
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+SHORT = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16", torch.float64: "f64", torch.int64: "i64",
+         torch.int32: "i32", torch.uint8: "u8", torch.bool: "b8", torch.int8: "i8", torch.int16: "i16", torch.uint64: "u64"}  # fmt: skip
+MODES = {
+    "fp32": (torch.float32, None),
+    "autocast_fp16": (torch.float32, torch.float16),
+    "autocast_bf16": (torch.float32, torch.bfloat16),
+    "fp16": (torch.float16, None),
+    "bf16": (torch.bfloat16, None),
+}
+
+
+def modes():
+    """bf16 from capability 8.0 on."""
+    return {name: mode for name, mode in MODES.items() if "bf16" not in name or torch.cuda.get_device_capability() >= (8, 0)}
+
+
+def fresh():
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+
+
+def tensors(result):
+    return [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+
+
+class Traced:
+    """Within: every allocation (+) and free (-) in order, in bytes as allocated; `delta` and `peak` over the start."""
+
+    def __enter__(self):
+        fresh()
+        torch.cuda.memory._record_memory_history("all", context=None, clear_history=True)
+        self.start = torch.cuda.memory_allocated()
+        return self
+
+    def __exit__(self, *error):
+        self.delta = torch.cuda.memory_allocated() - self.start
+        self.peak = torch.cuda.max_memory_allocated() - self.start
+        events = torch.cuda.memory._snapshot()["device_traces"][0]
+        torch.cuda.memory._record_memory_history(None)
+        sign = {"alloc": 1, "free_completed": -1}
+        self.events = [sign[e["action"]] * e["size"] for e in events if e["action"] in sign]
+
+
+class Calls(TorchDispatchMode):
+    """The operators below autograd and autocast that compute, with the dtypes of their first tensor arguments."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, call, types, args=(), kwargs=None):
+        if not call.is_view:
+            kinds = {SHORT.get(t.dtype, str(t.dtype)): None for t in tensors(args)}
+            self.seen.append(f"{call._schema.name.removeprefix('aten::')}({','.join(kinds)})")
+        return call(*args, **kwargs or {})
+
+
+def record(make, autocast):
+    """One row: the call is run once to warm up, once to see its operators, once measured with its backward."""
+
+    def context():
+        return torch.autocast("cuda", dtype=autocast) if autocast else contextlib.nullcontext()
+
+    case = make()
+    parameters = list(case.module.parameters()) if case.module else []
+    buffers = list(case.module.buffers()) if case.module else []
+    leaves = [t for t in (*case.inputs, *parameters) if t.requires_grad]
+
+    def backward(result):
+        differentiable = [t for t in tensors(result) if t.requires_grad][:1]
+        if differentiable:
+            gradient = torch.empty_like(differentiable[0])
+            with Traced() as traced:
+                torch.autograd.backward(differentiable, [gradient])
+            return traced
+
+    for warm_up in (contextlib.nullcontext(), Calls()):
+        with warm_up, context():
+            result = case.call(*case.inputs)
+        if not isinstance(warm_up, Calls):
+            backward_error = None
+            try:
+                backward(result)
+            except RuntimeError as error:
+                backward_error = f"{type(error).__name__}: {error}"[:300]
+        del result
+        for leaf in leaves:
+            leaf.grad = None
+    row = {"calls": warm_up.seen}
+
+    owners = {t.untyped_storage().data_ptr(): "parameter" for t in parameters}
+    owners |= {t.untyped_storage().data_ptr(): "buffer" for t in buffers}
+    owners |= {t.untyped_storage().data_ptr(): "input" for t in case.inputs if t.numel()}
+    packed = []
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        packed.append((list(tensor.shape), tensor.dtype, storage.data_ptr(), storage.nbytes(), tensor.device.type))
+        return tensor
+
+    with Traced() as forward, context(), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        result = case.call(*case.inputs)
+    outputs = tensors(result)
+    owners = {t.untyped_storage().data_ptr(): "output" for t in outputs} | owners
+    row["out"] = [[list(t.shape), SHORT[t.dtype]] for t in outputs]
+    order = {}
+    for _, _, pointer, _, _ in packed:
+        order.setdefault(pointer, len(order))
+    row["saved_tensors"] = [
+        [shape, SHORT.get(dtype, str(dtype)), nbytes, order[pointer], owners.get(pointer, "") if device == "cuda" else device]
+        for shape, dtype, pointer, nbytes, device in packed
+    ]
+    unique = {pointer: (nbytes, owners.get(pointer)) for _, _, pointer, nbytes, device in packed if device == "cuda"}
+    row["saved"] = sum(nbytes for nbytes, _ in unique.values())
+    row["saved_not_input"] = sum(nbytes for nbytes, owner in unique.values() if owner != "input")
+    row["saved_own"] = sum(nbytes for nbytes, owner in unique.values() if owner in (None, "output"))
+    row["forward"] = [forward.delta, forward.peak]
+    row["forward_events"] = forward.events
+    if backward_error:
+        row["backward_error"] = backward_error
+    elif traced := backward(result):
+        row["backward"] = [traced.delta, traced.peak]
+        row["backward_events"] = traced.events
+        gradients = {t.grad.untyped_storage().data_ptr(): t.grad.untyped_storage().nbytes() for t in leaves if t.grad is not None and not t.grad.is_sparse}
+        row["gradients"] = sum(gradients.values())
+    return row
+
+
+def main(skip: int) -> None:
+    torch.backends.cuda.matmul.allow_tf32 = False
+    todo = [(name, mode) for mode in modes() for name in operators.operators(MODES[mode][0])]
+    tables = {mode: operators.operators(dtype) for mode, (dtype, _) in modes().items()}
+    for number, (name, mode) in enumerate(todo):
+        if number < skip:
+            continue
+        row = {"op": name, "mode": mode}
+        print(json.dumps(row | {"started": number}), flush=True)
+        torch.manual_seed(0)
+        try:
+            row |= record(tables[mode][name], MODES[mode][1])
+        except Exception as error:
+            torch.cuda.memory._record_memory_history(None)
+            row["error"] = f"{type(error).__name__}: {error}"[:300]
+        print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
