@@ -16,12 +16,14 @@ if TYPE_CHECKING:
     from .furniture.progress import progress
     from .furniture.quiz import quiz
     from .machine import Machine, setup
+    from .virtual.gpu import VirtualGPU
 
 # name -> the module that holds it; a name that is its own module is given as None
 _EXPORTS: dict[str, str | None] = {
     "CheckFailed": "check.base",
     "Machine": "machine",
     "NotAttempted": "check.base",
+    "VirtualGPU": "virtual.gpu",
     "check": None,
     "data": None,
     "doctor": "diagnosis",
@@ -37,6 +39,7 @@ __all__ = [
     "CheckFailed",
     "Machine",
     "NotAttempted",
+    "VirtualGPU",
     "__version__",
     "check",
     "data",

@@ -10,9 +10,8 @@ import os
 import re
 from typing import Literal
 
-SPECS = (
-    "T4", "RTX3060", "RTX4090", "L4", "V100-16", "V100-32", "A100-40", "A100-80", "H100", "H200", "B200",
-)  # fmt: skip
+from .virtual.specs import SPECS
+
 DEFAULT = "T4"
 
 # What people write for a choice that has another name.

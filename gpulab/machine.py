@@ -5,9 +5,12 @@ It chooses and tells; it measures nothing, and finding faults is `doctor`'s work
 
 from __future__ import annotations
 
+import contextlib
 import operator
+import os
 import random
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -17,6 +20,8 @@ from .machine_card import Card, as_html, as_svg, as_text
 
 if TYPE_CHECKING:
     import torch
+
+    from .virtual.gpu import VirtualGPU
 
 # What torch says where there is no GPU at all, so that nothing need be explained.
 _NO_GPU = re.compile("Found no NVIDIA driver|No (CUDA|HIP) GPUs|not compiled with CUDA")
@@ -39,11 +44,17 @@ class Machine:
     capability: tuple[int, int] | None = None
     notes: tuple[str, ...] = ()
 
+    def close(self) -> None:
+        """End the virtual GPU that `setup` put in place; what was on it is on the CPU afterwards."""
+        if self.virtual_of is not None:
+            _end()
+
     def __repr__(self) -> str:
         return f"<Machine: {self.name}; device {self.device}, numbers {self.numbers}>"
 
 
 _current: Machine | None = None
+_gpu: VirtualGPU | None = None  # the one that `setup` started, while it is in force
 
 
 def setup(gpu: str | None = None, *, seed: int = 0) -> Machine:
@@ -52,7 +63,8 @@ def setup(gpu: str | None = None, *, seed: int = 0) -> Machine:
     `gpu` is "auto", "real", "virtual:NAME" or a bare NAME such as "T4"; without it the environment
     variable GPULAB_GPU decides, and without that "auto": the CUDA GPU if it works, else a virtual T4.
     "real" insists on a real GPU. `seed` goes to Python's `random`, NumPy (where installed) and torch on
-    every device.
+    every device. A virtual GPU stays in force until the next `setup` with another choice, or `machine.close()`;
+    under torchrun there is one for every rank of this machine.
 
     Raises ValueError for a choice or a seed that does not exist, TypeError for one of the wrong type,
     RuntimeError where "real" finds no GPU that works.
@@ -60,12 +72,12 @@ def setup(gpu: str | None = None, *, seed: int = 0) -> Machine:
     global _current
     seed = _checked_seed(seed)
     mode, spec = choose(gpu)
-    if mode == "real":
-        machine = _real("GPULAB_GPU" if gpu is None else "gpu")
-    elif mode == "auto":
-        machine = _auto()
-    else:
+    if mode == "virtual":
         machine = _virtual(spec)
+    else:
+        with _without_virtual():
+            machine = _auto() if mode == "auto" else _real("GPULAB_GPU" if gpu is None else "gpu")
+    _put_in_force(machine.virtual_of)
     _seed(seed)
     earlier, _current = _current, machine
     card = _card(machine, seed, earlier)
@@ -82,11 +94,49 @@ def _checked_seed(seed: int) -> int:
     return number
 
 
-def _virtual(spec: str, notes: tuple[str, ...] = ()) -> Machine:
-    """The CPU, which stands in for `spec`. Nothing of the host may enter it but `notes`."""
+def _virtual(name: str, notes: tuple[str, ...] = ()) -> Machine:
+    """The virtual GPU `name`. Nothing of the host may enter it but `notes`."""
     import torch
 
-    return Machine(torch.device("cpu"), f"the CPU, in place of a virtual {spec}", "measured", spec, notes=notes)
+    from .virtual.specs import spec
+
+    gpu = spec(name)
+    return Machine(
+        torch.device("cuda", 0), gpu.product, "virtual", name, gpu.memory_bytes, gpu.capability, notes=notes
+    )
+
+
+def _put_in_force(name: str | None) -> None:
+    """Start the virtual GPU `name` unless it runs already; end another one, and any for None."""
+    global _gpu
+    from .virtual import state
+    from .virtual.gpu import VirtualGPU
+
+    count = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if _gpu is not None and _gpu.active and (_gpu.spec.name, _gpu.count) == (name, count):
+        return
+    _end()
+    if state.current is not None:
+        raise RuntimeError(f"setup() within a block of {state.current!r}: end that first")
+    if name is not None:
+        _gpu = VirtualGPU(name, count=count).start()
+
+
+def _end() -> None:
+    global _gpu
+    if _gpu is not None and _gpu.active:
+        _gpu.stop()
+    _gpu = None
+
+
+@contextlib.contextmanager
+def _without_virtual() -> Iterator[None]:
+    """Ask PyTorch for the GPUs that are really there."""
+    if _gpu is None or not _gpu.active:
+        yield
+        return
+    with _gpu.suspended():
+        yield
 
 
 def _auto() -> Machine:
@@ -197,27 +247,28 @@ def _seed(seed: int) -> None:
 
 def _card(machine: Machine, seed: int, earlier: Machine | None) -> Card:
     """What the card says. For a virtual machine it must be the same on every host, notes apart."""
+    device = str(machine.device)
     if machine.virtual_of is not None:
-        device = f"{machine.device}: virtual:{machine.virtual_of} means the CPU until the virtual GPU exists"
+        device += f": {machine.name}"
         numbers = (
-            "measured: values and times on this CPU, bytes as exact counts of what tensors hold. "
-            "None is virtual yet; figures from elsewhere say recorded."
+            "bytes are virtual: your own PyTorch calls, counted by the rules of PyTorch's CUDA allocator. Values and "
+            "times are measured on this CPU; figures from elsewhere say recorded."
         )
     else:
-        device = str(machine.device)
-        if machine.total_memory is not None:
-            device += f", {machine.total_memory / 2**30:.1f} GiB"
-            device += " of the machine's memory at most" if machine.device.type == "mps" else " of memory"
-        if machine.capability is not None:
-            device += f", compute capability {'.'.join(map(str, machine.capability))}"
         numbers = "measured on this GPU; figures from elsewhere say virtual or recorded"
+    if machine.total_memory is not None:
+        device += f", {machine.total_memory / 2**30:.1f} GiB"
+        device += " of the machine's memory at most" if machine.device.type == "mps" else " of memory"
+    if machine.capability is not None:
+        device += f", compute capability {'.'.join(map(str, machine.capability))}"
     rows = [("device", device), ("numbers", numbers), ("seed", f"{seed}, for Python's random, NumPy and PyTorch")]
     if earlier is not None and _choice(earlier) != _choice(machine):
         rows.append(("change", f"replaces the earlier setup: {_choice(earlier)}"))
     rows += [("note", note) for note in machine.notes]
-    return Card(f"This notebook uses {machine.name}", tuple(rows), real=machine.virtual_of is None)
+    heading = machine.name if machine.virtual_of is None else f"a virtual {machine.virtual_of}"
+    return Card(f"This notebook uses {heading}", tuple(rows), real=machine.virtual_of is None)
 
 
 def _choice(machine: Machine) -> str:
     """What was chosen, without the host's names: a virtual card may show it."""
-    return f"the real GPU ({machine.device})" if machine.virtual_of is None else machine.name
+    return f"the real GPU ({machine.device})" if machine.virtual_of is None else f"a virtual {machine.virtual_of}"

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import history, state, streams
+from . import history, reductions, state, streams
 from .device import Device
 from .patches import Patches
 
 if TYPE_CHECKING:
     from .gpu import VirtualGPU
 
-_THREADS = {(7, 0): 2048, (7, 5): 1024, (8, 0): 2048, (8, 6): 1536, (8, 9): 1536, (9, 0): 2048, (10, 0): 2048}
+
 
 
 class Properties(SimpleNamespace):
@@ -167,7 +167,7 @@ class _Surface:
             minor=spec.capability[1],
             total_memory=spec.memory_bytes,
             multi_processor_count=spec.sms,
-            max_threads_per_multi_processor=_THREADS[spec.capability],
+            max_threads_per_multi_processor=reductions.THREADS_PER_SM[spec.capability],
             regs_per_multiprocessor=65536,
             warp_size=32,
             is_integrated=0,

@@ -8,13 +8,14 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from .allocator import CachingAllocator
 from .blocks import Block
-from .labels import NAME, Label
+from .labels import NAME, STAYS, Label
 from .out_of_memory import OutOfMemory
 from .settings import Settings
 from .specs import Spec
@@ -88,7 +89,22 @@ class Device:
 
     def put(self, storage: Any) -> None:
         """Label a storage that has appeared on this GPU."""
+        if getattr(storage, STAYS, False):
+            return
         setattr(storage, NAME, self.allocate(storage.nbytes()))
+
+    def touch(self, sizes: Iterable[int | list[int]]) -> None:
+        """What a kernel takes beside its results, and gives back: it counts for peaks and for what is reserved.
+
+        A list among the sizes is a phase: what it holds is given back before what follows it is taken.
+        """
+        held = []
+        for size in sizes:
+            if isinstance(size, list):
+                self.touch(size)
+            else:
+                held.append(self.allocate(size))
+        held.clear()
 
     def fail(self, assertion: str) -> None:
         """A kernel's assertion has failed: every synchronisation from now on says so."""

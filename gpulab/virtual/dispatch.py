@@ -6,13 +6,14 @@ is what appears: no operation is listed by name here except those that choose a 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from . import kernels, mixing
+from . import engine, kernels, mixing, temporaries
 from .labels import FLOATING, NAME, PINNED, device_of, parts_of, storage_of
 from .state import backing, thread
 
@@ -55,6 +56,8 @@ def _plan(func: Any) -> Run:
         return _run_synchronising
     if any(argument.name == "device" for argument in schema.arguments):
         return _run_factory
+    if func is torch.ops.aten.add.Tensor:
+        return _run_add
     if func in kernels.HANDLERS:
         return _run_handled
     if torch.Tag.nondeterministic_seeded in func.tags:
@@ -67,9 +70,8 @@ def _plan(func: Any) -> Run:
     returns = schema.returns
     if returns and all(r.alias_info is not None and not r.alias_info.is_write for r in returns):
         return _run_plainly  # views of one storage
-    if torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd") and not name.startswith(
-        ("c10d", "aten::_foreach")
-    ):
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    if has(name, "CompositeImplicitAutograd") and not has(name, "CPU"):
         return _run_composite
     if name.startswith(("aten::resize", "aten::set_")) or any(a.is_out for a in schema.arguments):
         return _run_resizing
@@ -99,9 +101,6 @@ def _run(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
         _join(device, floating)
     if device.fault is not None:
         device.synchronize()
-    workspace = kernels.WORKSPACE.get(func)
-    if workspace is not None:
-        workspace(gpu, device, args)
     if gpu.compute:
         try:
             out = func._op(*args, **kwargs)
@@ -115,6 +114,9 @@ def _run(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
             device.put(storage)
     else:
         place(device, out)
+    temporary = temporaries.OF.get(func)
+    if temporary is not None and gpu.mirror:
+        device.touch(temporary(device, args, out))
     return out
 
 
@@ -182,6 +184,27 @@ def _join(device: Device, floating: list[Tensor]) -> None:
             device.put(storage)
 
 
+def _run_add(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """In backward, the sum of two gradients is written over the first where nothing else needs that.
+
+    Autograd's engine does so itself (accumulate in input_buffer.cpp), but not while a dispatch mode is active.
+    """
+    if torch._C._current_graph_task_id() != -1 and not torch.is_grad_enabled() and gpu.mirror and not kwargs:
+        into, more = args
+        references = sys.getrefcount(into)
+        if (
+            isinstance(more, Tensor)
+            and isinstance(into, Tensor)
+            and into.shape == more.shape
+            and into.dtype is more.dtype
+            and engine.owns(into, references)
+            and (into.is_contiguous() or into.is_contiguous(memory_format=torch.channels_last))
+        ):
+            _run(gpu, torch.ops.aten.add_.Tensor, args, kwargs)
+            return into
+    return _run(gpu, func, args, kwargs)
+
+
 def _run_composite(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """In inference mode composite operations arrive whole; their parts must be seen as elsewhere."""
     with gpu.mode_again():
@@ -202,11 +225,11 @@ def _run_handled(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict
         _join(device, floating)
     if device.fault is not None:
         device.synchronize()
-    workspace = kernels.WORKSPACE.get(func)
-    if workspace is not None:
-        workspace(gpu, device, args)
     out = kernels.HANDLERS[func](gpu, device, func, args, kwargs)
     place(device, out)
+    temporary = temporaries.OF.get(func)
+    if temporary is not None and gpu.mirror:
+        device.touch(temporary(device, args, out))
     return out
 
 

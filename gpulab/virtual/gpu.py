@@ -48,7 +48,6 @@ class VirtualGPU:
         self.spec: Spec = spec(gpu.removeprefix("virtual:"))
         self.compute = bool(compute)
         self.mirror = bool(mirror)
-        self.libraries = self.mirror
         self.backing = torch.device("cpu" if compute else "meta")
         self.active = False
         self.told: set[str] = set()
@@ -70,8 +69,9 @@ class VirtualGPU:
         return f"<VirtualGPU {many}{self.spec.name}, {kind}{'' if self.active else ', not in force'}>"
 
     def start(self) -> VirtualGPU:
-        from . import surface
+        from . import engine, surface
 
+        engine.prepare()
         if self.active:
             raise RuntimeError(f"{self!r} is in force already")
         self.devices = [Device(i, self.spec, self.settings, compute=self.compute) for i in range(self._count)]
@@ -120,6 +120,17 @@ class VirtualGPU:
         self.active = True
         surface.install(self, self._patches)
         self.enter_thread()
+
+    @contextlib.contextmanager
+    def suspended(self) -> Iterator[None]:
+        """For a while, PyTorch as it is without it."""
+        self._suspend()
+        state.current = None
+        try:
+            yield
+        finally:
+            state.current = self
+            self._resume()
 
     # -- threads -----------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from . import attention, recurrent, streams
 from .labels import storage_of
 from .state import backing
 
@@ -185,9 +186,11 @@ def warn_once(told: set[str], text: str) -> None:
 
 
 def check_generator(generator: Any, device: Device) -> None:
-    where = getattr(generator, "gpulab_device", None)
-    if where is None:
-        raise RuntimeError(f"Expected a 'cuda' device type for generator but found '{generator.device.type}'")
+    where = streams.generator_device(generator)
+    if where.type != "cuda":
+        raise RuntimeError(f"Expected a 'cuda' device type for generator but found '{where.type}'")
+    if where != device.name:
+        raise RuntimeError(f"Expected a '{device.name}' generator device but found '{where}'")
 
 
 # -- operations with kernels of their own ----------------------------------------------------------------------------
@@ -263,25 +266,78 @@ for _op in (
 ):  # fmt: skip
     HANDLERS[_op] = _matmul
 
-# -- the workspaces of cuBLAS ----------------------------------------------------------------------------------------
+def _in_float_with_float_statistics(count: int) -> Callable[..., Any]:
+    """A norm of 16-bit input: the last `count` results are statistics, which CUDA keeps in float32."""
+
+    def run(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
+        if args[0].dtype not in HALVES:
+            return _plain(gpu, device, func, args, kwargs)
+        with backing:
+            if not gpu.compute:
+                out = func._op(*args, **kwargs)
+                return *out[:-count], *(t.float() for t in out[-count:])
+            held = [a for a in args if isinstance(a, Tensor)]
+            wide = map_tensors(lambda t: t.float() if t.dtype in HALVES else t, args)
+            out = func._op(*wide, **kwargs)
+            for before, after in zip(args, wide, strict=True):  # running statistics are written in place
+                if isinstance(before, Tensor) and before is not held[0] and func is aten.native_batch_norm.default:
+                    before.copy_(after)
+            return *(t.to(args[0].dtype) for t in out[:-count]), *out[-count:]
+
+    return run
 
 
-def workspace_bytes(capability: tuple[int, int]) -> int:
-    """What PyTorch gives cuBLAS per handle and stream (getChosenWorkspaceSize in CUDABlas.cpp)."""
-    return 4096 * 8 * 1024 if capability >= (9, 0) else 4096 * 2 * 1024 + 16 * 8 * 1024
+def _backward_in_float(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """The backward of such a norm: gradients in the dtype of what they are for."""
+    if not gpu.compute or args[0].dtype not in HALVES:
+        return _plain(gpu, device, func, args, kwargs)
+    with backing:
+        wide = func._op(*map_tensors(lambda t: t.float() if t.dtype in HALVES else t, args), **kwargs)
+        return tuple(t.to(args[0].dtype) if isinstance(t, Tensor) else t for t in wide)
 
 
-def _take_workspace(gpu: VirtualGPU, device: Device, args: Args) -> None:
-    # The thread that runs backward has a handle of its own.
-    key = device.stream, torch._C._current_graph_task_id() != -1
-    if key not in device.workspaces and gpu.libraries:
-        device.workspaces[key] = device.allocate(workspace_bytes(device.spec.capability))
+def _batch_norm(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    out = _in_float_with_float_statistics(2)(gpu, device, func, args, kwargs)
+    if not gpu.compute and not args[5]:  # statistics of the batch are kept in training only
+        return out[0], out[1].new_empty(0), out[2].new_empty(0)
+    return out
 
 
-WORKSPACE: dict[Any, Callable[..., None]] = {
-    op: _take_workspace
-    for op in (
-        aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default, aten.mv.default,
-        aten.addmv.default, aten.dot.default, aten._addmm_activation.default,
-    )
-}  # fmt: skip
+def _log_sigmoid(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """CUDA keeps no buffer for it."""
+    out = _plain(gpu, device, func, args, kwargs)[0]
+    with backing:
+        return out, out.new_empty(0)
+
+
+def _log_sigmoid_backward(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    with backing:
+        return args[0] * torch.sigmoid(-args[1])
+
+
+def _reduced_loss(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """The loss is reduced within the storage of its elements, and keeps all of it."""
+    if gpu.compute or (len(args) > 2 and not args[2]):
+        return _plain(gpu, device, func, args, kwargs)
+    with backing:
+        return torch.empty(torch.broadcast_shapes(args[0].shape, args[1].shape), dtype=args[0].dtype, device="meta").view(-1)[0]
+
+
+HANDLERS |= {
+    aten.native_layer_norm.default: _in_float_with_float_statistics(2),
+    aten.native_batch_norm.default: _batch_norm,
+    aten.log_sigmoid_forward.default: _log_sigmoid,
+    aten.log_sigmoid_backward.default: _log_sigmoid_backward,
+    aten.mse_loss.default: _reduced_loss,
+    aten.smooth_l1_loss.default: _reduced_loss,
+    aten.huber_loss.default: _reduced_loss,
+    aten.native_layer_norm_backward.default: _backward_in_float,
+    aten.native_batch_norm_backward.default: _backward_in_float,
+    aten._scaled_dot_product_flash_attention.default: attention.flash_forward,
+    aten._scaled_dot_product_flash_attention_backward.default: attention.flash_backward,
+    aten._scaled_dot_product_efficient_attention.default: attention.efficient_forward,
+    aten._scaled_dot_product_efficient_attention_backward.default: attention.efficient_backward,
+    aten._cudnn_rnn.default: recurrent.forward,
+    aten._cudnn_rnn_backward.default: recurrent.backward,
+    aten._cudnn_rnn_flatten_weight.default: recurrent.flatten,
+}

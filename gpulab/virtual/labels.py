@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 NAME = "_gpulab"  # the attribute; the class has it too, as None, while a virtual GPU exists
 PINNED = "_gpulab_pinned"
+STAYS = "_gpulab_stays"  # on a result that a GPU's operation leaves on the host
 
 _storage_of = torch._C.TensorBase.untyped_storage
 

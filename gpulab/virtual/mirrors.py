@@ -1,29 +1,68 @@
-"""Operations that autograd keeps other tensors for on a GPU than on a CPU: dropout, attention, RMS norm, LSTM.
+"""Operations that a GPU does by other kernels than a CPU, so that autograd keeps other tensors.
 
-They stand above autograd, on the dispatch key of `autocast`. What they compute is PyTorch's; what they keep is what
-CUDA's kernels keep.
+They stand above autograd, on the dispatch key of `autocast`: each calls the operation that CUDA's kernel has in
+PyTorch, and `kernels` computes that one. So autograd's own code decides what is kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from . import autocast, state
+from . import attention, autocast, fused, recurrent, state
 from .labels import device_of
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
 
 
+def _here(tensor: Tensor) -> bool:
+    return state.current is not None and device_of(tensor) is not None
+
+
 def _dropout(tensor: Tensor, p: float, train: bool) -> Tensor:
     """CUDA keeps a mask of one byte per element (is_fused_kernel_acceptable in Dropout.cpp)."""
     with autocast.below():
-        if train and 0 < p < 1 and tensor.numel() and state.current is not None and device_of(tensor) is not None:
+        if train and 0 < p < 1 and tensor.numel() and _here(tensor):
             return aten.native_dropout(tensor, p, True)[0]
         return aten.dropout(tensor, p, train)
 
 
-MIRRORS: dict[str, Callable[..., Any]] = {"dropout": _dropout}
+def _rms_norm(tensor: Tensor, shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None) -> Tensor:
+    """CUDA has one kernel for it, which keeps a float32 number per row (rms_norm in layer_norm.cpp)."""
+    if not _here(tensor):
+        with autocast.below():
+            return aten.rms_norm(tensor, shape, weight, eps)
+    if autocast.casting():
+        tensor, weight = autocast.to_float((tensor, weight))
+    with autocast.below():
+        if weight is not None and weight.dtype != tensor.dtype:
+            return aten.rms_norm(tensor, shape, weight, eps)
+        return _RMSNorm.apply(tensor, list(shape), weight, eps)
+
+
+class _RMSNorm(torch.autograd.Function):
+    """PyTorch has this operation's gradient for CUDA only; elsewhere it takes it apart."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, shape: list[int], weight: Tensor | None, eps: float | None) -> Tensor:
+        out, rstd = fused.norm(tensor, shape, weight, eps)
+        ctx.shape = shape
+        ctx.save_for_backward(tensor, weight, rstd)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        tensor, weight, rstd = ctx.saved_tensors
+        of_tensor, of_weight = fused.norm_backward(grad, tensor, ctx.shape, rstd, weight)
+        return of_tensor, None, of_weight, None
+
+
+MIRRORS: dict[str, Callable[..., Any]] = {
+    "dropout": _dropout,
+    "rms_norm": _rms_norm,
+    "scaled_dot_product_attention": attention.attend,
+    **recurrent.MIRRORS,
+}

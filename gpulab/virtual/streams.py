@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
+import weakref
 from typing import Any
 
 import torch
@@ -140,6 +141,8 @@ class Generator(torch.Generator):
         on_gpu = isinstance(device, int) or torch.device(device).type == "cuda"
         self: Generator = super().__new__(cls, "cpu" if on_gpu else device)
         self.gpulab_device = torch.device("cuda", device_index(device)) if on_gpu else None
+        if on_gpu:
+            _generators[self._cdata] = self  # type: ignore[attr-defined]
         return self
 
     def __init__(self, device: Any = "cpu") -> None:
@@ -148,6 +151,31 @@ class Generator(torch.Generator):
     @property
     def device(self) -> torch.device:  # type: ignore[override]
         return self.gpulab_device or super().device
+
+    def clone_state(self) -> Generator:
+        """Another generator of the same device, in the same state."""
+        other = Generator(self.device)
+        other.set_state(self.get_state())
+        return other
+
+    def __reduce__(self) -> Any:
+        return _generator, (self.device, self.get_state())
+
+
+_generators: weakref.WeakValueDictionary[int, Generator] = weakref.WeakValueDictionary()
+
+
+def generator_device(generator: Any) -> torch.device:
+    """Where a generator is. An operation is handed a new Python object for it: the one in C++ says which it is."""
+    found = _generators.get(generator._cdata)
+    where: torch.device = generator.device if found is None else found.device
+    return where
+
+
+def _generator(device: torch.device, state: torch.Tensor) -> Generator:
+    out = Generator(device)
+    out.set_state(state)
+    return out
 
 
 def device_index(device: Any) -> int:

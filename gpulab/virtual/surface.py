@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import accelerator, autocast, cuda, streams, tensors
+from . import accelerator, autocast, cuda, making, moving, storages, streams, tensors
 from .patches import Patches
 
 if TYPE_CHECKING:
@@ -18,10 +18,11 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
     """Replace it all; `patches.restore()` puts it all back."""
     cuda.install(gpu, patches)
     accelerator.install(gpu, patches)
-    tensors.install(gpu, patches)
-    patches.set(torch, "tensor", tensors.tensor)
-    patches.set(torch, "as_tensor", tensors.as_tensor)
-    patches.set(torch, "asarray", tensors.asarray)
+    storages.install(patches)
+    tensors.install(patches)
+    making.install(patches)
+    patches.set(torch.utils.dlpack, "to_dlpack", tensors.to_dlpack)
+    patches.set(torch, "to_dlpack", tensors.to_dlpack)
     patches.set(torch, "Generator", streams.Generator)
     patches.set(torch._C._nn, "_parse_to", _parse_to)
     patches.set(torch._C, "_group_tensors_by_device_and_dtype", _group)
@@ -40,9 +41,9 @@ def _parse_to(*args: Any, **kwargs: Any) -> tuple[Any, Any, bool, Any]:
     if "tensor" in kwargs:
         other = kwargs.pop("tensor")
         args = (other.device, other.dtype, *args)
-    device, dtype, non_blocking, _, _ = tensors.parse_to(*args, **kwargs)
+    device, dtype, non_blocking, _, _ = moving.parse_to(*args, **kwargs)
     if device is not None:
-        device = tensors._indexed(device)
+        device = moving.indexed(device)
     return device, dtype, non_blocking, kwargs.get("memory_format")
 
 

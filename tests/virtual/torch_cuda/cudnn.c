@@ -55,10 +55,12 @@ cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t descriptor, cudn
                                        cudnnBackendAttributeType_t type, int64_t wanted, int64_t *count, void *data) {
     Attribute *attribute = find(descriptor, name);
     int64_t n = attribute ? attribute->count
-                : name == CUDNN_ATTR_ENGINEHEUR_RESULTS || name == CUDNN_ATTR_ENGINECFG_ENGINE || type == CUDNN_TYPE_INT64;
+                : name == CUDNN_ATTR_ENGINEHEUR_RESULTS || name == CUDNN_ATTR_ENGINECFG_ENGINE || type == CUDNN_TYPE_INT64
+                      || type == CUDNN_TYPE_INT32;
     if (count) *count = n;
     if (!data || wanted < 1) return 0;
-    if (!attribute) return type == CUDNN_TYPE_INT64 ? (memset(data, 0, 8), 0) : 0;
+    if (!attribute && n && type != CUDNN_TYPE_BACKEND_DESCRIPTOR) memset(data, 0, size_of(type));
+    if (!attribute) return 0;
     if (type != CUDNN_TYPE_BACKEND_DESCRIPTOR) memcpy(data, attribute->data, (wanted < n ? wanted : n) * size_of(type));
     return 0;
 }

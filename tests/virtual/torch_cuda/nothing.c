@@ -16,6 +16,8 @@ NOTHING(cudaMemcpyToSymbol) NOTHING(cudaProfilerStart) NOTHING(cudaProfilerStop)
 NOTHING(nvmlInit_v2)
 NOTHING(cuCtxSetCurrent) NOTHING(cuDevicePrimaryCtxRetain) NOTHING(cuLaunchKernel)
 NOTHING(cuLaunchCooperativeKernel) NOTHING(cuFuncSetAttribute) NOTHING(cuTensorMapEncodeTiled)
+NOTHING(cuModuleLoadData) NOTHING(cuModuleLoadDataEx) NOTHING(cuModuleLoad) NOTHING(cuModuleUnload)
+NOTHING(cuModuleGetFunction) NOTHING(cuFuncSetCacheConfig)
 
 /* cuBLAS and cuBLASLt: products, solvers, settings. */
 #define FOR_EACH_TYPE(name) \

@@ -1,4 +1,4 @@
-"""The operators that record_operators.py runs: a name, its inputs and parameters in a given dtype, and the call.
+"""The operators that record_ops.py runs: a name, its inputs and parameters in a given dtype, and the call.
 
 Nothing here measures. Names shared with the recorder for real GPUs (linear, conv3x3, sdpa, ...) have the same shapes.
 """
@@ -283,7 +283,7 @@ def _losses(function, rand, ints, x3):
     function("hinge_embedding", lambda: (rand(B, D), rand(B, D, grad=False)), F.hinge_embedding_loss)
     function("triplet_margin", lambda: (rand(B, D), rand(B, D), rand(B, D)), F.triplet_margin_loss)
     function("multi_margin", lambda: (rand(B, D), ints(D, B)), F.multi_margin_loss)
-    lengths = lambda n, size: torch.full((size,), n, dtype=torch.long)  # noqa: E731
+    lengths = lambda n, size: torch.full((size,), n, dtype=torch.long, device=DEVICE)  # noqa: E731
     function("ctc", lambda: (rand(T, B, 32), ints(31, B, 20)), lambda x, t: F.ctc_loss(x.log_softmax(-1), t, lengths(T, B), lengths(20, B)))
 
 

@@ -30,7 +30,6 @@ def modes():
 
 
 def fresh():
-    gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
 
@@ -144,6 +143,7 @@ def record(make, autocast):
 
 def main(skip: int) -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
+    print(json.dumps({"torch": torch.__version__, "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}), flush=True)
     todo = [(name, mode) for mode in modes() for name in operators.operators(MODES[mode][0])]
     tables = {mode: operators.operators(dtype) for mode, (dtype, _) in modes().items()}
     for number, (name, mode) in enumerate(todo):
@@ -158,6 +158,9 @@ def main(skip: int) -> None:
             torch.cuda.memory._record_memory_history(None)
             row["error"] = f"{type(error).__name__}: {error}"[:300]
         print(json.dumps(row), flush=True)
+        gc.collect()
+        if number == skip:
+            gc.freeze()  # what the first row imported: collections are then quick
 
 
 if __name__ == "__main__":

@@ -1,0 +1,153 @@
+"""From PyTorch's record of allocations and frees to the allocated and reserved bytes after each of them.
+
+The record names the bytes that were asked for; `memory_allocated` counts the blocks that were given. So the blocks are
+followed through the record, by the caching allocator's rules for rounding and splitting (c10/cuda/CUDACachingAllocator.cpp,
+`round_size` and `should_split`). Plain dictionaries in, numbers out; no torch.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+UNIT = 512  # blocks are multiples of this
+SMALL = 2**20  # requests up to this come from the small pool, where every rest is split off; elsewhere only larger rests
+
+
+class Unclear(ValueError):
+    """The record does not fit the blocks: part of it is missing, or the allocator runs with rules not known here."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """The state after one event; `requests` counts the allocations and frees up to it, `oom` one that failed."""
+
+    allocated: int
+    reserved: int
+    requests: int
+    oom: int = 0
+
+
+class Blocks:
+    """The allocator's blocks on one GPU, from a snapshot on."""
+
+    def __init__(self, snapshot: dict[str, Any], device: int) -> None:
+        self.allocated = self.reserved = 0
+        settings = snapshot.get("allocator_settings", {})
+        limit = settings.get("max_split_size", -1)
+        self._split_below = limit if limit >= 0 else None
+        if any(settings.get("roundup_power2_divisions", {}).values()):
+            raise Unclear("roundup_power2_divisions")
+        self._starts: list[int] = []
+        self._blocks: dict[int, _Block] = {}
+        for segment in snapshot["segments"]:
+            if segment["device"] == device:
+                self._add_segment(segment)
+
+    def _add_segment(self, segment: dict[str, Any]) -> None:
+        self.reserved += segment["total_size"]
+        expandable = segment.get("is_expandable", False)
+        address = segment["address"]
+        for block in segment["blocks"]:
+            address = block.get("address", address)
+            live = block["state"] != "inactive"
+            self._put(address, _Block(block["size"], 0 if expandable else segment["address"], live))
+            if block["state"] == "active_allocated":
+                self.allocated += block["size"]
+            address += block["size"]
+
+    def apply(self, action: str, address: int, size: int) -> None:
+        """Follow one event of the record; raises Unclear."""
+        if action == "alloc":
+            self._allocate(address, size)
+        elif action == "free_requested":
+            self.allocated -= self._at(address, live=True).size
+        elif action == "free_completed":
+            self._free(address)
+        elif action in ("segment_alloc", "segment_map"):
+            self.reserved += size
+            self._put(address, _Block(size, address if action == "segment_alloc" else 0, False))
+            self._merge(address)
+        elif action in ("segment_free", "segment_unmap"):
+            self.reserved -= size
+            self._cut(address, size)
+
+    def _allocate(self, address: int, requested: int) -> None:
+        block = self._at(address, live=False)
+        size = max(UNIT, -(-requested // UNIT) * UNIT)
+        rest = block.size - size
+        if rest < 0:
+            raise Unclear(f"{requested} bytes in a block of {block.size}")
+        if block.segment == 0 or size <= SMALL:
+            split = rest >= UNIT
+        else:
+            split = rest > SMALL and (self._split_below is None or size < self._split_below)
+        if split:
+            self._put(address + size, _Block(rest, block.segment, False))
+            block.size = size
+        block.live = True
+        self.allocated += block.size
+
+    def _free(self, address: int) -> None:
+        self._at(address, live=True).live = False
+        self._merge(address)
+
+    def _merge(self, address: int) -> None:
+        """Join a free block with its free neighbours in the same segment."""
+        index = bisect_left(self._starts, address)
+        for left in (index, index - 1):
+            if 0 <= left < len(self._starts) - 1:
+                a, b = self._starts[left], self._starts[left + 1]
+                one, other = self._blocks[a], self._blocks[b]
+                if not one.live and not other.live and one.segment == other.segment and a + one.size == b:
+                    one.size += other.size
+                    del self._starts[left + 1], self._blocks[b]
+
+    def _cut(self, address: int, size: int) -> None:
+        """Take a stretch out of the free block that holds it."""
+        index = bisect_left(self._starts, address + 1) - 1
+        start = self._starts[index] if index >= 0 else -1
+        block = self._blocks.get(start)
+        if block is None or block.live or address + size > start + block.size:
+            raise Unclear(f"a segment at {address} that was not known to be free")
+        before, after = address - start, start + block.size - address - size
+        del self._starts[index], self._blocks[start]
+        if before:
+            self._put(start, _Block(before, block.segment, False))
+        if after:
+            self._put(address + size, _Block(after, block.segment, False))
+
+    def _at(self, address: int, *, live: bool) -> _Block:
+        block = self._blocks.get(address)
+        if block is None or block.live != live:
+            raise Unclear(f"no {'live' if live else 'free'} block at {address}")
+        return block
+
+    def _put(self, address: int, block: _Block) -> None:
+        insort(self._starts, address)
+        self._blocks[address] = block
+
+
+@dataclass
+class _Block:
+    size: int
+    segment: int  # its start; 0 for expandable segments, whose stretches join
+    live: bool
+
+
+def replay(first: dict[str, Any], events: Iterable[dict[str, Any]], device: int) -> list[Point]:
+    """The state at the snapshot `first` and after each event of GPU `device` since; raises Unclear."""
+    blocks = Blocks(first, device)
+    requests = 0
+    points = [Point(blocks.allocated, blocks.reserved, 0)]
+    for event in events:
+        action = event["action"]
+        blocks.apply(action, event.get("addr", 0), event["size"])
+        requests += action in ("alloc", "free_requested")
+        oom = event["size"] if action == "oom" else 0
+        point = Point(blocks.allocated, blocks.reserved, requests, oom)
+        if oom or (point.allocated, point.reserved, requests) != (points[-1].allocated, points[-1].reserved, points[-1].requests):
+            points.append(point)
+    return points

@@ -1,0 +1,216 @@
+"""`timeline()`: record allocated and reserved memory over a run, event by event, with your marks in it.
+
+It uses PyTorch's own memory history, so nothing is sampled and nothing missed; the picture is `picture`'s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from . import counters
+from .counters import Gpu
+from .curve import Mark, MemoryCurve, mib
+from .replay import Point, Unclear, replay
+from .source import in_force, numbers
+
+
+def timeline(device: Any = None, *, label: str = "", max_events: int = 200_000) -> Timeline:
+    """Record one GPU's memory in a `with` block; afterwards the object shows itself in a notebook.
+
+        with gpulab.memory.timeline() as t:
+            t.mark("forward")          # what follows is the forward pass
+            loss = model(x).sum()
+            t.mark("backward")
+            loss.backward()
+        t                              # or t.show(); the data are in t.curve
+
+    `device` is None (the current GPU), a number, a text such as "cuda:1" or a torch.device.
+    The record is `torch.cuda.memory._record_memory_history`, started for the block and stopped after it; where it is
+    on already, it is used and left on. Recording costs some microseconds per allocation. If the record does not tell
+    all (more than `max_events` events; a backend that keeps none, such as cudaMallocAsync), the curve has its points
+    at the marks only, and says so.
+    """
+    if isinstance(max_events, bool) or not isinstance(max_events, int) or max_events < 1:
+        raise ValueError(f"max_events must be a number of events above 0, not {max_events!r}")
+    found = counters.checked(device)
+    if found == "all":
+        raise ValueError('timeline records one GPU, so device must not be "all"; open one timeline for each GPU')
+    return Timeline(found, label, max_events)
+
+
+class Timeline:
+    """What `timeline()` gives: a context manager with `mark`, then `curve` and a picture."""
+
+    def __init__(self, device: Any, label: str, max_events: int) -> None:
+        self._device = device
+        self._label = label
+        self._max_events = max_events
+        self._open = False
+        self._gpu: Gpu | None = None
+        self._readings: list[_Reading] = []
+        self._history: _History | None = None
+        self._curve: MemoryCurve | None = None
+        self._entered = False
+
+    @property
+    def available(self) -> bool:
+        """Whether there is a GPU to record; without one the block runs and there is no curve."""
+        return self._gpu is not None if self._entered else bool(counters.find(self._device))
+
+    @property
+    def curve(self) -> MemoryCurve:
+        """The data. Raises RuntimeError before the end of the block, and where there is no GPU."""
+        if self._curve is None:
+            raise RuntimeError(self._why_not())
+        return self._curve
+
+    def mark(self, name: str) -> None:
+        """Name what follows. It only reads counts: nothing waits for the GPU."""
+        if not isinstance(name, str) or not name.strip():
+            raise ValueError(f"mark(name={name!r}): name must be a text such as 'backward'")
+        if not self._open:
+            raise RuntimeError(f"mark({name!r}) stands outside the timeline's `with` block")
+        if self._gpu is not None and in_force() is self._gpu.scope:
+            self._readings.append(_Reading.now(self._gpu, name.strip()))
+
+    def show(self) -> None:
+        """Draw the curve; where there is none, print why."""
+        from . import picture
+
+        if self._curve is None:
+            print(self._why_not())
+        else:
+            picture.show(self._curve)
+
+    def _ipython_display_(self) -> None:
+        self.show()
+
+    def __repr__(self) -> str:
+        if self._curve is None:
+            return f"<Timeline: {self._why_not()}>"
+        curve = self._curve
+        return (
+            f"<Timeline of {curve.device}: peak {mib(curve.peak_allocated_bytes)} allocated, "
+            f"{mib(curve.peak_reserved_bytes)} reserved, {len(curve.marks)} marks, {curve.numbers}>"
+        )
+
+    def _why_not(self) -> str:
+        if self._open or not self._entered:
+            return "no memory curve yet: it is there after the `with` block"
+        return "no memory curve: there was no GPU to record"
+
+    def __enter__(self) -> Timeline:
+        if self._open:
+            raise RuntimeError("this timeline is open already: record a second stretch with a timeline of its own")
+        gpus = counters.find(self._device)
+        self._gpu, self._curve, self._history, self._readings = (gpus[0] if gpus else None), None, None, []
+        self._entered = True
+        if self._gpu is not None:
+            if _has_history(self._gpu):
+                self._history = _History(self._gpu, self._max_events)
+            self._readings.append(_Reading.now(self._gpu, ""))
+        self._open = True
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._open = False
+        gpu, history = self._gpu, self._history
+        if gpu is None:
+            return
+        points = None
+        if in_force() is gpu.scope:
+            self._readings.append(_Reading.now(gpu, ""))
+            if history is not None:
+                points = history.end()
+        self._history = None
+        self._curve = _curve(gpu, self._readings, points, self._label)
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """PyTorch's counts at one moment; `requests` are the allocations and frees since the process began."""
+
+    name: str
+    allocated: int
+    reserved: int
+    requests: int
+
+    @staticmethod
+    def now(gpu: Gpu, name: str) -> _Reading:
+        stats = gpu.counts.memory_stats(gpu.index)
+        requests = stats.get("allocation.all.allocated", 0) + stats.get("allocation.all.freed", 0)
+        allocated, reserved = (stats.get(f"{kind}_bytes.all.current", 0) for kind in ("allocated", "reserved"))
+        return _Reading(name, allocated, reserved, requests)
+
+
+def _has_history(gpu: Gpu) -> bool:
+    import torch
+
+    return gpu.type == "cuda" and torch.cuda.memory.get_allocator_backend() == "native"
+
+
+class _History:
+    """PyTorch's memory history for one block of code."""
+
+    def __init__(self, gpu: Gpu, max_events: int) -> None:
+        import torch
+
+        self._index = gpu.index
+        torch.cuda.init()
+        self._ours = not torch._C._cuda_isHistoryEnabled()
+        if self._ours:
+            torch.cuda.memory._record_memory_history(
+                "all", context=None, stacks="python", max_entries=max_events, clear_history=True
+            )
+        self._first = torch.cuda.memory._snapshot()
+
+    def end(self) -> list[Point] | None:
+        """The points since the start; None if the record does not tell."""
+        import torch
+
+        last = torch.cuda.memory._snapshot()
+        if self._ours:
+            torch.cuda.memory._record_memory_history(None)
+        known = len(self._first["device_traces"][self._index])
+        try:
+            return replay(self._first, last["device_traces"][self._index][known:], self._index)
+        except (Unclear, IndexError):
+            return None
+
+
+def _curve(gpu: Gpu, readings: list[_Reading], points: list[Point] | None, label: str) -> MemoryCurve:
+    places = None if points is None else _places(readings, points)
+    start = readings[0].requests
+    if points is None or places is None:
+        points = [Point(r.allocated, r.reserved, r.requests - start) for r in readings]
+        places = list(range(len(readings)))
+        every_event = False
+    else:
+        every_event = True
+    named = [(place, r.name) for r, place in zip(readings, places, strict=True) if r.name]
+    failed = [(i, f"out of memory: {mib(point.oom)} asked") for i, point in enumerate(points) if point.oom]
+    return MemoryCurve(
+        device=gpu.name,
+        numbers="measured" if gpu.scope is None else "virtual",
+        allocated_bytes=tuple(point.allocated for point in points),
+        reserved_bytes=tuple(point.reserved for point in points),
+        requests=tuple(point.requests for point in points),
+        marks=tuple(Mark(name, place) for place, name in sorted(named + failed, key=lambda pair: pair[0])),
+        every_event=every_event,
+        label=label,
+    )
+
+
+def _places(readings: list[_Reading], points: list[Point]) -> list[int] | None:
+    """Where in the curve each reading was taken; None if the curve does not pass through all of them."""
+    start, place, places = readings[0].requests, 0, []
+    for reading in readings:
+        wanted = reading.allocated, reading.reserved, reading.requests - start
+        while place < len(points) and (points[place].allocated, points[place].reserved, points[place].requests) != wanted:
+            place += 1
+        if place == len(points):
+            return None
+        places.append(place)
+    return places

@@ -1,0 +1,259 @@
+"""`GPUMemoryTracker`: the peak and the change of allocated GPU memory over a stretch of code.
+
+PyTorch has one peak counter per GPU, and a tracker must reset it. So every tracker that is open on that GPU is told
+the peak first: trackers nest and overlap without losing any. It reads counts and draws nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, ParamSpec, TypeVar
+
+from . import counters
+from .counters import MIB, Gpu
+from .source import Numbers, in_force, numbers
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """What a tracker saw on one GPU, in bytes of allocated memory."""
+
+    device: str
+    entry_bytes: int
+    peak_bytes: int
+    delta_bytes: int
+
+    @property
+    def peak_above_entry_bytes(self) -> int:
+        return self.peak_bytes - self.entry_bytes
+
+
+class GPUMemoryTracker:
+    """Measures allocated memory between the start and the end of a `with` block, or of a decorated function.
+
+        with GPUMemoryTracker(label="forward") as forward:
+            loss = model(x).sum()
+        print(forward, forward.peak_memory_mb)
+
+    `device` is None (the GPU that is current at entry), a number, a text such as "cuda:1", a torch.device, or "all".
+    The values count what `torch.cuda.memory_allocated` counts: bytes of live tensors, rounded as the allocator rounds.
+
+    - `peak_memory_mb`, `peak_bytes`: the most that was allocated at any moment inside, with what was there before
+      (absolute); `peak_above_entry_bytes` is the same less what was there at entry.
+    - `memory_delta_mb`, `delta_bytes`: allocated at the end less allocated at entry; negative if the block freed memory.
+    - The names with `_mb` are in MiB (2**20 bytes), as PyTorch's own messages and nvidia-smi count.
+    - `available`: False where there is no such GPU (also for device="cpu"); then every value is 0 and nothing is raised.
+    - `numbers`: "measured" or "virtual". `devices`: one `DeviceMemory` for each GPU. With device="all" the values above
+      are sums over the GPUs; the sum of peaks is what they need together, though they need not peak at one moment.
+
+    Read inside the block, the values are those up to now. Each entry starts anew, so one tracker can be used again and
+    again; entering one that is open already raises RuntimeError. Trackers may nest and may end in any order. Exceptions,
+    OutOfMemoryError among them, end the measurement and go on. Both ends synchronise, so that a kernel's error shows up
+    where it belongs; allocation itself needs no synchronising, because the allocator's books are kept on the host.
+
+    What it cannot know:
+
+    - The counter is one for the whole process, so allocations of all threads count. What another thread allocates and
+      frees within the microseconds between telling a peak and resetting the counter may be missed.
+    - Entering resets PyTorch's own peak counter: afterwards `torch.cuda.max_memory_allocated()` counts from there. Your
+      own `reset_peak_memory_stats()` inside a tracker works as ever; of the peak before it, open trackers know only what
+      they saw when a tracker was last entered, left or read. Read `tracker.peak_bytes` first and nothing is lost.
+    - With PYTORCH_ALLOC_CONF=backend:cudaMallocAsync the driver keeps the counts: allocated bytes are not rounded to
+      512, several other statistics are 0, and the peak of reserved memory is an upper bound.
+    - A tracker whose virtual GPU ends before it does keeps its last reading.
+    """
+
+    def __init__(self, device: Any = None, *, label: str = "") -> None:
+        if not isinstance(label, str):
+            raise TypeError(f"label must be a text, not {label!r} ({type(label).__name__})")
+        if callable(device):
+            raise TypeError("GPUMemoryTracker needs its parentheses as a decorator: @GPUMemoryTracker()")
+        try:
+            self._device = counters.checked(device)
+        except ValueError as error:
+            hint = f" A label is given by name: GPUMemoryTracker(label={device!r})." if isinstance(device, str) else ""
+            raise ValueError(f"{error}.{hint}") from None
+        self.label = label
+        self._windows: tuple[_Window, ...] | None = None
+        self._open = False
+        self._numbers: Numbers = "measured"
+
+    # -- the stretch of code -----------------------------------------------------------------------------------------
+
+    def __enter__(self) -> GPUMemoryTracker:
+        if self._open:
+            raise RuntimeError(f"{self._title()} is open already: a second stretch needs a GPUMemoryTracker of its own")
+        gpus = counters.find(self._device)
+        for gpu in gpus:
+            gpu.counts.synchronize(gpu.index)
+        with _lock:
+            self._windows = tuple([_Window(gpu) for gpu in gpus])
+            self._numbers = numbers()
+        self._open = True
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if not self._open or self._windows is None:
+            raise RuntimeError(f"{self._title()} is not open")
+        try:
+            for window in self._windows:
+                window.synchronize(failed=error is not None)
+        finally:
+            with _lock:
+                for window in self._windows:
+                    window.update()
+                    window.forget()
+            self._open = False
+
+    def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
+        """Decorate: every call is measured, recursive ones too; this tracker holds the call that ended last."""
+        if not callable(function):
+            raise TypeError(f"GPUMemoryTracker decorates a function, not {function!r}")
+        if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+            raise TypeError(
+                f"{function.__name__} is a generator or coroutine function: its body runs after the call; "
+                "use `with GPUMemoryTracker():` inside it"
+            )
+
+        @functools.wraps(function)
+        def measured(*args: P.args, **kwargs: P.kwargs) -> T:
+            call = GPUMemoryTracker(self._device, label=self.label)
+            try:
+                with call:
+                    return function(*args, **kwargs)
+            finally:
+                if not self._open:
+                    self._windows, self._numbers = call._windows, call._numbers
+
+        return measured
+
+    def __del__(self) -> None:
+        # Dropped while open, as an interrupted cell can leave it: its windows must not stay in the table.
+        if getattr(self, "_open", False) and self._windows:
+            for window in self._windows:
+                window.forget()
+
+    # -- what it saw -------------------------------------------------------------------------------------------------
+
+    @property
+    def available(self) -> bool:
+        """Whether there was a GPU to measure at entry; before that, whether there is one."""
+        return bool(counters.find(self._device) if self._windows is None else self._windows)
+
+    @property
+    def numbers(self) -> Numbers:
+        """What the values are: "measured" or "virtual"."""
+        return numbers() if self._windows is None else self._numbers
+
+    @property
+    def devices(self) -> tuple[DeviceMemory, ...]:
+        """What was seen on each GPU."""
+        return tuple(
+            DeviceMemory(window.gpu.name, window.entry, window.peak, window.now - window.entry) for window in self._read()
+        )
+
+    @property
+    def peak_bytes(self) -> int:
+        return sum(window.peak for window in self._read())
+
+    @property
+    def peak_above_entry_bytes(self) -> int:
+        return sum(window.peak - window.entry for window in self._read())
+
+    @property
+    def delta_bytes(self) -> int:
+        return sum(window.now - window.entry for window in self._read())
+
+    @property
+    def peak_memory_mb(self) -> float:
+        """`peak_bytes` in MiB."""
+        return self.peak_bytes / MIB
+
+    @property
+    def memory_delta_mb(self) -> float:
+        """`delta_bytes` in MiB."""
+        return self.delta_bytes / MIB
+
+    def _read(self) -> tuple[_Window, ...]:
+        windows = self._windows
+        if windows is None:
+            raise RuntimeError(f"{self._title()} has measured nothing yet: use it as `with tracker:`")
+        if self._open:
+            with _lock:
+                for window in windows:
+                    window.update()
+        return windows
+
+    def _title(self) -> str:
+        return f"GPUMemoryTracker {self.label!r}" if self.label else "GPUMemoryTracker"
+
+    def __repr__(self) -> str:
+        if self._windows is None:
+            return f"<{self._title()}: not entered yet>"
+        if not self._windows:
+            return f"<{self._title()}: no GPU, nothing measured>"
+        windows = self._read()
+        where = windows[0].gpu.name if len(windows) == 1 else f"{len(windows)} GPUs together"
+        values = f"peak {self.peak_memory_mb:.2f} MiB, change {self.memory_delta_mb:+.2f} MiB"
+        return f"<{self._title()} on {where}: {values}, {self._numbers}{', still open' if self._open else ''}>"
+
+
+class _Window:
+    """One open tracker's share of one GPU; made, updated and closed under the lock."""
+
+    __slots__ = ("entry", "gpu", "key", "now", "peak")
+
+    def __init__(self, gpu: Gpu) -> None:
+        self.gpu = gpu
+        # The scope is kept alive by `gpu`, so its id stands for it alone.
+        self.key = (id(gpu.scope), gpu.type, gpu.index)
+        others = _open.get(self.key)
+        if others:
+            _tell(others, counters.peak(gpu))
+        gpu.counts.reset_peak_memory_stats(gpu.index)
+        self.entry = self.now = self.peak = counters.allocated(gpu)
+        if others is None:
+            _open[self.key] = [self]
+        else:
+            others.append(self)
+
+    def update(self) -> None:
+        """Take the counts as they are now, for this window and for all that share the counter."""
+        if in_force() is self.gpu.scope:
+            self.now, peak = counters.allocated_and_peak(self.gpu)
+            _tell(_open.get(self.key, ()), peak)
+
+    def forget(self) -> None:
+        others = _open.get(self.key)
+        if others is not None and self in others:
+            others.remove(self)
+            if not others:
+                del _open[self.key]
+
+    def synchronize(self, *, failed: bool) -> None:
+        if in_force() is not self.gpu.scope:
+            return
+        try:
+            self.gpu.counts.synchronize(self.gpu.index)
+        except RuntimeError:
+            # After an error the GPU may refuse every call; the error that is on its way says more.
+            if not failed:
+                raise
+
+
+def _tell(windows: Any, peak: int) -> None:
+    for window in tuple(windows):
+        if peak > window.peak:
+            window.peak = peak
+
+
+_lock = threading.RLock()  # re-entrant: the garbage collector may end a tracker while one is being read
+_open: dict[tuple[int, str, int], list[_Window]] = {}

@@ -1,0 +1,294 @@
+"""Attention as CUDA does it: which kernel is taken, what it keeps for backward, and its values computed here.
+
+The choice follows ATen/native/transformers/cuda/sdp_utils.cpp. Above autograd the kernel's own operation is called, so
+that PyTorch's autograd keeps what it keeps on a GPU; below, the operation is computed in float32.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from . import autocast, state
+from .labels import device_of
+from .state import backing
+
+if TYPE_CHECKING:
+    from .device import Device
+    from .gpu import VirtualGPU
+
+Tensor = torch.Tensor
+aten = torch.ops.aten
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """`torch.nn.functional.scaled_dot_product_attention`."""
+    device = device_of(query) if state.current is not None else None
+    if device is None:
+        with autocast.below():
+            return aten.scaled_dot_product_attention(
+                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+            )
+    if autocast.casting():
+        query, key, value = autocast.lower((query, key, value))
+        attn_mask = autocast.lower(attn_mask)
+    if query.dim() == key.dim() == value.dim() == 3:
+        # one head
+        mask = attn_mask if attn_mask is None or attn_mask.dim() < 3 else attn_mask.unsqueeze(1)
+        parts = (t.unsqueeze(1) for t in (query, key, value))
+        return attend(*parts, mask, dropout_p, is_causal, scale=scale).squeeze(1)
+    kind = _choose(device.spec.capability, query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+    if kind == "math":
+        with torch.autocast("cuda", enabled=False):
+            return aten._scaled_dot_product_attention_math(
+                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+            )[0]
+    with autocast.below():
+        return _FUSED[kind](query, key, value, attn_mask, dropout_p, is_causal, scale)
+
+
+def _flash(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, p: float, causal: bool, scale: float | None) -> Tensor:
+    width = q.shape[-1]
+    scale = width**-0.5 if scale is None else scale
+    q, k, v = (_padded(t, 8) for t in (q, k, v))
+    return aten._scaled_dot_product_flash_attention(q, k, v, p, causal, False, scale=scale)[0][..., :width]
+
+
+def _efficient(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, p: float, causal: bool, scale: float | None
+) -> Tensor:
+    if mask is not None:
+        mask = _as_bias(mask, q)
+        if mask.shape[-1] % 8:
+            mask = _padded(mask, 8)[..., : mask.shape[-1]]
+        mask = mask.expand(*q.shape[:-1], k.shape[-2])
+    grad = torch.is_grad_enabled() and any(
+        t.requires_grad for t in (q, k, v, *([] if mask is None else [mask]))
+    )
+    return aten._scaled_dot_product_efficient_attention(q, k, v, mask, grad, p, causal, scale=scale)[0]
+
+
+_FUSED = {"flash": _flash, "efficient": _efficient}
+
+
+def _padded(tensor: Tensor, multiple: int) -> Tensor:
+    missing = -tensor.shape[-1] % multiple
+    return torch.nn.functional.pad(tensor, (0, missing)) if missing else tensor
+
+
+def _as_bias(mask: Tensor, like: Tensor) -> Tensor:
+    if mask.dtype is not torch.bool:
+        return mask
+    zero, low = (torch.scalar_tensor(x, dtype=like.dtype, device=like.device) for x in (0.0, -math.inf))
+    return torch.where(mask, zero, low)
+
+
+def _choose(
+    capability: tuple[int, int], q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, p: float, causal: bool, gqa: bool
+) -> str:
+    """ "flash", "efficient" or "math"."""
+    backends = torch.backends.cuda
+    ready = all(t.dim() == 4 for t in (q, k, v)) and all(t.stride(-1) == 1 and t.shape[-2] for t in (q, k, v))
+    ready = ready and (gqa or q.shape[1] == k.shape[1] == v.shape[1]) and q.shape[0] == k.shape[0] == v.shape[0]
+    ready = ready and q.dtype == k.dtype == v.dtype
+    width = q.shape[-1]
+    if ready and backends.flash_sdp_enabled() and capability >= (8, 0) and mask is None and q.dtype in _HALVES:
+        square = not causal or q.shape[-2] == k.shape[-2]
+        grad = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))
+        wide = capability in ((8, 6), (8, 9)) and width > 192 and grad
+        if width == k.shape[-1] == v.shape[-1] and width <= 256 and square and not wide:
+            return "flash"
+    half = q.dtype in _HALVES
+    if capability >= (8, 0):
+        align = 8 if half else 4
+    else:
+        align = 8 if half else 1
+    known = (torch.float32, torch.float16) if capability < (8, 0) else (torch.float32, *_HALVES)
+    if ready and backends.mem_efficient_sdp_enabled() and q.dtype in known and not (gqa and q.shape[1] != k.shape[1] and k.shape[1] != v.shape[1]):
+        if width % align == 0 and v.shape[-1] % align == 0:
+            return "efficient"
+    if not backends.math_sdp_enabled():
+        raise RuntimeError("No available kernel. Aborting execution.")
+    return "math"
+
+
+# -- values ----------------------------------------------------------------------------------------------------------
+
+
+def _scores(q: Tensor, k: Tensor, bias: Tensor | None, causal: bool, scale: float) -> Tensor:
+    scores = (q * scale) @ k.transpose(-1, -2)
+    if bias is not None:
+        scores = scores + bias
+    if causal:
+        keep = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+        scores = scores.masked_fill(~keep, -math.inf)
+    return scores
+
+
+def _shared(q: Tensor, t: Tensor) -> Tensor:
+    return t if t.shape[1] == q.shape[1] else t.repeat_interleave(q.shape[1] // t.shape[1], 1)
+
+
+def _mask_of(shape: torch.Size, p: float, seed: int) -> Tensor:
+    generator = torch.Generator("cpu")
+    generator.manual_seed(seed)
+    return torch.empty(shape).bernoulli_(1 - p, generator=generator).div_(1 - p)
+
+
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, p: float, causal: bool, scale: float, seed: int
+) -> tuple[Tensor, Tensor]:
+    q, k, v = q.float(), _shared(q, k.float()), _shared(q, v.float())
+    bias = None if bias is None else bias.float()
+    scores = _scores(q, k, bias, causal, scale)
+    total = scores.logsumexp(-1)
+    weights = (scores - total.unsqueeze(-1)).exp().nan_to_num(0.0)
+    if p:
+        weights = weights * _mask_of(weights.shape, p, seed)
+    return weights @ v, total
+
+
+def _backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, p: float, causal: bool,
+    scale: float, seed: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of query, key, value and bias, in float32."""
+    heads, shared = q.shape[1], k.shape[1]
+    q, k, v, grad = q.float(), _shared(q, k.float()), _shared(q, v.float()), grad.float()
+    scores = _scores(q, k, None if bias is None else bias.float(), causal, scale)
+    weights = scores.softmax(-1).nan_to_num(0.0)
+    kept = _mask_of(weights.shape, p, seed) if p else None
+    of_value = (weights if kept is None else weights * kept).transpose(-1, -2) @ grad
+    of_weights = grad @ v.transpose(-1, -2)
+    if kept is not None:
+        of_weights = of_weights * kept
+    of_scores = weights * (of_weights - (grad * out.float()).sum(-1, keepdim=True))
+    of_query = of_scores @ k * scale
+    of_key = of_scores.transpose(-1, -2) @ q * scale
+    if heads != shared:
+        of_key, of_value = (t.unflatten(1, (shared, heads // shared)).sum(2) for t in (of_key, of_value))
+    return of_query, of_key, of_value, of_scores
+
+
+def _scale(q: Tensor, given: float | None) -> float:
+    return q.shape[-1] ** -0.5 if given is None else given
+
+
+def _seed(device: Device, p: float) -> int:
+    if not p:
+        return 0
+    return int(torch.randint(0, 2**62, (), generator=device.generator).item())
+
+
+def _laid_out(values: Tensor, like: Tensor) -> Tensor:
+    """`values` with the dtype and strides of `like`, which is on `meta`."""
+    out = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype)
+    return out.copy_(values)
+
+
+def _shapes(func: Any, args: Any, kwargs: Any) -> Any:
+    from .kernels import map_tensors
+
+    return func._op(*map_tensors(lambda t: t.to("meta"), args), **kwargs)
+
+
+def flash_forward(gpu: VirtualGPU, device: Device, func: Any, args: Any, kwargs: Any) -> Any:
+    if not gpu.compute:
+        with backing:
+            return func._op(*args, **kwargs)
+    q, k, v, p, causal = [*args, 0.0, False][:5] if len(args) < 5 else args[:5]
+    with backing:
+        shapes = _shapes(func, args, kwargs)
+        seed = _seed(device, p)
+        out, total = _forward(q, k, v, None, p, causal, _scale(q, kwargs.get("scale")), seed)
+        made = [_laid_out(out, shapes[0]), _laid_out(total, shapes[1]), *shapes[2:]]
+        return tuple(
+            torch.full(s.shape, seed, dtype=torch.int64).view(s.dtype) if isinstance(s, Tensor) and s.is_meta and s.dtype == torch.uint64
+            else torch.empty(s.shape, dtype=s.dtype) if isinstance(s, Tensor) and s.is_meta
+            else s
+            for s in made
+        )  # fmt: skip
+
+
+def flash_backward(gpu: VirtualGPU, device: Device, func: Any, args: Any, kwargs: Any) -> Any:
+    if not gpu.compute:
+        with backing:
+            return func._op(*args, **kwargs)
+    grad, q, k, v, out, _, _, _, _, _, p, causal, seed = args[:13]
+    with backing:
+        shapes = _shapes(func, args, kwargs)
+        number = int(seed.view(torch.int64).flatten()[0]) if p else 0
+        grads = _backward(grad, q, k, v, None, out, p, causal, _scale(q, kwargs.get("scale")), number)
+        return tuple(_laid_out(g, s) for g, s in zip(grads, shapes, strict=False))
+
+
+def efficient_forward(gpu: VirtualGPU, device: Device, func: Any, args: Any, kwargs: Any) -> Any:
+    q, k, v, bias, _, p, causal = (*args, *(0.0, False)[len(args) - 5 :])[:7]
+    with backing:
+        shapes = func._op(*args, **kwargs) if not gpu.compute else _shapes(func, args, kwargs)
+        # The seed is known to the host where it is needed; without dropout two empty scalars stand for it.
+        if not gpu.compute:
+            seeds = [torch.empty((), dtype=torch.int64, device="meta") for _ in range(2)]
+            return shapes[0], shapes[1], *(_seeds(0, p) if p else seeds)
+        seed = _seed(device, p)
+        out, total = _forward(q, k, v, bias, p, causal, _scale(q, kwargs.get("scale")), seed)
+        made = torch.zeros(shapes[1].shape, dtype=shapes[1].dtype)
+        if made.numel():
+            made[..., : total.shape[-1]].copy_(total)
+        return _laid_out(out, shapes[0]), made, *_seeds(seed, p)
+
+
+def _seeds(seed: int, p: float) -> list[Tensor]:
+    """The seed and its offset: on the host where there is dropout, else two empty scalars on the GPU."""
+    made = [torch.tensor(seed), torch.tensor(0)]
+    if p:
+        for tensor in made:
+            tensor.untyped_storage()._gpulab_stays = True
+    return made
+
+
+def efficient_backward(gpu: VirtualGPU, device: Device, func: Any, args: Any, kwargs: Any) -> Any:
+    if not gpu.compute:
+        with backing:
+            return func._op(*args, **kwargs)
+    grad, q, k, v, bias, out, _, seed, _, p, wanted = args[:11]
+    causal = args[11] if len(args) > 11 else kwargs.get("is_causal", False)
+    with backing:
+        shapes = _shapes(func, args, {n: x for n, x in kwargs.items() if n != "is_causal"} | {})
+        grads = _backward(grad, q, k, v, bias, out, p, causal, _scale(q, kwargs.get("scale")), int(seed) if p else 0)
+        return tuple(
+            _laid_out(g, s) if want and isinstance(s, Tensor) else None
+            for g, s, want in zip(grads, shapes, wanted, strict=True)
+        )
+
+
+def flash_backward_temporaries(device: Device, args: Any, out: Any) -> list[int]:
+    """The gradient made contiguous, the row sums, and float32 sums of the query's gradient."""
+    q = args[1]
+    batch, heads, length, width = q.shape
+    length, width = -(-length // 128) * 128, -(-width // 32) * 32
+    return [args[0].nbytes, args[0].nbytes, batch * heads * length * 4, batch * heads * length * width * 4]
+
+
+def efficient_backward_temporaries(device: Device, args: Any, out: Any) -> list[Any]:
+    """The row sums of gradient times output, then float32 sums of the query's gradient."""
+    grad, q = args[:2]
+    batch, heads, length, width = q.shape
+    rows = batch * heads * length * 4
+    sums = batch * heads * (-(-length // 64) * 64 * -(-width // 64) * 64 * 4 + 64)
+    if q.dtype is torch.float32:
+        return [[grad.nbytes, rows, rows], [rows, sums]]
+    return [rows, sums]

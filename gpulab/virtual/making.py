@@ -1,0 +1,226 @@
+"""New tensors from the data of Python: `torch.tensor` and its kin, sparse tensors, and tensor types.
+
+PyTorch's C++ makes these with a guard that asks the driver, before any operation is seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext, _device_constructors
+
+from . import kernels
+from .dispatch import place
+from .moving import current, indexed, to
+from .patches import Patches
+from .state import backing, thread
+
+Tensor = torch.Tensor
+_Base = torch._C.TensorBase
+_KINDS = {
+    "Double": torch.float64, "Float": torch.float32, "Half": torch.float16, "BFloat16": torch.bfloat16,
+    "Long": torch.int64, "Int": torch.int32, "Short": torch.int16, "Char": torch.int8, "Byte": torch.uint8,
+    "Bool": torch.bool,
+}  # fmt: skip
+_SPARSE = [f"sparse_{kind}_tensor" for kind in ("coo", "csr", "csc", "bsr", "bsc", "compressed")]
+_own_range = torch.range
+_own_tensor, _own_as_tensor, _own_asarray = torch.tensor, torch.as_tensor, torch.asarray
+
+
+def install(patches: Patches) -> None:
+    """Replace the functions for as long as a virtual GPU is in force."""
+    _device_constructors()  # PyTorch remembers the functions themselves: they must be its own
+    for function in (tensor, as_tensor, asarray):
+        patches.set(torch, function.__name__, function)
+    patches.set(torch, "range", range_)
+    for name in _SPARSE:
+        patches.set(torch, name, _sparse(getattr(torch, name)))
+    for kind, dtype in _KINDS.items():
+        patches.set(torch.cuda, f"{kind}Tensor", _type("torch.cuda", f"{kind}Tensor", dtype))
+
+
+# -- where does it go? -----------------------------------------------------------------------------------------------
+
+
+def default_device() -> torch.device | None:
+    """The device that `with torch.device(…)` or `torch.set_default_device` has named, in this thread."""
+    if not torch._C._len_torch_function_stack():
+        return None
+    contexts = [mode for mode in _get_current_function_mode_stack() if isinstance(mode, DeviceContext)]
+    return contexts[-1].device if contexts else None
+
+
+def goes_to_gpu(device: Any) -> bool:
+    """Whether a new tensor goes to the GPU: named, or by default."""
+    if device is None:
+        device = default_device()
+    if device is None or isinstance(device, bool):
+        return False
+    return isinstance(device, int) or (isinstance(device, (str, torch.device)) and torch.device(device).type == "cuda")
+
+
+def _target(device: Any) -> Any:
+    return indexed(default_device() if device is None else device)
+
+
+# -- from data -------------------------------------------------------------------------------------------------------
+
+
+def tensor(data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False, **kwargs: Any) -> Tensor:
+    """`torch.tensor`."""
+    if thread.inside or not goes_to_gpu(device):
+        if device is None and isinstance(data, Tensor):
+            device = data.device if data.device.type == "cuda" else None
+        if device is None or not goes_to_gpu(device):
+            return _own_tensor(data, dtype=dtype, device=device, requires_grad=requires_grad, **kwargs)
+    target = _target(device)
+    if isinstance(data, Tensor):
+        return to(data.detach(), target, dtype or data.dtype, copy=True).requires_grad_(requires_grad)
+    made = _own_tensor(data, dtype=dtype, device="cpu", **kwargs)
+    return to(made, target).requires_grad_(requires_grad)
+
+
+def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> Tensor:
+    """`torch.as_tensor`."""
+    if thread.inside:
+        return _own_as_tensor(data, dtype=dtype, device=device)
+    device = default_device() if device is None else device
+    if isinstance(data, Tensor):
+        return to(data, data.device if device is None else device, dtype or data.dtype)
+    if not goes_to_gpu(device):
+        return _own_as_tensor(data, dtype=dtype, device=device)
+    return to(_own_as_tensor(data, dtype=dtype, device="cpu"), _target(device))
+
+
+def asarray(
+    obj: Any, *, dtype: Any = None, device: Any = None, copy: bool | None = None, requires_grad: bool = False
+) -> Tensor:
+    """`torch.asarray`."""
+    device = default_device() if device is None else device
+    on_gpu = isinstance(obj, Tensor) and obj.device.type == "cuda"
+    if thread.inside or not (on_gpu or goes_to_gpu(device)):
+        return _own_asarray(obj, dtype=dtype, device=device, copy=copy, requires_grad=requires_grad)
+    if not isinstance(obj, Tensor):
+        obj = _own_asarray(obj, dtype=dtype, device="cpu")
+    target = obj.device if device is None else indexed(device)
+    if copy is False and (target != obj.device or (dtype or obj.dtype) != obj.dtype):
+        raise ValueError(f"can't alias tensor from device '{obj.device}' to '{target}'.")
+    out = to(obj, target, dtype or obj.dtype, copy=bool(copy))
+    return out.requires_grad_() if requires_grad else out.detach()
+
+
+def new_tensor(self: Tensor, data: Any, *, dtype: Any = None, device: Any = None, **kwargs: Any) -> Tensor:
+    """`Tensor.new_tensor`: of the tensor's dtype, and where the tensor is."""
+    device = self.device if device is None else device
+    if thread.inside or not goes_to_gpu(device):
+        return _Base.new_tensor(self, data, dtype=dtype, device=device, **kwargs)
+    return tensor(data, dtype=dtype or self.dtype, device=device, **kwargs)
+
+
+def new(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """`Tensor.new`, PyTorch's old way to make a tensor like another."""
+    if thread.inside or self.device.type != "cuda":
+        return _Base.new(self, *args, **kwargs)  # type: ignore[attr-defined,no-any-return]
+    return _legacy(self.dtype, self.device, *args, **kwargs)
+
+
+def _legacy(dtype: torch.dtype, where: Any, *args: Any, device: Any = None) -> Tensor:
+    """What `torch.cuda.FloatTensor(…)` makes of sizes, of a sequence, or of nothing."""
+    where = where if device is None else device
+    if len(args) == 1 and not isinstance(args[0], (int, torch.Size)):
+        return tensor(args[0], dtype=dtype, device=where)
+    return torch.empty(*args, dtype=dtype, device=where) if args else torch.empty(0, dtype=dtype, device=where)
+
+
+# -- sparse ----------------------------------------------------------------------------------------------------------
+
+
+def _sparse(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def make(*args: Any, device: Any = None, **kwargs: Any) -> Tensor:
+        device = default_device() if device is None else device
+        if thread.inside:
+            return own(*args, device=device, **kwargs)
+        if device is None:  # the values decide
+            there = [item.device for item in [*args, *kwargs.values()] if isinstance(item, Tensor)]
+            device = there[-1] if there else None
+        if not goes_to_gpu(device):
+            return own(*args, device=device, **kwargs)
+        gpu, target = current(), indexed(device)
+
+        def move(item: Any) -> Tensor:
+            return to(_own_as_tensor(item), target)
+
+        parts = 3 if "coo" not in own.__name__ else 0 if len(args) < 2 or isinstance(args[0], int) else 2
+        if not gpu.compute and len(args) == parts and "size" not in kwargs:
+            kwargs["size"] = _size(own, args, kwargs)
+        args = (*map(move, args[:parts]), *args[parts:])
+        named = {n: move(item) if n.endswith(("indices", "values")) else item for n, item in kwargs.items()}
+        with backing:
+            out = own(*args, device=gpu.backing, **named)
+        place(gpu.device(target.index), out)
+        return out
+
+    make.__name__ = make.__qualname__ = own.__name__
+    return make
+
+
+def _size(own: Callable[..., Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What PyTorch infers from the indices, where they are on the host."""
+    if any(isinstance(item, Tensor) and item.device.type == "cuda" for item in [*args, *kwargs.values()]):
+        raise kernels.NoValues("the size of a sparse tensor depends on its indices' values: say size=")
+    return own(*args, device="cpu", **kwargs).shape
+
+
+def range_(start: Any = 0, end: Any = None, step: Any = 1, **kwargs: Any) -> Tensor:
+    """`torch.range`, PyTorch's old `arange`, which has its end."""
+    device = kwargs.get("device")
+    if thread.inside or device is None or not goes_to_gpu(device):  # contexts do not reach it
+        return _own_range(start, *([] if end is None else [end, step]), **kwargs)
+    if end is None:
+        start, end = 0, start
+    dtype = kwargs.get("dtype") or torch.get_default_dtype()
+    made: Tensor = torch.ops.aten.range.step(start, end, step, dtype=dtype, device=indexed(device))
+    return made.requires_grad_(bool(kwargs.get("requires_grad")))
+
+
+# -- tensor types ----------------------------------------------------------------------------------------------------
+
+
+def typed(self: Tensor, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
+    """`Tensor.type`: its type's name, or the tensor as another type."""
+    if dtype is None:
+        name = _Base.type(self)
+        return f"torch.cuda.{name.rpartition('.')[2]}" if self.device.type == "cuda" else name
+    if thread.inside:
+        return _Base.type(self, dtype, non_blocking, **kwargs)
+    if isinstance(dtype, torch.dtype):
+        return to(self, dtype, non_blocking)
+    name = dtype if isinstance(dtype, str) else f"{dtype.__module__}.{dtype.__name__}"
+    family, _, kind = name.rpartition(".")
+    found = _KINDS.get(kind.removesuffix("Tensor"))
+    if found is None or family not in ("torch", "torch.cuda"):
+        return _Base.type(self, dtype, non_blocking, **kwargs)
+    return to(self, "cuda" if family == "torch.cuda" and self.device.type != "cuda" else
+              self.device if family == "torch.cuda" else "cpu", found, non_blocking)  # fmt: skip
+
+
+class _TensorType(type):
+    """The type of `torch.cuda.FloatTensor` and the like: tensors of this dtype that are on a GPU are its instances."""
+
+    dtype: torch.dtype
+
+    def __instancecheck__(cls, item: Any) -> bool:
+        return isinstance(item, Tensor) and item.dtype is cls.dtype and item.device.type == "cuda"
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Tensor:
+        return _legacy(cls.dtype, torch.device("cuda"), *args, **kwargs)
+
+
+def _type(module: str, name: str, dtype: torch.dtype) -> type:
+    return _TensorType(name, (), {"__module__": module, "dtype": dtype, "is_cuda": True})
+
+
+__all__ = ["as_tensor", "asarray", "default_device", "goes_to_gpu", "install", "new", "new_tensor", "tensor", "typed"]

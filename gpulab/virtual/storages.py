@@ -1,0 +1,188 @@
+"""What Python asks a storage, answered for the virtual GPU: stand-ins for attributes of `torch.UntypedStorage`.
+
+`TypedStorage` and saving and loading are made of these.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .labels import FLOATING, NAME, PINNED, Label
+from .making import goes_to_gpu
+from .moving import current, indexed
+from .patches import Patches
+from .state import backing, thread
+
+if TYPE_CHECKING:
+    from .device import Device
+
+_Storage = torch.UntypedStorage
+_own = {
+    name: getattr(_Storage, name)
+    for name in ("get_device", "data_ptr", "clone", "cpu", "cuda", "to", "resize_", "copy_", "is_shared", "__str__")
+}
+_own_device = _Storage.device
+_own_new = torch._C.StorageBase.__new__
+
+
+def install(patches: Patches) -> None:
+    """Replace the attributes for as long as a virtual GPU is in force."""
+    patches.set(_Storage, NAME, None)
+    patches.set(_Storage, PINNED, False)
+    for name, value in {
+        "__new__": staticmethod(_new),
+        "device": property(_device),
+        "get_device": _get_device,
+        "data_ptr": _data_ptr,
+        "clone": _clone,
+        "cpu": _cpu,
+        "cuda": _cuda,
+        "to": _to,
+        "resize_": _resize,
+        "copy_": _copy,
+        "is_pinned": _is_pinned,
+        "pin_memory": _pin,
+        "is_shared": _is_shared,
+        "__str__": _str,
+        "__repr__": _str,
+    }.items():
+        patches.set(_Storage, name, value)
+
+
+def _label(storage: Any) -> Label | None:
+    label = getattr(storage, NAME, None)
+    if thread.inside or label is None or label is FLOATING or not label.device.active:
+        return None
+    found: Label = label
+    return found
+
+
+def _new(cls: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
+    if device is None:  # contexts do not reach it
+        return _own_new(cls, *args, **kwargs)
+    if thread.inside or not goes_to_gpu(device):
+        return _own_new(cls, *args, device=device, **kwargs)
+    on = current().device(indexed(device).index)
+    with backing:
+        out = _own_new(cls, *args, device=on.backing, **kwargs)
+    on.put(out)
+    return out
+
+
+def _device(self: Any) -> torch.device:
+    label = _label(self)
+    if label is not None:
+        return label.device.name
+    found: torch.device = _own_device.__get__(self) if hasattr(_own_device, "__get__") else _own_device
+    return found
+
+
+def _get_device(self: Any) -> int:
+    label = _label(self)
+    return int(_own["get_device"](self)) if label is None else label.device.index
+
+
+def _data_ptr(self: Any) -> int:
+    label = _label(self)
+    if label is None:
+        return int(_own["data_ptr"](self))
+    return 0 if label.block is None else label.block.address
+
+
+def _str(self: Any) -> str:
+    label = _label(self)
+    if label is None or label.device.compute:
+        return str(_own["__str__"](self))
+    return f"...\n[{torch.typename(self)}(device={label.device.name}) of size {len(self)}]"
+
+
+def _clone(self: Any) -> Any:
+    label = _label(self)
+    if label is None:
+        return _own["clone"](self)
+    return _on(self, label.device)
+
+
+def _on(source: Any, device: Device) -> Any:
+    """A copy of a storage, host's or GPU's, on a GPU."""
+    gpu = current()
+    with backing:
+        out = _Storage(source.nbytes(), device=device.backing)
+        if gpu.compute:
+            _own["copy_"](out, source)
+    device.put(out)
+    return out
+
+
+def _cpu(self: Any) -> Any:
+    label = _label(self)
+    if label is None:
+        return _own["cpu"](self)
+    label.device.synchronize()
+    gpu = current()
+    with backing:
+        out = _Storage(self.nbytes())
+        if gpu.compute:
+            _own["copy_"](out, self)
+        else:
+            gpu.warn_unknown()
+            out.fill_(0)
+    return out
+
+
+def _cuda(self: Any, device: Any = None, non_blocking: bool = False) -> Any:
+    target = indexed("cuda" if device is None else device)
+    label = _label(self)
+    if label is not None and label.device.name == target:
+        return self
+    return _on(self, current().device(target.index))
+
+
+def _to(self: Any, *, device: Any, non_blocking: bool = False) -> Any:
+    if thread.inside:
+        return _own["to"](self, device=device, non_blocking=non_blocking)
+    target = torch.device(device)
+    if target.type == "cuda":
+        return _cuda(self, target)
+    return _cpu(self) if target.type == "cpu" else _own["to"](self, device=device)
+
+
+def _resize(self: Any, size: int) -> Any:
+    from .dispatch import resized
+
+    label = _label(self)
+    with backing:
+        out = _own["resize_"](self, size)
+    if label is not None:
+        resized(self)
+    return out
+
+
+def _copy(self: Any, source: Any, non_blocking: bool | None = None) -> Any:
+    if _label(self) is None and _label(source) is None:
+        return _own["copy_"](self, source, non_blocking)
+    if not current().compute:
+        return self
+    with backing:
+        return _own["copy_"](self, source)
+
+
+def _is_shared(self: Any) -> bool:
+    """CUDA's memory always counts as shared between processes."""
+    return _label(self) is not None or bool(_own["is_shared"](self))
+
+
+def _is_pinned(self: Any, device: Any = "cuda") -> bool:
+    return bool(getattr(self, PINNED, False))
+
+
+def _pin(self: Any, device: Any = "cuda") -> Any:
+    if _label(self) is not None:
+        raise TypeError(f"cannot pin '{_device(self)}' only CPU memory can be pinned")
+    with backing:
+        out = _Storage(self.nbytes())
+        out.copy_(self)
+    setattr(out, PINNED, True)
+    return out

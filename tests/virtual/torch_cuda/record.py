@@ -1,0 +1,103 @@
+"""Record what PyTorch's own CUDA code does, without a GPU: ops.json, steps.json, errors.json beside this.
+
+    python tests/virtual/torch_cuda/record.py [ops] [steps] [errors] [--capability 7.5 8.0 9.0]
+
+Needs Linux, gcc and a CUDA build of torch with its libraries from PyPI. The stand-in (driver.c, cudnn.c, cublaslt.c,
+nothing.c, loaded before CUDA's libraries) answers the calls that PyTorch makes to CUDA.
+
+Real, because it is PyTorch's own code: which operator and which kernel run (attention's choice by capability, autocast's
+lists, foreach and fused optimizers), every tensor that is made, its dtype and shape, what autograd keeps, the order of
+allocations and frees, the caching allocator with its numbers and messages, cuBLAS workspaces, every exception.
+
+Not real: no kernel runs. Device memory reads as zeros, so a size that depends on values (nonzero, unique, the segments
+of a sorted embedding gradient) is that of zeros; `.item()` gives 0; GradScaler sees finite gradients. cuDNN asks for no
+workspace, no reserve (recurrent layers, batch norm in channels_last) and no dropout state; CUB's temporary storage
+follows an occupancy that leaves registers out. There is one engine for every convolution, and nothing is timed.
+"""
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import stand_in
+
+HERE = Path(__file__).resolve().parent
+WHAT = "PyTorch's CUDA code on a stand-in driver; no kernel ran"
+
+
+def rows(library: Path, script: str, capability: str, devices: int = 1, **settings: str):
+    """The JSON rows that a script prints; where one ends the process, a row that says so, and on from the next."""
+    skip = 0
+    while True:
+        environment = stand_in.environment(library, capability, devices) | settings
+        command = [sys.executable, "-W", "ignore", str(HERE / script), str(skip)]
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        started = None
+        for line in process.stdout:
+            row = json.loads(line)
+            number = row.pop("started", None)
+            if number is None:
+                started = None
+                yield row
+            else:
+                started, skip = row, number + 1
+        process.wait()
+        if started is None:
+            return
+        yield started | {"error": f"the process ended with {process.returncode}"}
+
+
+def recorded(library: Path, what: str, capability: str):
+    """Steps are recorded twice: cuBLAS workspaces taken for each call, as from torch 2.15, and kept, as before it."""
+    script, devices = f"record_{what}.py", 2 if what == "errors" else 1
+    yield from rows(library, script, capability, devices)
+    if what == "steps":
+        yield from rows(library, script, capability, devices, TORCH_CUBLAS_WORKSPACE_CACHE="1")
+
+
+def write(name: str, head: dict, table: list[dict]) -> None:
+    """One row per line. Rows that differ in the capability only become one, with the list of capabilities; rows that
+    differ in the 16-bit type only become one, with both modes, and "16" for that type."""
+    merged: dict[str, dict] = {}
+    for row in table:
+        apart = {key: row[key] for key in ("capability", "mode") if key in row}
+        rest = json.dumps({key: value for key, value in row.items() if key not in apart}, separators=(",", ":"))
+        mode = str(apart.get("mode"))
+        if mode.endswith("16"):
+            kind = "f16" if mode.endswith("fp16") else "bf16"
+            rest = re.sub(rf"(?<=[\",(]){kind}(?=[\",)])", "16", rest)
+        found = merged.setdefault(rest + mode.replace("bf16", "fp16"), {key: [] for key in apart} | json.loads(rest))
+        for key, value in apart.items():
+            found[key] += [value] if value not in found[key] else []
+    lines = ",\n".join(json.dumps(row, separators=(",", ":")) for row in merged.values())
+    (HERE / name).write_text(json.dumps(head)[:-1] + f', "rows": [\n{lines}\n]}}\n')
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("what", nargs="*", default=["ops", "steps", "errors"])
+    parser.add_argument("--capability", nargs="*", default=list(stand_in.GPUS))
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        library = stand_in.build(Path(folder))
+        for what in asked.what:
+            table: list[dict] = []
+            head = {"what": WHAT, "context": stand_in.CONTEXT, "gpus": {c: stand_in.GPUS[c] for c in asked.capability}}
+            for capability in asked.capability:
+                for row in recorded(library, what, capability):
+                    if "torch" in row:
+                        head |= row
+                        continue
+                    table.append({"capability": capability} | row)
+                    if len(table) % 50 == 0:
+                        write(f"{what}.json", head, table)
+                write(f"{what}.json", head, table)
+                print(f"{what}, {capability}: {len(table)} rows, {sum('error' in row for row in table)} errors", flush=True)
+
+
+if __name__ == "__main__":
+    main()
