@@ -3,8 +3,23 @@
 Everything is read from torch.cuda or torch.accelerator, and says whether it is measured or virtual.
 """
 
+from .activations import ActivationBytes, activation_bytes
 from .curve import Mark, MemoryCurve
+from .report import GPUMemory, gpu_memory, log_memory, print_gpu_memory
 from .timeline import Timeline, timeline
 from .tracker import DeviceMemory, GPUMemoryTracker
 
-__all__ = ["DeviceMemory", "GPUMemoryTracker", "Mark", "MemoryCurve", "Timeline", "timeline"]
+__all__ = [
+    "ActivationBytes",
+    "DeviceMemory",
+    "GPUMemory",
+    "GPUMemoryTracker",
+    "Mark",
+    "MemoryCurve",
+    "Timeline",
+    "activation_bytes",
+    "gpu_memory",
+    "log_memory",
+    "print_gpu_memory",
+    "timeline",
+]

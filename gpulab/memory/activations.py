@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .curve import mib
+from .storages import storages
 
 if TYPE_CHECKING:
     import torch
@@ -41,15 +42,15 @@ class ActivationBytes:
 def activation_bytes(model: Callable[..., Any], *inputs: Any, **kwargs: Any) -> ActivationBytes:
     """Run `model(*inputs, **kwargs)` once and count what autograd keeps for backward.
 
-    `model` is a module, or any function of tensors; only a module's parameters and buffers are known not to be
-    activations, so a function that closes over weights counts those too. A storage is counted whole and once, however
-    many views of it are saved: that is what stays in memory. Copies of weights that autocast makes count. Under
+    `model` is a module, or any function of tensors. `nn.Parameter`s never count, nor do the module's buffers. A storage
+    is counted whole and once, however many views of it are saved: that is what stays in memory. Copies of weights that
+    autocast makes count. Under
     `torch.no_grad()` or `inference_mode` nothing is kept and the result is 0. What checkpointing does not keep is not
     counted, nor what other saved-tensor hooks take away within the model (offloading to the host).
 
     The pass is a real one: it takes the memory that it takes, in the model's own train or eval mode. It leaves no
     trace: buffers (running statistics) change in copies only, and torch's random state is put back on every device
-    concerned. An exception of the model passes through.
+    of the inputs, parameters and buffers. An exception of the model passes through.
     """
     import torch
     from torch.utils._pytree import tree_leaves
@@ -59,12 +60,10 @@ def activation_bytes(model: Callable[..., Any], *inputs: Any, **kwargs: Any) -> 
     own, buffers = _state(model)
     given = [leaf for leaf in tree_leaves((inputs, kwargs)) if isinstance(leaf, torch.Tensor)]
     stack: list[str] = [""]
-    kept: weakref.WeakSet[_Saved] = weakref.WeakSet()
     order: list[weakref.ref[_Saved]] = []
 
     def pack(tensor: torch.Tensor) -> _Saved:
         saved = _Saved(tensor, stack[-1])
-        kept.add(saved)
         order.append(weakref.ref(saved))
         return saved
 
@@ -79,13 +78,15 @@ def activation_bytes(model: Callable[..., Any], *inputs: Any, **kwargs: Any) -> 
             out = model(*inputs, **kwargs)
 
     # A lazy module has made its parameters only now.
-    known = _storages([*own, *_state(model)[0], *buffers.values()])
-    of_inputs = {key: n for key, n in _storages(given).items() if key not in known}
+    alive = [saved for ref in order if (saved := ref()) is not None]
+    parameters = [saved.tensor for saved in alive if isinstance(saved.root, torch.nn.Parameter)]
+    known = storages([*own, *_state(model)[0], *buffers.values(), *parameters])
+    of_inputs = {key: n for key, n in storages(given).items() if key not in known}
     counted: dict[Any, int] = {}
     by_module: dict[str, int] = {}
     input_bytes = 0
-    for saved in (alive for ref in order if (alive := ref()) is not None):
-        for key, nbytes in _storages([saved.tensor]).items():
+    for saved in alive:
+        for key, nbytes in storages([saved.tensor]).items():
             if key in known or key in counted:
                 continue
             counted[key] = nbytes
@@ -94,7 +95,7 @@ def activation_bytes(model: Callable[..., Any], *inputs: Any, **kwargs: Any) -> 
             else:
                 by_module[saved.module] = by_module.get(saved.module, 0) + nbytes
     results = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
-    output_bytes = sum(n for key, n in _storages(results).items() if key not in known | of_inputs | counted)
+    output_bytes = sum(n for key, n in storages(results).items() if key not in known | of_inputs | counted)
     return ActivationBytes(sum(by_module.values()), input_bytes, output_bytes, by_module)
 
 
@@ -106,6 +107,12 @@ class _Saved:
     def __init__(self, tensor: torch.Tensor, module: str) -> None:
         self.tensor = tensor
         self.module = module
+
+    @property
+    def root(self) -> Any:
+        """The tensor of which this is a view, or itself."""
+        base = self.tensor._base
+        return self.tensor if base is None else base
 
 
 def _state(model: Any) -> tuple[list[Any], dict[str, Any]]:
@@ -120,33 +127,6 @@ def _state(model: Any) -> tuple[list[Any], dict[str, Any]]:
     with torch.no_grad():
         copies = {name: b.detach().clone() for name, b in originals.items()}
     return [*parameters, *originals.values()], copies
-
-
-def _storages(tensors: list[Any]) -> dict[Any, int]:
-    """The storages behind some tensors and their bytes, each once."""
-    found = {}
-    for tensor in tensors:
-        for part in _parts(tensor):
-            storage = part.untyped_storage()
-            found[storage._cdata] = storage.nbytes()
-    return found
-
-
-def _parts(tensor: Any) -> Iterator[Any]:
-    """A tensor as those that hold its data: itself, or the parts of a sparse tensor or of a subclass that wraps some."""
-    import torch
-
-    if hasattr(tensor, "__tensor_flatten__"):
-        for name in tensor.__tensor_flatten__()[0]:
-            yield from _parts(getattr(tensor, name))
-    elif tensor.layout == torch.sparse_coo:
-        yield from (tensor._indices(), tensor._values())
-    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        yield from (tensor.crow_indices(), tensor.col_indices(), tensor.values())
-    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-        yield from (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
-    else:
-        yield tensor
 
 
 @contextlib.contextmanager
@@ -184,7 +164,7 @@ def _random_state_kept(tensors: list[Any]) -> Iterator[None]:
 
     places = {t.device for t in tensors if t.device.type not in ("cpu", "meta")}
     with contextlib.ExitStack() as stack:
-        stack.enter_context(torch.random.fork_rng(devices=[], enabled=True))
+        stack.enter_context(torch.random.fork_rng(devices=[]))
         for type_ in {place.type for place in places}:
             indices = sorted({place.index or 0 for place in places if place.type == type_})
             stack.enter_context(torch.random.fork_rng(devices=indices, device_type=type_))

@@ -5,15 +5,11 @@ It finds and reads; whoever resets a peak must first tell those who still need i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from .source import in_force
 
-if TYPE_CHECKING:
-    import torch
-
 MIB = 2**20
-Device = "torch.device | str | int | None"
 
 
 class Gpu(NamedTuple):
@@ -22,7 +18,7 @@ class Gpu(NamedTuple):
     `nested` says that single counts are best read from torch's nested dictionary of all of them.
     """
 
-    index: int
+    number: int
     type: str
     counts: Any
     scope: object | None
@@ -30,7 +26,7 @@ class Gpu(NamedTuple):
 
     @property
     def name(self) -> str:
-        return f"{self.type}:{self.index}"
+        return f"{self.type}:{self.number}"
 
 
 def checked(device: Any) -> Any:
@@ -108,13 +104,13 @@ def _current(counts: Any) -> int:
 
 def allocated(gpu: Gpu) -> int:
     """Bytes that live tensors hold, as `torch.cuda.memory_allocated` counts them."""
-    count: int = _nested(gpu)["current"] if gpu.nested else gpu.counts.memory_allocated(gpu.index)
+    count: int = _nested(gpu)["current"] if gpu.nested else gpu.counts.memory_allocated(gpu.number)
     return count
 
 
 def peak(gpu: Gpu) -> int:
     """The largest `allocated` since the peak was last reset."""
-    count: int = _nested(gpu)["peak"] if gpu.nested else gpu.counts.max_memory_allocated(gpu.index)
+    count: int = _nested(gpu)["peak"] if gpu.nested else gpu.counts.max_memory_allocated(gpu.number)
     return count
 
 
@@ -123,10 +119,17 @@ def allocated_and_peak(gpu: Gpu) -> tuple[int, int]:
     if gpu.nested:
         counts = _nested(gpu)
         return counts["current"], counts["peak"]
-    return gpu.counts.memory_allocated(gpu.index), gpu.counts.max_memory_allocated(gpu.index)
+    return gpu.counts.memory_allocated(gpu.number), gpu.counts.max_memory_allocated(gpu.number)
+
+
+def total(gpu: Gpu) -> int:
+    """All of the GPU's memory in bytes."""
+    if gpu.type == "cuda":
+        return int(gpu.counts.get_device_properties(gpu.number).total_memory)
+    return int(gpu.counts.get_memory_info(gpu.number)[1])
 
 
 def _nested(gpu: Gpu) -> Any:
     import torch
 
-    return torch._C._cuda_memoryStats(gpu.index)["allocated_bytes"]["all"]
+    return torch._C._cuda_memoryStats(gpu.number)["allocated_bytes"]["all"]

@@ -75,6 +75,8 @@ class MemoryCurve:
 
 
 def mib(size_bytes: int) -> str:
-    """A size as text: MiB with one decimal, from 1000 MiB on with none."""
+    """A size as text, in MiB with one decimal (from 1000 on with none); in bytes below a tenth of a MiB."""
     size = size_bytes / MIB
+    if abs(size) < 0.1 and size_bytes:
+        return f"{size_bytes:,} bytes"
     return f"{size:,.{0 if abs(size) >= 1000 else 1}f} MiB"

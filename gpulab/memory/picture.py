@@ -44,8 +44,8 @@ def draw(curve: MemoryCurve) -> Figure:
     line: dict[str, Any] = {"drawstyle": "steps-post"} if curve.every_event else {"marker": "o", "markersize": 4}
     axes.plot(steps, reserved, color=style.ORANGE, label="reserved by PyTorch", **line)
     axes.plot(steps, allocated, color=style.BLUE, label="allocated to tensors", **line)
-    step = "post" if curve.every_event else None
-    axes.fill_between(steps, allocated, step=step, color=style.BLUE, alpha=0.18, linewidth=0)
+    area: dict[str, Any] = {"step": "post"} if curve.every_event else {}
+    axes.fill_between(steps, allocated, color=style.BLUE, alpha=0.18, linewidth=0, **area)
     peak = allocated.index(max(allocated))
     axes.plot([peak], [allocated[peak]], "o", color=style.BLUE, markersize=7)
     axes.set_xlim(0, max(len(allocated) - 1, 1))
@@ -62,9 +62,6 @@ def draw(curve: MemoryCurve) -> Figure:
 
 def _write(figure: Figure, axes: Any, marks: tuple[Mark, ...], color: str) -> int:
     """A line for every mark, and its name above the plot in the first row with room for it; the number of rows."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    renderer = FigureCanvasAgg(figure).get_renderer()
     figure.draw_without_rendering()
     ends = [0.0] * _ROWS
     used = 0
@@ -74,7 +71,7 @@ def _write(figure: Figure, axes: Any, marks: tuple[Mark, ...], color: str) -> in
             mark.name, (mark.point, 1), xycoords=("data", "axes fraction"), xytext=(0, 3), textcoords="offset points",
             color=color, fontsize="small", annotation_clip=False,
         )  # fmt: skip
-        width = text.get_window_extent(renderer).width
+        width = text.get_window_extent().width
         left = axes.transData.transform((mark.point, 0))[0]
         if left + width > axes.bbox.x1:
             left -= width

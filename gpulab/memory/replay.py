@@ -1,8 +1,8 @@
 """From PyTorch's record of allocations and frees to the allocated and reserved bytes after each of them.
 
 The record names the bytes that were asked for; `memory_allocated` counts the blocks that were given. So the blocks are
-followed through the record, by the caching allocator's rules for rounding and splitting (c10/cuda/CUDACachingAllocator.cpp,
-`round_size` and `should_split`). Plain dictionaries in, numbers out; no torch.
+followed through the record, by the caching allocator's rules for rounding and splitting: `round_size` and
+`should_split` in c10/cuda/CUDACachingAllocator.cpp of PyTorch 2.15. Plain dictionaries in, numbers out; no torch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 UNIT = 512  # blocks are multiples of this
-SMALL = 2**20  # requests up to this come from the small pool, where every rest is split off; elsewhere only larger rests
+SMALL = 2**20  # up to this a request is small: there every rest is split off, elsewhere only rests above it
 
 
 class Unclear(ValueError):
@@ -28,6 +28,10 @@ class Point:
     reserved: int
     requests: int
     oom: int = 0
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        return self.allocated, self.reserved, self.requests
 
 
 class Blocks:
@@ -148,6 +152,6 @@ def replay(first: dict[str, Any], events: Iterable[dict[str, Any]], device: int)
         requests += action in ("alloc", "free_requested")
         oom = event["size"] if action == "oom" else 0
         point = Point(blocks.allocated, blocks.reserved, requests, oom)
-        if oom or (point.allocated, point.reserved, requests) != (points[-1].allocated, points[-1].reserved, points[-1].requests):
+        if oom or point.counts != points[-1].counts:
             points.append(point)
     return points

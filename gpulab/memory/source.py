@@ -19,4 +19,9 @@ def in_force() -> object | None:
 
 def numbers() -> Numbers:
     """What to write beside a number that torch.cuda gives now."""
-    return "measured" if in_force() is None else "virtual"
+    return numbers_of(in_force())
+
+
+def numbers_of(scope: object | None) -> Numbers:
+    """What to write beside a number that was read while `in_force()` was `scope`."""
+    return "measured" if scope is None else "virtual"

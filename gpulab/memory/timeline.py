@@ -13,7 +13,9 @@ from . import counters
 from .counters import Gpu
 from .curve import Mark, MemoryCurve, mib
 from .replay import Point, Unclear, replay
-from .source import in_force, numbers
+from .source import in_force, numbers_of
+
+Traceback = TracebackType | None
 
 
 def timeline(device: Any = None, *, label: str = "", max_events: int = 200_000) -> Timeline:
@@ -114,7 +116,7 @@ class Timeline:
         self._open = True
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Traceback) -> None:
         self._open = False
         gpu, history = self._gpu, self._history
         if gpu is None:
@@ -139,7 +141,7 @@ class _Reading:
 
     @staticmethod
     def now(gpu: Gpu, name: str) -> _Reading:
-        stats = gpu.counts.memory_stats(gpu.index)
+        stats = gpu.counts.memory_stats(gpu.number)
         requests = stats.get("allocation.all.allocated", 0) + stats.get("allocation.all.freed", 0)
         allocated, reserved = (stats.get(f"{kind}_bytes.all.current", 0) for kind in ("allocated", "reserved"))
         return _Reading(name, allocated, reserved, requests)
@@ -157,7 +159,7 @@ class _History:
     def __init__(self, gpu: Gpu, max_events: int) -> None:
         import torch
 
-        self._index = gpu.index
+        self._index = gpu.number
         torch.cuda.init()
         self._ours = not torch._C._cuda_isHistoryEnabled()
         if self._ours:
@@ -193,7 +195,7 @@ def _curve(gpu: Gpu, readings: list[_Reading], points: list[Point] | None, label
     failed = [(i, f"out of memory: {mib(point.oom)} asked") for i, point in enumerate(points) if point.oom]
     return MemoryCurve(
         device=gpu.name,
-        numbers="measured" if gpu.scope is None else "virtual",
+        numbers=numbers_of(gpu.scope),
         allocated_bytes=tuple(point.allocated for point in points),
         reserved_bytes=tuple(point.reserved for point in points),
         requests=tuple(point.requests for point in points),
@@ -208,7 +210,7 @@ def _places(readings: list[_Reading], points: list[Point]) -> list[int] | None:
     start, place, places = readings[0].requests, 0, []
     for reading in readings:
         wanted = reading.allocated, reading.reserved, reading.requests - start
-        while place < len(points) and (points[place].allocated, points[place].reserved, points[place].requests) != wanted:
+        while place < len(points) and points[place].counts != wanted:
             place += 1
         if place == len(points):
             return None

@@ -16,10 +16,11 @@ from typing import Any, ParamSpec, TypeVar
 
 from . import counters
 from .counters import MIB, Gpu
-from .source import Numbers, in_force, numbers
+from .source import Numbers, in_force, numbers_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Traceback = TracebackType | None
 
 
 @dataclass(frozen=True)
@@ -48,24 +49,25 @@ class GPUMemoryTracker:
 
     - `peak_memory_mb`, `peak_bytes`: the most that was allocated at any moment inside, with what was there before
       (absolute); `peak_above_entry_bytes` is the same less what was there at entry.
-    - `memory_delta_mb`, `delta_bytes`: allocated at the end less allocated at entry; negative if the block freed memory.
+    - `memory_delta_mb`, `delta_bytes`: allocated at the end less allocated at entry; negative if memory was freed.
     - The names with `_mb` are in MiB (2**20 bytes), as PyTorch's own messages and nvidia-smi count.
-    - `available`: False where there is no such GPU (also for device="cpu"); then every value is 0 and nothing is raised.
+    - `available`: False where there is no such GPU (also for device="cpu"); then every value is 0, and no error comes.
     - `numbers`: "measured" or "virtual". `devices`: one `DeviceMemory` for each GPU. With device="all" the values above
       are sums over the GPUs; the sum of peaks is what they need together, though they need not peak at one moment.
 
-    Read inside the block, the values are those up to now. Each entry starts anew, so one tracker can be used again and
-    again; entering one that is open already raises RuntimeError. Trackers may nest and may end in any order. Exceptions,
-    OutOfMemoryError among them, end the measurement and go on. Both ends synchronise, so that a kernel's error shows up
-    where it belongs; allocation itself needs no synchronising, because the allocator's books are kept on the host.
+    Read inside the block, the values are those up to now; before the first entry reading raises RuntimeError. Each
+    entry starts anew, so one tracker can be used again and again; entering one that is open raises RuntimeError.
+    Trackers may nest and may end in any order. Exceptions, OutOfMemoryError among them, end the measurement and pass
+    through. Both ends synchronise, so that a kernel's error shows up where it belongs; the counts themselves do not
+    need it, because the allocator keeps its books on the host.
 
     What it cannot know:
 
     - The counter is one for the whole process, so allocations of all threads count. What another thread allocates and
       frees within the microseconds between telling a peak and resetting the counter may be missed.
     - Entering resets PyTorch's own peak counter: afterwards `torch.cuda.max_memory_allocated()` counts from there. Your
-      own `reset_peak_memory_stats()` inside a tracker works as ever; of the peak before it, open trackers know only what
-      they saw when a tracker was last entered, left or read. Read `tracker.peak_bytes` first and nothing is lost.
+      own `reset_peak_memory_stats()` inside a tracker works as ever; of the peak before it, open trackers know only
+      what they saw when one was last entered, left or read. Read `tracker.peak_bytes` first and nothing is lost.
     - With PYTORCH_ALLOC_CONF=backend:cudaMallocAsync the driver keeps the counts: allocated bytes are not rounded to
       512, several other statistics are 0, and the peak of reserved memory is an upper bound.
     - A tracker whose virtual GPU ends before it does keeps its last reading.
@@ -84,23 +86,31 @@ class GPUMemoryTracker:
         self.label = label
         self._windows: tuple[_Window, ...] | None = None
         self._open = False
-        self._numbers: Numbers = "measured"
 
     # -- the stretch of code -----------------------------------------------------------------------------------------
 
     def __enter__(self) -> GPUMemoryTracker:
-        if self._open:
-            raise RuntimeError(f"{self._title()} is open already: a second stretch needs a GPUMemoryTracker of its own")
-        gpus = counters.find(self._device)
-        for gpu in gpus:
-            gpu.counts.synchronize(gpu.index)
         with _lock:
-            self._windows = tuple([_Window(gpu) for gpu in gpus])
-            self._numbers = numbers()
-        self._open = True
+            if self._open:
+                raise RuntimeError(f"{self._title()} is open already: a second stretch needs a tracker of its own")
+            self._open, self._windows = True, None
+        windows: list[_Window] = []
+        try:
+            gpus = counters.find(self._device)
+            for gpu in gpus:
+                gpu.counts.synchronize(gpu.number)
+            with _lock:
+                for gpu in gpus:
+                    windows.append(_Window(gpu))
+        except BaseException:
+            for window in windows:
+                window.forget()
+            self._open = False
+            raise
+        self._windows = tuple(windows)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Traceback) -> None:
         if not self._open or self._windows is None:
             raise RuntimeError(f"{self._title()} is not open")
         try:
@@ -131,7 +141,7 @@ class GPUMemoryTracker:
                     return function(*args, **kwargs)
             finally:
                 if not self._open:
-                    self._windows, self._numbers = call._windows, call._numbers
+                    self._windows = call._windows
 
         return measured
 
@@ -149,16 +159,14 @@ class GPUMemoryTracker:
         return bool(counters.find(self._device) if self._windows is None else self._windows)
 
     @property
-    def numbers(self) -> Numbers:
-        """What the values are: "measured" or "virtual"."""
-        return numbers() if self._windows is None else self._numbers
+    def numbers(self) -> Numbers | None:
+        """What the values are: "measured" or "virtual"; None while there are none."""
+        return numbers_of(self._windows[0].gpu.scope) if self._windows else None
 
     @property
     def devices(self) -> tuple[DeviceMemory, ...]:
         """What was seen on each GPU."""
-        return tuple(
-            DeviceMemory(window.gpu.name, window.entry, window.peak, window.now - window.entry) for window in self._read()
-        )
+        return tuple(DeviceMemory(w.gpu.name, w.entry, w.peak, w.now - w.entry) for w in self._read())
 
     @property
     def peak_bytes(self) -> int:
@@ -203,7 +211,7 @@ class GPUMemoryTracker:
         windows = self._read()
         where = windows[0].gpu.name if len(windows) == 1 else f"{len(windows)} GPUs together"
         values = f"peak {self.peak_memory_mb:.2f} MiB, change {self.memory_delta_mb:+.2f} MiB"
-        return f"<{self._title()} on {where}: {values}, {self._numbers}{', still open' if self._open else ''}>"
+        return f"<{self._title()} on {where}: {values}, {self.numbers}{', still open' if self._open else ''}>"
 
 
 class _Window:
@@ -214,11 +222,11 @@ class _Window:
     def __init__(self, gpu: Gpu) -> None:
         self.gpu = gpu
         # The scope is kept alive by `gpu`, so its id stands for it alone.
-        self.key = (id(gpu.scope), gpu.type, gpu.index)
+        self.key = (id(gpu.scope), gpu.type, gpu.number)
         others = _open.get(self.key)
         if others:
             _tell(others, counters.peak(gpu))
-        gpu.counts.reset_peak_memory_stats(gpu.index)
+        gpu.counts.reset_peak_memory_stats(gpu.number)
         self.entry = self.now = self.peak = counters.allocated(gpu)
         if others is None:
             _open[self.key] = [self]
@@ -242,7 +250,7 @@ class _Window:
         if in_force() is not self.gpu.scope:
             return
         try:
-            self.gpu.counts.synchronize(self.gpu.index)
+            self.gpu.counts.synchronize(self.gpu.number)
         except RuntimeError:
             # After an error the GPU may refuse every call; the error that is on its way says more.
             if not failed:

@@ -81,7 +81,13 @@ def _efficient(
     return aten._scaled_dot_product_efficient_attention(q, k, v, mask, grad, p, causal, scale=scale)[0]
 
 
-_FUSED = {"flash": _flash, "efficient": _efficient}
+def _cudnn(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, p: float, causal: bool, scale: float | None) -> Tensor:
+    mask = None if mask is None else _as_bias(mask, q)
+    grad = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))
+    return aten._scaled_dot_product_cudnn_attention(q, k, v, mask, grad, p, causal, False, scale=scale)[0]
+
+
+_FUSED = {"flash": _flash, "efficient": _efficient, "cudnn": _cudnn}
 
 
 def _padded(tensor: Tensor, multiple: int) -> Tensor:
@@ -99,12 +105,18 @@ def _as_bias(mask: Tensor, like: Tensor) -> Tensor:
 def _choose(
     capability: tuple[int, int], q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, p: float, causal: bool, gqa: bool
 ) -> str:
-    """ "flash", "efficient" or "math"."""
+    """ "cudnn", "flash", "efficient" or "math"."""
     backends = torch.backends.cuda
     ready = all(t.dim() == 4 for t in (q, k, v)) and all(t.stride(-1) == 1 and t.shape[-2] for t in (q, k, v))
     ready = ready and (gqa or q.shape[1] == k.shape[1] == v.shape[1]) and q.shape[0] == k.shape[0] == v.shape[0]
     ready = ready and q.dtype == k.dtype == v.dtype
     width = q.shape[-1]
+    even = width == k.shape[-1] == v.shape[-1] and width % 8 == 0 and (width <= 128 or width == 256)
+    fixed = mask is None or not (mask.requires_grad and torch.is_grad_enabled())
+    cudnn = ready and capability >= (8, 0) and backends.cudnn_sdp_enabled() and q.dtype in _HALVES
+    cudnn = cudnn and even and fixed and p * 16 == int(p * 16)
+    if cudnn and capability in ((9, 0), (10, 0)):
+        return "cudnn"  # elsewhere it comes last
     if ready and backends.flash_sdp_enabled() and capability >= (8, 0) and mask is None and q.dtype in _HALVES:
         square = not causal or q.shape[-2] == k.shape[-2]
         grad = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))
@@ -121,6 +133,8 @@ def _choose(
         if width % align == 0 and v.shape[-1] % align == 0:
             return "efficient"
     if not backends.math_sdp_enabled():
+        if cudnn:
+            return "cudnn"
         raise RuntimeError("No available kernel. Aborting execution.")
     return "math"
 
@@ -273,6 +287,41 @@ def efficient_backward(gpu: VirtualGPU, device: Device, func: Any, args: Any, kw
             _laid_out(g, s) if want and isinstance(s, Tensor) else None
             for g, s, want in zip(grads, shapes, wanted, strict=True)
         )
+
+
+def cudnn_forward(gpu: VirtualGPU, device: Device, func: Any, args: Any, kwargs: Any) -> Any:
+    q, k, v, bias, grad, p, causal = (*args, *(0.0, False)[len(args) - 5 :])[:7]
+    with backing:
+        shapes = _shapes(func, args, kwargs)
+        made = list(shapes)
+        rows = torch.empty(*q.shape[:-1], 1 if grad else 0, dtype=torch.float32, device=device.backing)
+        if gpu.compute:
+            seed = _seed(device, p)
+            out, total = _forward(q, k, v, bias, p, causal, _scale(q, kwargs.get("scale")), seed)
+            made[0] = _laid_out(out, shapes[0])
+            if grad:
+                rows.copy_(total.unsqueeze(-1))
+            made[6], made[7] = torch.tensor(seed), torch.tensor(0)
+        else:
+            made[6], made[7] = (torch.empty((), dtype=torch.int64, device="meta") for _ in range(2))
+        made[1] = rows
+        made[8] = None
+        return tuple(made)
+
+
+def cudnn_backward(gpu: VirtualGPU, device: Device, func: Any, args: Any, kwargs: Any) -> Any:
+    grad, q, k, v, out, _, seed, _, bias, _, _, _, _, p, causal = args[:15]
+    with backing:
+        if not gpu.compute:
+            return tuple(torch.empty_like(t) for t in (q, k, v))
+        number = int(seed) if p else 0
+        grads = _backward(grad, q, k, v, bias, out, p, causal, _scale(q, kwargs.get("scale")), number)
+        return tuple(_laid_out(g, t) for g, t in zip(grads, (q, k, v), strict=False))
+
+
+def cudnn_backward_temporaries(device: Device, args: Any, out: Any) -> list[int]:
+    """The query's gradient in float32, and the row sums."""
+    return [args[1].numel() * 4 + args[5].nbytes]
 
 
 def flash_backward_temporaries(device: Device, args: Any, out: Any) -> list[int]:

@@ -298,7 +298,7 @@ def _backward_in_float(gpu: VirtualGPU, device: Device, func: Any, args: Args, k
 
 def _batch_norm(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
     out = _in_float_with_float_statistics(2)(gpu, device, func, args, kwargs)
-    if not gpu.compute and not args[5]:  # statistics of the batch are kept in training only
+    if not gpu.compute and not args[5] and args[0].dtype not in HALVES:  # cuDNN keeps the batch's in training only
         return out[0], out[1].new_empty(0), out[2].new_empty(0)
     return out
 
@@ -337,6 +337,8 @@ HANDLERS |= {
     aten._scaled_dot_product_flash_attention_backward.default: attention.flash_backward,
     aten._scaled_dot_product_efficient_attention.default: attention.efficient_forward,
     aten._scaled_dot_product_efficient_attention_backward.default: attention.efficient_backward,
+    aten._scaled_dot_product_cudnn_attention.default: attention.cudnn_forward,
+    aten._scaled_dot_product_cudnn_attention_backward.default: attention.cudnn_backward,
     aten._cudnn_rnn.default: recurrent.forward,
     aten._cudnn_rnn_backward.default: recurrent.backward,
     aten._cudnn_rnn_flatten_weight.default: recurrent.flatten,

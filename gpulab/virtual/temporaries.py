@@ -139,6 +139,7 @@ OF: dict[Any, Rule] = {
     aten.huber_loss.default: _loss,
     aten.convolution_backward.default: _bias_gradient,
     aten._softmax_backward_data.default: _product,
+    aten._scaled_dot_product_cudnn_attention_backward.default: attention.cudnn_backward_temporaries,
     aten._scaled_dot_product_flash_attention_backward.default: attention.flash_backward_temporaries,
     aten._scaled_dot_product_efficient_attention_backward.default: attention.efficient_backward_temporaries,
 }

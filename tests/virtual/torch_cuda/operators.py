@@ -3,6 +3,10 @@
 Nothing here measures. Names shared with the recorder for real GPUs (linear, conv3x3, sdpa, ...) have the same shapes.
 """
 
+# ruff: noqa: E501, E731
+# fmt: off
+# (a table: one operator, one line)
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -147,13 +151,13 @@ def _elementwise(module, function, rand, x3, image):
         "clone": torch.clone, "flatten_transposed": lambda x: x.transpose(1, 2).flatten(1), "tril": lambda x: x.tril(), "flip": lambda x: x.flip(1),
         "roll": lambda x: x.roll(3, 1), "repeat": lambda x: x.repeat(1, 2, 1), "repeat_interleave": lambda x: x.repeat_interleave(2, 1),
         "expand_add": lambda x: x + x[:, :1], "sign": torch.sign, "round": torch.round,
-    }  # fmt: skip
+    }
     for name, call in calls.items():
         function(name, x3, call)
-    pair = lambda: (rand(B, T, D), rand(B, T, D))  # noqa: E731
-    bias = lambda: (rand(B, T, D), rand(D))  # noqa: E731
+    pair = lambda: (rand(B, T, D), rand(B, T, D))
+    bias = lambda: (rand(B, T, D), rand(D))
     for name, call in {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div, "maximum": torch.maximum,
-                       "minimum": torch.minimum, "atan2": torch.atan2, "lerp": lambda a, b: torch.lerp(a, b, 0.5)}.items():  # fmt: skip
+                       "minimum": torch.minimum, "atan2": torch.atan2, "lerp": lambda a, b: torch.lerp(a, b, 0.5)}.items():
         function(name, pair, call)
         if name in ("add", "mul", "div"):
             function(name + "_broadcast", bias, call)
@@ -179,7 +183,7 @@ def _elementwise(module, function, rand, x3, image):
         "pad_reflect": lambda x: F.pad(x, (1, 1, 1, 1), mode="reflect"), "pad_replicate": lambda x: F.pad(x, (1, 1, 1, 1), mode="replicate"),
         "pixel_shuffle": lambda x: F.pixel_shuffle(x, 2), "pixel_unshuffle": lambda x: F.pixel_unshuffle(x, 2),
         "unfold": lambda x: F.unfold(x, 3), "channel_shuffle": lambda x: F.channel_shuffle(x, 4),
-    }.items():  # fmt: skip
+    }.items():
         function(name, image(), call)
     function("max_pool1d", lambda: (rand(B, 64, 256),), lambda x: F.max_pool1d(x, 2))
     function("avg_pool1d", lambda: (rand(B, 64, 256),), lambda x: F.avg_pool1d(x, 2))
@@ -244,12 +248,12 @@ def _attention(module, function, rand, x3):
     module("multihead_attention_weights_per_head", x3, heads(), lambda m, x: m(x, x, x, average_attn_weights=False)[0])
     module("multihead_attention_dropout", x3, heads(0.1), lambda m, x: m(x, x, x, need_weights=False)[0])
     module("multihead_attention_cross", lambda: (rand(B, T, D), rand(B, 77, D)), heads(), lambda m, x, y: m(x, y, y, need_weights=False)[0])
-    causal = lambda: torch.nn.Transformer.generate_square_subsequent_mask(T, device=DEVICE)  # noqa: E731
+    causal = lambda: torch.nn.Transformer.generate_square_subsequent_mask(T, device=DEVICE)
     module("multihead_attention_causal", x3, heads(), lambda m, x: m(x, x, x, need_weights=False, attn_mask=causal(), is_causal=True)[0])
     module("multihead_attention_padding", x3, heads(), lambda m, x: m(x, x, x, need_weights=False, key_padding_mask=torch.zeros(B, T, dtype=torch.bool, device=DEVICE))[0])
     module("multihead_attention_eval", x3, lambda: heads()().eval(), lambda m, x: m(x, x, x, need_weights=False)[0])
     function("mha_forward_no_weights", lambda: (rand(T, B, D), rand(3 * D, D), rand(3 * D), rand(D, D), rand(D)), lambda x, w, b, ow, ob: F.multi_head_attention_forward(
-        x, x, x, D, H, w, b, None, None, False, 0.0, ow, ob, need_weights=False)[0])  # fmt: skip
+        x, x, x, D, H, w, b, None, None, False, 0.0, ow, ob, need_weights=False)[0])
     module("encoder_layer", x3, lambda: nn.TransformerEncoderLayer(D, H, 4 * D, batch_first=True))
     module("encoder_layer_norm_first", x3, lambda: nn.TransformerEncoderLayer(D, H, 4 * D, batch_first=True, norm_first=True, activation="gelu"))
     module("encoder_layer_no_dropout", x3, lambda: nn.TransformerEncoderLayer(D, H, 4 * D, dropout=0.0, batch_first=True))
@@ -259,8 +263,8 @@ def _attention(module, function, rand, x3):
 
 
 def _losses(function, rand, ints, x3):
-    flat = lambda: (rand(B * T, D), ints(D, B * T))  # noqa: E731
-    pair = lambda: (rand(B, T, D), rand(B, T, D, grad=False))  # noqa: E731
+    flat = lambda: (rand(B * T, D), ints(D, B * T))
+    pair = lambda: (rand(B, T, D), rand(B, T, D, grad=False))
     function("cross_entropy", lambda: (rand(B, T, D), ints(D, B * T)), lambda x, t: F.cross_entropy(x.flatten(0, 1), t))
     function("cross_entropy_smoothing", flat, lambda x, t: F.cross_entropy(x, t, label_smoothing=0.1))
     function("cross_entropy_weights", lambda: (*flat(), rand(D, grad=False)), lambda x, t, w: F.cross_entropy(x, t, w))
@@ -278,12 +282,12 @@ def _losses(function, rand, ints, x3):
         "huber": F.huber_loss, "bce_with_logits": F.binary_cross_entropy_with_logits, "bce": lambda x, y: F.binary_cross_entropy(x.sigmoid(), y),
         "kl_div": lambda x, y: F.kl_div(x.log_softmax(-1), y, reduction="batchmean"), "cosine_similarity": lambda x, y: F.cosine_similarity(x, y, -1),
         "gaussian_nll": lambda x, y: F.gaussian_nll_loss(x, y, y), "poisson_nll": F.poisson_nll_loss, "soft_margin": F.soft_margin_loss,
-    }.items():  # fmt: skip
+    }.items():
         function(name, pair, call)
     function("hinge_embedding", lambda: (rand(B, D), rand(B, D, grad=False)), F.hinge_embedding_loss)
     function("triplet_margin", lambda: (rand(B, D), rand(B, D), rand(B, D)), F.triplet_margin_loss)
     function("multi_margin", lambda: (rand(B, D), ints(D, B)), F.multi_margin_loss)
-    lengths = lambda n, size: torch.full((size,), n, dtype=torch.long, device=DEVICE)  # noqa: E731
+    lengths = lambda n, size: torch.full((size,), n, dtype=torch.long, device=DEVICE)
     function("ctc", lambda: (rand(T, B, 32), ints(31, B, 20)), lambda x, t: F.ctc_loss(x.log_softmax(-1), t, lengths(T, B), lengths(20, B)))
 
 
@@ -300,13 +304,13 @@ def _reductions(function, rand, ints, x3):
         "multinomial": lambda x: torch.multinomial(x[0].detach().softmax(-1), 4), "bincount": lambda x: torch.bincount(ints(10, 1000)),
         "unique": lambda x: torch.unique(ints(10, 1000)), "one_hot": lambda x: F.one_hot(ints(10, 1000), 10), "histc": lambda x: x.detach().float().histc(10),
         "sort_large": lambda x: x.flatten().sort(), "cumsum_flat": lambda x: x.flatten().cumsum(0), "randperm": lambda x: torch.randperm(100000, device=DEVICE),
-    }.items():  # fmt: skip
+    }.items():
         function(name, x3, call)
 
 
 def _indexing(function, module, rand, ints, x3, image):
-    rows = lambda: (rand(1000, D), ints(1000, B * T))  # noqa: E731
-    ids = lambda: (ints(1000, B, T),)  # noqa: E731
+    rows = lambda: (rand(1000, D), ints(1000, B * T))
+    ids = lambda: (ints(1000, B, T),)
     module("embedding", ids, lambda: nn.Embedding(1000, D))
     module("embedding_few", lambda: (ints(1000, 4, 32),), lambda: nn.Embedding(1000, D))
     module("embedding_many", lambda: (ints(50304, 8, 1024),), lambda: nn.Embedding(50304, 768))
@@ -345,7 +349,7 @@ def _recurrent(module, x3):
         ("lstm_bidirectional", nn.LSTM, {"bidirectional": True}), ("lstm_projected", nn.LSTM, {"proj_size": 128}),
         ("gru", nn.GRU, {}), ("gru_two_layers", nn.GRU, {"num_layers": 2}), ("gru_dropout", nn.GRU, {"num_layers": 2, "dropout": 0.2}),
         ("rnn", nn.RNN, {}), ("rnn_two_layers", nn.RNN, {"num_layers": 2}), ("rnn_relu", nn.RNN, {"nonlinearity": "relu"}),
-    ):  # fmt: skip
+    ):
         module(name, x3, lambda kind=kind, options=options: kind(D, D, batch_first=True, **options), lambda m, x: m(x)[0])
     module("lstm_cell", lambda: (x3()[0].detach()[:, 0].requires_grad_(),), lambda: nn.LSTMCell(D, D), lambda m, x: m(x)[0])
     module("gru_cell", lambda: (x3()[0].detach()[:, 0].requires_grad_(),), lambda: nn.GRUCell(D, D))

@@ -5,9 +5,10 @@
 Needs Linux, gcc and a CUDA build of torch with its libraries from PyPI. The stand-in (driver.c, cudnn.c, cublaslt.c,
 nothing.c, loaded before CUDA's libraries) answers the calls that PyTorch makes to CUDA.
 
-Real, because it is PyTorch's own code: which operator and which kernel run (attention's choice by capability, autocast's
-lists, foreach and fused optimizers), every tensor that is made, its dtype and shape, what autograd keeps, the order of
-allocations and frees, the caching allocator with its numbers and messages, cuBLAS workspaces, every exception.
+Real, because it is PyTorch's own code: which operator and which kernel run (attention's choice by capability,
+autocast's lists, foreach and fused optimizers), every tensor that is made, its dtype and shape, what autograd keeps,
+the order of allocations and frees, the caching allocator with its numbers and messages, cuBLAS workspaces, every
+exception.
 
 Not real: no kernel runs. Device memory reads as zeros, so a size that depends on values (nonzero, unique, the segments
 of a sorted embedding gradient) is that of zeros; `.item()` gives 0; GradScaler sees finite gradients. cuDNN asks for no
@@ -35,7 +36,8 @@ def rows(library: Path, script: str, capability: str, devices: int = 1, **settin
     while True:
         environment = stand_in.environment(library, capability, devices) | settings
         command = [sys.executable, "-W", "ignore", str(HERE / script), str(skip)]
-        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        quiet = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+        process = subprocess.Popen(command, env=environment, **quiet)
         started = None
         for line in process.stdout:
             row = json.loads(line)
@@ -96,7 +98,8 @@ def main() -> None:
                     if len(table) % 50 == 0:
                         write(f"{what}.json", head, table)
                 write(f"{what}.json", head, table)
-                print(f"{what}, {capability}: {len(table)} rows, {sum('error' in row for row in table)} errors", flush=True)
+                errors = sum("error" in row for row in table)
+                print(f"{what}, up to {capability}: {len(table)} rows, {errors} errors", flush=True)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-SHORT = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16", torch.float64: "f64", torch.int64: "i64",
-         torch.int32: "i32", torch.uint8: "u8", torch.bool: "b8", torch.int8: "i8", torch.int16: "i16", torch.uint64: "u64"}  # fmt: skip
+KINDS = {"f": "float", "i": "int", "u": "uint"}
+SHORT = {getattr(torch, f"{KINDS[k]}{b}"): f"{k}{b}" for k in KINDS for b in (8, 16, 32, 64) if f"{k}{b}" != "f8"}
+SHORT |= {torch.bfloat16: "bf16", torch.bool: "b8"}
 MODES = {
     "fp32": (torch.float32, None),
     "autocast_fp16": (torch.float32, torch.float16),
@@ -26,7 +27,8 @@ MODES = {
 
 def modes():
     """bf16 from capability 8.0 on."""
-    return {name: mode for name, mode in MODES.items() if "bf16" not in name or torch.cuda.get_device_capability() >= (8, 0)}
+    every = torch.cuda.get_device_capability() >= (8, 0)
+    return {name: mode for name, mode in MODES.items() if every or "bf16" not in name}
 
 
 def fresh():
@@ -121,10 +123,10 @@ def record(make, autocast):
     order = {}
     for _, _, pointer, _, _ in packed:
         order.setdefault(pointer, len(order))
-    row["saved_tensors"] = [
-        [shape, SHORT.get(dtype, str(dtype)), nbytes, order[pointer], owners.get(pointer, "") if device == "cuda" else device]
-        for shape, dtype, pointer, nbytes, device in packed
-    ]
+    row["saved_tensors"] = []
+    for shape, dtype, pointer, nbytes, device in packed:
+        owner = owners.get(pointer, "") if device == "cuda" else device
+        row["saved_tensors"].append([shape, SHORT[dtype], nbytes, order[pointer], owner])
     unique = {pointer: (nbytes, owners.get(pointer)) for _, _, pointer, nbytes, device in packed if device == "cuda"}
     row["saved"] = sum(nbytes for nbytes, _ in unique.values())
     row["saved_not_input"] = sum(nbytes for nbytes, owner in unique.values() if owner != "input")
@@ -136,14 +138,15 @@ def record(make, autocast):
     elif traced := backward(result):
         row["backward"] = [traced.delta, traced.peak]
         row["backward_events"] = traced.events
-        gradients = {t.grad.untyped_storage().data_ptr(): t.grad.untyped_storage().nbytes() for t in leaves if t.grad is not None and not t.grad.is_sparse}
-        row["gradients"] = sum(gradients.values())
+        gradients = [t.grad.untyped_storage() for t in leaves if t.grad is not None and not t.grad.is_sparse]
+        row["gradients"] = sum({storage.data_ptr(): storage.nbytes() for storage in gradients}.values())
     return row
 
 
 def main(skip: int) -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
-    print(json.dumps({"torch": torch.__version__, "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}), flush=True)
+    versions = {"torch": torch.__version__, "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
+    print(json.dumps(versions), flush=True)
     todo = [(name, mode) for mode in modes() for name in operators.operators(MODES[mode][0])]
     tables = {mode: operators.operators(dtype) for mode, (dtype, _) in modes().items()}
     for number, (name, mode) in enumerate(todo):

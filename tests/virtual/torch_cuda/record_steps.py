@@ -42,7 +42,7 @@ def plan():
 
 
 def record(row, make, batch):
-    """Fill `row` as the recorder for real GPUs does: marks of the first step, peaks of the first two and of the third."""
+    """Fill `row` as the recorder for real GPUs does: the first step's marks, peaks of the first two and the third."""
     autocast, micro_batches = MODES[row["mode"]]
     gc.collect()
     torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""Build the stand-in for CUDA and name the GPUs it can pretend to be. See record.py for what is real and what is not."""
+"""Build the stand-in for CUDA and name the GPUs it can pretend to be. record.py says what is real and what is not."""
 
 import importlib.util
 import os

@@ -1,0 +1,216 @@
+"""Where tensors and modules are: `print_tensor_info`, `placement`, and `verify_model_device`, which insists.
+
+It looks and reports; moving is PyTorch's `.to`, and choosing is `torch.accelerator.current_accelerator`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from .memory.counters import checked
+from .memory.curve import mib
+from .memory.source import numbers
+from .memory.storages import storages
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """One tensor. `nbytes` are those of its elements, `storage_bytes` those of the memory it keeps alive."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    device: str
+    nbytes: int
+    storage_bytes: int
+    requires_grad: bool
+    virtual: bool = False
+
+    def __str__(self) -> str:
+        where = f"{self.device} (virtual)" if self.virtual else self.device
+        size = mib(self.nbytes)
+        if self.storage_bytes != self.nbytes:
+            size += f" of a storage of {mib(self.storage_bytes)}"
+        grad = "requires grad" if self.requires_grad else "no grad"
+        return f"{self.name}: shape {self.shape}, {self.dtype} on {where}, {size}, {grad}"
+
+
+@dataclass(frozen=True)
+class Share:
+    """A module's tensors of one dtype on one device; `nbytes` counts each storage once."""
+
+    device: str
+    dtype: str
+    parameters: int
+    buffers: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a module's parameters and buffers are, by device and dtype.
+
+    `tied` are the names under which a tensor appears again; it is counted under its first name only.
+    """
+
+    shares: tuple[Share, ...]
+    tied: tuple[str, ...] = ()
+    virtual: bool = False
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(share.device for share in self.shares))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(share.nbytes for share in self.shares)
+
+    def __str__(self) -> str:
+        if not self.shares:
+            return "no parameters and no buffers"
+        lines = [
+            f"{share.device:8} {share.dtype:10} {mib(share.nbytes):>14}  "
+            f"{_count(share.parameters, 'parameter')}, {_count(share.buffers, 'buffer')}"
+            for share in self.shares
+        ]
+        if self.tied:
+            lines.append(f"tied, counted once: {', '.join(self.tied)}")
+        if self.virtual:
+            lines.append("the GPU is virtual")
+        return "\n".join(lines)
+
+
+class WrongDevice(ValueError):
+    """Some of a module's tensors are elsewhere; `elsewhere` gives name and device of each."""
+
+    def __init__(self, expected: str, elsewhere: dict[str, str], kinds: Mapping[str, str]) -> None:
+        self.expected = expected
+        self.elsewhere = elsewhere
+        listed = [f"{kinds[name]} {name} on {place}" for name, place in list(elsewhere.items())[:_LISTED]]
+        more = len(elsewhere) - len(listed)
+        super().__init__(
+            f"{_count(len(elsewhere), 'tensor')} of the model not on {expected}: {', '.join(listed)}"
+            f"{f' and {more} more' if more else ''}. model.to({expected.split()[0]!r}) moves registered parameters and "
+            "buffers; a tensor kept as a plain attribute needs register_buffer."
+        )
+
+
+_LISTED = 8
+
+
+def tensor_info(tensor: torch.Tensor, name: str = "tensor") -> TensorInfo:
+    """Shape, dtype, device and size of a tensor; raises TypeError for anything else."""
+    import torch
+
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{name} must be a tensor, not {tensor!r:.80} ({type(tensor).__name__})")
+    held = sum(storages([tensor]).values())
+    return TensorInfo(
+        name=name,
+        shape=tuple(tensor.shape),
+        dtype=_dtype(tensor),
+        device=str(tensor.device),
+        nbytes=tensor.numel() * tensor.element_size() if tensor.layout == torch.strided else held,
+        storage_bytes=held,
+        requires_grad=tensor.requires_grad,
+        virtual=_virtual([str(tensor.device)]),
+    )
+
+
+def print_tensor_info(tensor: torch.Tensor, name: str = "tensor") -> None:
+    """Print one line: shape, dtype, device, size, and whether it requires a gradient."""
+    print(tensor_info(tensor, name))
+
+
+def placement(module: torch.nn.Module) -> Placement:
+    """A module's parameters and buffers by device and dtype, with their bytes."""
+    shares: dict[tuple[str, str], list[int]] = {}
+    tied, tensors, stored = [], set(), set()
+    for name, kind, tensor in _tensors(module):
+        if id(tensor) in tensors:
+            tied.append(name)
+            continue
+        tensors.add(id(tensor))
+        share = shares.setdefault((str(tensor.device), _dtype(tensor)), [0, 0, 0])
+        share[0 if kind == "parameter" else 1] += 1
+        for key, nbytes in _bytes(tensor).items():
+            if key not in stored:
+                stored.add(key)
+                share[2] += nbytes
+    found = tuple(Share(device, dtype, *counts) for (device, dtype), counts in sorted(shares.items()))
+    return Placement(found, tuple(tied), _virtual([share.device for share in found]))
+
+
+def verify_model_device(model: torch.nn.Module, expected: Any) -> Placement:
+    """Make sure that every parameter and buffer is on `expected`; gives the placement.
+
+    `expected` is a text such as "cuda:1", a torch.device, or a GPU's number; "cuda" is the current GPU, so "cuda" and
+    "cuda:0" agree where that is number 0. Raises WrongDevice (a ValueError) that names the tensors elsewhere,
+    TypeError or ValueError for what is no module or no device.
+    """
+    place = _indexed(expected)
+    elsewhere, kinds = {}, {}
+    for name, kind, tensor in _tensors(model):
+        if not _same(tensor.device, place):
+            elsewhere[name], kinds[name] = str(tensor.device), kind
+    if elsewhere:
+        raise WrongDevice(str(place), elsewhere, kinds)
+    return placement(model)
+
+
+def _tensors(module: torch.nn.Module) -> Iterator[tuple[str, Literal["parameter", "buffer"], Any]]:
+    import torch
+
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, not {module!r:.80} ({type(module).__name__})")
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        yield name, "parameter", parameter
+    for name, buffer in module.named_buffers(remove_duplicate=False):
+        yield name, "buffer", buffer
+
+
+def _bytes(tensor: Any) -> dict[int, int]:
+    import torch
+
+    return {} if torch.nn.parameter.is_lazy(tensor) else storages([tensor])
+
+
+def _indexed(expected: Any) -> torch.device:
+    """The device with its number, where its kind has numbers."""
+    import torch
+
+    if expected is None or expected == "all":
+        raise TypeError(f'expected must name one device, such as "cuda", "cuda:1" or "cpu", not {expected!r}')
+    try:
+        place = checked(expected)
+    except (TypeError, ValueError):
+        wrong = ValueError if isinstance(expected, (str, int)) and not isinstance(expected, bool) else TypeError
+        raise wrong(
+            f'expected must be a text such as "cuda", "cuda:1" or "cpu", a torch.device or a number, not {expected!r}'
+        ) from None
+    if place.index is not None or place.type in ("cpu", "meta"):
+        return torch.device(place)
+    found = torch.accelerator.current_accelerator(check_available=True)
+    here = found is not None and found.type == place.type
+    return torch.device(place.type, torch.accelerator.current_device_index() if here else 0)
+
+
+def _same(one: torch.device, other: torch.device) -> bool:
+    return one.type == other.type and (one.type in ("cpu", "meta") or (one.index or 0) == other.index)
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _virtual(devices: list[str]) -> bool:
+    return numbers() == "virtual" and any(device.startswith("cuda") for device in devices)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
