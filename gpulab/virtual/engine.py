@@ -1,16 +1,24 @@
-"""Whether autograd's engine is the only owner of a tensor that an operation has been given.
+"""Autograd's engine, as operations below it need to know it.
 
-Counted in references: how many there are then is tried out once, on a small graph. On any doubt the answer is no.
+Whether it is the only owner of a tensor is counted in references: how many there are then is tried out once, on a small
+graph, and on any doubt the answer is no.
 """
 
 from __future__ import annotations
 
 import sys
+import threading
+from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from . import state
+from .state import backing
+
+T = TypeVar("T")
 
 
 class _Probe(TorchDispatchMode):
@@ -64,3 +72,33 @@ def owns(tensor: torch.Tensor, references: int) -> bool:
     alone = _alone()
     uses, storage_uses = _counts(tensor)
     return references <= alone[0] and uses <= alone[1] and storage_uses <= alone[2]
+
+
+def with_autograd(run: Callable[[], T]) -> T:
+    """Call `run` with autograd, which is off in this thread while an operation is handled: in another thread."""
+    found: list[T] = []
+    failed: list[BaseException] = []
+
+    def there() -> None:
+        try:
+            with backing, torch.enable_grad():
+                found.append(run())
+        except BaseException as error:
+            failed.append(error)
+
+    thread = _Bare(target=there)
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+    return found[0]
+
+
+class _Bare(threading.Thread):
+    """A thread that no virtual GPU watches."""
+
+    def run(self) -> None:
+        gpu = state.current
+        if gpu is not None:
+            gpu.leave_thread()
+        super().run()

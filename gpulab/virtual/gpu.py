@@ -136,13 +136,14 @@ class VirtualGPU:
 
     def enter_thread(self) -> None:
         """Watch the operations of this thread too."""
+        if getattr(self._entered, "here", False):
+            return
         from . import autocast
 
-        if not getattr(self._entered, "here", False):
-            self._entered.here = True
-            _push_mode(self._mode)
-            if self.mirror:
-                autocast.include(True)
+        self._entered.here = True
+        _push_mode(self._mode)
+        if self.mirror:
+            autocast.include(True)
 
     def leave_thread(self) -> None:
         from . import autocast

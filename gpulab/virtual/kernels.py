@@ -9,6 +9,7 @@ import math
 import sys
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -135,16 +136,33 @@ def in_float(func: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 def run_on_meta(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """The shapes of an operation's results."""
     try:
         with backing:
             return func._op(*args, **kwargs)
     except NotImplementedError as error:
         if "meta" not in str(error).lower():
             raise
+        if not func._schema.returns:
+            return None  # it writes to what it is given, and gives nothing back
         raise NotMirrored(
             f"{func} is not mirrored in shapes-only mode: PyTorch does not know its result's shape without running it. "
             "With compute=True it runs."
         ) from None
+    except RuntimeError:
+        # CUDA takes scalars of the host, some of PyTorch's shape functions do not.
+        moved = [t for t in _tensors_in((args, tuple(kwargs.values()))) if t.dim() == 0 and not t.is_meta]
+        if not moved:
+            raise
+        with backing:
+            bring = partial(map_tensors, lambda t: t.to("meta") if t.dim() == 0 else t)
+            return func._op(*bring(args), **bring(kwargs))
+
+
+def _tensors_in(tree: Any) -> list[Tensor]:
+    if isinstance(tree, Tensor):
+        return [tree]
+    return [t for item in tree for t in _tensors_in(item)] if isinstance(tree, (list, tuple)) else []
 
 
 def copy_without_values(gpu: VirtualGPU, func: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -197,8 +215,14 @@ def check_generator(generator: Any, device: Device) -> None:
 
 
 def _matmul(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    if gpu.compute and args[0].dtype in HALVES:
-        return in_float(func, args, kwargs)
+    if gpu.compute:
+        same = all(t.dtype is args[0].dtype for t in args[:3] if isinstance(t, Tensor))
+        return in_float(func, args, kwargs) if same and args[0].dtype in HALVES else _plain(gpu, device, func, args, kwargs)
+    if func in (aten.mm.default, aten.addmm.default, aten.bmm.default):
+        one, other = args[-2:]
+        if one.dtype is not other.dtype:
+            names = (str(t.dtype).removeprefix("torch.").replace("float16", "half").replace("float32", "float") for t in (one, other))
+            raise RuntimeError("mat1 and mat2 must have the same dtype, but got {} and {}".format(*(n.capitalize() for n in names)))
     return _plain(gpu, device, func, args, kwargs)
 
 

@@ -151,7 +151,7 @@ def _sparse(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
         gpu, target = current(), indexed(device)
 
         def move(item: Any) -> Tensor:
-            return to(_own_as_tensor(item), target)
+            return to(item if isinstance(item, Tensor) else _own_as_tensor(item, device="cpu"), target)
 
         parts = 3 if "coo" not in own.__name__ else 0 if len(args) < 2 or isinstance(args[0], int) else 2
         if not gpu.compute and len(args) == parts and "size" not in kwargs:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import autocast, state
+from . import autocast, engine, state
 from .labels import device_of
 from .state import backing
 
@@ -156,15 +156,18 @@ def backward(gpu: VirtualGPU, device: Device, func: Any, args: Any, kwargs: Any)
 def _gradients(op: Any, args: Any, of_results: Any, seed: int) -> list[Tensor]:
     """Gradients of the floating-point inputs, by running the operation again with autograd."""
     tensor, hx, weights, *rest = args
-    with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.AutogradCPU, False), torch._C._SetExcludeDispatchKeyGuard(
-        torch._C.DispatchKey.ADInplaceOrView, False
-    ), torch.enable_grad():
-        leaves = [t.detach().clone().requires_grad_() for t in (tensor, *(hx if isinstance(hx, list) else [hx]), *weights)]
-        n = 3 if isinstance(hx, list) else 2
+    several = isinstance(hx, list)
+
+    def run() -> list[Tensor]:
+        leaves = [t.detach().clone().requires_grad_() for t in (tensor, *(hx if several else [hx]), *weights)]
+        n = 3 if several else 2
         states = leaves[1:n]
-        results = _seeded(seed, op, (leaves[0], states if n == 3 else states[0], leaves[n:], *rest))
+        results = _seeded(seed, op, (leaves[0], states if several else states[0], leaves[n:], *rest))
         pairs = [(r, g.float()) for r, g in zip(results, of_results, strict=False) if g is not None]
-        return list(torch.autograd.grad([r for r, _ in pairs], leaves, [g for _, g in pairs], allow_unused=True, materialize_grads=True))
+        outputs, grads = [r for r, _ in pairs], [g for _, g in pairs]
+        return list(torch.autograd.grad(outputs, leaves, grads, allow_unused=True, materialize_grads=True))
+
+    return engine.with_autograd(run)
 
 
 def flatten(gpu: VirtualGPU, device: Device, func: Any, args: Any, kwargs: Any) -> Any:

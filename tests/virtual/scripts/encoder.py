@@ -36,7 +36,8 @@ assert none is None
 losses += [output.square().mean().item(), plain.square().mean().item(), weights.std().item()]
 
 model = nn.Transformer(32, 4, 1, 1, 64, dropout=0.0, batch_first=True).to(device)
-out = model(x, x[:, :6], tgt_mask=model.generate_square_subsequent_mask(6, device=device))
+causal = model.generate_square_subsequent_mask(6, device=device)
+out = model(x, x[:, :6], tgt_mask=causal, tgt_is_causal=True)
 out.sum().backward()
 losses.append(out.square().mean().item())
 dropping = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.1, batch_first=True, norm_first=True).to(device)

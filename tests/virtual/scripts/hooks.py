@@ -51,9 +51,11 @@ for parameter, optimizer in optimizers.items():  # the optimizer within backward
         optimizer.step()
         optimizer.zero_grad()
 
-    parameter.register_post_accumulate_grad_hook(step)
+    handles.append(parameter.register_post_accumulate_grad_hook(step))
 model(torch.ones(2, 8, device=device)).sum().backward()
 assert all(p.grad is None for p in model.parameters())
+for handle in handles:
+    handle.remove()
 
 
 class Clamp(torch.autograd.Function):

@@ -6,14 +6,14 @@ import torch
 from torch import nn
 
 torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(1024, 4096), nn.ReLU(), nn.Linear(4096, 10)).cuda()
+model = nn.Sequential(nn.Linear(64, 2048), nn.ReLU(), nn.Linear(2048, 10)).cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 limit = torch.cuda.get_device_properties(0).total_memory
-torch.cuda.set_per_process_memory_fraction((192 << 20) / limit)
+torch.cuda.set_per_process_memory_fraction((64 << 20) / limit)
 
 
 def step(batch):
-    x = torch.zeros(batch, 1024, device="cuda")
+    x = torch.zeros(batch, 64, device="cuda")
     loss = model(x).square().mean()
     optimizer.zero_grad()
     loss.backward()
@@ -21,7 +21,7 @@ def step(batch):
     return loss.detach()
 
 
-batch, failures, texts = 8192, 0, []
+batch, failures, texts = 4096, 0, []
 while True:
     try:
         step(batch)

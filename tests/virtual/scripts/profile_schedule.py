@@ -44,7 +44,8 @@ table = prof.key_averages().table(sort_by="cpu_time_total", row_limit=10)
 print(table)
 assert "forward" in table
 assert len(traces) == 1
-events = json.load(open(traces[0]))["traceEvents"]
+with open(traces[0]) as file:
+    events = json.load(file)["traceEvents"]
 assert any(event.get("name") == "backward" for event in events)
 
 with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as prof:

@@ -46,19 +46,19 @@ without_stop = train(model, optimizer, scheduler, 3)
 
 model, optimizer, scheduler, scaler = build()
 checkpoint = torch.load(path, map_location=device)
+on_host = torch.load(path, map_location="cpu", weights_only=True)
 assert checkpoint["model"]["0.weight"].device.type == device.type
 model.load_state_dict(checkpoint["model"])
 optimizer.load_state_dict(checkpoint["optimizer"])
 scheduler.load_state_dict(checkpoint["scheduler"])
 scaler.load_state_dict(checkpoint["scaler"])
-torch.set_rng_state(checkpoint["rng"].cpu())
+torch.set_rng_state(on_host["rng"])  # host state: loaded to the host
 if checkpoint["cuda_rng"] is not None:
-    torch.cuda.set_rng_state_all([state.cpu() for state in checkpoint["cuda_rng"]])
+    torch.cuda.set_rng_state_all([state for state in on_host["cuda_rng"]])
 resumed = train(model, optimizer, scheduler, 3)
 assert resumed == without_stop or resumed[0] != resumed[0], (resumed, without_stop)
 losses += resumed
 
-on_host = torch.load(path, map_location="cpu", weights_only=True)
 assert on_host["model"]["0.weight"].device == torch.device("cpu")
 as_saved = torch.load(path)
 assert as_saved["model"]["0.weight"].device.type == device.type

@@ -7,14 +7,15 @@ import torchvision
 from torch import nn
 
 name = sys.argv[1]
-size = {"vit_b_16": 224, "swin_t": 64}.get(name, 64)
 torch.manual_seed(0)
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-random = {"mobilenet_v3_small": {"dropout": 0.0}, "convnext_tiny": {"stochastic_depth_prob": 0.0},
-          "swin_t": {"stochastic_depth_prob": 0.0}}.get(name, {})  # fmt: skip
-model = getattr(torchvision.models, name)(weights=None, num_classes=10, **random).to(device)
+options = {"vit_b_16": {"image_size": 64}}.get(name, {})
+model = getattr(torchvision.models, name)(weights=None, num_classes=10, **options).to(device)
+for module in model.modules():
+    if isinstance(module, (nn.Dropout, torchvision.ops.StochasticDepth)):
+        module.p = 0.0  # for the same numbers on every device
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-x = torch.randn(2, 3, size, size).to(device)
+x = torch.randn(2, 3, 64, 64).to(device)
 y = torch.tensor([3, 7]).to(device)
 losses = []
 model.train()

@@ -66,7 +66,7 @@ def cases():
 
     yield "mlp", mlp, lambda b: (torch.randn(b, 1024, device=DEVICE), classes(10, b)), (64, 4096)
     for name in ("resnet18", "resnet50", "mobilenet_v3_large", "vit_b_16", "convnext_tiny", "swin_t"):
-        yield name, getattr(torchvision.models, name), images, (8, 64)
-    yield "gpt2_small", GPT, tokens, (2, 8)
+        yield name, getattr(torchvision.models, name), images, (8, 64, 256) if name == "resnet50" else (8, 64)
+    yield "gpt2_small", GPT, tokens, (2, 8, 16)
     yield "gpt2_small_ckpt", lambda: GPT(checkpointing=True), tokens, (8,)
     yield "lstm", LSTMNet, lambda b: (torch.randn(b, 128, 256, device=DEVICE), classes(10, b)), (64,)

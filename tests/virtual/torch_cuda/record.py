@@ -62,21 +62,33 @@ def recorded(library: Path, what: str, capability: str):
 
 
 def write(name: str, head: dict, table: list[dict]) -> None:
-    """One row per line. Rows that differ in the capability only become one, with the list of capabilities; rows that
-    differ in the 16-bit type only become one, with both modes, and "16" for that type."""
-    merged: dict[str, dict] = {}
+    """One row per line. Rows that differ in nothing but capability and mode become one, with both as lists: it holds
+    for every pair of them, but for bf16 on 7.5, which is not recorded. "16" stands for the mode's 16-bit type."""
+    merged: dict[str, list[tuple[str, str]]] = {}
     for row in table:
-        apart = {key: row[key] for key in ("capability", "mode") if key in row}
-        rest = json.dumps({key: value for key, value in row.items() if key not in apart}, separators=(",", ":"))
-        mode = str(apart.get("mode"))
+        capability, mode = row["capability"], str(row.get("mode"))
+        rest = {key: value for key, value in row.items() if key not in ("capability", "mode")}
+        text = json.dumps({"in 16 bits": mode.replace("bf16", "fp16")} | rest, separators=(",", ":"))
         if mode.endswith("16"):
             kind = "f16" if mode.endswith("fp16") else "bf16"
-            rest = re.sub(rf"(?<=[\",(]){kind}(?=[\",)])", "16", rest)
-        found = merged.setdefault(rest + mode.replace("bf16", "fp16"), {key: [] for key in apart} | json.loads(rest))
-        for key, value in apart.items():
-            found[key] += [value] if value not in found[key] else []
-    lines = ",\n".join(json.dumps(row, separators=(",", ":")) for row in merged.values())
-    (HERE / name).write_text(json.dumps(head)[:-1] + f', "rows": [\n{lines}\n]}}\n')
+            text = re.sub(rf"(?<=[\",(]){kind}(?=[\",)])", "16", text)
+        merged.setdefault(text, []).append((capability, mode))
+    lines = []
+    for text, pairs in merged.items():
+        rest = json.loads(text)
+        del rest["in 16 bits"]
+        by_capability: dict[str, list[str]] = {}
+        for capability, mode in pairs:
+            by_capability.setdefault(capability, []).append(mode)
+        groups: dict[str, tuple[list[str], list[str]]] = {}
+        for capability, modes in reversed(by_capability.items()):
+            same = [m for m in groups if [x for x in groups[m][1] if capability != "7.5" or "bf16" not in x] == modes]
+            capabilities, _ = groups.setdefault(same[0] if same else capability, ([], modes))
+            capabilities.insert(0, capability)
+        for capabilities, modes in groups.values():
+            apart = {"capability": capabilities} | ({} if modes == ["None"] else {"mode": modes})
+            lines.append(json.dumps(apart | rest, separators=(",", ":")))
+    (HERE / name).write_text(json.dumps(head)[:-1] + ', "rows": [\n' + ",\n".join(lines) + "\n]}\n")
 
 
 def main() -> None:
