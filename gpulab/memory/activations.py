@@ -79,7 +79,7 @@ def activation_bytes(model: Callable[..., Any], *inputs: Any, **kwargs: Any) -> 
 
     # A lazy module has made its parameters only now.
     alive = [saved for ref in order if (saved := ref()) is not None]
-    parameters = [saved.tensor for saved in alive if isinstance(saved.root, torch.nn.Parameter)]
+    parameters = [saved.tensor for saved in alive if saved.is_parameter]
     known = storages([*own, *_state(model)[0], *buffers.values(), *parameters])
     of_inputs = {key: n for key, n in storages(given).items() if key not in known}
     counted: dict[Any, int] = {}
@@ -102,17 +102,16 @@ def activation_bytes(model: Callable[..., Any], *inputs: Any, **kwargs: Any) -> 
 class _Saved:
     """What autograd holds in a saved tensor's place: alive as long as the graph wants the tensor."""
 
-    __slots__ = ("__weakref__", "module", "tensor")
+    __slots__ = ("__weakref__", "is_parameter", "module", "tensor")
 
     def __init__(self, tensor: torch.Tensor, module: str) -> None:
-        self.tensor = tensor
-        self.module = module
+        import torch
 
-    @property
-    def root(self) -> Any:
-        """The tensor of which this is a view, or itself."""
-        base = self.tensor._base
-        return self.tensor if base is None else base
+        # Detached, or a node that saves its own output would hold itself, for ever.
+        self.tensor = tensor.detach()
+        self.module = module
+        base = tensor._base
+        self.is_parameter = isinstance(tensor if base is None else base, torch.nn.Parameter)
 
 
 def _state(model: Any) -> tuple[list[Any], dict[str, Any]]:

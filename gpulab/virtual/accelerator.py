@@ -16,14 +16,16 @@ if TYPE_CHECKING:
 def install(gpu: VirtualGPU, patches: Patches) -> None:
     """Replace the functions for as long as `gpu` is in force."""
 
-    def stats(index: int) -> Any:
-        return torch._C._cuda_memoryStats(index)
+    def stats(index: int) -> dict[str, Any]:
+        found: dict[str, Any] = torch._C._cuda_memoryStats(index)  # type: ignore[attr-defined]
+        found.pop("num_oom_rejections", None)  # CUDA's own
+        return found
 
     def exchange(index: int) -> int:
         return int(torch._C._cuda_exchangeDevice(index))
 
     def capability(index: int) -> dict[str, Any]:
-        return {"supported_dtypes": {torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int8}}
+        raise RuntimeError("Backend doesn't support getting device capabilities.")  # as on CUDA
 
     def empty_cache() -> None:
         torch._C._cuda_emptyCache()
@@ -48,7 +50,6 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
         "getDefaultGenerator": lambda index: torch.cuda.default_generators[index],
     }.items():
         patches.set(torch._C, f"_accelerator_{name}", value)
+    patches.set(torch._C, "_get_accelerator", lambda check=None: torch.device("cuda"))
     patches.set(torch, "Stream", streams.Stream)
     patches.set(torch, "Event", streams.Event)
-
-

@@ -46,10 +46,10 @@ def attend(
         query, key, value = autocast.lower((query, key, value))
         attn_mask = autocast.lower(attn_mask)
     if query.dim() == key.dim() == value.dim() == 3:
-        # one head
-        mask = attn_mask if attn_mask is None or attn_mask.dim() < 3 else attn_mask.unsqueeze(1)
-        parts = (t.unsqueeze(1) for t in (query, key, value))
-        return attend(*parts, mask, dropout_p, is_causal, scale=scale).squeeze(1)
+        # a batch of one
+        mask = attn_mask if attn_mask is None or attn_mask.dim() < 3 else attn_mask.unsqueeze(0)
+        parts = (t.unsqueeze(0) for t in (query, key, value))
+        return attend(*parts, mask, dropout_p, is_causal, scale=scale).squeeze(0)
     kind = _choose(device.spec.capability, query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
     if kind == "math":
         with torch.autocast("cuda", enabled=False):

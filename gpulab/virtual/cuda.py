@@ -1,29 +1,64 @@
-"""What `torch.cuda` asks of CUDA, answered for the virtual GPU.
+"""What `torch.cuda` asks of CUDA, answered for the virtual GPU: devices, streams, random numbers. Memory: `cuda_memory`.
 
-Mostly the functions of `torch._C` under `torch.cuda`, so that all that PyTorch makes of them in Python (summaries,
-statistics, snapshots, device guards) is PyTorch's own.
+Mostly the functions of `torch._C` under `torch.cuda`, so that what PyTorch makes of them in Python is PyTorch's own.
+What no answer is known for refuses by name; nothing goes on to the driver.
 """
 
 from __future__ import annotations
 
+import enum
 import os
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import history, reductions, state, streams
+from . import cuda_memory, state, streams
 from .device import Device
+from .kernels import NotMirrored
 from .patches import Patches
 
 if TYPE_CHECKING:
     from .gpu import VirtualGPU
 
+# Of CUDA's programming guide, by compute capability: resident threads and KiB of shared memory of a multiprocessor,
+# and how many of these KiB one block may ask for.
+_MULTIPROCESSOR = {
+    (7, 0): (2048, 96, 96), (7, 5): (1024, 64, 64), (8, 0): (2048, 164, 163), (8, 6): (1536, 100, 99),
+    (8, 9): (1536, 100, 99), (9, 0): (2048, 228, 227), (10, 0): (2048, 228, 227), (12, 0): (1536, 100, 99),
+}  # fmt: skip
 
+_READINGS = "the driver's readings (utilisation, temperature, power, clocks)"
+_POOLS = "pools of memory and other allocators"
+_HANDLES = "handles of CUDA's libraries"
+REFUSED = {
+    "torch.cuda": {
+        "CUDA graphs": "graph CUDAGraph make_graphed_callables graph_pool_handle",
+        _READINGS: "utilization memory_usage temperature power_draw clock_rate",
+        _POOLS: "MemPool use_mem_pool CUDAPluggableAllocator change_current_allocator caching_allocator_disabled",
+        _HANDLES: "current_blas_handle current_solver_handle",
+        "streams of other libraries": "ExternalStream get_stream_from_external",
+        "green contexts": "GreenContext",
+    },
+    "torch._C": {
+        "CUDA graphs": "_cuda_getCheckpointState _cuda_setCheckpointPoolState _acceleratorGraph",
+        _POOLS: "_cuda_beginAllocateToPool _cuda_beginAllocateCurrentStreamToPool _cuda_releasePool _cuda_getAllocator "
+        "_cuda_beginAllocateCurrentThreadToPool _cuda_endAllocateToPool _cuda_changeCurrentAllocator "
+        "_cuda_customAllocator _cuda_checkPoolLiveAllocations _cuda_cudaHostAllocator",
+        _HANDLES: "_cuda_getCurrentBlasHandle _cuda_getCurrentSolverHandle",
+        "streams of other libraries": "_cuda_getStreamFromExternal",
+        "kernels compiled at run time": "_cuda_jiterator_compile_and_launch_kernel",
+    },
+}
+"""Functions that raise NotMirrored, by what they would need."""
 
 
 class Properties(SimpleNamespace):
     """`torch.cuda.get_device_properties`: what is known of the GPU, and no more."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"{name!r} of a virtual {self.__dict__.get('name', 'GPU')} is not known")
 
     def __repr__(self) -> str:
         return (
@@ -32,11 +67,24 @@ class Properties(SimpleNamespace):
         )
 
 
+class CudaError(enum.IntEnum):
+    """`torch.cuda.cudart().cudaError`."""
+
+    success = 0
+
+
 def install(gpu: VirtualGPU, patches: Patches) -> None:
     """Replace the functions for as long as `gpu` is in force."""
+    for module, kinds in (torch.cuda, REFUSED["torch.cuda"]), (torch._C, REFUSED["torch._C"]):
+        for what, names in kinds.items():
+            for name in names.split():
+                patches.set(module, name, _refuse(what, name))
     surface = _Surface(gpu)
-    for name in [name for name in dir(_Surface) if name.startswith("_cuda_")]:
-        patches.set(torch._C, name, getattr(surface, name))
+    memory = cuda_memory.Memory(gpu)
+    for part in (surface, memory):
+        for name in [name for name in dir(part) if name.startswith("_cuda_")]:
+            patches.set(torch._C, name, getattr(part, name))
+    cuda_memory.install(memory, patches)
     for name, value in {
         "_initialized": True,
         "_lazy_init": surface.lazy_init,
@@ -47,54 +95,82 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
         "_exchange_device": surface._cuda_exchangeDevice,
         "_maybe_exchange_device": surface._cuda_maybeExchangeDevice,
         "_get_device_properties": surface.properties,
-        "get_arch_list": lambda: [f"sm_{gpu.spec.capability[0]}{gpu.spec.capability[1]}"],
-        "current_stream": surface.current_stream,
-        "default_stream": surface.default_stream,
-        "set_stream": surface.set_stream,
+        "_get_nvml_device_index": streams.device_index,
+        "get_arch_list": lambda: [surface._cuda_getArchFlags()],
         "is_current_stream_capturing": lambda: False,
-        "default_generators": tuple(surface.generators),
+        "default_generators": tuple(device.generator for device in gpu.devices),
         "Stream": streams.Stream,
         "Event": streams.CudaEvent,
-        "_cudart": surface.cudart,
-        "graph": _refuse("CUDA graphs"),
-        "CUDAGraph": _refuse("CUDA graphs"),
-        "make_graphed_callables": _refuse("CUDA graphs"),
+        "_cudart": surface.cudart(memory),
         "is_bf16_supported": surface.is_bf16_supported,
-        "utilization": _refuse("the driver's readings"),
+        "_sleep": surface._cuda_sleep,
     }.items():
         patches.set(torch.cuda, name, value)
     patches.set(torch.cuda.streams, "Stream", streams.Stream)
     patches.set(torch.cuda.streams, "Event", streams.CudaEvent)
     patches.set(torch.cuda.graphs, "is_current_stream_capturing", lambda: False)
+    patches.set(torch.backends.cuda, "cufft_plan_cache", _NoPlans())
+    patches.set(torch.backends.cuda, "is_built", lambda: True)
+    patches.set(torch, "set_default_tensor_type", _default_tensor_type(torch.set_default_tensor_type))
     for name in ("range_push", "range_pop", "mark", "range_start", "range_end"):
         patches.set(torch.cuda.nvtx, name, lambda *args, **kwargs: None)
 
 
-def _refuse(what: str) -> Any:
-    from .kernels import NotMirrored
-
+def _refuse(what: str, name: str) -> Any:
     def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise NotMirrored(f"{what} are not mirrored by the virtual GPU")
+        raise NotMirrored(f"{what} are not mirrored by the virtual GPU ({name} was called)")
 
+    refuse.__name__ = refuse.__qualname__ = name
+    refuse.__wrapped__ = refuse  # type: ignore[attr-defined]  # dynamo unwraps what it finds here when it is imported
     return refuse
+
+
+def _default_tensor_type(own: Callable[[Any], None]) -> Callable[[Any], None]:
+    def set_default_tensor_type(kind: Any) -> None:
+        name = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__name__}"
+        if name.startswith("torch.cuda."):
+            raise NotMirrored(
+                f"{name} as the default type is not mirrored by the virtual GPU; torch.set_default_device('cuda') and "
+                "torch.set_default_dtype do the same"
+            )
+        own(name)
+
+    return set_default_tensor_type
+
+
+class _NoPlans:
+    """`torch.backends.cuda.cufft_plan_cache` of a GPU on which no FFT has run."""
+
+    size, max_size = 0, 4096
+
+    def __getitem__(self, device: Any) -> _NoPlans:
+        streams.device_index(device)
+        return self
+
+    def clear(self) -> None:
+        """There is nothing in it."""
 
 
 class _Surface:
     def __init__(self, gpu: VirtualGPU) -> None:
         self.gpu = gpu
-        self.generators = []
+        self.sync_debug_mode = 0
         for device in gpu.devices:
-            generator = streams.Generator("cpu")
-            generator.gpulab_device = device.name
-            generator.set_state(device.generator.get_state())
-            device.generator = generator
-            self.generators.append(generator)
-        self.cudart = SimpleNamespace(
-            cudaMemGetInfo=self.memory_info,
-            cudaError=SimpleNamespace(success=0),
-            cudaGetErrorString=lambda code: f"CUDA error {code}",
-            cudaProfilerStart=lambda: 0,
-            cudaProfilerStop=lambda: 0,
+            if not isinstance(device.generator, streams.Generator):
+                generator = streams.Generator(device.name)
+                generator.set_state(device.generator.get_state())
+                device.generator = generator
+
+    def cudart(self, memory: cuda_memory.Memory) -> Any:
+        def success(*args: Any) -> CudaError:
+            return CudaError.success
+
+        names = "cudaProfilerStart cudaProfilerStop cudaHostRegister cudaHostUnregister".split()
+        return SimpleNamespace(
+            cudaMemGetInfo=memory.info,
+            cudaError=CudaError,
+            cudaGetErrorString=lambda code: "no error" if code == 0 else f"CUDA error {int(code)}",
+            **dict.fromkeys(names, success),
         )
 
     def _device(self, index: int | None = None) -> Device:
@@ -125,7 +201,7 @@ class _Surface:
     def _cuda_exchangeDevice(self, index: int) -> int:
         if index < 0:
             return -1
-        before = state.thread.device
+        before = self._device().index
         self._cuda_setDevice(index)
         return before
 
@@ -148,6 +224,9 @@ class _Surface:
     def _cuda_synchronize(self) -> None:
         self._device().synchronize()
 
+    def _cuda_sleep(self, cycles: int) -> None:
+        """Operations take no time here yet."""
+
     def _cuda_ipc_collect(self) -> None:
         """Nothing is shared between processes."""
 
@@ -155,118 +234,52 @@ class _Surface:
         for device in self.gpu.devices:
             device.workspaces.clear()
 
+    def _cuda_set_sync_debug_mode(self, mode: int) -> None:
+        self.sync_debug_mode = mode
+
+    def _cuda_get_sync_debug_mode(self) -> int:
+        return self.sync_debug_mode
+
     def is_bf16_supported(self, including_emulation: bool = True) -> bool:
         """As PyTorch answers: emulation counts unless it is told otherwise."""
         return including_emulation or self.gpu.spec.capability >= (8, 0)
 
     def properties(self, index: int) -> Properties:
         spec = self._device(index).spec
+        threads, shared, block = _MULTIPROCESSOR[spec.capability]
         return Properties(
             name=spec.product,
             major=spec.capability[0],
             minor=spec.capability[1],
             total_memory=spec.memory_bytes,
             multi_processor_count=spec.sms,
-            max_threads_per_multi_processor=reductions.THREADS_PER_SM[spec.capability],
+            max_threads_per_multi_processor=threads,
+            max_threads_per_block=1024,
+            shared_memory_per_multiprocessor=shared << 10,
+            shared_memory_per_block=48 << 10,
+            shared_memory_per_block_optin=block << 10,
             regs_per_multiprocessor=65536,
             warp_size=32,
             is_integrated=0,
             is_multi_gpu_board=0,
+            gcnArchName=spec.product,
         )
-
-    # -- memory ------------------------------------------------------------------------------------------------------
-
-    def memory_info(self, index: Any = None) -> tuple[int, int]:
-        device = self._device(streams.device_index(index))
-        with device.lock:
-            device.drain()
-            return device.allocator.memory_info()
-
-    def _cuda_memoryStats(self, index: int) -> dict[str, Any]:
-        device = self._device(index)
-        with device.lock:
-            device.drain()
-            return _nested(device.allocator.memory_stats())
-
-    def _cuda_resetPeakMemoryStats(self, index: int) -> None:
-        device = self._device(index)
-        with device.lock:
-            device.drain()
-            device.allocator.statistics.reset_peak()
-
-    def _cuda_resetAccumulatedMemoryStats(self, index: int) -> None:
-        device = self._device(index)
-        with device.lock:
-            device.drain()
-            device.allocator.statistics.reset_accumulated()
-
-    def _cuda_emptyCache(self) -> None:
-        for device in self.gpu.devices:
-            with device.lock:
-                device.synchronize()
-                device.drain()
-                device.allocator.empty_cache()
-
-    def _cuda_setMemoryFraction(self, fraction: float, index: int) -> None:
-        self._device(index).allocator.set_memory_fraction(fraction)
-
-    def _cuda_getMemoryFraction(self, index: int) -> float:
-        return float(self._device(index).allocator.memory_fraction)
-
-    def _cuda_getAllocatorBackend(self) -> str:
-        return "native"
-
-    def _cuda_hostMemoryStats(self) -> dict[str, Any]:
-        return {}
-
-    def _cuda_cudaCachingAllocator_raw_alloc(self, size: int, stream: Any) -> int:
-        device = self._device()
-        label = device.allocate(size)
-        address = 0 if label.block is None else label.block.address
-        device.raw[address] = label
-        return address
-
-    def _cuda_cudaCachingAllocator_raw_delete(self, address: int) -> None:
-        for device in self.gpu.devices:
-            device.raw.pop(address, None)
-
-    # -- its history -------------------------------------------------------------------------------------------------
-
-    def _cuda_record_memory_history(self, enabled: Any, *args: Any, **kwargs: Any) -> None:
-        history.record(self.gpu, enabled, args, kwargs)
-
-    def _cuda_isHistoryEnabled(self) -> bool:
-        return any(device.history is not None for device in self.gpu.devices)
-
-    def _cuda_memorySnapshot(self, mempool: Any = None, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        return history.snapshot(self.gpu)
 
     # -- streams -----------------------------------------------------------------------------------------------------
 
-    def current_stream(self, device: Any = None) -> streams.Stream:
-        index = streams.device_index(device)
-        return streams.Stream(stream_id=self._device(index).stream, device_index=index, device_type=1)
+    def _cuda_getCurrentStream(self, index: int) -> tuple[int, int, int]:
+        device = self._device(index)
+        return device.stream, device.index, streams.CUDA
 
-    def default_stream(self, device: Any = None) -> streams.Stream:
-        return streams.Stream(stream_id=0, device_index=streams.device_index(device), device_type=1)
+    def _cuda_getCurrentRawStream(self, index: int) -> int:
+        return self._device(index).stream
 
-    def set_stream(self, stream: Any) -> None:
-        if stream is not None:
-            state.thread.device = stream.device_index
-            self._device(stream.device_index).stream = stream.stream_id
+    def _cuda_getDefaultStream(self, index: int) -> tuple[int, int, int]:
+        return 0, self._device(index).index, streams.CUDA
 
     def _cuda_setStream(self, stream_id: int, device_index: int, device_type: int) -> None:
-        state.thread.device = device_index
-        self._device(device_index).stream = stream_id
+        device = self._device(device_index)
+        state.thread.device, device.stream = device.index, stream_id
 
-
-def _nested(flat: dict[str, int]) -> dict[str, Any]:
-    """The statistics as PyTorch's C++ gives them: "a.b.c" as a dictionary of dictionaries."""
-    out: dict[str, Any] = {}
-    for name, value in flat.items():
-        *path, last = name.split(".")
-        inner = out
-        for part in path:
-            inner = inner.setdefault(part, {})
-        inner[last] = value
-    return out
+    def _cuda_isCurrentStreamCapturing(self) -> bool:
+        return False

@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 
 
 class History:
-    """The last `most` events of one GPU; `stacks` says whether each keeps its Python stack."""
+    """The last `most` events of one GPU, but for the actions to `skip`; `stacks`: each with its Python stack."""
 
-    def __init__(self, device: Device, most: int, stacks: bool) -> None:
+    def __init__(self, device: Device, most: int, stacks: bool, skip: frozenset[str] = frozenset()) -> None:
         self.events: deque[dict[str, Any]] = deque(maxlen=most)
         self.device = device
         self.stacks = stacks
+        self.skip = skip
         self.frames: dict[int, list[dict[str, Any]]] = {}
         device.allocator.watch = self._segment
 
@@ -45,9 +46,11 @@ class History:
         self._add(action, address, size, stream, self._stack())
 
     def _add(self, action: str, address: int, size: int, stream: int, frames: list[Any], **more: Any) -> None:
+        if action in self.skip:
+            return
         event = {"action": action, "addr": address, "size": size, "stream": stream, "frames": frames}
         now = time.time_ns() // 1000
-        self.events.append({**event, "time_us": now, "compile_context": None, "user_metadata": "", **more})
+        self.events.append({**event, "time_us": now, "compile_context": "N/A", "user_metadata": "", **_POOL, **more})
 
     def _stack(self) -> list[dict[str, Any]]:
         if not self.stacks:
@@ -61,22 +64,25 @@ class History:
         return out
 
 
+_POOL = {"pool_id": (0, 0)}
 _OWN = __file__.rpartition("history")[0]
 
 
 def record(gpu: VirtualGPU, enabled: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Begin ("state" or "all") or end (None) to record, as `_cuda_record_memory_history` is called."""
-    named = dict(zip(("context", "stacks", "max_entries"), args, strict=False)) | kwargs
+    named = dict(zip(("context", "stacks", "max_entries", "clear_history"), args, strict=False)) | kwargs
+    most = min(int(named.get("max_entries") or sys.maxsize), 2**31) if enabled == "all" else 0
+    skip = frozenset(named.get("skip_actions") or ())
     for device in gpu.devices:
         with device.lock:
             device.drain()
+            before, device.history, device.allocator.watch = device.history, None, None
             if enabled is None:
-                device.history = None
-                device.allocator.watch = None
-            else:
-                most = min(int(named.get("max_entries") or sys.maxsize), 2**31)
-                most = most if enabled == "all" else 0
-                device.history = History(device, most, named.get("context") is not None)
+                continue
+            device.history = History(device, most, named.get("context") is not None, skip)
+            if before is not None and not named.get("clear_history"):
+                device.history.events.extend(before.events)
+                device.history.frames.update(before.frames)
 
 
 def snapshot(gpu: VirtualGPU) -> dict[str, Any]:
@@ -107,4 +113,6 @@ def snapshot(gpu: VirtualGPU) -> dict[str, Any]:
             "roundup_power2_divisions": {},
         },
         "external_annotations": [],
+        "host_segments": [],
+        "host_traces": [],
     }

@@ -14,7 +14,7 @@ from torch.utils._device import DeviceContext, _device_constructors
 
 from . import kernels
 from .dispatch import place
-from .moving import current, indexed, to
+from .moving import current, indexed, pin_memory, to
 from .patches import Patches
 from .state import backing, thread
 
@@ -39,7 +39,12 @@ def install(patches: Patches) -> None:
     for name in _SPARSE:
         patches.set(torch, name, _sparse(getattr(torch, name)))
     for kind, dtype in _KINDS.items():
-        patches.set(torch.cuda, f"{kind}Tensor", _type("torch.cuda", f"{kind}Tensor", dtype))
+        name = f"{kind}Tensor"
+        patches.set(torch.cuda, name, _TensorType(name, (), {"__module__": "torch.cuda", "dtype": dtype, "own": None}))
+        own = getattr(torch, name)
+        patches.set(torch, name, _TensorType(name, (), {"__module__": "torch", "dtype": dtype, "own": own}))
+    for name in ("nested_tensor", "as_nested_tensor"):
+        patches.set(torch.nested, name, _nested(getattr(torch.nested, name)))
 
 
 # -- where does it go? -----------------------------------------------------------------------------------------------
@@ -75,7 +80,9 @@ def tensor(data: Any, *, dtype: Any = None, device: Any = None, requires_grad: b
         if device is None and isinstance(data, Tensor):
             device = data.device if data.device.type == "cuda" else None
         if device is None or not goes_to_gpu(device):
-            return _own_tensor(data, dtype=dtype, device=device, requires_grad=requires_grad, **kwargs)
+            pinned = kwargs.pop("pin_memory", False) and not thread.inside
+            made = _own_tensor(data, dtype=dtype, device=device, **kwargs)
+            return (pin_memory(made) if pinned else made).requires_grad_(requires_grad)
     target = _target(device)
     if isinstance(data, Tensor):
         return to(data.detach(), target, dtype or data.dtype, copy=True).requires_grad_(requires_grad)
@@ -107,7 +114,7 @@ def asarray(
         obj = _own_asarray(obj, dtype=dtype, device="cpu")
     target = obj.device if device is None else indexed(device)
     if copy is False and (target != obj.device or (dtype or obj.dtype) != obj.dtype):
-        raise ValueError(f"can't alias tensor from device '{obj.device}' to '{target}'.")
+        raise ValueError(f"can't alias tensor from device '{obj.device}' to '{device or target}'.")
     out = to(obj, target, dtype or obj.dtype, copy=bool(copy))
     return out.requires_grad_() if requires_grad else out.detach()
 
@@ -186,6 +193,17 @@ def range_(start: Any = 0, end: Any = None, step: Any = 1, **kwargs: Any) -> Ten
     return made.requires_grad_(bool(kwargs.get("requires_grad")))
 
 
+def _nested(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def make(data: Any, *args: Any, device: Any = None, **kwargs: Any) -> Tensor:
+        there = [item.device for item in data if isinstance(item, Tensor)]
+        if not thread.inside and goes_to_gpu(device or (there[0] if there else None)):
+            raise kernels.NotMirrored("nested tensors are not mirrored by the virtual GPU")
+        return own(data, *args, device=device, **kwargs)
+
+    make.__name__ = make.__qualname__ = own.__name__
+    return make
+
+
 # -- tensor types ----------------------------------------------------------------------------------------------------
 
 
@@ -193,7 +211,7 @@ def typed(self: Tensor, dtype: Any = None, non_blocking: bool = False, **kwargs:
     """`Tensor.type`: its type's name, or the tensor as another type."""
     if dtype is None:
         name = _Base.type(self)
-        return f"torch.cuda.{name.rpartition('.')[2]}" if self.device.type == "cuda" else name
+        return name.replace("torch.", "torch.cuda.", 1) if self.device.type == "cuda" else name
     if thread.inside:
         return _Base.type(self, dtype, non_blocking, **kwargs)
     if isinstance(dtype, torch.dtype):
@@ -208,19 +226,22 @@ def typed(self: Tensor, dtype: Any = None, non_blocking: bool = False, **kwargs:
 
 
 class _TensorType(type):
-    """The type of `torch.cuda.FloatTensor` and the like: tensors of this dtype that are on a GPU are its instances."""
+    """The type of `torch.FloatTensor`, `torch.cuda.FloatTensor` and the like: of one dtype, on the host or on a GPU."""
 
     dtype: torch.dtype
+    own: Any  # PyTorch's, for those of the host
 
     def __instancecheck__(cls, item: Any) -> bool:
-        return isinstance(item, Tensor) and item.dtype is cls.dtype and item.device.type == "cuda"
+        on_gpu = isinstance(item, Tensor) and item.device.type == "cuda"
+        if cls.own is not None:
+            return not on_gpu and isinstance(item, cls.own)
+        return on_gpu and item.dtype is cls.dtype
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Tensor:
+        if cls.own is not None:
+            made: Tensor = cls.own(*args, **kwargs)
+            return made
         return _legacy(cls.dtype, torch.device("cuda"), *args, **kwargs)
-
-
-def _type(module: str, name: str, dtype: torch.dtype) -> type:
-    return _TensorType(name, (), {"__module__": module, "dtype": dtype, "is_cuda": True})
 
 
 __all__ = ["as_tensor", "asarray", "default_device", "goes_to_gpu", "install", "new", "new_tensor", "tensor", "typed"]

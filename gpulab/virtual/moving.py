@@ -46,6 +46,8 @@ def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """`Tensor.to`."""
     if thread.inside:
         return _Base.to(self, *args, **kwargs)
+    if self.is_nested:
+        return _nested(self, *args, **kwargs)
     if has_torch_function_unary(self):
         if isinstance(self, UninitializedTensorMixin):  # it lets through the functions that it was made with, no others
             if not current().compute:
@@ -59,11 +61,11 @@ def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     if args and isinstance(args[0], Tensor):
         other, *rest = args
         return to(self, other.device, other.dtype, *rest, **kwargs)
-    if isinstance(kwargs.get("other"), Tensor):
-        other = kwargs.pop("other")
-        return to(self, other.device, other.dtype, *args, **kwargs)
-    device, dtype, non_blocking, copy, form = parse_to(*args, **kwargs)
-    if device is None or isinstance(device, bool) or not isinstance(device, (int, str, torch.device)):
+    try:
+        device, dtype, non_blocking, copy, form = parse_to(*args, **kwargs)
+    except TypeError:
+        return _Base.to(self, *args, **kwargs)  # which says what is wrong
+    if type(device) not in (int, str, torch.device) or not (dtype is None or isinstance(dtype, torch.dtype)):
         return _Base.to(self, *args, **kwargs)
     target = indexed(device)
     here = self.device
@@ -75,6 +77,14 @@ def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         out: Tensor = ToCopy.apply(self, target, dtype, form, non_blocking)
         return out
     return move(self, target, dtype, form, non_blocking)
+
+
+def _nested(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """`Tensor.to` of a nested tensor, which stays on the host."""
+    if any(str(item).startswith("cuda") for item in [*args, *kwargs.values()]):
+        raise kernels.NotMirrored("nested tensors are not mirrored by the virtual GPU")
+    with backing:
+        return _Base.to(tensor, *args, **kwargs)
 
 
 def parse_to(
@@ -161,6 +171,11 @@ def cpu(self: Tensor, memory_format: Any = None) -> Tensor:
     return to(self, _HOST, memory_format=memory_format)
 
 
+def type_as(self: Tensor, other: Tensor) -> Tensor:
+    """`Tensor.type_as`."""
+    return to(self, other.device, other.dtype)
+
+
 # -- pinned memory of the host ---------------------------------------------------------------------------------------
 
 
@@ -182,4 +197,4 @@ def is_pinned(self: Tensor, device: Any = None) -> bool:
     return storage is not None and bool(getattr(storage, PINNED, False))
 
 
-__all__ = ["ToCopy", "cpu", "cuda", "current", "indexed", "is_pinned", "move", "parse_to", "pin_memory", "to"]
+__all__ = ["ToCopy", "cpu", "cuda", "current", "indexed", "is_pinned", "move", "parse_to", "pin_memory", "to", "type_as"]

@@ -79,9 +79,10 @@ def _device(self: Any) -> torch.device:
     return found
 
 
-def _get_device(self: Any) -> int:
+def _get_device(self: Any) -> int | None:
     label = _label(self)
-    return int(_own["get_device"](self)) if label is None else label.device.index
+    found: int | None = _own["get_device"](self) if label is None else label.device.index
+    return found
 
 
 def _data_ptr(self: Any) -> int:
@@ -180,7 +181,7 @@ def _is_pinned(self: Any, device: Any = "cuda") -> bool:
 
 def _pin(self: Any, device: Any = "cuda") -> Any:
     if _label(self) is not None:
-        raise TypeError(f"cannot pin '{_device(self)}' only CPU memory can be pinned")
+        raise TypeError(f"cannot pin '{torch.typename(self)}' only CPU memory can be pinned")
     with backing:
         out = _Storage(self.nbytes())
         out.copy_(self)

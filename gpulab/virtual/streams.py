@@ -6,6 +6,7 @@ is the host's.
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import time
 import weakref
@@ -16,7 +17,7 @@ import torch
 from . import state
 
 _numbers = itertools.count(1)
-_CUDA = 1  # c10::DeviceType::CUDA
+CUDA = 1  # c10::DeviceType::CUDA
 
 
 class Stream(torch.Stream):
@@ -28,8 +29,18 @@ class Stream(torch.Stream):
             raise RuntimeError("no virtual GPU is in force")
         if "stream_id" not in kwargs:
             index = device_index(device)
-            kwargs = {"stream_id": next(_numbers), "device_index": index, "device_type": _CUDA}
-        return super().__new__(cls, **kwargs)  # type: ignore[no-any-return]
+            kwargs = {"stream_id": next(_numbers), "device_index": index, "device_type": CUDA}
+        self: Stream = super().__new__(cls, **kwargs)
+        self._priority = max(-3, min(0, priority))
+        return self
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """All is done in `__new__`."""
+
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        """The least and the greatest priority."""
+        return 0, -3
 
     @property
     def device(self) -> torch.device:
@@ -41,7 +52,11 @@ class Stream(torch.Stream):
 
     @property
     def priority(self) -> int:
-        return 0
+        return self._priority
+
+    @property
+    def _as_parameter_(self) -> ctypes.c_void_p:
+        return ctypes.c_void_p(self.cuda_stream)
 
     def wait_event(self, event: Any) -> None:
         event.wait(self)
@@ -119,6 +134,13 @@ class Event:
             raise ValueError("Both events must be recorded before calculating elapsed time.")
         return (end_event._at - self._at) * 1e3
 
+    def ipc_handle(self) -> bytes:
+        raise _not_mirrored("events shared between processes are")
+
+    @classmethod
+    def from_ipc_handle(cls, device: Any, handle: bytes) -> Event:
+        raise _not_mirrored("events shared between processes are")
+
     def __repr__(self) -> str:
         return f"<torch.cuda.Event {'recorded' if self._at is not None else 'uninitialized'}>"
 
@@ -135,12 +157,13 @@ class CudaEvent(Event):
 class Generator(torch.Generator):
     """`torch.Generator`, which here can be one of a virtual GPU."""
 
-    gpulab_device: torch.device | None
+    gpulab_device: torch.device | None  # as it was named; `cuda` is the GPU that is current when it is used
 
     def __new__(cls, device: Any = "cpu") -> Generator:
-        on_gpu = isinstance(device, int) or torch.device(device).type == "cuda"
+        named = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+        on_gpu = named.type == "cuda"
         self: Generator = super().__new__(cls, "cpu" if on_gpu else device)
-        self.gpulab_device = torch.device("cuda", device_index(device)) if on_gpu else None
+        self.gpulab_device = named if on_gpu else None
         if on_gpu:
             _generators[self._cdata] = self  # type: ignore[attr-defined]
         return self
@@ -151,6 +174,16 @@ class Generator(torch.Generator):
     @property
     def device(self) -> torch.device:  # type: ignore[override]
         return self.gpulab_device or super().device
+
+    def get_offset(self) -> int:
+        if self.gpulab_device is None:
+            return super().get_offset()
+        raise _not_mirrored("the offset of a generator (get_state() has all of it) is")
+
+    def set_offset(self, offset: int) -> Generator:
+        if self.gpulab_device is None:
+            return super().set_offset(offset)  # type: ignore[no-any-return]
+        raise _not_mirrored("the offset of a generator (set_state() sets all of it) is")
 
     def clone_state(self) -> Generator:
         """Another generator of the same device, in the same state."""
@@ -169,7 +202,7 @@ def generator_device(generator: Any) -> torch.device:
     """Where a generator is. An operation is handed a new Python object for it: the one in C++ says which it is."""
     found = _generators.get(generator._cdata)
     where: torch.device = generator.device if found is None else found.device
-    return where
+    return torch.device("cuda", device_index(where)) if where.type == "cuda" else where
 
 
 def _generator(device: torch.device, state: torch.Tensor) -> Generator:
@@ -178,20 +211,31 @@ def _generator(device: torch.device, state: torch.Tensor) -> Generator:
     return out
 
 
-def device_index(device: Any) -> int:
-    """The number of a GPU as `torch.cuda` takes it: None, 1, "cuda:1" or a torch.device."""
+def device_number(device: Any) -> int:
+    """The number that names a GPU as `torch.cuda` takes it: None, 1, "cuda:1" or a torch.device; it need not exist."""
     if device is None:
-        return state.thread.device
+        return _device(None).index  # type: ignore[no-any-return]
     if isinstance(device, int):
-        return _device(device).index
+        return device
     device = torch.device(device)
     if device.type != "cuda":
         raise ValueError(f"Expected a cuda device, but got: {device}")
-    return state.thread.device if device.index is None else _device(device.index).index
+    return device_number(device.index)
 
 
-def _device(index: int) -> Any:
+def device_index(device: Any) -> int:
+    """The number of a GPU that exists; torch.AcceleratorError for another."""
+    return _device(device_number(device)).index  # type: ignore[no-any-return]
+
+
+def _device(index: int | None) -> Any:
     gpu = state.current
     if gpu is None:
         raise RuntimeError("no virtual GPU is in force")
     return gpu.device(index)
+
+
+def _not_mirrored(what: str) -> Exception:
+    from .kernels import NotMirrored  # which needs the generators of this file
+
+    return NotMirrored(f"{what} not mirrored by the virtual GPU")

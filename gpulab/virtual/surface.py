@@ -21,8 +21,6 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
     storages.install(patches)
     tensors.install(patches)
     making.install(patches)
-    patches.set(torch.utils.dlpack, "to_dlpack", tensors.to_dlpack)
-    patches.set(torch, "to_dlpack", tensors.to_dlpack)
     patches.set(torch, "Generator", streams.Generator)
     patches.set(torch._C._nn, "_parse_to", _parse_to)
     patches.set(torch._C, "_group_tensors_by_device_and_dtype", _group)
@@ -41,7 +39,9 @@ def _parse_to(*args: Any, **kwargs: Any) -> tuple[Any, Any, bool, Any]:
     if "tensor" in kwargs:
         other = kwargs.pop("tensor")
         args = (other.device, other.dtype, *args)
-    device, dtype, non_blocking, _, _ = moving.parse_to(*args, **kwargs)
+    device, dtype, non_blocking, copy, _ = moving.parse_to(*args, **kwargs)
+    if copy:
+        raise RuntimeError(".to() does not accept copy argument")
     if device is not None:
         device = moving.indexed(device)
     return device, dtype, non_blocking, kwargs.get("memory_format")

@@ -40,6 +40,7 @@ def install(patches: Patches) -> None:
         "new_tensor": making.new_tensor,
         "new": making.new,
         "type": making.typed,
+        "type_as": moving.type_as,
         "numpy": _numpy,
         "__array__": _array,
         "__dlpack__": _dlpack,
@@ -51,6 +52,9 @@ def install(patches: Patches) -> None:
         "__repr__": _repr,
     }.items():
         patches.set(Tensor, name, value)
+    patches.set(torch, "get_device", _get_device)
+    for module in (torch, torch.utils.dlpack):
+        patches.set(module, "to_dlpack", _to_dlpack)
 
 
 def where(tensor: Tensor) -> Device | None:
@@ -142,7 +146,7 @@ def _dlpack(self: Tensor, *args: Any, **kwargs: Any) -> Any:
     return _own_dlpack(self, *args, **kwargs)
 
 
-def to_dlpack(tensor: Tensor) -> Any:
+def _to_dlpack(tensor: Tensor) -> Any:
     """`torch.utils.dlpack.to_dlpack`."""
     if where(tensor) is not None:
         raise BufferError(NO_EXPORT)
@@ -183,4 +187,4 @@ def _repr(self: Tensor, *, tensor_contents: Any = None) -> str:
         return _own_repr(self).replace("device='meta'", f"device='{device.name}'")
 
 
-__all__ = ["install", "to_dlpack", "where"]
+__all__ = ["install", "where"]

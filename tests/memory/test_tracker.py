@@ -16,6 +16,11 @@ def take(mib, device="cuda"):
     return torch.empty(mib * MIB, dtype=torch.uint8, device=device)
 
 
+def take_and_fail(mib, kept):
+    kept.append(take(mib))
+    raise KeyError("mine")
+
+
 @pytest.fixture(autouse=True)
 def nothing_left_open():
     yield
@@ -124,11 +129,11 @@ def test_a_reset_of_ones_own_costs_nothing_if_the_tracker_is_read_first(gpu):
 
 def test_an_exception_ends_the_measurement_and_goes_on(gpu):
     seen = GPUMemoryTracker()
+    kept = []
     with pytest.raises(KeyError, match="mine"), seen:
-        a = take(5)
-        raise KeyError("mine")
+        take_and_fail(5, kept)
     assert seen.memory_delta_mb == 5
-    del a
+    kept.clear()
     with seen:
         pass
     assert seen.peak_bytes == 0
@@ -137,10 +142,8 @@ def test_an_exception_ends_the_measurement_and_goes_on(gpu):
 def test_out_of_memory_inside_keeps_the_peak_that_was_reached(gpu):
     seen = GPUMemoryTracker()
     with pytest.raises(torch.OutOfMemoryError), seen:
-        a = take(1024)
-        take(1024 * 1024)
-    assert (seen.peak_memory_mb, seen.memory_delta_mb) == (1024, 1024)
-    del a
+        _ = [take(1024), take(1024 * 1024)]
+    assert (seen.peak_memory_mb, seen.memory_delta_mb) == (1024, 0)
 
 
 def test_entering_an_open_tracker_is_refused_and_harms_nothing(gpu):
@@ -171,9 +174,12 @@ def test_a_failed_kernel_shows_up_at_the_end_of_the_block(gpu):
 
 
 def test_a_failed_kernel_does_not_hide_the_exception_on_its_way(gpu):
-    with pytest.raises(KeyError, match="mine"), GPUMemoryTracker():
+    def work():
         gpu.devices[0].fail("index out of bounds")
         raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"), GPUMemoryTracker():
+        work()
 
 
 def test_a_failed_kernel_before_entry_leaves_the_tracker_closed(gpu):
@@ -292,7 +298,10 @@ def test_an_inner_tracker_on_another_gpu_does_not_touch_the_outer(two_gpus):
 
 
 def test_a_gpu_that_does_not_exist_is_named_at_entry(two_gpus):
-    with pytest.raises(ValueError, match=r"cuda:2 does not exist: there are 2 GPUs, cuda:0 to cuda:1"), GPUMemoryTracker(2):
+    with (
+        pytest.raises(ValueError, match=r"cuda:2 does not exist: there are 2 GPUs, cuda:0 to cuda:1"),
+        GPUMemoryTracker(2),
+    ):
         pass
 
 
@@ -459,3 +468,12 @@ def test_a_tracker_dropped_while_open_leaves_nothing_behind(gpu):
     GPUMemoryTracker().__enter__()
     gc.collect()
     assert tracker._open == {}
+
+
+def test_reading_one_tracker_before_a_reset_of_ones_own_serves_all(gpu):
+    with GPUMemoryTracker() as outer, GPUMemoryTracker() as inner:
+        a = take(9)
+        del a
+        assert inner.peak_memory_mb == 9
+        torch.cuda.reset_peak_memory_stats()
+    assert (outer.peak_memory_mb, inner.peak_memory_mb) == (9, 9)

@@ -22,3 +22,4 @@ if device.type == "cuda":
     assert twice(x).is_cuda
     model.compile()
     assert model(x).is_cuda
+    assert set(compiled.state_dict()) == {f"_orig_mod.{name}" for name in model.state_dict()}

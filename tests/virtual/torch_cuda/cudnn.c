@@ -1,13 +1,16 @@
 /* A stand-in for cuDNN: descriptors keep what they were given, every heuristic names one engine, no plan wants a
    workspace or a reserve, and executing does nothing. */
-#include <cudnn.h>
+#include "cudnn_plans.h"
 #include <stdlib.h>
 #include <string.h>
 
 size_t cudnnGetVersion(void) { return CUDNN_VERSION; }
 size_t cudnnGetCudartVersion(void) { return 13020; }
 const char *cudnnGetErrorString(cudnnStatus_t status) { return "stand-in"; }
-void cudnnGetLastErrorString(char *message, size_t size) { if (size) *message = 0; }
+void cudnnGetLastErrorString(char *message, size_t size) {
+    if (size) *message = 0;
+    if (planning()) plan_last_error(message, size);
+}
 cudnnStatus_t cudnnGetProperty(libraryPropertyType type, int *value) {
     return *value = type == 0 ? CUDNN_MAJOR : type == 1 ? CUDNN_MINOR : CUDNN_PATCHLEVEL, 0;
 }
@@ -33,17 +36,20 @@ static Attribute *find(Descriptor *descriptor, int name) {
     return 0;
 }
 cudnnStatus_t cudnnBackendCreateDescriptor(cudnnBackendDescriptorType_t type, cudnnBackendDescriptor_t *descriptor) {
+    if (planning()) return plan_create(type, descriptor);
     Descriptor *made = calloc(1, sizeof *made);
     made->type = type;
     return *descriptor = made, 0;
 }
 cudnnStatus_t cudnnBackendDestroyDescriptor(cudnnBackendDescriptor_t descriptor) {
+    if (planning()) return plan_destroy(descriptor);
     Descriptor *old = descriptor;
     for (int i = 0; i < old->count; i++) free(old->attributes[i].data);
     return free(old), 0;
 }
 cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t descriptor, cudnnBackendAttributeName_t name,
                                        cudnnBackendAttributeType_t type, int64_t count, const void *data) {
+    if (planning()) return plan_set(descriptor, name, type, count, data);
     Attribute *attribute = find(descriptor, name);
     if (!attribute) attribute = &((Descriptor *)descriptor)->attributes[((Descriptor *)descriptor)->count++];
     free(attribute->data);
@@ -53,6 +59,7 @@ cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t descriptor, cudn
 }
 cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t descriptor, cudnnBackendAttributeName_t name,
                                        cudnnBackendAttributeType_t type, int64_t wanted, int64_t *count, void *data) {
+    if (planning()) return plan_get(descriptor, name, type, wanted, count, data);
     Attribute *attribute = find(descriptor, name);
     int64_t n = attribute ? attribute->count
                 : name == CUDNN_ATTR_ENGINEHEUR_RESULTS || name == CUDNN_ATTR_ENGINECFG_ENGINE || type == CUDNN_TYPE_INT64
@@ -63,6 +70,10 @@ cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t descriptor, cudn
     if (!attribute) return 0;
     if (type != CUDNN_TYPE_BACKEND_DESCRIPTOR) memcpy(data, attribute->data, (wanted < n ? wanted : n) * size_of(type));
     return 0;
+}
+
+cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t descriptor) {
+    return planning() ? plan_finalize(descriptor) : CUDNN_STATUS_SUCCESS;
 }
 
 /* The older interface: sizes. */

@@ -36,7 +36,7 @@ NOTHING(cublasLtMatmulPreferenceDestroy) NOTHING(cublasLtMatmulPreferenceSetAttr
 NOTHING(cublasLtMatrixLayoutDestroy) NOTHING(cublasLtMatrixLayoutSetAttribute)
 
 /* cuDNN: executing, and the older interface's settings. */
-NOTHING(cudnnBackendExecute) NOTHING(cudnnBackendFinalize) NOTHING(cudnnBatchNormalizationBackwardEx)
+NOTHING(cudnnBackendExecute) NOTHING(cudnnBatchNormalizationBackwardEx)
 NOTHING(cudnnBatchNormalizationForwardInference) NOTHING(cudnnBatchNormalizationForwardTrainingEx)
 NOTHING(cudnnCTCLoss) NOTHING(cudnnCTCLoss_v8) NOTHING(cudnnPoolingForward) NOTHING(cudnnRNNForward)
 NOTHING(cudnnRNNBackwardData_v8) NOTHING(cudnnRNNBackwardWeights_v8) NOTHING(cudnnRestoreDropoutDescriptor)

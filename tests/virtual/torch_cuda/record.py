@@ -1,6 +1,7 @@
-"""Record what PyTorch's own CUDA code does, without a GPU: ops.json, steps.json, errors.json beside this.
+"""Record what PyTorch's own CUDA code does, without a GPU: ops.json, steps.json, errors.json and
+ops_cudnn.json beside this.
 
-    python tests/virtual/torch_cuda/record.py [ops] [steps] [errors] [--capability 7.5 8.0 9.0]
+    python tests/virtual/torch_cuda/record.py [ops] [ops_cudnn] [steps] [errors] [--capability 7.5 8.0 9.0]
 
 Needs Linux, gcc and a CUDA build of torch with its libraries from PyPI. The stand-in (driver.c, cudnn.c, cublaslt.c,
 nothing.c, loaded before CUDA's libraries) answers the calls that PyTorch makes to CUDA.
@@ -10,10 +11,13 @@ autocast's lists, foreach and fused optimizers), every tensor that is made, its 
 the order of allocations and frees, the caching allocator with its numbers and messages, cuBLAS workspaces, every
 exception.
 
+Convolutions and cuDNN's attention want no workspace in ops.json and in most rows of steps.json; where it says
+"cudnn": "planned", the workspaces are those that the real cuDNN plans for a device of that description.
+
 Not real: no kernel runs. Device memory reads as zeros, so a size that depends on values (nonzero, unique, the segments
-of a sorted embedding gradient) is that of zeros; `.item()` gives 0; GradScaler sees finite gradients. cuDNN asks for no
-workspace, no reserve (recurrent layers, batch norm in channels_last) and no dropout state; CUB's temporary storage
-follows an occupancy that leaves registers out. There is one engine for every convolution, and nothing is timed.
+of a sorted embedding gradient) is that of zeros; `.item()` gives 0; GradScaler sees finite gradients. cuDNN's older
+interface asks for no workspace, reserve or dropout state (recurrent layers, batch norm in channels_last); CUB's
+temporary storage follows an occupancy that leaves registers out; cuBLASLt's heuristic has one answer. Nothing is timed.
 """
 
 import argparse
@@ -54,11 +58,17 @@ def rows(library: Path, script: str, capability: str, devices: int = 1, **settin
 
 
 def recorded(library: Path, what: str, capability: str):
-    """Steps are recorded twice: cuBLAS workspaces taken for each call, as from torch 2.15, and kept, as before it."""
-    script, devices = f"record_{what}.py", 2 if what == "errors" else 1
-    yield from rows(library, script, capability, devices)
+    """Steps are recorded thrice: as torch 2.15 is, with cuBLAS workspaces kept, as before it, and with cuDNN's plans."""
+    if what == "ops_cudnn":
+        plain = {(row["op"], row["mode"]): row for row in rows(library, "record_ops.py", capability) if "op" in row}
+        for row in rows(library, "record_ops.py", capability, **stand_in.cudnn()):
+            if "op" not in row or row != plain[row["op"], row["mode"]]:
+                yield row
+        return
+    yield from rows(library, f"record_{what}.py", capability, devices=2 if what == "errors" else 1)
     if what == "steps":
-        yield from rows(library, script, capability, devices, TORCH_CUBLAS_WORKSPACE_CACHE="1")
+        yield from rows(library, "record_steps.py", capability, TORCH_CUBLAS_WORKSPACE_CACHE="1")
+        yield from rows(library, "record_steps.py", capability, **stand_in.cudnn())
 
 
 def write(name: str, head: dict, table: list[dict]) -> None:
@@ -93,7 +103,7 @@ def write(name: str, head: dict, table: list[dict]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", nargs="*", default=["ops", "steps", "errors"])
+    parser.add_argument("what", nargs="*", default=["ops", "ops_cudnn", "steps", "errors"])
     parser.add_argument("--capability", nargs="*", default=list(stand_in.GPUS))
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -1,0 +1,36 @@
+"""PyTorch's profiler on a virtual GPU: it records the host's side of a training step.
+
+The virtual GPU starts no kernels, so the CUDA activity is left out and a note says so, once per scope. All else, the
+schedule, the tables and the Chrome trace, is PyTorch's own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from . import kernels
+from .patches import Patches
+
+if TYPE_CHECKING:
+    from .gpu import VirtualGPU
+
+NOTE = (
+    "the profiler records the CPU's activity only: the virtual GPU starts no CUDA kernels, so there are none to time. "
+    "Times in this profile are those of the host."
+)
+
+
+def install(gpu: VirtualGPU, patches: Patches) -> None:
+    """Replace what the profiler asks for as long as `gpu` is in force."""
+    from torch.autograd import profiler
+
+    own = profiler.profile.__init__
+
+    def __init__(self: Any, enabled: bool = True, *, use_device: str | None = None, **kwargs: Any) -> None:
+        if use_device == "cuda":
+            # The CPU's activity also where only CUDA's is asked for: an empty profile would tell nothing.
+            use_device, kwargs["use_cpu"] = None, True
+            kernels.warn_once(gpu.told, NOTE)
+        own(self, enabled, use_device=use_device, **kwargs)
+
+    patches.set(profiler.profile, "__init__", __init__)

@@ -1,0 +1,168 @@
+"""The virtual GPU against PyTorch's own CUDA code, which torch_cuda/ has run on a stand-in driver.
+
+`operators.json` says for some 330 operations what they give, in which dtype autocast runs them, and every tensor that
+autograd keeps; `steps.json` what whole training steps allocate and reserve. Bytes are compared exactly where the
+difference is not declared below, with its reason.
+"""
+
+import json
+import sys
+import warnings
+from pathlib import Path
+from statistics import median
+
+import pytest
+import torch
+
+from gpulab import VirtualGPU
+
+HERE = Path(__file__).parent / "torch_cuda"
+NAMES = {"7.5": "T4", "8.0": "A100-80", "9.0": "H200"}
+TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
+
+recorded = pytest.mark.skipif(
+    TORCH < (2, 15), reason=f"recorded with torch 2.15; what {torch.__version__} keeps may differ in places"
+)
+
+# Operations whose saved tensors differ, and why.
+DIFFERENT = {
+    "dropout_one": "p=1 keeps a scalar of 4 bytes on the GPU, here on the host",
+    "ctc": "cuDNN's and the CPU's algorithms keep other things",
+    "embedding_bag": "the CPU keeps one offset more",
+    "lstm_cell": "the fused cell of CUDA is not mirrored",
+    "gru_cell": "the fused cell of CUDA is not mirrored",
+    "lstm_projected": "the stand-in for cuDNN forgets the projection's weights",
+    "affine_grid": "autocast reaches into it on CUDA",
+    # Without a GPU cuDNN's reserve is unknown: the stand-in has none, the virtual GPU what backward cannot do without.
+    **dict.fromkeys(
+        ("lstm", "lstm_two_layers", "lstm_dropout", "lstm_bidirectional", "gru", "gru_two_layers", "gru_dropout", "rnn",
+         "rnn_two_layers", "rnn_relu"), "cuDNN's reserve",
+    ),
+}  # fmt: skip
+# Operations whose result depends on values, which the stand-in does not have.
+BY_VALUE = {"nonzero", "bincount", "unique", "index_mask", "masked_select", "multi_margin", "bce", "gaussian_nll", "prod"}
+# The reference of item one: these run with values too, in every mode.
+WITH_VALUES = [
+    "linear", "conv3x3", "batch_norm", "layer_norm", "group_norm", "rms_norm", "relu", "gelu", "silu", "softmax",
+    "dropout", "max_pool", "avg_pool", "sdpa", "sdpa_causal", "sdpa_dropout", "sdpa_bool_mask", "cross_entropy", "mse",
+    "embedding", "matmul", "multihead_attention", "encoder_layer",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def recorders():
+    """The modules that ran PyTorch's CUDA code; here they run on the virtual GPU."""
+    sys.path.insert(0, str(HERE))
+    try:
+        import record_ops
+        import record_steps
+
+        yield record_ops, record_steps
+    finally:
+        sys.path.remove(str(HERE))
+
+
+def rows_of(capability, mode):
+    short = "f16" if "fp16" in mode else "bf16"
+    for row in json.loads((HERE / "ops.json").read_text())["rows"]:
+        if capability in row["capability"] and mode in row["mode"]:
+            yield json.loads(json.dumps(row).replace('"16"', f'"{short}"'))
+
+
+def kept(row):
+    """The saved tensors that take memory: shape, dtype, bytes of the storage, whose it is."""
+    return sorted((str(shape), dtype, size, owner) for shape, dtype, size, _, owner in row["saved_tensors"] if size)
+
+
+def run(recorders, capability, mode, compute, only=None):
+    """(operation, recorded, here) for all of them; an error is a dictionary with its text."""
+    record_ops, _ = recorders
+    dtype, autocast = record_ops.MODES[mode]
+    table = record_ops.operators.operators(dtype)
+    with VirtualGPU(NAMES[capability], compute=compute), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for row in rows_of(capability, mode):
+            name = row["op"]
+            if name not in table or (only is not None and name not in only):
+                continue
+            torch.manual_seed(0)
+            try:
+                mine = record_ops.record(table[name], autocast)
+            except Exception as error:
+                mine = {"error": f"{type(error).__name__}: {error}"}
+            yield name, row, mine
+
+
+def differences(pairs):
+    found = {}
+    for name, theirs, mine in pairs:
+        if "error" in theirs or name in BY_VALUE:
+            continue
+        if "error" in mine:
+            found[name] = mine["error"]
+        elif theirs["out"] != mine["out"]:
+            found[name] = (theirs["out"], mine["out"])
+        elif kept(theirs) != kept(mine):
+            found[name] = (kept(theirs), kept(mine))
+    return found
+
+
+CASES = [(c, m) for c in NAMES for m in ("fp32", "autocast_fp16", "autocast_bf16", "fp16", "bf16")]
+
+
+@recorded
+@pytest.mark.parametrize(("capability", "mode"), [(c, m) for c, m in CASES if not (c == "7.5" and "bf16" in m)])
+def test_results_and_saved_tensors_are_those_of_cuda(recorders, capability, mode):
+    found = differences(run(recorders, capability, mode, compute=False))
+    assert {name: what for name, what in found.items() if name not in DIFFERENT} == {}
+
+
+@recorded
+@pytest.mark.parametrize("mode", ["fp32", "autocast_fp16", "autocast_bf16", "fp16", "bf16"])
+def test_they_are_the_same_where_values_are_computed(recorders, mode):
+    pairs = list(run(recorders, "8.0", mode, compute=True, only=WITH_VALUES))
+    assert sorted({name for name, _, _ in pairs}) == sorted(WITH_VALUES)
+    assert differences(pairs) == {}
+
+
+@recorded
+def test_every_declared_difference_is_still_one(recorders):
+    found = differences(run(recorders, "8.0", "autocast_fp16", compute=False, only=DIFFERENT))
+    found |= differences(run(recorders, "8.0", "fp32", compute=True, only=DIFFERENT))
+    assert set(found) == set(DIFFERENT)
+
+
+STEPS = [
+    ("8.0", "mlp", 4096), ("8.0", "resnet18", 8), ("7.5", "mobilenet_v3_large", 64), ("8.0", "vit_b_16", 8),
+    ("8.0", "convnext_tiny", 8), ("7.5", "swin_t", 8), ("8.0", "gpt2_small", 2), ("9.0", "gpt2_small_ckpt", 8),
+]  # fmt: skip
+
+
+@recorded
+@pytest.mark.slow
+def test_peaks_of_training_steps_are_those_of_cuda(recorders):
+    """Peak allocated and reserved of the first two steps and of a later one, over models and precisions."""
+    _, record_steps = recorders
+    rows = [r for r in json.loads((HERE / "steps.json").read_text())["rows"] if r["workspaces"] == "per call"]
+    allocated, reserved = {}, {}
+    for capability, model, batch in STEPS:
+        with VirtualGPU(NAMES[capability], compute=False):
+            for row, make, batches in record_steps.plan():
+                key = tuple(row.values())
+                wanted = row["model"] == model and row["batch"] == batch and row["mode"] != "tf32"
+                if not wanted or row["optimizer"] != "adamw":
+                    continue
+                theirs = next(
+                    r for r in rows
+                    if capability in r["capability"] and r["model"] == model and r["batch"] == batch
+                    and row["mode"] in r["mode"] and row["optimizer"] in r["optimizer"]
+                )  # fmt: skip
+                record_steps.record(row, make, batches)
+                assert row["weights"] == theirs["weights"], key
+                for peak in ("peak_first_two", "peak"):
+                    allocated[key, peak] = abs(row[peak][0] / theirs[peak][0] - 1)
+                    reserved[key, peak] = abs(row[peak][1] / theirs[peak][1] - 1)
+    assert len(allocated) > 40
+    assert median(allocated.values()) <= 0.001
+    assert max(allocated.values()) <= 0.01, max(allocated, key=allocated.get)
+    assert median(reserved.values()) <= 0.005

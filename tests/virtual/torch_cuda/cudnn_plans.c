@@ -1,0 +1,86 @@
+/* cuDNN's own heuristics in place of cudnn.c's: with STAND_IN_CUDNN set to the path of the real libcudnn, descriptors are
+   real ones for a described device (cuDNN plans without one since 9.8), so that engines and workspaces are those that
+   cuDNN would choose; its handle is left out, and nothing is executed. */
+#define _GNU_SOURCE
+#include "cudnn_plans.h"
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cuda_runtime_api.h>
+
+static struct {
+    cudnnStatus_t (*create)(cudnnBackendDescriptorType_t, cudnnBackendDescriptor_t *);
+    cudnnStatus_t (*destroy)(cudnnBackendDescriptor_t);
+    cudnnStatus_t (*set)(cudnnBackendDescriptor_t, cudnnBackendAttributeName_t, cudnnBackendAttributeType_t, int64_t,
+                         const void *);
+    cudnnStatus_t (*get)(cudnnBackendDescriptor_t, cudnnBackendAttributeName_t, cudnnBackendAttributeType_t, int64_t,
+                         int64_t *, void *);
+    cudnnStatus_t (*finalize)(cudnnBackendDescriptor_t);
+    void (*last_error)(char *, size_t);
+} real;
+static cudnnBackendDescriptor_t device;
+static int open_;
+
+static void describe_device(void) {
+    char text[2048];
+    struct cudaDeviceProp p;
+    int reserved;
+    cudaGetDeviceProperties(&p, 0);
+    cudaDeviceGetAttribute(&reserved, cudaDevAttrReservedSharedMemoryPerBlock, 0);
+    int length = snprintf(
+        text, sizeof text,
+        "{\"deviceVer\": %d, \"multiProcessorCount\": %d, \"warpSize\": 32, \"maxSharedMemoryPerBlock\": %zu,"
+        " \"maxSharedMemoryPerBlockOptin\": %zu, \"reservedSharedMemoryPerBlock\": %d, \"maxRegistersPerSM\": 65536,"
+        " \"maxCtasPerSM\": %d, \"maxThreadsPerBlock\": 1024, \"maxThreadsPerSM\": %d, \"regsPerBlock\": 65536,"
+        " \"totalGlobalMem\": %zu, \"smClockRateKHz\": %s, \"l2CacheSize\": %d, \"maxBlockSize\": [1024, 1024, 64],"
+        " \"memClockRateKHz\": %s, \"maxGridSize\": [2147483647, 65535, 65535], \"supportCoopLaunch\": 1,"
+        " \"pciDeviceId\": 0, \"isTccDriver\": 0, \"cudaDeviceId\": 0, \"driverVer\": %d, \"deviceName\": \"%s\"}",
+        p.major * 100 + p.minor * 10, p.multiProcessorCount, p.sharedMemPerBlock, p.sharedMemPerBlockOptin, reserved,
+        p.maxBlocksPerMultiProcessor, p.maxThreadsPerMultiProcessor, p.totalGlobalMem, getenv("STAND_IN_SM_KHZ"),
+        p.l2CacheSize, getenv("STAND_IN_MEMORY_KHZ"), CUDART_VERSION, p.name);
+    real.create(CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR, &device);
+    real.set(device, CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, CUDNN_TYPE_CHAR, length + 1, text);
+    if (real.finalize(device)) fprintf(stderr, "cuDNN does not take the device: %s\n", text), abort();
+}
+
+static void open_library(void) {
+    const char *path = getenv("STAND_IN_CUDNN");
+    if (!path || !*path) return;
+    void *library = dlmopen(LM_ID_NEWLM, path, RTLD_NOW);
+    if (!library) fprintf(stderr, "%s\n", dlerror()), abort();
+    real.create = dlsym(library, "cudnnBackendCreateDescriptor");
+    real.destroy = dlsym(library, "cudnnBackendDestroyDescriptor");
+    real.set = dlsym(library, "cudnnBackendSetAttribute");
+    real.get = dlsym(library, "cudnnBackendGetAttribute");
+    real.finalize = dlsym(library, "cudnnBackendFinalize");
+    real.last_error = dlsym(library, "cudnnGetLastErrorString");
+    describe_device();
+    open_ = 1;
+}
+int planning(void) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, open_library);
+    return open_;
+}
+
+cudnnStatus_t plan_create(cudnnBackendDescriptorType_t type, cudnnBackendDescriptor_t *descriptor) {
+    cudnnStatus_t status = real.create(type, descriptor);
+    cudnnBackendAttributeName_t name = type == CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR         ? CUDNN_ATTR_ENGINEHEUR_DEVICEPROP
+                                       : type == CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR ? CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP
+                                                                                         : 0;
+    if (!status && name) status = real.set(*descriptor, name, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &device);
+    return status;
+}
+cudnnStatus_t plan_destroy(cudnnBackendDescriptor_t descriptor) { return real.destroy(descriptor); }
+cudnnStatus_t plan_set(cudnnBackendDescriptor_t descriptor, cudnnBackendAttributeName_t name,
+                       cudnnBackendAttributeType_t type, int64_t count, const void *data) {
+    return type == CUDNN_TYPE_HANDLE ? 0 : real.set(descriptor, name, type, count, data);
+}
+cudnnStatus_t plan_get(cudnnBackendDescriptor_t descriptor, cudnnBackendAttributeName_t name,
+                       cudnnBackendAttributeType_t type, int64_t wanted, int64_t *count, void *data) {
+    return real.get(descriptor, name, type, wanted, count, data);
+}
+cudnnStatus_t plan_finalize(cudnnBackendDescriptor_t descriptor) { return real.finalize(descriptor); }
+void plan_last_error(char *message, size_t size) { real.last_error(message, size); }
