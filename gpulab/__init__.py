@@ -9,24 +9,28 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from . import check, data, sim, style
+    from . import check, data, devices, memory, sim, style
     from .check.base import CheckFailed, NotAttempted
     from .diagnosis import doctor
     from .furniture.predict import predict
     from .furniture.progress import progress
     from .furniture.quiz import quiz
     from .machine import Machine, setup
+    from .memory import GPUMemoryTracker
     from .virtual.gpu import VirtualGPU
 
 # name -> the module that holds it; a name that is its own module is given as None
 _EXPORTS: dict[str, str | None] = {
     "CheckFailed": "check.base",
+    "GPUMemoryTracker": "memory",
     "Machine": "machine",
     "NotAttempted": "check.base",
     "VirtualGPU": "virtual.gpu",
     "check": None,
     "data": None,
+    "devices": None,
     "doctor": "diagnosis",
+    "memory": None,
     "predict": "furniture.predict",
     "progress": "furniture.progress",
     "quiz": "furniture.quiz",
@@ -37,13 +41,16 @@ _EXPORTS: dict[str, str | None] = {
 
 __all__ = [
     "CheckFailed",
+    "GPUMemoryTracker",
     "Machine",
     "NotAttempted",
     "VirtualGPU",
     "__version__",
     "check",
     "data",
+    "devices",
     "doctor",
+    "memory",
     "predict",
     "progress",
     "quiz",

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import platform
 import random
+from collections.abc import Iterator
 from types import SimpleNamespace
 from xml.etree import ElementTree
 
@@ -15,8 +16,9 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from gpulab import choice, machine, machine_card
+from gpulab import VirtualGPU, choice, machine, machine_card
 from gpulab.diagnosis import driver, pytorch
+from gpulab.virtual.specs import SPECS
 
 NO_DRIVER = "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU"
 H200 = SimpleNamespace(name="NVIDIA H200", total_memory=150_754_820_096, major=9, minor=0)
@@ -31,7 +33,7 @@ class Shown:
 
 
 @pytest.fixture
-def shown(monkeypatch: pytest.MonkeyPatch) -> Shown:
+def shown(monkeypatch: pytest.MonkeyPatch) -> Iterator[Shown]:
     last = Shown()
 
     def show(text: str, *, svg: str, html: str) -> None:
@@ -40,7 +42,8 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> Shown:
     monkeypatch.setattr(machine, "show", show)
     monkeypatch.setattr(machine, "_current", None)
     monkeypatch.delenv("GPULAB_GPU", raising=False)
-    return last
+    yield last
+    machine._end()  # before the fixtures above put back what the virtual GPU has replaced
 
 
 @pytest.fixture
@@ -151,13 +154,44 @@ def test_any_other_text_is_refused_with_its_value(text: str) -> None:
 # The virtual machine
 
 
-def test_a_virtual_machine_is_the_cpu_and_says_so(no_gpu: None, shown: Shown) -> None:
+def test_a_virtual_machine_is_in_force_and_says_so(no_gpu: None, shown: Shown) -> None:
     gpu = machine.setup("T4")
-    assert gpu.device == torch.device("cpu")
-    assert (gpu.numbers, gpu.virtual_of, gpu.total_memory) == ("measured", "T4", None)
+    assert gpu.device == torch.ones(1, device=gpu.device).device == torch.device("cuda:0")
+    assert (gpu.name, gpu.numbers, gpu.virtual_of, gpu.capability) == ("Tesla T4", "virtual", "T4", (7, 5))
+    assert gpu.total_memory == torch.cuda.get_device_properties(0).total_memory == SPECS["T4"].memory_bytes
     for said in (shown.text, shown.svg):
-        assert "virtual:T4 means the CPU until the virtual GPU exists" in said.replace("\n", " ")
-        assert "measured" in said
+        assert "a virtual T4" in said
+        assert "bytes are virtual" in said
+
+
+def test_closing_it_puts_pytorch_back(shown: Shown) -> None:
+    before = torch.cuda.is_available, torch.cuda.device_count
+    gpu = machine.setup("T4")
+    x = torch.arange(3, device="cuda")
+    gpu.close()
+    assert (torch.cuda.is_available, torch.cuda.device_count) == before
+    assert (x.device.type, x.tolist()) == ("cpu", [0, 1, 2])
+    gpu.close()
+
+
+def test_the_same_choice_again_keeps_the_gpu_and_what_is_on_it(no_gpu: None, shown: Shown) -> None:
+    machine.setup("T4")
+    x = torch.ones(1000, device="cuda")
+    machine.setup("virtual:T4")
+    machine.setup("auto")
+    assert x.is_cuda
+    assert torch.cuda.memory_allocated() == 4096
+
+
+def test_under_torchrun_every_rank_of_this_machine_has_its_gpu(monkeypatch: pytest.MonkeyPatch, shown: Shown) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    machine.setup("T4")
+    assert torch.cuda.device_count() == 2
+
+
+def test_setup_within_a_scope_is_refused(shown: Shown) -> None:
+    with VirtualGPU("L4"), pytest.raises(RuntimeError, match="end that first"):
+        machine.setup("T4")
 
 
 def test_the_card_is_the_same_for_virtual_t4_and_for_auto_without_a_gpu(
@@ -177,7 +211,7 @@ def test_a_virtual_card_tells_nothing_of_the_host(gpu: str, no_gpu: None, shown:
     card = (shown.text + shown.svg).lower()
     host = [
         platform.node(), platform.machine(), platform.processor(), platform.release(), platform.python_version(),
-        torch.__version__, os.getcwd(), os.path.expanduser("~"), "gib", "thread",
+        torch.__version__, os.getcwd(), os.path.expanduser("~"), "thread",
     ]  # fmt: skip
     assert [fact for fact in host if len(fact) > 1 and fact.lower() in card] == []
 
@@ -228,7 +262,6 @@ def test_a_gpu_that_fails_at_its_first_tensor_is_replaced_by_the_virtual_one_wit
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch, "ones", ones)
     gpu = machine.setup()
-    assert gpu.device == torch.device("cpu")
     assert gpu.virtual_of == "T4"
     assert gpu.notes == (f"A GPU is here, but cannot be used: {said} What to do: python -m gpulab doctor",)
     extra = shown.text.removeprefix(strict)
@@ -274,7 +307,6 @@ def test_real_names_the_reason_a_gpu_fails(monkeypatch: pytest.MonkeyPatch, no_g
 
 def test_auto_on_a_mac_stays_virtual_and_says_that_the_gpu_is_there(mac: None, shown: Shown) -> None:
     gpu = machine.setup()
-    assert gpu.device == torch.device("cpu")
     assert gpu.virtual_of == "T4"
     assert "Apple's GPU is here: gpulab.setup('real') uses it" in " ".join(shown.text.split())
 
@@ -295,7 +327,7 @@ def test_a_second_setup_says_what_it_replaces_only_when_the_choice_changed(no_gp
     machine.setup("auto")
     assert "replaces" not in shown.text
     machine.setup("L4")
-    assert "replaces the earlier setup: the CPU, in place of a virtual T4" in shown.text
+    assert "replaces the earlier setup: a virtual T4" in shown.text
 
 
 def test_a_virtual_card_after_a_real_one_does_not_name_the_hosts_gpu(h200: None, shown: Shown) -> None:
@@ -310,12 +342,12 @@ def test_a_failed_setup_leaves_the_earlier_one_in_place(no_gpu: None, shown: Sho
     with pytest.raises(RuntimeError):
         machine.setup("real")
     machine.setup("T4")
-    assert "replaces the earlier setup: the CPU, in place of a virtual L4" in shown.text
+    assert "replaces the earlier setup: a virtual L4" in shown.text
 
 
 def test_a_machine_prints_in_one_short_line_and_cannot_be_changed(no_gpu: None) -> None:
     gpu = machine.setup("T4")
-    assert repr(gpu) == "<Machine: the CPU, in place of a virtual T4; device cpu, numbers measured>"
+    assert repr(gpu) == "<Machine: Tesla T4; device cuda:0, numbers virtual>"
     with pytest.raises(dataclasses.FrozenInstanceError):
         gpu.name = "another"  # type: ignore[misc]
 
@@ -327,7 +359,7 @@ def test_in_a_script_the_card_is_printed(
 
     monkeypatch.setattr(machine, "show", show)
     machine.setup("T4")
-    assert capsys.readouterr().out.startswith("This notebook uses the CPU, in place of a virtual T4\n  device   cpu")
+    assert capsys.readouterr().out.startswith("This notebook uses a virtual T4\n  device   cuda:0: Tesla T4, 14.7 GiB")
 
 
 # Seeds
@@ -375,7 +407,7 @@ def test_the_svg_is_an_image_with_a_title_that_says_all_its_rows(no_gpu: None, s
     title = picture[0]
     assert title.tag.endswith("title")
     assert title.text is not None
-    for said in ("in place of a virtual T4", "numbers: measured", "seed: 0"):
+    for said in ("a virtual T4", "numbers: bytes are virtual", "seed: 0"):
         assert said in title.text
 
 

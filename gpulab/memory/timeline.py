@@ -95,7 +95,7 @@ class Timeline:
         curve = self._curve
         return (
             f"<Timeline of {curve.device}: peak {mib(curve.peak_allocated_bytes)} allocated, "
-            f"{mib(curve.peak_reserved_bytes)} reserved, {len(curve.marks)} marks, {curve.numbers}>"
+            f"{mib(curve.peak_reserved_bytes)} reserved, marks: {len(curve.marks)}, {curve.numbers}>"
         )
 
     def _why_not(self) -> str:

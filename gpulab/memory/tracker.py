@@ -1,22 +1,21 @@
 """`GPUMemoryTracker`: the peak and the change of allocated GPU memory over a stretch of code.
 
-PyTorch has one peak counter per GPU, and a tracker must reset it. So every tracker that is open on that GPU is told
-the peak first: trackers nest and overlap without losing any. It reads counts and draws nothing.
+Trackers nest and overlap without losing a peak; how, is `windows`' business. It reads counts and draws nothing.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 from . import counters
-from .counters import MIB, Gpu
-from .source import Numbers, in_force, numbers_of
+from .counters import MIB
+from .source import Numbers
+from .windows import Window, lock
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -84,27 +83,27 @@ class GPUMemoryTracker:
             hint = f" A label is given by name: GPUMemoryTracker(label={device!r})." if isinstance(device, str) else ""
             raise ValueError(f"{error}.{hint}") from None
         self.label = label
-        self._windows: tuple[_Window, ...] | None = None
+        self._windows: tuple[Window, ...] | None = None
         self._open = False
 
     # -- the stretch of code -----------------------------------------------------------------------------------------
 
     def __enter__(self) -> GPUMemoryTracker:
-        with _lock:
+        with lock:
             if self._open:
                 raise RuntimeError(f"{self._title()} is open already: a second stretch needs a tracker of its own")
             self._open, self._windows = True, None
-        windows: list[_Window] = []
+        windows: list[Window] = []
         try:
             gpus = counters.find(self._device)
             for gpu in gpus:
                 gpu.counts.synchronize(gpu.number)
-            with _lock:
+            with lock:
                 for gpu in gpus:
-                    windows.append(_Window(gpu))
+                    windows.append(Window(gpu))
         except BaseException:
             for window in windows:
-                window.forget()
+                window.close()
             self._open = False
             raise
         self._windows = tuple(windows)
@@ -117,10 +116,10 @@ class GPUMemoryTracker:
             for window in self._windows:
                 window.synchronize(failed=error is not None)
         finally:
-            with _lock:
+            with lock:
                 for window in self._windows:
                     window.update()
-                    window.forget()
+                    window.close()
             self._open = False
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
@@ -149,7 +148,7 @@ class GPUMemoryTracker:
         # Dropped while open, as an interrupted cell can leave it: its windows must not stay in the table.
         if getattr(self, "_open", False) and self._windows:
             for window in self._windows:
-                window.forget()
+                window.close()
 
     # -- what it saw -------------------------------------------------------------------------------------------------
 
@@ -161,12 +160,12 @@ class GPUMemoryTracker:
     @property
     def numbers(self) -> Numbers | None:
         """What the values are: "measured" or "virtual"; None while there are none."""
-        return numbers_of(self._windows[0].gpu.scope) if self._windows else None
+        return self._windows[0].numbers if self._windows else None
 
     @property
     def devices(self) -> tuple[DeviceMemory, ...]:
         """What was seen on each GPU."""
-        return tuple(DeviceMemory(w.gpu.name, w.entry, w.peak, w.now - w.entry) for w in self._read())
+        return tuple(DeviceMemory(w.name, w.entry, w.peak, w.now - w.entry) for w in self._read())
 
     @property
     def peak_bytes(self) -> int:
@@ -190,12 +189,12 @@ class GPUMemoryTracker:
         """`delta_bytes` in MiB."""
         return self.delta_bytes / MIB
 
-    def _read(self) -> tuple[_Window, ...]:
+    def _read(self) -> tuple[Window, ...]:
         windows = self._windows
         if windows is None:
             raise RuntimeError(f"{self._title()} has measured nothing yet: use it as `with tracker:`")
         if self._open:
-            with _lock:
+            with lock:
                 for window in windows:
                     window.update()
         return windows
@@ -209,59 +208,6 @@ class GPUMemoryTracker:
         if not self._windows:
             return f"<{self._title()}: no GPU, nothing measured>"
         windows = self._read()
-        where = windows[0].gpu.name if len(windows) == 1 else f"{len(windows)} GPUs together"
+        where = windows[0].name if len(windows) == 1 else f"{len(windows)} GPUs together"
         values = f"peak {self.peak_memory_mb:.2f} MiB, change {self.memory_delta_mb:+.2f} MiB"
         return f"<{self._title()} on {where}: {values}, {self.numbers}{', still open' if self._open else ''}>"
-
-
-class _Window:
-    """One open tracker's share of one GPU; made, updated and closed under the lock."""
-
-    __slots__ = ("entry", "gpu", "key", "now", "peak")
-
-    def __init__(self, gpu: Gpu) -> None:
-        self.gpu = gpu
-        # The scope is kept alive by `gpu`, so its id stands for it alone.
-        self.key = (id(gpu.scope), gpu.type, gpu.number)
-        others = _open.get(self.key)
-        if others:
-            _tell(others, counters.peak(gpu))
-        gpu.counts.reset_peak_memory_stats(gpu.number)
-        self.entry = self.now = self.peak = counters.allocated(gpu)
-        if others is None:
-            _open[self.key] = [self]
-        else:
-            others.append(self)
-
-    def update(self) -> None:
-        """Take the counts as they are now, for this window and for all that share the counter."""
-        if in_force() is self.gpu.scope:
-            self.now, peak = counters.allocated_and_peak(self.gpu)
-            _tell(_open.get(self.key, ()), peak)
-
-    def forget(self) -> None:
-        others = _open.get(self.key)
-        if others is not None and self in others:
-            others.remove(self)
-            if not others:
-                del _open[self.key]
-
-    def synchronize(self, *, failed: bool) -> None:
-        if in_force() is not self.gpu.scope:
-            return
-        try:
-            self.gpu.counts.synchronize(self.gpu.number)
-        except RuntimeError:
-            # After an error the GPU may refuse every call; the error that is on its way says more.
-            if not failed:
-                raise
-
-
-def _tell(windows: Any, peak: int) -> None:
-    for window in tuple(windows):
-        if peak > window.peak:
-            window.peak = peak
-
-
-_lock = threading.RLock()  # re-entrant: the garbage collector may end a tracker while one is being read
-_open: dict[tuple[int, str, int], list[_Window]] = {}

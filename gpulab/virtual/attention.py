@@ -75,9 +75,7 @@ def _efficient(
         if mask.shape[-1] % 8:
             mask = _padded(mask, 8)[..., : mask.shape[-1]]
         mask = mask.expand(*q.shape[:-1], k.shape[-2])
-    grad = torch.is_grad_enabled() and any(
-        t.requires_grad for t in (q, k, v, *([] if mask is None else [mask]))
-    )
+    grad = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v, *([] if mask is None else [mask])))
     return aten._scaled_dot_product_efficient_attention(q, k, v, mask, grad, p, causal, scale=scale)[0]
 
 
@@ -129,7 +127,12 @@ def _choose(
     else:
         align = 8 if half else 1
     known = (torch.float32, torch.float16) if capability < (8, 0) else (torch.float32, *_HALVES)
-    if ready and backends.mem_efficient_sdp_enabled() and q.dtype in known and not (gqa and q.shape[1] != k.shape[1] and k.shape[1] != v.shape[1]):
+    if (
+        ready
+        and backends.mem_efficient_sdp_enabled()
+        and q.dtype in known
+        and not (gqa and q.shape[1] != k.shape[1] and k.shape[1] != v.shape[1])
+    ):
         if width % align == 0 and v.shape[-1] % align == 0:
             return "efficient"
     if not backends.math_sdp_enabled():

@@ -1,4 +1,4 @@
-"""What `torch.cuda` asks of CUDA, answered for the virtual GPU: devices, streams, random numbers. Memory: `cuda_memory`.
+"""What `torch.cuda` asks of CUDA, answered for the virtual GPU: devices, streams, settings. Memory: `cuda_memory`.
 
 Mostly the functions of `torch._C` under `torch.cuda`, so that what PyTorch makes of them in Python is PyTorch's own.
 What no answer is known for refuses by name; nothing goes on to the driver.
@@ -165,7 +165,7 @@ class _Surface:
         def success(*args: Any) -> CudaError:
             return CudaError.success
 
-        names = "cudaProfilerStart cudaProfilerStop cudaHostRegister cudaHostUnregister".split()
+        names = ["cudaProfilerStart", "cudaProfilerStop", "cudaHostRegister", "cudaHostUnregister"]
         return SimpleNamespace(
             cudaMemGetInfo=memory.info,
             cudaError=CudaError,

@@ -128,7 +128,7 @@ class Memory:
         """Pinned memory is the host's own here: no cache of it is kept."""
         sizes = dict.fromkeys(("current", "peak", "allocated", "freed"), 0)
         times = dict.fromkeys(("total", "max", "min", "count", "avg"), 0)
-        names = "allocations allocated_bytes active_requests active_bytes".split()
+        names = ["allocations", "allocated_bytes", "active_requests", "active_bytes"]
         return {"num_host_alloc": 0, "num_host_free": 0} | {name: dict(sizes) for name in names} | {
             name: dict(times) for name in ("host_alloc_time", "host_free_time")
         }  # fmt: skip

@@ -67,12 +67,12 @@ def _plan(func: Any) -> Run:
         return _run_plainly
     if name in ("aten::copy_", "aten::_copy_from", "aten::_foreach_copy_"):
         return _run_copy
-    returns = schema.returns
-    if returns and all(r.alias_info is not None and not r.alias_info.is_write for r in returns):
-        return _run_plainly  # views of one storage
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     if has(name, "CompositeImplicitAutograd") and not has(name, "CPU"):
         return _run_composite
+    returns = schema.returns
+    if returns and all(r.alias_info is not None and not r.alias_info.is_write for r in returns):
+        return _run_plainly  # views of one storage
     if name.startswith(("aten::resize", "aten::set_")) or any(a.is_out for a in schema.arguments):
         return _run_resizing
     return _run

@@ -125,7 +125,9 @@ def in_float(func: Any, args: Args, kwargs: Kwargs) -> Any:
 
     with backing:
         wide = func._op(*map_tensors(widen, args), **map_tensors(widen, kwargs))
-        written = [i for i, a in enumerate(func._schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
+        written = [
+            i for i, a in enumerate(func._schema.arguments) if a.alias_info is not None and a.alias_info.is_write
+        ]
         if written:
             results = wide if isinstance(wide, (list, tuple)) else [wide]
             for index, result in zip(written, results, strict=False):
@@ -217,12 +219,21 @@ def check_generator(generator: Any, device: Device) -> None:
 def _matmul(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
     if gpu.compute:
         same = all(t.dtype is args[0].dtype for t in args[:3] if isinstance(t, Tensor))
-        return in_float(func, args, kwargs) if same and args[0].dtype in HALVES else _plain(gpu, device, func, args, kwargs)
+        return (
+            in_float(func, args, kwargs)
+            if same and args[0].dtype in HALVES
+            else _plain(gpu, device, func, args, kwargs)
+        )
     if func in (aten.mm.default, aten.addmm.default, aten.bmm.default):
         one, other = args[-2:]
         if one.dtype is not other.dtype:
-            names = (str(t.dtype).removeprefix("torch.").replace("float16", "half").replace("float32", "float") for t in (one, other))
-            raise RuntimeError("mat1 and mat2 must have the same dtype, but got {} and {}".format(*(n.capitalize() for n in names)))
+            names = (
+                str(t.dtype).removeprefix("torch.").replace("float16", "half").replace("float32", "float")
+                for t in (one, other)
+            )
+            raise RuntimeError(
+                "mat1 and mat2 must have the same dtype, but got {} and {}".format(*(n.capitalize() for n in names))
+            )
     return _plain(gpu, device, func, args, kwargs)
 
 
@@ -290,6 +301,7 @@ for _op in (
 ):  # fmt: skip
     HANDLERS[_op] = _matmul
 
+
 def _in_float_with_float_statistics(count: int) -> Callable[..., Any]:
     """A norm of 16-bit input: the last `count` results are statistics, which CUDA keeps in float32."""
 
@@ -344,7 +356,9 @@ def _reduced_loss(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs
     if gpu.compute or (len(args) > 2 and not args[2]):
         return _plain(gpu, device, func, args, kwargs)
     with backing:
-        return torch.empty(torch.broadcast_shapes(args[0].shape, args[1].shape), dtype=args[0].dtype, device="meta").view(-1)[0]
+        return torch.empty(
+            torch.broadcast_shapes(args[0].shape, args[1].shape), dtype=args[0].dtype, device="meta"
+        ).view(-1)[0]
 
 
 HANDLERS |= {

@@ -25,6 +25,7 @@ _KINDS = {
     "Long": torch.int64, "Int": torch.int32, "Short": torch.int16, "Char": torch.int8, "Byte": torch.uint8,
     "Bool": torch.bool,
 }  # fmt: skip
+_NAMES = {dtype: kind for kind, dtype in _KINDS.items()}
 _SPARSE = [f"sparse_{kind}_tensor" for kind in ("coo", "csr", "csc", "bsr", "bsc", "compressed")]
 _own_range = torch.range
 _own_tensor, _own_as_tensor, _own_asarray = torch.tensor, torch.as_tensor, torch.asarray
@@ -81,13 +82,23 @@ def tensor(data: Any, *, dtype: Any = None, device: Any = None, requires_grad: b
             device = data.device if data.device.type == "cuda" else None
         if device is None or not goes_to_gpu(device):
             pinned = kwargs.pop("pin_memory", False) and not thread.inside
-            made = _own_tensor(data, dtype=dtype, device=device, **kwargs)
+            made = _from_data(data, dtype=dtype, device=device, **kwargs)
             return (pin_memory(made) if pinned else made).requires_grad_(requires_grad)
     target = _target(device)
     if isinstance(data, Tensor):
         return to(data.detach(), target, dtype or data.dtype, copy=True).requires_grad_(requires_grad)
-    made = _own_tensor(data, dtype=dtype, device="cpu", **kwargs)
+    made = _from_data(data, dtype=dtype, device="cpu", **kwargs)
     return to(made, target).requires_grad_(requires_grad)
+
+
+def _from_data(data: Any, **kwargs: Any) -> Tensor:
+    """A host tensor; what is read from tensors among the data is unknown in shapes-only mode."""
+    try:
+        return _own_tensor(data, **kwargs)
+    except RuntimeError as error:
+        if thread.inside or "meta tensors" not in str(error):
+            raise
+        raise kernels.NoValues("torch.tensor of GPU tensors' values: with compute=False there are none") from None
 
 
 def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> Tensor:
@@ -210,8 +221,10 @@ def _nested(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
 def typed(self: Tensor, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
     """`Tensor.type`: its type's name, or the tensor as another type."""
     if dtype is None:
-        name = _Base.type(self)
-        return name.replace("torch.", "torch.cuda.", 1) if self.device.type == "cuda" else name
+        kind = _NAMES.get(self.dtype)
+        if self.device.type != "cuda" or kind is None:
+            return _Base.type(self)
+        return f"torch.cuda.{'' if self.layout is torch.strided else 'sparse.'}{kind}Tensor"
     if thread.inside:
         return _Base.type(self, dtype, non_blocking, **kwargs)
     if isinstance(dtype, torch.dtype):

@@ -124,6 +124,8 @@ def move(tensor: Tensor, target: torch.device, dtype: Any, form: Any, non_blocki
     gpu = current()
     dtype = dtype or tensor.dtype
     tensor = tensor.detach()
+    if tensor.is_meta:
+        raise NotImplementedError("Cannot copy out of meta tensor; no data!")
     if tensor.layout is not torch.strided:
         return _move_parts(gpu, tensor, target, dtype, non_blocking)
     if target.type == "cuda":
@@ -197,4 +199,16 @@ def is_pinned(self: Tensor, device: Any = None) -> bool:
     return storage is not None and bool(getattr(storage, PINNED, False))
 
 
-__all__ = ["ToCopy", "cpu", "cuda", "current", "indexed", "is_pinned", "move", "parse_to", "pin_memory", "to", "type_as"]
+__all__ = [
+    "ToCopy",
+    "cpu",
+    "cuda",
+    "current",
+    "indexed",
+    "is_pinned",
+    "move",
+    "parse_to",
+    "pin_memory",
+    "to",
+    "type_as",
+]

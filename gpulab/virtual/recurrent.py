@@ -136,7 +136,9 @@ def backward(gpu: VirtualGPU, device: Device, func: Any, args: Any, kwargs: Any)
             grads = [torch.empty_like(t) for t in (tensor, h, *([] if c is None else [c]), *weights)]
         else:
             op, cpu_args = _arguments(forward_args)
-            grads = _gradients(op, _wide(cpu_args), (of_output, of_h, of_c), getattr(reserve.untyped_storage(), "_gpulab_seed", 0))
+            grads = _gradients(
+                op, _wide(cpu_args), (of_output, of_h, of_c), getattr(reserve.untyped_storage(), "_gpulab_seed", 0)
+            )
             grads = [g.to(tensor.dtype) for g in grads]
     cut = 3 if c is not None else 2
     of_weights = grads[cut:] if wanted[3] else []

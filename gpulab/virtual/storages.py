@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from . import kernels
 from .labels import FLOATING, NAME, PINNED, Label
 from .making import goes_to_gpu
 from .moving import current, indexed
@@ -19,10 +20,8 @@ if TYPE_CHECKING:
     from .device import Device
 
 _Storage = torch.UntypedStorage
-_own = {
-    name: getattr(_Storage, name)
-    for name in ("get_device", "data_ptr", "clone", "cpu", "cuda", "to", "resize_", "copy_", "is_shared", "__str__")
-}
+_REPLACED = "get_device data_ptr clone cpu cuda to resize_ copy_ is_shared __getitem__ __str__ _write_file"
+_own = {name: getattr(_Storage, name) for name in _REPLACED.split()}
 _own_device = _Storage.device
 _own_new = torch._C.StorageBase.__new__
 
@@ -45,6 +44,8 @@ def install(patches: Patches) -> None:
         "is_pinned": _is_pinned,
         "pin_memory": _pin,
         "is_shared": _is_shared,
+        "__getitem__": _getitem,
+        "_write_file": _write_file,
         "__str__": _str,
         "__repr__": _str,
     }.items():
@@ -90,6 +91,19 @@ def _data_ptr(self: Any) -> int:
     if label is None:
         return int(_own["data_ptr"](self))
     return 0 if label.block is None else label.block.address
+
+
+def _getitem(self: Any, index: Any) -> Any:
+    label = _label(self)
+    if label is not None and not label.device.compute:
+        raise kernels.NoValues("the bytes of a storage: with compute=False the virtual GPU has none")
+    return _own["__getitem__"](self, index)
+
+
+def _write_file(self: Any, *args: Any) -> None:
+    """Pickling writes a GPU's storage itself, without a copy on the host."""
+    label = _label(self)
+    _own["_write_file"](self if label is None or label.device.compute else _cpu(self), *args)
 
 
 def _str(self: Any) -> str:

@@ -88,7 +88,10 @@ class Stream(torch.Stream):
         _device(self.device_index).stream, state.thread.device = self._outer
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Stream) and (self.stream_id, self.device_index) == (other.stream_id, other.device_index)
+        return isinstance(other, Stream) and (self.stream_id, self.device_index) == (
+            other.stream_id,
+            other.device_index,
+        )
 
     def __hash__(self) -> int:
         return hash((self.stream_id, self.device_index))

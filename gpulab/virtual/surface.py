@@ -7,7 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import accelerator, autocast, cuda, making, moving, storages, streams, tensors
+from . import (
+    accelerator,
+    autocast,
+    comm,
+    compiling,
+    cuda,
+    distributed,
+    making,
+    moving,
+    profiling,
+    state,
+    storages,
+    streams,
+    tensors,
+)
 from .patches import Patches
 
 if TYPE_CHECKING:
@@ -18,17 +32,22 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
     """Replace it all; `patches.restore()` puts it all back."""
     cuda.install(gpu, patches)
     accelerator.install(gpu, patches)
+    comm.install(patches)
     storages.install(patches)
     tensors.install(patches)
     making.install(patches)
+    profiling.install(gpu, patches)
+    compiling.install(gpu, patches)
+    distributed.install(gpu, patches)
     patches.set(torch, "Generator", streams.Generator)
     patches.set(torch._C._nn, "_parse_to", _parse_to)
     patches.set(torch._C, "_group_tensors_by_device_and_dtype", _group)
     patches.set(torch, "clear_autocast_cache", _clearing(torch.clear_autocast_cache))
     patches.set(threading.Thread, "_bootstrap_inner", _in_threads(gpu, threading.Thread._bootstrap_inner))
     if not gpu.compute:
-        future = torch.__future__
-        patches.set(future, "_swap_module_params_on_conversion", True)
+        # Else `Module.to` would make new parameters: tied weights apart, optimizers without theirs.
+        patches.set(torch.__future__, "_swap_module_params_on_conversion", True)
+        patches.set(torch.utils, "swap_tensors", _swapping(torch.utils.swap_tensors))
 
 
 def _parse_to(*args: Any, **kwargs: Any) -> tuple[Any, Any, bool, Any]:
@@ -63,6 +82,18 @@ def _group(lists: list[list[Any]], with_indices: bool = False) -> dict[Any, Any]
     return groups
 
 
+def _swapping(own: Any) -> Any:
+    def swap_tensors(t1: torch.Tensor, t2: torch.Tensor) -> None:
+        with state.backing:
+            alike = t1.device == t2.device
+            if alike:
+                t1.data = t2.data  # PyTorch's own refuses while a graph holds the tensor
+        if not alike:
+            own(t1, t2)
+
+    return swap_tensors
+
+
 def _clearing(own: Any) -> Any:
     def clear_autocast_cache() -> None:
         autocast.clear_cache()
@@ -83,5 +114,3 @@ def _in_threads(gpu: VirtualGPU, own: Any) -> Any:
             gpu.leave_thread()
 
     return _bootstrap_inner
-
-

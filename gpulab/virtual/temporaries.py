@@ -115,7 +115,14 @@ def _product(device: Device, args: Any, out: Any) -> list[int]:
 
 OF: dict[Any, Rule] = {
     **dict.fromkeys(
-        (aten.mm.default, aten.bmm.default, aten.baddbmm.default, aten.mv.default, aten.addmv.default, aten.dot.default),
+        (
+            aten.mm.default,
+            aten.bmm.default,
+            aten.baddbmm.default,
+            aten.mv.default,
+            aten.addmv.default,
+            aten.dot.default,
+        ),
         _workspace,
     ),
     aten.addmm.default: _addmm,

@@ -239,7 +239,7 @@ def test_in_a_notebook_it_shows_a_picture_with_its_description_as_alt_text(gpu, 
     )
     assert data["text/plain"] == words
     assert f'<img alt="{words}" src="data:image/png' in data["text/html"]
-    assert repr(t) == "<Timeline of cuda:0: peak 4.0 MiB allocated, 20.0 MiB reserved, 1 marks, virtual>"
+    assert repr(t) == "<Timeline of cuda:0: peak 4.0 MiB allocated, 20.0 MiB reserved, marks: 1, virtual>"
     del a
 
 

@@ -2,11 +2,12 @@
 
 import gc
 import threading
+import weakref
 
 import pytest
 import torch
 
-from gpulab.memory import GPUMemoryTracker, tracker
+from gpulab.memory import GPUMemoryTracker, windows
 from gpulab.virtual.gpu import VirtualGPU
 
 MIB = 2**20
@@ -24,8 +25,7 @@ def take_and_fail(mib, kept):
 @pytest.fixture(autouse=True)
 def nothing_left_open():
     yield
-    gc.collect()
-    assert tracker._open == {}
+    assert windows.open_windows == {}
 
 
 def test_peak_is_absolute_and_delta_is_what_stays(gpu):
@@ -467,7 +467,7 @@ def test_one_tracker_in_two_threads_is_refused_in_the_second(gpu):
 def test_a_tracker_dropped_while_open_leaves_nothing_behind(gpu):
     GPUMemoryTracker().__enter__()
     gc.collect()
-    assert tracker._open == {}
+    assert windows.open_windows == {}
 
 
 def test_reading_one_tracker_before_a_reset_of_ones_own_serves_all(gpu):
@@ -477,3 +477,14 @@ def test_reading_one_tracker_before_a_reset_of_ones_own_serves_all(gpu):
         assert inner.peak_memory_mb == 9
         torch.cuda.reset_peak_memory_stats()
     assert (outer.peak_memory_mb, inner.peak_memory_mb) == (9, 9)
+
+
+def test_a_finished_tracker_keeps_no_gpu_alive():
+    scope = VirtualGPU("T4", compute=False)
+    with scope, GPUMemoryTracker() as seen:
+        pass
+    gone = weakref.ref(scope)
+    del scope
+    gc.collect()
+    assert gone() is None
+    assert seen.numbers == "virtual"

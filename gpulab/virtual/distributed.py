@@ -1,0 +1,107 @@
+"""Process groups over virtual GPUs: who asks for NCCL gets Gloo underneath, and the answers say NCCL.
+
+Each rank is a process with GPUs of its own; collectives move values between hosts' memories and take no device memory.
+Processes that `torch.multiprocessing.spawn` starts get the same virtual GPUs. FSDP and DataParallel over several
+virtual GPUs are not mirrored.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .labels import device_of
+from .patches import Patches
+
+if TYPE_CHECKING:
+    from .gpu import VirtualGPU
+
+_SPAWNING = "torch.multiprocessing.spawn"  # as an attribute, that name is the function in it
+_UNDERNEATH = "cpu:gloo,cuda:gloo"  # C++ sees the tensors of a virtual GPU as the host's
+_COLLECTIVES = """
+    all_reduce broadcast reduce all_gather all_gather_into_tensor gather scatter reduce_scatter reduce_scatter_tensor
+    all_to_all all_to_all_single send recv isend irecv
+""".split()
+
+
+def install(gpu: VirtualGPU, patches: Patches) -> None:
+    """Replace what makes process groups and processes as long as `gpu` is in force."""
+    import torch.distributed as dist
+
+    patches.set(importlib.import_module(_SPAWNING), "_wrap", functools.partial(_in_child, _recipe(gpu)))
+    if not dist.is_available():
+        return
+    from torch.distributed import distributed_c10d as c10d
+
+    asked: set[str] = set()  # names of the groups that real GPUs would join through NCCL alone
+    patches.set(c10d, "_new_process_group_helper", _making(c10d, c10d._new_process_group_helper, asked))
+    for owner in (dist, c10d):
+        patches.set(owner, "is_nccl_available", lambda: True)
+    for name in _COLLECTIVES:
+        patches.set(dist, name, _refusing_host_tensors(getattr(dist, name), c10d, asked))
+
+
+def _making(c10d: Any, own: Callable[..., Any], asked: set[str]) -> Callable[..., Any]:
+    """The one function through which all process groups are made."""
+    signature = inspect.signature(own)
+
+    @functools.wraps(own)
+    def make(*args: Any, **kwargs: Any) -> Any:
+        call = signature.bind(*args, **kwargs)
+        config = str(c10d.BackendConfig(c10d.Backend(call.arguments["backend"])))
+        if "nccl" not in config:
+            return own(*args, **kwargs)
+        name = str(call.arguments["backend"])
+        # Options and a device to connect at once are NCCL's own.
+        call.arguments.update(backend=_UNDERNEATH)
+        for unknown in ("backend_options", "pg_options", "device_id"):
+            call.arguments.pop(unknown, None)
+        group, store = own(*call.args, **call.kwargs)
+        if group in c10d._world.pg_map:
+            c10d._world.pg_map[group] = (name, c10d._world.pg_map[group][1])
+            c10d._world.pg_backend_config[group] = config
+            if "cpu" not in config:
+                asked.add(group.group_name)
+        return group, store
+
+    return make
+
+
+def _refusing_host_tensors(own: Callable[..., Any], c10d: Any, asked: set[str]) -> Callable[..., Any]:
+    """A collective that refuses the host's tensors where NCCL would."""
+    signature = inspect.signature(own)
+
+    @functools.wraps(own)
+    def collective(*args: Any, **kwargs: Any) -> Any:
+        call = signature.bind(*args, **kwargs).arguments
+        group = call.get("group") or c10d.GroupMember.WORLD
+        if getattr(group, "group_name", None) in asked:
+            for value in call.values():
+                for item in value if isinstance(value, (list, tuple)) else [value]:
+                    if isinstance(item, torch.Tensor) and device_of(item) is None:
+                        raise RuntimeError(f"No backend type associated with device type {item.device.type}")
+        return own(*args, **kwargs)
+
+    return collective
+
+
+# -- processes that this one starts ----------------------------------------------------------------------------------
+
+
+def _recipe(gpu: VirtualGPU) -> dict[str, Any]:
+    """What it takes to make the same virtual GPUs in another process."""
+    return {"gpu": gpu.spec.name, "count": gpu.count, "compute": gpu.compute, "mirror": gpu.mirror}
+
+
+def _in_child(recipe: dict[str, Any], *args: Any) -> None:
+    """The first function of a spawned process."""
+    from .gpu import VirtualGPU
+
+    own = importlib.import_module(_SPAWNING)._wrap
+    with VirtualGPU(**recipe):
+        own(*args)
