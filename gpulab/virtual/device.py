@@ -34,6 +34,22 @@ DEVICE_ASSERT = (
 )
 
 
+_WORTH_ASKING = 64 << 20  # bytes from which the host is asked whether it has them
+_SPARE = 256 << 20
+
+
+def _ask_host(nbytes: int) -> None:
+    import psutil
+
+    free = psutil.virtual_memory().available
+    if free < nbytes + _SPARE:
+        raise MemoryError(
+            f"the virtual GPU has room for {nbytes / 2**20:,.0f} MiB, but this machine, whose memory holds its values, has "
+            f"only {free / 2**20:,.0f} MiB left. Use a smaller size, or VirtualGPU(..., compute=False), which keeps shapes "
+            "without values."
+        )
+
+
 class Device:
     """The GPU with number `index` of a scope."""
 
@@ -69,7 +85,12 @@ class Device:
                 free(block)
 
     def allocate(self, nbytes: int) -> Label:
-        """Memory for a storage of `nbytes`; raises torch.OutOfMemoryError with CUDA's text."""
+        """Memory for a storage of `nbytes`; raises torch.OutOfMemoryError with CUDA's text.
+
+        With values, what the GPU holds lies in this machine's memory: where that ends first, MemoryError says so.
+        """
+        if nbytes >= _WORTH_ASKING and self.compute:
+            _ask_host(nbytes)
         with self.lock:
             if self.pending:
                 self.drain()

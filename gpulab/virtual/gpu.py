@@ -187,6 +187,16 @@ class VirtualGPU:
         )
 
 
+def _in_forked_child() -> None:
+    """A lock that another thread held when the process was forked would never be released."""
+    if state.current is not None:
+        for device in state.current.devices:
+            device.lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_forked_child)
+
 INVALID_DEVICE = (
     "CUDA error: invalid device ordinal\nGPU device may be out of range, do you have enough GPUs?\n"
     "Search for `cudaErrorInvalidDevice' in https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html for"

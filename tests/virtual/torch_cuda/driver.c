@@ -296,6 +296,8 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, 
 /* libcuda.so.1 and libnvidia-ml.so.1 are links to this library. */
 
 CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *active) { return *flags = 0, *active = 1, 0; }
+CUresult cuDriverGetVersion(int *version) { return *version = CUDART_VERSION, 0; }
+CUresult cuDeviceGetCount(int *n) { return *n = devices(), 0; }
 CUresult cuCtxGetCurrent(CUcontext *context) { return *context = (CUcontext)1, 0; }
 CUresult cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdeviceptr pointer) {
     if (attribute == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL) *(int *)data = owner((void *)pointer);

@@ -19,6 +19,13 @@ NOTHING(cuLaunchCooperativeKernel) NOTHING(cuFuncSetAttribute) NOTHING(cuTensorM
 NOTHING(cuModuleLoadData) NOTHING(cuModuleLoadDataEx) NOTHING(cuModuleLoad) NOTHING(cuModuleUnload)
 NOTHING(cuModuleGetFunction) NOTHING(cuFuncSetCacheConfig)
 
+/* What cuDNN looks for in a driver before it plans an engine that is compiled when run. */
+NOTHING(cuStreamGetCtx) NOTHING(cuLinkCreate) NOTHING(cuLinkAddData) NOTHING(cuLinkComplete) NOTHING(cuLinkDestroy)
+NOTHING(cuDeviceGet) NOTHING(cuLibraryLoadData) NOTHING(cuLibraryLoadFromFile) NOTHING(cuLibraryGetKernel)
+NOTHING(cuLibraryUnload) NOTHING(cuKernelSetAttribute) NOTHING(cuKernelGetAttribute) NOTHING(cuKernelGetFunction)
+NOTHING(cuOccupancyMaxPotentialClusterSize) NOTHING(cuLaunchKernelEx) NOTHING(cuGetErrorName)
+NOTHING(cuGetErrorString) NOTHING(cuCtxGetLimit) NOTHING(cuCtxPopCurrent) NOTHING(cuCtxPushCurrent)
+
 /* cuBLAS and cuBLASLt: products, solvers, settings. */
 #define FOR_EACH_TYPE(name) \
     NOTHING(cublasS##name) NOTHING(cublasD##name) NOTHING(cublasC##name) NOTHING(cublasZ##name)
