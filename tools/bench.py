@@ -68,6 +68,7 @@ class Effort:
 def rows(effort: Effort) -> Iterator[Row]:
     """All rows, each as soon as it is measured."""
     yield from importing(effort)
+    yield from virtual_gpu(effort)
     yield from simulators(effort)
     yield from key_to_picture(effort)
     yield from checks(effort)
@@ -82,6 +83,17 @@ def importing(effort: Effort) -> Iterator[Row]:
     torch, setup = _in_turns(effort.repeats, "import torch", "import gpulab; gpulab.setup()")
     yield Row("import torch, above a bare interpreter", statistics.median(torch) - statistics.median(bare), "s")
     yield Row("gpulab.setup(), above import torch", _median_difference(setup, torch), "s", 0.2)
+
+
+def virtual_gpu(effort: Effort) -> Iterator[Row]:
+    """Cost of the virtual GPU; a process of its own, since threads and caches of others would disturb it."""
+    command = [sys.executable, "-c", _FIGURES, str(int(effort.quick))]
+    done = subprocess.run(command, cwd=ROOT / "tools", capture_output=True, text=True, check=True)
+    for figure in json.loads(done.stdout.splitlines()[-1]):
+        yield Row(*figure)
+
+
+_FIGURES = "import bench_virtual, json, sys; print(json.dumps(list(bench_virtual.figures(quick=sys.argv[1] == '1'))))"
 
 
 def simulators(effort: Effort) -> Iterator[Row]:

@@ -5,11 +5,15 @@ It finds and reads; whoever resets a peak must first tell those who still need i
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from .source import in_force
 
+if TYPE_CHECKING:
+    import torch
+
 MIB = 2**20
+DeviceLike: TypeAlias = "torch.device | str | int | None"
 
 
 class Gpu(NamedTuple):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Any
 
 from . import counters
-from .counters import MIB
+from .counters import MIB, DeviceLike
 from .source import Numbers, numbers
 
 _NO_GPU = "no GPU here, so no GPU memory to report; tensors are in the host's memory"
@@ -38,7 +37,7 @@ class GPUMemory:
         return f"{self.device}: {', '.join(parts)} of {self.total_bytes / MIB:,.0f} MiB, {self.numbers}"
 
 
-def gpu_memory(device: Any = "all") -> tuple[GPUMemory, ...]:
+def gpu_memory(device: DeviceLike = "all") -> tuple[GPUMemory, ...]:
     """The counts of every GPU, or of the one that `device` names; empty where there is none.
 
     `device` is "all", None (the current GPU), a number, a text such as "cuda:1" or a torch.device; ValueError and
@@ -58,13 +57,15 @@ def gpu_memory(device: Any = "all") -> tuple[GPUMemory, ...]:
     )
 
 
-def print_gpu_memory(label: str = "", device: Any = "all") -> None:
+def print_gpu_memory(label: str = "", device: DeviceLike = "all") -> None:
     """Print allocated, reserved and peak memory in MiB, one line for each GPU; a sentence where there is none."""
     for line in _lines(label, gpu_memory(device)):
         print(line)
 
 
-def log_memory(label: str = "", device: Any = "all", *, logger: logging.Logger | None = None) -> tuple[GPUMemory, ...]:
+def log_memory(
+    label: str = "", device: DeviceLike = "all", *, logger: logging.Logger | None = None
+) -> tuple[GPUMemory, ...]:
     """Write the same lines to the log at level INFO, and return the counts.
 
     `logger` is the logger "gpulab.memory" if none is given; INFO shows after `logging.basicConfig(level=logging.INFO)`.

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from . import counters
-from .counters import Gpu
+from .counters import DeviceLike, Gpu
 from .curve import Mark, MemoryCurve, mib
 from .replay import Point, Unclear, replay
 from .source import in_force, numbers_of
@@ -18,7 +18,7 @@ from .source import in_force, numbers_of
 Traceback = TracebackType | None
 
 
-def timeline(device: Any = None, *, label: str = "", max_events: int = 200_000) -> Timeline:
+def timeline(device: DeviceLike = None, *, label: str = "", max_events: int = 200_000) -> Timeline:
     """Record one GPU's memory in a `with` block; afterwards the object shows itself in a notebook.
 
         with gpulab.memory.timeline() as t:

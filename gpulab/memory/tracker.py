@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 from . import counters
-from .counters import MIB
+from .counters import MIB, DeviceLike
 from .source import Numbers
 from .windows import Window, lock
 
@@ -72,7 +72,7 @@ class GPUMemoryTracker:
     - A tracker whose virtual GPU ends before it does keeps its last reading.
     """
 
-    def __init__(self, device: Any = None, *, label: str = "") -> None:
+    def __init__(self, device: DeviceLike = None, *, label: str = "") -> None:
         if not isinstance(label, str):
             raise TypeError(f"label must be a text, not {label!r} ({type(label).__name__})")
         if callable(device):

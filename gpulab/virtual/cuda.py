@@ -92,6 +92,7 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
         "_is_compiled": lambda: True,
         "is_available": lambda: True,
         "device_count": surface._cuda_getDeviceCount,
+        "_cached_device_count": gpu.count,
         "_exchange_device": surface._cuda_exchangeDevice,
         "_maybe_exchange_device": surface._cuda_maybeExchangeDevice,
         "_get_device_properties": surface.properties,

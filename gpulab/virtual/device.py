@@ -15,7 +15,7 @@ import torch
 
 from .allocator import CachingAllocator
 from .blocks import Block
-from .labels import NAME, STAYS, Label
+from .labels import NAME, Label
 from .out_of_memory import OutOfMemory
 from .settings import Settings
 from .specs import Spec
@@ -110,8 +110,6 @@ class Device:
 
     def put(self, storage: Any) -> None:
         """Label a storage that has appeared on this GPU."""
-        if getattr(storage, STAYS, False):
-            return
         setattr(storage, NAME, self.allocate(storage.nbytes()))
 
     def touch(self, sizes: Iterable[int | list[int]]) -> None:

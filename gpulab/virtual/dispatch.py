@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import engine, kernels, mixing, temporaries
-from .labels import FLOATING, NAME, PINNED, device_of, parts_of, storage_of
+from .labels import FLOATING, NAME, PINNED, STAYS, device_of, parts_of, storage_of
 from .state import backing, thread
 
 if TYPE_CHECKING:
@@ -42,10 +42,14 @@ class Dispatch(TorchDispatchMode):
         gpu = self.gpu
         if not gpu.active or thread.inside:
             return func(*args, **kwargs) if kwargs else func(*args)
-        run = _PLANS.get(func)
-        if run is None:
+        try:
+            run = _PLANS[func]
+        except KeyError:
             run = _PLANS[func] = _plan(func)
-        return run(gpu, func, args, kwargs or {})
+        return run(gpu, func, args, kwargs or _NOTHING)
+
+
+_NOTHING: dict[str, Any] = {}
 
 
 def _plan(func: Any) -> Run:
@@ -87,7 +91,24 @@ def _run_plainly(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict
 
 def _run(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The general case: find the GPU among the arguments, run, label what is new."""
-    device, host, floating = _look(args, None, None, None)
+    # This is the path of most operations: what is below is written out for speed.
+    device = host = floating = None
+    for item in args:
+        if isinstance(item, Tensor):
+            try:
+                label = _storage(item)._gpulab
+            except (RuntimeError, NotImplementedError):
+                device, host, floating = _look(parts_of(item), device, host, floating)
+                continue
+            if label is None:
+                if host is None and item.dim():
+                    host = item
+            elif device is None and label is not FLOATING and label.device.active:
+                device = label.device
+            elif label.device is not device:
+                device, host, floating = _look((item,), device, host, floating)
+        elif item.__class__ is list or item.__class__ is tuple:
+            device, host, floating = _look(item, device, host, floating)
     if kwargs:
         device, host, floating = _look(kwargs.values(), device, host, floating)
     if device is None:
@@ -108,15 +129,14 @@ def _run(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
             out = kernels.recover(gpu, device, func, args, kwargs, error)
     else:
         out = kernels.run_on_meta(gpu, device, func, args, kwargs)
-    if type(out) is Tensor:
+    if out.__class__ is Tensor:
         storage = _storage(out)
         if storage._gpulab is None:
-            device.put(storage)
+            storage._gpulab = device.allocate(storage.nbytes())
     else:
         place(device, out)
-    temporary = temporaries.OF.get(func)
-    if temporary is not None and gpu.mirror:
-        device.touch(temporary(device, args, out))
+    if func in temporaries.OF and gpu.mirror:
+        device.touch(temporaries.OF[func](device, args, out))
     return out
 
 
@@ -160,7 +180,8 @@ def place(device: Device, out: Any) -> None:
                 place(device, part)
         else:
             label = storage._gpulab
-            if label is None or label is FLOATING or not label.device.active:
+            new = label is None or label is FLOATING or not label.device.active
+            if new and not getattr(storage, STAYS, False):
                 device.put(storage)
     elif isinstance(out, (list, tuple)):
         for item in out:

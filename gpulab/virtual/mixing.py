@@ -111,6 +111,9 @@ def _floats(tensor: Tensor) -> bool:
 # -- TensorIterator --------------------------------------------------------------------------------------------------
 
 
+_NO_NUMBERS = {"aten::mse_loss", "aten::smooth_l1_loss"}  # they do not say allow_cpu_scalars
+
+
 def _iterated(func: Any, given: dict[str, Any]) -> None:
     """TensorIterator's compute_types: the first GPU decides, and it takes a number (0-dim tensor) from the host."""
     written = {a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write}
@@ -122,8 +125,10 @@ def _iterated(func: Any, given: dict[str, Any]) -> None:
         device = where(tensor)
         if device == common:
             continue
-        if device == HOST and not tensor.dim() and not is_output and not scalars:
+        if device == HOST and not tensor.dim() and not is_output and func._schema.name not in _NO_NUMBERS:
             scalars += 1
+            if scalars > 1:
+                raise RuntimeError("Trying to pass too many CPU scalars to non-CPU kernel!")
             continue
         raise RuntimeError(
             f"Expected all tensors to be on the same device, but found at least two devices, {common} and {device}!"
@@ -181,8 +186,24 @@ def _mv(func: Any, given: dict[str, Any]) -> None:
     same("wrapper_CUDA_addmv_", [("self", given["vec"]), ("mat", given["self"]), ("vec", given["vec"])])
 
 
-def _complex(func: Any, given: dict[str, Any]) -> None:
-    same("wrapper_CUDA_out_complex_out", [("out", given["real"]), ("real", given["real"]), ("imag", given["imag"])])
+def _of_two_parts(name: str, first: str, second: str) -> Check:
+    """The result is made beside the first, and the operation goes on with `out=`."""
+
+    def check(func: Any, given: dict[str, Any]) -> None:
+        parts = [("out", given[first]), (first, given[first]), (second, given[second])]
+        same(f"wrapper_CUDA_out_{name}_out", parts)
+
+    return check
+
+
+def _stack(func: Any, given: dict[str, Any]) -> None:
+    same("wrapper_CUDA_cat", [("tensors", given["tensors"])])
+
+
+def _trilinear(func: Any, given: dict[str, Any]) -> None:
+    """Of F.bilinear: two batched products."""
+    for name in ("i2", "i3"):
+        same("wrapper_CUDA_bmm", [("self", given["i1"]), ("mat2", given[name])])
 
 
 def _in_place(name: str) -> Check:
@@ -266,16 +287,13 @@ def _block_diag(func: Any, given: dict[str, Any]) -> None:
             )
 
 
+def _lengths(func: Any, given: dict[str, Any]) -> None:
+    """CTC reads the lengths on the host."""
+    same("wrapper_CUDA___ctc_loss", [(name, given[name]) for name in ("log_probs", "targets")])
+
+
 def _taken(func: Any, given: dict[str, Any]) -> None:
     """It reads what is on the host there, or copies it over."""
-
-
-def _pairwise(func: Any, given: dict[str, Any]) -> None:
-    """A list operation whose tensors are on several devices goes through its lists place by place."""
-    lists = {name: value for name, value in given.items() if isinstance(value, (list, tuple)) and _tensors(value)}
-    rest = {name: value for name, value in given.items() if name not in lists}
-    for place in range(max((len(value) for value in lists.values()), default=0)):
-        _iterated(func, rest | {name: value[place] for name, value in lists.items()})
 
 
 _OWN: dict[str, Check] = {
@@ -290,7 +308,10 @@ _OWN: dict[str, Check] = {
     "where": _where,
     "embedding": _embedding,
     "mv": _mv,
-    "complex": _complex,
+    "complex": _of_two_parts("complex", "real", "imag"),
+    "polar": _of_two_parts("polar", "abs", "angle"),
+    "stack": _stack,
+    "_trilinear": _trilinear,
     "masked_scatter": _in_place("masked_scatter"),
     "put": _in_place("put"),
     "native_batch_norm": _batch_norm,
@@ -300,7 +321,9 @@ _OWN: dict[str, Check] = {
     "_scaled_dot_product_cudnn_attention": _attention,
     "_scaled_dot_product_flash_attention_for_cpu": _attention,
     "block_diag": _block_diag,
-    "_ctc_loss": _taken,
+    "_ctc_loss": _lengths,
+    "_use_cudnn_ctc_loss": _lengths,
+    "_cudnn_ctc_loss": _lengths,
     "_pack_padded_sequence": _taken,
     "slice_scatter": _taken,
     "select_scatter": _taken,

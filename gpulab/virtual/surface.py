@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 def install(gpu: VirtualGPU, patches: Patches) -> None:
     """Replace it all; `patches.restore()` puts it all back."""
+    if not isinstance(gpu.devices[0].generator, streams.Generator):
+        state.thread.device = 0  # a scope that begins, not one that goes on after an inner one
     cuda.install(gpu, patches)
     accelerator.install(gpu, patches)
     comm.install(patches)

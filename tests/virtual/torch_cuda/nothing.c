@@ -16,15 +16,12 @@ NOTHING(cudaMemcpyToSymbol) NOTHING(cudaProfilerStart) NOTHING(cudaProfilerStop)
 NOTHING(nvmlInit_v2)
 NOTHING(cuCtxSetCurrent) NOTHING(cuDevicePrimaryCtxRetain) NOTHING(cuLaunchKernel)
 NOTHING(cuLaunchCooperativeKernel) NOTHING(cuFuncSetAttribute) NOTHING(cuTensorMapEncodeTiled)
-NOTHING(cuModuleLoadData) NOTHING(cuModuleLoadDataEx) NOTHING(cuModuleLoad) NOTHING(cuModuleUnload)
-NOTHING(cuModuleGetFunction) NOTHING(cuFuncSetCacheConfig)
+NOTHING(cuModuleUnload) NOTHING(cuFuncSetCacheConfig)
 
 /* What cuDNN looks for in a driver before it plans an engine that is compiled when run. */
-NOTHING(cuStreamGetCtx) NOTHING(cuLinkCreate) NOTHING(cuLinkAddData) NOTHING(cuLinkComplete) NOTHING(cuLinkDestroy)
-NOTHING(cuDeviceGet) NOTHING(cuLibraryLoadData) NOTHING(cuLibraryLoadFromFile) NOTHING(cuLibraryGetKernel)
-NOTHING(cuLibraryUnload) NOTHING(cuKernelSetAttribute) NOTHING(cuKernelGetAttribute) NOTHING(cuKernelGetFunction)
-NOTHING(cuOccupancyMaxPotentialClusterSize) NOTHING(cuLaunchKernelEx) NOTHING(cuGetErrorName)
-NOTHING(cuGetErrorString) NOTHING(cuCtxGetLimit) NOTHING(cuCtxPopCurrent) NOTHING(cuCtxPushCurrent)
+NOTHING(cuLinkCreate) NOTHING(cuLinkAddData) NOTHING(cuLinkComplete) NOTHING(cuLinkDestroy) NOTHING(cuLibraryUnload)
+NOTHING(cuKernelSetAttribute) NOTHING(cuOccupancyMaxPotentialClusterSize) NOTHING(cuLaunchKernelEx)
+NOTHING(cuStreamGetCtx) NOTHING(cuCtxGetLimit) NOTHING(cuCtxPopCurrent) NOTHING(cuCtxPushCurrent)
 
 /* cuBLAS and cuBLASLt: products, solvers, settings. */
 #define FOR_EACH_TYPE(name) \
@@ -66,6 +63,12 @@ MAKES(cublasLtMatrixLayoutCreate) MAKES(cudnnCreate) MAKES(cudnnCreateActivation
 MAKES(cudnnCreateCTCLossDescriptor) MAKES(cudnnCreateConvolutionDescriptor) MAKES(cudnnCreateDropoutDescriptor)
 MAKES(cudnnCreateFilterDescriptor) MAKES(cudnnCreatePoolingDescriptor) MAKES(cudnnCreateRNNDataDescriptor)
 MAKES(cudnnCreateSpatialTransformerDescriptor)
+MAKES(cuModuleLoad) MAKES(cuModuleLoadData) MAKES(cuModuleLoadDataEx) MAKES(cuModuleGetFunction)
+MAKES(cuLibraryLoadData) MAKES(cuLibraryLoadFromFile) MAKES(cuLibraryGetKernel) MAKES(cuKernelGetFunction)
+#define FIRST_ZERO(name) int name(int *value) { return *value = 0; }
+FIRST_ZERO(cuDeviceGet) FIRST_ZERO(cuKernelGetAttribute) FIRST_ZERO(cuFuncGetAttribute)
+#define NAMES(name) int name(int error, const char **text) { return *text = "stand-in", 0; }
+NAMES(cuGetErrorName) NAMES(cuGetErrorString)
 #define GIVES_ZERO(name) int name(void *of, int *value) { return *value = 0; }
 GIVES_ZERO(cublasGetMathMode) GIVES_ZERO(cublasGetPointerMode_v2)
 int cudnnGetStream(void *of, void **stream) { return *stream = 0, 0; }

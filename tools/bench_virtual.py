@@ -1,0 +1,139 @@
+"""What the virtual GPU costs: figures for `bench.py`, measured side by side with the plain CPU and torch's MemTracker.
+
+One training step of ResNet-50 is the load; steps of the three kinds are taken in turns, and each figure is a median.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+
+def figures(*, quick: bool) -> Iterator[tuple[str, float, str, float | None, str]]:
+    """(name, value, unit, target, note) of each figure."""
+    yield from steps(batch=8, side=64 if quick else 224, rounds=2 if quick else 7)
+    yield from single_operations(repeats=2_000 if quick else 20_000)
+    yield from tracker(repeats=300 if quick else 3_000)
+
+
+def steps(batch: int, side: int, rounds: int) -> Iterator[tuple[str, float, str, float | None, str]]:
+    """A step plain, on the virtual GPU and under MemTracker, and what each adds per operation."""
+    import torch
+    import torchvision
+    from torch.distributed._tools.mem_tracker import MemTracker
+    from torch.nn.functional import cross_entropy
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from gpulab import VirtualGPU
+
+    torch.manual_seed(0)
+
+    def trainee(device: str) -> Callable[[], None]:
+        model = torchvision.models.resnet50().to(device)
+        optimizer = torch.optim.SGD(model.parameters(), 0.01, foreach=True)
+        x, y = torch.randn(batch, 3, side, side).to(device), torch.zeros(batch, dtype=torch.long).to(device)
+
+        def step() -> None:
+            cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+
+    class Count(TorchDispatchMode):
+        operations = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.operations += 1
+            return func(*args, **(kwargs or {}))
+
+    plain = trainee("cpu")
+    count = Count()
+    with count:
+        plain()
+
+    def tracked() -> None:
+        with MemTracker():
+            plain()
+
+    gpu = VirtualGPU("T4")
+    gpu.start()
+    virtual = trainee("cuda")
+    times: dict[str, list[float]] = {"plain": [], "virtual": [], "tracked": []}
+    try:
+        for turn in range(rounds + 1):
+            seconds = {"virtual": _seconds(virtual)}
+            with gpu.suspended(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                seconds |= {"plain": _seconds(plain), "tracked": _seconds(tracked)}
+            for name, value in seconds.items() if turn else ():  # the first round warms up
+                times[name].append(value)
+    finally:
+        gpu.stop()
+    median = {name: statistics.median(values) for name, values in times.items()}
+    paired = [v / p for v, p in zip(times["virtual"], times["plain"], strict=True)]
+    what = f"ResNet-50, {batch}x{side}x{side}, {count.operations} operations"
+    yield "training step on the plain CPU", median["plain"], "s", None, what
+    yield "training step on the virtual GPU, against the plain CPU", statistics.median(paired), "x", 1.1, what
+    for name, label, target in (("virtual", "the virtual GPU", 10.0), ("tracked", "torch's MemTracker", None)):
+        added = statistics.median(
+            (a - p) / count.operations * 1e6 for a, p in zip(times[name], times["plain"], strict=True)
+        )
+        yield f"added per operation of that step by {label}", added, "us", target, "difference of whole steps"
+
+
+def single_operations(repeats: int) -> Iterator[tuple[str, float, str, float | None, str]]:
+    """What an operation on a tiny tensor takes more than on the plain CPU."""
+    import torch
+
+    from gpulab import VirtualGPU
+
+    def costs(x: Any) -> dict[str, float]:
+        actions: dict[str, Callable[[], Any]] = {
+            "addition": lambda: x + x,
+            "view": lambda: x.view(16),
+            "in place": lambda: x.relu_(),
+        }
+        return {name: _per_call(action, repeats) for name, action in actions.items()}
+
+    plain = costs(torch.zeros(4, 4))
+    with VirtualGPU("T4"):
+        virtual = costs(torch.zeros(4, 4, device="cuda"))
+    for name, value in virtual.items():
+        yield f"added to one operation on the virtual GPU: {name}", value - plain[name], "us", 10.0, "4x4 tensors"
+
+
+def tracker(repeats: int) -> Iterator[tuple[str, float, str, float | None, str]]:
+    """Entering and leaving a GPUMemoryTracker, without its two synchronisations."""
+    import torch
+
+    from gpulab import GPUMemoryTracker, VirtualGPU
+
+    def use() -> None:
+        with GPUMemoryTracker():
+            return
+
+    with VirtualGPU("T4"):
+        torch.zeros(1, device="cuda")
+        whole = _per_call(use, repeats)
+        waiting = _per_call(torch.cuda.synchronize, repeats)
+    yield "GPUMemoryTracker, enter and exit on the virtual GPU", whole - 2 * waiting, "us", 10.0, "beyond synchronize"
+
+
+def _seconds(action: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    action()
+    return time.perf_counter() - began
+
+
+def _per_call(action: Callable[[], Any], repeats: int) -> float:
+    """Microseconds of one call: the best of five runs, which is what the machine's other work disturbs least."""
+
+    def run() -> None:
+        for _ in range(repeats):
+            action()
+
+    return min(_seconds(run) for _ in range(5)) / repeats * 1e6
