@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from .memory.counters import DeviceLike, checked
+from .memory.counters import checked
 from .memory.curve import mib
 from .memory.source import numbers
 from .memory.storages import storages
@@ -146,7 +146,7 @@ def placement(module: torch.nn.Module) -> Placement:
     return Placement(found, tuple(tied), _virtual([share.device for share in found]))
 
 
-def verify_model_device(model: torch.nn.Module, expected: DeviceLike) -> Placement:
+def verify_model_device(model: torch.nn.Module, expected: torch.device | str | int) -> Placement:
     """Make sure that every parameter and buffer is on `expected`; gives the placement.
 
     `expected` is a text such as "cuda:1", a torch.device, or a GPU's number; "cuda" is the current GPU, so "cuda" and

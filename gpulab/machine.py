@@ -101,9 +101,7 @@ def _virtual(name: str, notes: tuple[str, ...] = ()) -> Machine:
     from .virtual.specs import spec
 
     gpu = spec(name)
-    return Machine(
-        torch.device("cuda", 0), gpu.product, "virtual", name, gpu.memory_bytes, gpu.capability, notes=notes
-    )
+    return Machine(torch.device("cuda", 0), gpu.product, "virtual", name, gpu.memory_bytes, gpu.capability, notes=notes)
 
 
 def _put_in_force(name: str | None) -> None:

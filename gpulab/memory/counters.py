@@ -102,7 +102,8 @@ def _accelerator() -> tuple[str, Any] | None:
 
 
 def _current(counts: Any) -> int:
-    index: int = counts.current_device() if hasattr(counts, "current_device") else counts.current_device_index()
+    ask = getattr(counts, "current_device", None) or counts.current_device_index  # torch.cuda's name, the other's name
+    index: int = ask()
     return index
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from . import counters
 from .counters import Gpu
-from .source import in_force, numbers_of
+from .source import Numbers, in_force
 
 lock = threading.RLock()  # re-entrant: the garbage collector may end a tracker while one is being read
 
@@ -19,14 +19,12 @@ lock = threading.RLock()  # re-entrant: the garbage collector may end a tracker 
 class Window:
     """One tracker's share of one GPU, from entry to exit; made, updated and closed under the lock."""
 
-    __slots__ = ("entry", "gpu", "key", "name", "now", "numbers", "peak")
+    __slots__ = ("entry", "gpu", "key", "now", "peak")
 
     def __init__(self, gpu: Gpu) -> None:
         self.gpu: Gpu | None = gpu
-        self.name = gpu.name
-        self.numbers = numbers_of(gpu.scope)
         # While this is open it keeps the scope alive, so that its id stands for it alone.
-        self.key = (id(gpu.scope), gpu.type, gpu.number)
+        self.key = (0 if gpu.scope is None else id(gpu.scope), gpu.type, gpu.number)
         others = open_windows.get(self.key)
         if others:
             _tell(others, counters.peak(gpu))
@@ -34,18 +32,30 @@ class Window:
         self.entry = self.now = self.peak = counters.allocated(gpu)
         open_windows.setdefault(self.key, []).append(self)
 
+    @property
+    def name(self) -> str:
+        return f"{self.key[1]}:{self.key[2]}"
+
+    @property
+    def numbers(self) -> Numbers:
+        return "virtual" if self.key[0] else "measured"
+
     def update(self) -> None:
         """Take the counts as they are now, for this window and for all that share the counter."""
         gpu = self.gpu
         if gpu is not None and in_force() is gpu.scope:
             self.now, peak = counters.allocated_and_peak(gpu)
-            _tell(open_windows.get(self.key, ()), peak)
+            if peak > self.peak:
+                self.peak = peak
+            others = open_windows[self.key]
+            if len(others) > 1:
+                _tell(others, peak)
 
     def close(self) -> None:
         """Watch no longer; the last values stay."""
-        self.gpu = None
-        others = open_windows.get(self.key)
-        if others is not None and self in others:
+        if self.gpu is not None:
+            self.gpu = None
+            others = open_windows[self.key]
             others.remove(self)
             if not others:
                 del open_windows[self.key]

@@ -36,7 +36,7 @@ def attend(
     enable_gqa: bool = False,
 ) -> Tensor:
     """`torch.nn.functional.scaled_dot_product_attention`."""
-    device = device_of(query) if state.current is not None else None
+    device = device_of(query) if state.current is not None and state.current.mirror else None
     if device is None:
         with autocast.below():
             return aten.scaled_dot_product_attention(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import cuda_memory, state, streams
+from . import cuda_memory, state, streams, threads
 from .device import Device
 from .kernels import NotMirrored
 from .patches import Patches
@@ -75,10 +75,12 @@ class CudaError(enum.IntEnum):
 
 def install(gpu: VirtualGPU, patches: Patches) -> None:
     """Replace the functions for as long as `gpu` is in force."""
-    for module, kinds in (torch.cuda, REFUSED["torch.cuda"]), (torch._C, REFUSED["torch._C"]):
-        for what, names in kinds.items():
-            for name in names.split():
-                patches.set(module, name, _refuse(what, name))
+    for where, kinds in REFUSED.items():
+        for what, name in ((what, name) for what, names in kinds.items() for name in names.split()):
+            refuse = _refuse(what, name)
+            patches.set(torch.cuda if where == "torch.cuda" else torch._C, name, refuse)
+            if name in torch.cuda.memory.__all__:
+                patches.set(torch.cuda.memory, name, refuse)
     surface = _Surface(gpu)
     memory = cuda_memory.Memory(gpu)
     for part in (surface, memory):
@@ -182,7 +184,7 @@ class _Surface:
     def lazy_init(self) -> None:
         if self._cuda_isInBadFork():
             self.gpu.device(None)  # raises
-        self.gpu.enter_thread()
+        threads.enter()
 
     def _cuda_init(self) -> None:
         self.lazy_init()

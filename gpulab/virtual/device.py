@@ -19,6 +19,7 @@ from .labels import NAME, Label
 from .out_of_memory import OutOfMemory
 from .settings import Settings
 from .specs import Spec
+from .state import thread
 
 # What the driver counts for a process before its first tensor. Not published: it depends on the driver, the GPU and
 # on which kernels have been loaded.
@@ -66,13 +67,22 @@ class Device:
         self.generator = torch.Generator()
         self.generator.manual_seed(torch.initial_seed())
         self.workspaces: dict[Any, Label | None] = {}
-        self.stream = 0
         self.fault: str | None = None
         self.raw: dict[int, Label] = {}
         self.history: Any = None
 
     def __repr__(self) -> str:
         return f"<virtual {self.spec.name}, cuda:{self.index}>"
+
+    @property
+    def stream(self) -> int:
+        """The number of this thread's current stream."""
+        streams = thread.streams
+        return streams.get(self.index, 0) if streams else 0
+
+    @stream.setter
+    def stream(self, number: int) -> None:
+        thread.streams = {**(thread.streams or {}), self.index: number}
 
     def drain(self) -> None:
         """Give back what has died since the last time; call it under the lock."""
@@ -89,8 +99,6 @@ class Device:
 
         With values, what the GPU holds lies in this machine's memory: where that ends first, MemoryError says so.
         """
-        if nbytes >= _WORTH_ASKING and self.compute:
-            _ask_host(nbytes)
         with self.lock:
             if self.pending:
                 self.drain()
@@ -103,6 +111,8 @@ class Device:
                 failed = torch.OutOfMemoryError(text)
             else:
                 label = Label(self, block, nbytes)
+                if nbytes >= _WORTH_ASKING and self.compute:
+                    _ask_host(nbytes)
                 if self.history is not None and block is not None:
                     self.history.allocated(block)
                 return label

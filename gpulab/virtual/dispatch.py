@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from . import engine, kernels, mixing, temporaries
+from . import engine, kernels, mixing, state, temporaries
 from .labels import FLOATING, NAME, PINNED, STAYS, device_of, parts_of, storage_of
 from .state import backing, thread
 
@@ -28,19 +28,15 @@ _storage = torch._C.TensorBase.untyped_storage
 
 
 class Dispatch(TorchDispatchMode):
-    """The mode of one scope; it is entered in every thread."""
-
-    def __init__(self, gpu: VirtualGPU) -> None:
-        super().__init__()
-        self.gpu = gpu
+    """The one mode of all scopes, entered in every thread; without a GPU in force it passes everything on."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # nothing here is compiled, and the guard would cost every operation
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        gpu = self.gpu
-        if not gpu.active or thread.inside:
+        gpu = state.current
+        if gpu is None or thread.inside:
             return func(*args, **kwargs) if kwargs else func(*args)
         try:
             run = _PLANS[func]
@@ -49,6 +45,7 @@ class Dispatch(TorchDispatchMode):
         return run(gpu, func, args, kwargs or _NOTHING)
 
 
+MODE = Dispatch()
 _NOTHING: dict[str, Any] = {}
 
 
@@ -228,7 +225,7 @@ def _run_add(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str
 
 def _run_composite(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """In inference mode composite operations arrive whole; their parts must be seen as elsewhere."""
-    with gpu.mode_again():
+    with MODE:  # it is off while an operation is handled
         out = func.decompose(*args, **kwargs)
     if out is NotImplemented:
         return _run(gpu, func, args, kwargs)

@@ -23,10 +23,23 @@ if TYPE_CHECKING:
 
 _SPAWNING = "torch.multiprocessing.spawn"  # as an attribute, that name is the function in it
 _UNDERNEATH = "cpu:gloo,cuda:gloo"  # C++ sees the tensors of a virtual GPU as the host's
-_COLLECTIVES = """
-    all_reduce broadcast reduce all_gather all_gather_into_tensor gather scatter reduce_scatter reduce_scatter_tensor
-    all_to_all all_to_all_single send recv isend irecv
-""".split()
+_COLLECTIVES = [
+    "all_reduce",
+    "broadcast",
+    "reduce",
+    "all_gather",
+    "all_gather_into_tensor",
+    "gather",
+    "scatter",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "all_to_all",
+    "all_to_all_single",
+    "send",
+    "recv",
+    "isend",
+    "irecv",
+]
 
 
 def install(gpu: VirtualGPU, patches: Patches) -> None:

@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from . import state
 from .state import backing
 
 T = TypeVar("T")
@@ -98,7 +97,7 @@ class _Bare(threading.Thread):
     """A thread that no virtual GPU watches."""
 
     def run(self) -> None:
-        gpu = state.current
-        if gpu is not None:
-            gpu.leave_thread()
+        from . import threads
+
+        threads.leave()
         super().run()

@@ -10,14 +10,11 @@ import os
 import threading
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 
-from . import kernels, state
+from . import kernels, state, threads
 from .device import Device
-from .dispatch import Dispatch
 from .patches import Patches
 from .settings import Settings
 from .specs import Spec, spec
@@ -60,8 +57,6 @@ class VirtualGPU:
         self.process = 0
         self._patches = Patches()
         self._outer: VirtualGPU | None = None
-        self._mode = Dispatch(self)
-        self._entered = threading.local()
 
     def __repr__(self) -> str:
         many = f"{self._count} x " if self._count > 1 else ""
@@ -83,7 +78,7 @@ class VirtualGPU:
         state.current = self
         try:
             surface.install(self, self._patches)
-            self.enter_thread()
+            threads.enter()
         except BaseException:
             self.stop()
             raise
@@ -91,13 +86,14 @@ class VirtualGPU:
 
     def stop(self) -> None:
         """Put everything back. Tensors that were on this GPU are on the host afterwards."""
-        if not self.active:
+        inner, outer = state.current, state.current
+        while outer is not None and outer is not self:
+            outer = outer._outer
+        if outer is None:
             return
-        if state.current is not self:
-            raise RuntimeError(f"{self!r} cannot end before {state.current!r}, which was started within it")
-        self.leave_thread()
-        self._patches.restore()
-        self.active = False
+        if inner is not self:
+            raise RuntimeError(f"{self!r} cannot end before {inner!r}, which was started within it")
+        self._suspend()
         for device in self.devices:
             device.close()
         state.current, self._outer = self._outer, None
@@ -112,16 +108,21 @@ class VirtualGPU:
         self.stop()
 
     def _suspend(self) -> None:
-        self.leave_thread()
+        threads.leave()
         self._patches.restore()
-        self.active = False
+        self._activate(False)
 
     def _resume(self) -> None:
         from . import surface
 
-        self.active = True
+        self._activate(True)
         surface.install(self, self._patches)
-        self.enter_thread()
+        threads.enter()
+
+    def _activate(self, on: bool) -> None:
+        self.active = on
+        for device in self.devices:
+            device.active = on
 
     @contextlib.contextmanager
     def suspended(self) -> Iterator[None]:
@@ -133,33 +134,6 @@ class VirtualGPU:
         finally:
             state.current = self
             self._resume()
-
-    # -- threads -----------------------------------------------------------------------------------------------------
-
-    def enter_thread(self) -> None:
-        """Watch the operations of this thread too."""
-        if getattr(self._entered, "here", False):
-            return
-        from . import autocast
-
-        self._entered.here = True
-        _push_mode(self._mode)
-        if self.mirror:
-            autocast.include(True)
-
-    def leave_thread(self) -> None:
-        from . import autocast
-
-        if getattr(self._entered, "here", False):
-            self._entered.here = False
-            _remove_mode(self._mode)
-            autocast.include(False)
-
-    @contextlib.contextmanager
-    def mode_again(self) -> Iterator[None]:
-        """Within the handling of an operation: see the operations that it is made of."""
-        with self._mode:
-            yield
 
     # -- what the parts ask ------------------------------------------------------------------------------------------
 
@@ -204,15 +178,3 @@ INVALID_DEVICE = (
     " below might be incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
     "Device-side assertion tracking was not enabled by user."
 )
-
-
-def _remove_mode(mode: TorchDispatchMode) -> None:
-    """Take a mode off this thread's stack, wherever it stands."""
-    above = []
-    while torch._C._len_torch_dispatch_stack():
-        top = _pop_mode()
-        if top is mode:
-            break
-        above.append(top)
-    for other in reversed(above):
-        _push_mode(other)

@@ -196,7 +196,7 @@ def unknown_value(gpu: VirtualGPU, func: Any, args: Args) -> Any:
             "Use compute=True, or decide on something that does not come from a tensor."
         )
     gpu.warn_unknown()
-    return math.nan
+    return math.nan if args[0].is_floating_point() or args[0].is_complex() else 0
 
 
 def warn_once(told: set[str], text: str) -> None:

@@ -18,21 +18,21 @@ Tensor = torch.Tensor
 aten = torch.ops.aten
 
 
-def _here(tensor: Tensor) -> bool:
-    return state.current is not None and device_of(tensor) is not None
+def here(tensor: Tensor) -> bool:
+    return state.current is not None and state.current.mirror and device_of(tensor) is not None
 
 
 def _dropout(tensor: Tensor, p: float, train: bool) -> Tensor:
     """CUDA keeps a mask of one byte per element (is_fused_kernel_acceptable in Dropout.cpp)."""
     with autocast.below():
-        if train and 0 < p < 1 and tensor.numel() and _here(tensor):
+        if train and 0 < p < 1 and tensor.numel() and here(tensor):
             return aten.native_dropout(tensor, p, True)[0]
         return aten.dropout(tensor, p, train)
 
 
 def _rms_norm(tensor: Tensor, shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None) -> Tensor:
     """CUDA has one kernel for it, which keeps a float32 number per row (rms_norm in layer_norm.cpp)."""
-    if not _here(tensor):
+    if not here(tensor):
         with autocast.below():
             return aten.rms_norm(tensor, shape, weight, eps)
     if autocast.casting():

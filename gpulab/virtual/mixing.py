@@ -147,9 +147,7 @@ def _index(func: Any, given: dict[str, Any]) -> None:
     at = where(given["self"])
     for tensor in _tensors(given["indices"]):
         if where(tensor) not in (at, HOST):
-            raise RuntimeError(
-                f"indices should be either on cpu or on the same device as the indexed tensor ({at})"
-            )
+            raise RuntimeError(f"indices should be either on cpu or on the same device as the indexed tensor ({at})")
     values = given.get("values")
     if isinstance(values, Tensor) and where(values) != at and (values.dim() or where(values) != HOST):
         first, second = (at, where(values)) if at != HOST else (where(values), at)
@@ -161,14 +159,11 @@ def _index(func: Any, given: dict[str, Any]) -> None:
 def _masked_fill(func: Any, given: dict[str, Any]) -> None:
     at, mask = where(given["self"]), where(given["mask"])
     if at != mask:
-        raise RuntimeError(
-            f"expected self and mask to be on the same device, but got mask on {mask} and self on {at}"
-        )
+        raise RuntimeError(f"expected self and mask to be on the same device, but got mask on {mask} and self on {at}")
     value = given.get("value")
     if not _number(value):
         raise RuntimeError(
-            "masked_fill_ only supports a 0-dimensional value tensor, but got tensor with"
-            f" {value.dim()} dimension(s)."
+            f"masked_fill_ only supports a 0-dimensional value tensor, but got tensor with {value.dim()} dimension(s)."
         )
 
 
@@ -253,7 +248,7 @@ def _attention(func: Any, given: dict[str, Any]) -> None:
         _iterated(func, given)
 
 
-def attention(query: Tensor, key: Tensor, value: Tensor) -> None:
+def attention(query: Tensor, key: Tensor, value: Tensor, *, dtypes: bool = True) -> None:
     """validate_sdpa_input in attention.cpp."""
     at = [where(tensor) for tensor in (query, key, value)]
     if len(set(at)) > 1:
@@ -261,18 +256,21 @@ def attention(query: Tensor, key: Tensor, value: Tensor) -> None:
             "Expected query, key, and value to have the same device type, but got query.device: {} key.device: {} and"
             " value.device: {} instead.".format(*at)
         )
-    dtypes = [_scalar_type(tensor.dtype) for tensor in (query, key, value)]
-    if len(set(dtypes)) > 1:
+    kinds = [scalar_type(tensor.dtype) for tensor in (query, key, value)]
+    if dtypes and len(set(kinds)) > 1:
         raise RuntimeError(
             "Expected query, key, and value to have the same dtype, but got query.dtype: {} key.dtype: {} and"
-            " value.dtype: {} instead.".format(*dtypes)
+            " value.dtype: {} instead.".format(*kinds)
         )
 
 
-_CPP_NAMES = {torch.float16: "c10::Half", torch.bfloat16: "c10::BFloat16", torch.float32: "float", torch.float64: "double"}
+_CPP_NAMES = {
+    torch.float16: "c10::Half", torch.bfloat16: "c10::BFloat16", torch.float32: "float", torch.float64: "double",
+    torch.int64: "int64_t", torch.int32: "int", torch.bool: "bool",
+}  # fmt: skip
 
 
-def _scalar_type(dtype: torch.dtype) -> str:
+def scalar_type(dtype: torch.dtype) -> str:
     """A dtype as C++ names it."""
     return _CPP_NAMES.get(dtype, str(dtype).removeprefix("torch."))
 

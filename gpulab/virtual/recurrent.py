@@ -36,7 +36,7 @@ def _mirror(name: str) -> Callable[..., Any]:
         bidirectional: bool, batch_first: bool,
     ) -> Any:  # fmt: skip
         args = (tensor, hx, params, biases, layers, dropout, train, bidirectional, batch_first)
-        here = state.current is not None and device_of(tensor) is not None
+        here = state.current is not None and state.current.mirror and device_of(tensor) is not None
         if not here or not torch.backends.cudnn.enabled:
             with autocast.below():
                 return op(*args)

@@ -21,6 +21,7 @@ from . import (
     storages,
     streams,
     tensors,
+    threads,
 )
 from .patches import Patches
 
@@ -45,7 +46,7 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
     patches.set(torch._C._nn, "_parse_to", _parse_to)
     patches.set(torch._C, "_group_tensors_by_device_and_dtype", _group)
     patches.set(torch, "clear_autocast_cache", _clearing(torch.clear_autocast_cache))
-    patches.set(threading.Thread, "_bootstrap_inner", _in_threads(gpu, threading.Thread._bootstrap_inner))
+    patches.set(threading.Thread, "_bootstrap_inner", _in_threads(threading.Thread._bootstrap_inner))
     if not gpu.compute:
         # Else `Module.to` would make new parameters: tied weights apart, optimizers without theirs.
         patches.set(torch.__future__, "_swap_module_params_on_conversion", True)
@@ -104,15 +105,14 @@ def _clearing(own: Any) -> Any:
     return clear_autocast_cache
 
 
-def _in_threads(gpu: VirtualGPU, own: Any) -> Any:
+def _in_threads(own: Any) -> Any:
     """Threads started from now on watch their operations too."""
 
     def _bootstrap_inner(self: threading.Thread) -> None:
-        if gpu.active:
-            gpu.enter_thread()
+        threads.enter()
         try:
             own(self)
         finally:
-            gpu.leave_thread()
+            threads.leave()
 
     return _bootstrap_inner

@@ -7,8 +7,7 @@ PyTorch generates that check from native_functions.yaml (torchgen, gen_device_ch
 from __future__ import annotations
 
 # Names without their overload and without the underscore of the in-place form.
-STRUCTURED = frozenset(
-    """
+_STRUCTURED = """
     _addmm_activation _convert_indices_from_coo_to_csr _convert_indices_from_csr_to_coo _linalg_det _linalg_eigh
     _linalg_slogdet _linalg_solve_ex _linalg_svd _log_softmax _log_softmax_backward_data _scaled_addmm
     _scaled_grouped_mm_v2 _scaled_mm_v2 _softmax _softmax_backward_data _upsample_bicubic2d_aa
@@ -34,11 +33,9 @@ STRUCTURED = frozenset(
     upsample_bilinear2d upsample_bilinear2d_backward upsample_linear1d upsample_linear1d_backward upsample_nearest1d
     upsample_nearest1d_backward upsample_nearest2d upsample_nearest2d_backward upsample_nearest3d
     upsample_nearest3d_backward upsample_trilinear3d upsample_trilinear3d_backward
-    """.split()
-)
+"""
 
-PLAIN = frozenset(
-    """
+_PLAIN = """
     _adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward _amp_foreach_non_finite_check_and_unscale
     _amp_update_scale _batch_norm_with_update _cdist_backward _cdist_forward _cholesky_solve_helper _chunk_cat
     _compute_linear_combination _conv_depthwise2d _cslt_sparse_mm _cslt_sparse_mm_search _ctc_loss
@@ -84,8 +81,8 @@ PLAIN = frozenset(
     normal ormqr polar put quantize_per_channel quantize_per_tensor reflection_pad2d reflection_pad2d_backward
     replication_pad2d_backward replication_pad3d_backward rrelu_with_noise searchsorted slow_conv_dilated2d
     slow_conv_dilated3d slow_conv_transpose3d smooth_l1_loss_backward split_with_sizes_copy sspaddmm take vdot
-    """.split()
-)
+"""
+STRUCTURED, PLAIN = frozenset(_STRUCTURED.split()), frozenset(_PLAIN.split())
 
 
 def wrapper(name: str, overload: str, *, out: bool) -> str | None:
@@ -94,7 +91,7 @@ def wrapper(name: str, overload: str, *, out: bool) -> str | None:
     `out` says whether it writes to a tensor that it is given as `out=`.
     """
     base = name.rstrip("_")
-    if base.startswith("clamp") and (out or overload not in ("Tensor", "")) or overload == "tensor_lr":
+    if overload == "tensor_lr" or (base.startswith("clamp") and (out or overload not in ("Tensor", ""))):
         return None
     suffix = "_out" if out else ""
     if base in PLAIN or (base in STRUCTURED and overload.startswith("dtype")):

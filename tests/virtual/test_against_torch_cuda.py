@@ -40,7 +40,17 @@ DIFFERENT = {
     ),
 }  # fmt: skip
 # Operations whose result depends on values, which the stand-in does not have.
-BY_VALUE = {"nonzero", "bincount", "unique", "index_mask", "masked_select", "multi_margin", "bce", "gaussian_nll", "prod"}
+BY_VALUE = {
+    "nonzero",
+    "bincount",
+    "unique",
+    "index_mask",
+    "masked_select",
+    "multi_margin",
+    "bce",
+    "gaussian_nll",
+    "prod",
+}
 # The reference of item one: these run with values too, in every mode.
 WITH_VALUES = [
     "linear", "conv3x3", "batch_norm", "layer_norm", "group_norm", "rms_norm", "relu", "gelu", "silu", "softmax",

@@ -38,7 +38,9 @@ def changed(before):
     after = everything()
     new = {key for key in after.keys() - before.keys() if not isinstance(after[key], type(sys))}
     new = {key for key in new if (key[0], "__name__") in before or key[0].startswith("class ")}
-    return sorted(before.keys() - after.keys() | new | {k for k in before.keys() & after.keys() if before[k] is not after[k]})
+    return sorted(
+        before.keys() - after.keys() | new | {k for k in before.keys() & after.keys() if before[k] is not after[k]}
+    )
 
 
 def modes():

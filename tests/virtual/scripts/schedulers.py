@@ -35,7 +35,7 @@ for make in makers:
 
 torch.manual_seed(0)
 model = nn.Linear(6, 3).to(device)
-optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.01, device=device))
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 plateau = schedulers.ReduceLROnPlateau(torch.optim.SGD(model.parameters(), lr=0.1), patience=0)
 for _ in range(3):
     optimizer.zero_grad()

@@ -33,5 +33,6 @@ for _ in range(3):
     losses.append(loss.item())
 model.half()
 assert model.decode.weight is model.encode.weight
+del loss
 model.float().cpu()
 assert model.decode.weight is model.encode.weight

@@ -36,7 +36,7 @@ static Attribute *find(Descriptor *descriptor, int name) {
     return 0;
 }
 cudnnStatus_t cudnnBackendCreateDescriptor(cudnnBackendDescriptorType_t type, cudnnBackendDescriptor_t *descriptor) {
-    if (planning()) return plan_create(type, descriptor);
+    if (planning()) return plan_create(type, descriptor, __builtin_return_address(0));
     Descriptor *made = calloc(1, sizeof *made);
     made->type = type;
     return *descriptor = made, 0;
@@ -49,7 +49,7 @@ cudnnStatus_t cudnnBackendDestroyDescriptor(cudnnBackendDescriptor_t descriptor)
 }
 cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t descriptor, cudnnBackendAttributeName_t name,
                                        cudnnBackendAttributeType_t type, int64_t count, const void *data) {
-    if (planning()) return plan_set(descriptor, name, type, count, data);
+    if (planning()) return plan_set(descriptor, name, type, count, data, __builtin_return_address(0));
     Attribute *attribute = find(descriptor, name);
     if (!attribute) attribute = &((Descriptor *)descriptor)->attributes[((Descriptor *)descriptor)->count++];
     free(attribute->data);

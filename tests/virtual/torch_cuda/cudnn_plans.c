@@ -48,7 +48,7 @@ static void describe_device(void) {
 static void open_library(void) {
     const char *path = getenv("STAND_IN_CUDNN");
     if (!path || !*path) return;
-    void *library = dlmopen(LM_ID_NEWLM, path, RTLD_NOW);
+    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!library) fprintf(stderr, "%s\n", dlerror()), abort();
     real.create = dlsym(library, "cudnnBackendCreateDescriptor");
     real.destroy = dlsym(library, "cudnnBackendDestroyDescriptor");
@@ -65,18 +65,25 @@ int planning(void) {
     return open_;
 }
 
-cudnnStatus_t plan_create(cudnnBackendDescriptorType_t type, cudnnBackendDescriptor_t *descriptor) {
+/* cuDNN's libraries call these functions too: what they ask for is left as it is. */
+static int asked_by_torch(const void *caller) {
+    Dl_info from;
+    return dladdr(caller, &from) && strstr(from.dli_fname, "torch");
+}
+
+cudnnStatus_t plan_create(cudnnBackendDescriptorType_t type, cudnnBackendDescriptor_t *descriptor, const void *caller) {
     cudnnStatus_t status = real.create(type, descriptor);
     cudnnBackendAttributeName_t name = type == CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR         ? CUDNN_ATTR_ENGINEHEUR_DEVICEPROP
                                        : type == CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR ? CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP
                                                                                          : 0;
-    if (!status && name) status = real.set(*descriptor, name, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &device);
+    if (!status && name && asked_by_torch(caller))
+        status = real.set(*descriptor, name, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &device);
     return status;
 }
 cudnnStatus_t plan_destroy(cudnnBackendDescriptor_t descriptor) { return real.destroy(descriptor); }
 cudnnStatus_t plan_set(cudnnBackendDescriptor_t descriptor, cudnnBackendAttributeName_t name,
-                       cudnnBackendAttributeType_t type, int64_t count, const void *data) {
-    return type == CUDNN_TYPE_HANDLE ? 0 : real.set(descriptor, name, type, count, data);
+                       cudnnBackendAttributeType_t type, int64_t count, const void *data, const void *caller) {
+    return type == CUDNN_TYPE_HANDLE && asked_by_torch(caller) ? 0 : real.set(descriptor, name, type, count, data);
 }
 cudnnStatus_t plan_get(cudnnBackendDescriptor_t descriptor, cudnnBackendAttributeName_t name,
                        cudnnBackendAttributeType_t type, int64_t wanted, int64_t *count, void *data) {

@@ -2,10 +2,10 @@
 #include <cudnn.h>
 
 int planning(void);
-cudnnStatus_t plan_create(cudnnBackendDescriptorType_t type, cudnnBackendDescriptor_t *descriptor);
+cudnnStatus_t plan_create(cudnnBackendDescriptorType_t type, cudnnBackendDescriptor_t *descriptor, const void *caller);
 cudnnStatus_t plan_destroy(cudnnBackendDescriptor_t descriptor);
 cudnnStatus_t plan_set(cudnnBackendDescriptor_t descriptor, cudnnBackendAttributeName_t name,
-                       cudnnBackendAttributeType_t type, int64_t count, const void *data);
+                       cudnnBackendAttributeType_t type, int64_t count, const void *data, const void *caller);
 cudnnStatus_t plan_get(cudnnBackendDescriptor_t descriptor, cudnnBackendAttributeName_t name,
                        cudnnBackendAttributeType_t type, int64_t wanted, int64_t *count, void *data);
 cudnnStatus_t plan_finalize(cudnnBackendDescriptor_t descriptor);

@@ -58,12 +58,16 @@ def rows(library: Path, script: str, capability: str, devices: int = 1, **settin
 
 
 def recorded(library: Path, what: str, capability: str):
-    """Steps are recorded thrice: as torch 2.15 is, with cuBLAS workspaces kept, as before it, and with cuDNN's plans."""
+    """Steps are recorded thrice: as torch 2.15 is, with cuBLAS workspaces kept as before it, and with cuDNN's plans. Of
+    operators with cuDNN's plans, the memory of those that it changes."""
     if what == "ops_cudnn":
+        memory = ("op", "mode", "forward", "forward_events", "backward", "backward_events", "error", "backward_error")
         plain = {(row["op"], row["mode"]): row for row in rows(library, "record_ops.py", capability) if "op" in row}
         for row in rows(library, "record_ops.py", capability, **stand_in.cudnn()):
-            if "op" not in row or row != plain[row["op"], row["mode"]]:
+            if "op" not in row:
                 yield row
+            elif row != plain[row["op"], row["mode"]]:
+                yield {key: row[key] for key in memory if key in row}
         return
     yield from rows(library, f"record_{what}.py", capability, devices=2 if what == "errors" else 1)
     if what == "steps":
@@ -78,15 +82,13 @@ def write(name: str, head: dict, table: list[dict]) -> None:
     for row in table:
         capability, mode = row["capability"], str(row.get("mode"))
         rest = {key: value for key, value in row.items() if key not in ("capability", "mode")}
-        text = json.dumps({"in 16 bits": mode.replace("bf16", "fp16")} | rest, separators=(",", ":"))
+        text = json.dumps(rest, separators=(",", ":"))
         if mode.endswith("16"):
             kind = "f16" if mode.endswith("fp16") else "bf16"
             text = re.sub(rf"(?<=[\",(]){kind}(?=[\",)])", "16", text)
         merged.setdefault(text, []).append((capability, mode))
     lines = []
     for text, pairs in merged.items():
-        rest = json.loads(text)
-        del rest["in 16 bits"]
         by_capability: dict[str, list[str]] = {}
         for capability, mode in pairs:
             by_capability.setdefault(capability, []).append(mode)
@@ -97,7 +99,7 @@ def write(name: str, head: dict, table: list[dict]) -> None:
             capabilities.insert(0, capability)
         for capabilities, modes in groups.values():
             apart = {"capability": capabilities} | ({} if modes == ["None"] else {"mode": modes})
-            lines.append(json.dumps(apart | rest, separators=(",", ":")))
+            lines.append(json.dumps(apart | json.loads(text), separators=(",", ":")))
     (HERE / name).write_text(json.dumps(head)[:-1] + ', "rows": [\n' + ",\n".join(lines) + "\n]}\n")
 
 

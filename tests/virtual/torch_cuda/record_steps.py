@@ -37,7 +37,7 @@ def circumstances():
 
 
 def plan():
-    """The rows: bf16 from capability 8.0 on; other optimizers than AdamW in fp32 and in the plain circumstances only."""
+    """The rows: bf16 from capability 8.0 on; optimizers other than AdamW in fp32 and in plain circumstances only."""
     plain = circumstances() == {"workspaces": "per call"}
     for name, make, batch, sizes in models.cases():
         made = functools.cache(make)

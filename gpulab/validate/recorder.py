@@ -1,0 +1,302 @@
+"""One recording: its sections in order, each kept even if a later one fails, in one JSON file.
+
+It runs what the other modules define and writes down what they return; it compares nothing. Only a real GPU's answers
+are "measured": it refuses to call a virtual GPU's so.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..diagnosis import driver
+from ..virtual import state
+from . import memory, speed
+from .models import Model, models, optimizers
+from .operators import MODES, operators
+
+MEASURED = "measured on a real GPU"
+SETTINGS = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "TORCH_CUBLAS_WORKSPACE_CACHE", "CUBLAS_WORKSPACE_CONFIG"
+# The allocator's rules change with these; each is traced after the default ones.
+TRACED_SETTINGS = ("max_split_size_mb:64", "roundup_power2_divisions:4", "expandable_segments:True")
+MiB = 1 << 20
+
+Tell = Callable[[str], None]
+
+
+class NoRealGPU(RuntimeError):
+    """There is nothing to measure here; the text is one sentence."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is recorded: for a GPU the defaults; less where only the way is tested."""
+
+    events: int = 3000
+    largest: int = 200 * MiB
+    copies: tuple[int, ...] = tuple(int(mib * MiB) for mib in (0.001, 0.01, 0.1, 1, 10, 100, 1000))
+    products: tuple[int, ...] = (256, 512, 1024, 2048, 4096, 4097, 8192)
+    launches: int = 1000
+    elements: int = 1 << 28
+    operators: tuple[str, ...] | None = None  # None: all
+    models: tuple[str, ...] | None = None
+    sizes: int | None = None  # the first so many batch sizes of each model
+    cudnn: bool = True
+    times: bool = True
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a section is given: how much, until when, where its rows go as they come, and whom it tells."""
+
+    effort: Effort
+    deadline: float
+    keep: Callable[[Any], None]
+    tell: Tell
+
+    @property
+    def over(self) -> bool:
+        return time.monotonic() > self.deadline
+
+
+def check() -> None:
+    """Raises NoRealGPU where a measurement would be none."""
+    if state.current is not None:
+        raise NoRealGPU(f"{state.current!r} is in force, and what it predicts is no measurement: end it first.")
+    if not torch.cuda.is_available() or torch.version.cuda is None:
+        raise NoRealGPU("PyTorch finds no CUDA GPU here, and `validate` measures a real one.")
+    try:
+        values = torch.arange(1024, device="cuda:0", dtype=torch.float32)
+        right = values.mul(2).sum().item() == 1023 * 1024
+    except RuntimeError as error:
+        raise NoRealGPU(f"the GPU here does not work ({_short(error)}), so nothing can be measured.") from error
+    if not right:
+        raise NoRealGPU("what is here as a GPU runs no kernels (a sum came out wrong), so nothing can be measured.")
+
+
+def record(
+    path: Path,
+    *,
+    minutes: float = 8,
+    sections: tuple[str, ...] | None = None,
+    kind: str = MEASURED,
+    effort: Effort | None = None,
+    tell: Tell = print,
+) -> dict[str, Any]:
+    """Record into `path` for about `minutes`, and return what was recorded.
+
+    `kind` says what the numbers are; with the default one this raises NoRealGPU unless a real GPU works here. A section
+    that fails leaves {"error": …}, the time that is up {"left_out": …} or the rows so far.
+    """
+    if kind == MEASURED:
+        check()
+    effort = effort or Effort()
+    deadline = time.monotonic() + 60 * minutes
+    recording: dict[str, Any] = {"kind": kind, "by": "gpulab validate"}
+
+    def keep(name: str, value: Any) -> None:
+        recording[name] = value
+        _write(path, recording)
+
+    for name in sections or tuple(SECTIONS):
+        began = time.monotonic()
+        run = Run(effort, deadline, lambda value, name=name: keep(name, value), tell)  # type: ignore[misc]
+        if run.over and name != "device":
+            keep(name, {"left_out": f"the {minutes:g} minutes were over"})
+            tell(f"{name}: left out, the time is up")
+            continue
+        try:
+            keep(name, SECTIONS[name](run))
+            outcome = "done"
+        except Exception as error:
+            kept = recording.get(name)
+            rows = {"rows": kept} if isinstance(kept, list) else kept if isinstance(kept, dict) else {}
+            keep(name, rows | {"error": _short(error)})
+            outcome = f"failed: {_short(error)}"
+        tell(f"{name}: {outcome}, {time.monotonic() - began:.1f} s")
+    return recording
+
+
+def failed(recording: dict[str, Any]) -> list[str]:
+    """The sections that ended in an error."""
+    return [name for name, value in recording.items() if isinstance(value, dict) and "error" in value]
+
+
+def _write(path: Path, recording: dict[str, Any]) -> None:
+    """All or nothing: a recording that is cut short is still the one before it."""
+    part = path.with_name(path.name + ".part")
+    part.write_text(_as_text(recording), encoding="utf-8")
+    os.replace(part, path)
+
+
+def _as_text(recording: dict[str, Any]) -> str:
+    """JSON with one row per line."""
+
+    def lines(value: Any) -> str:
+        if isinstance(value, list) and value and isinstance(value[0], (list, dict)):
+            return "[\n" + ",\n".join(json.dumps(row) for row in value) + "\n]"
+        if isinstance(value, dict) and any(isinstance(v, (list, dict)) for v in value.values()):
+            return "{\n" + ",\n".join(f"{json.dumps(key)}: {lines(v)}" for key, v in value.items()) + "\n}"
+        return json.dumps(value)
+
+    return lines(recording) + "\n"
+
+
+def _short(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"[:300]
+
+
+# -- sections --------------------------------------------------------------------------------------------------------
+
+
+def _device(run: Run) -> dict[str, Any]:
+    memory.warm_up()
+    properties = torch.cuda.get_device_properties(0)
+    return {
+        "name": properties.name,
+        "capability": [properties.major, properties.minor],
+        "sm": properties.multi_processor_count,
+        "total": properties.total_memory,
+        "mem_get_info": list(torch.cuda.mem_get_info()),
+        "driver": driver.read().version,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+        "python": platform.python_version(),
+        "settings": {name: os.environ[name] for name in SETTINGS if name in os.environ},
+    }
+
+
+def _allocator(run: Run) -> dict[str, Any]:
+    """The default rules first, then each of the other settings, and the default again."""
+    events = list(memory.events(run.effort.events, most=run.effort.largest))
+    value = memory.traced(events)
+    run.keep(value)
+    change = torch.cuda.memory._set_allocator_settings
+    value["others"] = []
+    for settings in TRACED_SETTINGS:
+        name = settings.partition(":")[0]
+        memory.fresh()
+        change(settings)
+        try:
+            value["others"].append({"settings": settings} | memory.traced(events[: len(events) // 3]))
+        finally:
+            memory.fresh()
+            change(f"{name}:{_DEFAULTS[name]}")
+        run.keep(value)
+    return value
+
+
+_DEFAULTS = {"max_split_size_mb": 1 << 20, "roundup_power2_divisions": 1, "expandable_segments": False}
+
+
+def _has_bf16() -> bool:
+    return torch.cuda.get_device_capability() >= (8, 0)
+
+
+def _operations(run: Run, modes: tuple[str, ...], measure: Callable[..., dict[str, Any]]) -> dict[str, Any]:
+    """`measure(case, autocast's dtype)` for each operation and mode; one that fails keeps its error."""
+    out: dict[str, Any] = {}
+    for mode in modes:
+        if "bf16" in mode and not _has_bf16():
+            continue
+        dtype, autocast = MODES[mode]
+        for name, make in operators(dtype).items():
+            if run.effort.operators is not None and name not in run.effort.operators:
+                continue
+            if run.over:
+                return out
+            try:
+                out[f"{name}/{mode}"] = measure(make(), autocast)
+            except Exception as error:
+                out[f"{name}/{mode}"] = {"error": _short(error)}
+        run.keep(out)
+    return out
+
+
+def _saved(run: Run) -> dict[str, Any]:
+    return _operations(run, tuple(MODES), memory.saved)
+
+
+def _times(run: Run) -> dict[str, Any]:
+    return _operations(run, ("fp32", "autocast_fp16", "autocast_bf16", "fp16"), speed.operation)
+
+
+def _copies(run: Run) -> list[dict[str, Any]]:
+    rows = []
+    for nbytes in run.effort.copies:
+        memory.fresh()
+        rows.append(speed.copies(nbytes))
+        run.keep(rows)
+    return rows
+
+
+def _matmul(run: Run) -> dict[str, Any]:
+    names = [name for name in speed.PRECISIONS if _has_bf16() or name in ("fp32", "fp16")]
+    out: dict[str, Any] = {"matmul": []}
+    out |= speed.launches(run.effort.launches) | {"relu_elements": run.effort.elements}
+    out["relu_ms"] = speed.relu_ms(run.effort.elements)
+    for n in run.effort.products:
+        memory.fresh()
+        out["matmul"].append(speed.matmul(n, names))
+        run.keep(out)
+    return out
+
+
+def steps_of(effort: Effort) -> Iterator[memory.Step]:
+    """In the order of what they tell: every model in its smallest batch, in its others, with other optimizers."""
+    chosen = [m for m in models() if effort.models is None or m.name in effort.models]
+    modes = [m for m in memory.STEP_MODES if _has_bf16() or ("bf16" not in m and m != "tf32")]
+    others = [name for name in optimizers() if name != "adamw"]
+
+    def rows(model: Model, sizes: tuple[int, ...]) -> Iterator[memory.Step]:
+        yield from (memory.Step(model, size, mode) for size, mode in product(sizes, modes))
+
+    for model in chosen:
+        yield from rows(model, model.sizes[:1])
+    for model in chosen:
+        yield from rows(model, model.sizes[1 : effort.sizes])
+    for model in chosen:
+        yield from (memory.Step(model, model.sizes[0], "fp32", name) for name in others)
+
+
+def _steps(run: Run) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    planned = list(steps_of(run.effort))
+
+    def time_it(step: Callable[[], None]) -> dict[str, Any]:
+        return {"step_ms": speed.timed(step, 7, 2)} if run.effort.times else {}
+
+    memory.fresh()
+    for number, step in enumerate(planned, 1):
+        if run.over:
+            run.tell(f"steps: the time is up after {len(rows)} of {len(planned)} rows")
+            break
+        try:
+            rows.append(step.names | memory.trained(step, cudnn=run.effort.cudnn, then=time_it))
+        except Exception as error:
+            rows.append(step.names | {"error": _short(error)})
+        run.keep(rows)
+        if number % 20 == 0:
+            run.tell(f"steps: {number} of {len(planned)}")
+    return rows
+
+
+SECTIONS: dict[str, Callable[[Run], Any]] = {
+    "device": _device,
+    "allocator": _allocator,
+    "saved": _saved,
+    "copies": _copies,
+    "matmul": _matmul,
+    "ops": _times,
+    "steps": _steps,
+}

@@ -1,0 +1,113 @@
+"""What is measured in milliseconds: copies, matrix products, launches, operations.
+
+Times are medians of CUDA events after a warm-up, on random data: a GPU is faster on zeros.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .operators import DEVICE, Case, autocast
+
+MiB = 1 << 20
+
+# name -> dtype, TF32
+PRECISIONS: dict[str, tuple[torch.dtype, bool]] = {
+    "fp32": (torch.float32, False),
+    "tf32": (torch.float32, True),
+    "fp16": (torch.float16, False),
+    "bf16": (torch.bfloat16, False),
+}
+
+
+def timed(run: Callable[[], object], repeat: int = 20, warm_up: int = 5) -> float:
+    """Median milliseconds on the device from before `run` to after it."""
+    for _ in range(warm_up):
+        run()
+    torch.cuda.synchronize()
+    times = []
+    for _ in range(repeat):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        run()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end))
+    return statistics.median(times)
+
+
+def copies(nbytes: int) -> dict[str, Any]:
+    """One size: host to device and back, from pinned and pageable memory, within the device; and what pinning takes."""
+    pageable = torch.empty(nbytes, dtype=torch.uint8).random_()
+    pinned = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+    pinned.copy_(pageable)
+    here, there = (torch.empty(nbytes, dtype=torch.uint8, device=DEVICE) for _ in range(2))
+    repeat = 20 if nbytes <= 10 * MiB else 5
+    row = {
+        "bytes": nbytes,
+        "h2d_pinned": timed(lambda: here.copy_(pinned, non_blocking=True), repeat),
+        "h2d_pageable": timed(lambda: here.copy_(pageable), repeat),
+        "d2h_pinned": timed(lambda: pinned.copy_(here, non_blocking=True), repeat),
+        "d2h_pageable": timed(lambda: pageable.copy_(here), repeat),
+        "d2d": timed(lambda: there.copy_(here), repeat),
+    }
+    began = time.perf_counter()
+    pageable.pin_memory()
+    return row | {"pin_ms": (time.perf_counter() - began) * 1e3}
+
+
+def matmul(n: int, precisions: Sequence[str]) -> dict[str, Any]:
+    """TFLOP/s of the product of two n × n matrices, by precision."""
+    row: dict[str, Any] = {"n": n}
+    allowed = torch.backends.cuda.matmul.allow_tf32
+    try:
+        for name in precisions:
+            dtype, torch.backends.cuda.matmul.allow_tf32 = PRECISIONS[name]
+            row[f"{name}_tflops"] = 2 * n**3 / (_product_ms(n, dtype) * 1e-3) / 1e12
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = allowed
+    return row
+
+
+def _product_ms(n: int, dtype: torch.dtype) -> float:
+    one, other = (torch.randn(n, n, device=DEVICE, dtype=dtype) for _ in range(2))
+    return timed(lambda: one @ other, 10, 3)
+
+
+def launches(number: int = 1000) -> dict[str, float]:
+    """Microseconds a launch of a kernel with next to nothing to do, on the device and as the host sees it."""
+    one = torch.zeros(1, device=DEVICE)
+
+    def many() -> None:
+        for _ in range(number):
+            one.add_(1)
+
+    device_ms = timed(many, 5, 2)
+    began = time.perf_counter()
+    many()
+    host_ms = (time.perf_counter() - began) * 1e3
+    torch.cuda.synchronize()
+    return {"launch_us": device_ms * 1e3 / number, "launch_host_us": host_ms * 1e3 / number}
+
+
+def relu_ms(elements: int) -> float:
+    """An operation that the memory's bandwidth bounds: it reads and writes `elements` float32 numbers."""
+    values = torch.randn(elements, device=DEVICE)
+    return timed(lambda: torch.relu(values), 10, 3)
+
+
+def operation(case: Case, dtype: torch.dtype | None) -> dict[str, float]:
+    """Milliseconds of the forward pass, and of forward and backward together."""
+
+    def forward() -> Tensor:
+        with autocast(dtype):
+            return case.call(*case.inputs)
+
+    gradient = torch.randn_like(forward())
+    return {"forward_ms": timed(forward, 10, 3), "both_ms": timed(lambda: forward().backward(gradient), 10, 3)}
