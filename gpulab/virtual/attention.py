@@ -122,19 +122,12 @@ def _choose(
         if width == k.shape[-1] == v.shape[-1] and width <= 256 and square and not wide:
             return "flash"
     half = q.dtype in _HALVES
-    if capability >= (8, 0):
-        align = 8 if half else 4
-    else:
-        align = 8 if half else 1
+    align = 8 if half else 4 if capability >= (8, 0) else 1
+    aligned = width % align == 0 and v.shape[-1] % align == 0
     known = (torch.float32, torch.float16) if capability < (8, 0) else (torch.float32, *_HALVES)
-    if (
-        ready
-        and backends.mem_efficient_sdp_enabled()
-        and q.dtype in known
-        and not (gqa and q.shape[1] != k.shape[1] and k.shape[1] != v.shape[1])
-    ):
-        if width % align == 0 and v.shape[-1] % align == 0:
-            return "efficient"
+    mixed = gqa and q.shape[1] != k.shape[1] != v.shape[1]
+    if ready and backends.mem_efficient_sdp_enabled() and q.dtype in known and aligned and not mixed:
+        return "efficient"
     if not backends.math_sdp_enabled():
         if cudnn:
             return "cudnn"
@@ -231,13 +224,16 @@ def flash_forward(gpu: VirtualGPU, device: Device, func: Any, args: Any, kwargs:
         shapes = _shapes(func, args, kwargs)
         seed = _seed(device, p)
         out, total = _forward(q, k, v, None, p, causal, _scale(q, kwargs.get("scale")), seed)
-        made = [_laid_out(out, shapes[0]), _laid_out(total, shapes[1]), *shapes[2:]]
-        return tuple(
-            torch.full(s.shape, seed, dtype=torch.int64).view(s.dtype) if isinstance(s, Tensor) and s.is_meta and s.dtype == torch.uint64
-            else torch.empty(s.shape, dtype=s.dtype) if isinstance(s, Tensor) and s.is_meta
-            else s
-            for s in made
-        )  # fmt: skip
+        rest = [t if isinstance(t, Tensor) else None for t in shapes]
+        made = [_laid_out(out, shapes[0]), _laid_out(total, shapes[1])]
+        for shape, plain in zip(rest[2:], shapes[2:], strict=True):
+            if shape is None:
+                made.append(plain)
+            elif shape.dtype == torch.uint64:
+                made.append(torch.full(shape.shape, seed, dtype=torch.int64).view(torch.uint64))
+            else:
+                made.append(torch.empty(shape.shape, dtype=shape.dtype))
+        return tuple(made)
 
 
 def flash_backward(gpu: VirtualGPU, device: Device, func: Any, args: Any, kwargs: Any) -> Any:

@@ -1,7 +1,7 @@
 """What CUDA refuses that the tensors behind a virtual GPU would not: checks that stand before an operation.
 
-`BEFORE` is for composite operations, which look at devices in C++, where a virtual GPU is not seen: they stand above
-autograd, on the dispatch key of `autocast`. `guard` is for dtypes that only the CPU's kernels take.
+`BEFORE` and `INSTEAD` are for composite operations, which look at devices in C++, where a virtual GPU is not seen: they
+stand above autograd, on the dispatch key of `autocast`. `guard` is for dtypes that only the CPU's kernels take.
 """
 
 from __future__ import annotations
@@ -123,6 +123,20 @@ BEFORE: dict[str, Callable[..., None]] = {
     "quantile": _quantile,
     "tensor_split.tensor_indices_or_sections": _tensor_split,
 }
+
+
+def _ctc_loss(
+    log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, *args: Any, **kwargs: Any
+) -> Tensor:
+    """The lengths are read on the host (ctc_loss in LossCTC.cpp)."""
+    lengths = input_lengths, target_lengths
+    with autocast.below():
+        if where(log_probs) != mixing.HOST and all(where(tensor) == mixing.HOST for tensor in lengths):
+            return aten.ctc_loss.IntList(log_probs, targets, *(t.tolist() for t in lengths), *args, **kwargs)
+        return aten.ctc_loss.Tensor(log_probs, targets, *lengths, *args, **kwargs)
+
+
+INSTEAD: dict[str, Run] = {"ctc_loss.Tensor": _ctc_loss}
 
 # -- dtypes ----------------------------------------------------------------------------------------------------------
 

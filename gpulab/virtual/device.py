@@ -45,9 +45,9 @@ def _ask_host(nbytes: int) -> None:
     free = psutil.virtual_memory().available
     if free < nbytes + _SPARE:
         raise MemoryError(
-            f"the virtual GPU has room for {nbytes / 2**20:,.0f} MiB, but this machine, whose memory holds its values, has "
-            f"only {free / 2**20:,.0f} MiB left. Use a smaller size, or VirtualGPU(..., compute=False), which keeps shapes "
-            "without values."
+            f"the virtual GPU has room for {nbytes / 2**20:,.0f} MiB, but this machine, whose memory holds its values, "
+            f"has only {free / 2**20:,.0f} MiB left. Use a smaller size, or VirtualGPU(..., compute=False), which keeps "
+            "shapes without values."
         )
 
 

@@ -253,7 +253,7 @@ def _run_handled(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict
 
 def _run_copy(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`copy_` may cross from host to GPU and back."""
-    device, host, floating = _look(args, None, None, None)
+    device, _, floating = _look(args, None, None, None)
     if device is None:
         return func._op(*args, **kwargs)
     if floating is not None:

@@ -71,7 +71,7 @@ MIRRORS: dict[str, Callable[..., Any]] = {f"{name}.input": _mirror(name) for nam
 
 def _arguments(args: Any) -> tuple[Any, ...]:
     """The arguments of the CPU's operation, from those of `_cudnn_rnn`."""
-    tensor, weights, stride, _, h, c, mode, hidden, projected, layers, batch_first, dropout, train, both = args[:14]
+    tensor, weights, stride, _, h, c, mode, _, _, layers, batch_first, dropout, train, both = args[:14]
     name, _ = _NAMES[mode]
     biases = stride >= 4
     hx = [h, c] if name == "lstm" else h
@@ -86,7 +86,7 @@ def _wide(tree: Any) -> Any:
 
 def forward(gpu: VirtualGPU, device: Device, func: Any, args: Any, kwargs: Any) -> Any:
     """`_cudnn_rnn`: output, h, c, reserve, flat weights."""
-    tensor, weights, stride, flat, h, c, mode, hidden, projected, layers, batch_first, dropout, train, both = args[:14]
+    tensor, weights, _, flat, h, c, mode, hidden, projected, layers, batch_first, dropout, train, both = args[:14]
     op, cpu_args = _arguments(args)
     with backing:
         time, batch = (tensor.shape[1], tensor.shape[0]) if batch_first else tensor.shape[:2]
@@ -128,7 +128,7 @@ def _seeded(seed: int, op: Any, args: Any) -> Any:
 
 def backward(gpu: VirtualGPU, device: Device, func: Any, args: Any, kwargs: Any) -> Any:
     """`_cudnn_rnn_backward`: gradients of the input, h, c and the weights."""
-    tensor, weights, stride, flat, h, c, output, of_output, of_h, of_c, *rest = args
+    tensor, weights, stride, flat, h, c, _, of_output, of_h, of_c, *rest = args
     forward_args = (tensor, weights, stride, flat, h, c, *rest[:9])
     reserve, wanted = args[20], args[21]
     with backing:

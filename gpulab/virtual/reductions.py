@@ -46,7 +46,7 @@ def buffers(
 ) -> list[int]:
     """Bytes of the partial results and of the semaphores; nothing where no block waits for another.
 
-    `sizes` and `strides` (in elements) are the input's, `dims` the reduced dimensions, `itemsize` its bytes per element.
+    `sizes` and `strides` (in elements) are the input's, `dims` the reduced dimensions, `itemsize` bytes per element.
     """
     reduced = sorted(_coalesce([(strides[d], sizes[d]) for d in dims if sizes[d] != 1]))
     kept = sorted(_coalesce([(strides[d], sizes[d]) for d in range(len(sizes)) if d not in dims and sizes[d] != 1]))

@@ -16,6 +16,7 @@ from . import (
     distributed,
     making,
     moving,
+    numbers,
     profiling,
     state,
     storages,
@@ -39,6 +40,7 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
     storages.install(patches)
     tensors.install(patches)
     making.install(patches)
+    numbers.install(patches)
     profiling.install(gpu, patches)
     compiling.install(gpu, patches)
     distributed.install(gpu, patches)

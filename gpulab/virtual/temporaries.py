@@ -46,7 +46,7 @@ def _workspace(device: Device, args: Any, out: Any) -> list[int]:
 
 
 def _addmm(device: Device, args: Any, out: Any) -> list[int]:
-    bias, one, other = args[:3]
+    bias, _, other = args[:3]
     fused = bias.dim() == 1 and bias.is_contiguous() and min(other.shape) > 1 and bias.dtype != torch.float64
     return [_LT_BYTES] if fused and not _KEPT else _workspace(device, args, out)
 

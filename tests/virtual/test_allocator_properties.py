@@ -152,3 +152,19 @@ def test_ten_thousand_calls_leave_no_disorder(conf):
     check(gpu, live)
     assert 0 < failures < 2000
     free_everything(gpu, live)
+
+
+@pytest.mark.parametrize("conf", CONF)
+def test_a_thousand_random_sequences_end_in_order(conf):
+    """Ten thousand sequences over all settings, each from an empty allocator to an empty one."""
+    for seed in range(10_000 // len(CONF) + 1):
+        rng, gpu, live = random.Random(seed), allocator(conf), []
+        for _ in range(rng.randint(1, 30)):
+            if live and rng.random() < 0.4:
+                gpu.free(live.pop(rng.randrange(len(live))))
+            else:
+                low, high = rng.choice([(1, 4 * KiB), (4 * KiB, MiB), (MiB, 10 * MiB), (10 * MiB, 400 * MiB)])
+                with suppress(OutOfMemory):
+                    live.append(gpu.allocate(rng.randint(low, high), rng.randrange(2)))
+        check(gpu, live)
+        free_everything(gpu, live)

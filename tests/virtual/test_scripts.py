@@ -136,7 +136,7 @@ def texts(caught: list) -> list[str]:
 
 def surface() -> dict:
     """The objects behind every public and private name that a scope may replace."""
-    owners = torch, torch.Tensor, torch.UntypedStorage, torch.cuda, torch.accelerator, torch._C, torch.nn.Module
+    owners = torch, torch.Tensor, torch.UntypedStorage, torch.cuda, torch.accelerator, torch._C, torch.distributed
     return {(owner.__name__, name): value for owner in owners for name, value in vars(owner).items()}
 
 

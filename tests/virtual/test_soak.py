@@ -1,0 +1,25 @@
+"""A few rounds of the mixed use of tools/soak.py: nothing stays behind on the GPU, nor on the host."""
+
+import gc
+import warnings
+from collections import Counter
+
+import soak
+import torch
+
+from gpulab.virtual.labels import Label
+
+
+def alive():
+    gc.collect()
+    return Counter(type(thing) for thing in gc.get_objects() if isinstance(thing, (torch.Tensor, Label, torch.nn.Module)))
+
+
+def test_rounds_of_mixed_use_leave_no_tensor_label_or_module_behind():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        soak.one_round()
+        before = alive()
+        for _ in range(2):
+            soak.one_round()
+    assert alive() - before == Counter()
