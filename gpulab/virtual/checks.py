@@ -126,14 +126,25 @@ BEFORE: dict[str, Callable[..., None]] = {
 
 
 def _ctc_loss(
-    log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, *args: Any, **kwargs: Any
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Tensor,
+    target_lengths: Tensor,
+    blank: int = 0,
+    reduction: int = 1,
+    zero_infinity: bool = False,
 ) -> Tensor:
-    """The lengths are read on the host (ctc_loss in LossCTC.cpp)."""
+    """The lengths are read on the host, and put on the GPU for the mean (ctc_loss in LossCTC.cpp)."""
     lengths = input_lengths, target_lengths
     with autocast.below():
-        if where(log_probs) != mixing.HOST and all(where(tensor) == mixing.HOST for tensor in lengths):
-            return aten.ctc_loss.IntList(log_probs, targets, *(t.tolist() for t in lengths), *args, **kwargs)
-        return aten.ctc_loss.Tensor(log_probs, targets, *lengths, *args, **kwargs)
+        if where(log_probs) == mixing.HOST or any(where(tensor) != mixing.HOST for tensor in lengths):
+            return aten.ctc_loss.Tensor(log_probs, targets, *lengths, blank, reduction, zero_infinity)
+        read = [tensor.tolist() for tensor in lengths]
+        losses: Tensor = aten.ctc_loss.IntList(log_probs, targets, *read, blank, 0, zero_infinity)
+        if reduction == 1:
+            losses = losses / torch.tensor(read[1], dtype=losses.dtype, device=log_probs.device).clamp_min(1)
+            return losses.mean()
+        return losses.sum() if reduction == 2 else losses
 
 
 INSTEAD: dict[str, Run] = {"ctc_loss.Tensor": _ctc_loss}
@@ -177,7 +188,13 @@ def _addmm(func: Any, args: Any) -> None:
 
 
 def _batched(func: Any, args: Any) -> None:
-    _floating("baddbmm_cuda", args[0])
+    *added, one, other = args[: 3 if func is aten.baddbmm.default else 2]
+    if added and added[0].dtype != one.dtype:
+        kinds = [mixing.scalar_type(tensor.dtype) for tensor in (*added, one, other)]
+        raise RuntimeError("Input dtypes must be the same, got: input {}, batch1: {}, batch2: {}".format(*kinds))
+    if one.dtype != other.dtype:
+        raise RuntimeError(f"expected scalar type {_name(one)} but found {_name(other)}")
+    _floating("baddbmm_cuda", one)
 
 
 def _mv(func: Any, args: Any) -> None:

@@ -100,7 +100,9 @@ def _run(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
             if label is None:
                 if host is None and item.dim():
                     host = item
-            elif device is None and label is not FLOATING and label.device.active:
+            elif label is FLOATING or not label.device.active:
+                device, host, floating = _look((item,), device, host, floating)
+            elif device is None:
                 device = label.device
             elif label.device is not device:
                 device, host, floating = _look((item,), device, host, floating)

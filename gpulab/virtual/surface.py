@@ -13,10 +13,10 @@ from . import (
     comm,
     compiling,
     cuda,
+    device_numbers,
     distributed,
     making,
     moving,
-    numbers,
     profiling,
     state,
     storages,
@@ -40,7 +40,7 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
     storages.install(patches)
     tensors.install(patches)
     making.install(patches)
-    numbers.install(patches)
+    device_numbers.install(patches)
     profiling.install(gpu, patches)
     compiling.install(gpu, patches)
     distributed.install(gpu, patches)

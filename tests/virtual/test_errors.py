@@ -1,11 +1,11 @@
 """What a virtual GPU says to wrong code, and to right code that looks wrong, is what PyTorch's CUDA code says.
 
-torch_cuda/errors.json has what CUDA code said line by line; here each line is run again on virtual GPUs.
+torch_cuda/errors.json has what CUDA code said line by line; here each line is run again on two virtual GPUs.
 """
 
 import contextlib
 import json
-import os
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from gpulab.virtual import device as virtual_device
 from gpulab.virtual.gpu import VirtualGPU
 
 HERE = Path(__file__).parent / "torch_cuda"
@@ -23,18 +24,58 @@ sys.path.remove(str(HERE))
 
 RECORDED = json.loads((HERE / "errors.json").read_text())
 GPUS = {"7.5": "T4", "8.0": "A100-80", "9.0": "H200"}
-DECLARED = {}
+SECTIONS = list(dict.fromkeys(row["section"] for row in RECORDED["rows"]))
+
+# Lines of which the virtual GPU says something else, and why. One that no longer differs fails the test.
+DECLARED = {
+    "sdpa(h4, h4, h4, attn_mask=gm)": "CUDA's text lists the backends of its build",
+    "torch._foreach_add([g, h], 1.0)": "one list operation over several devices; optimizers sort them first",
+    'set_attribute(parameter, "grad", h)': "the setter of .grad is C++, which sees the tensor behind",
+    "in_place_on_saved()": "autograd's C++ names the tensor behind",
+    "torch.cuda.set_rng_state(torch.zeros(3, dtype=torch.uint8))": "the random numbers are the CPU generator's",
+    "torch.cuda.get_rng_state().shape": "the random numbers are the CPU generator's",
+    'in_fork("g.cpu()")': "the recording's stand-in has no context that a fork could lose",
+    "torch.cuda.get_arch_list()": "what this GPU runs, not what a build was compiled for",
+    "repr(torch.cuda.get_device_properties(0))": "no uuid, no bus; it says virtual",
+    'torch.cuda.memory._set_allocator_settings("nonsense:1")': "our text names the settings there are",
+    'torch.cuda.memory._set_allocator_settings("max_split_size_mb:1")': "our text names the value too",
+}
+_NO_VALUES = "it shows or compares values"
+DECLARED_WITHOUT_VALUES = {
+    **dict.fromkeys(
+        (
+            "g1.tolist()", "list(g1)", "float(g0)", "int(g0)", "bool(g0)", "g0.item()", "repr(g0)", "str(g1)",
+            'format(g0, ".1f")', 'f"{g0}"', 'f"{g1}"', "torch.autograd.grad(gr.sum(), gr, h0)",
+            "torch.broadcast_tensors(g, h)",
+        ),
+        _NO_VALUES,
+    ),
+    "g[hm]": "the result's size is a matter of values",
+    "g.index_put_((hids4,), g)": "that places overlap is seen in memory only",
+    'set_attribute(parameter, "data", h)': "the setter of .data is C++ and takes no host tensor for one without values",
+}  # fmt: skip
+# What only a build with CUDA has.
+OF_BUILD = {"torch.version.cuda", "torch.backends.cudnn.version()", "torch.backends.cudnn.is_available()"}
+
+CHANGING = re.compile(r"_\(|out=|backward|set_attribute|set_|step|twice|scaled|scale|in_place|torch\.empty")
+
+same_torch = pytest.mark.skipif(
+    torch.__version__.partition("+")[0] != RECORDED["torch"].partition("+")[0],
+    reason=f"the texts are those of PyTorch {RECORDED['torch']}; this one may have others",
+)
 
 
-def rows(capability):
-    return [row for row in RECORDED["rows"] if capability in row["capability"]]
+@pytest.fixture(params=[True, False], ids=["values", "shapes"])
+def compute(request, monkeypatch):
+    monkeypatch.setattr(virtual_device, "CONTEXT_BYTES", RECORDED["context"])
+    return request.param
 
 
-def run(row):
-    names = record_errors.namespace()
+def run(code, names):
+    """The outcome of a line, as the recorder puts it, and what it has changed for others put back."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        out = record_errors.outcome(row["code"], names)
+        out = record_errors.outcome(code, names)
     if said:
         out["warning"] = str(said[-1].message)
     with contextlib.suppress(Exception):
@@ -43,3 +84,60 @@ def run(row):
     while torch.is_autocast_enabled("cuda"):
         torch.set_autocast_enabled("cuda", False)
     return out
+
+
+def said(outcome):
+    """What is compared: all but the recorder's notes, and warnings that PyTorch gives once per process."""
+    out = {key: value for key, value in outcome.items() if key not in ("capability", "section", "code")}
+    if out.get("type") == "torch.OutOfMemoryError":  # numbers other than what was asked for are of the process
+        first, rest = out["message"].split(". ", 1)
+        out["message"] = first + re.sub(r"[\d.]+ [KMG]iB", "…", rest)
+    if "warning" in out and re.search("Triggered internally|deprecated", out["warning"]):
+        del out["warning"]
+    return out
+
+
+def differences(rows, declared):
+    """The lines whose outcome is not the recorded one and not declared, or declared and the recorded one."""
+    found, names = [], None
+    for row in rows:
+        code = row["code"]
+        if code.startswith("without_gpu("):  # there is no GPU there, virtual or not
+            continue
+        if names is None:
+            names = record_errors.namespace()
+        got, expected = run(code, names), said(row)
+        if CHANGING.search(code):
+            names = None
+        got = {key: value for key, value in said(got).items() if key in expected or key != "warning"}
+        if code in OF_BUILD and torch.version.cuda is None:
+            continue
+        if (got != expected) != (code in declared):
+            found.append(
+                f"{code}\n  CUDA    {expected}\n  virtual {got if got != expected else 'the same, and declared'}"
+            )
+    return found
+
+
+@same_torch
+@pytest.mark.parametrize("section", SECTIONS)
+def test_wrong_code_is_told_what_cuda_tells_it(compute, section):
+    rows = [row for row in RECORDED["rows"] if row["section"] == section and "7.5" in row["capability"]]
+    with VirtualGPU("T4", compute=compute, count=2):
+        found = differences(rows, DECLARED if compute else DECLARED | DECLARED_WITHOUT_VALUES)
+    assert not found, "\n".join(found)
+
+
+@same_torch
+@pytest.mark.parametrize("capability", ["8.0", "9.0"])
+def test_where_gpus_differ_each_says_its_own(compute, capability):
+    rows = [row for row in RECORDED["rows"] if capability in row["capability"] and len(row["capability"]) < len(GPUS)]
+    assert rows
+    with VirtualGPU(GPUS[capability], compute=compute, count=2):
+        found = differences(rows, DECLARED if compute else DECLARED | DECLARED_WITHOUT_VALUES)
+    assert not found, "\n".join(found)
+
+
+def test_what_is_declared_was_recorded():
+    codes = {row["code"] for row in RECORDED["rows"]}
+    assert codes >= DECLARED.keys() | DECLARED_WITHOUT_VALUES.keys() | OF_BUILD

@@ -73,7 +73,9 @@ def main():
     sampler = DistributedSampler(dataset, shuffle=True)
     loader = DataLoader(dataset, batch_size=4, sampler=sampler, pin_memory=on_gpu)
     model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3)).to(device)
-    ddp = DistributedDataParallel(model, device_ids=[local_rank] if on_gpu else None, gradient_as_bucket_view="view" in sys.argv)
+    ddp = DistributedDataParallel(
+        model, device_ids=[local_rank] if on_gpu else None, gradient_as_bucket_view="view" in sys.argv
+    )
     optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-2)
     scaler = torch.amp.GradScaler(device.type, enabled="amp" in sys.argv)
     losses = []
@@ -111,7 +113,9 @@ def main():
         saved = ddp.module.state_dict()
         assert {t.device for t in saved.values()} == {device}
     if on_gpu:
-        print(f"rank {rank} of {world} on {torch.cuda.get_device_name()} {device}: {torch.cuda.max_memory_allocated()} bytes")
+        print(
+            f"rank {rank} of {world} on {torch.cuda.get_device_name()} {device}: {torch.cuda.max_memory_allocated()} bytes"
+        )
     dist.barrier()
     dist.destroy_process_group()
 

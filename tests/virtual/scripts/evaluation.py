@@ -6,7 +6,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 torch.manual_seed(0)
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Dropout(0.5), nn.Linear(144, 3))
+model = nn.Sequential(
+    nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Dropout(0.5), nn.Linear(144, 3)
+)
 model.to(device).eval()
 loader = DataLoader(TensorDataset(torch.randn(30, 1, 8, 8), torch.randint(0, 3, (30,))), batch_size=8)
 

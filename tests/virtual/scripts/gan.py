@@ -9,7 +9,10 @@ generator = nn.Sequential(
     nn.ConvTranspose2d(8, 16, 4), nn.BatchNorm2d(16), nn.ReLU(True), nn.ConvTranspose2d(16, 1, 4, 2, 1), nn.Tanh()
 ).to(device)
 discriminator = nn.Sequential(
-    nn.Conv2d(1, 16, 4, 2, 1), nn.LeakyReLU(0.2, inplace=True), nn.utils.spectral_norm(nn.Conv2d(16, 1, 4)), nn.Flatten()
+    nn.Conv2d(1, 16, 4, 2, 1),
+    nn.LeakyReLU(0.2, inplace=True),
+    nn.utils.spectral_norm(nn.Conv2d(16, 1, 4)),
+    nn.Flatten(),
 ).to(device)
 criterion = nn.BCEWithLogitsLoss()
 optimizer_g = torch.optim.Adam(generator.parameters(), lr=2e-4, betas=(0.5, 0.999))

@@ -34,7 +34,10 @@ assert torch.multinomial(torch.ones(3, device="cuda"), 2, generator=generator).i
 assert torch.bernoulli(torch.full((3,), 0.5, device="cuda"), generator=generator).is_cuda
 x = torch.empty(5, device="cuda").normal_(generator=generator)
 dropped = torch.nn.functional.dropout(torch.ones(1000, device="cuda"), 0.3)
-for bad in (lambda: torch.rand(4, device="cuda", generator=torch.Generator()), lambda: torch.rand(4, generator=generator)):
+for bad in (
+    lambda: torch.rand(4, device="cuda", generator=torch.Generator()),
+    lambda: torch.rand(4, generator=generator),
+):
     try:
         bad()
     except RuntimeError as error:

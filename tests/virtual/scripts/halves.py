@@ -28,7 +28,9 @@ for change in (
     assert small(torch.ones(2, 16, dtype=dtype, device=device)).dtype == dtype
 a = torch.tensor([70000.0, 1e-8], device=device).half()
 huge, tiny = a.isinf()[0], a[1] == 0
-attention = nn.functional.scaled_dot_product_attention(*[torch.randn(2, 4, 8, 16, device=device).half() for _ in range(3)])
+attention = nn.functional.scaled_dot_product_attention(
+    *[torch.randn(2, 4, 8, 16, device=device).half() for _ in range(3)]
+)
 assert attention.dtype == torch.float16
 embedded = nn.Embedding(5, 8).to(device).half()(torch.tensor([1, 2], device=device))
 assert embedded.dtype == torch.float16

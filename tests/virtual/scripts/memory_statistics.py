@@ -44,7 +44,13 @@ assert torch.cuda.memory_reserved() < reserved
 print(torch.cuda.memory_summary(abbreviated=True))
 print(torch.cuda.memory_summary(device, abbreviated=False)[:200])
 stats = torch.cuda.memory_stats()
-for key in ("allocated_bytes.all.current", "reserved_bytes.all.peak", "num_alloc_retries", "num_ooms", "active.all.current"):
+for key in (
+    "allocated_bytes.all.current",
+    "reserved_bytes.all.peak",
+    "num_alloc_retries",
+    "num_ooms",
+    "active.all.current",
+):
     assert key in stats, key
 assert stats["allocated_bytes.all.current"] == start
 assert torch.accelerator.memory_allocated() == start

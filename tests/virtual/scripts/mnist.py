@@ -26,7 +26,9 @@ class Net(nn.Module):
 
 images = torch.rand(96, 1, 28, 28)
 labels = torch.randint(0, 10, (96,))
-train = DataLoader(TensorDataset(images[:64], labels[:64]), batch_size=16, shuffle=True, pin_memory=device.type == "cuda")
+train = DataLoader(
+    TensorDataset(images[:64], labels[:64]), batch_size=16, shuffle=True, pin_memory=device.type == "cuda"
+)
 test = DataLoader(TensorDataset(images[64:], labels[64:]), batch_size=16)
 model = Net().to(device)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

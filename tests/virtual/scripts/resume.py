@@ -15,7 +15,12 @@ def build():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2)).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5), torch.amp.GradScaler(device.type, enabled=False)
+    return (
+        model,
+        optimizer,
+        torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5),
+        torch.amp.GradScaler(device.type, enabled=False),
+    )
 
 
 def train(model, optimizer, scheduler, steps):
@@ -64,7 +69,13 @@ as_saved = torch.load(path)
 assert as_saved["model"]["0.weight"].device.type == device.type
 assert as_saved["optimizer"]["state"][0]["exp_avg"].device.type == device.type
 if device.type == "cuda":
-    for where in ("cuda", "cuda:0", torch.device("cuda", 0), lambda storage, location: storage.cuda(0), {"cuda:0": "cpu"}):
+    for where in (
+        "cuda",
+        "cuda:0",
+        torch.device("cuda", 0),
+        lambda storage, location: storage.cuda(0),
+        {"cuda:0": "cpu"},
+    ):
         loaded = torch.load(path, map_location=where)["model"]["0.weight"]
         assert loaded.device.type == ("cpu" if isinstance(where, dict) else "cuda"), where
 fresh = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2))

@@ -62,8 +62,8 @@ cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t descriptor, cudn
     if (planning()) return plan_get(descriptor, name, type, wanted, count, data);
     Attribute *attribute = find(descriptor, name);
     int64_t n = attribute ? attribute->count
-                : name == CUDNN_ATTR_ENGINEHEUR_RESULTS || name == CUDNN_ATTR_ENGINECFG_ENGINE || type == CUDNN_TYPE_INT64
-                      || type == CUDNN_TYPE_INT32;
+                          : name == CUDNN_ATTR_ENGINEHEUR_RESULTS || name == CUDNN_ATTR_ENGINECFG_ENGINE ||
+                                type == CUDNN_TYPE_INT64 || type == CUDNN_TYPE_INT32;
     if (count) *count = n;
     if (!data || wanted < 1) return 0;
     if (!attribute && n && type != CUDNN_TYPE_BACKEND_DESCRIPTOR) memset(data, 0, size_of(type));
@@ -105,10 +105,13 @@ typedef struct { int dimensions[3], strides[3]; cudnnDataType_t type; } Tensor;
 
 cudnnStatus_t cudnnCreateRNNDescriptor(cudnnRNNDescriptor_t *made) { return *made = calloc(1, sizeof(Rnn)), 0; }
 cudnnStatus_t cudnnDestroyRNNDescriptor(cudnnRNNDescriptor_t old) { return free(old), 0; }
-cudnnStatus_t cudnnCreateTensorDescriptor(cudnnTensorDescriptor_t *made) { return *made = calloc(1, sizeof(Tensor)), 0; }
+cudnnStatus_t cudnnCreateTensorDescriptor(cudnnTensorDescriptor_t *made) {
+    return *made = calloc(1, sizeof(Tensor)), 0;
+}
 cudnnStatus_t cudnnDestroyTensorDescriptor(cudnnTensorDescriptor_t old) { return free(old), 0; }
 cudnnStatus_t cudnnSetRNNDescriptor_v8(cudnnRNNDescriptor_t rnn, cudnnRNNAlgo_t algo, cudnnRNNMode_t cell,
-                                       cudnnRNNBiasMode_t bias, cudnnDirectionMode_t direction, cudnnRNNInputMode_t mode,
+                                       cudnnRNNBiasMode_t bias, cudnnDirectionMode_t direction,
+                                       cudnnRNNInputMode_t mode,
                                        cudnnDataType_t type, cudnnDataType_t math, cudnnMathType_t math_type,
                                        int32_t input, int32_t hidden, int32_t projected, int32_t layers,
                                        cudnnDropoutDescriptor_t dropout, uint32_t flags) {

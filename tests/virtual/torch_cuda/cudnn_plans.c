@@ -1,6 +1,6 @@
-/* cuDNN's own heuristics in place of cudnn.c's: with STAND_IN_CUDNN set to the path of the real libcudnn, descriptors are
-   real ones for a described device (cuDNN plans without one since 9.8), so that engines and workspaces are those that
-   cuDNN would choose; its handle is left out, and nothing is executed. */
+/* cuDNN's own heuristics in place of cudnn.c's: with STAND_IN_CUDNN set to the path of the real libcudnn, descriptors
+   are real ones for a described device (cuDNN plans without one since 9.8), so that engines and workspaces are those
+   that cuDNN would choose; its handle is left out, and nothing is executed. */
 #define _GNU_SOURCE
 #include "cudnn_plans.h"
 #include <dlfcn.h>
@@ -73,9 +73,9 @@ static int asked_by_torch(const void *caller) {
 
 cudnnStatus_t plan_create(cudnnBackendDescriptorType_t type, cudnnBackendDescriptor_t *descriptor, const void *caller) {
     cudnnStatus_t status = real.create(type, descriptor);
-    cudnnBackendAttributeName_t name = type == CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR         ? CUDNN_ATTR_ENGINEHEUR_DEVICEPROP
-                                       : type == CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR ? CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP
-                                                                                         : 0;
+    int name = type == CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR         ? CUDNN_ATTR_ENGINEHEUR_DEVICEPROP
+               : type == CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR ? CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP
+                                                                 : 0;
     if (!status && name && asked_by_torch(caller))
         status = real.set(*descriptor, name, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &device);
     return status;

@@ -24,7 +24,8 @@ static int capability(void) { return number("STAND_IN_CAPABILITY"); }
 static cudaError_t answer(cudaError_t error) { return error ? last_error = error : 0; }
 
 /* What differs between the architectures and steers PyTorch's choices: CUDA programming guide, compute capabilities. */
-static int threads_per_sm(void) { return capability() == 75 ? 1024 : capability() == 86 || capability() == 89 ? 1536 : 2048; }
+static int ada_or_like(void) { return capability() == 86 || capability() == 89; }
+static int threads_per_sm(void) { return capability() == 75 ? 1024 : ada_or_like() ? 1536 : 2048; }
 static int blocks_per_sm(void) { return capability() == 75 || capability() == 86 ? 16 : capability() == 89 ? 24 : 32; }
 static int shared_per_sm(void) {
     switch (capability()) {
@@ -75,7 +76,8 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int device) {
 cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int device) {
     if (device < 0 || device >= devices()) return answer(cudaErrorInvalidDevice);
     switch (attribute) {
-    case cudaDevAttrMaxThreadsPerBlock: case cudaDevAttrMaxBlockDimX: case cudaDevAttrMaxBlockDimY: *value = 1024; break;
+    case cudaDevAttrMaxThreadsPerBlock: case cudaDevAttrMaxBlockDimX: case cudaDevAttrMaxBlockDimY:
+        *value = 1024; break;
     case cudaDevAttrMaxBlockDimZ: *value = 64; break;
     case cudaDevAttrMaxGridDimX: *value = 0x7fffffff; break;
     case cudaDevAttrMaxGridDimY: case cudaDevAttrMaxGridDimZ: *value = 65535; break;
@@ -121,7 +123,9 @@ static size_t taken[DEVICES];
 static struct { unsigned long long key; size_t size; int device; } held[1 << 16]; /* device -1: pinned host memory */
 static int count;
 
-static size_t free_bytes(int device) { return number("STAND_IN_CAPACITY") - number("STAND_IN_CONTEXT") - taken[device]; }
+static size_t free_bytes(int device) {
+    return number("STAND_IN_CAPACITY") - number("STAND_IN_CONTEXT") - taken[device];
+}
 static CUdeviceptr reserve(size_t size, size_t alignment) {
     static CUdeviceptr next = 0x100000000000ull;
     CUdeviceptr address = (next + alignment - 1) / alignment * alignment;
@@ -194,7 +198,9 @@ cudaError_t cudaHostUnregister(void *pointer) { return give((unsigned long long)
 cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, const void *pointer) {
     int device = owner(pointer);
     memset(attributes, 0, sizeof *attributes);
-    attributes->type = device >= 0 ? cudaMemoryTypeDevice : device == -1 ? cudaMemoryTypeHost : cudaMemoryTypeUnregistered;
+    attributes->type = device >= 0    ? cudaMemoryTypeDevice
+                       : device == -1 ? cudaMemoryTypeHost
+                                      : cudaMemoryTypeUnregistered;
     attributes->device = device >= 0 ? device : 0;
     attributes->devicePointer = device >= -1 ? (void *)pointer : 0;
     attributes->hostPointer = device == -1 ? (void *)pointer : 0;
@@ -295,7 +301,9 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, 
 
 /* libcuda.so.1 and libnvidia-ml.so.1 are links to this library. */
 
-CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *active) { return *flags = 0, *active = 1, 0; }
+CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *active) {
+    return *flags = 0, *active = 1, 0;
+}
 CUresult cuDriverGetVersion(int *version) { return *version = CUDART_VERSION, 0; }
 CUresult cuDeviceGetCount(int *n) { return *n = devices(), 0; }
 CUresult cuCtxGetCurrent(CUcontext *context) { return *context = (CUcontext)1, 0; }
@@ -307,7 +315,8 @@ int nvmlDeviceGetHandleByPciBusId_v2(const char *id, void **device) { return *de
 int nvmlDeviceGetNvLinkRemoteDeviceType(void) { return 1; }
 int nvmlDeviceGetNvLinkRemotePciInfo_v2(void) { return 1; }
 int nvmlSystemGetCudaDriverVersion_v2(int *version) { return *version = CUDART_VERSION, 0; }
-int nvmlDeviceGetComputeRunningProcesses(void *device, unsigned *n, struct { unsigned pid; unsigned long long used; } *process) {
+struct process { unsigned pid; unsigned long long used; };
+int nvmlDeviceGetComputeRunningProcesses(void *device, unsigned *n, struct process *process) {
     *n = 1;
     process->pid = getpid();
     process->used = number("STAND_IN_CONTEXT") + taken[current_device];

@@ -1,6 +1,18 @@
 """What PyTorch's CUDA operators allocate and keep for backward: one JSON row per operator and mode, on standard output.
 
-Runs inside a process that sees the stand-in; record.py starts it. Argument: the number of rows to skip.
+Runs inside a process that sees the stand-in; record.py starts it. Argument: the number of rows to skip. A row:
+
+calls           the operators below autograd and autocast, with their inputs' dtypes; views are left out
+out             [shape, dtype] of each result
+saved_tensors   what autograd keeps: [shape, dtype, bytes of its storage, number of its storage, whose it is: "input",
+                "parameter", "buffer", "output", "" (made for backward) or "cpu"]
+saved, saved_not_input, saved_own       bytes of the storages kept: all, those of no input, those of no input,
+                parameter or buffer
+forward, backward       [change, peak] of memory_allocated over the call, in bytes; the gradients stay
+forward_events, backward_events         every allocation (+) and free (-) in order, in bytes as requested
+gradients       bytes of the gradients
+
+`peak` includes the workspaces of cuBLAS. TF32 is PyTorch's default: on for cuDNN, off for cuBLAS.
 """
 
 import contextlib

@@ -51,7 +51,9 @@ def environment(library: Path, capability: str, devices: int = 1) -> dict[str, s
     settings["STAND_IN_CAPABILITY"] = capability.replace(".", "")
     settings |= {"STAND_IN_CONTEXT": str(CONTEXT), "STAND_IN_DEVICES": str(devices)}
     settings |= {"LD_PRELOAD": str(library), "LD_LIBRARY_PATH": str(library.parent)}
-    return {key: value for key, value in os.environ.items() if not key.startswith(("CUBLAS", "PYTORCH"))} | settings
+    return {
+        key: value for key, value in os.environ.items() if not key.startswith(("CUBLAS", "PYTORCH", "TORCH"))
+    } | settings
 
 
 def cudnn() -> dict[str, str]:

@@ -1,0 +1,107 @@
+"""CUDA's autocast on the virtual GPU: the lists are PyTorch's, casts of weights are remembered as long as PyTorch does."""
+
+import pytest
+import torch
+from torch.amp import autocast as imported_before_any_gpu
+from torch.nn import functional as F
+
+from gpulab import VirtualGPU
+from gpulab.virtual import autocast, mirrors
+
+# Registered by PyTorch for CUDA, and not on a list of ours: its cast is in `recurrent`.
+ELSEWHERE = {"aten::_cudnn_rnn"}
+
+
+def listed():
+    lists = (
+        autocast.LOWER,
+        autocast.FLOAT,
+        autocast.SET_DTYPE,
+        autocast.APPEND_DTYPE,
+        autocast.PROMOTE,
+        autocast.REFUSED,
+    )
+    return {f"aten::{name}" for names in lists for name in names}
+
+
+def test_the_lists_are_those_that_pytorch_has_registered_for_cuda():
+    registered = set(torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCUDA"))
+    assert registered - listed() == ELSEWHERE
+    # An older torch may know fewer; a newer one that drops one makes this fail.
+    assert listed() - registered <= {"aten::rms_norm", "aten::linalg_matrix_sqrth", "aten::linalg_vecdot"}
+
+
+def test_no_operation_is_on_two_lists():
+    lists = [autocast.LOWER, autocast.FLOAT, autocast.SET_DTYPE, list(autocast.APPEND_DTYPE), autocast.PROMOTE]
+    names = [name for names in lists for name in names]
+    assert len(names) == len(set(names))
+    assert set(mirrors.MIRRORS) - set(names) == {
+        "dropout",
+        "lstm.input",
+        "gru.input",
+        "rnn_tanh.input",
+        "rnn_relu.input",
+    }
+
+
+@pytest.mark.parametrize("compute", [True, False])
+def test_autocast_imported_before_the_scope_works_in_it(compute):
+    with VirtualGPU("A100-80", compute=compute):
+        x = torch.ones(4, 4, device="cuda")
+        with imported_before_any_gpu("cuda", dtype=torch.bfloat16):
+            assert (x @ x).dtype == torch.bfloat16
+            assert F.softmax((x @ x), -1).dtype == torch.float32
+            assert (x + x).dtype == torch.float32
+            with torch.autocast("cuda", enabled=False):
+                assert (x @ x).dtype == torch.float32
+        assert (x @ x).dtype == torch.float32
+
+
+def test_the_hosts_tensors_are_left_alone():
+    with VirtualGPU("T4"), torch.autocast("cuda", dtype=torch.float16):
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
+
+
+def test_a_weight_is_cast_once_per_block_and_the_copy_ends_with_it():
+    with VirtualGPU("T4"):
+        layer = torch.nn.Linear(256, 256, bias=False, device="cuda")
+        x = torch.ones(8, 256, device="cuda")
+        start = torch.cuda.memory_allocated()
+        with torch.no_grad(), torch.autocast("cuda", dtype=torch.float16):
+            pass
+        with torch.autocast("cuda", dtype=torch.float16):
+            layer(x)
+            once = torch.cuda.memory_allocated()
+            with torch.autocast("cuda", dtype=torch.float16):
+                layer(x)
+            assert once - start == 256 * 256 * 2
+            assert torch.cuda.memory_allocated() == once
+        assert torch.cuda.memory_allocated() == start
+
+
+def test_without_the_cache_nothing_is_kept():
+    with VirtualGPU("T4"):
+        layer, x = torch.nn.Linear(256, 256, bias=False, device="cuda"), torch.ones(8, 256, device="cuda")
+        start = torch.cuda.memory_allocated()
+        with torch.autocast("cuda", dtype=torch.float16, cache_enabled=False):
+            layer(x)
+            assert torch.cuda.memory_allocated() == start
+
+
+def test_parameters_and_their_gradients_stay_float32():
+    with VirtualGPU("T4"):
+        layer = torch.nn.Linear(8, 8, device="cuda")
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = layer(torch.ones(2, 8, device="cuda")).float().sum()
+        loss.backward()
+        assert {p.dtype for p in layer.parameters()} == {p.grad.dtype for p in layer.parameters()} == {torch.float32}
+
+
+def test_16_bit_products_are_float32_products_rounded():
+    torch.manual_seed(0)
+    a, b = torch.randn(64, 64), torch.randn(64, 64)
+    for dtype in (torch.float16, torch.bfloat16):
+        a16, b16 = a.to(dtype), b.to(dtype)
+        with VirtualGPU("A100-80"):
+            product = (a16.cuda() @ b16.cuda()).cpu()
+        assert torch.equal(product, (a16.float() @ b16.float()).to(dtype))
