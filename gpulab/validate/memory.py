@@ -36,8 +36,7 @@ STEP_MODES: dict[str, tuple[torch.dtype | None, int]] = {
 
 
 def fresh() -> None:
-    """No garbage, nothing cached, peaks from here on."""
-    gc.collect()
+    """Nothing cached, peaks from here on."""
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
@@ -61,7 +60,8 @@ def counts() -> list[int]:
 
 def events(number: int, seed: int = 0, most: int = 200 * MiB) -> Iterator[list[Any]]:
     """A seeded mixture of ["alloc", bytes, id], ["free", id] and ["empty_cache", None], of all sizes up to `most`."""
-    rng, live = random.Random(seed), []
+    rng = random.Random(seed)
+    live: list[int] = []
     ranges = [(1, 4096), (4096, MiB), (MiB, 10 * MiB), (10 * MiB, most // 5), (most // 10, most)]
     for i in range(number):
         if live and rng.random() < 0.47:
@@ -93,6 +93,7 @@ def replay(trace: Sequence[Sequence[Any]]) -> list[list[Any]]:
 
 def traced(trace: Sequence[Sequence[Any]]) -> dict[str, Any]:
     """A trace as it stands in a recording."""
+    gc.collect()
     fresh()
     return {"base": counts(), "columns": COLUMNS, "trace": replay(trace)}
 
@@ -167,6 +168,7 @@ def trained(
     step; not with `cudnn=False`). `then` is called with the step at the end, and adds to the row.
     """
     dtype, micro_batches = STEP_MODES[step.mode]
+    gc.collect()
     fresh()
     torch.manual_seed(0)
     allowed = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
@@ -223,7 +225,7 @@ class _Watch(TorchDispatchMode):
     """The highest peak of what runs within, and the highest without the workspaces of cuDNN's own operations."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.highest = self.highest_without = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

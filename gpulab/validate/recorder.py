@@ -26,8 +26,12 @@ from .operators import MODES, operators
 
 MEASURED = "measured on a real GPU"
 SETTINGS = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "TORCH_CUBLAS_WORKSPACE_CACHE", "CUBLAS_WORKSPACE_CONFIG"
-# The allocator's rules change with these; each is traced after the default ones.
-TRACED_SETTINGS = ("max_split_size_mb:64", "roundup_power2_divisions:4", "expandable_segments:True")
+# The allocator's rules change with these; each is traced after the default ones, and then put back.
+OTHER_RULES = {
+    "max_split_size_mb:64": f"max_split_size_mb:{1 << 20}",
+    "roundup_power2_divisions:4": "roundup_power2_divisions:1",
+    "expandable_segments:True": "expandable_segments:False",
+}
 MiB = 1 << 20
 
 Tell = Callable[[str], None]
@@ -43,6 +47,7 @@ class Effort:
 
     events: int = 3000
     largest: int = 200 * MiB
+    other_rules: bool = True  # the allocator's, too
     copies: tuple[int, ...] = tuple(int(mib * MiB) for mib in (0.001, 0.01, 0.1, 1, 10, 100, 1000))
     products: tuple[int, ...] = (256, 512, 1024, 2048, 4096, 4097, 8192)
     launches: int = 1000
@@ -177,26 +182,24 @@ def _device(run: Run) -> dict[str, Any]:
 
 
 def _allocator(run: Run) -> dict[str, Any]:
-    """The default rules first, then each of the other settings, and the default again."""
+    """The default rules first, then others."""
     events = list(memory.events(run.effort.events, most=run.effort.largest))
     value = memory.traced(events)
     run.keep(value)
+    if not run.effort.other_rules:
+        return value
     change = torch.cuda.memory._set_allocator_settings
     value["others"] = []
-    for settings in TRACED_SETTINGS:
-        name = settings.partition(":")[0]
+    for settings, default in OTHER_RULES.items():
         memory.fresh()
         change(settings)
         try:
             value["others"].append({"settings": settings} | memory.traced(events[: len(events) // 3]))
         finally:
             memory.fresh()
-            change(f"{name}:{_DEFAULTS[name]}")
+            change(default)
         run.keep(value)
     return value
-
-
-_DEFAULTS = {"max_split_size_mb": 1 << 20, "roundup_power2_divisions": 1, "expandable_segments": False}
 
 
 def _has_bf16() -> bool:

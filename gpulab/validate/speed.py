@@ -31,7 +31,7 @@ def timed(run: Callable[[], object], repeat: int = 20, warm_up: int = 5) -> floa
     for _ in range(warm_up):
         run()
     torch.cuda.synchronize()
-    times = []
+    times: list[float] = []
     for _ in range(repeat):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
@@ -63,13 +63,14 @@ def copies(nbytes: int) -> dict[str, Any]:
 
 
 def matmul(n: int, precisions: Sequence[str]) -> dict[str, Any]:
-    """TFLOP/s of the product of two n × n matrices, by precision."""
+    """Milliseconds and TFLOP/s of the product of two n × n matrices, by precision."""
     row: dict[str, Any] = {"n": n}
     allowed = torch.backends.cuda.matmul.allow_tf32
     try:
         for name in precisions:
             dtype, torch.backends.cuda.matmul.allow_tf32 = PRECISIONS[name]
-            row[f"{name}_tflops"] = 2 * n**3 / (_product_ms(n, dtype) * 1e-3) / 1e12
+            row[f"{name}_ms"] = taken = _product_ms(n, dtype)
+            row[f"{name}_tflops"] = 2 * n**3 / (taken * 1e-3) / 1e12 if taken else None
     finally:
         torch.backends.cuda.matmul.allow_tf32 = allowed
     return row

@@ -17,7 +17,7 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
     """Replace the functions for as long as `gpu` is in force."""
 
     def stats(index: int) -> dict[str, Any]:
-        found: dict[str, Any] = torch._C._cuda_memoryStats(index)  # type: ignore[attr-defined]
+        found: dict[str, Any] = torch._C._cuda_memoryStats(index)
         found.pop("num_oom_rejections", None)  # CUDA's own
         return found
 

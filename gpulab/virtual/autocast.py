@@ -101,7 +101,7 @@ def to_float(tree: Any) -> Any:
 
 
 def _register() -> None:
-    from . import mirrors
+    from . import checks, mirrors
 
     with _registering:
         if _library:
@@ -122,14 +122,27 @@ def _register() -> None:
         for names, make in kinds:
             for name in names:
                 if f"aten::{name}" in known and name not in mirrors.MIRRORS:
-                    parts.impl(name, make(name), KEY.name)
+                    parts.impl(name, checks.first(name, make(name)), KEY.name)
         for name, mirror in mirrors.MIRRORS.items():
-            parts.impl(name, mirror, KEY.name)
+            parts.impl(name, checks.first(name, mirror), KEY.name)
+        done = mirrors.MIRRORS.keys() | {name for names, _ in kinds for name in names}
+        for name in (checks.BEFORE.keys() | checks.INSTEAD.keys()) - done:
+            parts.impl(name, checks.first(name, checks.INSTEAD.get(name) or _calling(name)), KEY.name)
 
 
 def overload(name: str) -> Any:
     packet, _, which = name.partition(".")
     return getattr(getattr(torch.ops.aten, packet), which or "default")
+
+
+def _calling(name: str) -> Callable[..., Any]:
+    op = overload(name)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with below():
+            return op(*args, **kwargs)
+
+    return run
 
 
 def _lowering(name: str) -> Callable[..., Any]:

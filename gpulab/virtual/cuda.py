@@ -271,6 +271,8 @@ class _Surface:
     # -- streams -----------------------------------------------------------------------------------------------------
 
     def _cuda_getCurrentStream(self, index: int) -> tuple[int, int, int]:
+        if index >= self.gpu.count:
+            raise RuntimeError(f"Device index value {index} is out of index range [0, {self.gpu.count})")
         device = self._device(index)
         return device.stream, device.index, streams.CUDA
 

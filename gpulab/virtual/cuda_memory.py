@@ -55,7 +55,8 @@ class Memory:
         try:
             device = self.gpu.device(index)
         except torch.AcceleratorError:
-            raise RuntimeError("Invalid device argument : did you call init?") from None
+            # PyTorch writes the index as the character of that number.
+            raise RuntimeError(f"Invalid device argument {chr((index or 0) & 0x7F)}: did you call init?") from None
         with device.lock:
             device.drain()
             yield device
@@ -73,7 +74,9 @@ class Memory:
         return read
 
     def info(self, index: Any = None) -> tuple[int, int]:
-        with self._drained(streams.device_number(index)) as device:
+        number = streams.device_number(index)
+        self.gpu.device(number)  # the driver is asked, not the allocator: its error
+        with self._drained(number) as device:
             return device.allocator.memory_info()
 
     def used(self, device: Any = None) -> int:

@@ -29,9 +29,10 @@ DEVICE_ASSERT = (
     "CUDA error: device-side assert triggered\n"
     "Search for `cudaErrorAssert' in https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html for more"
     " information.\n"
+)
+MAY_BE_LATE = (
     "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be"
     " incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
-    "Device-side assertion tracking was not enabled by user."
 )
 
 
@@ -138,14 +139,19 @@ class Device:
     def fail(self, assertion: str) -> None:
         """A kernel's assertion has failed: every synchronisation from now on says so."""
         self.fault = assertion
-        if os.environ.get("CUDA_LAUNCH_BLOCKING") == "1":
+        if _blocking():
             self.synchronize()
 
     def synchronize(self) -> None:
         """Wait for all kernels; raises torch.AcceleratorError if one of them has failed."""
         if self.fault is not None:
-            raise torch.AcceleratorError(DEVICE_ASSERT)
+            raise torch.AcceleratorError(DEVICE_ASSERT + ("" if _blocking() else MAY_BE_LATE))
 
     def close(self) -> None:
         self.active = False
         self.workspaces.clear()
+
+
+def _blocking() -> bool:
+    """Whether the host waits for every kernel."""
+    return os.environ.get("CUDA_LAUNCH_BLOCKING") == "1"

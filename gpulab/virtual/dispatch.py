@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from . import engine, kernels, mixing, state, temporaries
+from . import checks, engine, kernels, mixing, state, temporaries
 from .labels import FLOATING, NAME, PINNED, STAYS, device_of, parts_of, storage_of
 from .state import backing, thread
 
@@ -98,7 +98,7 @@ def _run(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
                 device, host, floating = _look(parts_of(item), device, host, floating)
                 continue
             if label is None:
-                if host is None and item.dim():
+                if host is None or not host.dim():
                     host = item
             elif label is FLOATING or not label.device.active:
                 device, host, floating = _look((item,), device, host, floating)
@@ -112,7 +112,7 @@ def _run(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
         device, host, floating = _look(kwargs.values(), device, host, floating)
     if device is None:
         out = func._op(*args, **kwargs)
-        if floating is not None and host is None:
+        if floating is not None and (host is None or not host.dim()):
             _float(out)
         return out
     if host is not None:
@@ -140,7 +140,10 @@ def _run(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def _look(items: Any, device: Device | None, host: Any, floating: Any) -> tuple[Device | None, Any, Any]:
-    """The GPU of the labelled tensors among `items`, a host tensor with dimensions, and the floating storages."""
+    """The GPU of the labelled tensors among `items`, a tensor of elsewhere, and the floating storages.
+
+    The tensor of elsewhere, on the host or on another GPU, is one with dimensions where there is one.
+    """
     for item in items:
         if isinstance(item, Tensor):
             try:
@@ -149,17 +152,17 @@ def _look(items: Any, device: Device | None, host: Any, floating: Any) -> tuple[
                 device, host, floating = _look(parts_of(item), device, host, floating)
                 continue
             if label is None:
-                if host is None and item.dim():
+                if host is None or not host.dim():
                     host = item
             elif label is FLOATING:
                 floating = [item, *(floating or ())]
             elif label.device is not device:
                 if not label.device.active:
-                    if host is None and item.dim():
+                    if host is None or not host.dim():
                         host = item
                 elif device is None:
                     device = label.device
-                elif host is None:
+                elif host is None or not host.dim():
                     host = item
         elif type(item) in (list, tuple) and item and not isinstance(item[0], (int, float)):
             device, host, floating = _look(item, device, host, floating)
@@ -238,6 +241,7 @@ def _run_handled(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict
     """An operation whose kernel on the GPU gives other tensors than the CPU's, or takes random numbers."""
     device, host, floating = _look([*args, *kwargs.values()], None, None, None)
     if device is None:
+        kernels.check_host_generator(kwargs)
         return func._op(*args, **kwargs)
     if host is not None:
         args, kwargs = mixing.settle(gpu, device, func, args, kwargs)
@@ -289,6 +293,9 @@ def _run_synchronising(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs
     device = device_of(args[0]) if isinstance(args[0], Tensor) else None
     if device is None:
         return _run(gpu, func, args, kwargs)
+    _, other, _ = _look(args, None, None, None)
+    if other is not None:
+        mixing.settle(gpu, device, func, args, kwargs)
     device.synchronize()
     if not gpu.compute:
         return kernels.unknown_value(gpu, func, args)
@@ -308,6 +315,8 @@ def _run_factory(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict
         if pinned:
             raise RuntimeError("Only dense CPU tensors can be pinned")
         return create(gpu, device, func, args, kwargs)
+    if wanted.type == "cpu" and "generator" in kwargs:
+        kernels.check_host_generator(kwargs)
     if pinned:
         return _pinned(func, args, kwargs)
     if wanted.type == gpu.backing.type and pinned is None:
@@ -326,6 +335,7 @@ def _run_seeded(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[
     """A factory without a device: on the GPU if it is made like a tensor there."""
     device, _, _ = _look(args, None, None, None)
     if device is None:
+        kernels.check_host_generator(kwargs)
         return func._op(*args, **kwargs)
     return create(gpu, device, func, args, kwargs)
 
@@ -369,3 +379,4 @@ def _with(kwargs: dict[str, Any], *, device: Any, generator: Any) -> dict[str, A
 
 
 _PLANS: dict[Any, Run] = {}
+checks.guard(kernels.HANDLERS, kernels.plain)

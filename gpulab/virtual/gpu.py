@@ -173,8 +173,4 @@ if hasattr(os, "register_at_fork"):
 
 INVALID_DEVICE = (
     "CUDA error: invalid device ordinal\nGPU device may be out of range, do you have enough GPUs?\n"
-    "Search for `cudaErrorInvalidDevice' in https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html for"
-    " more information.\nCUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace"
-    " below might be incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
-    "Device-side assertion tracking was not enabled by user."
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from .blocks import Block
@@ -55,12 +56,13 @@ class History:
     def _stack(self) -> list[dict[str, Any]]:
         if not self.stacks:
             return []
-        out, frame = [], sys._getframe(2)
+        out: list[dict[str, Any]] = []
+        frame: FrameType | None = sys._getframe(2)
         while frame is not None:
             code = frame.f_code
             if not code.co_filename.startswith(_OWN):
                 out.append({"filename": code.co_filename, "line": frame.f_lineno, "name": code.co_name})
-            frame = frame.f_back  # type: ignore[assignment]
+            frame = frame.f_back
         return out
 
 

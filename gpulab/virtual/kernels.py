@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import attention, recurrent, streams
+from . import attention, recurrent, streams, wording
 from .labels import storage_of
 from .state import backing
 
@@ -83,7 +83,7 @@ def recover(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwar
             return _on_meta(func, args, kwargs, device)
     if "not implemented for 'Half'" in text or "not implemented for 'BFloat16'" in text:
         return in_float(func, args, kwargs)
-    raise error
+    raise wording.of_cpu(error) from None
 
 
 def _fail(device: Device, condition: str) -> None:
@@ -151,11 +151,11 @@ def run_on_meta(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: 
             f"{func} is not mirrored in shapes-only mode: PyTorch does not know its result's shape without running it. "
             "With compute=True it runs."
         ) from None
-    except RuntimeError:
+    except RuntimeError as error:
         # CUDA takes scalars of the host, some of PyTorch's shape functions do not.
         moved = [t for t in _tensors_in((args, tuple(kwargs.values()))) if t.dim() == 0 and not t.is_meta]
         if not moved:
-            raise
+            raise wording.of_meta(func, args, kwargs, error) from None
         with backing:
             bring = partial(map_tensors, lambda t: t.to("meta") if t.dim() == 0 else t)
             return func._op(*bring(args), **bring(kwargs))
@@ -206,11 +206,17 @@ def warn_once(told: set[str], text: str) -> None:
 
 
 def check_generator(generator: Any, device: Device) -> None:
+    """The generator of another GPU will do, the host's will not."""
     where = streams.generator_device(generator)
     if where.type != "cuda":
         raise RuntimeError(f"Expected a 'cuda' device type for generator but found '{where.type}'")
-    if where != device.name:
-        raise RuntimeError(f"Expected a '{device.name}' generator device but found '{where}'")
+
+
+def check_host_generator(kwargs: Kwargs) -> None:
+    """A random operation on the host takes the host's generator only."""
+    generator = kwargs.get("generator")
+    if generator is not None and streams.generator_device(generator).type == "cuda":
+        raise RuntimeError("Expected a 'cpu' device type for generator but found 'cuda'")
 
 
 # -- operations with kernels of their own ----------------------------------------------------------------------------
@@ -222,7 +228,7 @@ def _matmul(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwar
         return (
             in_float(func, args, kwargs)
             if same and args[0].dtype in HALVES
-            else _plain(gpu, device, func, args, kwargs)
+            else plain(gpu, device, func, args, kwargs)
         )
     if func in (aten.mm.default, aten.addmm.default, aten.bmm.default):
         one, other = args[-2:]
@@ -234,10 +240,10 @@ def _matmul(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwar
             raise RuntimeError(
                 "mat1 and mat2 must have the same dtype, but got {} and {}".format(*(n.capitalize() for n in names))
             )
-    return _plain(gpu, device, func, args, kwargs)
+    return plain(gpu, device, func, args, kwargs)
 
 
-def _plain(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
+def plain(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
     if not gpu.compute:
         return run_on_meta(gpu, device, func, args, kwargs)
     try:
@@ -307,7 +313,7 @@ def _in_float_with_float_statistics(count: int) -> Callable[..., Any]:
 
     def run(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
         if args[0].dtype not in HALVES:
-            return _plain(gpu, device, func, args, kwargs)
+            return plain(gpu, device, func, args, kwargs)
         with backing:
             if not gpu.compute:
                 out = func._op(*args, **kwargs)
@@ -326,7 +332,7 @@ def _in_float_with_float_statistics(count: int) -> Callable[..., Any]:
 def _backward_in_float(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """The backward of such a norm: gradients in the dtype of what they are for."""
     if not gpu.compute or args[0].dtype not in HALVES:
-        return _plain(gpu, device, func, args, kwargs)
+        return plain(gpu, device, func, args, kwargs)
     with backing:
         wide = func._op(*map_tensors(lambda t: t.float() if t.dtype in HALVES else t, args), **kwargs)
         return tuple(t.to(args[0].dtype) if isinstance(t, Tensor) else t for t in wide)
@@ -341,7 +347,7 @@ def _batch_norm(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: 
 
 def _log_sigmoid(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """CUDA keeps no buffer for it."""
-    out = _plain(gpu, device, func, args, kwargs)[0]
+    out = plain(gpu, device, func, args, kwargs)[0]
     with backing:
         return out, out.new_empty(0)
 
@@ -354,7 +360,7 @@ def _log_sigmoid_backward(gpu: VirtualGPU, device: Device, func: Any, args: Args
 def _reduced_loss(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """The loss is reduced within the storage of its elements, and keeps all of it."""
     if gpu.compute or (len(args) > 2 and not args[2]):
-        return _plain(gpu, device, func, args, kwargs)
+        return plain(gpu, device, func, args, kwargs)
     with backing:
         return torch.empty(
             torch.broadcast_shapes(args[0].shape, args[1].shape), dtype=args[0].dtype, device="meta"

@@ -5,6 +5,7 @@ PyTorch's C++ makes these with a guard that asks the driver, before any operatio
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -86,6 +87,11 @@ def tensor(data: Any, *, dtype: Any = None, device: Any = None, requires_grad: b
             return (pin_memory(made) if pinned else made).requires_grad_(requires_grad)
     target = _target(device)
     if isinstance(data, Tensor):
+        warnings.warn(
+            "To copy construct from a tensor, it is recommended to use sourceTensor.detach().clone() or "
+            "sourceTensor.detach().clone().requires_grad_(True), rather than torch.tensor(sourceTensor).",
+            stacklevel=2,
+        )
         return to(data.detach(), target, dtype or data.dtype, copy=True).requires_grad_(requires_grad)
     made = _from_data(data, dtype=dtype, device="cpu", **kwargs)
     return to(made, target).requires_grad_(requires_grad)
@@ -141,7 +147,7 @@ def new_tensor(self: Tensor, data: Any, *, dtype: Any = None, device: Any = None
 def new(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """`Tensor.new`, PyTorch's old way to make a tensor like another."""
     if thread.inside or self.device.type != "cuda":
-        return _Base.new(self, *args, **kwargs)  # type: ignore[attr-defined,no-any-return]
+        return _Base.new(self, *args, **kwargs)
     return _legacy(self.dtype, self.device, *args, **kwargs)
 
 

@@ -9,7 +9,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from . import kernels, state
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 _Base = torch._C.TensorBase
+_torch: Any = torch  # PyTorch's own annotations lack some functions
+_handle: Any = handle_torch_function
 _HOST = torch.device("cpu")
 
 
@@ -57,7 +59,7 @@ def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
                 )
             with torch._C.DisableTorchFunctionSubclass():
                 return to(self, *args, **kwargs).as_subclass(type(self))
-        return handle_torch_function(Tensor.to, (self,), self, *args, **kwargs)  # type: ignore[no-any-return]
+        return _handle(Tensor.to, (self,), self, *args, **kwargs)  # type: ignore[no-any-return]
     if args and isinstance(args[0], Tensor):
         other, *rest = args
         return to(self, other.device, other.dtype, *rest, **kwargs)
@@ -114,7 +116,7 @@ class ToCopy(torch.autograd.Function):
         ctx.source = inputs[0].device, inputs[0].dtype
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Any:
         device, dtype = ctx.source
         return grad.to(device, dtype), None, None, None, None
 
@@ -156,8 +158,8 @@ def _move_parts(gpu: VirtualGPU, tensor: Tensor, target: torch.device, dtype: An
     with backing:
         options: dict[str, Any] = {"dtype": dtype, "device": moved[0].device, "check_invariants": False}
         if tensor.layout is torch.sparse_coo:
-            return torch.sparse_coo_tensor(*moved, tensor.shape, is_coalesced=tensor.is_coalesced(), **options)
-        return torch.sparse_compressed_tensor(*moved, tensor.shape, layout=tensor.layout, **options)
+            return _torch.sparse_coo_tensor(*moved, tensor.shape, is_coalesced=tensor.is_coalesced(), **options)
+        return _torch.sparse_compressed_tensor(*moved, tensor.shape, layout=tensor.layout, **options)
 
 
 def cuda(self: Tensor, device: Any = None, non_blocking: bool = False, memory_format: Any = None) -> Tensor:

@@ -19,11 +19,11 @@ from .state import backing, thread
 if TYPE_CHECKING:
     from .device import Device
 
-_Storage = torch.UntypedStorage
-_REPLACED = "get_device data_ptr clone cpu cuda to resize_ copy_ is_shared __getitem__ __str__ _write_file"
+_Storage: Any = torch.UntypedStorage
+_REPLACED = "get_device data_ptr clone cpu cuda to resize_ copy_ is_shared __getitem__ __repr__ _write_file"
 _own = {name: getattr(_Storage, name) for name in _REPLACED.split()}
 _own_device = _Storage.device
-_own_new = torch._C.StorageBase.__new__
+_own_new: Any = torch._C.StorageBase.__new__
 
 
 def install(patches: Patches) -> None:
@@ -46,8 +46,7 @@ def install(patches: Patches) -> None:
         "is_shared": _is_shared,
         "__getitem__": _getitem,
         "_write_file": _write_file,
-        "__str__": _str,
-        "__repr__": _str,
+        "__repr__": _repr,
     }.items():
         patches.set(_Storage, name, value)
 
@@ -106,10 +105,10 @@ def _write_file(self: Any, *args: Any) -> None:
     _own["_write_file"](self if label is None or label.device.compute else _cpu(self), *args)
 
 
-def _str(self: Any) -> str:
+def _repr(self: Any) -> str:
     label = _label(self)
     if label is None or label.device.compute:
-        return str(_own["__str__"](self))
+        return str(_own["__repr__"](self))
     return f"...\n[{torch.typename(self)}(device={label.device.name}) of size {len(self)}]"
 
 

@@ -20,7 +20,11 @@ _numbers = itertools.count(1)
 CUDA = 1  # c10::DeviceType::CUDA
 
 
-class Stream(torch.Stream):
+_OwnStream: Any = torch.Stream
+_OwnGenerator: Any = torch.Generator
+
+
+class Stream(_OwnStream):  # type: ignore[misc]
     """`torch.cuda.Stream`; tensors allocated under it come from its own pool of memory."""
 
     def __new__(cls, device: Any = None, priority: int = 0, **kwargs: Any) -> Stream:
@@ -52,7 +56,7 @@ class Stream(torch.Stream):
 
     @property
     def priority(self) -> int:
-        return self._priority
+        return int(self._priority)
 
     @property
     def _as_parameter_(self) -> ctypes.c_void_p:
@@ -157,7 +161,7 @@ class CudaEvent(Event):
         super().__init__(None, enable_timing, blocking, interprocess, external)
 
 
-class Generator(torch.Generator):
+class Generator(_OwnGenerator):  # type: ignore[misc]
     """`torch.Generator`, which here can be one of a virtual GPU."""
 
     gpulab_device: torch.device | None  # as it was named; `cuda` is the GPU that is current when it is used
@@ -168,14 +172,14 @@ class Generator(torch.Generator):
         self: Generator = super().__new__(cls, "cpu" if on_gpu else device)
         self.gpulab_device = named if on_gpu else None
         if on_gpu:
-            _generators[self._cdata] = self  # type: ignore[attr-defined]
+            _generators[self._cdata] = self
         return self
 
     def __init__(self, device: Any = "cpu") -> None:
         """All is done in `__new__`."""
 
     @property
-    def device(self) -> torch.device:  # type: ignore[override]
+    def device(self) -> torch.device:
         return self.gpulab_device or super().device
 
     def get_offset(self) -> int:
@@ -185,7 +189,7 @@ class Generator(torch.Generator):
 
     def set_offset(self, offset: int) -> Generator:
         if self.gpulab_device is None:
-            return super().set_offset(offset)  # type: ignore[no-any-return]
+            return super().set_offset(offset)
         raise _not_mirrored("the offset of a generator (set_state() sets all of it) is")
 
     def clone_state(self) -> Generator:
@@ -217,7 +221,7 @@ def _generator(device: torch.device, state: torch.Tensor) -> Generator:
 def device_number(device: Any) -> int:
     """The number that names a GPU as `torch.cuda` takes it: None, 1, "cuda:1" or a torch.device; it need not exist."""
     if device is None:
-        return _device(None).index  # type: ignore[no-any-return]
+        return _device(None).index
     if isinstance(device, int):
         return device
     device = torch.device(device)
@@ -228,7 +232,7 @@ def device_number(device: Any) -> int:
 
 def device_index(device: Any) -> int:
     """The number of a GPU that exists; torch.AcceleratorError for another."""
-    return _device(device_number(device)).index  # type: ignore[no-any-return]
+    return _device(device_number(device)).index
 
 
 def _device(index: int | None) -> Any:

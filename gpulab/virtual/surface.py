@@ -47,8 +47,10 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
     patches.set(torch, "Generator", streams.Generator)
     patches.set(torch._C._nn, "_parse_to", _parse_to)
     patches.set(torch._C, "_group_tensors_by_device_and_dtype", _group)
+    patches.set(torch._C, "_is_any_autocast_enabled", _any_autocast)  # the key that mirrors stand on counts as one
+    patches.set(torch.autograd, "_make_grads", _gradients_there(torch.autograd._make_grads))
     patches.set(torch, "clear_autocast_cache", _clearing(torch.clear_autocast_cache))
-    patches.set(threading.Thread, "_bootstrap_inner", _in_threads(threading.Thread._bootstrap_inner))
+    patches.set(threading.Thread, "_bootstrap_inner", _in_threads(vars(threading.Thread)["_bootstrap_inner"]))
     if not gpu.compute:
         # Else `Module.to` would make new parameters: tied weights apart, optimizers without theirs.
         patches.set(torch.__future__, "_swap_module_params_on_conversion", True)
@@ -69,6 +71,32 @@ def _parse_to(*args: Any, **kwargs: Any) -> tuple[Any, Any, bool, Any]:
     if device is not None:
         device = moving.indexed(device)
     return device, dtype, non_blocking, kwargs.get("memory_format")
+
+
+def _any_autocast() -> bool:
+    return any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
+
+
+def _gradients_there(own: Any) -> Any:
+    """Gradients that `backward` is given are on their outputs' devices, or are numbers and are brought there.
+
+    The check is that of validate_grad in autograd's engine, which sees what is behind the GPU.
+    """
+
+    def make(outputs: Any, grads: Any, is_grads_batched: bool) -> Any:
+        grads = list(grads)
+        for index, (output, grad) in enumerate(zip(outputs, grads, strict=False)):
+            if not isinstance(output, torch.Tensor) or not isinstance(grad, torch.Tensor):
+                continue
+            if grad.device != output.device:
+                if grad.dim():
+                    raise RuntimeError(
+                        f"invalid gradient at index {index} - expected device {output.device} but got {grad.device}"
+                    )
+                grads[index] = grad.to(output.device)
+        return own(outputs, grads, is_grads_batched)
+
+    return make
 
 
 def _group(lists: list[list[Any]], with_indices: bool = False) -> dict[Any, Any]:

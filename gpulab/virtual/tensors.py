@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 _Base = torch._C.TensorBase
-_device_of_base = _Base.device.__get__  # type: ignore[attr-defined]
-_storage = _Base.untyped_storage
+_device_of_base = _Base.device.__get__
+_storage: Any = _Base.untyped_storage
 
 
 def install(patches: Patches) -> None:
@@ -132,12 +132,15 @@ def _numpy(self: Tensor, *, force: bool = False) -> Any:
 
 _own_array = Tensor.__array__
 _own_dlpack = Tensor.__dlpack__
-_own_cuda_array_interface = vars(Tensor)["__cuda_array_interface__"]
+_own_cuda_array_interface: Any = vars(Tensor)["__cuda_array_interface__"]
 
 
-def _array(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+def _array(self: Tensor, dtype: Any = None) -> Any:
     _refuse_host(self)
-    return _own_array(self, *args, **kwargs)
+    return _own_array(self, dtype=dtype)
+
+
+_array.__qualname__ = "Tensor.__array__"  # NumPy looks for this name where it has asked for too much
 
 
 def _dlpack(self: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -176,15 +179,15 @@ def _bool(self: Tensor) -> bool:
     return _Base.__bool__(self)
 
 
-_own_repr = Tensor.__repr__
+_own_repr: Any = Tensor.__repr__
 
 
 def _repr(self: Tensor, *, tensor_contents: Any = None) -> str:
     device = where(self)
     if device is None or device.compute:
-        return _own_repr(self, tensor_contents=tensor_contents)
+        return str(_own_repr(self, tensor_contents=tensor_contents))
     with backing:
-        return _own_repr(self).replace("device='meta'", f"device='{device.name}'")
+        return str(_own_repr(self)).replace("device='meta'", f"device='{device.name}'")
 
 
 __all__ = ["install", "where"]

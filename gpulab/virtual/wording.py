@@ -36,7 +36,7 @@ def of_meta(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exc
                 **{name: _on_host(value, own=True) for name, value in kwargs.items()},
             )
     except (RuntimeError, IndexError, ValueError, TypeError) as found:
-        return of_cpu(found)
+        return of_cpu(found).with_traceback(None)
     return error
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpulab.virtual import device as virtual_device
 from gpulab.virtual.gpu import VirtualGPU
 
 HERE = Path(__file__).parent / "torch_cuda"
@@ -66,8 +65,7 @@ same_torch = pytest.mark.skipif(
 
 
 @pytest.fixture(params=[True, False], ids=["values", "shapes"])
-def compute(request, monkeypatch):
-    monkeypatch.setattr(virtual_device, "CONTEXT_BYTES", RECORDED["context"])
+def compute(request):
     return request.param
 
 
@@ -81,8 +79,11 @@ def run(code, names):
     with contextlib.suppress(Exception):
         torch.cuda.set_device(0)
     torch.set_default_device(None)
-    while torch.is_autocast_enabled("cuda"):
-        torch.set_autocast_enabled("cuda", False)
+    torch.set_autocast_enabled("cuda", False)
+    torch.set_autocast_dtype("cuda", torch.float16)
+    for _ in range(torch.autocast_increment_nesting()):
+        torch.autocast_decrement_nesting()
+    torch.clear_autocast_cache()
     return out
 
 

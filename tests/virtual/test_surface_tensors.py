@@ -195,7 +195,9 @@ def test_gradients_of_gradients_flow_too(computing):
     (second,) = torch.autograd.grad(first.cuda().sum(), x)
     assert second.tolist() == [6, 12]
     assert second.device.type == "cpu"
-    assert torch.autograd.gradcheck(lambda t: (t.cuda() * 2).cpu().sin(), torch.ones(3, dtype=torch.float64, requires_grad=True))
+    assert torch.autograd.gradcheck(
+        lambda t: (t.cuda() * 2).cpu().sin(), torch.ones(3, dtype=torch.float64, requires_grad=True)
+    )
 
 
 def test_hooks_and_retained_gradients_see_the_gpu(computing):
@@ -290,7 +292,10 @@ def test_a_checkpoint_is_loaded_where_it_is_asked_for(gpu, place, expected, weig
     assert {t.device for t in [*found["model"].values(), found["view"]]} == {expected}
     assert torch.cuda.memory_allocated() - before == (weight(*found["model"].values()) if expected == GPU else 0)
     if gpu.compute:
-        assert all(torch.equal(a.cpu(), b.cpu()) for a, b in zip(found["model"].values(), model.state_dict().values(), strict=True))
+        assert all(
+            torch.equal(a.cpu(), b.cpu())
+            for a, b in zip(found["model"].values(), model.state_dict().values(), strict=True)
+        )
     other = Tied().cuda()
     assert not other.load_state_dict(found["model"]).missing_keys
     assert other.output.weight is other.embedding.weight
@@ -510,7 +515,13 @@ def test_tensors_go_from_gpu_to_gpu_with_their_gradients():
 
 def test_two_gpus_in_one_operation_are_an_error(two):
     a, b = torch.ones(2, 2, device="cuda:0"), torch.ones(2, 2, device="cuda:1")
-    for mix in (lambda: a + b, lambda: a @ b, lambda: torch.cat([a, b]), lambda: a.add_(b), lambda: a + torch.ones((), device=1)):
+    for mix in (
+        lambda: a + b,
+        lambda: a @ b,
+        lambda: torch.cat([a, b]),
+        lambda: a.add_(b),
+        lambda: a + torch.ones((), device=1),
+    ):
         with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
             mix()
     assert (a + torch.ones(())).get_device() == 0

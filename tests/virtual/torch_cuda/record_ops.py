@@ -17,6 +17,7 @@ gradients       bytes of the gradients
 
 import contextlib
 import gc
+import itertools
 import json
 import sys
 
@@ -53,7 +54,10 @@ def tensors(result):
 
 
 class Traced:
-    """Within: every allocation (+) and free (-) in order, in bytes as allocated; `delta` and `peak` over the start."""
+    """Within: every allocation (+) and free (-) in order, in bytes as requested; `delta` and `peak` over the start.
+
+    Frees in a row are put in order of size: autocast empties its cache of casts in the order of their addresses.
+    """
 
     def __enter__(self):
         fresh()
@@ -67,7 +71,9 @@ class Traced:
         events = torch.cuda.memory._snapshot()["device_traces"][0]
         torch.cuda.memory._record_memory_history(None)
         sign = {"alloc": 1, "free_completed": -1}
-        self.events = [sign[e["action"]] * e["size"] for e in events if e["action"] in sign]
+        sizes = [sign[e["action"]] * e["size"] for e in events if e["action"] in sign]
+        runs = itertools.groupby(sizes, key=lambda size: size > 0)
+        self.events = [size for alloc, run in runs for size in (run if alloc else sorted(run))]
 
 
 class Calls(TorchDispatchMode):

@@ -1,0 +1,192 @@
+"""A recording held against the virtual GPU: the recorded rows are run again, by the same code, on a virtual GPU.
+
+It returns pairs of what was recorded and what is predicted; what counts as good is decided elsewhere. It reads the
+recordings of `recorder`, and those of the older recorder from outside the package, which have fewer fields.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import re
+import warnings
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from ..virtual import temporaries
+from ..virtual.gpu import VirtualGPU
+from ..virtual.specs import SPECS, Spec
+from . import memory
+from .models import by_name
+from .operators import MODES, operators
+
+FOLDER = Path(__file__).resolve().parent.parent / "recordings"
+# The first version of torch that takes cuBLAS's workspaces anew for every call.
+PER_CALL = (2, 15)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One number, in bytes unless `what` says otherwise: as recorded and as predicted."""
+
+    what: str
+    recorded: Any
+    predicted: Any
+
+    @property
+    def error(self) -> float:
+        """Relative: 0.01 is 1% too much."""
+        return float(self.predicted / self.recorded - 1)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One training step: peaks in bytes, recorded and predicted.
+
+    `cudnn` is the part of the recorded peak that cuDNN's workspaces take, None where that was not recorded.
+    """
+
+    row: Mapping[str, Any]
+    predicted: Mapping[str, Any]
+    cudnn: int | None
+
+    @property
+    def name(self) -> str:
+        return " ".join(str(self.row[key]) for key in ("model", "batch", "mode", "optimizer"))
+
+    @property
+    def allocated(self) -> Pair:
+        return Pair(self.name, self.row["peak"][0], self.predicted["peak"][0])
+
+    @property
+    def allocated_without_cudnn(self) -> Pair | None:
+        if self.cudnn is None:
+            return None
+        return Pair(self.name, self.row["peak"][0] - self.cudnn, self._predicted_without)
+
+    @property
+    def _predicted_without(self) -> int:
+        return int(self.predicted["peak"][0] - self.predicted.get("cudnn_at_peak", 0))
+
+    @property
+    def reserved(self) -> Pair:
+        return Pair(self.name, self.row["peak"][1], self.predicted["peak"][1])
+
+
+def recordings() -> list[Path]:
+    """Those that the package holds, by name."""
+    return sorted(FOLDER.glob("*.json"))
+
+
+def is_of_a_gpu(recording: Mapping[str, Any]) -> bool:
+    """Whether a real GPU was measured: the older recorder, which says no kind, refuses anything else."""
+    return str(recording.get("kind", "measured")).startswith("measured")
+
+
+def load(path: Path) -> dict[str, Any]:
+    recording: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return recording
+
+
+def spec_of(device: Mapping[str, Any]) -> Spec:
+    """The table's GPU of the recorded name, else the nearest of its generation, with the recorded SMs and memory."""
+    capability = tuple(device["capability"])
+    same = [s for s in SPECS.values() if s.product == device["name"]]
+    older = [s for s in SPECS.values() if s.capability <= capability]
+    near = same or [s for s in older if s.capability == max(o.capability for o in older)]
+    if not near:
+        raise ValueError(
+            f"capability is {capability}; the virtual GPUs begin with {min(s.capability for s in SPECS.values())}"
+        )
+    return dataclasses.replace(
+        min(near, key=lambda s: abs(s.memory_bytes - device["total"])), sms=device["sm"], memory_bytes=device["total"]
+    )
+
+
+@contextlib.contextmanager
+def virtual(recording: Mapping[str, Any], settings: str | None = None) -> Iterator[VirtualGPU]:
+    """A virtual GPU, shapes only, like the one that was recorded, under the recorded settings."""
+    device = recording["device"]
+    spec = spec_of(device)
+    recorded = device.get("settings", {})
+    if settings is None:
+        settings = recorded.get("PYTORCH_ALLOC_CONF") or recorded.get("PYTORCH_CUDA_ALLOC_CONF") or ""
+    scope = VirtualGPU(spec.name, compute=False, settings=settings)
+    scope.spec = spec
+    with keeping_workspaces(kept_workspaces(device)), warnings.catch_warnings(), scope:
+        warnings.simplefilter("ignore")
+        yield scope
+
+
+def kept_workspaces(device: Mapping[str, Any]) -> bool:
+    """Whether cuBLAS's workspaces were kept, as torch did by default up to 2.14."""
+    version = re.match(r"(\d+)\.(\d+)", device["torch"])
+    assert version is not None, device["torch"]
+    old = (int(version[1]), int(version[2])) < PER_CALL
+    return old or device.get("settings", {}).get("TORCH_CUBLAS_WORKSPACE_CACHE") == "1"
+
+
+@contextlib.contextmanager
+def keeping_workspaces(kept: bool) -> Iterator[None]:
+    """The virtual GPU keeps cuBLAS's workspaces, or takes them anew for every call, whatever this torch does."""
+    with mock.patch.object(temporaries, "_KEPT", kept):
+        yield
+
+
+def allocator(recording: Mapping[str, Any]) -> Iterator[Pair]:
+    """For every event of every trace: [allocated, reserved, requested] after it."""
+    section = recording["allocator"]
+    for trace in [section, *section.get("others", ())]:
+        with virtual(recording, trace.get("settings")):
+            predicted = memory.traced(trace["trace"])
+        for number, (theirs, ours) in enumerate(zip(trace["trace"], predicted["trace"], strict=True)):
+            yield Pair(f"{trace.get('settings', '')} event {number}", _over(trace, theirs), _over(predicted, ours))
+
+
+def _over(trace: Mapping[str, Any], event: list[Any]) -> list[int]:
+    """The counts after an event, over those at the start; the older recorder gives the base in another order."""
+    base = trace["base"]
+    base = base if trace["base"][0] <= trace["base"][1] else base[1:] + base[:1]
+    return [now - before for now, before in zip(event[-3:], base, strict=True)]
+
+
+SAVED = "output", "output_dtype", "saved", "saved_not_input"
+
+
+def saved(recording: Mapping[str, Any], only: Collection[str] | None = None) -> Iterator[Pair]:
+    """Per operation and mode: the output's bytes and dtype, what is kept for backward, and what of it is no input."""
+    with virtual(recording):
+        for mode, (dtype, autocast) in MODES.items():
+            table = operators(dtype)
+            for name in table:
+                row = recording["saved"].get(f"{name}/{mode}")
+                if row is None or "error" in row or (only is not None and name not in only):
+                    continue
+                predicted = memory.saved(table[name](), autocast)
+                for field in SAVED:
+                    yield Pair(f"{name}/{mode} {field}", row[field], predicted[field])
+
+
+def steps(
+    recording: Mapping[str, Any], only: Collection[tuple[str, int]] | None = None, *, cudnn: bool = True
+) -> Iterator[Trained]:
+    """Every recorded step that this package has the model of, in order; `only` names (model, batch size).
+
+    A step that ran out of memory when recorded is left out.
+    """
+    known = by_name()
+    with virtual(recording):
+        if kept_workspaces(recording["device"]):
+            memory.warm_up()
+        for row in recording["steps"]:
+            if "error" in row or row["model"] not in known or row["mode"] not in memory.STEP_MODES:
+                continue
+            if only is not None and (row["model"], row["batch"]) not in only:
+                continue
+            step = memory.Step(known[row["model"]], row["batch"], row["mode"], row["optimizer"])
+            separate = "cudnn_at_peak" in row and cudnn
+            yield Trained(row, memory.trained(step, cudnn=separate), row.get("cudnn_at_peak"))
