@@ -6,6 +6,7 @@ The numbers are the allocator's; summaries, snapshots and their viewer are PyTor
 from __future__ import annotations
 
 import os
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -30,11 +31,17 @@ COUNTS = {
     "max_memory_reserved": ("reserved_bytes", True),
 }
 
+_NO_SUCH = "Invalid device argument : did you call init?"
+
 
 def install(memory: Memory, patches: Patches) -> None:
     """Replace the functions of Python; those of `torch._C` are `cuda.install`'s business."""
     replaced: dict[str, Callable[..., Any]] = {name: memory.count(*what) for name, what in COUNTS.items()}
-    replaced |= {"list_gpu_processes": memory.processes, "device_memory_used": memory.used}
+    replaced |= {
+        "memory_stats": memory.stats,
+        "list_gpu_processes": memory.processes,
+        "device_memory_used": memory.used,
+    }
     for name, function in replaced.items():
         for module in (torch.cuda, torch.cuda.memory):
             if hasattr(module, name):
@@ -63,15 +70,26 @@ class Memory:
 
     def count(self, name: str, peak: bool) -> Callable[..., Any]:
         """A function of a device that gives one count."""
-        drained = self._drained
+        gpu = self.gpu
 
         def read(device: Any = None) -> int:
             index = device if type(device) is int else streams.device_number(device)
-            with drained(index) as found:
+            try:
+                found = gpu.device(index)
+            except torch.AcceleratorError:
+                raise RuntimeError(_NO_SUCH) from None
+            with found.lock:
+                if found.pending:
+                    found.drain()
                 statistics = found.allocator.statistics
                 return statistics.peak(name) if peak else statistics.current(name)
 
         return read
+
+    def stats(self, device: Any = None) -> dict[str, Any]:
+        """`torch.cuda.memory_stats`."""
+        with self._drained(streams.device_number(device)) as found:
+            return OrderedDict(found.allocator.memory_stats())
 
     def info(self, index: Any = None) -> tuple[int, int]:
         number = streams.device_number(index)

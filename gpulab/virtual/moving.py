@@ -58,8 +58,10 @@ def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
                     "(device='cuda'), or show it an input on the host first"
                 )
             with torch._C.DisableTorchFunctionSubclass():
-                return to(self, *args, **kwargs).as_subclass(type(self))
-        return _handle(Tensor.to, (self,), self, *args, **kwargs)  # type: ignore[no-any-return]
+                moved: Tensor = to(self, *args, **kwargs).as_subclass(type(self))
+                return moved
+        result: Tensor = _handle(Tensor.to, (self,), self, *args, **kwargs)
+        return result
     if args and isinstance(args[0], Tensor):
         other, *rest = args
         return to(self, other.device, other.dtype, *rest, **kwargs)
@@ -72,6 +74,8 @@ def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     target = indexed(device)
     here = self.device
     if here == target:
+        if not copy and (dtype is None or dtype is self.dtype) and form is torch.preserve_format:
+            return self
         return _Base.to(self, dtype or self.dtype, non_blocking, copy, memory_format=form)
     if here.type != "cuda" and target.type != "cuda":
         return _Base.to(self, *args, **kwargs)
@@ -158,8 +162,10 @@ def _move_parts(gpu: VirtualGPU, tensor: Tensor, target: torch.device, dtype: An
     with backing:
         options: dict[str, Any] = {"dtype": dtype, "device": moved[0].device, "check_invariants": False}
         if tensor.layout is torch.sparse_coo:
-            return _torch.sparse_coo_tensor(*moved, tensor.shape, is_coalesced=tensor.is_coalesced(), **options)
-        return _torch.sparse_compressed_tensor(*moved, tensor.shape, layout=tensor.layout, **options)
+            out: Tensor = _torch.sparse_coo_tensor(*moved, tensor.shape, is_coalesced=tensor.is_coalesced(), **options)
+        else:
+            out = _torch.sparse_compressed_tensor(*moved, tensor.shape, layout=tensor.layout, **options)
+    return out
 
 
 def cuda(self: Tensor, device: Any = None, non_blocking: bool = False, memory_format: Any = None) -> Tensor:

@@ -10,11 +10,14 @@ import ctypes
 import itertools
 import time
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from . import state
+
+if TYPE_CHECKING:
+    from .device import Device
 
 _numbers = itertools.count(1)
 CUDA = 1  # c10::DeviceType::CUDA
@@ -184,12 +187,13 @@ class Generator(_OwnGenerator):  # type: ignore[misc]
 
     def get_offset(self) -> int:
         if self.gpulab_device is None:
-            return super().get_offset()
+            return int(super().get_offset())
         raise _not_mirrored("the offset of a generator (get_state() has all of it) is")
 
     def set_offset(self, offset: int) -> Generator:
         if self.gpulab_device is None:
-            return super().set_offset(offset)
+            super().set_offset(offset)
+            return self
         raise _not_mirrored("the offset of a generator (set_state() sets all of it) is")
 
     def clone_state(self) -> Generator:
@@ -235,7 +239,7 @@ def device_index(device: Any) -> int:
     return _device(device_number(device)).index
 
 
-def _device(index: int | None) -> Any:
+def _device(index: int | None) -> Device:
     gpu = state.current
     if gpu is None:
         raise RuntimeError("no virtual GPU is in force")

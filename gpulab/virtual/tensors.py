@@ -130,7 +130,7 @@ def _numpy(self: Tensor, *, force: bool = False) -> Any:
     return _Base.numpy(self, force=force)
 
 
-_own_array = Tensor.__array__
+_own_array: Any = Tensor.__array__
 _own_dlpack = Tensor.__dlpack__
 _own_cuda_array_interface: Any = vars(Tensor)["__cuda_array_interface__"]
 

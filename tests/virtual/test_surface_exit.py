@@ -86,9 +86,12 @@ def test_a_scope_puts_back_the_identical_objects(options):
 
 
 def test_an_exception_ends_it_as_well():
-    with pytest.raises(ZeroDivisionError), scope():
+    def fail():
         use()
-        _ = 1 / 0
+        return 1 / 0
+
+    with pytest.raises(ZeroDivisionError), scope():
+        fail()
 
 
 def test_an_exception_inside_an_operation_ends_it_as_well():

@@ -354,7 +354,7 @@ def test_numpy_is_refused_until_the_tensor_is_on_the_host(gpu):
     x = torch.ones(3, device="cuda")
     attempts = [x.numpy, x.__array__, lambda: np.asarray(x), lambda: np.array(x), lambda: np.add(x, 1)]
     for attempt in attempts:
-        with pytest.raises(TypeError, match="can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu()"):
+        with pytest.raises(TypeError, match="can't convert cuda:0 device type tensor to numpy"):
             attempt()
     for export in (x.__dlpack__, lambda: torch.utils.dlpack.to_dlpack(x), lambda: np.from_dlpack(x)):
         with pytest.raises((BufferError, RuntimeError)):
@@ -371,8 +371,10 @@ def test_values_are_read_from_the_gpu(computing):
     assert x[0, 1].item() == float(x[0, 1]) == -2.5
     assert int(x[1, 1]) == [0, 1, 2, 3, 9].index(9)
     assert list(range(int(x[1, 0]))) == [0, 1, 2]
-    assert (x[0, 0] > 0) and not (x[0, 1] > 0)
-    assert 4 in x and 5 not in x
+    assert x[0, 0] > 0
+    assert not x[0, 1] > 0
+    assert 4 in x
+    assert 5 not in x
     assert f"{x[0, 1]:.2f} {x[0, 0]}" == "-2.50 1.0"
     assert len({x, x, x.clone()}) == 2
     assert sorted(x.flatten(), key=float)[0] == -2.5
