@@ -51,7 +51,7 @@ def steps(batch: int, side: int, rounds: int) -> Iterator[tuple[str, float, str,
             return func(*args, **(kwargs or {}))
 
     plain = trainee("cpu")
-    count = Count()
+    count = Count()  # type: ignore[no-untyped-call]
     with count:
         plain()
 

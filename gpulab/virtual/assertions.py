@@ -1,4 +1,4 @@
-"""What CUDA's kernels assert: faults that the CPU refuses at the call, and a GPU finds when the call has long returned."""
+"""What CUDA's kernels assert: faults that the CPU refuses at the call, and a GPU finds when the call has returned."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SCATTERED = f"idx_dim >= 0 && idx_dim < index_size && {_BOUNDS}"
 _ADDED = "dstIndex < dstAddDimSize"
 _TAKEN = 'idx < numel && idx >= -numel && "cuda_take_put_kernel() index out of bounds"'
 
-# The conditions as ATen/native/cuda states them; names without overload and without the underscore of the in-place form.
+# The conditions as ATen/native/cuda states them; names without overload and the underscore of the in-place form.
 _CONDITIONS = {
     "nll_loss_forward": "t >= 0 && t < n_classes",
     "nll_loss2d_forward": "t >= 0 && t < n_classes",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from . import autocast, state
-from .labels import device_of
+from .labels import STAYS, device_of
 from .state import backing
 
 if TYPE_CHECKING:
@@ -48,8 +48,8 @@ def attend(
     if query.dim() == key.dim() == value.dim() == 3:
         # a batch of one
         mask = attn_mask if attn_mask is None or attn_mask.dim() < 3 else attn_mask.unsqueeze(0)
-        parts = (t.unsqueeze(0) for t in (query, key, value))
-        return attend(*parts, mask, dropout_p, is_causal, scale=scale).squeeze(0)
+        q, k, v = (t.unsqueeze(0) for t in (query, key, value))
+        return attend(q, k, v, mask, dropout_p, is_causal, scale=scale).squeeze(0)
     kind = _choose(device.spec.capability, query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
     if kind == "math":
         with torch.autocast("cuda", enabled=False):
@@ -269,7 +269,7 @@ def _seeds(seed: int, p: float) -> list[Tensor]:
     made = [torch.tensor(seed), torch.tensor(0)]
     if p:
         for tensor in made:
-            tensor.untyped_storage()._gpulab_stays = True
+            setattr(tensor.untyped_storage(), STAYS, True)
     return made
 
 

@@ -17,7 +17,7 @@ from torch.library import Library, fallthrough_kernel
 from . import state
 from .labels import device_of
 
-KEY = torch._C.DispatchKey.AutocastPrivateUse1
+KEY: Any = torch._C.DispatchKey.AutocastPrivateUse1  # type: ignore[attr-defined]
 _WITHOUT = torch._C.DispatchKeySet(KEY)
 Tensor = torch.Tensor
 

@@ -138,7 +138,8 @@ def _ctc_loss(
     lengths = input_lengths, target_lengths
     with autocast.below():
         if where(log_probs) == mixing.HOST or any(where(tensor) != mixing.HOST for tensor in lengths):
-            return aten.ctc_loss.Tensor(log_probs, targets, *lengths, blank, reduction, zero_infinity)
+            out: Tensor = aten.ctc_loss.Tensor(log_probs, targets, *lengths, blank, reduction, zero_infinity)
+            return out
         read = [tensor.tolist() for tensor in lengths]
         losses: Tensor = aten.ctc_loss.IntList(log_probs, targets, *read, blank, 0, zero_infinity)
         if reduction == 1:

@@ -31,7 +31,10 @@ COUNTS = {
     "max_memory_reserved": ("reserved_bytes", True),
 }
 
-_NO_SUCH = "Invalid device argument : did you call init?"
+
+def _no_such(index: int | None) -> RuntimeError:
+    """PyTorch writes the number as if it were a character."""
+    return RuntimeError(f"Invalid device argument {chr((index or 0) & 0x7F)}: did you call init?")
 
 
 def install(memory: Memory, patches: Patches) -> None:
@@ -63,7 +66,7 @@ class Memory:
             device = self.gpu.device(index)
         except torch.AcceleratorError:
             # PyTorch writes the index as the character of that number.
-            raise RuntimeError(f"Invalid device argument {chr((index or 0) & 0x7F)}: did you call init?") from None
+            raise _no_such(index) from None
         with device.lock:
             device.drain()
             yield device
@@ -77,7 +80,7 @@ class Memory:
             try:
                 found = gpu.device(index)
             except torch.AcceleratorError:
-                raise RuntimeError(_NO_SUCH) from None
+                raise _no_such(index) from None
             with found.lock:
                 if found.pending:
                     found.drain()

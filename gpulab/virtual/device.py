@@ -47,8 +47,8 @@ def _ask_host(nbytes: int) -> None:
     if free < nbytes + _SPARE:
         raise MemoryError(
             f"the virtual GPU has room for {nbytes / 2**20:,.0f} MiB, but this machine, whose memory holds its values, "
-            f"has only {free / 2**20:,.0f} MiB left. Use a smaller size, or VirtualGPU(..., compute=False), which keeps "
-            "shapes without values."
+            f"has only {free / 2**20:,.0f} MiB left. Use a smaller size, or VirtualGPU(..., compute=False), which "
+            "keeps shapes without values."
         )
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 Run = Callable[["VirtualGPU", Any, tuple[Any, ...], dict[str, Any]], Any]
 
-_storage = torch._C.TensorBase.untyped_storage
+_storage: Any = torch._C.TensorBase.untyped_storage
 
 
 class Dispatch(TorchDispatchMode):
@@ -45,7 +45,7 @@ class Dispatch(TorchDispatchMode):
         return run(gpu, func, args, kwargs or _NOTHING)
 
 
-MODE = Dispatch()
+MODE = Dispatch()  # type: ignore[no-untyped-call]
 _NOTHING: dict[str, Any] = {}
 
 
@@ -321,9 +321,9 @@ def _run_factory(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict
         return _pinned(func, args, kwargs)
     if wanted.type == gpu.backing.type and pinned is None:
         # C++ asked for it with a tensor's own options, in which the GPU looks like what is behind it.
-        device, _, _ = _look(args, None, None, None)
-        if device is not None:
-            return create(gpu, device, func, args, kwargs)
+        like, _, _ = _look(args, None, None, None)
+        if like is not None:
+            return create(gpu, like, func, args, kwargs)
         out = func._op(*args, **kwargs)
         if not any(isinstance(a, Tensor) for a in args):
             _float(out)

@@ -24,7 +24,7 @@ class _Probe(TorchDispatchMode):
     """Notes the references to the first operand of an addition."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.found: list[tuple[int, int, int]] = []
 
     @classmethod
@@ -46,7 +46,7 @@ def _run(probe: _Probe, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def _counts(tensor: torch.Tensor) -> tuple[int, int]:
-    return tensor._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)  # type: ignore[attr-defined]
+    return tensor._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
 
 
 @cache

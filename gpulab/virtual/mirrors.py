@@ -54,7 +54,7 @@ class _RMSNorm(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Any:
         tensor, weight, rstd = ctx.saved_tensors
         of_tensor, of_weight = fused.norm_backward(grad, tensor, ctx.shape, rstd, weight)
         return of_tensor, None, of_weight, None

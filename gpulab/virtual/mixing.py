@@ -161,7 +161,7 @@ def _masked_fill(func: Any, given: dict[str, Any]) -> None:
     if at != mask:
         raise RuntimeError(f"expected self and mask to be on the same device, but got mask on {mask} and self on {at}")
     value = given.get("value")
-    if not _number(value):
+    if isinstance(value, Tensor) and value.dim():
         raise RuntimeError(
             f"masked_fill_ only supports a 0-dimensional value tensor, but got tensor with {value.dim()} dimension(s)."
         )

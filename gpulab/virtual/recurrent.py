@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 aten = torch.ops.aten
 
+_SEED = "_gpulab_seed"  # of the dropout between the layers, on the reserve that stands for it
 # name -> cuDNN's mode, gates per step
 _MODES = {"rnn_relu": (0, 1), "rnn_tanh": (1, 1), "lstm": (2, 4), "gru": (3, 3)}
 _NAMES = {mode: (name, gates) for name, (mode, gates) in _MODES.items()}
@@ -44,7 +45,7 @@ def _mirror(name: str) -> Callable[..., Any]:
             tensor, hx, params = autocast.lower((tensor, hx, list(params)))
         with autocast.below():
             h, c = (hx[0], hx[1]) if name == "lstm" else (hx, None)
-            hidden = params[1].shape[1] if name != "lstm" else c.shape[-1]
+            hidden = params[1].shape[1] if c is None else c.shape[-1]
             projected = h.shape[-1] if name == "lstm" and h.shape[-1] != hidden else 0
             each = (4 if biases else 2) + bool(projected)
             flat = _flat(params)
@@ -105,7 +106,7 @@ def forward(gpu: VirtualGPU, device: Device, func: Any, args: Any, kwargs: Any) 
         gates = _NAMES[mode][1] + (mode == 2)
         size = layers * (2 if both else 1) * time * batch * hidden * gates * tensor.element_size() if train else 0
         reserve = torch.empty(size, dtype=torch.uint8, device=device.backing)
-        reserve.untyped_storage()._gpulab_seed = seed
+        setattr(reserve.untyped_storage(), _SEED, seed)
         cell = out[2] if c is not None else torch.empty(0, dtype=tensor.dtype, device=device.backing)
         if flat is None:
             flat = torch.empty(sum(w.numel() for w in weights), dtype=tensor.dtype, device=device.backing)
@@ -137,7 +138,7 @@ def backward(gpu: VirtualGPU, device: Device, func: Any, args: Any, kwargs: Any)
         else:
             op, cpu_args = _arguments(forward_args)
             grads = _gradients(
-                op, _wide(cpu_args), (of_output, of_h, of_c), getattr(reserve.untyped_storage(), "_gpulab_seed", 0)
+                op, _wide(cpu_args), (of_output, of_h, of_c), getattr(reserve.untyped_storage(), _SEED, 0)
             )
             grads = [g.to(tensor.dtype) for g in grads]
     cut = 3 if c is not None else 2

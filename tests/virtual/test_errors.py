@@ -8,12 +8,14 @@ import json
 import re
 import sys
 import warnings
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 
 from gpulab.virtual.gpu import VirtualGPU
+from gpulab.virtual.wrappers import wrapper
 
 HERE = Path(__file__).parent / "torch_cuda"
 sys.path.insert(0, str(HERE))
@@ -66,7 +68,8 @@ same_torch = pytest.mark.skipif(
 
 @pytest.fixture(params=[True, False], ids=["values", "shapes"])
 def compute(request):
-    return request.param
+    yield request.param
+    torch.set_autocast_dtype("cuda", torch.float16)  # a line sets another, which a later one speaks of
 
 
 def run(code, names):
@@ -80,7 +83,6 @@ def run(code, names):
         torch.cuda.set_device(0)
     torch.set_default_device(None)
     torch.set_autocast_enabled("cuda", False)
-    torch.set_autocast_dtype("cuda", torch.float16)
     for _ in range(torch.autocast_increment_nesting()):
         torch.autocast_decrement_nesting()
     torch.clear_autocast_cache()
@@ -142,3 +144,41 @@ def test_where_gpus_differ_each_says_its_own(compute, capability):
 def test_what_is_declared_was_recorded():
     codes = {row["code"] for row in RECORDED["rows"]}
     assert codes >= DECLARED.keys() | DECLARED_WITHOUT_VALUES.keys() | OF_BUILD
+
+
+# -- the checks at the start of generated kernels --------------------------------------------------------------------
+
+
+def generated():
+    """(overload, its wrapper's name by our rule, and as torchgen writes it) for CUDA kernels of several tensors."""
+    from torchgen.api import cpp
+    from torchgen.gen import get_grouped_native_functions, parse_native_yaml
+    from torchgen.model import DeviceCheckType, DispatchKey, NativeFunctionsGroup
+
+    folder = Path(find_spec("torchgen").origin).parent / "packaged/ATen/native"
+    parsed = parse_native_yaml(folder / "native_functions.yaml", folder / "tags.yaml")
+    cuda = parsed.backend_indices[DispatchKey.CUDA]
+    for group in get_grouped_native_functions(parsed.native_functions):
+        grouped = isinstance(group, NativeFunctionsGroup)
+        structured = grouped and group.structured and cuda.has_kernel(group.out)
+        for f in group.functions() if grouped else [group]:
+            if not structured and not cuda.has_kernel(f):
+                continue
+            arguments = [*f.func.arguments.out, *f.func.arguments.flat_positional]
+            tensors = [a for a in arguments if a.type.is_tensor_like()]
+            if len(tensors) < 2 and not any(a.type.is_list_like() for a in tensors):
+                continue
+            name, out = f.func.name, "_out" if f.func.arguments.out else ""
+            method = f"wrapper_CUDA_{name.overload_name}_{cpp.name(f.func)}"
+            if structured:
+                method = f"wrapper_CUDA_{name.name}{out}" + f"_{name.overload_name}" * bool(name.overload_name)
+            found = wrapper(str(name.name), name.overload_name, out=bool(out))
+            yield str(name), found, method if f.device_check is not DeviceCheckType.NoCheck else None
+
+
+@same_torch
+def test_the_names_of_the_generated_checks_are_torchgens():
+    pytest.importorskip("yaml", reason="torchgen reads PyTorch's list of operations with PyYAML")
+    names = list(generated())
+    assert len(names) > 800
+    assert [(name, found, method) for name, found, method in names if found != method] == []

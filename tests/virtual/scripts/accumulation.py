@@ -14,7 +14,7 @@ scaler = torch.amp.GradScaler(device.type, enabled=use_amp)
 loader = DataLoader(TensorDataset(torch.randn(40, 20), torch.randint(0, 5, (40,))), batch_size=4)
 window = 4
 losses, running, steps = [], torch.zeros((), device=device), 0
-for epoch in range(2):
+for _ in range(2):
     optimizer.zero_grad(set_to_none=True)
     for i, (x, y) in enumerate(loader):
         first = i - i % window

@@ -4,7 +4,7 @@ import copy
 
 import torch
 from torch import nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 torch.manual_seed(0)
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -29,7 +29,6 @@ for _ in range(3):
     averaged.update_parameters(model)
     swa.update_parameters(model)
     losses.append(loss.item())
-update_bn([x], swa, device=device)
 for other in (ema, averaged, swa):
     other.eval()
     with torch.no_grad():

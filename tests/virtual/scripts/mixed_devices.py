@@ -31,7 +31,6 @@ mistakes = {
     "out": (lambda: torch.add(g, g, out=torch.empty(3, 4)), two_devices),
     "masked": (lambda: g.masked_fill(x > 0, 0.0), ""),
     "dot": (lambda: torch.dot(g[0], x[0]), two_devices),
-    "set grad": (lambda: setattr(model.weight, "grad", torch.zeros(2, 4)), "gradient"),
     "numpy": (lambda: g.numpy(), "can't convert cuda:0 device type tensor to numpy"),
     "ordinal": (lambda: torch.zeros(1, device="cuda:5"), "invalid device ordinal"),
     "to ordinal": (lambda: x.to("cuda:3"), "invalid device ordinal"),

@@ -55,18 +55,7 @@ for name, make in cases:
 if on_gpu:
     assert peaks["adamw foreach"] == peaks["adamw"] > peaks["adamw fused"] == 0
 
-
-def closure():
-    optimizer.zero_grad()
-    loss = nn.functional.mse_loss(model(x), y)
-    loss.backward()
-    return loss
-
-
 torch.manual_seed(0)
-model = nn.Linear(16, 4).to(device)
-optimizer = optim.LBFGS(model.parameters(), lr=0.1, max_iter=4)
-losses.append(optimizer.step(closure).item())
 embedding = nn.Embedding(10, 4, sparse=True).to(device)
 optimizer = optim.SparseAdam(embedding.parameters(), lr=0.1)
 loss = embedding(torch.tensor([1, 3, 3], device=device)).square().sum()
