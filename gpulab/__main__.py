@@ -1,4 +1,4 @@
-"""The command line: `python -m gpulab doctor` and `python -m gpulab progress`.
+"""The command line: `python -m gpulab doctor`, `progress` and `validate`.
 
 It parses and prints; the parts it calls do the work.
 """
@@ -10,22 +10,29 @@ import dataclasses
 import io
 import json
 import sys
+from pathlib import Path
 
 from . import __version__
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command and return its exit code: 0, or 1 when the doctor finds a problem."""
+    """Run one command and return its exit code: 0, 1 where something is wrong, 2 where there is no GPU to measure."""
     parser = argparse.ArgumentParser(prog="python -m gpulab", description="The course's helper, from a terminal.")
     parser.add_argument("--version", action="version", version=f"gpulab {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     doctor = commands.add_parser("doctor", help="check this machine, and say what to do where something fails")
     doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
     commands.add_parser("progress", help="the map of the course, and what you have passed")
+    validate = commands.add_parser("validate", help="measure a real GPU, for holding the virtual one against it")
+    validate.add_argument("out", nargs="?", type=Path, metavar="OUT.json", help="default: named after the GPU, here")
+    validate.add_argument("--minutes", type=float, default=8, help="about how long it may take (default: 8)")
+    validate.add_argument("--section", nargs="+", metavar="NAME", help="only these, in this order (device is always in)")
     options = parser.parse_args(arguments)
 
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a console without ● or → prints a question mark
+    if options.command == "validate":
+        return _validate(options.out, minutes=options.minutes, sections=options.section)
     return _doctor(as_json=options.json) if options.command == "doctor" else _progress()
 
 
@@ -47,6 +54,25 @@ def _progress() -> int:
 
     progress()
     return 0
+
+
+def _validate(out: Path | None, *, minutes: float, sections: list[str] | None) -> int:
+    from .validate import recorder
+
+    try:
+        chosen = recorder.chosen(sections)
+        recorder.check()
+        out = out or recorder.default_path()
+        recording = recorder.record(out, minutes=minutes, sections=chosen)
+    except recorder.NoRealGPU as reason:
+        print(reason)
+        return 2
+    except ValueError as error:
+        print(error)
+        return 2
+    failed = recorder.failed(recording)
+    print(f"Written to {out}." + (f" These sections failed: {', '.join(failed)}." if failed else ""))
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

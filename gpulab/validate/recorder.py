@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -100,8 +101,13 @@ def record(
     """Record into `path` for about `minutes`, and return what was recorded.
 
     `kind` says what the numbers are; with the default one this raises NoRealGPU unless a real GPU works here. A section
-    that fails leaves {"error": …}, the time that is up {"left_out": …} or the rows so far.
+    that fails leaves {"error": …}, the time that is up {"left_out": …} or the rows so far. Raises ValueError for
+    `minutes` that are no time, FileNotFoundError where the folder of `path` is missing.
     """
+    if not minutes > 0:
+        raise ValueError(f"minutes is {minutes:g}; it must be above 0")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"path is {path}; its folder does not exist")
     if kind == MEASURED:
         check()
     effort = effort or Effort()
@@ -129,6 +135,19 @@ def record(
             outcome = f"failed: {_short(error)}"
         tell(f"{name}: {outcome}, {time.monotonic() - began:.1f} s")
     return recording
+
+
+def chosen(names: Sequence[str] | None) -> tuple[str, ...]:
+    """The sections of these names, all for None, always with the device first; raises ValueError for an unknown one."""
+    for name in names or ():
+        if name not in SECTIONS:
+            raise ValueError(f"section is {name!r}; there are {', '.join(SECTIONS)}")
+    return tuple(dict.fromkeys(("device", *(names or SECTIONS))))
+
+
+def default_path() -> Path:
+    """In the current folder, named after the GPU."""
+    return Path(re.sub(r"[^A-Za-z0-9]+", "-", torch.cuda.get_device_name(0)) + ".json")
 
 
 def failed(recording: dict[str, Any]) -> list[str]:

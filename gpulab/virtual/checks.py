@@ -111,6 +111,23 @@ def _tensor_split(tensor: Tensor, sections: Tensor, *args: Any, **kwargs: Any) -
         )
 
 
+def _inner(tensor: Tensor, other: Tensor) -> None:
+    kinds = where(tensor).type, where(other).type
+    if kinds[0] != kinds[1] and tensor.dim() and other.dim():
+        raise RuntimeError(
+            f"Expected tensor to have {kinds[0]} DeviceType, but got tensor with {kinds[1]} DeviceType (while checking"
+            " arguments for inner())"
+        )
+
+
+def _pack_padded_sequence(tensor: Tensor, lengths: Tensor, batch_first: bool) -> None:
+    if where(lengths) != mixing.HOST:
+        raise RuntimeError(
+            f"'lengths' argument should be a 1D CPU int64 tensor, but got {lengths.dim()}D {where(lengths)}"
+            f" {_name(lengths)} tensor"
+        )
+
+
 BEFORE: dict[str, Callable[..., None]] = {
     "scaled_dot_product_attention": _attention,
     **dict.fromkeys(("lstm.input", "gru.input", "rnn_tanh.input", "rnn_relu.input"), _recurrent),
@@ -121,6 +138,8 @@ BEFORE: dict[str, Callable[..., None]] = {
     "chain_matmul": _multi_dot,
     "take_along_dim": _take_along_dim,
     "quantile": _quantile,
+    "inner": _inner,
+    "_pack_padded_sequence": _pack_padded_sequence,
     "tensor_split.tensor_indices_or_sections": _tensor_split,
 }
 

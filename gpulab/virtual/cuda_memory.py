@@ -32,11 +32,6 @@ COUNTS = {
 }
 
 
-def _no_such(index: int | None) -> RuntimeError:
-    """PyTorch writes the number as if it were a character."""
-    return RuntimeError(f"Invalid device argument {chr((index or 0) & 0x7F)}: did you call init?")
-
-
 def install(memory: Memory, patches: Patches) -> None:
     """Replace the functions of Python; those of `torch._C` are `cuda.install`'s business."""
     replaced: dict[str, Callable[..., Any]] = {name: memory.count(*what) for name, what in COUNTS.items()}
@@ -65,7 +60,6 @@ class Memory:
         try:
             device = self.gpu.device(index)
         except torch.AcceleratorError:
-            # PyTorch writes the index as the character of that number.
             raise _no_such(index) from None
         with device.lock:
             device.drain()
@@ -210,3 +204,8 @@ def _nested(flat: dict[str, int]) -> dict[str, Any]:
             inner = inner.setdefault(part, {})
         inner[last] = value
     return out
+
+
+def _no_such(index: int | None) -> RuntimeError:
+    """PyTorch writes the number as if it were a character."""
+    return RuntimeError(f"Invalid device argument {chr((index or 0) & 0x7F)}: did you call init?")

@@ -67,6 +67,7 @@ class Device:
         self.lock = threading.RLock()
         self.generator = torch.Generator()
         self.generator.manual_seed(torch.initial_seed())
+        self.keeps_workspaces = False
         self.workspaces: dict[Any, Label | None] = {}
         self.fault: str | None = None
         self.raw: dict[int, Label] = {}
@@ -117,7 +118,10 @@ class Device:
                 if self.history is not None and block is not None:
                     self.history.allocated(block)
                 return label
-        raise failed
+        try:
+            raise failed
+        finally:
+            del failed  # it knows this frame: both, and all callers' tensors, would live until Python looks for cycles
 
     def put(self, storage: Any) -> None:
         """Label a storage that has appeared on this GPU."""

@@ -129,9 +129,13 @@ def _run(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
     else:
         out = kernels.run_on_meta(gpu, device, func, args, kwargs)
     if out.__class__ is Tensor:
-        storage = _storage(out)
-        if storage._gpulab is None:
-            storage._gpulab = device.allocate(storage.nbytes())
+        try:
+            storage = _storage(out)
+        except (RuntimeError, NotImplementedError):
+            place(device, out)
+        else:
+            if storage._gpulab is None:
+                storage._gpulab = device.allocate(storage.nbytes())
     else:
         place(device, out)
     if func in temporaries.OF and gpu.mirror:
@@ -243,7 +247,7 @@ def _run_handled(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict
     if device is None:
         kernels.check_host_generator(kwargs)
         return func._op(*args, **kwargs)
-    if host is not None:
+    if host is not None and (host.dim() or func not in kernels.HOST_SEEDS):
         args, kwargs = mixing.settle(gpu, device, func, args, kwargs)
     if floating is not None:
         _join(device, floating)
@@ -354,11 +358,17 @@ def create(gpu: VirtualGPU, device: Device, func: Any, args: tuple[Any, ...], kw
     if generator is not None:
         kernels.check_generator(generator, device)
     with backing:
-        shapes = func._op(*args, **_with(kwargs, device=torch.device("meta"), generator=None))
-        if not gpu.compute:
-            place(device, shapes)
-            return shapes
-        label = device.allocate(_storage(shapes).nbytes()) if type(shapes) is Tensor else None
+        label = None
+        if not gpu.compute or not any(isinstance(a, Tensor) for a in args):
+            shapes = func._op(
+                *kernels.map_tensors(lambda t: t.to("meta"), args),
+                **_with(kwargs, device=torch.device("meta"), generator=None),
+            )
+            if not gpu.compute:
+                place(device, shapes)
+                return shapes
+            if shapes.layout is torch.strided:
+                label = device.allocate(_storage(shapes).nbytes())
         arguments = _with(kwargs, device=device.backing, generator=generator)
         seeded = torch.Tag.nondeterministic_seeded in func.tags
         out = (kernels.draw(device, func, args, arguments)) if seeded else func._op(*args, **arguments)

@@ -13,7 +13,7 @@ from types import TracebackType
 
 import torch
 
-from . import kernels, state, threads
+from . import kernels, state, temporaries, threads
 from .device import Device
 from .patches import Patches
 from .settings import Settings
@@ -46,6 +46,7 @@ class VirtualGPU:
         self.compute = bool(compute)
         self.mirror = bool(mirror)
         self.backing = torch.device("cpu" if compute else "meta")
+        self.keeps_workspaces = temporaries.keeps_workspaces()
         self.active = False
         self.told: set[str] = set()
         if settings is None:
@@ -70,6 +71,8 @@ class VirtualGPU:
         if self.active:
             raise RuntimeError(f"{self!r} is in force already")
         self.devices = [Device(i, self.spec, self.settings, compute=self.compute) for i in range(self._count)]
+        for device in self.devices:
+            device.keeps_workspaces = self.keeps_workspaces
         self.process = os.getpid()
         self._outer = state.current
         if self._outer is not None:
@@ -171,6 +174,4 @@ def _in_forked_child() -> None:
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_in_forked_child)
 
-INVALID_DEVICE = (
-    "CUDA error: invalid device ordinal\nGPU device may be out of range, do you have enough GPUs?\n"
-)
+INVALID_DEVICE = "CUDA error: invalid device ordinal\nGPU device may be out of range, do you have enough GPUs?\n"

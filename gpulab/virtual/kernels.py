@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import attention, recurrent, streams, wording
+from . import assertions, attention, recurrent, streams, wording
 from .labels import storage_of
 from .state import backing
 
@@ -54,36 +54,21 @@ SYNCHRONISING = {
     "aten::bincount",
 }
 
-# CUDA finds these faults in the kernel, when the call has long returned.
-_ASSERTIONS = {
-    "aten::nll_loss_forward": "t >= 0 && t < n_classes",
-    "aten::nll_loss2d_forward": "t >= 0 && t < n_classes",
-    "aten::embedding": "srcIndex < srcSelectDimSize",
-    "aten::index_select": "srcIndex < srcSelectDimSize",
-    "aten::gather": "idx_dim >= 0 && idx_dim < index_size && \"index out of bounds\"",
-    "aten::scatter": "idx_dim >= 0 && idx_dim < index_size && \"index out of bounds\"",
-    "aten::scatter_": "idx_dim >= 0 && idx_dim < index_size && \"index out of bounds\"",
-    "aten::scatter_add": "idx_dim >= 0 && idx_dim < index_size && \"index out of bounds\"",
-    "aten::scatter_add_": "idx_dim >= 0 && idx_dim < index_size && \"index out of bounds\"",
-    "aten::index": "-sizes[i] <= index && index < sizes[i] && \"index out of bounds\"",
-    "aten::index_put_": "-sizes[i] <= index && index < sizes[i] && \"index out of bounds\"",
-    "aten::_index_put_impl_": "-sizes[i] <= index && index < sizes[i] && \"index out of bounds\"",
-    "aten::index_add_": "dstIndex < dstAddDimSize",
-    "aten::take": "idx < numel && idx >= -numel && \"index out of bounds\"",
-}  # fmt: skip
-
 
 def recover(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs, error: Exception) -> Any:
     """What a GPU does where the CPU has refused: an assertion fails in the kernel, or 16 bits are no obstacle."""
     text = str(error)
-    base = func.name().partition(".")[0]
-    if base in _ASSERTIONS and ("out of range" in text or "out of bounds" in text):
-        _fail(device, _ASSERTIONS[base])
+    condition = assertions.failed(func, error)
+    if condition is not None:
+        _fail(device, condition)
         with backing:
             return _on_meta(func, args, kwargs, device)
     if "not implemented for 'Half'" in text or "not implemented for 'BFloat16'" in text:
         return in_float(func, args, kwargs)
-    raise wording.of_cpu(error) from None
+    try:
+        raise wording.of_cpu(error) from None
+    finally:
+        del error  # it knows this frame: both, and the tensors in it, would live until Python looks for cycles
 
 
 def _fail(device: Device, condition: str) -> None:
@@ -226,9 +211,7 @@ def _matmul(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwar
     if gpu.compute:
         same = all(t.dtype is args[0].dtype for t in args[:3] if isinstance(t, Tensor))
         return (
-            in_float(func, args, kwargs)
-            if same and args[0].dtype in HALVES
-            else plain(gpu, device, func, args, kwargs)
+            in_float(func, args, kwargs) if same and args[0].dtype in HALVES else plain(gpu, device, func, args, kwargs)
         )
     if func in (aten.mm.default, aten.addmm.default, aten.bmm.default):
         one, other = args[-2:]
@@ -300,6 +283,12 @@ def _unscale(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwa
 HANDLERS: dict[Any, Callable[..., Any]] = {
     aten.native_dropout.default: _native_dropout,
     aten._amp_foreach_non_finite_check_and_unscale_.default: _unscale,
+}
+# With dropout, their seed and its offset are on the host.
+HOST_SEEDS = {
+    aten._scaled_dot_product_flash_attention_backward.default,
+    aten._scaled_dot_product_efficient_attention_backward.default,
+    aten._scaled_dot_product_cudnn_attention_backward.default,
 }
 for _op in (
     aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default, aten.mv.default, aten.addmv.default,

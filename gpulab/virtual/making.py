@@ -36,6 +36,7 @@ def install(patches: Patches) -> None:
     """Replace the functions for as long as a virtual GPU is in force."""
     _device_constructors()  # PyTorch remembers the functions themselves: they must be its own
     for function in (tensor, as_tensor, asarray):
+        function.__doc__ = getattr(torch, function.__name__).__doc__
         patches.set(torch, function.__name__, function)
     patches.set(torch, "range", range_)
     for name in _SPARSE:

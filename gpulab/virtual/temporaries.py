@@ -22,10 +22,13 @@ Tensor = torch.Tensor
 aten = torch.ops.aten
 Rule = Callable[["Device", Any, Any], list[int]]
 
-# From 2.15 on PyTorch takes cuBLAS's workspace anew for every call; before, each handle kept its own.
-_KEPT = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 15) or (
-    os.environ.get("TORCH_CUBLAS_WORKSPACE_CACHE") == "1"
-)
+
+def keeps_workspaces() -> bool:
+    """Whether each handle of cuBLAS keeps its workspace: from 2.15 on PyTorch takes one anew for every call."""
+    older = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 15)
+    return older or os.environ.get("TORCH_CUBLAS_WORKSPACE_CACHE") == "1"
+
+
 _LT_BYTES = 1 << 20
 
 
@@ -36,7 +39,7 @@ def workspace_bytes(capability: tuple[int, int]) -> int:
 
 def _workspace(device: Device, args: Any, out: Any) -> list[int]:
     size = workspace_bytes(device.spec.capability)
-    if not _KEPT:
+    if not device.keeps_workspaces:
         return [size]
     # The thread that runs backward has a handle, and so a workspace, of its own.
     key = device.stream, torch._C._current_graph_task_id() != -1
@@ -48,7 +51,7 @@ def _workspace(device: Device, args: Any, out: Any) -> list[int]:
 def _addmm(device: Device, args: Any, out: Any) -> list[int]:
     bias, _, other = args[:3]
     fused = bias.dim() == 1 and bias.is_contiguous() and min(other.shape) > 1 and bias.dtype != torch.float64
-    return [_LT_BYTES] if fused and not _KEPT else _workspace(device, args, out)
+    return [_LT_BYTES] if fused and not device.keeps_workspaces else _workspace(device, args, out)
 
 
 def _reduce(device: Device, tensor: Tensor, dims: Any, kernel: Kernel) -> list[int]:

@@ -48,9 +48,16 @@ def install(patches: Patches) -> None:
         "tolist": _tolist,
         "data_ptr": _data_ptr,
         "record_stream": _record_stream,
+        "apply_": _host_only("apply_"),
+        "map_": _host_only("map_"),
         "__bool__": _bool,
         "__repr__": _repr,
     }.items():
+        text = getattr(getattr(Tensor, name), "__doc__", None)
+        if isinstance(value, property):
+            value = property(value.fget, doc=text)
+        else:
+            value.__doc__ = text  # type: ignore[attr-defined]
         patches.set(Tensor, name, value)
     patches.set(torch, "get_device", _get_device)
     for module in (torch, torch.utils.dlpack):
@@ -177,6 +184,18 @@ def _bool(self: Tensor) -> bool:
             "Use compute=True, or decide on something that does not come from a tensor."
         )
     return _Base.__bool__(self)
+
+
+def _host_only(name: str) -> Any:
+    own = getattr(_Base, name)
+
+    def run(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if where(self) is not None:
+            raise TypeError(f"{name} is only implemented on CPU tensors")
+        out: Tensor = own(self, *args, **kwargs)
+        return out
+
+    return run
 
 
 _own_repr: Any = Tensor.__repr__

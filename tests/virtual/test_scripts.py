@@ -74,7 +74,8 @@ ALL = [
     Script("memory_statistics", host=False),
     Script("mixed_devices", host=False),
     Script("mnist"),
-    Script("moving"),
+    Script("moving", shapes=False),
+    Script("needs_values", shapes=False),
     Script("norms"),
     Script("optimizers"),
     Script("out_of_memory", host=False),
@@ -83,7 +84,6 @@ ALL = [
     Script("resume"),
     Script("schedulers"),
     Script("several_gpus", host=False, count=2),
-    Script("tensor_lr", host=False, shapes=False),
     Script("tied"),
     Script("timing", host=False),
     Script("unet"),
@@ -212,11 +212,11 @@ def test_the_profiler_does_not_flood_stderr(capfd):
     assert "CUDA event" not in said
 
 
-@pytest.mark.parametrize(("blocking", "where"), [("0", "synchronize"), ("1", "loss")])
+@pytest.mark.parametrize(("blocking", "where"), [("0", ("backward", "synchronize")), ("1", ("loss",))])
 def test_a_wrong_label_surfaces_when_the_gpu_is_waited_for(blocking, where, monkeypatch, capfd):
     monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", blocking)
     result = run.__wrapped__(Script("device_assert", host=False), "compute")
-    assert result.found["at"] == where
+    assert result.found["at"] in where
     assert "device-side assert triggered" in result.found["message"]
     assert "Assertion `t >= 0 && t < n_classes` failed" in capfd.readouterr().err
 

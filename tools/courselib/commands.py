@@ -69,6 +69,11 @@ COMMANDS = {
     ),
     "lint": Command("ruff and mypy", AUTHOR, lambda venv: run_lanes(venv, LINT_LANES)),
     "bench": Command("the performance table", AUTHOR, _program("tools/bench.py")),
+    "gpu": Command(
+        "measure a real GPU, for holding the virtual one against it",
+        STUDENT,
+        _program("-m", "gpulab", "validate"),
+    ),
     "setup": Command("set up .venv only, as the other commands do first", STUDENT, _nothing_more),
 }
 

@@ -46,12 +46,12 @@ def collectives(device, rank, world):
     group = dist.new_group([0, 1])
     assert dist.get_backend(group) == "nccl"
     dist.all_reduce(value, group=group)
+    refused = ""
     try:
         dist.all_reduce(torch.ones(1))
     except RuntimeError as error:
-        assert "No backend type associated with device type cpu" in str(error)
-    else:
-        raise AssertionError("NCCL takes no tensors of the host")
+        refused = str(error)
+    assert "No backend type associated with device type cpu" in refused
 
 
 def main():
@@ -73,9 +73,8 @@ def main():
     sampler = DistributedSampler(dataset, shuffle=True)
     loader = DataLoader(dataset, batch_size=4, sampler=sampler, pin_memory=on_gpu)
     model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3)).to(device)
-    ddp = DistributedDataParallel(
-        model, device_ids=[local_rank] if on_gpu else None, gradient_as_bucket_view="view" in sys.argv
-    )
+    ids = [local_rank] if on_gpu else None
+    ddp = DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view="view" in sys.argv)
     optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-2)
     scaler = torch.amp.GradScaler(device.type, enabled="amp" in sys.argv)
     losses = []
@@ -113,9 +112,8 @@ def main():
         saved = ddp.module.state_dict()
         assert {t.device for t in saved.values()} == {device}
     if on_gpu:
-        print(
-            f"rank {rank} of {world} on {torch.cuda.get_device_name()} {device}: {torch.cuda.max_memory_allocated()} bytes"
-        )
+        peak = torch.cuda.max_memory_allocated()
+        print(f"rank {rank} of {world} on {torch.cuda.get_device_name()} {device}: {peak} bytes")
     dist.barrier()
     dist.destroy_process_group()
 

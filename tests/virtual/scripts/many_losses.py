@@ -12,22 +12,33 @@ labels = torch.randint(0, 8, (6,)).to(device)
 signs = (torch.randint(0, 2, (6,)) * 2 - 1).to(device)
 losses = []
 tasks = [
-    lambda: F.l1_loss(a, b), lambda: F.huber_loss(a, b), lambda: F.binary_cross_entropy(a.sigmoid(), b.sigmoid()),
+    lambda: F.l1_loss(a, b),
+    lambda: F.huber_loss(a, b),
+    lambda: F.binary_cross_entropy(a.sigmoid(), b.sigmoid()),
     lambda: F.binary_cross_entropy_with_logits(a, b.sigmoid(), pos_weight=torch.ones(8, device=device) * 2),
     lambda: F.kl_div(a.log_softmax(1), b.softmax(1), reduction="batchmean"),
-    lambda: F.cosine_embedding_loss(a, b, signs), lambda: F.triplet_margin_loss(a, b, b.flip(0)),
-    lambda: F.margin_ranking_loss(a[:, 0], b[:, 0], signs), lambda: F.multi_margin_loss(a, labels),
-    lambda: F.gaussian_nll_loss(a, b, torch.ones_like(a)), lambda: F.poisson_nll_loss(a, b.abs()),
-    lambda: F.cross_entropy(a, b.softmax(1)), lambda: F.nll_loss(a.log_softmax(1), labels),
-    lambda: (F.normalize(a) @ F.normalize(b).t() / 0.1).logsumexp(1).mean(), lambda: torch.cdist(a, b).mean(),
-    lambda: F.cosine_similarity(a, b).mean(), lambda: F.pairwise_distance(a, b).mean(), lambda: a.std() + a.var(0).sum(),
+    lambda: F.cosine_embedding_loss(a, b, signs),
+    lambda: F.triplet_margin_loss(a, b, b.flip(0)),
+    lambda: F.margin_ranking_loss(a[:, 0], b[:, 0], signs),
+    lambda: F.multi_margin_loss(a, labels),
+    lambda: F.gaussian_nll_loss(a, b, torch.ones_like(a)),
+    lambda: F.poisson_nll_loss(a, b.abs()),
+    lambda: F.cross_entropy(a, b.softmax(1)),
+    lambda: F.nll_loss(a.log_softmax(1), labels),
+    lambda: (F.normalize(a) @ F.normalize(b).t() / 0.1).logsumexp(1).mean(),
+    lambda: torch.cdist(a, b).mean(),
+    lambda: F.cosine_similarity(a, b).mean(),
+    lambda: F.pairwise_distance(a, b).mean(),
+    lambda: a.std() + a.var(0).sum(),
     lambda: F.softplus(a).sum() + F.elu(a).sum() + F.mish(a).sum() + F.hardswish(a).mean() + F.glu(a).mean(),
-    lambda: torch.linalg.vector_norm(a) + torch.linalg.matrix_norm(a @ a.t()), lambda: a.clamp(-1, 1).prod(1).sum(),
+    lambda: torch.linalg.vector_norm(a) + torch.linalg.matrix_norm(a @ a.t()),
+    lambda: a.clamp(-1, 1).prod(1).sum(),
     lambda: a.cumsum(1).max(1).values.sum() + a.sort(1).values[:, 0].sum() + a.topk(2).values.sum(),
     lambda: torch.where(a > 0, a, -a).gather(1, labels.view(-1, 1)).sum(),
     lambda: torch.zeros(6, 8, device=device).scatter_add(1, labels.view(-1, 1), a[:, :1]).square().sum(),
-    lambda: torch.einsum("bi,bj->bij", a, b).triu().sum(), lambda: a.masked_fill(b > 0, 0.0).index_select(1, labels).sum(),
-]  # fmt: skip
+    lambda: torch.einsum("bi,bj->bij", a, b).triu().sum(),
+    lambda: a.masked_fill(b > 0, 0.0).index_select(1, labels).sum(),
+]
 for task in tasks:
     a.grad = None
     loss = task()

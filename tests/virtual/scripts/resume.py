@@ -59,7 +59,7 @@ scheduler.load_state_dict(checkpoint["scheduler"])
 scaler.load_state_dict(checkpoint["scaler"])
 torch.set_rng_state(on_host["rng"])  # host state: loaded to the host
 if checkpoint["cuda_rng"] is not None:
-    torch.cuda.set_rng_state_all([state for state in on_host["cuda_rng"]])
+    torch.cuda.set_rng_state_all(on_host["cuda_rng"])
 resumed = train(model, optimizer, scheduler, 3)
 assert resumed == without_stop or resumed[0] != resumed[0], (resumed, without_stop)
 losses += resumed
