@@ -26,7 +26,9 @@ def main(arguments: list[str] | None = None) -> int:
     validate = commands.add_parser("validate", help="measure a real GPU, for holding the virtual one against it")
     validate.add_argument("out", nargs="?", type=Path, metavar="OUT.json", help="default: named after the GPU, here")
     validate.add_argument("--minutes", type=float, default=8, help="about how long it may take (default: 8)")
-    validate.add_argument("--section", nargs="+", metavar="NAME", help="only these, in this order (device is always in)")
+    validate.add_argument(
+        "--section", nargs="+", metavar="NAME", help="only these, in this order (device is always in)"
+    )
     options = parser.parse_args(arguments)
 
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -67,7 +69,7 @@ def _validate(out: Path | None, *, minutes: float, sections: list[str] | None) -
     except recorder.NoRealGPU as reason:
         print(reason)
         return 2
-    except ValueError as error:
+    except (ValueError, FileNotFoundError) as error:
         print(error)
         return 2
     failed = recorder.failed(recording)

@@ -6,6 +6,7 @@ where it predicts.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import gc
@@ -47,6 +48,17 @@ def warm_up() -> None:
     layer = torch.nn.Linear(64, 64, device=DEVICE)
     layer(torch.randn(8, 64, device=DEVICE)).sum().backward()
     torch.cuda.synchronize()
+
+
+@contextlib.contextmanager
+def quick_collections() -> Iterator[None]:
+    """What is there, imported modules above all, is not gone through at every collection within."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def counts() -> list[int]:

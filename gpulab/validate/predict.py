@@ -11,13 +11,11 @@ import dataclasses
 import json
 import re
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
-from ..virtual import temporaries
 from ..virtual.gpu import VirtualGPU
 from ..virtual.specs import SPECS, Spec
 from . import memory
@@ -117,24 +115,18 @@ def virtual(recording: Mapping[str, Any], settings: str | None = None) -> Iterat
         settings = recorded.get("PYTORCH_ALLOC_CONF") or recorded.get("PYTORCH_CUDA_ALLOC_CONF") or ""
     scope = VirtualGPU(spec.name, compute=False, settings=settings)
     scope.spec = spec
-    with keeping_workspaces(kept_workspaces(device)), warnings.catch_warnings(), scope:
+    scope.keeps_workspaces = keeps_workspaces(device)
+    with warnings.catch_warnings(), scope:
         warnings.simplefilter("ignore")
         yield scope
 
 
-def kept_workspaces(device: Mapping[str, Any]) -> bool:
+def keeps_workspaces(device: Mapping[str, Any]) -> bool:
     """Whether cuBLAS's workspaces were kept, as torch did by default up to 2.14."""
     version = re.match(r"(\d+)\.(\d+)", device["torch"])
     assert version is not None, device["torch"]
     old = (int(version[1]), int(version[2])) < PER_CALL
     return old or device.get("settings", {}).get("TORCH_CUBLAS_WORKSPACE_CACHE") == "1"
-
-
-@contextlib.contextmanager
-def keeping_workspaces(kept: bool) -> Iterator[None]:
-    """The virtual GPU keeps cuBLAS's workspaces, or takes them anew for every call, whatever this torch does."""
-    with mock.patch.object(temporaries, "_KEPT", kept):
-        yield
 
 
 def allocator(recording: Mapping[str, Any]) -> Iterator[Pair]:
@@ -150,7 +142,7 @@ def allocator(recording: Mapping[str, Any]) -> Iterator[Pair]:
 def _over(trace: Mapping[str, Any], event: list[Any]) -> list[int]:
     """The counts after an event, over those at the start; the older recorder gives the base in another order."""
     base = trace["base"]
-    base = base if trace["base"][0] <= trace["base"][1] else base[1:] + base[:1]
+    base = base if base[2] <= base[0] else base[1:] + base[:1]  # requested is never above allocated
     return [now - before for now, before in zip(event[-3:], base, strict=True)]
 
 
@@ -172,21 +164,22 @@ def saved(recording: Mapping[str, Any], only: Collection[str] | None = None) -> 
 
 
 def steps(
-    recording: Mapping[str, Any], only: Collection[tuple[str, int]] | None = None, *, cudnn: bool = True
+    recording: Mapping[str, Any], only: Callable[[Mapping[str, Any]], bool] = lambda row: True
 ) -> Iterator[Trained]:
-    """Every recorded step that this package has the model of, in order; `only` names (model, batch size).
+    """Every recorded step that this package has the model of, in order, of the rows that `only` takes.
 
-    A step that ran out of memory when recorded is left out.
+    A step that failed when recorded, for example for want of memory, is left out.
     """
-    known = by_name()
     with virtual(recording):
-        if kept_workspaces(recording["device"]):
-            memory.warm_up()
-        for row in recording["steps"]:
-            if "error" in row or row["model"] not in known or row["mode"] not in memory.STEP_MODES:
-                continue
-            if only is not None and (row["model"], row["batch"]) not in only:
-                continue
-            step = memory.Step(known[row["model"]], row["batch"], row["mode"], row["optimizer"])
-            separate = "cudnn_at_peak" in row and cudnn
-            yield Trained(row, memory.trained(step, cudnn=separate), row.get("cudnn_at_peak"))
+        memory.warm_up()
+        with memory.quick_collections():
+            yield from _steps(recording["steps"], only)
+
+
+def _steps(rows: Sequence[Mapping[str, Any]], only: Callable[[Mapping[str, Any]], bool]) -> Iterator[Trained]:
+    known = by_name()
+    for row in rows:
+        if "error" in row or row["model"] not in known or row["mode"] not in memory.STEP_MODES or not only(row):
+            continue
+        step = memory.Step(known[row["model"]], row["batch"], row["mode"], row["optimizer"])
+        yield Trained(row, memory.trained(step, cudnn="cudnn_at_peak" in row), row.get("cudnn_at_peak"))

@@ -298,18 +298,19 @@ def _steps(run: Run) -> list[dict[str, Any]]:
     def time_it(step: Callable[[], None]) -> dict[str, Any]:
         return {"step_ms": speed.timed(step, 7, 2)} if run.effort.times else {}
 
-    memory.fresh()
-    for number, step in enumerate(planned, 1):
-        if run.over:
-            run.tell(f"steps: the time is up after {len(rows)} of {len(planned)} rows")
-            break
-        try:
-            rows.append(step.names | memory.trained(step, cudnn=run.effort.cudnn, then=time_it))
-        except Exception as error:
-            rows.append(step.names | {"error": _short(error)})
-        run.keep(rows)
-        if number % 20 == 0:
-            run.tell(f"steps: {number} of {len(planned)}")
+    memory.warm_up()
+    with memory.quick_collections():
+        for number, step in enumerate(planned, 1):
+            if run.over:
+                run.tell(f"steps: the time is up after {len(rows)} of {len(planned)} rows")
+                break
+            try:
+                rows.append(step.names | memory.trained(step, cudnn=run.effort.cudnn, then=time_it))
+            except Exception as error:
+                rows.append(step.names | {"error": _short(error)})
+            run.keep(rows)
+            if number % 20 == 0:
+                run.tell(f"steps: {number} of {len(planned)}")
     return rows
 
 

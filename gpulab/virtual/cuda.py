@@ -14,20 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import cuda_memory, state, streams, threads
+from . import cuda_memory, properties, state, streams, threads
 from .device import Device
 from .kernels import NotMirrored
 from .patches import Patches
+from .properties import Properties
 
 if TYPE_CHECKING:
     from .gpu import VirtualGPU
-
-# Of CUDA's programming guide, by compute capability: resident threads and KiB of shared memory of a multiprocessor,
-# and how many of these KiB one block may ask for.
-_MULTIPROCESSOR = {
-    (7, 0): (2048, 96, 96), (7, 5): (1024, 64, 64), (8, 0): (2048, 164, 163), (8, 6): (1536, 100, 99),
-    (8, 9): (1536, 100, 99), (9, 0): (2048, 228, 227), (10, 0): (2048, 228, 227), (12, 0): (1536, 100, 99),
-}  # fmt: skip
 
 _READINGS = "the driver's readings (utilisation, temperature, power, clocks)"
 _POOLS = "pools of memory and other allocators"
@@ -54,19 +48,6 @@ REFUSED = {
 """Functions that raise NotMirrored, by what they would need."""
 
 
-class Properties(SimpleNamespace):
-    """`torch.cuda.get_device_properties`: what is known of the GPU, and no more."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"{name!r} of a virtual {self.__dict__.get('name', 'GPU')} is not known")
-
-    def __repr__(self) -> str:
-        return (
-            f"_CudaDeviceProperties(name='{self.name}', major={self.major}, minor={self.minor}, "
-            f"total_memory={self.total_memory >> 20}MB, multi_processor_count={self.multi_processor_count}, virtual)"
-        )
-
-
 class CudaError(enum.IntEnum):
     """`torch.cuda.cudart().cudaError`."""
 
@@ -77,8 +58,11 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
     """Replace the functions for as long as `gpu` is in force."""
     for where, kinds in REFUSED.items():
         for what, name in ((what, name) for what, names in kinds.items() for name in names.split()):
+            module = torch.cuda if where == "torch.cuda" else torch._C
             refuse = _refuse(what, name)
-            patches.set(torch.cuda if where == "torch.cuda" else torch._C, name, refuse)
+            if isinstance(getattr(module, name, None), type):  # annotations and isinstance need a class
+                refuse = type(name, (), {"__new__": refuse, "__module__": where})
+            patches.set(module, name, refuse)
             if name in torch.cuda.memory.__all__:
                 patches.set(torch.cuda.memory, name, refuse)
     surface = _Surface(gpu)
@@ -159,7 +143,7 @@ class _Surface:
         self.gpu = gpu
         self.sync_debug_mode = 0
         for device in gpu.devices:
-            if not isinstance(device.generator, streams.Generator):
+            if type(device.generator) is not streams.Generator:
                 generator = streams.Generator(device.name)
                 generator.set_state(device.generator.get_state())
                 device.generator = generator
@@ -248,25 +232,7 @@ class _Surface:
         return including_emulation or self.gpu.spec.capability >= (8, 0)
 
     def properties(self, index: int) -> Properties:
-        spec = self._device(index).spec
-        threads, shared, block = _MULTIPROCESSOR[spec.capability]
-        return Properties(
-            name=spec.product,
-            major=spec.capability[0],
-            minor=spec.capability[1],
-            total_memory=spec.memory_bytes,
-            multi_processor_count=spec.sms,
-            max_threads_per_multi_processor=threads,
-            max_threads_per_block=1024,
-            shared_memory_per_multiprocessor=shared << 10,
-            shared_memory_per_block=48 << 10,
-            shared_memory_per_block_optin=block << 10,
-            regs_per_multiprocessor=65536,
-            warp_size=32,
-            is_integrated=0,
-            is_multi_gpu_board=0,
-            gcnArchName=spec.product,
-        )
+        return properties.of(self._device(index).spec)
 
     # -- streams -----------------------------------------------------------------------------------------------------
 

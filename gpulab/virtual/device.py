@@ -68,6 +68,7 @@ class Device:
         self.generator = torch.Generator()
         self.generator.manual_seed(torch.initial_seed())
         self.keeps_workspaces = False
+        self.plans_convolutions = True
         self.workspaces: dict[Any, Label | None] = {}
         self.fault: str | None = None
         self.raw: dict[int, Label] = {}

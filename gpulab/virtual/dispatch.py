@@ -361,7 +361,7 @@ def create(gpu: VirtualGPU, device: Device, func: Any, args: tuple[Any, ...], kw
         label = None
         if not gpu.compute or not any(isinstance(a, Tensor) for a in args):
             shapes = func._op(
-                *kernels.map_tensors(lambda t: t.to("meta"), args),
+                *kernels.map_tensors(lambda t: t.to("meta") if t.dim() else t, args),
                 **_with(kwargs, device=torch.device("meta"), generator=None),
             )
             if not gpu.compute:

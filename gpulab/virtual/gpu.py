@@ -46,6 +46,7 @@ class VirtualGPU:
         self.compute = bool(compute)
         self.mirror = bool(mirror)
         self.backing = torch.device("cpu" if compute else "meta")
+        self.plans_convolutions = True  # False leaves out the workspaces of cuDNN's convolutions
         self.keeps_workspaces = temporaries.keeps_workspaces()
         self.active = False
         self.told: set[str] = set()
@@ -73,6 +74,7 @@ class VirtualGPU:
         self.devices = [Device(i, self.spec, self.settings, compute=self.compute) for i in range(self._count)]
         for device in self.devices:
             device.keeps_workspaces = self.keeps_workspaces
+            device.plans_convolutions = self.plans_convolutions
         self.process = os.getpid()
         self._outer = state.current
         if self._outer is not None:

@@ -60,8 +60,19 @@ class _RMSNorm(torch.autograd.Function):
         return of_tensor, None, of_weight, None
 
 
+def _quantile(op: Any) -> Callable[..., Tensor]:
+    def run(tensor: Tensor, q: float, *args: Any, **kwargs: Any) -> Tensor:
+        """In C++ the number becomes a tensor that nothing sees, on the device behind the GPU."""
+        with autocast.below():
+            return op(tensor, torch.full((), q, dtype=tensor.dtype, device=tensor.device), *args, **kwargs)
+
+    return run
+
+
 MIRRORS: dict[str, Callable[..., Any]] = {
     "dropout": _dropout,
+    "nanquantile.scalar": _quantile(aten.nanquantile.default),
+    "quantile.scalar": _quantile(aten.quantile.default),
     "rms_norm": _rms_norm,
     "scaled_dot_product_attention": attention.attend,
     **recurrent.MIRRORS,

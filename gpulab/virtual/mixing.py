@@ -34,6 +34,8 @@ def settle(
     check = _CHECKS.get(func)
     if check is None:
         check = _CHECKS[func] = _check(func)
+    if check is _plainly_iterated and not kwargs and _one_number(device, args):
+        return args, kwargs
     check(func, _by_name(func, args, kwargs))
     if gpu.compute:
         return args, kwargs
@@ -63,7 +65,10 @@ def _check(func: Any) -> Check:
         return found
     out = any(argument.is_out for argument in func._schema.arguments)
     method = wrapper(name, func._schema.overload_name, out=out)
-    return _iterated if method is None else _generated(method)
+    if method is not None:
+        return _generated(method)
+    writes = any(argument.alias_info is not None for argument in func._schema.arguments)
+    return _iterated if writes or func._schema.name in _NO_NUMBERS else _plainly_iterated
 
 
 # -- the check at the start of a generated wrapper -------------------------------------------------------------------
@@ -133,6 +138,26 @@ def _iterated(func: Any, given: dict[str, Any]) -> None:
         raise RuntimeError(
             f"Expected all tensors to be on the same device, but found at least two devices, {common} and {device}!"
         )
+
+
+def _plainly_iterated(func: Any, given: dict[str, Any]) -> None:
+    """Of an operation that writes to nothing that it is given."""
+    _iterated(func, given)
+
+
+def _one_number(device: Device, args: tuple[Any, ...]) -> bool:
+    """Whether all is on the GPU but one number of the host: the common case, decided fast."""
+    numbers = 0
+    for item in args:
+        if isinstance(item, Tensor):
+            label = getattr(storage_of(item), "_gpulab", None)
+            if label is None and not item.dim():
+                numbers += 1
+            elif label is None or label.device is not device:
+                return False
+        elif isinstance(item, (list, tuple)):
+            return False
+    return numbers <= 1
 
 
 # -- checks by hand --------------------------------------------------------------------------------------------------

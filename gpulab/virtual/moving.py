@@ -135,7 +135,7 @@ def move(tensor: Tensor, target: torch.device, dtype: Any, form: Any, non_blocki
     if tensor.layout is not torch.strided:
         return _move_parts(gpu, tensor, target, dtype, non_blocking)
     if target.type == "cuda":
-        return torch.ops.aten._to_copy.default(  # type: ignore[no-any-return]
+        return torch.ops.aten._to_copy.default(
             tensor, dtype=dtype, device=target, non_blocking=non_blocking, memory_format=form
         )
     gpu.device(tensor.device.index).synchronize()

@@ -164,7 +164,14 @@ class CudaEvent(Event):
         super().__init__(None, enable_timing, blocking, interprocess, external)
 
 
-class Generator(_OwnGenerator):  # type: ignore[misc]
+class _AnyGenerator(type(_OwnGenerator)):  # type: ignore[misc]
+    """PyTorch's own generators are instances of what `torch.Generator` is here, too."""
+
+    def __instancecheck__(cls, item: Any) -> bool:
+        return isinstance(item, _OwnGenerator)
+
+
+class Generator(_OwnGenerator, metaclass=_AnyGenerator):  # type: ignore[misc]
     """`torch.Generator`, which here can be one of a virtual GPU."""
 
     gpulab_device: torch.device | None  # as it was named; `cuda` is the GPU that is current when it is used

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 def install(gpu: VirtualGPU, patches: Patches) -> None:
     """Replace it all; `patches.restore()` puts it all back."""
-    if not isinstance(gpu.devices[0].generator, streams.Generator):
+    if type(gpu.devices[0].generator) is not streams.Generator:
         state.thread.device = 0  # a scope that begins, not one that goes on after an inner one
     cuda.install(gpu, patches)
     accelerator.install(gpu, patches)
@@ -54,6 +54,8 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
     if not gpu.compute:
         # Else `Module.to` would make new parameters: tied weights apart, optimizers without theirs.
         patches.set(torch.__future__, "_swap_module_params_on_conversion", True)
+        init = torch.nn.init
+        patches.set(init, "_no_grad_trunc_normal_", _without_values(vars(init)["_no_grad_trunc_normal_"]))
         patches.set(torch.utils, "swap_tensors", _swapping(torch.utils.swap_tensors))
 
 
@@ -125,6 +127,15 @@ def _swapping(own: Any) -> Any:
             own(t1, t2)
 
     return swap_tensors
+
+
+def _without_values(own: Any) -> Any:
+    """An initialisation that draws until its values will do, of tensors that have none."""
+
+    def initialise(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return tensor if tensors.where(tensor) is not None else own(tensor, *args, **kwargs)
+
+    return initialise
 
 
 def _clearing(own: Any) -> Any:

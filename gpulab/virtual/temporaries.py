@@ -76,6 +76,7 @@ def _sum(tensor: Tensor) -> Kernel:
     return Kernel(8 if tensor.dtype in (torch.float64, torch.int64) or tensor.dtype in _INTEGERS else 4)
 
 
+_HALVES = (torch.float16, torch.bfloat16)
 _INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.bool)
 _WIDEST, _MOMENTS = Kernel(0), Kernel(16, 2, 2)
 
@@ -103,12 +104,38 @@ def _loss(device: Device, args: Any, out: Any) -> list[int]:
     return [big.numel() * big.element_size(), *flat]
 
 
-def _bias_gradient(device: Device, args: Any, out: Any) -> list[int]:
-    """The bias of a convolution: its gradient is a sum."""
-    grad, wanted = args[0], args[-1]
-    if not wanted[2]:
+def _convolution(device: Device, args: Any, out: Any) -> list[Any]:
+    return _turned(device, args[0], args[1], args[8], (args[0], args[1], out if out.dtype in _HALVES else None))
+
+
+def _turned(device: Device, x: Tensor, weight: Tensor, groups: int, parts: Any) -> list[Any]:
+    """cuDNN's tensor cores work on channels last: what lies otherwise is copied into its workspace.
+
+    So its plans say for ordinary convolutions; how it splits its sums, and what it plans for others, is not mirrored.
+    """
+    if not device.plans_convolutions or x.dim() < 4 or (groups > 1 and groups == weight.shape[0]):
         return []
-    return _reduce(device, grad, [d for d in range(grad.dim()) if d != 1], _sum(grad))
+    if not (x.dtype in _HALVES or (device.spec.capability >= (8, 0) and torch._C._get_cudnn_allow_tf32())):
+        return []
+    form = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
+    if x.is_contiguous(memory_format=form) and not x.is_contiguous():
+        return []
+    point = all(size == 1 for size in weight.shape[2:])
+    if point and device.spec.capability < (8, 0):
+        return []
+    return [[sum(part.nbytes for part in parts if part is not None and not (point and part.shape == weight.shape)) + 16]]
+
+
+def _convolution_backward(device: Device, args: Any, out: Any) -> list[Any]:
+    """Both gradients' workspaces, and the bias: its gradient is a sum."""
+    grad, x, weight, *_, groups, wanted = args
+    phases: list[Any] = []
+    for index, parts in enumerate(((grad, weight, x), (x, grad, weight))):
+        if wanted[index]:
+            phases += _turned(device, x, weight, groups, parts)
+    if wanted[2]:
+        phases.append(_reduce(device, grad, [d for d in range(grad.dim()) if d != 1], _sum(grad)))
+    return phases
 
 
 def _product(device: Device, args: Any, out: Any) -> list[int]:
@@ -147,7 +174,8 @@ OF: dict[Any, Rule] = {
     aten.mse_loss.default: _loss,
     aten.smooth_l1_loss.default: _loss,
     aten.huber_loss.default: _loss,
-    aten.convolution_backward.default: _bias_gradient,
+    aten.convolution.default: _convolution,
+    aten.convolution_backward.default: _convolution_backward,
     aten._softmax_backward_data.default: _product,
     aten._scaled_dot_product_cudnn_attention_backward.default: attention.cudnn_backward_temporaries,
     aten._scaled_dot_product_flash_attention_backward.default: attention.flash_backward_temporaries,

@@ -153,10 +153,12 @@ STEPS = [
 def test_peaks_of_training_steps_are_those_of_cuda(recorders):
     """Peak allocated and reserved of the first two steps and of a later one, over models and precisions."""
     _, record_steps = recorders
-    rows = [r for r in json.loads((HERE / "steps.json").read_text())["rows"] if r["workspaces"] == "per call"]
+    rows = [r for r in json.loads((HERE / "steps.json").read_text())["rows"] if r["workspaces"] == "per call" and r.get("cudnn") != "planned"]
     allocated, reserved = {}, {}
     for capability, model, batch in STEPS:
-        with VirtualGPU(NAMES[capability], compute=False):
+        gpu = VirtualGPU(NAMES[capability], compute=False)
+        gpu.plans_convolutions = False  # the stand-in asks for no workspaces
+        with gpu:
             for row, make, batches in record_steps.plan():
                 key = tuple(row.values())
                 wanted = row["model"] == model and row["batch"] == batch and row["mode"] != "tf32"

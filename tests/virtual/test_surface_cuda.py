@@ -66,6 +66,13 @@ def test_what_is_not_mirrored_says_so_by_name(gpu, name):
         getattr(torch.cuda, name)()
 
 
+def test_classes_that_are_not_mirrored_stay_classes(gpu):
+    assert isinstance(torch.cuda.CUDAGraph, type)
+    assert not isinstance(None, torch.cuda.CUDAGraph | torch.cuda.MemPool)
+    with pytest.raises(NotMirrored, match="CUDAGraph"):
+        type("Mine", (torch.cuda.CUDAGraph,), {})()
+
+
 # -- memory ----------------------------------------------------------------------------------------------------------
 
 
@@ -329,6 +336,8 @@ def test_a_forked_generator_comes_back(computing):
 
 
 def test_a_generator_of_ones_own(computing):
+    assert isinstance(torch.default_generator, torch.Generator)
+    assert isinstance(torch.cuda.default_generators[0], torch.Generator)
     generator = torch.Generator("cuda").manual_seed(1)
     again = torch.Generator("cuda").manual_seed(1)
     first = torch.rand(3, device="cuda", generator=generator)
@@ -353,3 +362,17 @@ def test_nothing_warns_that_should_not(computing):
         model(torch.ones(2, 4, device="cuda")).sum().backward()
         torch.cuda.memory_summary()
         repr(model.weight)
+
+
+def test_every_gpu_has_properties_and_unknown_ones_say_so():
+    from gpulab.virtual.gpu import VirtualGPU
+    from gpulab.virtual.specs import SPECS
+
+    for name in SPECS:
+        with VirtualGPU(name):
+            found = torch.cuda.get_device_properties(0)
+            assert (found.name, found.total_memory) == (torch.cuda.get_device_name(), torch.cuda.mem_get_info()[1])
+            assert (found.major, found.minor) == torch.cuda.get_device_capability()
+            assert "virtual" in repr(found)
+            with pytest.raises(AttributeError, match="'L2_cache_size' of a virtual .* is not known"):
+                _ = found.L2_cache_size

@@ -168,6 +168,7 @@ def test_sparse_tensors_are_made_and_used_there(computing):
     torch.sparse_coo_tensor(torch.tensor([[0, 1], [1, 0]]).cuda(), values, (2, 2)).to_dense().sum().backward()
     assert values.grad.is_cuda
     del sparse, values
+    torch._C._cuda_clearCublasWorkspaces()
     assert allocated(cycles=True) == before
 
 
@@ -198,6 +199,18 @@ def test_gradients_of_gradients_flow_too(computing):
     assert torch.autograd.gradcheck(
         lambda t: (t.cuda() * 2).cpu().sin(), torch.ones(3, dtype=torch.float64, requires_grad=True)
     )
+
+
+def test_a_gradient_belongs_where_its_tensor_is(gpu):
+    weight, host = nn.Linear(2, 2).cuda().weight, nn.Linear(2, 2).weight
+    for tensor, grad in ((weight, torch.ones(2, 2)), (host, torch.ones(2, 2, device="cuda"))):
+        with pytest.raises(RuntimeError, match=f"assign a gradient with device type '{grad.device.type}'"):
+            tensor.grad = grad
+        assert tensor.grad is None
+    weight.grad = torch.ones(2, 2, device="cuda")
+    assert weight.grad.is_cuda
+    weight.grad = None
+    assert weight.grad is None
 
 
 def test_hooks_and_retained_gradients_see_the_gpu(computing):
@@ -258,6 +271,15 @@ def test_a_layer_made_without_memory_gets_it_on_the_gpu(gpu):
         model.to("cuda")
     model.to_empty(device="cuda")
     assert all(tensor.device == GPU for tensor in tensors(model))
+
+
+def test_every_initialisation_works_there(gpu):
+    for name in nn.init.__all__ if hasattr(nn.init, "__all__") else dir(nn.init):
+        if name.endswith("_") and not name.startswith("_"):
+            square = torch.empty(4, 4, 3, device="cuda") if name == "dirac_" else torch.empty(4, 4, device="cuda")
+            more = {"constant_": (1.0,), "sparse_": (0.5,)}.get(name, ())
+            assert getattr(nn.init, name)(square, *more) is square
+    assert torch.cuda.memory_allocated() == 512
 
 
 # -- saving and loading ----------------------------------------------------------------------------------------------

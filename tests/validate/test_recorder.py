@@ -1,0 +1,179 @@
+"""The recorder: it runs on the virtual GPU here, called by its own name, and refuses to call that a measurement."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from gpulab import VirtualGPU
+from gpulab.__main__ import main
+from gpulab.validate import memory, models, recorder
+
+LITTLE = recorder.Effort(
+    events=60, other_rules=False, copies=(1000,), products=(16,), launches=3, elements=1000,
+    operators=("linear", "dropout", "sdpa_causal"), models=("mlp",), sizes=1,
+)  # fmt: skip
+
+
+def quiet(text):
+    pass
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory):
+    path = tmp_path_factory.mktemp("validate") / "virtual.json"
+    with VirtualGPU("L4", compute=False):
+        made = recorder.record(path, kind="virtual", effort=LITTLE, tell=quiet)
+    assert json.loads(path.read_text()) == json.loads(json.dumps(made))
+    return made
+
+
+class TestSections:
+    def test_all_of_them_are_written_and_none_fails(self, recording):
+        assert list(recording) == ["kind", "by", *recorder.SECTIONS]
+        assert recorder.failed(recording) == []
+        assert recording["kind"] == "virtual"
+
+    def test_the_device_says_what_a_prediction_depends_on(self, recording):
+        device = recording["device"]
+        assert (device["name"], device["capability"], device["sm"]) == ("NVIDIA L4", [8, 9], 58)
+        assert device["torch"] == torch.__version__
+        assert device["mem_get_info"][1] == device["total"]
+
+    def test_the_trace_counts_after_every_event(self, recording):
+        trace = recording["allocator"]["trace"]
+        assert len(trace) == 60
+        for row in trace:
+            allocated, reserved, requested = row[-3:]
+            assert requested <= allocated <= reserved
+        assert {row[0] for row in trace} >= {"alloc", "free"}
+
+    def test_an_operation_has_its_dtypes_and_its_bytes_in_every_mode(self, recording):
+        assert len(recording["saved"]) == 3 * 5
+        row = recording["saved"]["linear/autocast_bf16"]
+        tokens, weight = 8 * 256 * 512, 512 * 2048
+        assert row["output_dtype"] == "torch.bfloat16"
+        assert row["saved"] == 2 * (tokens + weight)  # the casts
+        assert row["output"] == 2 * 8 * 256 * 2048
+        assert row["backward"][0] == 4 * (tokens + weight + 2048) - 2 * (tokens + weight)
+
+    def test_a_step_has_peaks_marks_and_what_cudnn_took(self, recording):
+        rows = recording["steps"]
+        assert {row["mode"] for row in rows} == set(memory.STEP_MODES)
+        assert {row["optimizer"] for row in rows} == set(models.optimizers())
+        for row in rows:
+            assert row["peak"][0] >= row["steady"] >= 3 * row["weights"] * (row["optimizer"] != "sgd_momentum")
+            assert row["marks"]["optimizer"] > row["weights"]
+            assert row["cudnn_at_peak"] == 0  # there is no convolution
+            assert row["step_ms"] > 0
+
+    def test_every_time_is_there_and_positive(self, recording):
+        (copy,) = recording["copies"]
+        assert copy["bytes"] == 1000
+        assert all(value > 0 for value in copy.values())
+        assert recording["matmul"]["launch_us"] > 0
+        assert recording["matmul"]["matmul"][0]["tf32_ms"] > 0
+        assert all(row["both_ms"] > row["forward_ms"] > 0 for row in recording["ops"].values())
+
+
+class TestTrouble:
+    def test_a_section_that_fails_says_so_and_costs_no_other(self, tmp_path, monkeypatch):
+        def broken(run):
+            run.keep([{"bytes": 1}])
+            raise RuntimeError("CUDA error: the second line tells more\nof it")
+
+        monkeypatch.setitem(recorder.SECTIONS, "copies", broken)
+        with VirtualGPU("T4", compute=False):
+            made = recorder.record(tmp_path / "x.json", kind="virtual", effort=LITTLE, tell=quiet)
+        assert recorder.failed(made) == ["copies"]
+        assert made["copies"] == {
+            "rows": [{"bytes": 1}], "error": "RuntimeError: CUDA error: the second line tells more",
+        }  # fmt: skip
+        assert made["steps"]
+        assert not any("bf16" in name for name in made["saved"])  # a T4 has none
+
+    def test_when_the_time_is_up_the_rest_is_left_out_by_name(self, tmp_path):
+        with VirtualGPU("T4", compute=False):
+            made = recorder.record(tmp_path / "x.json", kind="virtual", effort=LITTLE, minutes=1e-9, tell=quiet)
+        assert made["device"]["name"] == "Tesla T4"
+        assert made["steps"] == {"left_out": "the 1e-09 minutes were over"}
+
+    def test_a_row_that_runs_out_of_memory_keeps_its_error(self, tmp_path):
+        huge = models.Model("huge", lambda: torch.nn.Linear(1 << 16, 1 << 17, device="meta"), None, (1,))
+        with VirtualGPU("T4", compute=False), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(recorder, "models", lambda: [huge])
+            effort = recorder.Effort(times=False)
+            made = recorder.record(tmp_path / "x.json", kind="virtual", effort=effort, sections=("steps",), tell=quiet)
+        assert all(row["error"].startswith(("OutOfMemoryError", "NotImplementedError")) for row in made["steps"])
+
+    def test_a_write_that_is_cut_short_leaves_the_file_before_it(self, tmp_path, monkeypatch):
+        path = tmp_path / "x.json"
+        recorder._write(path, {"kind": "first"})
+        monkeypatch.setattr(os, "replace", lambda *names: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            recorder._write(path, {"kind": "second"})
+        assert json.loads(path.read_text()) == {"kind": "first"}
+
+    @pytest.mark.parametrize("minutes", [0, -1, float("nan")])
+    def test_minutes_must_be_some(self, minutes, tmp_path):
+        with pytest.raises(ValueError, match=r"minutes is .*; it must be above 0"):
+            recorder.record(tmp_path / "x.json", kind="virtual", minutes=minutes)
+
+
+class TestRefusals:
+    def test_a_virtual_gpu_is_not_measured(self, tmp_path):
+        with VirtualGPU("T4"), pytest.raises(recorder.NoRealGPU, match="is in force"):
+            recorder.record(tmp_path / "x.json")
+        assert list(tmp_path.iterdir()) == []
+
+    def test_without_a_gpu_the_command_says_so_in_one_sentence_and_exits_with_two(self, monkeypatch, capsys, tmp_path):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        assert main(["validate", str(tmp_path / "x.json")]) == 2
+        assert capsys.readouterr().out == "PyTorch finds no CUDA GPU here, and `validate` measures a real one.\n"
+        assert list(tmp_path.iterdir()) == []
+
+    def test_the_command_names_the_sections_there_are(self, capsys):
+        assert main(["validate", "--section", "steps", "stops"]) == 2
+        assert "section is 'stops'; there are device, allocator, saved, " in capsys.readouterr().out
+
+    def test_the_device_is_always_recorded_and_nothing_twice(self):
+        assert recorder.chosen(["steps", "saved", "steps"]) == ("device", "steps", "saved")
+        assert recorder.chosen(None) == tuple(recorder.SECTIONS)
+
+    def test_no_torch_is_loaded_before_validate_is_asked_for(self):
+        code = "import sys, gpulab.__main__; sys.exit('torch' in sys.modules)"
+        assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+class TestModels:
+    def test_recomputed_blocks_need_less_memory_and_give_the_same_gradients(self):
+        from torchvision.models import resnet18
+
+        def gradients(make):
+            torch.manual_seed(0)
+            model = make().train()
+            kept = 0
+
+            def pack(tensor):
+                nonlocal kept
+                kept += tensor.nbytes
+                return tensor
+
+            with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+                out = model(torch.ones(2, 3, 64, 64))
+            out.sum().backward()
+            return kept, [p.grad for p in model.parameters()]
+
+        plain, recomputed = gradients(resnet18), gradients(models.recomputed(resnet18))
+        assert recomputed[0] < plain[0] / 2
+        for one, other in zip(plain[1], recomputed[1], strict=True):
+            torch.testing.assert_close(one, other)
+
+    def test_there_are_ten_models_beside_those_with_recomputed_blocks(self):
+        names = [model.name for model in models.models()]
+        assert len(names) == len(set(names))
+        assert len([name for name in names if not name.endswith("_ckpt")]) >= 10
+        assert len([name for name in names if name.endswith("_ckpt")]) == 3

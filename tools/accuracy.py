@@ -1,0 +1,207 @@
+"""How exact the virtual GPU is: `python tools/accuracy.py [--gpu 8.0 …] [--quick] [--readme]`.
+
+Runs recorded training steps on the virtual GPU and prints, as Markdown, what was recorded and by how much the
+prediction is off; `--readme` puts it between the two marks in README.md. It is no test: a miss is shown as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import bert_large
+
+from gpulab.validate import memory, predict
+from gpulab.validate.models import by_name
+
+ROOT = Path(__file__).resolve().parent.parent
+STAND_IN = ROOT / "tests" / "virtual" / "torch_cuda" / "steps.json"
+BEGIN, END = "<!-- accuracy: written by `python tools/accuracy.py --readme` -->\n", "<!-- accuracy: end -->\n"
+MiB = 1 << 20
+
+COLUMNS = {"fp32": "fp32", "amp_fp16": "AMP fp16", "amp_bf16": "AMP bf16", "accum4_bf16": "4 micro-batches, bf16"}
+# What the stand-in for cuDNN leaves out, so that its figure is known to be too small.
+NO_REFERENCE = {"lstm": "without cuDNN there is no reserve of recurrent layers"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """Bytes of one training step; `with_cudnn` is the recorded peak with cuDNN's workspaces, None where unknown."""
+
+    gpu: str
+    model: str
+    batch: int
+    mode: str
+    allocated: predict.Pair
+    reserved: predict.Pair
+    with_cudnn: predict.Pair | None
+
+
+def stand_in_rows(capability: str) -> Iterator[Row]:
+    """Every model in the larger batch that fits, trained with AdamW, from PyTorch's CUDA code on the stand-in."""
+    recorded = json.loads(STAND_IN.read_text(encoding="utf-8"))
+    gpu = recorded["gpus"][capability]
+    device = {
+        "name": gpu["NAME"],
+        "capability": [int(part) for part in capability.split(".")],
+        "sm": int(gpu["SMS"]),
+        "total": int(gpu["CAPACITY"]),
+        "torch": recorded["torch"],
+    }
+    plain: dict[tuple[str, int, str], Any] = {}
+    planned: dict[tuple[str, int, str], Any] = {}
+    for row in recorded["rows"]:
+        wanted = capability in row["capability"] and row["optimizer"] == "adamw" and row["workspaces"] == "per call"
+        if not wanted or "error" in row:
+            continue
+        for mode in set(row["mode"]).intersection(COLUMNS):
+            if capability != "7.5" or "bf16" not in mode:
+                (planned if "cudnn" in row else plain)[row["model"], row["batch"], mode] = row
+    models = by_name()
+    with predict.virtual({"device": device}) as scope, memory.quick_collections():
+        for (model, batch, mode), row in plain.items():
+            if model not in models or model in NO_REFERENCE or batch != _size(plain, model):
+                continue
+            ours = memory.trained(memory.Step(models[model], batch, mode), cudnn=False)
+            name = f"{model} {batch} {mode}"
+            theirs = planned.get((model, batch, mode))
+            yield Row(
+                scope.spec.name,
+                model,
+                batch,
+                mode,
+                predict.Pair(name, row["peak"][0], ours["peak"][0]),
+                predict.Pair(name, row["peak"][1], ours["peak"][1]),
+                predict.Pair(name, theirs["peak"][0], ours["peak"][0]) if theirs else None,
+            )
+
+
+def _size(rows: Iterable[tuple[str, int, str]], model: str) -> int:
+    """The second batch size of a model, or its only one."""
+    sizes = sorted({size for name, size, _ in rows if name == model})
+    return sizes[min(1, len(sizes) - 1)]
+
+
+def measured_rows(recording: dict[str, Any]) -> Iterator[Row]:
+    """The same from a recording of a real GPU, in every batch size; its peaks are with cuDNN's workspaces."""
+    name = recording["device"]["name"]
+    for step in predict.steps(recording, lambda row: row["mode"] in COLUMNS and row["optimizer"] == "adamw"):
+        row, without = step.row, step.allocated_without_cudnn
+        yield Row(
+            name, row["model"], row["batch"], row["mode"], without or step.allocated, step.reserved, step.allocated
+        )
+
+
+def table(rows: Sequence[Row]) -> str:
+    """A row per model: recorded MiB, and how much the prediction is off."""
+    head = ["model, batch", *COLUMNS.values()]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for model, batch in dict.fromkeys((row.model, row.batch) for row in rows):
+        cells = []
+        for mode in COLUMNS:
+            found = [row for row in rows if (row.model, row.batch, row.mode) == (model, batch, mode)]
+            cells.append(
+                f"{found[0].allocated.recorded / MiB:,.0f} ({_percent(found[0].allocated.error)})" if found else "–"
+            )
+        lines.append(f"| {model}, {batch} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _percent(error: float) -> str:
+    return f"{100 * error:+.2f} %".replace("-", "−") if abs(error) >= 0.00005 else "0.00 %"
+
+
+def summary(rows: Sequence[Row], gpu: str) -> str:
+    """One line: medians and worst."""
+    parts = [f"{gpu}, {len(rows)} steps: peak allocated {_spread([row.allocated for row in rows])}"]
+    parts.append(f"reserved {_spread([row.reserved for row in rows])}")
+    with_cudnn = [row.with_cudnn for row in rows if row.with_cudnn is not None]
+    if with_cudnn:
+        parts.append(f"allocated with cuDNN's workspaces {_spread(with_cudnn)}")
+    return "- " + "; ".join(parts) + "."
+
+
+def _spread(pairs: Sequence[predict.Pair]) -> str:
+    worst = max(pairs, key=lambda pair: abs(pair.error))
+    middle = median(abs(pair.error) for pair in pairs)
+    return f"median {100 * middle:.2f} %, worst {_percent(worst.error)} ({worst.what})"
+
+
+def bert() -> str:
+    """The published BERT-large rows."""
+    lines = ["| BERT-large, 512 tokens, V100-16 | published, MiB | virtual, MiB | |", "|---|---|---|---|"]
+    for row in bert_large.predicted():
+        cells = row.training.name, f"{row.training.published_mib:,}", f"{row.process:,.0f}", f"{100 * row.error:+.1f} %"
+        lines.append("| " + " | ".join(cells).replace("-", "−").replace("BERT−", "BERT-") + " |")
+    return "\n".join(lines)
+
+
+def report(capabilities: Sequence[str], *, quick: bool) -> Iterator[str]:
+    """The parts of the report, each as soon as it is there."""
+    real = [(path, predict.load(path)) for path in predict.recordings()]
+    real = [(path, recording) for path, recording in real if predict.is_of_a_gpu(recording)]
+    for path, recording in real:
+        rows = list(measured_rows(recording))
+        yield f"Measured on {recording['device']['name']}, torch {recording['device']['torch']} (`{path.name}`): {WHAT}"
+        yield table(rows)
+        yield summary(rows, recording["device"]["name"])
+    if not real:
+        yield "No real GPU has been recorded yet."
+    yield REFERENCE
+    shown, lines = False, []
+    for capability in capabilities:
+        rows = list(stand_in_rows(capability))
+        if not shown:
+            yield f"{rows[0].gpu}: {WHAT}"
+            yield table(rows)
+            shown = True
+        lines.append(summary(rows, rows[0].gpu))
+    yield "\n".join(lines)
+    yield "Left out: " + "; ".join(f"{name} ({why})" for name, why in NO_REFERENCE.items()) + "."
+    if not quick:
+        yield BERT
+        yield bert()
+
+
+WHAT = "peak allocated of a training step with AdamW, recorded in MiB, and how much the prediction is off."
+REFERENCE = """\
+The reference below is PyTorch's own CUDA code, run on a stand-in for the driver: its operators, autograd, autocast,
+optimizers and allocator decide every byte, but no kernel runs, and cuDNN takes no workspaces where not said
+otherwise."""
+BERT = """\
+Published by Hugging Face for BERT-large (the driver's figure, libraries of 2022), beside the virtual peak reserved and
+their context of 1343 MiB, with today's `transformers`; shown as it comes out:"""
+
+
+def write_readme(text: str, path: Path = ROOT / "README.md") -> None:
+    """Replace what stands between the marks; raises ValueError where they are missing."""
+    old = path.read_text(encoding="utf-8")
+    before, begin, rest = old.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{path.name} lacks the marks {BEGIN.strip()} and {END.strip()}")
+    path.write_text(before + begin + text + "\n" + end + after, encoding="utf-8")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gpu", nargs="+", default=["8.0", "7.5", "9.0"], metavar="CAPABILITY", help="default: all")
+    parser.add_argument("--quick", action="store_true", help="without BERT-large")
+    parser.add_argument("--readme", action="store_true", help="rewrite the section in README.md")
+    args = parser.parse_args()
+    parts = []
+    for part in report(args.gpu, quick=args.quick):
+        print(part, end="\n\n", flush=True)
+        parts.append(part)
+    if args.readme:
+        write_readme("\n\n".join(parts))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
