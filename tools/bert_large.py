@@ -77,13 +77,9 @@ def predict(training: Training) -> Predicted:
 
     from gpulab import VirtualGPU
 
-    config = BertConfig(
-        hidden_size=1024,
-        num_hidden_layers=24,
-        num_attention_heads=16,
-        intermediate_size=4096,
-        attn_implementation="eager",
-    )
+    large: dict[str, Any] = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16}
+    large |= {"intermediate_size": 4096, "attn_implementation": "eager"}
+    config = BertConfig(**large)
     with warnings.catch_warnings(), VirtualGPU("V100-16", compute=False):
         warnings.simplefilter("ignore")
         with torch.device("meta"):

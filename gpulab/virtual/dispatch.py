@@ -247,7 +247,7 @@ def _run_handled(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict
     if device is None:
         kernels.check_host_generator(kwargs)
         return func._op(*args, **kwargs)
-    if host is not None and (host.dim() or func not in kernels.HOST_SEEDS):
+    if host is not None and func not in kernels.HOSTED:
         args, kwargs = mixing.settle(gpu, device, func, args, kwargs)
     if floating is not None:
         _join(device, floating)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from . import assertions, attention, recurrent, streams, wording
-from .labels import storage_of
+from .labels import STAYS, storage_of
 from .state import backing
 
 if TYPE_CHECKING:
@@ -284,8 +284,9 @@ HANDLERS: dict[Any, Callable[..., Any]] = {
     aten.native_dropout.default: _native_dropout,
     aten._amp_foreach_non_finite_check_and_unscale_.default: _unscale,
 }
-# With dropout, their seed and its offset are on the host.
-HOST_SEEDS = {
+# Some of their arguments are on the host by contract: the lengths of sequences, with dropout the seed and its offset.
+HOSTED = {
+    aten._pack_padded_sequence.default,
     aten._scaled_dot_product_flash_attention_backward.default,
     aten._scaled_dot_product_efficient_attention_backward.default,
     aten._scaled_dot_product_cudnn_attention_backward.default,
@@ -356,7 +357,37 @@ def _reduced_loss(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs
         ).view(-1)[0]
 
 
+def _pack_padded(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """The sizes of the packed steps are for the host; where there are no values, the lengths are there all the same."""
+    padded, lengths, batch_first = args
+    with backing:
+        if gpu.compute:
+            data, sizes = func._op(*args)
+        else:
+            steps = range(int(lengths.max()))
+            sizes = torch.stack([(lengths > step).sum() for step in steps])
+            data = padded.new_empty((int(lengths.sum()), *padded.shape[2:]))
+    setattr(storage_of(sizes), STAYS, True)
+    return data, sizes
+
+
+def _like(place: int) -> Callable[..., Any]:
+    """A gradient of the shape of one argument, where PyTorch has no function of its shape."""
+
+    def run(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
+        if gpu.compute:
+            return plain(gpu, device, func, args, kwargs)
+        with backing:
+            return torch.empty_like(args[place])
+
+    return run
+
+
 HANDLERS |= {
+    aten._pack_padded_sequence.default: _pack_padded,
+    aten._ctc_loss_backward.default: _like(1),
+    aten._ctc_loss_backward.Tensor: _like(1),
+    aten.multi_margin_loss_backward.default: _like(1),
     aten.native_layer_norm.default: _in_float_with_float_statistics(2),
     aten.native_batch_norm.default: _batch_norm,
     aten.log_sigmoid_forward.default: _log_sigmoid,

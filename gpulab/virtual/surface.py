@@ -90,6 +90,8 @@ def _gradients_there(own: Any) -> Any:
         for index, (output, grad) in enumerate(zip(outputs, grads, strict=False)):
             if not isinstance(output, torch.Tensor) or not isinstance(grad, torch.Tensor):
                 continue
+            if any(map(torch._C._functorch.is_functorch_wrapped_tensor, (output, grad))):
+                continue  # a wrapper of torch.func does not know where what it wraps is
             if grad.device != output.device:
                 if grad.dim():
                     raise RuntimeError(

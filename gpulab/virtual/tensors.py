@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 _Base = torch._C.TensorBase
 _device_of_base = _Base.device.__get__
-_grad: Any = vars(_Base)["grad"]
 _storage: Any = _Base.untyped_storage
 
 
@@ -32,7 +31,6 @@ def install(patches: Patches) -> None:
         "is_cuda": property(_is_cuda),
         "is_cpu": property(_is_cpu),
         "is_meta": property(_is_meta),
-        "grad": property(_grad.__get__, _set_grad, _grad.__delete__),
         "get_device": _get_device,
         "to": moving.to,
         "cuda": moving.cuda,
@@ -57,7 +55,7 @@ def install(patches: Patches) -> None:
     }.items():
         text = getattr(getattr(Tensor, name), "__doc__", None)
         if isinstance(value, property):
-            value = property(value.fget, value.fset, value.fdel, text)
+            value = property(value.fget, doc=text)
         else:
             value.__doc__ = text
         patches.set(Tensor, name, value)
@@ -102,15 +100,6 @@ def _is_meta(self: Tensor) -> bool:
 def _get_device(self: Tensor) -> int:
     device = where(self)
     return _Base.get_device(self) if device is None else device.index
-
-
-def _set_grad(self: Tensor, grad: Tensor | None) -> None:
-    if isinstance(grad, Tensor) and not thread.inside and grad.device != self.device:
-        raise RuntimeError(
-            f"attempting to assign a gradient with device type '{grad.device.type}' to a tensor with device type "
-            f"'{self.device.type}'. Please ensure that the gradient and the tensor are on the same device"
-        )
-    _grad.__set__(self, grad)
 
 
 def _data_ptr(self: Tensor) -> int:

@@ -230,15 +230,15 @@ def test_two_ranks_under_torchrun_train_with_the_losses_of_gloo(tmp_path):
     rank.write_text(START)
     script = str(SCRIPTS / "ddp.py")
     host = [line for line in start(*LAUNCH, script).stdout.splitlines() if line.startswith("epoch")]
-    for how in ([], ["view"]):
-        done = start(*LAUNCH, str(rank), script, *how)
-        lines = done.stdout.splitlines()
-        assert [line for line in lines if line.startswith("epoch")] == host
-        assert sum("on Tesla T4 cuda:" in line for line in lines) == 2, done.stdout
-        assert "Error" not in done.stderr
+    done = start(*LAUNCH, str(rank), script, "view")
+    lines = done.stdout.splitlines()
+    assert len(host) == 2
+    assert [line for line in lines if line.startswith("epoch")] == host
+    assert sum("on Tesla T4 cuda:" in line for line in lines) == 2, done.stdout
+    assert "Error" not in done.stderr
 
 
 @pytest.mark.slow
 def test_spawned_processes_have_the_same_gpus():
     done = start(str(SCRIPTS / "ddp_spawn.py"), GPUS="2")
-    assert sorted(done.stdout.splitlines()) == ["rank 0: nccl on cuda:0", "rank 1: nccl on cuda:1"]
+    assert sorted(filter(None, done.stdout.splitlines())) == ["rank 0: nccl on cuda:0", "rank 1: nccl on cuda:1"]

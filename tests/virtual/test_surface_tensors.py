@@ -201,18 +201,6 @@ def test_gradients_of_gradients_flow_too(computing):
     )
 
 
-def test_a_gradient_belongs_where_its_tensor_is(gpu):
-    weight, host = nn.Linear(2, 2).cuda().weight, nn.Linear(2, 2).weight
-    for tensor, grad in ((weight, torch.ones(2, 2)), (host, torch.ones(2, 2, device="cuda"))):
-        with pytest.raises(RuntimeError, match=f"assign a gradient with device type '{grad.device.type}'"):
-            tensor.grad = grad
-        assert tensor.grad is None
-    weight.grad = torch.ones(2, 2, device="cuda")
-    assert weight.grad.is_cuda
-    weight.grad = None
-    assert weight.grad is None
-
-
 def test_hooks_and_retained_gradients_see_the_gpu(computing):
     seen = []
     x = torch.ones(2, device="cuda", requires_grad=True)

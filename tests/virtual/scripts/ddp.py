@@ -73,8 +73,12 @@ def main():
     sampler = DistributedSampler(dataset, shuffle=True)
     loader = DataLoader(dataset, batch_size=4, sampler=sampler, pin_memory=on_gpu)
     model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3)).to(device)
+    if on_gpu:
+        held, size = torch.cuda.memory_allocated(), sum(p.nbytes for p in model.parameters())
     ids = [local_rank] if on_gpu else None
     ddp = DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view="view" in sys.argv)
+    if on_gpu:  # the buckets of the gradients are as large as the parameters
+        assert size <= torch.cuda.memory_allocated() - held <= size + 8192
     optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-2)
     scaler = torch.amp.GradScaler(device.type, enabled="amp" in sys.argv)
     losses = []
