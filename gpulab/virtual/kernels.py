@@ -359,7 +359,7 @@ def _reduced_loss(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs
 
 def _pack_padded(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """The sizes of the packed steps are for the host; where there are no values, the lengths are there all the same."""
-    padded, lengths, batch_first = args
+    padded, lengths, _ = args
     with backing:
         if gpu.compute:
             data, sizes = func._op(*args)

@@ -156,7 +156,8 @@ def _legacy(dtype: torch.dtype, where: Any, *args: Any, device: Any = None) -> T
     """What `torch.cuda.FloatTensor(…)` makes of sizes, of a sequence, or of nothing."""
     where = where if device is None else device
     if len(args) == 3 and all(isinstance(part, Tensor) for part in args[:2]):
-        return torch.sparse_coo_tensor(*args, dtype=dtype, device=where, check_invariants=False)  # the constructor of a sparse type
+        # the constructor of a sparse type
+        return torch.sparse_coo_tensor(*args, dtype=dtype, device=where, check_invariants=False)
     if len(args) == 1 and not isinstance(args[0], (int, torch.Size)):
         return tensor(args[0], dtype=dtype, device=where)
     return torch.empty(*args, dtype=dtype, device=where) if args else torch.empty(0, dtype=dtype, device=where)

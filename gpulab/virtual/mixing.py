@@ -319,7 +319,13 @@ def _taken(func: Any, given: dict[str, Any]) -> None:
     """It reads what is on the host there, or copies it over."""
 
 
+def _index_fill(func: Any, given: dict[str, Any]) -> None:
+    """Behind `x[index, 0] = 0`, which takes an index of the host; on CUDA, `index_fill_` by that name would not."""
+    _index(func, {"self": given["self"], "indices": [given["index"]]})
+
+
 _OWN: dict[str, Check] = {
+    "index_fill_": _index_fill,
     "index": _index,
     "_unsafe_index": _index,
     "index_put": _index,

@@ -123,7 +123,9 @@ def _turned(device: Device, x: Tensor, weight: Tensor, groups: int, parts: Any) 
     point = all(size == 1 for size in weight.shape[2:])
     if point and device.spec.capability < (8, 0):
         return []
-    return [[sum(part.nbytes for part in parts if part is not None and not (point and part.shape == weight.shape)) + 16]]
+    return [
+        [sum(part.nbytes for part in parts if part is not None and not (point and part.shape == weight.shape)) + 16]
+    ]
 
 
 def _convolution_backward(device: Device, args: Any, out: Any) -> list[Any]:

@@ -65,8 +65,8 @@ def test_every_section_runs_there_and_its_bytes_are_predicted(environment, tmp_p
     assert [pair for pair in predict.allocator(recording) if pair.recorded != pair.predicted] == []
     assert [pair for pair in predict.saved(recording) if pair.recorded != pair.predicted] == []
     for step in predict.steps(recording, lambda row: row["mode"] in ("fp32", "amp_bf16")):
-        assert abs(step.allocated.error) < 0.001, step.name
-        assert abs(step.allocated_without_cudnn.error) < 0.01, step.name
+        assert abs(step.allocated.error) < 0.03, step.name
+        assert abs(step.allocated_without_cudnn.error) < 0.03, step.name
 
 
 def test_the_command_sees_that_no_kernel_runs_and_measures_nothing(environment, tmp_path):
