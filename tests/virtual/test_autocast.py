@@ -1,4 +1,4 @@
-"""CUDA's autocast on the virtual GPU: the lists are PyTorch's, casts of weights are remembered as long as PyTorch does."""
+"""CUDA's autocast on the virtual GPU: the lists are PyTorch's, and casts of weights last as long as there."""
 
 import pytest
 import torch
@@ -25,7 +25,8 @@ def listed():
 
 
 def test_the_lists_are_those_that_pytorch_has_registered_for_cuda():
-    registered = set(torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCUDA"))
+    found = torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCUDA")
+    registered = {name for name in found if name.startswith("aten::")}  # torchvision adds some for detection
     assert registered - listed() == ELSEWHERE
     # An older torch may know fewer; a newer one that drops one makes this fail.
     assert listed() - registered <= {"aten::rms_norm", "aten::linalg_matrix_sqrth", "aten::linalg_vecdot"}

@@ -374,5 +374,5 @@ def test_every_gpu_has_properties_and_unknown_ones_say_so():
             assert (found.name, found.total_memory) == (torch.cuda.get_device_name(), torch.cuda.mem_get_info()[1])
             assert (found.major, found.minor) == torch.cuda.get_device_capability()
             assert "virtual" in repr(found)
-            with pytest.raises(AttributeError, match="'L2_cache_size' of a virtual .* is not known"):
+            with pytest.raises(AttributeError, match=r"'L2_cache_size' of a virtual .* is not known"):
                 _ = found.L2_cache_size
