@@ -74,6 +74,7 @@ def one_round() -> None:
             thread.start()
             thread.join()
             gc.collect()
+            torch._C._cuda_clearCublasWorkspaces()  # an older torch keeps them
             left = torch.cuda.memory_allocated()
         if left:
             raise RuntimeError(f"{left} bytes stayed allocated on the virtual GPU")

@@ -26,7 +26,8 @@ def listed():
 
 def test_the_lists_are_those_that_pytorch_has_registered_for_cuda():
     found = torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCUDA")
-    registered = {name for name in found if name.startswith("aten::")}  # torchvision adds some for detection
+    # torchvision adds some for detection; up to 2.14 there were overloads for named tensors
+    registered = {name for name in found if name.startswith("aten::") and "imname" not in name and "names_" not in name}
     assert registered - listed() == ELSEWHERE
     # An older torch may know fewer; a newer one that drops one makes this fail.
     assert listed() - registered <= {"aten::rms_norm", "aten::linalg_matrix_sqrth", "aten::linalg_vecdot"}
@@ -69,9 +70,8 @@ def test_a_weight_is_cast_once_per_block_and_the_copy_ends_with_it():
     with VirtualGPU("T4"):
         layer = torch.nn.Linear(256, 256, bias=False, device="cuda")
         x = torch.ones(8, 256, device="cuda")
+        layer(x)  # an older torch keeps cuBLAS's workspace
         start = torch.cuda.memory_allocated()
-        with torch.no_grad(), torch.autocast("cuda", dtype=torch.float16):
-            pass
         with torch.autocast("cuda", dtype=torch.float16):
             layer(x)
             once = torch.cuda.memory_allocated()
@@ -85,6 +85,7 @@ def test_a_weight_is_cast_once_per_block_and_the_copy_ends_with_it():
 def test_without_the_cache_nothing_is_kept():
     with VirtualGPU("T4"):
         layer, x = torch.nn.Linear(256, 256, bias=False, device="cuda"), torch.ones(8, 256, device="cuda")
+        layer(x)
         start = torch.cuda.memory_allocated()
         with torch.autocast("cuda", dtype=torch.float16, cache_enabled=False):
             layer(x)
