@@ -257,7 +257,7 @@ def test_a_gpu_that_fails_at_its_first_tensor_is_replaced_by_the_virtual_one_wit
     def ones(*size: int, device: str) -> torch.Tensor:
         raise error
 
-    machine.setup("virtual:T4")
+    machine.setup("virtual:T4").close()  # what follows replaces PyTorch's functions, not the virtual GPU's
     strict = shown.text
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch, "ones", ones)

@@ -234,11 +234,12 @@ def test_two_ranks_under_torchrun_train_with_the_losses_of_gloo(tmp_path):
     lines = done.stdout.splitlines()
     assert len(host) == 2
     assert [line for line in lines if line.startswith("epoch")] == host
-    assert sum("on Tesla T4 cuda:" in line for line in lines) == 2, done.stdout
+    assert done.stdout.count("on Tesla T4 cuda:") == 2, done.stdout  # two processes may write into one line
     assert "Error" not in done.stderr
 
 
 @pytest.mark.slow
 def test_spawned_processes_have_the_same_gpus():
     done = start(str(SCRIPTS / "ddp_spawn.py"), GPUS="2")
-    assert sorted(filter(None, done.stdout.splitlines())) == ["rank 0: nccl on cuda:0", "rank 1: nccl on cuda:1"]
+    for rank in range(2):  # two processes may write into one line
+        assert done.stdout.count(f"rank {rank}: nccl on cuda:{rank}") == 1, done.stdout

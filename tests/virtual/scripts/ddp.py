@@ -1,5 +1,6 @@
 """DistributedDataParallel as torchrun starts it: one process per GPU."""
 
+import gc
 import os
 import sys
 
@@ -72,13 +73,13 @@ def main():
     dataset = TensorDataset(torch.randn(32, 8, generator=generator), torch.randint(0, 3, (32,), generator=generator))
     sampler = DistributedSampler(dataset, shuffle=True)
     loader = DataLoader(dataset, batch_size=4, sampler=sampler, pin_memory=on_gpu)
-    model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3)).to(device)
+    model = nn.Sequential(nn.Linear(8, 1024), nn.BatchNorm1d(1024), nn.ReLU(), nn.Linear(1024, 3)).to(device)
     if on_gpu:
         held, size = torch.cuda.memory_allocated(), sum(p.nbytes for p in model.parameters())
     ids = [local_rank] if on_gpu else None
     ddp = DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view="view" in sys.argv)
     if on_gpu:  # the buckets of the gradients are as large as the parameters
-        assert size <= torch.cuda.memory_allocated() - held <= size + 8192
+        assert size / 2 <= torch.cuda.memory_allocated() - held <= 2 * size  # what was sent before may go meanwhile
     optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-2)
     scaler = torch.amp.GradScaler(device.type, enabled="amp" in sys.argv)
     losses = []
@@ -119,6 +120,8 @@ def main():
         peak = torch.cuda.max_memory_allocated()
         print(f"rank {rank} of {world} on {torch.cuda.get_device_name()} {device}: {peak} bytes")
     dist.barrier()
+    del ddp  # with it alive, a process of PyTorch over gloo can abort at its end, also without a virtual GPU
+    gc.collect()
     dist.destroy_process_group()
 
 

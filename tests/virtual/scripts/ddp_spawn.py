@@ -1,5 +1,6 @@
 """DistributedDataParallel as `mp.spawn` starts it, with a free port."""
 
+import gc
 import os
 import socket
 
@@ -26,6 +27,8 @@ def worker(rank, world, port):
     dist.all_gather(weights, model.module.weight.detach())
     assert torch.equal(*weights)
     print(f"rank {rank}: {dist.get_backend()} on {model.module.weight.device}", flush=True)
+    del model  # with it alive, a process of PyTorch over gloo can abort at its end, also without a virtual GPU
+    gc.collect()
     dist.destroy_process_group()
 
 
