@@ -17,6 +17,8 @@ def figures(*, quick: bool) -> Iterator[tuple[str, float, str, float | None, str
     yield from steps(batch=8, side=64 if quick else 224, rounds=2 if quick else 7)
     yield from single_operations(repeats=2_000 if quick else 20_000)
     yield from tracker(repeats=300 if quick else 3_000)
+    if not quick:
+        yield from accuracy()
 
 
 def steps(batch: int, side: int, rounds: int) -> Iterator[tuple[str, float, str, float | None, str]]:
@@ -121,6 +123,21 @@ def tracker(repeats: int) -> Iterator[tuple[str, float, str, float | None, str]]
         whole = _per_call(use, repeats)
         waiting = _per_call(torch.cuda.synchronize, repeats)
     yield "GPUMemoryTracker, enter and exit on the virtual GPU", whole - 2 * waiting, "us", 10.0, "beyond synchronize"
+
+
+def accuracy() -> Iterator[tuple[str, float, str, float | None, str]]:
+    """How far predicted peaks of training steps are from those of PyTorch's CUDA code on a T4 of the stand-in."""
+    from accuracy import stand_in_rows
+
+    rows = list(stand_in_rows("7.5"))
+    note = f"{len(rows)} training steps; the whole table: tools/accuracy.py"
+    for name, target, pairs in (
+        ("peak allocated", 3.0, [row.allocated for row in rows]),
+        ("peak reserved", 5.0, [row.reserved for row in rows]),
+    ):
+        errors = [100 * abs(pair.error) for pair in pairs]
+        yield f"prediction of {name}, median error", statistics.median(errors), "%", target, note
+        yield f"prediction of {name}, worst error", max(errors), "%", 8.0 if "allocated" in name else None, note
 
 
 def _seconds(action: Callable[[], Any]) -> float:
