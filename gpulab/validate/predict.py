@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..virtual import rates, state
 from ..virtual.gpu import VirtualGPU
 from ..virtual.specs import SPECS, Spec
-from . import memory
+from . import memory, speed
 from .models import by_name
 from .operators import MODES, operators
 
@@ -74,6 +75,18 @@ class Trained:
     def reserved(self) -> Pair:
         return Pair(self.name, self.row["peak"][1], self.predicted["peak"][1])
 
+    @property
+    def time(self) -> Pair | None:
+        """Milliseconds of the step on the device's clock, None where they were not recorded."""
+        if "step_ms" not in self.row:
+            return None
+        return Pair(f"{self.name} ms", self.row["step_ms"], self.predicted["step_ms"])
+
+    @property
+    def launch_bound(self) -> bool:
+        """Whether, as predicted, the GPU waits for launches for more than half of the step."""
+        return bool(self.predicted["busy_ms"] < self.predicted["step_ms"] / 2)
+
 
 def recordings() -> list[Path]:
     """Those that the package holds, by name."""
@@ -116,6 +129,8 @@ def virtual(recording: Mapping[str, Any], settings: str | None = None) -> Iterat
     scope = VirtualGPU(spec.name, compute=False, settings=settings)
     scope.spec = spec
     scope.keeps_workspaces = keeps_workspaces(device)
+    if is_of_a_gpu(recording):
+        scope.rates = rates.recorded(spec, recording)  # its microbenchmarks; never the steps that are predicted
     # On a stand-in for the driver cuDNN asks for no workspaces.
     scope.plans_convolutions = not str(recording.get("kind", "")).startswith("PyTorch's CUDA code")
     with warnings.catch_warnings(), scope:
@@ -184,4 +199,14 @@ def _steps(rows: Sequence[Mapping[str, Any]], only: Callable[[Mapping[str, Any]]
         if "error" in row or row["model"] not in known or row["mode"] not in memory.STEP_MODES or not only(row):
             continue
         step = memory.Step(known[row["model"]], row["batch"], row["mode"], row["optimizer"])
-        yield Trained(row, memory.trained(step, cudnn="cudnn_at_peak" in row), row.get("cudnn_at_peak"))
+        then = _timed if "step_ms" in row else None
+        yield Trained(row, memory.trained(step, cudnn="cudnn_at_peak" in row, then=then), row.get("cudnn_at_peak"))
+
+
+def _timed(step: Callable[[], None]) -> dict[str, float]:
+    """Milliseconds of a step, and those of them in which kernels run."""
+    gpu = state.current
+    assert gpu is not None
+    busy = gpu.clock.busy()
+    step()
+    return {"busy_ms": (gpu.clock.busy() - busy) * 1e3, "step_ms": speed.timed(step, 3, 1)}

@@ -183,7 +183,7 @@ class CachingAllocator(Segments):
 
     def memory_info(self) -> tuple[int, int]:
         """Free and total bytes, as cudaMemGetInfo gives them."""
-        return self._memory.free_bytes, self._memory.capacity_bytes
+        return self.memory.free_bytes, self.memory.capacity_bytes
 
     def memory_stats(self) -> dict[str, int]:
         """What `torch.cuda.memory_stats` gives."""

@@ -141,7 +141,6 @@ class _NoPlans:
 class _Surface:
     def __init__(self, gpu: VirtualGPU) -> None:
         self.gpu = gpu
-        self.sync_debug_mode = 0
         for device in gpu.devices:
             if type(device.generator) is not streams.Generator:
                 generator = streams.Generator(device.name)
@@ -212,7 +211,11 @@ class _Surface:
         self._device().synchronize()
 
     def _cuda_sleep(self, cycles: int) -> None:
-        """Operations take no time here yet."""
+        """A kernel that does nothing for so many cycles of the GPU's clock."""
+        device = self._device()
+        spec = device.spec
+        hertz = (spec.tflops["fp32"] or 1.0) * 1e12 / (2 * spec.fp32_lanes)
+        device.timer.kernel(device.stream, cycles / hertz, "_sleep")
 
     def _cuda_ipc_collect(self) -> None:
         """Nothing is shared between processes."""
@@ -222,10 +225,10 @@ class _Surface:
             device.workspaces.clear()
 
     def _cuda_set_sync_debug_mode(self, mode: int) -> None:
-        self.sync_debug_mode = mode
+        self.gpu.sync_debug_mode = mode
 
     def _cuda_get_sync_debug_mode(self) -> int:
-        return self.sync_debug_mode
+        return self.gpu.sync_debug_mode
 
     def is_bf16_supported(self, including_emulation: bool = True) -> bool:
         """As PyTorch answers: emulation counts unless it is told otherwise."""

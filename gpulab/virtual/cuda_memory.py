@@ -126,9 +126,7 @@ class Memory:
 
     def _cuda_emptyCache(self) -> None:
         for each in self.gpu.devices:
-            with self._drained(each.index) as device:
-                device.synchronize()
-                device.allocator.empty_cache()
+            each.empty_cache()
 
     def _cuda_setMemoryFraction(self, fraction: float, index: int) -> None:
         with self._drained(index) as device:

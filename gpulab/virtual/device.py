@@ -9,12 +9,13 @@ import os
 import threading
 from collections import deque
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from .allocator import CachingAllocator
 from .blocks import Block
+from .clock import DeviceClock
 from .labels import NAME, Label
 from .out_of_memory import OutOfMemory
 from .settings import Settings
@@ -52,17 +53,32 @@ def _ask_host(nbytes: int) -> None:
         )
 
 
+class Observer(Protocol):
+    """Who is told of every block as it is allocated and freed, under the device's lock, and changes nothing."""
+
+    def allocated(self, block: Block) -> None: ...
+
+    def freed(self, block: Block) -> None:
+        """Called before the block is given back: its size still stands."""
+
+    def took_beside(self, block: Block | None) -> None:
+        """A block that a kernel took beside its results, after `allocated`; None for 0 bytes."""
+
+
 class Device:
     """The GPU with number `index` of a scope."""
 
-    def __init__(self, index: int, spec: Spec, settings: Settings, *, compute: bool) -> None:
+    def __init__(self, index: int, spec: Spec, settings: Settings, timer: DeviceClock, *, compute: bool) -> None:
         self.index = index
+        self.timer = timer
         self.spec = spec
         self.compute = compute
         self.active = True
         self.name = torch.device("cuda", index)
         self.backing = torch.device("cpu" if compute else "meta")
         self.allocator = CachingAllocator(spec.memory_bytes, settings, context_bytes=CONTEXT_BYTES, device=index)
+        self._memory = self.allocator.memory
+        self._calls = 0
         self.pending: deque[Block | None] = deque()
         self.lock = threading.RLock()
         self.generator = torch.Generator()
@@ -71,8 +87,10 @@ class Device:
         self.plans_convolutions = True
         self.workspaces: dict[Any, Label | None] = {}
         self.fault: str | None = None
+        self.blocking = os.environ.get("CUDA_LAUNCH_BLOCKING") == "1"  # the host waits for every kernel
         self.raw: dict[int, Label] = {}
         self.history: Any = None
+        self.observer: Observer | None = None
 
     def __repr__(self) -> str:
         return f"<virtual {self.spec.name}, cuda:{self.index}>"
@@ -95,6 +113,8 @@ class Device:
             if block is not None and block.allocated:
                 if self.history is not None:
                     self.history.freed(block)
+                if self.observer is not None:
+                    self.observer.freed(block)
                 free(block)
 
     def allocate(self, nbytes: int) -> Label:
@@ -102,6 +122,7 @@ class Device:
 
         With values, what the GPU holds lies in this machine's memory: where that ends first, MemoryError says so.
         """
+        memory = self._memory
         with self.lock:
             if self.pending:
                 self.drain()
@@ -113,16 +134,37 @@ class Device:
                     self.history.out_of_memory(error.shortage)
                 failed = torch.OutOfMemoryError(text)
             else:
+                if memory.calls != self._calls:
+                    self._spend_calls()
                 label = Label(self, block, nbytes)
                 if nbytes >= _WORTH_ASKING and self.compute:
                     _ask_host(nbytes)
                 if self.history is not None and block is not None:
                     self.history.allocated(block)
+                if self.observer is not None and block is not None:
+                    self.observer.allocated(block)
                 return label
         try:
             raise failed
         finally:
             del failed  # it knows this frame: both, and all callers' tensors, would live until Python looks for cycles
+
+    def empty_cache(self) -> None:
+        """Give back what is cached; the driver waits for all kernels first."""
+        with self.lock:
+            self.drain()
+            if self.fault is not None:
+                self.raise_fault()
+            self.allocator.empty_cache()
+            if self._memory.calls != self._calls:
+                self.timer.synchronize()
+                self._spend_calls()
+
+    def _spend_calls(self) -> None:
+        """The host's time for taking memory from the driver, and giving it back."""
+        clock = self.timer.clock
+        clock.spend((self._memory.calls - self._calls) * clock.rates.malloc_us * 1e-6)
+        self._calls = self._memory.calls
 
     def put(self, storage: Any) -> None:
         """Label a storage that has appeared on this GPU."""
@@ -139,24 +181,26 @@ class Device:
                 self.touch(size)
             else:
                 held.append(self.allocate(size))
+                if self.observer is not None:
+                    self.observer.took_beside(held[-1].block)
         held.clear()
 
     def fail(self, assertion: str) -> None:
         """A kernel's assertion has failed: every synchronisation from now on says so."""
         self.fault = assertion
-        if _blocking():
-            self.synchronize()
+        if self.blocking:
+            self.raise_fault()
 
-    def synchronize(self) -> None:
-        """Wait for all kernels; raises torch.AcceleratorError if one of them has failed."""
+    def raise_fault(self) -> None:
+        """Raise torch.AcceleratorError if a kernel has failed."""
         if self.fault is not None:
-            raise torch.AcceleratorError(DEVICE_ASSERT + ("" if _blocking() else MAY_BE_LATE))
+            raise torch.AcceleratorError(DEVICE_ASSERT + ("" if self.blocking else MAY_BE_LATE))
+
+    def synchronize(self, stream: int | None = None) -> None:
+        """Wait for the kernels of one stream or of all; raises torch.AcceleratorError if one of them has failed."""
+        self.timer.synchronize(stream)
+        self.raise_fault()
 
     def close(self) -> None:
         self.active = False
         self.workspaces.clear()
-
-
-def _blocking() -> bool:
-    """Whether the host waits for every kernel."""
-    return os.environ.get("CUDA_LAUNCH_BLOCKING") == "1"

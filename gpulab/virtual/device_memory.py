@@ -17,6 +17,7 @@ class DeviceMemory:
         self.capacity_bytes = capacity_bytes
         self.context_bytes = context_bytes
         self.taken_bytes = 0
+        self.calls = 0  # of the driver, to take memory or to give it back
         self._next_address = _FIRST_ADDRESS
 
     @property
@@ -28,11 +29,13 @@ class DeviceMemory:
         if size > self.free_bytes:
             return False
         self.taken_bytes += size
+        self.calls += 1
         return True
 
     def give(self, size: int) -> None:
         """Give physical memory back."""
         self.taken_bytes -= size
+        self.calls += 1
 
     def reserve(self, size: int, alignment: int) -> int:
         """The first of `size` addresses that nothing else has."""

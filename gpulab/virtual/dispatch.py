@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from . import checks, engine, kernels, mixing, state, temporaries
+from . import checks, cost, crossing, engine, kernels, mixing, state, temporaries
 from .labels import FLOATING, NAME, PINNED, STAYS, device_of, parts_of, storage_of
 from .state import backing, thread
 
@@ -59,6 +59,8 @@ def _plan(func: Any) -> Run:
         return _run_factory
     if func is torch.ops.aten.add.Tensor:
         return _run_add
+    if name.startswith(("aten::index.Tensor", "aten::index_put", "aten::_index_put_impl_", "aten::_unsafe_index")):
+        return _run_indexing
     if func in kernels.HANDLERS:
         return _run_handled
     if torch.Tag.nondeterministic_seeded in func.tags:
@@ -86,9 +88,9 @@ def _run_plainly(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict
         return func._op(*args, **kwargs)
 
 
-def _run(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The general case: find the GPU among the arguments, run, label what is new."""
-    # This is the path of most operations: what is below is written out for speed.
+def _run(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], handler: Any = None) -> Any:
+    """The general case: find the GPU among the arguments, run, label what is new, let the time pass that it takes."""
+    # This is the path of most operations: what is below is `_look`, written out for speed.
     device = host = floating = None
     for item in args:
         if isinstance(item, Tensor):
@@ -111,17 +113,23 @@ def _run(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
     if kwargs:
         device, host, floating = _look(kwargs.values(), device, host, floating)
     if device is None:
+        if handler is not None:
+            kernels.check_host_generator(kwargs)
         out = func._op(*args, **kwargs)
         if floating is not None and (host is None or not host.dim()):
             _float(out)
         return out
-    if host is not None:
+    clock = gpu.clock
+    entered = clock.enter()
+    if host is not None and func not in kernels.HOSTED:
         args, kwargs = mixing.settle(gpu, device, func, args, kwargs)
     if floating is not None:
         _join(device, floating)
     if device.fault is not None:
-        device.synchronize()
-    if gpu.compute:
+        device.raise_fault()
+    if handler is not None:
+        out = handler(gpu, device, func, args, kwargs)
+    elif gpu.compute:
         try:
             out = func._op(*args, **kwargs)
         except (RuntimeError, IndexError) as error:
@@ -140,6 +148,8 @@ def _run(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
         place(device, out)
     if func in temporaries.OF and gpu.mirror:
         device.touch(temporaries.OF[func](device, args, out))
+    cost.charge(device, func, args, out)
+    clock.leave(entered)
     return out
 
 
@@ -243,22 +253,7 @@ def _run_composite(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: di
 
 def _run_handled(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """An operation whose kernel on the GPU gives other tensors than the CPU's, or takes random numbers."""
-    device, host, floating = _look([*args, *kwargs.values()], None, None, None)
-    if device is None:
-        kernels.check_host_generator(kwargs)
-        return func._op(*args, **kwargs)
-    if host is not None and func not in kernels.HOSTED:
-        args, kwargs = mixing.settle(gpu, device, func, args, kwargs)
-    if floating is not None:
-        _join(device, floating)
-    if device.fault is not None:
-        device.synchronize()
-    out = kernels.HANDLERS[func](gpu, device, func, args, kwargs)
-    place(device, out)
-    temporary = temporaries.OF.get(func)
-    if temporary is not None and gpu.mirror:
-        device.touch(temporary(device, args, out))
-    return out
+    return _run(gpu, func, args, kwargs, kernels.HANDLERS[func])
 
 
 def _run_copy(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -266,13 +261,18 @@ def _run_copy(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[st
     device, _, floating = _look(args, None, None, None)
     if device is None:
         return func._op(*args, **kwargs)
+    entered = gpu.clock.enter()
     if floating is not None:
         _join(device, floating)
     if device.fault is not None:
-        device.synchronize()
-    if gpu.compute:
-        return func._op(*args, **kwargs)
-    return kernels.copy_without_values(gpu, func, args, kwargs)
+        device.raise_fault()
+    out = func._op(*args, **kwargs) if gpu.compute else kernels.copy_without_values(gpu, func, args, kwargs)
+    non_blocking = bool(kwargs.get("non_blocking", args[2] if len(args) > 2 else False))
+    pairs = zip(*args[:2], strict=True) if isinstance(args[0], (list, tuple)) else [args[:2]]
+    for into, source in pairs:
+        crossing.charge(into, source, non_blocking=non_blocking)
+    gpu.clock.leave(entered)
+    return out
 
 
 def _run_resizing(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -300,10 +300,22 @@ def _run_synchronising(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs
     _, other, _ = _look(args, None, None, None)
     if other is not None:
         mixing.settle(gpu, device, func, args, kwargs)
-    device.synchronize()
-    if not gpu.compute:
-        return kernels.unknown_value(gpu, func, args)
-    return _run(gpu, func, args, kwargs)
+    device.raise_fault()
+    out = _run(gpu, func, args, kwargs) if gpu.compute else kernels.unknown_value(gpu, func, args)
+    crossing.read_back(device)
+    return out
+
+
+def _run_indexing(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Where a mask is among the indices, the host waits for the number of elements that it takes."""
+    out = _run(gpu, func, args, kwargs)
+    for index in args[1]:
+        if index is not None and index.dtype in (torch.bool, torch.uint8):
+            device = device_of(args[0])
+            if device is not None:
+                crossing.read_back(device)
+            break
+    return out
 
 
 def _run_factory(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -313,7 +325,7 @@ def _run_factory(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict
     if wanted is None:
         if pinned:
             return _pinned(func, args, kwargs)
-        return _run_seeded(gpu, func, args, kwargs)
+        return _run_like(gpu, func, args, kwargs)
     if wanted.type == "cuda":
         device = gpu.device(wanted.index)
         if pinned:
@@ -335,7 +347,7 @@ def _run_factory(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict
     return func._op(*args, **kwargs)
 
 
-def _run_seeded(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _run_like(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A factory without a device: on the GPU if it is made like a tensor there."""
     device, _, _ = _look(args, None, None, None)
     if device is None:
@@ -352,8 +364,9 @@ def _pinned(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def create(gpu: VirtualGPU, device: Device, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run an operation with `device=`; its memory is taken before its values are written."""
+    entered = gpu.clock.enter()
     if device.fault is not None:
-        device.synchronize()
+        device.raise_fault()
     generator = kwargs.get("generator")
     if generator is not None:
         kernels.check_generator(generator, device)
@@ -366,6 +379,7 @@ def create(gpu: VirtualGPU, device: Device, func: Any, args: tuple[Any, ...], kw
             )
             if not gpu.compute:
                 place(device, shapes)
+                _charge_new(gpu, device, func, args, kwargs, shapes, entered)
                 return shapes
             if shapes.layout is torch.strided:
                 label = device.allocate(_storage(shapes).nbytes())
@@ -377,7 +391,17 @@ def create(gpu: VirtualGPU, device: Device, func: Any, args: tuple[Any, ...], kw
         if storage._gpulab is None and storage.nbytes() == label.nbytes:
             storage._gpulab = label
     place(device, out)
+    _charge_new(gpu, device, func, args, kwargs, out, entered)
     return out
+
+
+def _charge_new(gpu: VirtualGPU, device: Device, func: Any, args: Any, kwargs: Any, out: Any, entered: float) -> None:
+    """The time of a factory: that of a copy from elsewhere, or of a kernel that fills what is new."""
+    if func is torch.ops.aten._to_copy.default and device_of(args[0]) is not device:
+        crossing.charge(out, args[0], non_blocking=bool(kwargs.get("non_blocking")))
+    else:
+        cost.charge(device, func, args, out)
+    gpu.clock.leave(entered)
 
 
 def _with(kwargs: dict[str, Any], *, device: Any, generator: Any) -> dict[str, Any]:

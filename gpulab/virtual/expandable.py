@@ -30,7 +30,7 @@ class Expandable:
         self._pool = pool
         self._page = page
         self._alignment = alignment
-        self._memory = memory
+        self.memory = memory
         self._heads = heads
         self._account = account
         self._unmapped: list[Block] = []
@@ -67,7 +67,7 @@ class Expandable:
                 found = found.next
             if room >= size:
                 return first
-        address = self._memory.reserve(self._length, self._alignment)
+        address = self.memory.reserve(self._length, self._alignment)
         block = self._heads[address] = Block(address, self._length, self._pool, None, None)
         block.state = UNMAPPED
         insort(self._unmapped, block, key=_by_address)
@@ -76,7 +76,7 @@ class Expandable:
     def _map(self, block: Block, size: int) -> bool:
         """Back the first pages of an unmapped block with memory, and join them with free neighbours."""
         address, length = block.address, self._up(size)
-        if not self._memory.take(length):
+        if not self.memory.take(length):
             return False
         self._unmapped.remove(block)
         if length < block.size:
@@ -111,7 +111,7 @@ class Expandable:
                 self._unmapped.remove(neighbour)
                 self._absorb(block, neighbour)
         insort(self._unmapped, block, key=_by_address)
-        self._memory.give(last - first)
+        self.memory.give(last - first)
         self._account("segment_unmap", self._pool, first, last - first)
         if block.prev is None and block.next is None:
             self._unmapped.remove(block)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from . import cost
 from .labels import device_of
 from .state import backing
 
@@ -32,6 +33,8 @@ def norm(tensor: Tensor, shape: list[int], weight: Tensor | None, eps: float | N
         rstd = (wide.pow(2).mean(dims, keepdim=True) + (torch.finfo(tensor.dtype).eps if eps is None else eps)).rsqrt()
         out = wide * rstd
         out = (out if weight is None else out * weight.detach()).to(tensor.dtype)
+    if device is not None:
+        cost.fused(device, "rms_norm", tensor, out)
     return _placed(device, out, rstd)
 
 
@@ -47,4 +50,6 @@ def norm_backward(grad: Tensor, tensor: Tensor, shape: list[int], rstd: Tensor, 
         if weight is not None:
             summed = (of_out * normal).flatten(0, dims[0] - 1).sum(0) if dims[0] else of_out * normal
             of_weight = summed.to(weight.dtype)
+    if device is not None:
+        cost.fused(device, "rms_norm_backward", grad, tensor, of_tensor)
     return _placed(device, of_tensor, of_weight)

@@ -13,11 +13,13 @@ from types import TracebackType
 
 import torch
 
-from . import kernels, state, temporaries, threads
+from . import kernels, rates, state, temporaries, threads
+from .clock import Clock
 from .device import Device
 from .patches import Patches
 from .settings import Settings
 from .specs import Spec, spec
+from .timeline import Timeline, recording
 
 
 class VirtualGPU:
@@ -25,6 +27,8 @@ class VirtualGPU:
 
     `gpu` is a name such as "T4". With `compute=False` tensors have shapes and no values: models larger than the
     machine can be planned. `settings` has the syntax of PYTORCH_CUDA_ALLOC_CONF, which is read without it.
+    `counts_host=True` lets the time that this machine spends between the operations count as the host's: what waits
+    for data shows, and times no longer repeat exactly.
     `mirror=False` switches off what the GPU's kernels keep differently from the CPU's, and its libraries' workspaces:
     plain bookkeeping of what PyTorch does here.
 
@@ -39,6 +43,7 @@ class VirtualGPU:
         compute: bool = True,
         settings: str | None = None,
         mirror: bool = True,
+        counts_host: bool = False,
     ) -> None:
         if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= 64:
             raise ValueError(f"count must be a whole number of GPUs from 1 to 64, not {count!r}")
@@ -48,6 +53,10 @@ class VirtualGPU:
         self.backing = torch.device("cpu" if compute else "meta")
         self.plans_convolutions = True  # False leaves out the workspaces of cuDNN's convolutions
         self.keeps_workspaces = temporaries.keeps_workspaces()
+        self.counts_host = bool(counts_host)
+        self.rates = rates.of(self.spec.name)
+        self.clock = Clock(count, self.rates)
+        self.sync_debug_mode = 0
         self.active = False
         self.told: set[str] = set()
         if settings is None:
@@ -71,7 +80,10 @@ class VirtualGPU:
         engine.prepare()
         if self.active:
             raise RuntimeError(f"{self!r} is in force already")
-        self.devices = [Device(i, self.spec, self.settings, compute=self.compute) for i in range(self._count)]
+        self.clock = Clock(self._count, self.rates, counts_host=self.counts_host)
+        self.devices = [
+            Device(i, self.spec, self.settings, self.clock.devices[i], compute=self.compute) for i in range(self._count)
+        ]
         for device in self.devices:
             device.keeps_workspaces = self.keeps_workspaces
             device.plans_convolutions = self.plans_convolutions
@@ -139,6 +151,10 @@ class VirtualGPU:
         finally:
             state.current = self
             self._resume()
+
+    def timeline(self) -> contextlib.AbstractContextManager[Timeline]:
+        """Record what the host and the GPUs do within a block: `with gpu.timeline() as timeline: …`."""
+        return recording(self.clock)
 
     # -- what the parts ask ------------------------------------------------------------------------------------------
 

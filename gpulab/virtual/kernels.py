@@ -213,16 +213,6 @@ def _matmul(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwar
         return (
             in_float(func, args, kwargs) if same and args[0].dtype in HALVES else plain(gpu, device, func, args, kwargs)
         )
-    if func in (aten.mm.default, aten.addmm.default, aten.bmm.default):
-        one, other = args[-2:]
-        if one.dtype is not other.dtype:
-            names = (
-                str(t.dtype).removeprefix("torch.").replace("float16", "half").replace("float32", "float")
-                for t in (one, other)
-            )
-            raise RuntimeError(
-                "mat1 and mat2 must have the same dtype, but got {} and {}".format(*(n.capitalize() for n in names))
-            )
     return plain(gpu, device, func, args, kwargs)
 
 
@@ -319,13 +309,18 @@ def _in_float_with_float_statistics(count: int) -> Callable[..., Any]:
     return run
 
 
-def _backward_in_float(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """The backward of such a norm: gradients in the dtype of what they are for."""
-    if not gpu.compute or args[0].dtype not in HALVES:
-        return plain(gpu, device, func, args, kwargs)
-    with backing:
-        wide = func._op(*map_tensors(lambda t: t.float() if t.dtype in HALVES else t, args), **kwargs)
-        return tuple(t.to(args[0].dtype) if isinstance(t, Tensor) else t for t in wide)
+def _backward_in_float(weight: int) -> Callable[..., Any]:
+    """The backward of such a norm: gradients in the dtype of what they are for, the weight is argument `weight`."""
+
+    def run(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
+        if not gpu.compute or args[0].dtype not in HALVES:
+            return plain(gpu, device, func, args, kwargs)
+        with backing:
+            wide = func._op(*map_tensors(lambda t: t.float() if t.dtype in HALVES else t, args), **kwargs)
+            dtypes = [args[0].dtype, *[args[0].dtype if args[weight] is None else args[weight].dtype] * 2]
+            return tuple(t.to(d) if isinstance(t, Tensor) else t for t, d in zip(wide, dtypes, strict=True))
+
+    return run
 
 
 def _batch_norm(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -394,9 +389,8 @@ HANDLERS |= {
     aten.log_sigmoid_backward.default: _log_sigmoid_backward,
     aten.mse_loss.default: _reduced_loss,
     aten.smooth_l1_loss.default: _reduced_loss,
-    aten.huber_loss.default: _reduced_loss,
-    aten.native_layer_norm_backward.default: _backward_in_float,
-    aten.native_batch_norm_backward.default: _backward_in_float,
+    aten.native_layer_norm_backward.default: _backward_in_float(5),
+    aten.native_batch_norm_backward.default: _backward_in_float(2),
     aten._scaled_dot_product_flash_attention.default: attention.flash_forward,
     aten._scaled_dot_product_flash_attention_backward.default: attention.flash_backward,
     aten._scaled_dot_product_efficient_attention.default: attention.efficient_forward,

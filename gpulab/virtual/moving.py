@@ -12,7 +12,7 @@ import torch
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
-from . import kernels, state
+from . import crossing, kernels, state
 from .labels import PINNED, parts_of, storage_of
 from .state import backing, thread
 
@@ -138,11 +138,19 @@ def move(tensor: Tensor, target: torch.device, dtype: Any, form: Any, non_blocki
         return torch.ops.aten._to_copy.default(
             tensor, dtype=dtype, device=target, non_blocking=non_blocking, memory_format=form
         )
-    gpu.device(tensor.device.index).synchronize()
+    entered = gpu.clock.enter()
+    gpu.device(tensor.device.index).raise_fault()
     with backing:
         if gpu.compute or target.type == "meta":
-            return tensor.to(target, dtype, copy=True, memory_format=form)
-        return _nothing(gpu, tensor, dtype)
+            out = tensor.to(target, dtype, copy=True, memory_format=form)
+        else:
+            out = _nothing(gpu, tensor, dtype)
+    if target.type != "meta":
+        if non_blocking:  # PyTorch then takes pinned memory for it, and does not wait
+            setattr(storage_of(out), PINNED, True)
+        crossing.charge(out, tensor, non_blocking=non_blocking)
+    gpu.clock.leave(entered)
+    return out
 
 
 def _nothing(gpu: VirtualGPU, tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -195,9 +203,13 @@ def pin_memory(self: Tensor, device: Any = None) -> Tensor:
         raise RuntimeError(f"cannot pin '{self.type()}' only dense CPU tensors can be pinned")
     if is_pinned(self):
         return self
+    clock = current().clock
+    entered = clock.enter()
     with backing:
         out = self.clone()
     setattr(storage_of(out), PINNED, True)
+    clock.leave(entered)
+    crossing.pin(out.nbytes)
     return out
 
 

@@ -41,7 +41,7 @@ class Segments:
         self.device = device
         self.statistics = Statistics()
         self.watch: Watcher | None = None
-        self._memory = memory
+        self.memory = memory
         self._heads: dict[int, Block] = {}  # a segment's address -> its first block
         self._small: dict[int, Pool] = {}  # stream -> pool
         self._large: dict[int, Pool] = {}
@@ -58,7 +58,7 @@ class Segments:
         """Allow no more reserved memory than this part of the capacity."""
         if not 0 <= fraction <= 1:
             raise ValueError(f"fraction is {fraction}; it must be from 0 to 1")
-        self._allowed = int(fraction * self._memory.capacity_bytes) if fraction < 1 else None
+        self._allowed = int(fraction * self.memory.capacity_bytes) if fraction < 1 else None
         # As in PyTorch, blocks are collected only under a fraction below 1: the threshold is a part of that part.
         self._collects = self._allowed is not None and self.settings.garbage_collection_threshold > 0
         self._choosy = self._collects or self._expands or self._max_split < _NO_LIMIT
@@ -86,7 +86,7 @@ class Segments:
         if self._expands:
             page = SMALL_SEGMENT if small else self._large_segment
             self._expandable[pool] = Expandable(
-                pool, page, self._large_segment, self._memory, self._heads, self._account
+                pool, page, self._large_segment, self.memory, self._heads, self._account
             )
         return pool
 
@@ -136,13 +136,13 @@ class Segments:
 
     def _take(self, pool: Pool, size: int, segment: int) -> Block | None:
         """A new segment in the pool, or for expandable segments as many pages as are needed."""
-        if self._allowed is not None and self._memory.taken_bytes + segment > self._allowed:
+        if self._allowed is not None and self.memory.taken_bytes + segment > self._allowed:
             return None
         if self._expands:
             return self._expandable[pool].obtain(size)
-        if not self._memory.take(segment):
+        if not self.memory.take(segment):
             return None
-        address = self._memory.reserve(segment, STEP)
+        address = self.memory.reserve(segment, STEP)
         block = self._heads[address] = Block(address, segment, pool, None, None)
         pool.insert(block)
         self._account("segment_alloc", pool, address, segment)
@@ -153,7 +153,7 @@ class Segments:
         block.pool.remove(block)
         block.state = GONE
         del self._heads[block.address]
-        self._memory.give(block.size)
+        self.memory.give(block.size)
         self._account("segment_free", block.pool, block.address, block.size)
 
     def _account(self, event: str, pool: Pool, address: int, size: int) -> None:
@@ -185,7 +185,7 @@ class Segments:
     def _collect_garbage(self) -> None:
         """Release whole large segments that have lain unused for longer than the average, until enough are released."""
         assert self._allowed is not None  # _collects says so
-        excess = self._memory.taken_bytes - int(self.settings.garbage_collection_threshold * self._allowed)
+        excess = self.memory.taken_bytes - int(self.settings.garbage_collection_threshold * self._allowed)
         blocks = [block for pool in self._large.values() for block in pool.whole()]
         while excess > 0 and blocks:
             ages = [self._searches - block.idle_since for block in blocks]
@@ -201,9 +201,9 @@ class Segments:
             device=self.device,
             requested=nbytes,
             tried=segment,
-            total=self._memory.capacity_bytes,
-            free=self._memory.free_bytes,
-            process=self._memory.context_bytes + self._memory.taken_bytes,
+            total=self.memory.capacity_bytes,
+            free=self.memory.free_bytes,
+            process=self.memory.context_bytes + self.memory.taken_bytes,
             allocated=self.statistics.current("allocated_bytes"),
             reserved=self.statistics.current("reserved_bytes"),
             allowed=self._allowed,

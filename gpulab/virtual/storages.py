@@ -127,6 +127,9 @@ def _on(source: Any, device: Device) -> Any:
         if gpu.compute:
             _own["copy_"](out, source)
     device.put(out)
+    if _label(source) is None:
+        pinned = bool(getattr(source, PINNED, False))
+        device.timer.copy(device.stream, source.nbytes(), "to GPU", pinned=pinned, wait=True)
     return out
 
 
@@ -134,7 +137,8 @@ def _cpu(self: Any) -> Any:
     label = _label(self)
     if label is None:
         return _own["cpu"](self)
-    label.device.synchronize()
+    label.device.raise_fault()
+    label.device.timer.copy(label.device.stream, self.nbytes(), "to host", pinned=False, wait=True)
     gpu = current()
     with backing:
         out = _Storage(self.nbytes())

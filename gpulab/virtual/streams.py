@@ -1,22 +1,22 @@
 """Streams, events and generators of a virtual GPU.
 
-They have CUDA's surface and order nothing yet: every operation is finished when its call returns, and an event's time
-is the host's.
+Values are there when a call returns; the times are those of the device's clock, on which streams order what they are
+given.
 """
 
 from __future__ import annotations
 
 import ctypes
 import itertools
-import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import state
+from . import crossing, state
 
 if TYPE_CHECKING:
+    from .clock import DeviceClock
     from .device import Device
 
 _numbers = itertools.count(1)
@@ -69,7 +69,8 @@ class Stream(_OwnStream):  # type: ignore[misc]
         event.wait(self)
 
     def wait_stream(self, stream: Any) -> None:
-        """All work is done when it is queued."""
+        other = _device(stream.device_index).timer
+        _device(self.device_index).timer.hold(self.stream_id, other.streams.get(stream.stream_id, 0.0))
 
     def record_event(self, event: Event | None = None) -> Event:
         event = Event() if event is None else event
@@ -77,13 +78,15 @@ class Stream(_OwnStream):  # type: ignore[misc]
         return event
 
     def query(self) -> bool:
-        return True
+        timer = _device(self.device_index).timer
+        return _done(timer, timer.streams.get(self.stream_id, 0.0))
 
     def is_capturing(self) -> bool:
         return False
 
     def synchronize(self) -> None:
-        _device(self.device_index).synchronize()
+        _device(self.device_index).synchronize(self.stream_id)
+        crossing.waited_unasked()
 
     def __enter__(self) -> Stream:
         index = self.device_index
@@ -123,25 +126,39 @@ class Event:
         self.device = torch.device("cuda", device_index(device))
         self.enable_timing = enable_timing
         self._at: float | None = None
+        self._timer: DeviceClock | None = None  # of the GPU that it was recorded on
 
     def record(self, stream: Any = None) -> None:
-        self._at = time.perf_counter()
+        """Mark what has been given to `stream` (the current one) by now."""
+        device = _device(None if stream is None else stream.device_index)
+        self.device, self._timer = device.name, device.timer
+        self._at = device.timer.mark(device.stream if stream is None else stream.stream_id)
 
     def wait(self, stream: Any = None) -> None:
-        """All work is done when it is queued."""
+        """Let what is given to `stream` (the current one) from now on wait for this event."""
+        if self._at is not None:
+            device = _device(None if stream is None else stream.device_index)
+            device.timer.hold(device.stream if stream is None else stream.stream_id, self._at)
 
     def query(self) -> bool:
-        return True
+        """Whether all that it marks is done; True where it marks nothing."""
+        return self._timer is None or self._at is None or _done(self._timer, self._at)
 
     def synchronize(self) -> None:
-        _device(self.device.index).synchronize()
+        """Wait for what it marks."""
+        if self._timer is not None and self._at is not None:
+            self._timer.clock.wait(self._at, "event.synchronize")
+        if state.current is not None:
+            _device(self.device.index).raise_fault()
 
     def elapsed_time(self, end_event: Event) -> float:
-        """Milliseconds from this event to `end_event`, on the host's clock."""
+        """Milliseconds from this event to `end_event`, on the device's clock."""
         if not (self.enable_timing and end_event.enable_timing):
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
         if self._at is None or end_event._at is None:
             raise ValueError("Both events must be recorded before calculating elapsed time.")
+        if not (self.query() and end_event.query()):
+            raise ValueError("Both events must be completed before calculating elapsed time.")
         return (end_event._at - self._at) * 1e3
 
     def ipc_handle(self) -> bytes:
@@ -221,6 +238,15 @@ def generator_device(generator: Any) -> torch.device:
     found = _generators.get(generator._cdata)
     where: torch.device = generator.device if found is None else found.device
     return torch.device("cuda", device_index(where)) if where.type == "cuda" else where
+
+
+def _done(timer: DeviceClock, at: float) -> bool:
+    """Whether the host's clock has reached `at`; GPUs that are no longer in force have done all."""
+    gpu = state.current
+    if gpu is None or gpu.clock is not timer.clock or timer.clock.host >= at:
+        return True
+    timer.clock.wait_really()
+    return timer.clock.host >= at
 
 
 def _generator(device: torch.device, state: torch.Tensor) -> Generator:

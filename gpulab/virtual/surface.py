@@ -23,6 +23,7 @@ from . import (
     streams,
     tensors,
     threads,
+    timing,
 )
 from .patches import Patches
 
@@ -44,6 +45,7 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
     profiling.install(gpu, patches)
     compiling.install(gpu, patches)
     distributed.install(gpu, patches)
+    timing.install(gpu, patches)
     patches.set(torch, "Generator", streams.Generator)
     patches.set(torch._C._nn, "_parse_to", _parse_to)
     patches.set(torch._C, "_group_tensors_by_device_and_dtype", _group)

@@ -160,17 +160,17 @@ def test_peaks_of_training_steps_are_those_of_cuda(recorders):
         gpu = VirtualGPU(NAMES[capability], compute=False)
         gpu.plans_convolutions = False  # the stand-in asks for no workspaces
         with gpu:
-            for row, make, batches in record_steps.plan():
-                key = tuple(row.values())
-                wanted = row["model"] == model and row["batch"] == batch and row["mode"] != "tf32"
-                if not wanted or row["optimizer"] != "adamw":
+            for step in record_steps.plan():
+                key = tuple(step.names.values())
+                wanted = step.model.name == model and step.batch == batch and step.mode != "tf32"
+                if not wanted or step.optimizer != "adamw":
                     continue
                 theirs = next(
                     r for r in rows
                     if capability in r["capability"] and r["model"] == model and r["batch"] == batch
-                    and row["mode"] in r["mode"] and row["optimizer"] in r["optimizer"]
+                    and step.mode in r["mode"] and step.optimizer in r["optimizer"]
                 )  # fmt: skip
-                record_steps.record(row, make, batches)
+                row = record_steps.record(step)
                 assert row["weights"] == theirs["weights"], key
                 for peak in ("peak_first_two", "peak"):
                     allocated[key, peak] = abs(row[peak][0] / theirs[peak][0] - 1)

@@ -89,11 +89,18 @@ def test_the_other_gpu_and_the_next_scope_are_not_concerned(x):
         assert torch.ones(2, device="cuda").sum().item() == 2
 
 
-def test_with_launch_blocking_the_call_itself_raises(x, monkeypatch):
+def test_with_launch_blocking_from_the_start_the_call_itself_raises(monkeypatch):
     monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
-    with pytest.raises(torch.AcceleratorError, match="device-side assert triggered") as raised:
-        F.cross_entropy(x, ids(1, 9, 0, 0))
+    with VirtualGPU("T4"), pytest.raises(torch.AcceleratorError, match="device-side assert triggered") as raised:
+        F.cross_entropy(torch.zeros(4, 4, device="cuda"), ids(1, 9, 0, 0))
     assert LATE not in str(raised.value)
+
+
+def test_launch_blocking_is_read_when_cuda_starts_and_not_again(x, monkeypatch):
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+    F.cross_entropy(x, ids(1, 9, 0, 0))
+    with pytest.raises(torch.AcceleratorError, match="device-side assert triggered"):
+        torch.cuda.synchronize()
 
 
 def test_a_bad_label_in_training_shows_at_the_loss_that_is_read(x):

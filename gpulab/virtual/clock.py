@@ -1,0 +1,272 @@
+"""The virtual GPUs' time: a host that launches and waits; on each GPU streams, one compute engine, two copy engines.
+
+All times are seconds since the scope began. It knows nothing of torch nor of what an operation costs (`cost`, `rates`);
+what it leaves out: small kernels of several streams do not run side by side, and copies do not slow kernels down.
+"""
+
+from __future__ import annotations
+
+import bisect
+import time
+from collections import deque
+from dataclasses import dataclass
+
+from .rates import Rates
+
+real = time.perf_counter  # as it was before a scope replaced it
+QUEUE = 1024  # launches that a GPU takes before the host has to wait: what is observed, NVIDIA does not document it
+
+
+@dataclass(frozen=True)
+class Span:
+    """Something that took time: `where` is "host", "kernels", "to GPU" or "to host"; times in seconds."""
+
+    name: str
+    where: str
+    device: int
+    stream: int
+    start: float
+    seconds: float
+    flops: float = 0.0
+    nbytes: int = 0
+
+
+class Engine:
+    """One thing at a time, in the order in which things become ready: an earlier gap that is long enough is used."""
+
+    __slots__ = ("busy",)
+
+    def __init__(self) -> None:
+        self.busy: list[list[float]] = []  # [start, end], in order, apart from each other
+
+    def take(self, ready: float, seconds: float, now: float) -> float:
+        """When something starts that is ready at `ready`; nothing can become ready before `now` any more."""
+        busy = self.busy
+        while len(busy) > 1 and busy[0][1] <= now:
+            busy.pop(0)
+        at = max(0, bisect.bisect_right(busy, ready, key=lambda span: span[0]) - 1)
+        start = ready
+        while at < len(busy):
+            if start + seconds <= busy[at][0]:
+                break
+            start = max(start, busy[at][1])
+            at += 1
+        end = start + seconds
+        before, after = at and busy[at - 1][1] == start, at < len(busy) and busy[at][0] == end
+        if before and after:
+            busy[at - 1][1] = busy.pop(at)[1]
+        elif before:
+            busy[at - 1][1] = end
+        elif after:
+            busy[at][0] = start
+        else:
+            busy.insert(at, [start, end])
+        return start
+
+
+class Clock:
+    """The host's clock, and one `DeviceClock` for each of `count` GPUs.
+
+    `host`: the host's time in launches and waits, `waited` of it in waits. With `counts_host` the time that this
+    machine really spends between two operations is added, so that a slow input pipeline shows, and nothing repeats
+    exactly.
+    """
+
+    def __init__(self, count: int, rates: Rates, *, counts_host: bool = False) -> None:
+        self.rates = rates
+        self.host_s, self.launch_s = rates.host_us * 1e-6, rates.launch_us * 1e-6
+        self.host = 0.0
+        self.waited = 0.0
+        self.counts_host = counts_host
+        self.record: list[Span] | None = None
+        self.devices = [DeviceClock(self, index) for index in range(count)]
+        self._began = self._left = real()
+        self._asked = 0.0  # when `wait_really` was called last
+        self._hidden = 0.0  # real seconds in which this machine did the work of a GPU
+        self._shown = 0.0
+        self._inside: float | None = None  # since when this machine has been doing a GPU's work
+
+    def now(self, index: int = 0) -> float:
+        """When all that GPU `index` has been given will be done."""
+        return self.devices[index].done
+
+    def busy(self, index: int = 0) -> float:
+        """Seconds that kernels of GPU `index` take or have taken."""
+        return self.devices[index].busy
+
+    def kernels(self, index: int = 0) -> int:
+        """Kernels that GPU `index` was given."""
+        return self.devices[index].kernels
+
+    def flops(self, index: int = 0) -> float:
+        """Floating-point operations in matrix products, convolutions and attention."""
+        return self.devices[index].flops
+
+    # -- the host ----------------------------------------------------------------------------------------------------
+
+    def enter(self) -> float:
+        """This machine begins to do a GPU's work; give what is returned to `leave`."""
+        now = self._inside = real()
+        if self.counts_host and now > self._left:
+            self.host += now - self._left
+        return now
+
+    def leave(self, entered: float) -> None:
+        """The work of a GPU is done, and its real time is not the host's."""
+        now = self._left = real()
+        self._inside = None
+        self._hidden += now - entered
+
+    def spend(self, seconds: float) -> None:
+        """The host works."""
+        self.host += seconds
+
+    def wait(self, until: float, name: str = "wait") -> None:
+        """The host waits."""
+        if until > self.host:
+            if self.record is not None:
+                self.record.append(Span(name, "host", 0, 0, self.host, until - self.host))
+            self.waited += until - self.host
+            self.host = until
+
+    def catch_up(self) -> None:
+        """Where it counts, the time since the last operation was the host's."""
+        if self.counts_host and self._inside is None:
+            now = real()
+            self.host += max(0.0, now - self._left)
+            self._left = now
+
+    def wait_really(self) -> None:
+        """The host asks again and again whether something is done: from the second time on, that is real time."""
+        self.catch_up()
+        now = real()
+        if self._asked > self._left and not self.counts_host:
+            self._hidden += now - self._asked  # it is in `host` instead
+            self.host += now - self._asked
+        self.host += 1e-6
+        self._asked = now
+
+    def perf_counter(self) -> float:
+        """What `time.perf_counter` answers: the host's real time, less a GPU's work, and the modelled time for it."""
+        if self.counts_host:
+            self.catch_up()
+            at = self._began + self.host
+        else:
+            at = real() - self._hidden + self.host
+        self._shown = max(self._shown, at)  # with several threads at work, time that two of them hide is hidden twice
+        return self._shown
+
+    def seen(self) -> float:
+        """What `perf_counter` would answer now, for an onlooker in another thread: looking changes nothing."""
+        inside = self._inside
+        now = real() if inside is None else inside
+        if self.counts_host:
+            return self._began + self.host + (max(0.0, now - self._left) if inside is None else 0.0)
+        return now - self._hidden + self.host
+
+
+class DeviceClock:
+    """Streams and engines of one GPU. `busy`, `kernels`, `flops` and `copied` (bytes) add up what it was given."""
+
+    def __init__(self, clock: Clock, index: int) -> None:
+        self.clock = clock
+        self.index = index
+        self.streams: dict[int, float] = {0: 0.0}  # when the last thing given to a stream will be done
+        self.several = False
+        self.compute = Engine()
+        self.copies = {"to GPU": Engine(), "to host": Engine()}
+        self.queue: deque[float] = deque(maxlen=QUEUE)
+        self.done = 0.0
+        self.busy = self.flops = 0.0
+        self.kernels = self.copied = 0
+
+    def kernel(self, stream: int, seconds: float, name: str, flops: float = 0.0, host_seconds: float = 0.0) -> float:
+        """The host launches a kernel of `seconds`; when it will be done. `host_seconds` come on top of a launch."""
+        clock = self.clock
+        began = clock.host
+        host = clock.host = began + clock.host_s + host_seconds
+        queue = self.queue
+        if len(queue) == QUEUE and queue[0] > host:
+            clock.wait(queue[0], "the launch queue is full")
+            host = clock.host
+        ready = host + clock.launch_s
+        if not self.several:
+            if stream == 0:
+                start = self.streams[0]
+                if ready > start:
+                    start = ready
+                end = self.streams[0] = start + seconds
+            else:
+                self._begin_several()
+        if self.several:
+            start = self.compute.take(max(ready, self.streams.get(stream, 0.0)), seconds, host)
+            end = self.streams[stream] = start + seconds
+        queue.append(end)
+        if end > self.done:
+            self.done = end
+        self.busy += seconds
+        self.flops += flops
+        self.kernels += 1
+        if clock.record is not None:
+            clock.record.append(Span(name, "host", self.index, stream, began, host - began))
+            clock.record.append(Span(name, "kernels", self.index, stream, start, seconds, flops))
+        return end
+
+    def _begin_several(self) -> None:
+        """From now on kernels of several streams share the compute engine."""
+        self.several = True
+        if self.streams[0] > 0:
+            self.compute.busy.append([0.0, self.streams[0]])
+
+    def copy(self, stream: int, nbytes: int, way: str, *, pinned: bool, wait: bool) -> float:
+        """A copy over the host's link, `way` "to GPU" or "to host"; when it will be done.
+
+        From pinned memory the host only gives it to the engine. Pageable memory goes through the driver's own pinned
+        buffer: to the GPU, the host waits for the stream and until all is staged; to the host, until all is there.
+        With `wait` the host waits for the end in any case, as PyTorch does without `non_blocking`.
+        """
+        clock = self.clock
+        rates = clock.rates
+        clock.host += clock.host_s
+        if not self.several and stream != 0:
+            self._begin_several()
+        name = f"copy {way}, {'pinned' if pinned else 'pageable'}"
+        if not pinned:
+            clock.wait(self.streams.get(stream, 0.0), f"{name}: the stream's work")
+        rate = rates.pinned_gbps if pinned else rates.pageable_gbps
+        seconds = rates.copy_us * 1e-6 + nbytes / (rate * 1e9)
+        ready = max(clock.host, self.streams.get(stream, 0.0))
+        start = self.copies[way].take(ready, seconds, clock.host)
+        end = self.streams[stream] = start + seconds
+        self.queue.append(end)
+        self.done = max(self.done, end)
+        self.copied += nbytes
+        if clock.record is not None:
+            clock.record.append(Span(name, way, self.index, stream, start, seconds, nbytes=nbytes))
+        if not pinned and way == "to GPU":
+            clock.wait(end - rates.copy_us * 1e-6, f"{name}: staging")
+        if wait or (not pinned and way == "to host"):
+            clock.wait(end, name)
+        return end
+
+    def mark(self, stream: int) -> float:
+        """When all that `stream` has been given by now will be done: the time of an event recorded in it."""
+        self.clock.catch_up()
+        self.clock.host += 1e-6
+        at = max(self.streams.get(stream, 0.0), self.clock.host + self.clock.launch_s)
+        self.done = max(self.done, at)
+        return at
+
+    def hold(self, stream: int, until: float) -> None:
+        """What is given to `stream` from now on starts no earlier than `until`."""
+        if stream != 0 and not self.several:
+            self._begin_several()
+        self.streams[stream] = max(self.streams.get(stream, 0.0), until)
+        self.done = max(self.done, until)
+
+    def synchronize(self, stream: int | None = None) -> None:
+        """The host waits for one stream, or for all."""
+        until = self.done if stream is None else self.streams.get(stream, 0.0)
+        self.clock.catch_up()
+        self.clock.host += 1e-6
+        self.clock.wait(until, "synchronize")

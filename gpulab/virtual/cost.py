@@ -1,0 +1,336 @@
+"""What one operation costs on the device: the slower of its arithmetic and its memory traffic, by the GPU's `Rates`.
+
+Most operations only move memory: what they read and write is what they are given and return. Matrix products,
+convolutions, attention and recurrent layers do arithmetic that counts; a few others move less or more than they show.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from .device import Device
+    from .rates import Rates
+
+Tensor = torch.Tensor
+_nbytes: Any = torch._C.TensorBase.nbytes.__get__  # type: ignore[attr-defined]
+aten = torch.ops.aten
+Args = tuple[Any, ...]
+Cost = tuple[float, float, int]  # seconds beside a kernel's least time, floating-point operations, kernels
+Rule = Callable[["Rates", Any, Args, Any], Cost]
+
+_PER_TENSOR = 0.2e-6  # the host's time for each tensor of a list that one operation is given: an assumption
+
+
+def charge(device: Device, func: Any, args: Args, out: Any) -> None:
+    """Put an operation that has been run on the device's clock, in the current stream."""
+    try:
+        rule = RULES[func]
+    except KeyError:
+        rule = RULES[func] = _rule(func)
+    timer = device.timer
+    rates = timer.clock.rates
+    if rule is _moves:
+        nbytes = traffic(args, out)
+        if nbytes:
+            seconds = nbytes / rates.memory_rate + rates.kernel_s
+            end = timer.kernel(device.stream, seconds, _name(func), 0.0, _listed(args))
+    else:
+        seconds, flops, kernels = rule(rates, func, args, out)
+        nbytes = kernels and traffic(args, out)
+        if nbytes:
+            for _ in range(kernels):
+                seconds_each = seconds / kernels + rates.kernel_s
+                end = timer.kernel(device.stream, seconds_each, _name(func), flops / kernels, _listed(args))
+    if device.blocking and nbytes:
+        timer.clock.wait(end, _name(func))
+
+
+def _listed(args: Args) -> float:
+    """The host's time for the tensors of a list that an operation is given."""
+    first = args[0] if args else None
+    return _PER_TENSOR * len(first) if first.__class__ is list or first.__class__ is tuple else 0.0
+
+
+def fused(device: Device, name: str, *moved: Any) -> None:
+    """Put a kernel that only CUDA has on the device's clock: it reads and writes `moved`."""
+    rates = device.timer.clock.rates
+    device.timer.kernel(device.stream, rates.memory_seconds(traffic(moved)) + rates.kernel_s, name)
+
+
+@cache
+def _name(func: Any) -> str:
+    return str(func.name().removeprefix("aten::"))
+
+
+# -- memory ----------------------------------------------------------------------------------------------------------
+
+
+def traffic(*items: Any) -> int:
+    """Bytes of all tensors in `items`, and in the lists among them."""
+    total = 0
+    for item in items:
+        if isinstance(item, Tensor):
+            try:
+                total += _nbytes(item)
+            except (RuntimeError, NotImplementedError):  # a sparse tensor: its values
+                total += item._values().nbytes if item.layout is torch.sparse_coo else item.values().nbytes
+        elif item.__class__ is list or item.__class__ is tuple:
+            total += traffic(*item)
+    return total
+
+
+def _moves(rates: Rates, func: Any, args: Args, out: Any) -> Cost:
+    """All arguments are read, all results written."""
+    return rates.memory_seconds(traffic(args, out)), 0.0, 1
+
+
+def _writes(rates: Rates, func: Any, args: Args, out: Any) -> Cost:
+    """The results are written, and nothing is read that counts."""
+    return rates.memory_seconds(traffic(out)), 0.0, 1
+
+
+def _in_place(rates: Rates, func: Any, args: Args, out: Any) -> Cost:
+    """Nothing is returned; what is written in place is read and written."""
+    written = [args[i] for i in _written(func) if i < len(args)]
+    return rates.memory_seconds(traffic(args, written)), 0.0, 1
+
+
+def _picks(rates: Rates, func: Any, args: Args, out: Any) -> Cost:
+    """As much is read as is returned: a few rows of a table."""
+    return rates.memory_seconds(2 * traffic(out) + traffic(args[1:])), 0.0, 1
+
+
+def _puts(rates: Rates, func: Any, args: Args, out: Any) -> Cost:
+    """Values are added to a few places of the first argument."""
+    return rates.memory_seconds(3 * traffic(args[1:])), 0.0, 1
+
+
+def _twice(rates: Rates, func: Any, args: Args, out: Any) -> Cost:
+    """The first argument is read twice: once for statistics over all of it."""
+    return rates.memory_seconds(traffic(args, out) + traffic(args[0])), 0.0, 1
+
+
+def _free(rates: Rates, func: Any, args: Args, out: Any) -> Cost:
+    """No kernel at all."""
+    return 0.0, 0.0, 0
+
+
+@cache
+def _written(func: Any) -> tuple[int, ...]:
+    return tuple(i for i, a in enumerate(func._schema.arguments) if a.alias_info is not None and a.alias_info.is_write)
+
+
+# -- arithmetic ------------------------------------------------------------------------------------------------------
+
+
+def precision(dtype: torch.dtype, *, convolution: bool = False) -> str:
+    """Which of a GPU's rates a product of this dtype runs at."""
+    name = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float64: "fp64"}.get(dtype, "fp32")
+    return "tf32" if name == "fp32" and _allows_tf32("conv" if convolution else "matmul") else name
+
+
+def _allows_tf32(operation: str) -> bool:
+    backend = "cudnn" if operation == "conv" else "cublas"
+    try:
+        return bool(getattr(torch._C, f"_get_{backend}_allow_tf32")())
+    except RuntimeError:  # set with fp32_precision, the newer way; then the older cannot be read
+        getter: Any = torch._C._get_fp32_precision_getter
+        return str(getter("cuda", operation)) == "tf32"
+
+
+def _product(rates: Rates, rows: int, columns: int, depth: int, count: int, dtype: torch.dtype, moved: int) -> Cost:
+    seconds = rates.product_seconds(rows, columns, depth, count, precision(dtype))
+    return max(seconds, rates.memory_seconds(moved)), 2.0 * count * rows * columns * depth, 1
+
+
+def _mm(rates: Rates, func: Any, args: Args, out: Any) -> Cost:
+    one, other = args[1:3] if args[0] is not None and len(args) > 2 and isinstance(args[2], Tensor) else args[:2]
+    count = one.shape[0] if one.dim() == 3 else 1
+    rows, depth, columns = one.shape[-2], one.shape[-1], other.shape[-1]
+    if not (rows and depth and columns and count):
+        return _writes(rates, func, args, out)
+    return _product(rates, rows, columns, depth, count, one.dtype, traffic(args, out))
+
+
+def _conv_forward(rates: Rates, func: Any, args: Args, out: Any) -> Cost:
+    tensor, weight, *_, transposed, _, groups = args[:9]
+    found = _convolved(rates, tensor, weight, out, transposed, groups, parts=("forward",))
+    return *_with_copies(rates, found, (tensor, weight, out), [tensor, out]), 1
+
+
+def _conv_backward(rates: Rates, func: Any, args: Args, out: Any) -> Cost:
+    grad, tensor, weight = args[:3]
+    transposed, groups, mask = args[7], args[9], args[10]
+    parts = tuple(part for part, wanted in zip(("input", "weight"), mask, strict=False) if wanted)
+    found = _convolved(rates, tensor, weight, grad, transposed, groups, parts)
+    images = [grad, tensor, *([out[0]] if mask[0] else [])]
+    return *_with_copies(rates, found, (grad, tensor, weight, out), images), max(1, len(parts))
+
+
+def _convolved(
+    rates: Rates, tensor: Tensor, weight: Tensor, out: Tensor, transposed: bool, groups: int, parts: tuple[str, ...]
+) -> list[tuple[float, float]]:
+    """Seconds and operations of the parts of a convolution, as products of matrices (im2col, without the copies)."""
+    # A transposed convolution is the backward pass of an ordinary one: its input is the smaller side.
+    big, small = (out, tensor) if transposed else (tensor, out)
+    window, positions = math.prod(weight.shape[2:]), small.shape[0] * math.prod(small.shape[2:])
+    into, to = big.shape[1] // groups, small.shape[1] // groups
+    flops = 2.0 * groups * positions * window * into * to
+    pixels = big.shape[0] * math.prod(big.shape[2:])
+    products = {  # rows, columns, depth
+        "small": (positions, to, into * window),
+        "big": (pixels, into, max(1, round(positions * to * window / max(1, pixels)))),
+        "weight": (to, into * window, positions),
+    }
+    made = {"forward": "big" if transposed else "small", "input": "small" if transposed else "big", "weight": "weight"}
+    name = precision(tensor.dtype, convolution=True)
+    found = []
+    for part in parts:
+        if not flops:
+            seconds = 0.0
+        elif into == 1 or to == 1:  # depthwise, or nearly: no product of matrices, the lanes do it
+            seconds = flops / (rates.tflops["fp32"] * 1e12)
+        else:
+            seconds = rates.product_seconds(*products[made[part]], groups, name)
+        found.append((seconds, flops))
+    return found
+
+
+def _with_copies(
+    rates: Rates, found: list[tuple[float, float]], moved: Any, images: list[Tensor]
+) -> tuple[float, float]:
+    """Seconds and operations of a convolution's parts together, with what its copies to another layout take."""
+    seconds = max(sum(part for part, _ in found), rates.memory_seconds(traffic(moved)))
+    # Tensor cores want channels last: what is not is copied before and after, each copy read and written.
+    if precision(images[0].dtype, convolution=True) in ("fp16", "bf16", "tf32"):
+        seconds += rates.memory_seconds(2 * traffic([t for t in images if t.is_contiguous()]))
+    return seconds, sum(flops for _, flops in found)
+
+
+# Part of a large product's rate that attention reaches: flash attention as FlashAttention-2 on an A100 (arXiv
+# 2307.08691: up to 73 % of the peak forward, 63 % backward); the memory-efficient kernels: an assumption.
+_FLASH, _FLASH_BACKWARD, _EFFICIENT = 0.8, 0.7, 0.4
+
+
+def _attention(share: float) -> Rule:
+    def cost(rates: Rates, func: Any, args: Args, out: Any) -> Cost:
+        flops = float(_counter(func)(*args, out_val=out))
+        position = _argument(func, "is_causal")
+        if position is not None and position < len(args) and args[position]:
+            flops /= 2  # the part above the diagonal is skipped
+        rate = rates.tflops[precision(args[0].dtype)] * 1e12 * share
+        return max(flops / rate, rates.memory_seconds(traffic(args, out))), flops, 1
+
+    return cost
+
+
+@cache
+def _counter(func: Any) -> Any:
+    from torch.utils.flop_counter import flop_registry
+
+    return flop_registry[func.overloadpacket]
+
+
+@cache
+def _argument(func: Any, name: str) -> int | None:
+    names = [argument.name for argument in func._schema.arguments]
+    return names.index(name) if name in names else None
+
+
+def _recurrent(passes: int) -> Rule:
+    """cuDNN's recurrent layers: the products of all steps' inputs at once, those of the states one after another."""
+
+    def cost(rates: Rates, func: Any, args: Args, out: Any) -> Cost:
+        tensor, weights, stride = args[0], args[1], args[2]
+        position = _argument(func, "batch_first")
+        steps, batch = tensor.shape[:2] if tensor.dim() == 3 else (1, tensor.shape[0])
+        if position is not None and args[position]:
+            steps, batch = batch, steps
+        seconds = flops = 0.0
+        for position, weight in enumerate(weights):
+            if weight.dim() != 2:
+                continue
+            of_states = position % stride == 1
+            rows, depth = weight.shape
+            times, width = (steps, batch) if of_states else (1, steps * batch)
+            one = max(
+                rates.product_seconds(width, rows, depth, 1, precision(tensor.dtype)),
+                rates.memory_seconds(weight.nbytes),
+            )
+            seconds += times * (one + (rates.kernel_s if of_states else 0.0))
+            flops += 2.0 * steps * batch * rows * depth
+        return passes * seconds + rates.memory_seconds(traffic(args[0], out)), passes * flops, 1
+
+    return cost
+
+
+RULES: dict[Any, Rule] = {
+    **dict.fromkeys(
+        (
+            aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten._addmm_activation.default,
+            aten.addmm_.default, aten.baddbmm_.default,
+        ),
+        _mm,
+    ),
+    aten.convolution.default: _conv_forward,
+    aten.convolution_backward.default: _conv_backward,
+    aten._scaled_dot_product_flash_attention.default: _attention(_FLASH),
+    aten._scaled_dot_product_flash_attention_backward.default: _attention(_FLASH_BACKWARD),
+    aten._scaled_dot_product_cudnn_attention.default: _attention(_FLASH),
+    aten._scaled_dot_product_cudnn_attention_backward.default: _attention(_FLASH_BACKWARD),
+    aten._scaled_dot_product_efficient_attention.default: _attention(_EFFICIENT),
+    aten._scaled_dot_product_efficient_attention_backward.default: _attention(_EFFICIENT),
+    aten._cudnn_rnn.default: _recurrent(1),
+    aten._cudnn_rnn_backward.default: _recurrent(2),
+    **dict.fromkeys((aten.native_batch_norm.default, aten.native_batch_norm_backward.default), _twice),
+    **dict.fromkeys(
+        (
+            aten.embedding.default, aten.index.Tensor, aten.index_select.default, aten.gather.default,
+            aten.nll_loss_forward.default, aten.nll_loss2d_forward.default, aten._unsafe_index.Tensor,
+        ),
+        _picks,
+    ),
+    **dict.fromkeys(
+        (aten.index_put_.default, aten._index_put_impl_.default, aten.scatter_add_.default, aten.index_add_.default),
+        _puts,
+    ),
+    **dict.fromkeys((aten.nll_loss_backward.default, aten.nll_loss2d_backward.default, aten.fill_.Scalar), _writes),
+}  # fmt: skip
+
+
+def _rule(func: Any) -> Rule:
+    """The rule of an operation that is not listed."""
+    name = _name(func)
+    if name.startswith(
+        (
+            "_local_scalar_dense",
+            "is_nonzero",
+            "empty",
+            "new_empty",
+            "set_",
+            "resize",
+            "_cudnn_rnn_flatten_weight",
+            "_pack_padded_sequence",
+        )
+    ):
+        return _free
+    if name.startswith(
+        ("zero_", "fill_", "ones", "zeros", "full", "rand", "new_zeros", "new_ones", "new_full", "arange")
+    ):
+        return _writes
+    if name.split(".")[0].endswith("_") and name.split(".")[0].rstrip("_") in (
+        "normal",
+        "uniform",
+        "bernoulli",
+        "random",
+    ):
+        return _writes
+    if not func._schema.returns:
+        return _in_place
+    return _moves

@@ -1,0 +1,69 @@
+"""The time of copies: over the host's link, to another GPU, within one; and the host's waits that nobody asked for."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from . import cost, state
+from .labels import PINNED, device_of, storage_of
+
+if TYPE_CHECKING:
+    import torch
+
+    from .device import Device
+
+
+def charge(into: torch.Tensor, source: torch.Tensor, *, non_blocking: bool) -> None:
+    """A copy of `source` to `into` that has been made, in the current streams."""
+    to, origin = device_of(into), device_of(source)
+    nbytes = cost.traffic(into)
+    if not nbytes or (to is None and origin is None):
+        return
+    if to is origin and to is not None:
+        rates = to.timer.clock.rates
+        moved = cost.traffic(into, source)
+        to.timer.kernel(to.stream, rates.memory_seconds(moved) + rates.kernel_s, "copy_")
+    elif to is None or origin is None:
+        _over_the_link(to, origin, nbytes, pinned=_pinned(source if origin is None else into), wait=not non_blocking)
+    else:
+        rates = origin.timer.clock.rates
+        origin.timer.hold(origin.stream, to.timer.streams.get(to.stream, 0.0))
+        end = origin.timer.kernel(origin.stream, nbytes / (rates.peer_gbps * 1e9), f"copy to cuda:{to.index}")
+        to.timer.hold(to.stream, end)
+
+
+def _over_the_link(to: Device | None, origin: Device | None, nbytes: int, *, pinned: bool, wait: bool) -> None:
+    device = to or origin
+    assert device is not None
+    device.timer.copy(device.stream, nbytes, "to GPU" if to is not None else "to host", pinned=pinned, wait=wait)
+    if wait or not pinned:
+        waited_unasked()
+
+
+def read_back(device: Device) -> None:
+    """The host waits for a number: `.item()`, a branch on a tensor, a shape that depends on values."""
+    device.timer.copy(device.stream, 8, "to host", pinned=True, wait=True)
+    waited_unasked()
+
+
+def waited_unasked() -> None:
+    """What `torch.cuda.set_sync_debug_mode` asks to be told: a wait in an operation that does not look like one."""
+    gpu = state.current
+    if gpu is not None and gpu.sync_debug_mode:
+        if gpu.sync_debug_mode == 2:
+            raise RuntimeError("called a synchronizing CUDA operation")
+        warnings.warn("called a synchronizing CUDA operation", stacklevel=4)
+
+
+def pin(nbytes: int) -> None:
+    """The host makes memory pinned; what another thread does so goes on beside it."""
+    gpu = state.current
+    if gpu is not None and threading.current_thread() is threading.main_thread():
+        gpu.clock.spend(nbytes / (gpu.rates.pin_gbps * 1e9))
+
+
+def _pinned(tensor: Any) -> bool:
+    storage = storage_of(tensor)
+    return storage is not None and bool(getattr(storage, PINNED, False))

@@ -1,0 +1,84 @@
+"""What the virtual GPUs and their host did when: recorded for a while, and written as a Chrome trace."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from .clock import Clock, Span
+
+
+class Timeline:
+    """The spans of a stretch of code; `save` writes them for chrome://tracing or https://ui.perfetto.dev."""
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write a Chrome trace; raises FileNotFoundError where the folder of `path` is missing."""
+        path = Path(path)
+        if not path.parent.is_dir():
+            raise FileNotFoundError(f"path is {str(path)!r}; the folder {str(path.parent)!r} does not exist")
+        part = path.with_name(path.name + ".part")
+        part.write_text(json.dumps(as_trace(self.spans)), encoding="utf-8")
+        os.replace(part, path)
+        return path
+
+    def __repr__(self) -> str:
+        kernels = [span for span in self.spans if span.where == "kernels"]
+        if not self.spans:
+            return "<Timeline: nothing recorded>"
+        end = max(span.start + span.seconds for span in self.spans)
+        took = end - min(span.start for span in self.spans)
+        busy = sum(span.seconds for span in kernels)
+        return f"<Timeline: {took * 1e3:.3f} ms, {len(kernels)} kernels of {busy * 1e3:.3f} ms together (virtual)>"
+
+
+@contextlib.contextmanager
+def recording(clock: Clock) -> Iterator[Timeline]:
+    """Record what happens on `clock`; recordings may nest."""
+    timeline = Timeline()
+    outer, clock.record = clock.record, timeline.spans
+    try:
+        yield timeline
+    finally:
+        clock.record = outer
+        if outer is not None:
+            outer.extend(timeline.spans)
+
+
+def as_trace(spans: Sequence[Span]) -> dict[str, Any]:
+    """The spans as a Chrome trace, for chrome://tracing or Perfetto; its times are in microseconds."""
+    events: list[dict[str, Any]] = []
+    lanes: dict[tuple[int, str], None] = {}
+    for span in spans:
+        pid = 0 if span.where == "host" else 1 + span.device
+        lane = {"host": "host (virtual)", "kernels": f"stream {span.stream}"}.get(span.where, f"copy {span.where}")
+        lanes[pid, lane] = None
+        about: dict[str, Any] = {}
+        if span.flops:
+            about |= {"flops": span.flops, "TFLOP/s": round(span.flops / span.seconds / 1e12, 3)}
+        if span.nbytes:
+            about |= {"bytes": span.nbytes, "GB/s": round(span.nbytes / span.seconds / 1e9, 3)}
+        events.append(
+            {
+                "ph": "X", "name": span.name, "cat": span.where, "pid": pid, "tid": lane,
+                "ts": round(span.start * 1e6, 3), "dur": round(span.seconds * 1e6, 3), "args": about,
+            }
+        )  # fmt: skip
+    tids = {key: number for number, key in enumerate(lanes)}
+    for event in events:
+        event["tid"] = tids[event["pid"], event["tid"]]
+    names = [
+        {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": f"virtual cuda:{pid - 1}" if pid else "host"}}
+        for pid in sorted({pid for pid, _ in lanes})
+    ]
+    names += [
+        {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": lane}}
+        for (pid, lane), tid in tids.items()
+    ]
+    return {"traceEvents": names + events, "displayTimeUnit": "ms", "gpulab": "virtual times, predicted by a model"}

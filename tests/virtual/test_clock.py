@@ -1,0 +1,228 @@
+"""The clock alone: what the host waits for, what overlaps, and what every order of calls must keep."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpulab.virtual import rates
+from gpulab.virtual.clock import QUEUE, Clock, Engine, Span
+from gpulab.virtual.timeline import as_trace, recording
+
+US = 1e-6
+T4 = rates.of("T4")
+
+
+@pytest.fixture
+def clock():
+    return Clock(2, T4)
+
+
+def test_a_launch_costs_the_host_its_own_time_and_the_kernel_starts_later(clock):
+    end = clock.devices[0].kernel(0, 100 * US, "k")
+    assert clock.host == pytest.approx(T4.host_us * US)
+    assert end == pytest.approx((T4.host_us + T4.launch_us + 100) * US)
+    assert clock.waited == 0
+
+
+def test_kernels_of_one_stream_follow_each_other_and_synchronising_waits_for_them(clock):
+    gpu = clock.devices[0]
+    for _ in range(10):
+        gpu.kernel(0, 100 * US, "k")
+    assert clock.host == pytest.approx(10 * T4.host_us * US)
+    gpu.synchronize()
+    assert clock.host == pytest.approx((T4.host_us + T4.launch_us + 1000) * US)
+    assert clock.waited == pytest.approx(clock.host - (10 * T4.host_us + 1) * US)
+    assert clock.busy() == pytest.approx(1000 * US)
+    assert clock.kernels() == 10
+
+
+def test_short_kernels_are_bound_by_their_launches(clock):
+    gpu = clock.devices[0]
+    for _ in range(100):
+        gpu.kernel(0, 1 * US, "k")
+    assert clock.now() == pytest.approx((100 * T4.host_us + T4.launch_us + 1) * US)
+
+
+def test_a_full_queue_makes_the_host_wait(clock):
+    gpu = clock.devices[0]
+    for _ in range(QUEUE):
+        gpu.kernel(0, 1e-3, "k")
+    assert clock.waited == 0
+    first = T4.host_us * US + T4.launch_us * US + 1e-3
+    gpu.kernel(0, 1e-3, "k")
+    assert clock.host == pytest.approx(max(first, (QUEUE + 1) * T4.host_us * US))
+    for _ in range(10):
+        gpu.kernel(0, 1e-3, "k")
+    assert clock.waited > 0
+    assert clock.host == pytest.approx(first + 10e-3)
+
+
+def test_pinned_copies_run_beside_kernels_and_beside_copies_the_other_way(clock):
+    gpu = clock.devices[0]
+    nbytes = round(1e-3 * T4.pinned_gbps * 1e9)
+    kernel = gpu.kernel(0, 1e-3, "k")
+    there = gpu.copy(1, nbytes, "to GPU", pinned=True, wait=False)
+    back = gpu.copy(2, nbytes, "to host", pinned=True, wait=False)
+    assert clock.waited == 0
+    assert max(kernel, there, back) < 1.1e-3
+    again = gpu.copy(3, nbytes, "to GPU", pinned=True, wait=False)
+    assert again == pytest.approx(there + 1e-3 + T4.copy_us * US)  # one copy engine each way
+
+
+def test_a_pageable_copy_waits_for_the_stream_and_returns_once_staged(clock):
+    gpu = clock.devices[0]
+    gpu.kernel(0, 5e-3, "k")
+    end = gpu.copy(0, 1 << 20, "to GPU", pinned=False, wait=False)
+    staged = end - T4.copy_us * US
+    assert clock.host == pytest.approx(staged)
+    assert clock.host > 5e-3
+
+
+def test_a_copy_that_is_waited_for_blocks_the_host_also_from_pinned_memory(clock):
+    end = clock.devices[0].copy(0, 1 << 20, "to GPU", pinned=True, wait=True)
+    assert clock.host == end
+
+
+def test_pageable_copies_back_block_whatever_was_asked(clock):
+    end = clock.devices[0].copy(0, 1 << 20, "to host", pinned=False, wait=False)
+    assert clock.host == end
+
+
+def test_a_stream_that_waits_for_an_event_starts_after_it(clock):
+    gpu = clock.devices[0]
+    gpu.kernel(0, 1e-3, "k")
+    marked = gpu.mark(0)
+    gpu.hold(1, marked)
+    assert gpu.kernel(1, 10 * US, "k") == pytest.approx(marked + 10 * US)
+
+
+def test_a_kernel_of_another_stream_uses_the_gap_before_one_that_waits(clock):
+    gpu = clock.devices[0]
+    gpu.hold(1, 1.0)
+    late = gpu.kernel(1, 1e-3, "late")
+    early = gpu.kernel(2, 1e-3, "early")
+    assert early < 0.1 < late
+
+
+def test_kernels_of_two_streams_share_the_gpu(clock):
+    gpu = clock.devices[0]
+    for stream in (1, 2):
+        for _ in range(5):
+            gpu.kernel(stream, 1e-3, "k")
+    assert clock.now() >= 10e-3
+
+
+def test_two_gpus_work_side_by_side_and_share_the_host(clock):
+    ends = [gpu.kernel(0, 1e-3, "k") for gpu in clock.devices]
+    assert max(ends) < 1.1e-3
+    assert clock.host == pytest.approx(2 * T4.host_us * US)
+
+
+def test_rest_of_the_hosts_time_counts_only_where_that_is_wanted():
+    modelled, counting = Clock(1, T4), Clock(1, T4, counts_host=True)
+    for clock in (modelled, counting):
+        for _ in range(3):
+            sum(range(200_000))  # some of this machine's time
+            clock.leave(clock.enter())
+    assert modelled.host == 0
+    assert counting.host > 0
+
+
+def test_perf_counter_hides_what_this_machine_did_for_the_gpu_and_shows_the_rest(clock):
+    before = clock.perf_counter()
+    entered = clock.enter()
+    sum(range(3_000_000))
+    clock.leave(entered)
+    hidden = clock._hidden
+    clock.spend(1.0)
+    assert hidden > 0
+    assert 1.0 <= clock.perf_counter() - before < 1.0 + hidden
+
+
+def test_looking_from_elsewhere_changes_nothing(clock):
+    clock.enter()
+    state = dict(vars(clock))
+    clock.seen()
+    assert dict(vars(clock)) == state
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(1, 20)), min_size=1, max_size=40))
+def test_an_engine_never_does_two_things_at_once_and_nothing_before_it_is_ready(wanted):
+    engine, taken = Engine(), []
+    for ready, seconds in wanted:
+        start = engine.take(ready, seconds, 0)
+        assert start >= ready
+        taken.append((start, start + seconds))
+    taken.sort()
+    assert all(end <= start for (_, end), (start, _) in zip(taken, taken[1:], strict=False))
+    assert engine.busy == sorted(engine.busy)
+    assert sum(end - start for start, end in engine.busy) == sum(seconds for _, seconds in wanted)
+
+
+steps = st.one_of(
+    st.tuples(st.just("kernel"), st.integers(0, 2), st.floats(1e-6, 1e-3)),
+    st.tuples(st.just("copy"), st.integers(0, 2), st.integers(1, 1 << 24), st.sampled_from(["to GPU", "to host"]),
+              st.booleans(), st.booleans()),
+    st.tuples(st.just("mark"), st.integers(0, 2)),
+    st.tuples(st.just("synchronize"), st.sampled_from([None, 0, 1, 2])),
+)  # fmt: skip
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(steps, max_size=40))
+def test_whatever_is_called_time_goes_forward_and_streams_keep_their_order(calls):
+    clock = Clock(1, T4)
+    gpu = clock.devices[0]
+    ends = {0: 0.0, 1: 0.0, 2: 0.0}
+    with recording(clock) as timeline:
+        for kind, *rest in calls:
+            host = clock.host
+            if kind == "kernel":
+                end = gpu.kernel(rest[0], rest[1], "k")
+            elif kind == "copy":
+                stream, nbytes, way, pinned, wait = rest
+                end = gpu.copy(stream, nbytes, way, pinned=pinned, wait=wait)
+            elif kind == "mark":
+                gpu.mark(rest[0])
+            else:
+                gpu.synchronize(rest[0])
+                assert clock.host >= max(ends.values() if rest[0] is None else [ends[rest[0]]])
+            assert clock.host >= host
+            if kind in ("kernel", "copy"):
+                assert end >= ends[rest[0]]
+                ends[rest[0]] = end
+    kernels = sorted((s.start, s.start + s.seconds) for s in timeline.spans if s.where == "kernels")
+    assert all(end <= start + 1e-12 for (_, end), (start, _) in zip(kernels, kernels[1:], strict=False))
+    assert clock.busy() == pytest.approx(sum(end - start for start, end in kernels))
+    assert clock.now() >= max(ends.values())
+
+
+def test_a_chrome_trace_has_every_span_in_its_lane_in_microseconds():
+    spans = [
+        Span("launch", "host", 0, 0, 0.0, 5e-6),
+        Span("mm", "kernels", 1, 0, 9e-6, 1e-3, flops=2e9),
+        Span("copy", "to GPU", 1, 0, 0.0, 1e-3, nbytes=12_000_000),
+    ]
+    trace = json.loads(json.dumps(as_trace(spans)))
+    complete = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    assert [(e["name"], e["ts"], e["dur"]) for e in complete] == [("launch", 0, 5), ("mm", 9, 1000), ("copy", 0, 1000)]
+    assert complete[1]["args"] == {"flops": 2e9, "TFLOP/s": 2.0}
+    assert complete[2]["args"] == {"bytes": 12_000_000, "GB/s": 12.0}
+    lanes = {(e["pid"], e["tid"]) for e in complete}
+    named = {(e["pid"], e["tid"]): e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "thread_name"}
+    assert set(named) == lanes
+    assert set(named.values()) == {"host (virtual)", "stream 0", "copy to GPU"}
+
+
+def test_recordings_nest_and_the_outer_one_has_it_all(clock):
+    with recording(clock) as outer:
+        clock.devices[0].kernel(0, US, "a")
+        with recording(clock) as inner:
+            clock.devices[0].kernel(0, US, "b")
+    assert {span.name for span in inner.spans} == {"b"}
+    assert {span.name for span in outer.spans} == {"a", "b"}
+    clock.devices[0].kernel(0, US, "c")
+    assert "c" not in {span.name for span in outer.spans}

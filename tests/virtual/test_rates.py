@@ -1,0 +1,142 @@
+"""Rates: published ones within what the vendor says, recorded ones recovered from a recording that was made of them."""
+
+import dataclasses
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpulab.virtual import rates
+from gpulab.virtual.specs import SPECS, spec
+
+every = pytest.mark.parametrize("name", SPECS)
+
+
+@every
+def test_nothing_is_faster_than_its_peak(name):
+    gpu, reached = spec(name), rates.of(name)
+    for dtype, value in reached.tflops.items():
+        peak = gpu.tflops.get(dtype) or gpu.tflops["fp32"]
+        assert 0 < value <= peak, dtype
+    assert 0.5 * gpu.bandwidth_gbps < reached.memory_gbps <= gpu.bandwidth_gbps
+    if gpu.host_link is not None:
+        assert reached.pageable_gbps < reached.pinned_gbps <= gpu.host_link.one_way_gbps
+
+
+@every
+def test_a_precision_without_hardware_runs_at_the_rate_of_ordinary_lanes(name):
+    gpu, reached = spec(name), rates.of(name)
+    for dtype in ("tf32", "bf16"):
+        if not gpu.has(dtype):
+            assert reached.tflops[dtype] == reached.tflops["fp32"]
+
+
+def test_published_figures():
+    assert rates.of("T4").tflops["fp16"] == pytest.approx(49.4)  # cuBLAS on a T4
+    assert rates.of("T4").memory_gbps == pytest.approx(220)  # arXiv 1903.07486
+    assert rates.of("T4").pinned_gbps == pytest.approx(12)  # PCIe 3 x16
+    assert rates.of("A100-80").tflops["bf16"] == pytest.approx(271.2, rel=1e-3)  # stas00/ml-engineering
+    assert rates.of("H100").tflops["bf16"] == pytest.approx(794.5, rel=1e-3)
+    assert rates.of("B200").tflops["bf16"] == pytest.approx(1745, rel=1e-3)
+    assert rates.of("H200").memory_gbps == pytest.approx(4300)  # a copy on an H200
+    assert all(rates.of(name).source == "published rates" for name in SPECS)
+
+
+@given(st.floats(1e-6, 1e-3), st.floats(1e-12, 1e-9), st.lists(st.integers(1, 30), min_size=2, max_size=9, unique=True))
+def test_a_line_is_recovered(at_zero, slope, powers):
+    found = rates.line([(2**p, at_zero + slope * 2**p) for p in powers])
+    assert found[1] == pytest.approx(slope, rel=1e-5, abs=1e-18)
+    assert found[0] == pytest.approx(at_zero, rel=1e-5, abs=1e-12)
+
+
+def test_a_line_needs_two_points():
+    with pytest.raises(ValueError, match="points are 1"):
+        rates.line([(1.0, 1.0)])
+
+
+RECORDING = {
+    "kind": "measured on a real GPU",
+    "device": {"name": "Tesla T4"},
+    "copies": [
+        {
+            "bytes": n, "h2d_pinned": 0.01 + n / 11e6, "d2h_pinned": 0.01 + n / 13e6, "h2d_pageable": 0.02 + n / 5e6,
+            "d2h_pageable": 0.02 + n / 5e6, "d2d": 0.003 + 2 * n / 230e6, "pin_ms": n / 3e6,
+        }
+        for n in (1 << 20, 1 << 24, 1 << 28)
+    ],
+    "matmul": {
+        "launch_us": 3.5, "launch_host_us": 3.4,
+        "matmul": [
+            {"n": 1024, "fp32_tflops": 5.0, "fp16_tflops": 20.0}, {"n": 8192, "fp32_tflops": 4.2, "fp16_tflops": 25.0},
+        ],
+    },
+}  # fmt: skip
+
+
+def test_a_recording_gives_the_rates_it_was_made_of():
+    found = rates.recorded(spec("T4"), RECORDING)
+    assert found.source == "recorded on Tesla T4"
+    assert found.pinned_gbps == pytest.approx(12, rel=1e-6)
+    assert found.pageable_gbps == pytest.approx(5, rel=1e-6)
+    assert found.memory_gbps == pytest.approx(230, rel=1e-6)
+    assert found.copy_us == pytest.approx(10, rel=1e-4)
+    assert found.pin_gbps == pytest.approx(3)
+    assert found.host_us == 3.5
+    assert dict(found.tflops) == {**rates.published(spec("T4")).tflops, "fp32": 5.0, "fp16": 25.0}
+
+
+@pytest.mark.parametrize("section", ["copies", "matmul"])
+def test_what_a_recording_lacks_stays_as_published(section):
+    found = rates.recorded(spec("T4"), {**RECORDING, section: {"error": "out of time"}})
+    published = rates.published(spec("T4"))
+    unchanged = {"copies": "pinned_gbps memory_gbps", "matmul": "tflops host_us"}[section]
+    for field in unchanged.split():
+        assert getattr(found, field) == getattr(published, field)
+
+
+def test_a_recording_of_that_gpu_is_taken_and_one_without_a_gpu_is_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(rates, "RECORDINGS", tmp_path)
+    rates.of.cache_clear()
+    try:
+        (tmp_path / "no-gpu-as-T4.json").write_text(json.dumps(RECORDING))
+        assert rates.of("T4").source == "published rates"
+        rates.of.cache_clear()
+        (tmp_path / "Tesla-T4.json").write_text(json.dumps(RECORDING))
+        assert rates.of("T4").source == "recorded on Tesla T4"
+        assert rates.of("L4").source == "published rates"
+    finally:
+        rates.of.cache_clear()
+
+
+T4 = rates.of("T4")
+sizes = st.integers(1, 5000)
+
+
+@given(sizes, sizes, sizes, st.integers(1, 64))
+def test_a_product_takes_no_less_than_its_arithmetic_at_the_full_rate(rows, columns, depth, count):
+    seconds = T4.product_seconds(rows, columns, depth, count, "fp16")
+    assert seconds >= 2 * rows * columns * depth * count / (T4.tflops["fp16"] * 1e12) * (1 - 1e-9)
+    assert math.isfinite(seconds)
+
+
+@given(sizes, sizes, sizes)
+def test_a_product_and_its_transpose_take_the_same_time_and_a_larger_one_no_less(rows, columns, depth):
+    seconds = T4.product_seconds(rows, columns, depth, 1, "fp32")
+    assert seconds == T4.product_seconds(columns, rows, depth, 1, "fp32")
+    assert T4.product_seconds(rows + 128, columns, depth, 1, "fp32") >= seconds * (1 - 1e-9)
+
+
+def test_large_products_reach_the_full_rate_and_one_tile_uses_one_multiprocessor():
+    full = 2 * 8192**3 / (T4.tflops["fp16"] * 1e12)
+    assert T4.product_seconds(8192, 8192, 8192, 1, "fp16") == pytest.approx(full, rel=0.03)
+    alone = 2 * 128 * 128 * 128 / (T4.tflops["fp16"] * 1e12 / T4.sms)
+    assert T4.product_seconds(64, 64, 128, 1, "fp16") <= alone
+    assert T4.product_seconds(128, 128, 128, 40, "fp16") == pytest.approx(alone)
+    assert T4.product_seconds(128, 128, 128, 41, "fp16") > 1.2 * alone  # one tile more than multiprocessors
+
+
+def test_rates_cannot_be_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        T4.host_us = 1.0

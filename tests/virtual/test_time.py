@@ -1,0 +1,351 @@
+"""Time as a user meets it: events, streams, timers of Python, waits that nobody asked for."""
+
+import json
+import time
+import timeit
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.utils import benchmark
+
+from gpulab import VirtualGPU
+
+US = 1e-6
+
+
+@pytest.fixture(params=[True, False], ids=["values", "shapes"])
+def gpu(request):
+    with VirtualGPU("T4", count=2, compute=request.param) as gpu, warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        yield gpu
+
+
+def events(number=2):
+    return [torch.cuda.Event(enable_timing=True) for _ in range(number)]
+
+
+def sleep(milliseconds):
+    torch.cuda._sleep(round(milliseconds * 1e-3 * 8.1e12 / (2 * 2560)))
+
+
+def host(gpu, call):
+    """Seconds that the host is held up by `call`, and the call's result."""
+    before = gpu.clock.host
+    result = call()
+    return gpu.clock.host - before, result
+
+
+def test_events_measure_the_device(gpu):
+    start, end = events()
+    start.record()
+    sleep(3)
+    end.record()
+    torch.cuda.synchronize()
+    assert start.elapsed_time(end) == pytest.approx(3, abs=0.02)
+
+
+def test_an_event_that_is_not_done_cannot_be_read(gpu):
+    start, end = events()
+    start.record()
+    sleep(3)
+    end.record()
+    assert not end.query()
+    with pytest.raises(ValueError, match=r"^Both events must be completed before calculating elapsed time\.$"):
+        start.elapsed_time(end)
+    end.synchronize()
+    assert end.query()
+    assert start.elapsed_time(end) > 2.9
+
+
+def test_events_can_be_read_when_their_gpu_has_gone():
+    with VirtualGPU("T4"):
+        start, end = events()
+        start.record()
+        sleep(3)
+        end.record()
+    assert start.elapsed_time(end) == pytest.approx(3, abs=0.02)
+    end.synchronize()
+
+
+def test_asking_again_and_again_comes_to_an_end(gpu):
+    _, end = events()
+    sleep(0.5)
+    end.record()
+    asked = 0
+    while not end.query():
+        asked += 1
+        assert asked < 100_000
+    assert asked
+    while not torch.cuda.current_stream().query():
+        asked += 1
+        assert asked < 200_000
+
+
+def test_without_waiting_a_timer_of_python_sees_the_launch_only(gpu):
+    a = torch.zeros(4096, 4096, device="cuda")
+    a @ a  # takes its memory from the driver
+    torch.cuda.synchronize()
+    # The best of a few: this machine has other things to do, too.
+    launch, whole, kept = [], [], []
+    for _ in range(5):
+        began = time.perf_counter()
+        kept.append(a @ a)  # this machine takes its time to free memory, too
+        launch.append(time.perf_counter() - began)
+        torch.cuda.synchronize()
+        whole.append(time.perf_counter() - began)
+    expected = 2 * 4096**3 / (gpu.rates.tflops["fp32"] * 1e12)
+    assert min(launch) < expected / 4
+    assert min(whole) > expected
+
+
+def test_timers_of_python_are_put_back():
+    before = time.perf_counter, time.perf_counter_ns, timeit.default_timer
+    with VirtualGPU("T4"):
+        assert time.perf_counter is not before[0]
+        assert abs(time.perf_counter_ns() * 1e-9 - time.perf_counter()) < 1
+        assert time.time() > 1.7e9  # dates stay dates
+    assert (time.perf_counter, time.perf_counter_ns, timeit.default_timer) == before
+
+
+def test_perf_counter_goes_forward_through_all_of_it(gpu):
+    seen = []
+    x = torch.zeros(64, 64, device="cuda")
+    for _ in range(20):
+        seen.append(time.perf_counter())
+        (x @ x).sum().item()
+        seen.append(time.perf_counter())
+        time.sleep(0.001)
+    assert seen == sorted(seen)
+    slept = [after - before for before, after in zip(seen[1::2], seen[2::2], strict=False)]
+    assert min(slept) >= 0.001
+
+
+def test_pytorchs_benchmark_timer_waits_for_the_gpu():
+    with VirtualGPU("T4", compute=False) as gpu:
+        a = torch.zeros(4096, 4096, device="cuda")
+        expected = 2 * 4096**3 / (gpu.rates.tflops["fp32"] * 1e12)
+        measured = benchmark.Timer("a @ a", globals={"a": a}).blocked_autorange(min_run_time=0.3)
+    assert measured.median == pytest.approx(expected, rel=0.2)
+
+
+def test_it_is_the_same_every_time():
+    def run():
+        with VirtualGPU("T4") as gpu:
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(100, 50), nn.ReLU(), nn.Linear(50, 10)).cuda()
+            optimizer = torch.optim.AdamW(model.parameters())
+            for _ in range(3):
+                start, end = events()
+                start.record()
+                loss = model(torch.randn(8, 100).to("cuda")).sum()
+                loss.backward()
+                optimizer.step()
+                loss.item()
+                end.record()
+                torch.cuda.synchronize()
+            return start.elapsed_time(end), gpu.clock.host, gpu.clock.busy(), gpu.clock.kernels()
+
+    assert run() == run()
+
+
+WAITS = {
+    "item": lambda x: x.sum().item(),
+    "float": lambda x: float(x.sum()),
+    "cpu": lambda x: x.cpu(),
+    "to": lambda x: x.to("cpu"),
+    "tolist": lambda x: x.tolist(),
+    "numpy": lambda x: x.cpu().numpy(),
+    "copy_": lambda x: torch.zeros(100).copy_(x),
+    "from the host": lambda x: torch.zeros(100).to("cuda"),
+    "from pinned memory": lambda x: torch.zeros(100).pin_memory().to("cuda"),
+    "pageable, non_blocking": lambda x: torch.zeros(100).to("cuda", non_blocking=True),
+    "torch.tensor": lambda x: torch.tensor([1.0, 2.0], device="cuda"),
+    "synchronize": lambda x: torch.cuda.synchronize(),
+    "stream": lambda x: torch.cuda.current_stream().synchronize(),
+    "accelerator": lambda x: torch.accelerator.synchronize(),
+    "empty_cache": lambda x: torch.cuda.empty_cache(),
+}
+VALUES = {
+    "print": lambda x: repr(x),
+    "if": lambda x: bool(x.sum() > 1),
+    "nonzero": lambda x: x.nonzero(),
+    "mask": lambda x: x[x > 0],
+    "equal": lambda x: torch.equal(x, x),
+}
+FREE = {
+    "add": lambda x: x + 1,
+    "pinned, non_blocking": lambda x: torch.zeros(100, pin_memory=True).to("cuda", non_blocking=True),
+    "back, non_blocking": lambda x: x.to("cpu", non_blocking=True),
+    "copy_ to pinned": lambda x: torch.zeros(100, pin_memory=True).copy_(x, non_blocking=True),
+    "zeros": lambda x: torch.zeros(100, device="cuda"),
+    "view": lambda x: x.view(10, 10).shape,
+}
+
+
+@pytest.fixture
+def busy(gpu):
+    """A GPU with 50 milliseconds of work ahead, and something of 100 numbers on it."""
+    x = torch.ones(100, device="cuda")
+    torch.zeros(1 << 20, device="cuda")
+    torch.cuda.synchronize()
+    sleep(50)
+    return x
+
+
+@pytest.mark.parametrize("name", WAITS)
+def test_what_waits_for_the_work_before_it(gpu, busy, name):
+    assert host(gpu, lambda: WAITS[name](busy))[0] > 0.049
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_what_waits_for_values(name):
+    with VirtualGPU("T4") as gpu:
+        x = torch.ones(100, device="cuda")
+        sleep(50)
+        assert host(gpu, lambda: VALUES[name](x))[0] > 0.049
+
+
+@pytest.mark.parametrize("name", FREE)
+def test_what_does_not_wait(gpu, busy, name):
+    assert host(gpu, lambda: FREE[name](busy))[0] < 0.001
+
+
+def test_a_copy_back_that_does_not_block_is_pinned(gpu):
+    out = torch.ones(100, device="cuda").to("cpu", non_blocking=True)
+    assert out.is_pinned()
+    assert not torch.ones(100, device="cuda").to("cpu").is_pinned()
+
+
+def test_pinning_takes_the_host_time_by_its_size(gpu):
+    small, large = (host(gpu, torch.zeros(n).pin_memory)[0] for n in (1 << 10, 1 << 24))
+    assert large == pytest.approx((1 << 26) / (gpu.rates.pin_gbps * 1e9))
+    assert small < large / 1000
+
+
+def test_copies_on_a_side_stream_hide_behind_kernels(gpu):
+    source = torch.zeros(3_000_000, dtype=torch.float32, pin_memory=True)  # a millisecond over PCIe 3
+    target = torch.zeros(3_000_000, device="cuda")
+    torch.cuda.synchronize()
+    side = torch.cuda.Stream()
+
+    def both(stream):
+        start, end = events()
+        start.record()
+        with torch.cuda.stream(stream):
+            target.copy_(source, non_blocking=True)
+        sleep(2)
+        torch.cuda.current_stream().wait_stream(stream)
+        end.record()
+        torch.cuda.synchronize()
+        return start.elapsed_time(end)
+
+    assert both(side) == pytest.approx(2, abs=0.05)
+    assert both(torch.cuda.current_stream()) == pytest.approx(3, abs=0.1)
+
+
+def test_a_stream_waits_for_an_event_of_another_gpu(gpu):
+    done = torch.cuda.Event()
+    with torch.cuda.device(1):
+        sleep(10)
+        done.record()
+    torch.cuda.current_stream().wait_event(done)
+    start = torch.cuda.Event(enable_timing=True)
+    start.record()
+    assert host(gpu, lambda: torch.cuda.synchronize(0))[0] > 0.009
+
+
+def test_a_copy_between_gpus_waits_for_both(gpu):
+    x = torch.zeros(1 << 20, device="cuda:0")
+    torch.cuda.synchronize()
+    sleep(10)
+    x.to("cuda:1", non_blocking=True)
+    assert host(gpu, lambda: torch.cuda.synchronize(1))[0] > 0.009
+
+
+def test_only_what_goes_to_it_is_waited_for(gpu):
+    sleep(10)
+    assert host(gpu, lambda: torch.cuda.synchronize(1))[0] < 0.001
+
+
+def test_launch_blocking_waits_for_every_kernel(monkeypatch):
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+    with VirtualGPU("T4", compute=False) as gpu:
+        a = torch.zeros(4096, 4096, device="cuda")
+        assert host(gpu, lambda: a @ a)[0] > 0.01
+
+
+def test_taking_memory_from_the_driver_takes_the_host_time(gpu):
+    def step():
+        return torch.empty(100 << 20, dtype=torch.uint8, device="cuda")
+
+    first, second = host(gpu, step)[0], host(gpu, step)[0]
+    torch.cuda.empty_cache()
+    assert first == pytest.approx(gpu.rates.malloc_us * US)
+    assert second == 0
+    assert host(gpu, step)[0] == pytest.approx(first)
+
+
+@pytest.mark.parametrize("name", ["item", "cpu", "copy_", "from the host", "stream"])
+def test_hidden_waits_are_told_where_that_is_asked_for(gpu, busy, name):
+    torch.cuda.set_sync_debug_mode("error")
+    with pytest.raises(RuntimeError, match="called a synchronizing CUDA operation"):
+        WAITS[name](busy)
+    torch.cuda.set_sync_debug_mode("warn")
+    with pytest.warns(UserWarning, match="called a synchronizing CUDA operation"):
+        WAITS[name](busy)
+    torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("name", FREE)
+def test_what_does_not_wait_is_not_told(gpu, busy, name):
+    torch.cuda.set_sync_debug_mode("error")
+    FREE[name](busy)
+    torch.cuda.synchronize()
+
+
+def test_counting_the_hosts_time_shows_a_slow_pipeline():
+    def step(counts):
+        with VirtualGPU("T4", counts_host=counts):
+            start, end = events()
+            start.record()
+            time.sleep(0.02)
+            end.record()
+            torch.cuda.synchronize()
+            return start.elapsed_time(end)
+
+    assert step(False) < 1
+    assert step(True) >= 20
+
+
+def test_a_timeline_has_the_kernels_and_the_waits(gpu, tmp_path):
+    a = torch.zeros(256, 256, device="cuda")
+    with gpu.timeline() as timeline:
+        (a @ a).relu()
+        a.cpu()
+    assert [s.name for s in timeline.spans if s.where == "kernels"] == ["mm", "relu"]
+    assert any(s.where == "to host" for s in timeline.spans)
+    assert "2 kernels" in repr(timeline)
+    assert "(virtual)" in repr(timeline)
+    path = timeline.save(tmp_path / "trace.json")
+    assert {e["name"] for e in json.loads(path.read_text())["traceEvents"]} >= {"mm", "relu"}
+    with pytest.raises(FileNotFoundError, match="path is .*nowhere"):
+        timeline.save(tmp_path / "nowhere" / "trace.json")
+    assert [p.name for p in tmp_path.iterdir()] == ["trace.json"]
+
+
+def test_a_training_step_of_a_larger_model_takes_longer_and_a_faster_gpu_shorter():
+    def step(name, width):
+        with VirtualGPU(name, compute=False):
+            model = nn.Sequential(*[nn.Linear(width, width) for _ in range(4)]).cuda()
+            x = torch.zeros(4096, width, device="cuda")
+            model(x).sum().backward()
+            start, end = events()
+            start.record()
+            model(x).sum().backward()
+            end.record()
+            torch.cuda.synchronize()
+            return start.elapsed_time(end)
+
+    assert step("T4", 2048) > step("T4", 1024) > step("L4", 1024) > step("H100", 1024)
