@@ -15,6 +15,7 @@ from statistics import median
 from typing import Any
 
 import bert_large
+import published_speed
 
 from gpulab.validate import memory, predict
 from gpulab.validate.models import by_name
@@ -93,14 +94,10 @@ def _size(rows: Iterable[tuple[str, int, str]], model: str) -> int:
     return sizes[min(1, len(sizes) - 1)]
 
 
-def measured_rows(recording: dict[str, Any]) -> Iterator[Row]:
-    """The same from a recording of a real GPU, in every batch size; its peaks are with cuDNN's workspaces."""
-    name = recording["device"]["name"]
-    for step in predict.steps(recording, lambda row: row["mode"] in COLUMNS and row["optimizer"] == "adamw"):
-        row, without = step.row, step.allocated_without_cudnn
-        yield Row(
-            name, row["model"], row["batch"], row["mode"], without or step.allocated, step.reserved, step.allocated
-        )
+def measured_row(step: predict.Trained, gpu: str) -> Row:
+    """The same of a recorded step of a real GPU; its peaks are with cuDNN's workspaces."""
+    row, without = step.row, step.allocated_without_cudnn
+    return Row(gpu, row["model"], row["batch"], row["mode"], without or step.allocated, step.reserved, step.allocated)
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -138,13 +135,39 @@ def _spread(pairs: Sequence[predict.Pair]) -> str:
     return f"median {100 * middle:.2f} %, worst {_percent(worst.error)} ({worst.what})"
 
 
-def bert() -> str:
+def bert(rows: Sequence[bert_large.Predicted]) -> str:
     """The published BERT-large rows."""
     lines = ["| BERT-large, 512 tokens, V100-16 | published, MiB | virtual, MiB | |", "|---|---|---|---|"]
-    for row in bert_large.predicted():
-        cells = row.training.name, f"{row.training.published_mib:,}", f"{row.process:,.0f}", f"{100 * row.error:+.1f} %"
-        lines.append("| " + " | ".join(cells).replace("-", "−").replace("BERT−", "BERT-") + " |")
+    for row in rows:
+        lines.append(_published(row.training.name, row.training.published_mib, row.process, row.error, 0))
     return "\n".join(lines)
+
+
+def speeds(rows: Sequence[bert_large.Predicted]) -> str:
+    """Published training speeds; of BERT-large, `rows`."""
+    lines = ["| samples per second | published | virtual | |", "|---|---|---|---|"]
+    for resnet in published_speed.predicted():
+        name, published = f"ResNet-50, {resnet.training.name}", resnet.training.images_per_second
+        lines.append(_published(name, published, resnet.images_per_second, resnet.error, 0))
+    for row in rows:
+        name = f"BERT-large, V100-16, {row.training.name}"
+        lines.append(_published(name, row.training.samples_per_second, row.samples_per_second, row.speed_error, 2))
+    return "\n".join(lines)
+
+
+def _published(name: str, published: float, virtual: float, error: float, digits: int) -> str:
+    percent = f"{100 * error:+.1f} %".replace("-", "−")
+    return f"| {name} | {published:,.{digits}f} | {virtual:,.{digits}f} | {percent} |"
+
+
+def times(rows: Sequence[predict.Trained]) -> str:
+    """One line on the step times of a real GPU; those that launches bound, apart."""
+    parts = []
+    for what, bound in (("step time", False), ("step time where launches bound it", True)):
+        pairs = [row.time for row in rows if row.time is not None and row.launch_bound == bound]
+        if pairs:
+            parts.append(f"{what}, {len(pairs)} steps: {_spread([pair for pair in pairs if pair is not None])}")
+    return "- " + "; ".join(parts) + "." if parts else "- No step times were recorded."
 
 
 def report(capabilities: Sequence[str], *, quick: bool) -> Iterator[str]:
@@ -152,10 +175,12 @@ def report(capabilities: Sequence[str], *, quick: bool) -> Iterator[str]:
     real = [(path, predict.load(path)) for path in predict.recordings()]
     real = [(path, recording) for path, recording in real if predict.is_of_a_gpu(recording)]
     for path, recording in real:
-        rows = list(measured_rows(recording))
+        steps = list(predict.steps(recording, lambda row: row["mode"] in COLUMNS and row["optimizer"] == "adamw"))
+        rows = [measured_row(step, recording["device"]["name"]) for step in steps]
         yield f"Measured on {recording['device']['name']}, torch {recording['device']['torch']} (`{path.name}`): {WHAT}"
         yield table(rows)
         yield summary(rows, recording["device"]["name"])
+        yield times(steps)
     if not real:
         yield "No real GPU has been recorded yet."
     yield REFERENCE
@@ -170,8 +195,11 @@ def report(capabilities: Sequence[str], *, quick: bool) -> Iterator[str]:
     yield "\n".join(lines)
     yield "Left out: " + "; ".join(f"{name} ({why})" for name, why in NO_REFERENCE.items()) + "."
     if not quick:
+        published = list(bert_large.predicted())
         yield BERT
-        yield bert()
+        yield bert(published)
+        yield SPEED
+        yield speeds(published)
 
 
 WHAT = "peak allocated of a training step with AdamW, recorded in MiB, and how much the prediction is off."
@@ -182,6 +210,10 @@ otherwise."""
 BERT = """\
 Published by Hugging Face for BERT-large (the driver's figure, libraries of 2022), beside the virtual peak reserved and
 their context of 1343 MiB, with today's `transformers`; shown as it comes out:"""
+
+SPEED = """\
+Training speeds that NVIDIA (ResNet-50, its own container and fused kernels) and Hugging Face (BERT-large) publish,
+beside the virtual clock's; its rates come from published microbenchmarks, and nothing was fitted to these:"""
 
 
 def write_readme(text: str, path: Path = ROOT / "README.md") -> None:

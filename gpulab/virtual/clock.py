@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from .rates import Rates
 
 real = time.perf_counter  # as it was before a scope replaced it
+LAUNCHING = 100e-6  # seconds: a shorter pause before or after an operation is taken to be Python's part of the launch
 QUEUE = 1024  # launches that a GPU takes before the host has to wait: what is observed, NVIDIA does not document it
 
 
@@ -67,24 +68,23 @@ class Engine:
 class Clock:
     """The host's clock, and one `DeviceClock` for each of `count` GPUs.
 
-    `host`: the host's time in launches and waits, `waited` of it in waits. With `counts_host` the time that this
-    machine really spends between two operations is added, so that a slow input pipeline shows, and nothing repeats
-    exactly.
+    `host`: the host's time in launches and waits, `waited` of it in waits; `own`: the real time that this machine
+    spent between GPU operations. With `counts_host` that counts in `host` too, so that a slow input pipeline shows on
+    the GPUs' clocks, and nothing repeats exactly.
     """
 
     def __init__(self, count: int, rates: Rates, *, counts_host: bool = False) -> None:
         self.rates = rates
         self.host_s, self.launch_s = rates.host_us * 1e-6, rates.launch_us * 1e-6
-        self.host = 0.0
-        self.waited = 0.0
+        self.host = self.waited = self.own = 0.0
         self.counts_host = counts_host
         self.record: list[Span] | None = None
         self.devices = [DeviceClock(self, index) for index in range(count)]
-        self._began = self._left = real()
-        self._asked = 0.0  # when `wait_really` was called last
-        self._hidden = 0.0  # real seconds in which this machine did the work of a GPU
+        self._began = self._last = real()  # until `_last` the host's own time is accounted for
+        self._after_operation = False
+        self._asked = False
+        self._inside = False  # this machine is doing a GPU's work
         self._shown = 0.0
-        self._inside: float | None = None  # since when this machine has been doing a GPU's work
 
     def now(self, index: int = 0) -> float:
         """When all that GPU `index` has been given will be done."""
@@ -104,18 +104,29 @@ class Clock:
 
     # -- the host ----------------------------------------------------------------------------------------------------
 
-    def enter(self) -> float:
-        """This machine begins to do a GPU's work; give what is returned to `leave`."""
-        now = self._inside = real()
-        if self.counts_host and now > self._left:
-            self.host += now - self._left
-        return now
+    def enter(self) -> None:
+        """This machine begins to do a GPU's work: what happens until `leave` is not the host's time."""
+        self._account(real(), True)
+        self._inside = True
 
-    def leave(self, entered: float) -> None:
-        """The work of a GPU is done, and its real time is not the host's."""
-        now = self._left = real()
-        self._inside = None
-        self._hidden += now - entered
+    def leave(self) -> None:
+        """The work of a GPU is done."""
+        self._last = real()
+        self._after_operation, self._inside, self._asked = True, False, False
+
+    def skip(self, seconds: float) -> None:
+        """So much of the time since the last operation was spent on watching, not by the host."""
+        self._last += seconds
+
+    def _account(self, now: float, before_operation: bool) -> None:
+        """What has passed is the host's own time, unless it is so short that the model's launch stands for it."""
+        gap = now - self._last
+        if gap > 0:
+            if gap > LAUNCHING or not (before_operation or self._after_operation):
+                self.own += gap
+                if self.counts_host:
+                    self.host += gap
+            self._last = now
 
     def spend(self, seconds: float) -> None:
         """The host works."""
@@ -129,40 +140,36 @@ class Clock:
             self.waited += until - self.host
             self.host = until
 
-    def catch_up(self) -> None:
-        """Where it counts, the time since the last operation was the host's."""
-        if self.counts_host and self._inside is None:
-            now = real()
-            self.host += max(0.0, now - self._left)
-            self._left = now
-
-    def wait_really(self) -> None:
-        """The host asks again and again whether something is done: from the second time on, that is real time."""
-        self.catch_up()
-        now = real()
-        if self._asked > self._left and not self.counts_host:
-            self._hidden += now - self._asked  # it is in `host` instead
-            self.host += now - self._asked
+    def call(self) -> None:
+        """The host calls something of CUDA that is no operation: an event, a stream, a wait."""
+        if not self._inside:
+            self._account(real(), True)
+            self._after_operation = True
         self.host += 1e-6
-        self._asked = now
+
+    def ask(self) -> None:
+        """The host asks whether something is done; asking again and again takes the time that it really takes."""
+        if self._asked:
+            now = real()
+            self.host += now - self._last
+            self._last = now
+        self.call()
+        self._asked = True
 
     def perf_counter(self) -> float:
-        """What `time.perf_counter` answers: the host's real time, less a GPU's work, and the modelled time for it."""
-        if self.counts_host:
-            self.catch_up()
-            at = self._began + self.host
-        else:
-            at = real() - self._hidden + self.host
-        self._shown = max(self._shown, at)  # with several threads at work, time that two of them hide is hidden twice
+        """What `time.perf_counter` answers: the host's own time, and the modelled time of launches and waits."""
+        self._account(real(), False)
+        self._after_operation = False
+        self._shown = max(self._shown, self._at())  # several threads may do a GPU's work at once
         return self._shown
 
     def seen(self) -> float:
         """What `perf_counter` would answer now, for an onlooker in another thread: looking changes nothing."""
-        inside = self._inside
-        now = real() if inside is None else inside
-        if self.counts_host:
-            return self._began + self.host + (max(0.0, now - self._left) if inside is None else 0.0)
-        return now - self._hidden + self.host
+        gap = 0.0 if self._inside else real() - self._last
+        return self._at() + (gap if gap > LAUNCHING or not self._after_operation else 0.0)
+
+    def _at(self) -> float:
+        return self._began + self.host + (0.0 if self.counts_host else self.own)
 
 
 class DeviceClock:
@@ -251,8 +258,7 @@ class DeviceClock:
 
     def mark(self, stream: int) -> float:
         """When all that `stream` has been given by now will be done: the time of an event recorded in it."""
-        self.clock.catch_up()
-        self.clock.host += 1e-6
+        self.clock.call()
         at = max(self.streams.get(stream, 0.0), self.clock.host + self.clock.launch_s)
         self.done = max(self.done, at)
         return at
@@ -267,6 +273,5 @@ class DeviceClock:
     def synchronize(self, stream: int | None = None) -> None:
         """The host waits for one stream, or for all."""
         until = self.done if stream is None else self.streams.get(stream, 0.0)
-        self.clock.catch_up()
-        self.clock.host += 1e-6
+        self.clock.call()
         self.clock.wait(until, "synchronize")

@@ -14,6 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import checks, cost, crossing, engine, kernels, mixing, state, temporaries
+from .clock import real
 from .labels import FLOATING, NAME, PINNED, STAYS, device_of, parts_of, storage_of
 from .state import backing, thread
 
@@ -91,6 +92,7 @@ def _run_plainly(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict
 def _run(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], handler: Any = None) -> Any:
     """The general case: find the GPU among the arguments, run, label what is new, let the time pass that it takes."""
     # This is the path of most operations: what is below is `_look`, written out for speed.
+    began = real()
     device = host = floating = None
     for item in args:
         if isinstance(item, Tensor):
@@ -115,12 +117,13 @@ def _run(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
     if device is None:
         if handler is not None:
             kernels.check_host_generator(kwargs)
+        gpu.clock.skip(real() - began)
         out = func._op(*args, **kwargs)
         if floating is not None and (host is None or not host.dim()):
             _float(out)
         return out
     clock = gpu.clock
-    entered = clock.enter()
+    clock.enter()
     if host is not None and func not in kernels.HOSTED:
         args, kwargs = mixing.settle(gpu, device, func, args, kwargs)
     if floating is not None:
@@ -149,7 +152,7 @@ def _run(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
     if func in temporaries.OF and gpu.mirror:
         device.touch(temporaries.OF[func](device, args, out))
     cost.charge(device, func, args, out)
-    clock.leave(entered)
+    clock.leave()
     return out
 
 
@@ -261,7 +264,7 @@ def _run_copy(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[st
     device, _, floating = _look(args, None, None, None)
     if device is None:
         return func._op(*args, **kwargs)
-    entered = gpu.clock.enter()
+    gpu.clock.enter()
     if floating is not None:
         _join(device, floating)
     if device.fault is not None:
@@ -271,7 +274,7 @@ def _run_copy(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[st
     pairs = zip(*args[:2], strict=True) if isinstance(args[0], (list, tuple)) else [args[:2]]
     for into, source in pairs:
         crossing.charge(into, source, non_blocking=non_blocking)
-    gpu.clock.leave(entered)
+    gpu.clock.leave()
     return out
 
 
@@ -364,7 +367,7 @@ def _pinned(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def create(gpu: VirtualGPU, device: Device, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run an operation with `device=`; its memory is taken before its values are written."""
-    entered = gpu.clock.enter()
+    gpu.clock.enter()
     if device.fault is not None:
         device.raise_fault()
     generator = kwargs.get("generator")
@@ -379,7 +382,7 @@ def create(gpu: VirtualGPU, device: Device, func: Any, args: tuple[Any, ...], kw
             )
             if not gpu.compute:
                 place(device, shapes)
-                _charge_new(gpu, device, func, args, kwargs, shapes, entered)
+                _charge_new(gpu, device, func, args, kwargs, shapes)
                 return shapes
             if shapes.layout is torch.strided:
                 label = device.allocate(_storage(shapes).nbytes())
@@ -391,17 +394,17 @@ def create(gpu: VirtualGPU, device: Device, func: Any, args: tuple[Any, ...], kw
         if storage._gpulab is None and storage.nbytes() == label.nbytes:
             storage._gpulab = label
     place(device, out)
-    _charge_new(gpu, device, func, args, kwargs, out, entered)
+    _charge_new(gpu, device, func, args, kwargs, out)
     return out
 
 
-def _charge_new(gpu: VirtualGPU, device: Device, func: Any, args: Any, kwargs: Any, out: Any, entered: float) -> None:
+def _charge_new(gpu: VirtualGPU, device: Device, func: Any, args: Any, kwargs: Any, out: Any) -> None:
     """The time of a factory: that of a copy from elsewhere, or of a kernel that fills what is new."""
     if func is torch.ops.aten._to_copy.default and device_of(args[0]) is not device:
         crossing.charge(out, args[0], non_blocking=bool(kwargs.get("non_blocking")))
     else:
         cost.charge(device, func, args, out)
-    gpu.clock.leave(entered)
+    gpu.clock.leave()
 
 
 def _with(kwargs: dict[str, Any], *, device: Any, generator: Any) -> dict[str, Any]:

@@ -138,7 +138,7 @@ def move(tensor: Tensor, target: torch.device, dtype: Any, form: Any, non_blocki
         return torch.ops.aten._to_copy.default(
             tensor, dtype=dtype, device=target, non_blocking=non_blocking, memory_format=form
         )
-    entered = gpu.clock.enter()
+    gpu.clock.enter()
     gpu.device(tensor.device.index).raise_fault()
     with backing:
         if gpu.compute or target.type == "meta":
@@ -149,7 +149,7 @@ def move(tensor: Tensor, target: torch.device, dtype: Any, form: Any, non_blocki
         if non_blocking:  # PyTorch then takes pinned memory for it, and does not wait
             setattr(storage_of(out), PINNED, True)
         crossing.charge(out, tensor, non_blocking=non_blocking)
-    gpu.clock.leave(entered)
+    gpu.clock.leave()
     return out
 
 
@@ -204,11 +204,11 @@ def pin_memory(self: Tensor, device: Any = None) -> Tensor:
     if is_pinned(self):
         return self
     clock = current().clock
-    entered = clock.enter()
+    clock.enter()
     with backing:
         out = self.clone()
     setattr(storage_of(out), PINNED, True)
-    clock.leave(entered)
+    clock.leave()
     crossing.pin(out.nbytes)
     return out
 

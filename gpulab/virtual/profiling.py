@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from .gpu import VirtualGPU
 
 NOTE = (
-    "the profiler records the CPU's activity only: the virtual GPU starts no CUDA kernels, so there are none to time. "
-    "Times in this profile are those of the host."
+    "the profiler records the CPU's activity only, in this machine's real time: the virtual GPU starts no CUDA kernels. "
+    "When its kernels would run, in virtual time: with gpulab.timing.trace('trace.json')."
 )
 
 

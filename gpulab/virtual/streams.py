@@ -245,7 +245,7 @@ def _done(timer: DeviceClock, at: float) -> bool:
     gpu = state.current
     if gpu is None or gpu.clock is not timer.clock or timer.clock.host >= at:
         return True
-    timer.clock.wait_really()
+    timer.clock.ask()
     return timer.clock.host >= at
 
 

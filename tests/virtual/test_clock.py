@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpulab.virtual import clock as clocks
 from gpulab.virtual import rates
 from gpulab.virtual.clock import QUEUE, Clock, Engine, Span
 from gpulab.virtual.timeline import as_trace, recording
@@ -120,32 +121,83 @@ def test_two_gpus_work_side_by_side_and_share_the_host(clock):
     assert clock.host == pytest.approx(2 * T4.host_us * US)
 
 
-def test_rest_of_the_hosts_time_counts_only_where_that_is_wanted():
-    modelled, counting = Clock(1, T4), Clock(1, T4, counts_host=True)
-    for clock in (modelled, counting):
-        for _ in range(3):
-            sum(range(200_000))  # some of this machine's time
-            clock.leave(clock.enter())
-    assert modelled.host == 0
-    assert counting.host > 0
+@pytest.fixture
+def ticking(monkeypatch):
+    """Clocks of the given kinds, and a function that lets this machine's time pass for them."""
+    now = [100.0]
+    monkeypatch.setattr(clocks, "real", lambda: now[0])
+
+    def pass_(seconds):
+        now[0] += seconds
+
+    return lambda **kwargs: Clock(1, T4, **kwargs), pass_
 
 
-def test_perf_counter_hides_what_this_machine_did_for_the_gpu_and_shows_the_rest(clock):
-    before = clock.perf_counter()
-    entered = clock.enter()
-    sum(range(3_000_000))
-    clock.leave(entered)
-    hidden = clock._hidden
-    clock.spend(1.0)
-    assert hidden > 0
-    assert 1.0 <= clock.perf_counter() - before < 1.0 + hidden
-
-
-def test_looking_from_elsewhere_changes_nothing(clock):
+def operation(clock, pass_, seconds):
     clock.enter()
+    pass_(seconds)
+    clock.devices[0].kernel(0, 1e-3, "k")
+    clock.leave()
+
+
+def test_perf_counter_has_the_hosts_own_time_and_not_that_of_a_gpus_work(ticking):
+    make, pass_ = ticking
+    clock = make()
+    before = clock.perf_counter()
+    pass_(0.5)
+    operation(clock, pass_, 7.0)
+    pass_(0.25)
+    assert clock.perf_counter() - before == pytest.approx(0.75 + T4.host_us * US)
+    assert clock.own == pytest.approx(0.75)
+    clock.devices[0].synchronize()
+    assert clock.perf_counter() - before == pytest.approx(0.75 + clock.host)
+
+
+def test_a_short_pause_beside_an_operation_is_the_launch_that_the_model_knows(ticking):
+    make, pass_ = ticking
+    clock = make()
+    before = clock.perf_counter()
+    for _ in range(10):
+        pass_(50 * US)
+        operation(clock, pass_, 1.0)
+    pass_(50 * US)
+    assert clock.perf_counter() - before == pytest.approx(10 * T4.host_us * US)
+    pass_(50 * US)
+    assert clock.perf_counter() - before == pytest.approx((10 * T4.host_us + 50) * US)  # no operation beside it
+
+
+def test_the_rest_of_the_hosts_time_counts_on_the_gpu_only_where_that_is_wanted(ticking):
+    make, pass_ = ticking
+    modelled, counting = make(), make(counts_host=True)
+    for clock in (modelled, counting):
+        pass_(2.0)
+        operation(clock, pass_, 1.0)
+        clock._last = clocks.real()
+    assert modelled.host == pytest.approx(T4.host_us * US)
+    assert counting.host >= 2.0
+    assert counting.now() == pytest.approx(counting.host + T4.launch_us * US + 1e-3)
+
+
+def test_asking_takes_the_time_that_it_really_takes(ticking):
+    make, pass_ = ticking
+    clock = make()
+    operation(clock, pass_, 1.0)
+    pass_(5.0)
+    clock.ask()
+    assert clock.host < 1e-3
+    pass_(3.0)
+    clock.ask()
+    assert clock.host == pytest.approx(3.0, abs=1e-3)
+
+
+def test_looking_from_elsewhere_changes_nothing(ticking):
+    make, pass_ = ticking
+    clock = make()
+    pass_(1.0)
     state = dict(vars(clock))
-    clock.seen()
+    assert clock.seen() == pytest.approx(101.0)
     assert dict(vars(clock)) == state
+    assert clock.perf_counter() == pytest.approx(101.0)
 
 
 @settings(max_examples=200, deadline=None)

@@ -1,0 +1,18 @@
+"""How long things take on a GPU: by its own clock, after a warm-up, several times, and with the spread.
+
+    timing.measure(lambda: model(x))            # median and spread of a call
+    with timing.Timer() as t: ...               # one stretch of code: t.ms on the GPU, t.host_ms on the host
+    timing.throughput(len(x), took, "images")   # per second
+    timing.mfu(timing.flops(step), took, "fp16")
+    with timing.trace("step.json"): ...         # a Chrome trace
+
+It reads PyTorch's events and says whether the numbers are measured or virtual.
+"""
+
+from .measuring import Timing, measure
+from .rates import Throughput, throughput
+from .stopwatch import Timer
+from .tracing import trace
+from .utilisation import MFU, TooFast, flops, mfu
+
+__all__ = ["MFU", "Throughput", "Timer", "Timing", "TooFast", "flops", "measure", "mfu", "throughput", "trace"]

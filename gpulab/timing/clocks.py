@@ -1,0 +1,159 @@
+"""The clock that a stretch of code is timed by: a GPU's events, or the host's clock where there is no GPU.
+
+`clock_of` finds it, `clock.pair()` gives a start and an end to set. It waits for nothing until a time is read.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from ..memory import counters
+from ..memory.counters import DeviceLike, Gpu
+from ..memory.source import Numbers
+from ..virtual import state
+
+if TYPE_CHECKING:
+    import torch
+
+
+class HostPair:
+    """A start and an end on the host's clock. Both are set while the code runs; the rest is read afterwards."""
+
+    how = "host clock"
+    device = "cpu"
+
+    def start(self) -> None:
+        self._modelled = _modelled()
+        self._start = time.perf_counter()
+
+    def end(self) -> None:
+        self._end = time.perf_counter()
+        self.calls = _modelled() != self._modelled  # whether anything was asked of a virtual GPU in between
+
+    def idle(self) -> None:
+        """The whole GPU is idle, after the end."""
+
+    def ms(self) -> float:
+        """Milliseconds from start to end."""
+        return (self._end - self._start) * 1e3
+
+    def idle_after_ms(self) -> float:
+        """Milliseconds from the end to `idle`."""
+        return 0.0
+
+    @property
+    def numbers(self) -> Numbers:
+        """What `ms` is."""
+        return "virtual" if self.calls else "measured"
+
+
+class EventPair:
+    """A start and an end on a GPU's own clock: two events on the stream that is current at the start.
+
+    A virtual GPU's clock stands still while the host computes something of its own. So a stretch that asks nothing of a
+    virtual GPU has the host's time; a real GPU's clock shows the same by itself.
+    """
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        self._host = HostPair()
+        # Made before the clock runs.
+        self._start, self._end, self._idle = (_event(gpu.type) for _ in range(3))
+
+    def start(self) -> None:
+        self._stream: Any = self._gpu.counts.current_stream(self._gpu.number)
+        self._start.record(self._stream)
+        self._host.start()
+
+    def end(self) -> None:
+        self._host.end()
+        self._end.record(self._stream)
+
+    def idle(self) -> None:
+        """The whole GPU is idle, after the end; for whoever has waited for it."""
+        self._idle.record(self._stream)
+
+    def idle_after_ms(self) -> float:
+        """Milliseconds from the end to `idle`: what other streams still had to do, and the host's part in asking."""
+        if self._of_host:
+            return 0.0
+        self._idle.synchronize()
+        return float(self._end.elapsed_time(self._idle))
+
+    def ms(self) -> float:
+        """Milliseconds from start to end; waits for the end."""
+        if self._of_host:
+            return self._host.ms()
+        self._end.synchronize()
+        return float(self._start.elapsed_time(self._end))
+
+    @property
+    def how(self) -> str:
+        if self._of_host:
+            return self._host.how
+        return "CUDA events" if self._gpu.type == "cuda" else f"{self._gpu.type} events"
+
+    @property
+    def device(self) -> str:
+        return self._host.device if self._of_host else self._gpu.name
+
+    @property
+    def numbers(self) -> Numbers:
+        """What `ms` is."""
+        return "virtual" if self._gpu.scope is not None and not self._of_host else "measured"
+
+    @property
+    def _of_host(self) -> bool:
+        return self._gpu.scope is not None and not self._host.calls
+
+
+Pair = HostPair | EventPair
+
+
+class Clock:
+    """Makes pairs for one GPU, or for the host where `gpu` is None."""
+
+    def __init__(self, gpu: Gpu | None) -> None:
+        self._gpu = gpu
+
+    def synchronize(self) -> None:
+        """Wait until the GPU has done what it was given; the CPU is done when a call returns."""
+        if self._gpu is not None:
+            self._gpu.counts.synchronize(self._gpu.number)
+
+    def pair(self) -> Pair:
+        return HostPair() if self._gpu is None else EventPair(self._gpu)
+
+
+def clock_of(device: DeviceLike, who: str) -> Clock:
+    """The clock of the GPU that `device` names, of the current one for None; the host's without a GPU and for "cpu".
+
+    Raises TypeError for what is no device, ValueError for one that does not exist; `who` asks, for the message.
+    """
+    found = counters.checked(device)
+    if found == "all":
+        raise ValueError(f'{who} reads the clock of one GPU, so device must not be "all"; time each GPU by itself')
+    gpus = counters.find(found)
+    if gpus:
+        return Clock(gpus[0])
+    if found is not None and found.type != "cpu":
+        raise ValueError(
+            f"device is {str(found)!r}, and there is no such GPU here; leave it out to time with what there is, or "
+            "gpulab.setup() gives you a virtual GPU"
+        )
+    return Clock(None)
+
+
+def _modelled() -> float | None:
+    """What a virtual GPU's clock says of the host: it goes on with every call to the GPU, and only then."""
+    gpu = state.current
+    return None if gpu is None else gpu.clock.host
+
+
+def _event(type_: str) -> torch.Event:
+    import torch
+
+    if type_ == "cuda":
+        return torch.cuda.Event(enable_timing=True)
+    return torch.Event(device=type_, enable_timing=True)

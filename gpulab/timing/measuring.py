@@ -1,0 +1,193 @@
+"""`measure`: how long a call takes, several times over, and `Timing`, what came out.
+
+It computes and prints nothing; a `Timing` shows itself as one line.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..memory.counters import DeviceLike
+from ..memory.source import Numbers
+from .clocks import clock_of
+from .words import duration, durations
+
+_UNSTEADY = 0.2  # of the median, between the quartiles; told beside the time
+# Milliseconds, and part of the median, from which work of other streams is told: waiting for the GPU takes some itself.
+_AFTER = (0.1, 0.1)
+
+
+@dataclass(frozen=True, repr=False)
+class Timing:
+    """The times of one call, in milliseconds, in the order they were taken.
+
+    `how` is the clock, `device` where the work was, `numbers` "measured" or "virtual". `median_ms` is the figure to
+    quote; between the two `quartiles_ms` lies the middle half of the times, `spread_ms` (the interquartile range) is
+    what they are apart, `relative_spread` that as a part of the median. `after_ms` is how long other streams went on
+    after the end that was timed (0 where they did not): a time without it is too short.
+    """
+
+    times_ms: tuple[float, ...]
+    how: str
+    device: str
+    numbers: Numbers
+    label: str = ""
+    after_ms: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.times_ms or not all(math.isfinite(time) and time >= 0 for time in self.times_ms):
+            raise ValueError(f"times_ms must be one or more numbers from 0 on, not {self.times_ms!r}")
+
+    @property
+    def median_ms(self) -> float:
+        return statistics.median(self.times_ms)
+
+    @property
+    def min_ms(self) -> float:
+        return min(self.times_ms)
+
+    @property
+    def quartiles_ms(self) -> tuple[float, float]:
+        if len(self.times_ms) == 1:
+            return self.times_ms[0], self.times_ms[0]
+        first, _, third = statistics.quantiles(self.times_ms, n=4, method="inclusive")
+        return first, third
+
+    @property
+    def spread_ms(self) -> float:
+        first, third = self.quartiles_ms
+        return third - first
+
+    @property
+    def relative_spread(self) -> float:
+        return self.spread_ms / self.median_ms if self.median_ms else 0.0
+
+    def __str__(self) -> str:
+        start = f"{self.label}: " if self.label else ""
+        after = f"; other streams went on for {duration(self.after_ms)} more" if self.after_ms else ""
+        return f"{start}{duration(self.median_ms)}, {self._spread()} ({self.numbers}, {self.how}){after}"
+
+    def _spread(self) -> str:
+        runs = len(self.times_ms)
+        if runs == 1:
+            return "one run"
+        (first, third), unit = durations(self.quartiles_ms, of=self.median_ms)
+        if first == third:
+            low, high = durations((min(self.times_ms), max(self.times_ms)), of=self.median_ms)[0]
+            return f"median of {runs} runs, {'all alike' if low == high else 'half of them alike'}"
+        unsteady = f", unsteady: {self.relative_spread:.0%} apart" if self.relative_spread > _UNSTEADY else ""
+        return f"median of {runs} runs, half of them from {first} to {third} {unit}{unsteady}"
+
+    __repr__ = __str__
+
+
+def measure(
+    fn: Callable[[], object],
+    *,
+    repeat: int = 20,
+    warm_up: int = 3,
+    setup: Callable[[], object] | None = None,
+    device: DeviceLike = None,
+    label: str = "",
+) -> Timing:
+    """Call `fn` `warm_up` times untimed, then `repeat` times with the clock running; gives a `Timing`.
+
+        took = timing.measure(lambda: model(x))
+        print(took)          # 1.234 ms, median of 20 runs, half of them from 1.230 to 1.241 ms (measured, CUDA events)
+
+    Every call starts when the GPU is idle and ends when it has done what the call queued: two events on the current
+    stream give the time between, in which the launch is included. What `fn` queues on other streams counts as far as
+    the current stream waits for it; where they go on, the `Timing` says so. `setup` is called before every call,
+    outside the clock. `device` is the GPU whose clock is read: None (the current one), a number, a text such as
+    "cuda:1" or a torch.device; "cpu", and a machine without a GPU, read the host's clock, which suits what the CPU does
+    before the call returns.
+
+    The answer is as honest as `fn`: time what you will run, in the shapes and dtypes you will run it, and on data as
+    yours (a GPU is faster on zeros, and on data that is still in its cache from the call before). A call of a few
+    microseconds is mostly launch: let `fn` do it a hundred times. A virtual GPU's times are alike at every call; what
+    the host computes between two operations is not in them, but a call that uses no GPU at all has the host's time.
+
+    PyTorch's own `torch.utils.benchmark.Timer` times blocks of calls by the host's clock, synchronised at both ends,
+    chooses how many, sets the number of threads to one, and compares results in tables: use it for CPU code and for
+    operations of a few microseconds. This one times single calls by the GPU's clock, keeps all the times, and says
+    what they are.
+
+    Exceptions of `fn` and `setup` pass through. Raises TypeError for what is no function without arguments, or gives
+    a coroutine or generator (which has not run yet), ValueError for numbers of runs that make no sense.
+    """
+    check_function(fn, "fn", "timing.measure")
+    if setup is not None:
+        check_function(setup, "setup", "timing.measure")
+    check_count("repeat", repeat, 1)
+    check_count("warm_up", warm_up, 0)
+    if not isinstance(label, str):
+        raise TypeError(f"label must be a text, not {label!r} ({type(label).__name__})")
+    clock = clock_of(device, "timing.measure")
+    pairs = [clock.pair() for _ in range(repeat)]
+    for pair in [clock.pair() for _ in range(warm_up)] + pairs:
+        if setup is not None:
+            setup()
+        clock.synchronize()
+        pair.start()
+        result = fn()
+        pair.end()
+        _has_run(result)
+        del result
+        clock.synchronize()
+        pair.idle()
+    like = next((pair for pair in pairs if pair.numbers == "virtual"), pairs[0])
+    times = tuple(pair.ms() for pair in pairs)
+    after = statistics.median(pair.idle_after_ms() for pair in pairs)
+    if after < max(_AFTER[0], _AFTER[1] * statistics.median(times)):
+        after = 0.0
+    return Timing(times, like.how, like.device, like.numbers, label, after)
+
+
+def check_function(fn: object, name: str, who: str) -> None:
+    """Refuse what cannot be called without arguments, with what to write instead."""
+    if not callable(fn):
+        raise TypeError(
+            f"{name} must be a function without arguments, not {fn!r:.60} ({type(fn).__name__}): it looks as if the "
+            f"function was called before {who} could call it; write {who}(lambda: step(x)), not {who}(step(x))"
+        )
+    if inspect.iscoroutinefunction(fn) or inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
+        raise TypeError(
+            f"{name} is a coroutine or generator function: calling it runs nothing of its body; give {who} a function "
+            "that runs it to the end, such as lambda: list(fn())"
+        )
+    try:
+        inspect.signature(fn).bind()
+    except ValueError:
+        pass  # written in C, without a signature: the call will tell
+    except TypeError as error:
+        raise TypeError(
+            f"{name} must be callable without arguments ({error}); wrap it: {who}(lambda: {_name(fn)}(x))"
+        ) from None
+
+
+def check_count(name: str, value: object, least: int) -> None:
+    """Refuse what is no whole number from `least` on."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be a whole number from {least} on, not {value!r}")
+    if value < least:
+        raise ValueError(f"{name} must be a whole number from {least} on, not {value!r}")
+
+
+def _name(fn: object) -> str:
+    name = getattr(fn, "__name__", "fn")
+    return name if name.isidentifier() else "fn"
+
+
+def _has_run(result: object) -> None:
+    if inspect.isgenerator(result) or inspect.iscoroutine(result) or inspect.isasyncgen(result):
+        kind = "generator" if inspect.isgenerator(result) else "coroutine"
+        if not inspect.isasyncgen(result):
+            result.close()  # else Python warns that it was never awaited
+        raise TypeError(
+            f"fn gave a {kind}, whose body has not run: there is nothing to time; run it to the end inside fn, such as "
+            + ("lambda: list(batches())" if kind == "generator" else "lambda: asyncio.run(step())")
+        )

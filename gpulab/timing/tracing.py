@@ -1,0 +1,54 @@
+"""`trace`: what the GPU did when, as a Chrome trace; from the virtual GPU's clock or from PyTorch's profiler."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..virtual import state
+
+
+@contextlib.contextmanager
+def trace(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Write what happens within the block to `path`, for chrome://tracing or https://ui.perfetto.dev.
+
+        with timing.trace("step.json"):
+            step()
+
+    On a virtual GPU: launches, waits, kernels and copies in virtual time, by stream, with what each reaches. On a real
+    one, and without any: what `torch.profiler` records, measured, the operations of PyTorch among it. The file is
+    written at the end of the block, also after an exception, which passes through; an older one is replaced. Raises
+    FileNotFoundError where the folder of `path` is missing, before anything runs.
+    """
+    target = Path(path)
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"path is {str(path)!r}; the folder {str(target.parent)!r} does not exist")
+    scope = state.current
+    if scope is None:
+        with _profiled(target):
+            yield target
+        return
+    with scope.timeline() as timeline:
+        try:
+            yield target
+        finally:
+            timeline.save(target)
+
+
+@contextlib.contextmanager
+def _profiled(target: Path) -> Iterator[None]:
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
+    profiler = profile(activities=activities)
+    profiler.start()
+    try:
+        yield
+    finally:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        profiler.stop()
+        profiler.export_chrome_trace(str(target))
