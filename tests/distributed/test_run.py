@@ -1,0 +1,345 @@
+"""Scripts on several ranks, for real: what comes back, how a failure looks, and that nothing stays behind."""
+
+import contextlib
+import io
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import psutil
+import pytest
+
+from gpulab import VirtualGPU, distributed
+from gpulab.distributed.running import environment
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="torchrun's own support for Windows is partial")
+
+SUM = """
+    import os, sys
+    import torch, torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    x = torch.tensor([float(rank + 1)])
+    dist.all_reduce(x)
+    print(f"rank {rank} of {dist.get_world_size()}: sum {x.item():g}, {sys.argv[1:]}, {os.environ['WHERE']}")
+    print("Grüße → 🏖", file=sys.stderr)
+    print("then stdout", __name__, os.path.basename(__file__), helper_value := __import__("helper").value)
+    if rank == 2:
+        for line in range(50_000):
+            print("line", line)
+    dist.destroy_process_group()
+"""
+
+# No torch: it starts faster. Each rank leaves its pid, and that of a child that is in no group of its parent's.
+STAYS = """
+    import os, pathlib, signal, subprocess, sys, time
+
+    rank = os.environ["RANK"]
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    pathlib.Path(f"part-{rank}").write_text(f"{os.getpid()} {child.pid} {os.getppid()}")
+    os.rename(f"part-{rank}", f"pids-{rank}")
+    while not os.path.exists(f"pids-{1 - int(rank)}"):
+        time.sleep(0.01)
+
+    def wait():
+        time.sleep(600)
+"""
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays(tmp_path, monkeypatch):
+    """No process, no thread and no file of a run is there after it."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    monkeypatch.chdir(tmp_path)
+    before, threads = set(psutil.Process().children(recursive=True)), threading.active_count()
+    yield
+    assert set(psutil.Process().children(recursive=True)) <= before
+    assert threading.active_count() == threads
+    assert of_runs(temporary) == []
+
+
+def of_runs(folder):
+    return [path for name in ("gpulab-ranks-*", "torchelastic_*") for path in folder.glob(name)]
+
+
+def write(name, text):
+    with open(name, "w", encoding="utf-8") as file:
+        file.write(textwrap.dedent(text))
+
+
+def pids_of_ranks(wait=False):
+    """All that the ranks of STAYS have started, themselves and their launcher included."""
+    until = time.monotonic() + 60
+    while wait and not (os.path.exists("pids-0") and os.path.exists("pids-1")):
+        assert time.monotonic() < until, "the ranks do not start"
+        time.sleep(0.02)
+    return [int(pid) for rank in (0, 1) for pid in open(f"pids-{rank}").read().split()]
+
+
+def still_there(pids):
+    found = []
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                found.append(pid)
+    return found
+
+
+def test_ranks_talk_to_each_other_and_two_runs_do_not_meet():
+    write("sum.py", SUM)
+    write("helper.py", "value = 5")
+    runs, shown = {}, io.StringIO()
+
+    def second():
+        runs["two"] = distributed.run("sum.py", 2, env={"WHERE": "there"}, timeout=None)
+
+    beside = threading.Thread(target=second)
+    beside.start()
+    with contextlib.redirect_stdout(shown):
+        runs["three"] = distributed.run("sum.py", 3, args=["--name", "a b"], env={"WHERE": "here"}, live=True)
+    beside.join()
+
+    run = runs["three"]
+    assert [rank.rank for rank in run.ranks] == [0, 1, 2]
+    assert [rank.exit_code for rank in run.ranks] == [0, 0, 0]
+    assert len({rank.pid for rank in run.ranks}) == 3
+    assert run.seconds > 0
+    for rank in run.ranks:
+        lines = rank.output.splitlines()
+        assert lines[0] == f"rank {rank.rank} of 3: sum 6, ['--name', 'a b'], here"
+        assert lines[1:3] == ["Grüße → 🏖", "then stdout __main__ sum.py 5"]  # both streams, in order
+        assert len(lines) == (50_003 if rank.rank == 2 else 3)
+    assert shown.getvalue() == run.ranks[0].output
+    assert "... 49,963 lines are left out; run.ranks[2].output has them ..." in repr(run)
+    assert [rank.output.splitlines()[0] for rank in runs["two"].ranks] == [
+        "rank 0 of 2: sum 3, [], there",
+        "rank 1 of 2: sum 3, [], there",
+    ]
+
+
+def test_a_model_in_ddp_on_the_virtual_gpu_of_the_notebook():
+    write(
+        "ddp.py",
+        """
+        import gc, os
+        import torch, torch.distributed as dist
+        from torch.nn.parallel import DistributedDataParallel
+        import gpulab
+
+        gpulab.setup(seed=int(os.environ["RANK"]))
+        dist.init_process_group("nccl")
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        model = DistributedDataParallel(torch.nn.Linear(4, 2).to(device), device_ids=[device.index])
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            model(torch.randn(8, 4, device=device)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        print(torch.cuda.get_device_name(), torch.cuda.device_count(), dist.get_backend(), device)
+        print("parameters", [p.tolist() for p in model.parameters()])
+        del model, optimizer
+        gc.collect()
+        dist.destroy_process_group()
+        """,
+    )
+    with VirtualGPU("L4"):
+        run = distributed.run("ddp.py", 2)
+    lines = [rank.output.splitlines()[-2:] for rank in run.ranks]
+    assert [line[0] for line in lines] == ["NVIDIA L4 2 nccl cuda:0", "NVIDIA L4 2 nccl cuda:1"]
+    assert lines[0][1].startswith("parameters [[[")
+    assert lines[0][1] == lines[1][1]  # from different seeds: the gradients were averaged
+
+
+def test_what_holds_only_in_a_notebook_is_not_passed_on(monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # IPython's, for its own terminal
+    monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")
+    monkeypatch.setenv("PET_NPROC_PER_NODE", "7")  # would be torchrun's option
+    monkeypatch.setenv("MINE", "1")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.delenv("GPULAB_GPU", raising=False)
+    given = environment({"HERS": "2"})
+    assert not {"FORCE_COLOR", "PET_NPROC_PER_NODE", "GPULAB_GPU"} & set(given)
+    assert (given["MPLBACKEND"], given["MINE"], given["HERS"], given["OMP_NUM_THREADS"]) == ("agg", "1", "2", "1")
+
+
+def test_the_gpu_in_force_is_passed_on_unless_the_caller_names_one(monkeypatch):
+    monkeypatch.setenv("GPULAB_GPU", "auto")
+    assert environment({})["GPULAB_GPU"] == "auto"
+    with VirtualGPU("L4"):
+        assert environment({})["GPULAB_GPU"] == "virtual:L4"
+        assert environment({"GPULAB_GPU": "H100"})["GPULAB_GPU"] == "H100"
+
+
+def test_a_rank_that_raises_brings_the_others_down():
+    # Rank 0 does not even listen to SIGTERM, and would sleep for ten minutes.
+    write(
+        "fails.py",
+        STAYS
+        + """
+    if rank == "1":
+        labels = {"cat": 0}
+        print("almost")
+        print(labels["dog"])
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    wait()
+        """,
+    )
+    start = time.monotonic()
+    with pytest.raises(distributed.RankFailed) as caught:
+        distributed.run("fails.py", 2, timeout=200)
+    assert time.monotonic() - start < 100
+    assert str(caught.value).splitlines() == [
+        "fails.py on 2 ranks: rank 1 failed with KeyError",
+        "Traceback (most recent call last):",
+        '  File "fails.py", line 17, in <module>',
+        '    print(labels["dog"])',
+        "          ~~~~~~^^^^^^^",
+        "KeyError: 'dog'",
+        "Rank 0 went down with it.",
+        "Each rank's output: the exception's run, which in a notebook's next cell is sys.last_value.run.",
+    ]
+    assert caught.value.rank is caught.value.run.ranks[1]
+    assert caught.value.rank.exit_code == 1
+    assert caught.value.rank.exception == "KeyError: 'dog'"
+    assert caught.value.rank.output.startswith("almost\nTraceback (most recent call last):\n")
+    assert caught.value.run.ranks[0].stopped
+    assert still_there(pids_of_ranks()) == []
+
+
+def test_a_rank_that_is_killed_is_named_with_its_signal():
+    write(
+        "killed.py",
+        """
+        import os, signal
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        dist.barrier()
+        print("before")
+        if dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.barrier()
+        """,
+    )
+    with pytest.raises(distributed.RankFailed) as caught:
+        distributed.run("killed.py", 2)
+    assert caught.value.rank.exit_code == -signal.SIGKILL
+    message = str(caught.value)
+    assert message.startswith("killed.py on 2 ranks: rank 1 was killed by SIGKILL\n")
+    assert "out of memory killer" in message
+    assert "It last printed:\n    before\nRank 0 went down with it." in message
+
+
+def test_a_crash_outside_python_names_the_line_and_an_exit_code_is_told():
+    write(
+        "crash.py",
+        """
+        import os, sys, time
+
+        def crash():
+            os.abort()
+
+        if os.environ["RANK"] == "0":
+            crash()
+        time.sleep(600)
+        """,
+    )
+    with pytest.raises(distributed.RankFailed, match=r"SIGABRT at crash\.py, line 5, in crash: os\.abort\(\)"):
+        distributed.run("crash.py", 2)
+    write("leaves.py", "import sys; sys.exit('no data here')")
+    with pytest.raises(
+        distributed.RankFailed, match=r"(?s)failed with exit code 1\nIt last printed:\n    no data here"
+    ):
+        distributed.run("leaves.py", 1)
+
+
+def test_a_script_that_is_no_python_is_told_without_gpulabs_own_lines():
+    write("wrong.py", "import os\ndef f(:\n    pass\n")
+    with pytest.raises(distributed.RankFailed) as caught:
+        distributed.run("wrong.py", 1)
+    assert str(caught.value).splitlines()[1:3] == ['  File "wrong.py", line 2', "    def f(:"]
+
+
+def test_a_collective_that_one_rank_does_not_join_ends_at_the_time_limit():
+    write(
+        "hangs.py",
+        """
+        import time
+        import torch, torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        dist.barrier()
+        open(f"ready-{dist.get_rank()}", "w").close()
+        print("ready")
+
+        def step():
+            if dist.get_rank() == 1:
+                time.sleep(600)
+            dist.all_reduce(torch.ones(1))
+
+        step()
+        """,
+    )
+    timeout = 8.0
+    while True:  # on a machine that is busy, the start takes longer than any limit that one would like to wait for
+        with pytest.raises(distributed.TimeLimit) as caught:
+            distributed.run("hangs.py", 2, timeout=timeout)
+        if os.path.exists("ready-0") and os.path.exists("ready-1"):
+            break
+        timeout *= 2
+        assert timeout < 200
+    message = str(caught.value)
+    assert f"took longer than timeout={timeout:g} seconds" in message
+    assert "Rank 0 was stopped at hangs.py, line 13, in step: dist.all_reduce(torch.ones(1))." in message
+    assert "Rank 1 was stopped at hangs.py, line 12, in step: time.sleep(600)." in message
+    assert [rank.output for rank in caught.value.run.ranks] == ["ready\n", "ready\n"]
+    assert all(rank.stopped for rank in caught.value.run.ranks)
+
+
+def test_a_limit_shorter_than_the_start_says_so():
+    write("quick.py", "print('hello')")
+    with pytest.raises(distributed.TimeLimit, match="Starting the ranks takes several seconds by itself"):
+        distributed.run("quick.py", 2, timeout=0.2)
+
+
+def test_an_interrupted_cell_takes_everything_down():
+    write("stays.py", STAYS + "\n    wait()\n")
+
+    def interrupt():
+        pids_of_ranks(wait=True)
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGINT)  # as Jupyter does
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt) as caught:
+        distributed.run("stays.py", 2, timeout=200)
+    assert still_there(pids_of_ranks()) == []
+    assert caught.value.__notes__ == [
+        f"rank {rank} was stopped at stays.py, line 12, in wait: time.sleep(600)" for rank in (0, 1)
+    ]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a background process in a session of its own stays")
+def test_nothing_outlives_a_kernel_that_is_killed(tmp_path):
+    write("stays.py", STAYS + "\n    wait()\n")
+    code = "from gpulab import distributed; distributed.run('stays.py', 2, timeout=None)"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ) as kernel:
+        pids = pids_of_ranks(wait=True)
+        assert set(still_there(pids)) == set(pids)
+        kernel.kill()
+    until = time.monotonic() + 60
+    while still_there(pids) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert still_there(pids) == []
+    while of_runs(tmp_path / "temporary") and time.monotonic() < until:
+        time.sleep(0.05)  # the last thing that the launcher does
