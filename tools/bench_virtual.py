@@ -5,20 +5,29 @@ One training step of ResNet-50 is the load; steps of the three kinds are taken i
 
 from __future__ import annotations
 
+import json
 import statistics
-import time
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from time import perf_counter  # the real one, whatever a virtual GPU makes of it
 from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def figures(*, quick: bool) -> Iterator[tuple[str, float, str, float | None, str]]:
     """(name, value, unit, target, note) of each figure."""
-    yield from steps(batch=8, side=64 if quick else 224, rounds=2 if quick else 7)
+    yield from steps(batch=2 if quick else 8, side=32 if quick else 224, rounds=1 if quick else 7)
     yield from single_operations(repeats=2_000 if quick else 20_000)
+    yield from clock(repeats=2_000 if quick else 20_000)
     yield from tracker(repeats=300 if quick else 3_000)
     if not quick:
+        yield from planning()
         yield from accuracy()
+        yield from speed()
 
 
 def steps(batch: int, side: int, rounds: int) -> Iterator[tuple[str, float, str, float | None, str]]:
@@ -108,6 +117,49 @@ def single_operations(repeats: int) -> Iterator[tuple[str, float, str, float | N
         yield f"added to one operation on the virtual GPU: {name}", value - plain[name], "us", 10.0, "4x4 tensors"
 
 
+def clock(repeats: int) -> Iterator[tuple[str, float, str, float | None, str]]:
+    """What the clock takes of that: an addition with it, and with what it costs left out."""
+    import torch
+
+    from gpulab import VirtualGPU
+    from gpulab.virtual import cost
+
+    with VirtualGPU("T4"):
+        x = torch.zeros(4, 4, device="cuda")
+        own, times = cost.charge, {}
+        for name, charge in (("with", own), ("without", lambda *args: None)):
+            cost.charge = charge
+            try:
+                times[name] = _per_call(lambda: x + x, repeats)
+            finally:
+                cost.charge = own
+    yield "of it, the clock: addition", times["with"] - times["without"], "us", None, "without: no cost, no launch"
+
+
+def planning() -> Iterator[tuple[str, float, str, float | None, str]]:
+    """A training step of 7 billion weights, planned in a process of its own, imports included; the best of three."""
+    script = ROOT / "tests" / "planning" / "seven_billion.py"
+    found = []
+    for _ in range(3):
+        done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
+        found.append(json.loads(done.stdout.splitlines()[-1]))
+    best = min(found, key=lambda row: row["seconds"])
+    note = f"{script.name}, {best['cpu_seconds']:.1f} s of them on the CPU"
+    yield "planning a step of a 7B model", best["seconds"], "s", 6.0, note
+    yield "planning a step of a 7B model, process memory", best["process_bytes"] / 1e6, "MB", 900.0, script.name
+
+
+def speed() -> Iterator[tuple[str, float, str, float | None, str]]:
+    """How far predicted training speeds are from published ones; no real GPU has been recorded."""
+    from bert_large import predicted as of_bert
+    from published_speed import predicted as of_resnet
+
+    errors = [100 * abs(row.error) for row in of_resnet()] + [100 * abs(row.speed_error) for row in of_bert()]
+    note = f"{len(errors)} published trainings; the whole table: tools/accuracy.py"
+    yield "prediction of published speed, median error", statistics.median(errors), "%", 20.0, note
+    yield "prediction of published speed, worst error", max(errors), "%", None, note
+
+
 def tracker(repeats: int) -> Iterator[tuple[str, float, str, float | None, str]]:
     """Entering and leaving a GPUMemoryTracker, without its two synchronisations."""
     import torch
@@ -141,9 +193,9 @@ def accuracy() -> Iterator[tuple[str, float, str, float | None, str]]:
 
 
 def _seconds(action: Callable[[], Any]) -> float:
-    began = time.perf_counter()
+    began = perf_counter()
     action()
-    return time.perf_counter() - began
+    return perf_counter() - began
 
 
 def _per_call(action: Callable[[], Any], repeats: int) -> float:

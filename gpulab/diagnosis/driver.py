@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ..nvml import as_text, attempt, opened
 from .finding import Finding, first_line, gib
 from .pytorch import SELECTOR, Torch, version_pair
 
@@ -59,46 +60,38 @@ class Driver:
 def read(nvml: Any = None, system: Path = Path("/sys")) -> Driver:
     """Read the driver. `nvml` stands in for the module pynvml, `system` for /sys."""
     on_bus = _on_bus(system)
-    try:
-        if nvml is None:
-            import pynvml
-
-            nvml = pynvml
-        nvml.nvmlInit()
-    except Exception as error:
-        return Driver(error=f"{type(error).__name__}: {first_line(error)}", on_bus=on_bus)
-    try:
-        cuda = _try(nvml.nvmlSystemGetCudaDriverVersion_v2)[0]
+    with opened(nvml) as (nvml, error):
+        if error:
+            return Driver(error=f"{type(error).__name__}: {first_line(error)}", on_bus=on_bus)
+        cuda = attempt(nvml.nvmlSystemGetCudaDriverVersion_v2)[0]
         return Driver(
-            version=_text(_try(nvml.nvmlSystemGetDriverVersion)[0]),
+            version=as_text(attempt(nvml.nvmlSystemGetDriverVersion)[0]),
             cuda=(cuda // 1000, cuda % 1000 // 10) if cuda else None,
-            gpus=tuple(_read_gpu(nvml, index) for index in range(_try(nvml.nvmlDeviceGetCount)[0] or 0)),
+            gpus=tuple(_read_gpu(nvml, index) for index in range(attempt(nvml.nvmlDeviceGetCount)[0] or 0)),
             on_bus=on_bus,
         )
-    finally:
-        _try(nvml.nvmlShutdown)
 
 
 def _read_gpu(nvml: Any, index: int) -> Gpu:
-    handle, why = _try(lambda: nvml.nvmlDeviceGetHandleByIndex(index))
-    if why:
-        return Gpu(index, unread=(f"the GPU: {why}",))
+    handle, error = attempt(lambda: nvml.nvmlDeviceGetHandleByIndex(index))
+    if error:
+        return Gpu(index, unread=(f"the GPU: {first_line(error)}",))
     unread: list[str] = []
 
     def reading(what: str, call: Callable[[Any], T]) -> T | None:
-        value, why = _try(lambda: call(handle))
-        if why:
-            unread.append(f"{what}: {why}")
+        value, error = attempt(lambda: call(handle))
+        if error:
+            unread.append(f"{what}: {first_line(error)}")
         return value
 
     name = reading("name", nvml.nvmlDeviceGetName)
     memory = reading("memory", nvml.nvmlDeviceGetMemoryInfo)
     capability = reading("compute capability", nvml.nvmlDeviceGetCudaComputeCapability)
     running = reading("programs", nvml.nvmlDeviceGetComputeRunningProcesses)
-    mig = _try(lambda: nvml.nvmlDeviceGetMigMode(handle))[0]  # most GPUs have no MIG: nothing to tell
+    mig = attempt(lambda: nvml.nvmlDeviceGetMigMode(handle))[0]  # most GPUs have no MIG: nothing to tell
     return Gpu(
         index,
-        _text(name),
+        as_text(name),
         memory.total if memory else None,
         memory.free if memory else None,
         (capability[0], capability[1]) if capability else None,
@@ -111,29 +104,16 @@ def _read_gpu(nvml: Any, index: int) -> Gpu:
 
 
 def _process_name(nvml: Any, pid: int) -> str | None:
-    name = _text(_try(lambda: nvml.nvmlSystemGetProcessName(pid))[0])
+    name = as_text(attempt(lambda: nvml.nvmlSystemGetProcessName(pid))[0])
     return Path(name).name if name else None
-
-
-def _try(call: Callable[[], T]) -> tuple[T | None, str]:
-    """What `call` returns and "", or None and why it failed."""
-    try:
-        return call(), ""
-    except Exception as error:
-        return None, first_line(error)
-
-
-def _text(value: Any) -> str | None:
-    """NVML's older bindings give bytes."""
-    return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
 def _on_bus(system: Path) -> int:
     """NVIDIA (0x10de) display controllers (class 0x03) on the PCI bus; 0 where /sys does not tell."""
     count = 0
     for device in system.glob("bus/pci/devices/*"):
-        vendor = _try((device / "vendor").read_text)[0] or ""
-        kind = _try((device / "class").read_text)[0] or ""
+        vendor = attempt((device / "vendor").read_text)[0] or ""
+        kind = attempt((device / "class").read_text)[0] or ""
         count += vendor.strip() == "0x10de" and kind.startswith("0x03")
     return count
 

@@ -1,0 +1,157 @@
+"""`watch()`: the GPUs, read again and again beside running code, live in a notebook and silent in a script."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+from .. import display
+from .sampler import Sampler
+from .summary import Sample, Summary, summarise
+
+SHORTEST, LONGEST = 0.05, 60.0  # seconds between samples
+
+_background: Watch | None = None  # what was started without a block in a notebook: it lives until it is stopped
+
+
+class Watch:
+    """What `watch()` returns: made once, started once, stopped as often as you like.
+
+    `samples` and `summary()` can be read at any time. Its one thread ends with the block, also where that raises or is
+    interrupted; with the button; after its `seconds`; with `stop()`; and when nothing refers to the watch any more.
+    """
+
+    def __init__(self, every: float, seconds: float | None, nvml: Any = None) -> None:
+        self._view: Any = None
+        sampler = self._sampler = Sampler(every, seconds, nvml=nvml)
+        self._started = False
+        # The thread holds the sampler and not the watch, so that a watch which nobody holds can go.
+        self._finalizer = weakref.finalize(self, sampler.drop)
+
+    def start(self) -> None:
+        """Start without a block.
+
+        In a notebook it then runs beside all cells, until it is stopped or another one is started. In a script it runs
+        for as long as something refers to it.
+        """
+        global _background
+        self._start(beside=True)
+        if display.in_notebook():
+            if _background is not None:
+                _background.stop()
+            _background = self
+
+    def _start(self, *, beside: bool) -> None:
+        if self._started:
+            raise RuntimeError("this watch was started before: gpulab.monitor.watch() makes a new one")
+        self._started = True
+        if display.in_notebook():
+            self._view = _view(self._sampler, beside)
+        try:
+            self._sampler.start()
+            if self._view is not None:
+                self._view.show()
+        except BaseException:  # such as the interrupt of a cell, between the two
+            self._sampler.stop()
+            raise
+
+    def stop(self) -> None:
+        """End with a last sample; does nothing where it has ended or was never started."""
+        global _background
+        if self._started:
+            self._sampler.stop()
+        if _background is self:
+            _background = None
+
+    def __enter__(self) -> Watch:
+        self._start(beside=False)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def running(self) -> bool:
+        return self._sampler.running
+
+    @property
+    def samples(self) -> Sequence[Sample]:
+        """Every moment that was read, with one reading for each GPU."""
+        return self._sampler.samples
+
+    def summary(self) -> Summary:
+        """For each GPU the mean and the largest utilization, the most memory that a sample found, and the energy."""
+        return summarise(self.samples)
+
+    def __repr__(self) -> str:
+        if not self._started:
+            return "a watch, not started: use it as `with gpulab.monitor.watch() as seen:`, or call its start()"
+        head = "a watch, running" if self.running else "a watch, over"
+        trouble = self._sampler.trouble
+        failed = f"\nIts picture could not be drawn: {type(trouble).__name__}: {trouble}" if trouble else ""
+        return f"{head}: {self.summary()!r}{failed}"
+
+    def _ipython_display_(self) -> None:
+        # Last in a cell, as a simulator is: it shows itself, and for a watch that is to run.
+        if not self._started and display.in_notebook():
+            self.start()
+        else:
+            self._show()
+
+    def _show(self) -> None:
+        if not self._started:
+            display.show(repr(self))
+            return
+        from .picture import draw, page, svg
+
+        picture = draw(self.samples, running=self.running)
+        display.show(repr(self), svg=svg(picture), html=page(picture, repr(self)))
+
+
+def _view(sampler: Sampler, beside: bool) -> Any:
+    """The live view, None where ipywidgets is not installed; with a button where it runs `beside` the cells."""
+    try:
+        from .view import View
+    except ImportError:
+        return None
+    view = View(lambda: sampler.samples, sampler.stop if beside else None)
+    sampler.show_to(view.draw, view.end)
+    return view
+
+
+def watch(seconds: float | None = None, every: float = 0.5) -> Watch:
+    """Watch all GPUs beside running code.
+
+        with gpulab.monitor.watch() as seen:
+            train()
+        print(seen.summary())
+
+    In a notebook a live view stands under the cell meanwhile, and a still picture with its text after. As the last line
+    of a cell, `gpulab.monitor.watch()` runs beside all following cells until its Stop button is pressed. In a script
+    nothing is printed: use the block, or keep the watch in a variable and call its `start()` and `stop()`.
+
+    `every` is the real time between two samples, from 0.05 to 60 s; the driver itself makes a new utilization only
+    every 1/6 s to 1 s. After `seconds` the sampling ends by itself, whatever the code beside it does. Raises
+    TypeError for what is no number, ValueError for one out of range.
+    """
+    every = _number("every", every)
+    if not SHORTEST <= every <= LONGEST:
+        raise ValueError(f"every must be from {SHORTEST} to {LONGEST:.0f} seconds, not {every!r}")
+    if seconds is not None:
+        seconds = _number("seconds", seconds)
+        if not seconds > 0:
+            raise ValueError(f"seconds must be more than 0, or None to watch until it is stopped, not {seconds!r}")
+    return Watch(every, seconds)
+
+
+def _number(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number of seconds, not {value!r} ({type(value).__name__})")
+    if not math.isfinite(value):
+        raise ValueError(f"{name} must be a finite number of seconds, not {value!r}")
+    return float(value)
