@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from . import check, data, devices, memory, sim, style
+    from . import check, data, devices, distributed, memory, monitor, sim, style, timing, transfers
     from .check.base import CheckFailed, NotAttempted
     from .diagnosis import doctor
     from .furniture.predict import predict
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .furniture.quiz import quiz
     from .machine import Machine, setup
     from .memory import GPUMemoryTracker
+    from .planning import plan
     from .virtual.gpu import VirtualGPU
 
 # name -> the module that holds it; a name that is its own module is given as None
@@ -29,14 +30,19 @@ _EXPORTS: dict[str, str | None] = {
     "check": None,
     "data": None,
     "devices": None,
+    "distributed": None,
     "doctor": "diagnosis",
     "memory": None,
+    "monitor": None,
+    "plan": "planning",
     "predict": "furniture.predict",
     "progress": "furniture.progress",
     "quiz": "furniture.quiz",
     "setup": "machine",
     "sim": None,
     "style": None,
+    "timing": None,
+    "transfers": None,
 }
 
 __all__ = [
@@ -49,14 +55,19 @@ __all__ = [
     "check",
     "data",
     "devices",
+    "distributed",
     "doctor",
     "memory",
+    "monitor",
+    "plan",
     "predict",
     "progress",
     "quiz",
     "setup",
     "sim",
     "style",
+    "timing",
+    "transfers",
 ]
 
 

@@ -54,7 +54,8 @@ class Machine:
 
 
 _current: Machine | None = None
-_gpu: VirtualGPU | None = None  # the one that `setup` started, while it is in force
+_gpu: VirtualGPU | None = None  # the one that `setup` started, or was lent, while it is in force
+_lent = _stays = False
 
 
 def setup(gpu: str | None = None, *, seed: int = 0) -> Machine:
@@ -72,8 +73,13 @@ def setup(gpu: str | None = None, *, seed: int = 0) -> Machine:
     global _current
     seed = _checked_seed(seed)
     mode, spec = choose(gpu)
+    notes: tuple[str, ...] = ()
+    if _lent and _gpu is not None and (_stays or gpu is None or mode == "auto"):
+        if gpu is not None and mode != "auto" and (mode, spec) != ("virtual", _gpu.spec.name):
+            notes = (f"setup({gpu!r}) is overruled by `python -m gpulab run --gpu {_gpu.spec.name}`.",)
+        mode, spec = "virtual", _gpu.spec.name
     if mode == "virtual":
-        machine = _virtual(spec)
+        machine = _virtual(spec, notes)
     else:
         with _without_virtual():
             machine = _auto() if mode == "auto" else _real("GPULAB_GPU" if gpu is None else "gpu")
@@ -83,6 +89,15 @@ def setup(gpu: str | None = None, *, seed: int = 0) -> Machine:
     card = _card(machine, seed, earlier)
     show(as_text(card), svg=as_svg(card), html=as_html(card))
     return machine
+
+
+def lend(gpu: VirtualGPU | None, *, keep: bool = False) -> None:
+    """Let `setup()` find `gpu` in force, which another has started and will end; None takes it back.
+
+    `setup("A100-80")` replaces it as it would its own; with `keep`, it stays on `gpu` and says so.
+    """
+    global _gpu, _lent, _stays
+    _gpu, _lent, _stays = gpu, gpu is not None, gpu is not None and keep
 
 
 def _checked_seed(seed: int) -> int:
@@ -111,7 +126,7 @@ def _put_in_force(name: str | None) -> None:
     from .virtual.gpu import VirtualGPU
 
     count = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    if _gpu is not None and _gpu.active and (_gpu.spec.name, _gpu.count) == (name, count):
+    if _gpu is not None and _gpu.active and _gpu.spec.name == name and (_lent or _gpu.count == count):
         return
     _end()
     if state.current is not None:
@@ -121,10 +136,10 @@ def _put_in_force(name: str | None) -> None:
 
 
 def _end() -> None:
-    global _gpu
+    global _gpu, _lent, _stays
     if _gpu is not None and _gpu.active:
         _gpu.stop()
-    _gpu = None
+    _gpu, _lent, _stays = None, False, False
 
 
 @contextlib.contextmanager
@@ -249,8 +264,9 @@ def _card(machine: Machine, seed: int, earlier: Machine | None) -> Card:
     if machine.virtual_of is not None:
         device += f": {machine.name}"
         numbers = (
-            "bytes are virtual: your own PyTorch calls, counted by the rules of PyTorch's CUDA allocator. Values and "
-            "times are measured on this CPU; figures from elsewhere say recorded."
+            "bytes and GPU times are virtual: your own PyTorch calls, counted by the rules of PyTorch's CUDA "
+            f"allocator, and timed by a model with {_rates(machine.virtual_of)}. Values are computed on this CPU; "
+            "figures from elsewhere say recorded."
         )
     else:
         numbers = "measured on this GPU; figures from elsewhere say virtual or recorded"
@@ -265,6 +281,12 @@ def _card(machine: Machine, seed: int, earlier: Machine | None) -> Card:
     rows += [("note", note) for note in machine.notes]
     heading = machine.name if machine.virtual_of is None else f"a virtual {machine.virtual_of}"
     return Card(f"This notebook uses {heading}", tuple(rows), real=machine.virtual_of is None)
+
+
+def _rates(name: str) -> str:
+    from .virtual import rates
+
+    return rates.of(name).source
 
 
 def _choice(machine: Machine) -> str:

@@ -161,7 +161,7 @@ def test_a_virtual_machine_is_in_force_and_says_so(no_gpu: None, shown: Shown) -
     assert gpu.total_memory == torch.cuda.get_device_properties(0).total_memory == SPECS["T4"].memory_bytes
     for said in (shown.text, shown.svg):
         assert "a virtual T4" in said
-        assert "bytes are virtual" in said
+        assert "bytes and GPU times are virtual" in said
 
 
 def test_closing_it_puts_pytorch_back(shown: Shown) -> None:
@@ -407,7 +407,7 @@ def test_the_svg_is_an_image_with_a_title_that_says_all_its_rows(no_gpu: None, s
     title = picture[0]
     assert title.tag.endswith("title")
     assert title.text is not None
-    for said in ("a virtual T4", "numbers: bytes are virtual", "seed: 0"):
+    for said in ("a virtual T4", "numbers: bytes and GPU times are virtual", "seed: 0"):
         assert said in title.text
 
 

@@ -1,12 +1,14 @@
 """Recordings against predictions: what is equal is found equal, what differs is found, older recordings are read."""
 
 import copy
+import dataclasses
 
 import pytest
 import torch
 
 from gpulab import VirtualGPU
 from gpulab.validate import predict, recorder
+from gpulab.virtual import rates
 from gpulab.virtual.specs import SPECS
 
 LITTLE = recorder.Effort(
@@ -34,6 +36,41 @@ def test_what_the_virtual_gpu_recorded_it_predicts(recording):
     assert {step.row["model"] for step in steps} == {"mlp", "unet"}
     for step in steps:
         assert step.allocated.error == step.reserved.error == step.allocated_without_cudnn.error == 0, step.name
+
+
+def test_times_that_the_virtual_gpu_recorded_it_predicts(tmp_path):
+    few = dataclasses.replace(LITTLE, times=True, models=("mlp",), cudnn=False)
+    with VirtualGPU("L4", compute=False):
+        rows = recorder.record(
+            tmp_path / "r.json", kind="virtual", effort=few, sections=("device", "steps"), tell=lambda text: None
+        )
+    steps = list(predict.steps(rows))
+    assert len(steps) > 3
+    for step in steps:
+        assert step.time.recorded > 0
+        assert step.time.error == pytest.approx(0, abs=1e-6), step.name
+        assert 0 < step.predicted["busy_ms"] <= step.predicted["step_ms"] * 1.001
+    assert predict.Trained({"model": "m", "batch": 1, "mode": "fp32", "optimizer": "sgd"}, {}, None).time is None
+
+
+def test_microbenchmarks_that_the_virtual_gpu_recorded_give_its_rates_back(tmp_path):
+    few = dataclasses.replace(
+        LITTLE, copies=(1 << 20, 1 << 24, 1 << 26), products=(1024, 8192), launches=100, elements=1 << 20
+    )
+    with VirtualGPU("L4", compute=False) as gpu:
+        recording = recorder.record(
+            tmp_path / "r.json",
+            kind="virtual",
+            effort=few,
+            sections=("device", "copies", "matmul"),
+            tell=lambda text: None,
+        )
+    found = rates.recorded(SPECS["L4"], recording)
+    for field in ("pinned_gbps", "pageable_gbps", "memory_gbps", "host_us"):
+        assert getattr(found, field) == pytest.approx(getattr(gpu.rates, field), rel=0.02), field
+    for precision in ("fp32", "tf32", "fp16", "bf16"):
+        assert found.tflops[precision] == pytest.approx(gpu.rates.tflops[precision], rel=0.02), precision
+    assert found.pin_gbps == pytest.approx(gpu.rates.pin_gbps, rel=0.1)
 
 
 def test_a_byte_that_differs_is_found(recording):
