@@ -1,4 +1,4 @@
-"""The command line: `python -m gpulab doctor`, `progress` and `validate`.
+"""The command line: `python -m gpulab doctor`, `progress`, `run` and `validate`.
 
 It parses and prints; the parts it calls do the work.
 """
@@ -13,16 +13,24 @@ import sys
 from pathlib import Path
 
 from . import __version__
+from .running import command as running
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command and return its exit code: 0, 1 where something is wrong, 2 where there is no GPU to measure."""
+    """Run one command and return its exit code: 0, 1 where something is wrong, 2 where there is no GPU to measure.
+
+    The exit code of `run` is the script's.
+    """
     parser = argparse.ArgumentParser(prog="python -m gpulab", description="The course's helper, from a terminal.")
     parser.add_argument("--version", action="version", version=f"gpulab {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     doctor = commands.add_parser("doctor", help="check this machine, and say what to do where something fails")
     doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
     commands.add_parser("progress", help="the map of the course, and what you have passed")
+    run = commands.add_parser(
+        "run", help="run a script on a virtual GPU; memory and time at the end", allow_abbrev=False
+    )
+    running.add_options(run)
     validate = commands.add_parser("validate", help="measure a real GPU, for holding the virtual one against it")
     validate.add_argument("out", nargs="?", type=Path, metavar="OUT.json", help="default: named after the GPU, here")
     validate.add_argument("--minutes", type=float, default=8, help="about how long it may take (default: 8)")
@@ -31,6 +39,8 @@ def main(arguments: list[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
 
+    if options.command == "run":
+        return running.main(options)  # whose standard output is the script's
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a console without ● or → prints a question mark
     if options.command == "validate":

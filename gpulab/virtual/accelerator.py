@@ -41,7 +41,7 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
         "synchronizeDevice": lambda index: gpu.device(index).synchronize(),
         "isAllocatorInitialized": lambda: True,
         "emptyCache": empty_cache,
-        "emptyHostCache": lambda: None,
+        "emptyHostCache": gpu.pinned.empty,
         "getDeviceStats": stats,
         "resetPeakStats": lambda index: torch._C._cuda_resetPeakMemoryStats(index),
         "resetAccumulatedStats": lambda index: torch._C._cuda_resetAccumulatedMemoryStats(index),

@@ -111,23 +111,23 @@ def _register() -> None:
         parts = Library("aten", "IMPL")
         _library.extend((whole, parts))
         known = set(torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCUDA"))
-        kinds: list[tuple[Any, Callable[[str], Callable[..., Any]]]] = [
-            (LOWER, _lowering),
-            (FLOAT, _widening),
-            (SET_DTYPE, _setting_dtype),
-            (APPEND_DTYPE, _appending_dtype),
-            (PROMOTE, _promoting),
-            (REFUSED, _refusing),
+        kinds: list[tuple[Any, Change]] = [
+            (LOWER, _lowered),
+            (FLOAT, _widened),
+            (SET_DTYPE, _dtype_set),
+            (APPEND_DTYPE, _dtype_appended),
+            (PROMOTE, _promoted),
+            (REFUSED, _refused),
         ]
-        for names, make in kinds:
+        for names, change in kinds:
             for name in names:
                 if f"aten::{name}" in known and name not in mirrors.MIRRORS:
-                    parts.impl(name, checks.first(name, make(name)), KEY.name)
+                    parts.impl(name, checks.first(name, _kernel(name, change)), KEY.name)
         for name, mirror in mirrors.MIRRORS.items():
             parts.impl(name, checks.first(name, mirror), KEY.name)
         done = mirrors.MIRRORS.keys() | {name for names, _ in kinds for name in names}
         for name in (checks.BEFORE.keys() | checks.INSTEAD.keys()) - done:
-            parts.impl(name, checks.first(name, checks.INSTEAD.get(name) or _calling(name)), KEY.name)
+            parts.impl(name, checks.first(name, checks.INSTEAD.get(name) or _kernel(name)), KEY.name)
 
 
 def overload(name: str) -> Any:
@@ -135,95 +135,59 @@ def overload(name: str) -> Any:
     return getattr(getattr(torch.ops.aten, packet), which or "default")
 
 
-def _calling(name: str) -> Callable[..., Any]:
-    op = overload(name)
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with below():
-            return op(*args, **kwargs)
-
-    return run
+Change = Callable[[Any, tuple[Any, ...], dict[str, Any]], tuple[Any, tuple[Any, ...], dict[str, Any]]]
 
 
-def _lowering(name: str) -> Callable[..., Any]:
+def _kernel(name: str, change: Change | None = None) -> Callable[..., Any]:
+    """The operation, with what `change` makes of the call while autocast is on."""
     op = overload(name)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(_WITHOUT):
-            if torch.is_autocast_enabled("cuda"):
-                dtype = torch.get_autocast_dtype("cuda")
-                return op(*_cast(args, dtype), **_cast(kwargs, dtype))
+            if change is not None and torch.is_autocast_enabled("cuda"):
+                called, args, kwargs = change(op, args, kwargs)
+                return called(*args, **kwargs)
             return op(*args, **kwargs)
 
     return run
 
 
-def _widening(name: str) -> Callable[..., Any]:
-    op = overload(name)
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(_WITHOUT):
-            if torch.is_autocast_enabled("cuda"):
-                return op(*_cast(args, torch.float32), **_cast(kwargs, torch.float32))
-            return op(*args, **kwargs)
-
-    return run
+def _lowered(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return op, lower(args), lower(kwargs)
 
 
-def _setting_dtype(name: str) -> Callable[..., Any]:
-    op = overload(name)
+def _widened(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return op, to_float(args), to_float(kwargs)
+
+
+def _dtype_set(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     place = [argument.name for argument in op._schema.arguments].index("dtype")
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(_WITHOUT):
-            given = args[place] if len(args) > place else kwargs.get("dtype")
-            if torch.is_autocast_enabled("cuda") and given is None and _eligible(args[0]):
-                args = args[:place]
-                kwargs = {**kwargs, "dtype": torch.float32}
-                for argument in op._schema.arguments[len(args) : place]:
-                    kwargs.setdefault(argument.name, argument.default_value)
-            return op(*args, **kwargs)
-
-    return run
+    given = args[place] if len(args) > place else kwargs.get("dtype")
+    if given is None and _eligible(args[0]):
+        args = args[:place]
+        kwargs = {**kwargs, "dtype": torch.float32}
+        for argument in op._schema.arguments[len(args) : place]:
+            kwargs.setdefault(argument.name, argument.default_value)
+    return op, args, kwargs
 
 
-def _appending_dtype(name: str) -> Callable[..., Any]:
-    op, longer = overload(name), overload(APPEND_DTYPE[name])
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(_WITHOUT):
-            if torch.is_autocast_enabled("cuda") and _eligible(args[0]):
-                filled = [*args, *(kwargs.get(a.name, a.default_value) for a in op._schema.arguments[len(args) :])]
-                return longer(*filled, dtype=torch.float32)
-            return op(*args, **kwargs)
-
-    return run
+def _dtype_appended(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if not _eligible(args[0]):
+        return op, args, kwargs
+    filled = (*args, *(kwargs.get(a.name, a.default_value) for a in op._schema.arguments[len(args) :]))
+    return overload(APPEND_DTYPE[op.name().removeprefix("aten::")]), filled, {"dtype": torch.float32}
 
 
-def _promoting(name: str) -> Callable[..., Any]:
-    op = overload(name)
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(_WITHOUT):
-            if torch.is_autocast_enabled("cuda"):
-                dtypes = [t.dtype for t in _tensors((args, tuple(kwargs.values()))) if _eligible(t)]
-                widest = torch.float32 if torch.float32 in dtypes else torch.get_autocast_dtype("cuda")
-                return op(*_cast(args, widest), **_cast(kwargs, widest))
-            return op(*args, **kwargs)
-
-    return run
+def _promoted(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    dtypes = [t.dtype for t in _tensors((args, tuple(kwargs.values()))) if _eligible(t)]
+    widest = torch.float32 if torch.float32 in dtypes else torch.get_autocast_dtype("cuda")
+    return op, _cast(args, widest), _cast(kwargs, widest)
 
 
-def _refusing(name: str) -> Callable[..., Any]:
-    op = overload(name)
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(_WITHOUT):
-            if torch.is_autocast_enabled("cuda") and _on_gpu(args[0]):
-                raise RuntimeError(_REFUSAL)
-            return op(*args, **kwargs)
-
-    return run
+def _refused(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if _on_gpu(args[0]):
+        raise RuntimeError(_REFUSAL)
+    return op, args, kwargs
 
 
 def _tensors(tree: Any) -> list[Tensor]:

@@ -57,11 +57,52 @@ def waited_unasked() -> None:
         warnings.warn("called a synchronizing CUDA operation", stacklevel=4)
 
 
-def pin(nbytes: int) -> None:
-    """The host makes memory pinned; what another thread does so goes on beside it."""
-    gpu = state.current
-    if gpu is not None and threading.current_thread() is threading.main_thread():
-        gpu.clock.spend(nbytes / (gpu.rates.pin_gbps * 1e9))
+class PinnedCache:
+    """Page-locked memory that nobody holds any more, by size: PyTorch keeps it, since taking it is slow."""
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[int]] = {}
+
+    def take(self, nbytes: int) -> tuple[PinnedBlock, bool]:
+        """Memory of at least `nbytes`, which is rounded up to a power of two, and whether it had to be page-locked."""
+        free = self._free.setdefault(1 << (nbytes - 1).bit_length(), [])
+        try:
+            size, fresh = free.pop(), False
+        except IndexError:
+            size, fresh = 1 << (nbytes - 1).bit_length(), True
+        return PinnedBlock(free, size), fresh
+
+    def empty(self) -> None:
+        """Give it all back to the system."""
+        self._free.clear()
+
+
+class PinnedBlock:
+    """On the storage that holds it; the memory goes back to the cache when that dies."""
+
+    __slots__ = ("_free", "_size")
+
+    def __init__(self, free: list[int], size: int) -> None:
+        self._free, self._size = free, size
+
+    def __del__(self) -> None:
+        self._free.append(self._size)
+
+
+def pin(storage: Any, *, copied: bool) -> None:
+    """Make a storage of the host pinned, with the host's time for it; what another thread does goes on beside it."""
+    gpu, nbytes = state.current, storage.nbytes()
+    if gpu is None or not nbytes:
+        setattr(storage, PINNED, True)
+        return
+    block, fresh = gpu.pinned.take(nbytes)
+    setattr(storage, PINNED, block)
+    if threading.current_thread() is threading.main_thread():
+        rates = gpu.rates
+        if fresh:
+            gpu.clock.spend(rates.malloc_us * 1e-6 + nbytes / (rates.pin_gbps * 1e9))
+        elif copied:
+            gpu.clock.spend(nbytes / (rates.host_copy_gbps * 1e9))
 
 
 def _pinned(tensor: Any) -> bool:

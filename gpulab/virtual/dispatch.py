@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import checks, cost, crossing, engine, kernels, mixing, state, temporaries
 from .clock import real
-from .labels import FLOATING, NAME, PINNED, STAYS, device_of, parts_of, storage_of
+from .labels import FLOATING, NAME, STAYS, device_of, parts_of, storage_of
 from .state import backing, thread
 
 if TYPE_CHECKING:
@@ -361,7 +361,7 @@ def _run_like(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[st
 
 def _pinned(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     out = func._op(*args, **{**kwargs, "pin_memory": False})
-    setattr(_storage(out), PINNED, True)
+    crossing.pin(_storage(out), copied=False)
     return out
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .gpu import VirtualGPU
 
 _SPAWNING = "torch.multiprocessing.spawn"  # as an attribute, that name is the function in it
+_own_wrap: Any = importlib.import_module(_SPAWNING)._wrap  # as it is before any scope
 _UNDERNEATH = "cpu:gloo,cuda:gloo"  # C++ sees the tensors of a virtual GPU as the host's
 _COLLECTIVES = [
     "all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor", "gather", "scatter", "reduce_scatter",
@@ -153,6 +154,5 @@ def _in_child(recipe: dict[str, Any], *args: Any) -> None:
     """The first function of a spawned process."""
     from .gpu import VirtualGPU
 
-    own = importlib.import_module(_SPAWNING)._wrap
     with VirtualGPU(**recipe):
-        own(*args)
+        _own_wrap(*args)

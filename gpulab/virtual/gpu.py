@@ -15,6 +15,7 @@ import torch
 
 from . import kernels, rates, state, temporaries, threads
 from .clock import Clock
+from .crossing import PinnedCache
 from .device import Device
 from .patches import Patches
 from .settings import Settings
@@ -56,6 +57,7 @@ class VirtualGPU:
         self.counts_host = bool(counts_host)
         self.rates = rates.of(self.spec.name)
         self.clock = Clock(count, self.rates)
+        self.pinned = PinnedCache()
         self.sync_debug_mode = 0
         self.active = False
         self.told: set[str] = set()

@@ -147,7 +147,7 @@ def move(tensor: Tensor, target: torch.device, dtype: Any, form: Any, non_blocki
             out = _nothing(gpu, tensor, dtype)
     if target.type != "meta":
         if non_blocking:  # PyTorch then takes pinned memory for it, and does not wait
-            setattr(storage_of(out), PINNED, True)
+            crossing.pin(storage_of(out), copied=False)
         crossing.charge(out, tensor, non_blocking=non_blocking)
     gpu.clock.leave()
     return out
@@ -207,9 +207,8 @@ def pin_memory(self: Tensor, device: Any = None) -> Tensor:
     clock.enter()
     with backing:
         out = self.clone()
-    setattr(storage_of(out), PINNED, True)
     clock.leave()
-    crossing.pin(out.nbytes)
+    crossing.pin(storage_of(out), copied=True)
     return out
 
 

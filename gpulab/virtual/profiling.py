@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .gpu import VirtualGPU
 
 NOTE = (
-    "the profiler records the CPU's activity only, in this machine's real time: the virtual GPU starts no CUDA kernels. "
+    "the profiler records the CPU's activity only, in this machine's real time: the virtual GPU starts no kernels. "
     "When its kernels would run, in virtual time: with gpulab.timing.trace('trace.json')."
 )
 

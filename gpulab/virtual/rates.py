@@ -29,7 +29,8 @@ class Rates:
     `peer_gbps`: 10⁹ bytes per second within the GPU (read and written added up), to and from the host, to another GPU.
     `copy_us`: what a copy to or from the host takes beside its bytes. `kernel_us`: what a kernel takes at least.
     `launch_us`: from the host's call to the start on an idle GPU. `host_us`: the host's time for one operation.
-    `pin_gbps`: the rate at which the host makes memory pinned. `malloc_us`: one call of the driver that takes memory
+    `pin_gbps`: the rate at which the host copies into fresh
+    pinned memory, `host_copy_gbps` into such as it has already. `malloc_us`: one call of the driver that takes memory
     or gives it back. All times in microseconds.
     """
 
@@ -45,6 +46,7 @@ class Rates:
     launch_us: float
     host_us: float
     pin_gbps: float
+    host_copy_gbps: float
     malloc_us: float
 
     def product_seconds(self, rows: int, columns: int, depth: int, count: int, dtype: str) -> float:
@@ -125,6 +127,7 @@ def published(gpu: Spec) -> Rates:
         launch_us=4.0,
         host_us=5.0,
         pin_gbps=2.0,
+        host_copy_gbps=10.0,
         malloc_us=100.0,
     )
 

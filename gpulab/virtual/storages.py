@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import kernels
+from . import crossing, kernels
 from .labels import FLOATING, NAME, PINNED, Label
 from .making import goes_to_gpu
 from .moving import current, indexed
@@ -202,5 +202,5 @@ def _pin(self: Any, device: Any = "cuda") -> Any:
     with backing:
         out = _Storage(self.nbytes())
         out.copy_(self)
-    setattr(out, PINNED, True)
+    crossing.pin(out, copied=True)
     return out

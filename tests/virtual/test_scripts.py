@@ -243,3 +243,13 @@ def test_spawned_processes_have_the_same_gpus():
     done = start(str(SCRIPTS / "ddp_spawn.py"), GPUS="2")
     for rank in range(2):  # two processes may write into one line
         assert done.stdout.count(f"rank {rank}: nccl on cuda:{rank}") == 1, done.stdout
+
+
+@pytest.mark.slow
+def test_a_script_that_chooses_its_gpu_at_the_top_may_start_processes():
+    done = subprocess.run(
+        [sys.executable, str(SCRIPTS / "spawn_setup.py")], capture_output=True, text=True, timeout=120, check=True
+    )
+    for rank in range(2):
+        assert done.stdout.count(f"rank {rank}: NVIDIA A100-SXM4-80GB 1000") == 1, done.stdout
+    assert done.stdout.count("done") == 1

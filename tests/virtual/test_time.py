@@ -220,8 +220,22 @@ def test_a_copy_back_that_does_not_block_is_pinned(gpu):
 
 def test_pinning_takes_the_host_time_by_its_size(gpu):
     small, large = (host(gpu, torch.zeros(n).pin_memory)[0] for n in (1 << 10, 1 << 24))
-    assert large == pytest.approx((1 << 26) / (gpu.rates.pin_gbps * 1e9))
-    assert small < large / 1000
+    assert large == pytest.approx(gpu.rates.malloc_us * US + (1 << 26) / (gpu.rates.pin_gbps * 1e9))
+    assert gpu.rates.malloc_us * US < small < large / 100
+
+
+def test_pinned_memory_that_is_free_again_is_not_page_locked_anew(gpu):
+    source = torch.zeros(1 << 20)
+    first, held = host(gpu, source.pin_memory)
+    second, other = host(gpu, source.pin_memory)
+    del held
+    third, _ = host(gpu, source[: (1 << 20) - 5].pin_memory)  # of the same power of two
+    assert first == second > 4 * third
+    assert third == pytest.approx((4 * ((1 << 20) - 5)) / (gpu.rates.host_copy_gbps * 1e9))
+    del other
+    torch.accelerator.empty_host_cache()
+    assert host(gpu, source.pin_memory)[0] == pytest.approx(first)
+    assert host(gpu, lambda: torch.empty(0, pin_memory=True))[0] == 0
 
 
 def test_copies_on_a_side_stream_hide_behind_kernels(gpu):

@@ -1,0 +1,118 @@
+"""`python -m gpulab run [options] script.py args…`: reads the options, checks all that can be checked, and runs.
+
+Everything after the script's name is the script's. The report goes to standard error, so that the script's own output
+can be piped on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from ..choice import choose
+from . import target
+
+if TYPE_CHECKING:
+    from .session import Session
+
+USAGE = (
+    "python -m gpulab run [options] script.py [args ...]\n       python -m gpulab run [options] -m module [args ...]"
+)
+_EPILOG = """\
+Bytes and GPU times are virtual: your own PyTorch calls, counted by the rules of PyTorch's CUDA allocator and timed by
+a model of the GPU. Values are computed on this machine. With --gpu real they are measured.
+Steps are those of the optimizers: every optimizer.step() is a mark.
+With several ranks: torchrun --nproc-per-node 2 -m gpulab run script.py; each rank has a report of its own.
+SIGTERM (timeout 60 python -m gpulab run …) and Ctrl-C end the script, and the report still comes.
+"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of `run`, for a parser that is made with `allow_abbrev=False`."""
+    parser.usage = USAGE
+    parser.epilog = _EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--gpu", metavar="NAME", help="T4, A100-80, H100, …, or real (default: GPULAB_GPU, else T4)")
+    parser.add_argument("--gpus", type=int, metavar="N", help="how many (default: 1; under torchrun one for each rank)")
+    parser.add_argument("--shapes-only", action="store_true", help="no values: any size of model, and much faster")
+    parser.add_argument("--json", metavar="FILE", help="write the report there too, - for standard output")
+    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="run a module, as python -m does")
+    parser.add_argument("script", nargs=argparse.REMAINDER, metavar="script.py args", help="all of it the script's")
+
+
+def main(options: argparse.Namespace) -> int:
+    """Run it; the script's exit code, 2 where nothing was run. The report is written at the interpreter's exit."""
+    try:
+        session = prepare(options)
+    except (target.CannotRun, ValueError) as error:
+        print(f"gpulab run: {error}", file=sys.stderr)
+        return 2
+    session.begin()
+    atexit.register(session.finish)  # before the script registers anything, so after all of that
+    return session.execute()
+
+
+def prepare(options: argparse.Namespace) -> Session:
+    """The session for these options. Raises CannotRun or ValueError where something in them is wrong."""
+    if options.module is not None:
+        if not options.module:
+            raise target.CannotRun("-m needs the name of a module.")
+        what = target.module(options.module[0], options.module[1:])
+    else:
+        what = _script(options.script[1:] if options.script[:1] == ["--"] else options.script)
+    mode, name = choose(options.gpu)
+    count = _count(options.gpus)
+    _check_json(options.json)
+
+    import torch
+
+    from ..virtual.gpu import VirtualGPU
+    from .session import Session
+
+    if mode == "auto":
+        mode = "real" if options.gpu is not None and torch.cuda.device_count() else "virtual"
+    if mode == "real":
+        for option, given in (("--gpus", options.gpus is not None), ("--shapes-only", options.shapes_only)):
+            if given:
+                raise target.CannotRun(f"{option} is for virtual GPUs, and --gpu real is not one.")
+        if not torch.cuda.device_count():
+            raise target.CannotRun(
+                "--gpu real: PyTorch finds no CUDA GPU here. What to do: python -m gpulab doctor. "
+                "Without a GPU, --gpu T4 runs the script on a virtual one."
+            )
+        return Session(what, None, keep=False, json_to=options.json)
+    gpu = VirtualGPU(name, count=count, compute=not options.shapes_only)
+    return Session(what, gpu, keep=options.gpu is not None, json_to=options.json)
+
+
+def _script(command: list[str]) -> target.Target:
+    if not command:
+        raise target.CannotRun(f"no script is given.\nusage: {USAGE}")
+    return target.script(command[0], command[1:])
+
+
+def _count(given: int | None) -> int:
+    """How many GPUs: VirtualGPU checks the range."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if given is None else given
+
+
+def _check_json(path: str | None) -> None:
+    """Raise CannotRun if the report could not be written, before the script has run for hours."""
+    if path is None or path == "-":
+        return
+    from .report import json_path
+
+    where = json_path(path, None)
+    folder = where.parent
+    if where.is_dir():
+        why = "it is a directory"
+    elif not folder.is_dir():
+        why = f"there is no directory {str(folder)!r}"
+    elif not os.access(where if where.exists() else folder, os.W_OK):
+        why = "it may not be written"
+    else:
+        return
+    raise target.CannotRun(f"--json {path!r} cannot be written: {why}.")

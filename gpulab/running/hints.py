@@ -1,0 +1,128 @@
+"""What follows from a report: sentences that its own numbers prove, and nothing else."""
+
+from __future__ import annotations
+
+from ..memory.curve import mib
+from ..virtual.specs import SPECS
+from .report import Gpu, Report, ran_out
+
+_FULL = 0.9  # of the driver's memory
+_GAP = 0.25  # of what is reserved
+_GAP_BYTES = 256 << 20
+_LITTLE = 1 << 30  # every GPU of the table has it many times
+_IDLE = 0.5  # of the time between steps
+_STEPS = 3  # fewer say little
+
+
+def hints(report: Report) -> tuple[str, ...]:
+    """The sentences, the weightiest first."""
+    if not report.used:
+        return _unused(report)
+    found = []
+    for gpu in report.used:
+        if gpu.shortage is not None and ran_out(report):
+            found += _out_of_memory(report, gpu)
+        elif report.numbers == "virtual":
+            found += _room(report, gpu)
+        found += _reserve(report, gpu)
+    found += _growth(report)
+    found += _idle(report)
+    return (*_values(report), *dict.fromkeys(found))
+
+
+def _unused(report: Report) -> tuple[str, ...]:
+    if report.ending.code:
+        return ()
+    return (
+        "Nothing was put on the GPU. A script does that with .to('cuda'); torch.cuda.is_available() answers True here. "
+        "What processes that it starts put on theirs is not in this report.",
+    )
+
+
+def _values(report: Report) -> tuple[str, ...]:
+    if report.shapes_only and report.ending.why.startswith("NoValues"):
+        return ("The script reads values, which --shapes-only does not have; without it, it runs on.",)
+    if not report.shapes_only and report.numbers == "virtual" and report.ending.why.startswith("MemoryError"):
+        return ("It is this machine's memory that ended, which holds the values; --shapes-only needs none of it.",)
+    return ()
+
+
+def _out_of_memory(report: Report, gpu: Gpu) -> list[str]:
+    short = gpu.shortage
+    assert short is not None
+    found = []
+    if short.reserved - short.allocated >= short.requested:
+        found.append(
+            f"{mib(short.reserved - short.allocated)} were reserved and not allocated, more than was asked for, but not"
+            " in one piece: PYTORCH_ALLOC_CONF=expandable_segments:True may help, and can be tried here."
+        )
+    if report.numbers == "virtual":
+        need = gpu.memory.total - short.free + short.requested
+        larger = _smallest(need)
+        has = f"the smallest GPU of the table with so much is {larger}" if larger else "no GPU of the table has so much"
+        try_it = f": --gpu {larger.split()[0]} --shapes-only shows what the whole run takes" if larger else ""
+        found.append(f"Up to that line the run needs {mib(need)}; {has}{try_it}.")
+    return found
+
+
+def _room(report: Report, gpu: Gpu) -> list[str]:
+    memory = gpu.memory
+    if memory.peak_used is None:
+        return []
+    left = memory.total - memory.peak_used
+    if left < (1 - _FULL) * memory.total:
+        return [f"At its peak the run leaves {mib(left)} of the {report.gpu}, {left / memory.total:.0%}."]
+    smaller = _smallest(memory.peak_used) if memory.peak_used > _LITTLE else None
+    if smaller is None or smaller.split()[0] == report.gpu or SPECS[smaller.split()[0]].memory_bytes >= memory.total:
+        return []
+    return [f"The smallest GPU of the table with room for this peak is {smaller}."]
+
+
+def _smallest(nbytes: int) -> str | None:
+    """The GPU with the least memory that has so much, with its memory."""
+    fitting = [spec for spec in SPECS.values() if spec.memory_bytes >= nbytes]
+    if not fitting:
+        return None
+    spec = min(fitting, key=lambda spec: spec.memory_bytes)
+    return f"{spec.name} ({mib(spec.memory_bytes)})"
+
+
+def _reserve(report: Report, gpu: Gpu) -> list[str]:
+    memory, found = gpu.memory, []
+    gap = memory.peak_reserved - memory.peak_allocated
+    if gap >= max(_GAP_BYTES, _GAP * memory.peak_reserved):
+        found.append(
+            f"{mib(gap)} more were reserved than ever allocated: pieces of the allocator's cache that did not fit what "
+            "was asked for."
+        )
+    if memory.retries and not ran_out(report):
+        times = "once" if memory.retries == 1 else f"{memory.retries:,} times"
+        found.append(f"Memory was full {times}, and the allocator had to give its cache back first, which waits.")
+    return found
+
+
+def _growth(report: Report) -> list[str]:
+    return [
+        f"Allocated memory grew with every step of {steps.optimizer}, by {mib(steps.growth)} a step: the script keeps "
+        "tensors of every step."
+        for steps in report.steps
+        if steps.growth
+    ]
+
+
+def _idle(report: Report) -> list[str]:
+    known = [steps for steps in report.steps if steps.busy_share is not None and steps.count >= _STEPS]
+    if not known:
+        return []
+    steps = min(known, key=lambda steps: steps.busy_share or 0.0)
+    share = steps.busy_share
+    if share is None or share >= _IDLE:
+        return []
+    text = f"From step to step the GPU computes {share:.0%} of the virtual time and waits {1 - share:.0%} of it"
+    times = [gpu.time for gpu in report.used if gpu.time is not None and gpu.time.kernels]
+    if times and (mean := sum(t.busy for t in times) / sum(t.kernels for t in times)) < times[0].launch:
+        text += (
+            f": a kernel takes {mean * 1e6:.1f} µs on average, its launch {times[0].launch * 1e6:.1f} µs. Larger "
+            "batches or fewer operations fill it"
+        )
+    return [text + "."]

@@ -1,0 +1,83 @@
+"""How a GPU is read at a mark: a virtual one from its clock, a real one through events, which wait for nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from .report import GpuTime
+
+if TYPE_CHECKING:
+    from ..virtual.gpu import VirtualGPU
+    from .watch import Watch
+
+
+class Meter(Protocol):
+    """What reads a GPU at a mark. The times of `reading` may be anything that `seconds` can turn into seconds."""
+
+    def reading(self, device: Any) -> tuple[Any, int]:
+        """The time on the GPU's clock and the allocated bytes."""
+
+    def seconds(self, marks: list[Any]) -> list[float] | None:
+        """The times of readings, in seconds since some moment; None where they cannot be read any more."""
+
+    def busy(self, marks: list[Any]) -> float | None:
+        """The share of the time from the first to the last mark in which kernels ran, None where it is not known."""
+
+
+class VirtualMeter:
+    """A scope's clock, and what its watches count. A mark is (all done at, kernels busy until now)."""
+
+    def __init__(self, gpu: VirtualGPU, watches: list[Watch]) -> None:
+        self.clock = gpu.clock
+        self.source = gpu.rates.source
+        self.launch = gpu.rates.host_us * 1e-6
+        self.watches = watches
+
+    def reading(self, device: Any) -> tuple[Any, int]:
+        """The mark, and the allocated bytes."""
+        index = device.index or 0
+        watch = self.watches[index]
+        with watch.device.lock:
+            watch.device.drain()
+        return (self.clock.now(index), self.clock.busy(index)), watch.allocated
+
+    def seconds(self, marks: list[Any]) -> list[float] | None:
+        """When all was done, at each mark."""
+        return [done for done, _ in marks]
+
+    def time(self, index: int) -> GpuTime:
+        """What the clock says of GPU `index` up to now."""
+        clock = self.clock
+        elapsed = max(clock.now(index), clock.host)
+        counts = clock.kernels(index), clock.flops(index)
+        return GpuTime(elapsed, clock.busy(index), clock.waited, self.launch, *counts, self.source)
+
+    def busy(self, marks: list[Any]) -> float | None:
+        """The share of the GPU's time between first and last mark that its kernels took."""
+        (began, busy), (ended, busy_then) = marks[0], marks[-1]
+        return (busy_then - busy) / (ended - began) if ended > began else None
+
+
+class RealMeter:
+    """torch.cuda; a mark is an event on the current stream."""
+
+    def reading(self, device: Any) -> tuple[Any, int]:
+        """The event, and the allocated bytes."""
+        import torch
+
+        with torch.cuda.device(device):
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+        return event, torch.cuda.memory_allocated(device)
+
+    def seconds(self, marks: list[Any]) -> list[float] | None:
+        """The events' times; waits for the last of them. None on a GPU that has failed."""
+        try:
+            marks[-1].synchronize()
+            return [marks[0].elapsed_time(mark) / 1e3 for mark in marks]
+        except RuntimeError:  # a kernel's error, which the script has seen before
+            return None
+
+    def busy(self, marks: list[Any]) -> float | None:
+        """Only a profiler could tell."""
+        return None

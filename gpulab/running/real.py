@@ -1,0 +1,70 @@
+"""The same of a real GPU: measured numbers, all of them torch.cuda's.
+
+Nothing is asked of the driver before the script has asked itself: a process that has must not fork.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .report import Gpu, Memory
+
+
+class RealWatch:
+    """The process's GPUs from now on; a peak that the script resets is kept."""
+
+    def __init__(self) -> None:
+        self._peaks: dict[int, tuple[int, int]] = {}
+        self._own: Any = getattr(torch._C, "_cuda_resetPeakMemoryStats", None)
+        if self._own is not None:
+            self._put(self._reset)
+
+    def end(self) -> None:
+        """Watch no longer."""
+        if self._own is not None:
+            self._put(self._own)
+
+    def used(self) -> bool:
+        """Whether there was something on one of them."""
+        return any(gpu.memory.peak_allocated for gpu in self.gpus())
+
+    def name(self) -> str:
+        """The product's name of the one that held most."""
+        most = max(self.gpus(), key=lambda gpu: gpu.memory.peak_allocated, default=None)
+        return "the real GPU" if most is None else torch.cuda.get_device_name(most.index)
+
+    def gpus(self) -> tuple[Gpu, ...]:
+        """All that this process sees; none before it has asked for one."""
+        if not torch.cuda.is_initialized():
+            return ()
+        return tuple(Gpu(index, self._memory(index)) for index in range(torch.cuda.device_count()))
+
+    def _put(self, function: Any) -> None:
+        torch._C._cuda_resetPeakMemoryStats = function
+
+    def _reset(self, index: int) -> None:
+        self._see(index)
+        self._own(index)
+
+    def _see(self, index: int) -> tuple[int, int]:
+        """The peaks of allocated and reserved bytes since the beginning."""
+        before = self._peaks.get(index, (0, 0))
+        now = torch.cuda.max_memory_allocated(index), torch.cuda.max_memory_reserved(index)
+        found = self._peaks[index] = max(before[0], now[0]), max(before[1], now[1])
+        return found
+
+    def _memory(self, index: int) -> Memory:
+        allocated, reserved = self._see(index)
+        stats = torch.cuda.memory_stats(index)
+        return Memory(
+            total=torch.cuda.get_device_properties(index).total_memory,
+            peak_allocated=allocated,
+            peak_reserved=reserved,
+            peak_used=None,
+            end_allocated=torch.cuda.memory_allocated(index),
+            end_reserved=torch.cuda.memory_reserved(index),
+            retries=stats.get("num_alloc_retries", 0),
+            failures=stats.get("num_ooms", 0),
+        )

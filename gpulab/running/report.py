@@ -1,0 +1,155 @@
+"""What is known of a run when it is over: numbers only, as a report and as what JSON can hold.
+
+`text` writes it for people, `hints` draws conclusions; bytes are bytes and times seconds here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..memory.source import Numbers
+from .places import Line
+from .target import Ending
+
+FORMAT = "gpulab run, 1"
+
+
+@dataclass(frozen=True)
+class Share:
+    """Bytes that were allocated from one line of the script, and were there at the moment that is meant."""
+
+    line: Line
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """One allocation that failed, in bytes: what was asked for, and how things stood.
+
+    `free` is what the driver still had, after PyTorch's allocator had given its cache back.
+    """
+
+    requested: int
+    free: int
+    allocated: int
+    reserved: int
+    line: Line | None
+    shares: tuple[Share, ...]
+
+    @property
+    def missing(self) -> int:
+        """How much more the driver would have had to have."""
+        return max(0, self.requested - self.free)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The memory of one GPU over the run, in bytes.
+
+    `peak_used` is the driver's: PyTorch's reserve and the context (None where it was not watched). `peak_line` is where
+    the peak of allocated memory was reached, `peak_shares` which lines had allocated it.
+    """
+
+    total: int
+    peak_allocated: int
+    peak_reserved: int
+    peak_used: int | None
+    end_allocated: int
+    end_reserved: int
+    retries: int
+    failures: int
+    peak_line: Line | None = None
+    peak_shares: tuple[Share, ...] = ()
+
+
+@dataclass(frozen=True)
+class GpuTime:
+    """The modelled time of one virtual GPU: seconds until all was done, and what its kernels took of them.
+
+    `waited` is the time the host waited for GPUs, `launch` what one operation costs it; `flops` are those of matrix
+    products, convolutions and attention. `source` says where the rates come from.
+    """
+
+    elapsed: float
+    busy: float
+    waited: float
+    launch: float
+    kernels: int
+    flops: float
+    source: str
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The steps of one optimizer: how many, and the median seconds from one to the next on its GPU's clock.
+
+    `parameters` are the numbers it optimizes, as it began. `busy_share` is the part of the time between the first and
+    the last step in which kernels ran; `growth` the bytes by which allocated memory grew with every step (on average,
+    from the third on), 0 where there was a step without.
+    """
+
+    optimizer: str
+    parameters: int
+    device: str
+    count: int
+    median: float | None = None
+    host_median: float | None = None
+    busy_share: float | None = None
+    growth: int = 0
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU of the run."""
+
+    index: int
+    memory: Memory
+    time: GpuTime | None = None
+    shortage: Shortage | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """A run: what ran, how it ended, where, and what it took. `numbers` holds for everything but `host_seconds`.
+
+    `gpu` is the name of a virtual GPU such as "T4", or a real one's product name. `rank` is None without torchrun.
+    """
+
+    name: str
+    argv: tuple[str, ...]
+    ending: Ending
+    gpu: str
+    numbers: Numbers
+    shapes_only: bool
+    gpus: tuple[Gpu, ...]
+    steps: tuple[Steps, ...]
+    host_seconds: float
+    rank: int | None = None
+    world_size: int = 1
+    tflops: tuple[tuple[str, float], ...] = ()
+    torch: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def used(self) -> tuple[Gpu, ...]:
+        """The GPUs on which there was something."""
+        return tuple(gpu for gpu in self.gpus if gpu.memory.peak_allocated or gpu.shortage)
+
+
+def ran_out(report: Report) -> bool:
+    """Whether the run ended for want of memory."""
+    return report.ending.kind == "error" and report.ending.why.startswith("OutOfMemoryError")
+
+
+def as_json(report: Report, hints: tuple[str, ...]) -> dict[str, Any]:
+    """The report for machines, with the hints that were shown."""
+    return {"format": FORMAT, **dataclasses.asdict(report), "hints": list(hints)}
+
+
+def json_path(path: str, rank: int | None) -> Path:
+    """Where the report of this rank goes: an absolute path, with the rank in its name under torchrun."""
+    where = Path(path).absolute()  # the script may change the directory
+    return where if rank is None else where.with_name(f"{where.stem}.rank{rank}{where.suffix}")

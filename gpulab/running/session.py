@@ -1,0 +1,224 @@
+"""One run from beginning to end: the GPU is put in place, the script runs, the report is written once.
+
+Only the process that began writes it, and only once: at the interpreter's exit, or before, when SIGTERM ends it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+
+from .. import machine
+from ..virtual import state
+from ..virtual.gpu import VirtualGPU
+from . import hints, text
+from .children import Children
+from .meters import Meter, RealMeter, VirtualMeter
+from .places import Places
+from .real import RealWatch
+from .report import Gpu, Report, as_json, json_path
+from .steps import StepMarks
+from .target import Ending, Target, execute
+from .watch import Watch
+
+
+class Session:
+    """A run of `target` on `gpu`, a virtual GPU that is not in force yet, or on the real ones for None.
+
+    `keep`: the script's own `gpulab.setup` stays on this GPU, whatever it asks for. `json_to` is a file, or "-" for
+    standard output.
+    """
+
+    def __init__(self, target: Target, gpu: VirtualGPU | None, *, keep: bool, json_to: str | None = None) -> None:
+        self.target = target
+        self.gpu = gpu
+        self.rank, self.world_size = _rank()
+        self._json_to = json_to if json_to in (None, "-") else json_path(json_to, self.rank)
+        self._keep = keep
+        self._process = os.getpid()
+        self._places = Places(target.first_on_path, os.getcwd())
+        self._scopes: list[tuple[VirtualGPU, list[Watch], VirtualMeter]] = []
+        self._real: RealWatch | None = None
+        self._ending: Ending | None = None
+        self._outer = state.current
+        self._done = False
+        self._undo = contextlib.ExitStack()
+
+    # -- its beginning and its end -----------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Put the GPU in force and watch what happens."""
+        undo = self._undo
+        recipe = None
+        self._follow_scopes()
+        if self.gpu is not None:
+            self.gpu.start()
+            undo.callback(self._stop)
+            machine.lend(self.gpu, keep=self._keep)
+            undo.callback(machine.lend, None)
+            recipe = {"gpu": self.gpu.spec.name, "count": self.gpu.count, "compute": self.gpu.compute}
+        else:
+            self._real = RealWatch()
+            undo.callback(self._real.end)
+        self._steps = StepMarks(self._meter)
+        undo.callback(self._steps.end)
+        children = Children(recipe, self._forget)
+        undo.callback(children.end)
+        self._take_sigterm()
+        self._began = time.monotonic()
+
+    def execute(self) -> int:
+        """Run the target; its exit code."""
+        self._ending = execute(self.target)
+        return self._ending.code
+
+    def finish(self) -> None:
+        """Write the report, if this is the process that began and it has not been written."""
+        if self._done or os.getpid() != self._process:
+            return
+        self._done = True
+        report = self.report()
+        found = hints.hints(report)
+        written = json.dumps(as_json(report, found), indent=2) + "\n"
+        if isinstance(self._json_to, Path):
+            self._json_to.write_text(written, encoding="utf-8")
+        _write(sys.stdout, written if self._json_to == "-" else "")
+        _write(sys.stderr, "\n" + text.as_text(report, found))
+
+    def close(self) -> None:
+        """Put everything back; for a process that goes on."""
+        self._undo.close()
+
+    # -- what it sees ------------------------------------------------------------------------------------------------
+
+    def report(self) -> Report:
+        """What is known up to now."""
+        with self._outside_scopes():
+            on_real = self._real is not None and (not self._scopes or self._real.used())
+            where = self._on_real() if on_real else self._on_virtual()
+        return Report(
+            name=self.target.name,
+            argv=tuple(sys.argv),
+            ending=self._ending or Ending(128 + signal.SIGTERM, "terminated", "SIGTERM"),
+            steps=self._steps.steps(),
+            host_seconds=time.monotonic() - self._began,
+            rank=self.rank,
+            world_size=self.world_size,
+            torch=torch.__version__,
+            **where,
+        )
+
+    def _on_real(self) -> dict[str, Any]:
+        assert self._real is not None
+        return {"gpu": self._real.name(), "numbers": "measured", "shapes_only": False, "gpus": self._real.gpus()}
+
+    def _on_virtual(self) -> dict[str, Any]:
+        """The scope that was begun here, or, where nothing was put on that, the script's own with the largest peak."""
+        scope, watches, meter = self._scopes[0]
+        if self._real is not None or not any(watch.peak for watch in watches):
+            scope, watches, meter = max(self._scopes, key=lambda each: sum(watch.peak for watch in each[1]))
+        spec = scope.spec
+        own = f"The script put a virtual {spec.name} of its own in place: that is the one reported."
+        return {
+            "gpu": spec.name,
+            "numbers": "virtual",
+            "shapes_only": not scope.compute,
+            "gpus": tuple(
+                Gpu(watch.device.index, watch.memory(), meter.time(watch.device.index), watch.shortage)
+                for watch in watches
+            ),
+            "tflops": tuple((dtype, rate) for dtype, rate in spec.tflops.items() if rate is not None),
+            "notes": () if scope is self.gpu else (own,),
+        }
+
+    def _outside_scopes(self) -> contextlib.AbstractContextManager[None]:
+        """Real GPUs are asked with no virtual one of the script's in force."""
+        inner = state.current
+        if self._real is None or inner is None or inner is self._outer:
+            return contextlib.nullcontext()
+        return inner.suspended()
+
+    def _meter(self) -> Meter | None:
+        """What reads the GPU that is in force now."""
+        if self._real is not None and state.current is self._outer:
+            return RealMeter()
+        return next((meter for scope, _, meter in self._scopes if scope is state.current), None)
+
+    # -- what it changes ---------------------------------------------------------------------------------------------
+
+    def _follow_scopes(self) -> None:
+        """Watch every virtual GPU that starts: the run's, and those that the script makes."""
+        own = vars(VirtualGPU)["start"]
+        session = self
+
+        def start(self: VirtualGPU) -> VirtualGPU:
+            own(self)
+            session._see_scope(self)
+            return self
+
+        for name in ("start", "__enter__"):
+            before = vars(VirtualGPU)[name]
+            setattr(VirtualGPU, name, start)
+            self._undo.callback(setattr, VirtualGPU, name, before)
+
+    def _see_scope(self, gpu: VirtualGPU) -> None:
+        watches = [Watch(device, self._places) for device in gpu.devices]
+        for watch in watches:
+            self._undo.callback(watch.end)
+        self._scopes.append((gpu, watches, VirtualMeter(gpu, watches)))
+
+    def _stop(self) -> None:
+        """End the scope, and what the script left in force above it."""
+        inner = state.current
+        while inner is not None and any(inner is scope for scope, _, _ in self._scopes):
+            inner.stop()
+            inner = state.current
+
+    def _take_sigterm(self) -> None:
+        """Report before SIGTERM ends the process, unless it is ignored here or the script takes it itself."""
+        try:
+            before = signal.getsignal(signal.SIGTERM)
+            if before is not signal.SIG_DFL:
+                return
+            signal.signal(signal.SIGTERM, self._terminated)
+        except ValueError:  # not the main thread
+            return
+        self._undo.callback(self._give_sigterm)
+
+    def _give_sigterm(self) -> None:
+        if signal.getsignal(signal.SIGTERM) == self._terminated:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def _terminated(self, number: int, frame: Any) -> None:
+        self._give_sigterm()
+        self.finish()
+        os.kill(os.getpid(), number)
+
+    def _forget(self) -> None:
+        """In a forked child: SIGTERM ends it as it would any process."""
+        self._done = True
+        with contextlib.suppress(ValueError):  # forked by another thread than the main one
+            self._give_sigterm()
+
+
+def _write(stream: TextIO | None, written: str) -> None:
+    """In one piece, as other ranks write too, and after all that has been written there."""
+    if stream is not None:
+        with contextlib.suppress(OSError, ValueError):  # closed by the script, or by who read it
+            stream.write(written)
+            stream.flush()
+
+
+def _rank() -> tuple[int | None, int]:
+    """This process's rank under torchrun, and how many there are."""
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        return None, 1
+    return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

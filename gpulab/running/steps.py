@@ -1,0 +1,99 @@
+"""The steps of a training run, without knowing its loop: every `optimizer.step()` is a mark.
+
+An optimizer that takes no step (`GradScaler` skips one after an overflow) leaves none; a script with two optimizers has
+two series of marks. Intervals are between a step and the next of the same optimizer, so they hold all that is between.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+import weakref
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .meters import Meter
+from .report import Steps
+
+_MOST = 20_000  # marks kept for one optimizer; later steps are counted
+_SETTLED = 3  # steps after which a loop has allocated what it keeps
+
+
+class _Series:
+    def __init__(self, optimizer: Any, device: Any, meter: Meter) -> None:
+        self.name = type(optimizer).__name__
+        self.parameters = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
+        self.device = device
+        self.meter = meter
+        self.count = 0
+        self.marks: list[Any] = []
+        self.host = array("d")
+        self.held = array("q")
+
+    def mark(self) -> None:
+        self.count += 1
+        if len(self.marks) < _MOST:
+            mark, allocated = self.meter.reading(self.device)
+            self.marks.append(mark)
+            self.host.append(time.monotonic())  # which no scope replaces
+            self.held.append(allocated)
+
+    def steps(self) -> Steps:
+        what = self.name, self.parameters, str(self.device), self.count
+        if len(self.marks) < 2:
+            return Steps(*what)
+        held = self.held[_SETTLED - 1 :]
+        grew = len(held) > _SETTLED and all(b > a for a, b in itertools.pairwise(held))
+        times = self.meter.seconds(self.marks)
+        return Steps(
+            *what,
+            median=None if times is None else _median(times),
+            host_median=_median(self.host),
+            busy_share=self.meter.busy(self.marks),
+            growth=(held[-1] - held[0]) // (len(held) - 1) if grew else 0,
+        )
+
+
+def _median(times: Sequence[float]) -> float:
+    return statistics.median(b - a for a, b in itertools.pairwise(times))
+
+
+class StepMarks:
+    """Marks the steps of all optimizers from now on; `meter()` says what reads the GPU at this moment."""
+
+    def __init__(self, meter: Callable[[], Meter | None]) -> None:
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        self._meter = meter
+        self._series: weakref.WeakKeyDictionary[Any, _Series] = weakref.WeakKeyDictionary()
+        self._all: list[_Series] = []
+        self._hook = register_optimizer_step_post_hook(self._step)
+
+    def end(self) -> None:
+        """Mark no longer."""
+        self._hook.remove()
+
+    def steps(self) -> tuple[Steps, ...]:
+        """All optimizers that have taken a step, in the order of their first."""
+        return tuple(series.steps() for series in self._all)
+
+    def _step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        series = self._series.get(optimizer)
+        if series is None:
+            meter = self._meter()
+            device = _device(optimizer)
+            if meter is None or device is None:
+                return
+            series = self._series[optimizer] = _Series(optimizer, device, meter)
+            self._all.append(series)
+        series.mark()
+
+
+def _device(optimizer: Any) -> Any:
+    """The GPU of its first parameter, None for an optimizer of the host's."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            return parameter.device if parameter.device.type == "cuda" else None
+    return None

@@ -1,0 +1,111 @@
+"""The memory of a virtual GPU, watched through a run: its peaks, and which lines of the script hold how much.
+
+It stands beside the allocator, so it sees every block, and the script's own resets of peaks do not reach it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from ..virtual.out_of_memory import OutOfMemory
+from .places import Line, Place, Places
+from .report import Memory, Share, Shortage
+
+if TYPE_CHECKING:
+    from ..virtual.blocks import Block
+    from ..virtual.device import Device
+
+_SHARES = 5
+_NOWHERE = ("", 0)
+
+
+class Watch:
+    """One virtual GPU, from now on; nothing may be allocated on it yet."""
+
+    def __init__(self, device: Device, places: Places) -> None:
+        self.device = device
+        self._places = places
+        self._allocator = device.allocator
+        self._allocate, self._free = self._allocator.allocate, self._allocator.free
+        free, self.total = self._allocator.memory_info()
+        self._at_start = self._least_free = free
+        self._blocks: dict[Block, Place] = {}
+        self._held: Counter[Place] = Counter()
+        self.allocated = self.peak = 0
+        self._peak_place: Place | None = None
+        self._at_peak: dict[Place, int] | None = {}  # None while the peak is now: `_held` is what it is made of
+        self.shortage: Shortage | None = None
+        allocator: Any = self._allocator
+        allocator.allocate, allocator.free = self._see_allocate, self._see_free
+
+    def end(self) -> None:
+        """Watch no longer."""
+        allocator: Any = self._allocator
+        del allocator.allocate, allocator.free
+
+    # Both are called under the device's lock.
+
+    def _see_allocate(self, nbytes: int, stream: int = 0) -> Block | None:
+        try:
+            block = self._allocate(nbytes, stream)
+        except OutOfMemory as error:
+            self._see_failure(error)
+            raise
+        if block is None:
+            return None
+        place = self._places.here() or _NOWHERE
+        self._blocks[block] = place
+        self._held[place] += block.size
+        self.allocated += block.size
+        if self.allocated > self.peak:
+            self.peak, self._peak_place, self._at_peak = self.allocated, place, None
+        free, _ = self._allocator.memory_info()
+        if free < self._least_free:
+            self._least_free = free
+        return block
+
+    def _see_free(self, block: Block | None) -> None:
+        place = None if block is None else self._blocks.pop(block, None)
+        if place is not None and block is not None:
+            if self._at_peak is None:
+                self._at_peak = dict(self._held)
+            self._held[place] -= block.size
+            self.allocated -= block.size
+        self._free(block)
+
+    def _see_failure(self, error: OutOfMemory) -> None:
+        known = error.shortage
+        place = self._places.here()
+        self.shortage = Shortage(
+            known.tried, known.free, known.allocated, known.reserved, self._line(place), self._shares(self._held)
+        )
+
+    # -- what it saw -------------------------------------------------------------------------------------------------
+
+    def memory(self) -> Memory:
+        """The numbers up to now."""
+        with self.device.lock:
+            self.device.drain()
+            free, _ = self._allocator.memory_info()
+            events = self._allocator.statistics.events
+            return Memory(
+                total=self.total,
+                peak_allocated=self.peak,
+                peak_reserved=self._at_start - self._least_free,
+                peak_used=self.total - self._least_free,
+                end_allocated=self.allocated,
+                end_reserved=self._at_start - free,
+                retries=events["num_alloc_retries"],
+                failures=events["num_ooms"],
+                peak_line=self._line(self._peak_place),
+                peak_shares=self._shares(self._held if self._at_peak is None else self._at_peak),
+            )
+
+    def _shares(self, held: dict[Place, int]) -> tuple[Share, ...]:
+        """The lines that hold most, the largest first."""
+        largest = sorted((item for item in held.items() if item[1] > 0), key=lambda item: -item[1])[:_SHARES]
+        return tuple(Share(self._line(place) or Line("PyTorch", 0, ""), nbytes) for place, nbytes in largest)
+
+    def _line(self, place: Place | None) -> Line | None:
+        return None if place is None or place == _NOWHERE else self._places.line(place)

@@ -1,0 +1,44 @@
+"""Scripts through `gpulab run`: in this process, which is quick, or in one of their own, as a user starts it."""
+
+import argparse
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpulab.running import command
+from gpulab.running.report import Report
+
+SCRIPTS = Path(__file__).parent / "scripts"
+
+
+@dataclass(frozen=True)
+class Done:
+    """What became of a run: the exit code, what was written, the report, and the script's names."""
+
+    code: int
+    out: str
+    err: str
+    report: Report
+    names: dict = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        """The report as it was printed."""
+        return self.err[self.err.index("gpulab run:") :]
+
+
+def options_of(*arguments):
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    command.add_options(parser)
+    return parser.parse_args([str(argument) for argument in arguments])
+
+
+def start(*arguments, env=None, module="gpulab", **how):
+    """`python -m gpulab run …` in a process of its own."""
+    words = ["run", *arguments] if module == "gpulab" else arguments
+    words = [sys.executable, "-m", module, *map(str, words)]
+    kept = {name: value for name, value in os.environ.items() if name not in ("GPULAB_GPU", "RANK", "WORLD_SIZE")}
+    env = {**kept, "OMP_NUM_THREADS": "1", **(env or {})}
+    return subprocess.run(words, capture_output=True, text=True, timeout=120, env=env, **how)

@@ -1,0 +1,229 @@
+"""The report's text and hints, from reports that are made here."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from gpulab.running.hints import hints
+from gpulab.running.places import Line
+from gpulab.running.report import Gpu, GpuTime, Memory, Report, Share, Shortage, Steps, as_json, json_path
+from gpulab.running.target import Ending
+from gpulab.running.text import amount, as_text, duration
+
+MiB, GiB = 1 << 20, 1 << 30
+T4 = 15_828_320_256
+LINE = Line("train.py", 12, "loss.backward()")
+MEMORY = Memory(
+    total=T4, peak_allocated=900 * MiB, peak_reserved=1000 * MiB, peak_used=1300 * MiB, end_allocated=400 * MiB,
+    end_reserved=1000 * MiB, retries=0, failures=0, peak_line=LINE,
+    peak_shares=(Share(LINE, 600 * MiB), Share(Line("train.py", 9, "out = model(x)"), 250 * MiB)),
+)  # fmt: skip
+TIME = GpuTime(elapsed=4.0, busy=3.0, waited=1.0, launch=5e-6, kernels=30_000, flops=8e12, source="published rates")
+STEPS = Steps("AdamW", 1_200_000, "cuda:0", 20, median=0.2, host_median=1.5, busy_share=0.8)
+REPORT = Report(
+    name="train.py", argv=("train.py",), ending=Ending(0), gpu="T4", numbers="virtual", shapes_only=False,
+    gpus=(Gpu(0, MEMORY, TIME),), steps=(STEPS,), host_seconds=31.4, tflops=(("fp32", 8.1), ("fp16", 65)),
+)  # fmt: skip
+
+
+def with_memory(**changes):
+    return replace(REPORT, gpus=(replace(REPORT.gpus[0], memory=replace(MEMORY, **changes)),))
+
+
+def test_the_text_of_a_plain_run():
+    assert as_text(REPORT, ()).splitlines() == [
+        "gpulab run: train.py on a virtual T4",
+        "  ended             exit code 0 after 31.4 s on this machine (measured)",
+        "  peak memory       900.0 MiB allocated, 1,000 MiB reserved; with the context 1,300 MiB of 15,095 MiB, "
+        "9% (virtual)",
+        "  peak reached at   train.py:12  loss.backward()",
+        "  peak held by         600.0 MiB  train.py:12  loss.backward()",
+        "                       250.0 MiB  train.py:9  out = model(x)",
+        "                        50.0 MiB  other lines",
+        "  at the end        400.0 MiB allocated, 1,000 MiB reserved (virtual)",
+        "  GPU time          3.00 s in 30,000 kernels, 75% of 4.00 s (virtual, published rates)",
+        "                    2.00 TFLOP/s in matrix products (virtual); peaks: 8.1 fp32, 65 fp16",
+        "  steps             20 of AdamW (1.20 M parameters, cuda:0), every 200 ms (virtual median), "
+        "1.50 s here (measured)",
+    ]
+
+
+def test_every_number_of_a_real_gpu_is_measured():
+    real = replace(MEMORY, peak_used=None, peak_line=None, peak_shares=())
+    report = replace(
+        REPORT, gpu="NVIDIA H200", numbers="measured", gpus=(Gpu(0, real),), steps=(replace(STEPS, busy_share=None),)
+    )
+    text = as_text(report, hints(report))
+    assert "virtual" not in text
+    assert "on NVIDIA H200" in text
+    assert text.count("(measured)") == 4
+    assert "every 200 ms (measured median)" in text
+
+
+def test_ranks_and_several_gpus_are_named():
+    second = replace(REPORT.gpus[0], index=1, memory=replace(MEMORY, peak_allocated=100 * MiB))
+    idle = Gpu(2, replace(MEMORY, peak_allocated=0))
+    text = as_text(replace(REPORT, gpus=(*REPORT.gpus, second, idle), rank=1, world_size=2), ())
+    assert text.startswith("gpulab run: train.py on a virtual T4, rank 1 of 2\n")
+    assert "peak memory       cuda:0: 900.0 MiB" in text
+    assert "peak memory       cuda:1: 100.0 MiB" in text
+    assert "cuda:2" not in text
+    assert text.count("peak held by") == 1  # of the GPU that holds most
+
+
+@pytest.mark.parametrize(
+    ("ending", "says"),
+    [
+        (Ending(1, "error", "ValueError: no"), "exit code 1 after 31.4 s on this machine (measured): ValueError: no"),
+        (Ending(7, "exit", "sys.exit(7)"), "exit code 7 after 31.4 s on this machine (measured): sys.exit(7)"),
+        (Ending(0, "exit", "sys.exit(0)"), "exit code 0 after 31.4 s on this machine (measured)"),
+        (Ending(143, "terminated", "SIGTERM"), "by SIGTERM after 31.4 s on this machine (measured)"),
+    ],
+)
+def test_the_end_is_told(ending, says):
+    assert as_text(replace(REPORT, ending=ending), ()).splitlines()[1] == f"  ended             {says}"
+
+
+def test_a_long_error_is_cut_to_the_width():
+    text = as_text(replace(REPORT, ending=Ending(1, "error", "ValueError: " + "long " * 100)), ())
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_many_optimizers_are_counted():
+    text = as_text(replace(REPORT, steps=(STEPS,) * 5), ())
+    assert text.count("20 of AdamW") == 3
+    assert text.endswith("and of 2 more optimizers: --json has all\n")
+
+
+# -- hints -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_in_order_has_no_hint_but_where_else_it_fits():
+    assert hints(replace(REPORT, gpu="RTX3060")) == ()
+    assert hints(REPORT) == ("The smallest GPU of the table with room for this peak is RTX3060 (12,004 MiB).",)
+    assert hints(with_memory(peak_used=500 * MiB)) == ()  # every GPU has that
+
+
+def test_a_nearly_full_gpu_is_told():
+    (hint,) = hints(with_memory(peak_used=T4 - T4 // 25))
+    assert hint == "At its peak the run leaves 603.8 MiB of the T4, 4%."
+
+
+def test_what_is_reserved_in_vain_is_told():
+    found = hints(with_memory(peak_allocated=3 * GiB, peak_reserved=5 * GiB, peak_used=T4 // 2))
+    assert any(hint.startswith("2,048 MiB more were reserved than ever allocated") for hint in found)
+    assert not any("reserved" in hint for hint in hints(with_memory(peak_allocated=4 * GiB, peak_reserved=5 * GiB)))
+
+
+def test_a_full_gpu_that_gave_its_cache_back_is_told():
+    assert any("Memory was full once" in hint for hint in hints(with_memory(retries=1)))
+    assert any("Memory was full 12 times" in hint for hint in hints(with_memory(retries=12)))
+
+
+def idle(share, busy=0.1, count=20):
+    time = replace(TIME, busy=busy)
+    steps = (replace(STEPS, busy_share=share, count=count),)
+    return hints(replace(REPORT, gpu="RTX3060", gpus=(replace(REPORT.gpus[0], time=time),), steps=steps))
+
+
+def test_a_gpu_that_waits_is_told_with_the_reason_where_it_is_known():
+    (hint,) = idle(0.09)
+    assert hint.startswith("From step to step the GPU computes 9% of the virtual time and waits 91% of it")
+    assert "a kernel takes 3.3 µs on average, its launch 5.0 µs" in hint
+    (hint,) = idle(0.09, busy=30.0)  # large kernels: launches are not the reason
+    assert hint.endswith("waits 91% of it.")
+    assert idle(0.6) == ()
+    assert idle(0.09, count=2) == ()
+
+
+def test_memory_that_grows_is_told():
+    (hint,) = hints(replace(REPORT, gpu="RTX3060", steps=(replace(STEPS, growth=3 * MiB),)))
+    assert hint == (
+        "Allocated memory grew with every step of AdamW, by 3.0 MiB a step: the script keeps tensors of every step."
+    )
+
+
+SHORT = Shortage(
+    requested=6 * GiB, free=2 * GiB, allocated=10 * GiB, reserved=11 * GiB, line=LINE, shares=(Share(LINE, 9 * GiB),)
+)
+OUT = Ending(1, "error", "OutOfMemoryError: CUDA out of memory. Tried to allocate")
+
+
+def short(shortage=SHORT, ending=OUT, **changes):
+    memory = replace(MEMORY, failures=1, **changes)
+    return replace(REPORT, ending=ending, gpus=(Gpu(0, memory, TIME, shortage),), steps=())
+
+
+def test_out_of_memory_says_what_was_missing_and_which_gpu_has_it():
+    text = as_text(short(), hints(short()))
+    assert "out of memory     asked for 6,144 MiB, free 2,048 MiB: 4,096 MiB missing (virtual)" in text
+    assert "asked at          train.py:12  loss.backward()" in text
+    assert "held then by         9,216 MiB  train.py:12  loss.backward()" in text
+    # 15,095 - 2,048 + 6,144 MiB; an RTX 3060, a T4 and a V100-16 have less.
+    assert "Up to that line the run needs 19,191 MiB; the smallest GPU of the table with so much is L4" in text
+    assert "--gpu L4 --shapes-only" in " ".join(text.split())
+    assert "expandable_segments" not in text
+
+
+def test_out_of_memory_beyond_every_gpu():
+    (hint,) = hints(short(replace(SHORT, requested=1000 * GiB)))
+    assert hint.endswith("no GPU of the table has so much.")
+
+
+def test_out_of_memory_with_enough_in_pieces():
+    assert any("expandable_segments" in hint for hint in hints(short(replace(SHORT, reserved=17 * GiB))))
+
+
+def test_out_of_memory_that_the_script_survived():
+    report = short(ending=Ending(0), retries=1)
+    text = as_text(report, hints(report))
+    assert "once, and the script went on" in text
+    assert "Up to that line" not in text
+
+
+def test_nothing_on_the_gpu_is_told_where_the_script_ended_well():
+    nothing = replace(REPORT, gpus=(Gpu(0, replace(MEMORY, peak_allocated=0)),), steps=())
+    assert hints(nothing)[0].startswith("Nothing was put on the GPU.")
+    assert hints(replace(nothing, ending=Ending(1, "error", "SyntaxError: no"))) == ()
+    assert len(as_text(nothing, ()).splitlines()) == 2
+
+
+def test_values_that_shapes_only_does_not_have():
+    failed = replace(REPORT, shapes_only=True, ending=Ending(1, "error", "NoValues: a branch on a tensor"))
+    assert hints(failed)[0].startswith("The script reads values, which --shapes-only does not have")
+
+
+# -- the rest --------------------------------------------------------------------------------------------------------
+
+
+def test_json_has_all_of_it():
+    read = json.loads(json.dumps(as_json(short(), ("a hint",))))
+    assert read["gpus"][0]["shortage"]["shares"][0]["line"] == {"file": "train.py", "line": 12, "code": LINE.code}
+    assert read["gpus"][0]["time"]["kernels"] == 30_000
+    assert read["hints"] == ["a hint"]
+
+
+@pytest.mark.parametrize(
+    ("path", "rank", "name"), [("r.json", None, "r.json"), ("r.json", 0, "r.rank0.json"), ("r", 3, "r.rank3")]
+)
+def test_each_rank_has_a_file(path, rank, name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert json_path(path, rank) == tmp_path / name
+
+
+@pytest.mark.parametrize(
+    ("seconds", "says"),
+    [(0, "0 µs"), (3.21e-6, "3.21 µs"), (0.00085, "850 µs"), (0.0009996, "1.00 ms"), (0.16449, "164 ms"),
+     (0.9996, "1.00 s"), (12.34, "12.3 s"), (119.6, "120 s"), (125, "2 min 05 s"), (7200, "120 min 00 s")],
+)  # fmt: skip
+def test_durations(seconds, says):
+    assert duration(seconds) == says
+
+
+@pytest.mark.parametrize(
+    ("number", "says"),
+    [(1.31e12, "1.31 T"), (45.2e6, "45.2 M"), (850, "850 "), (999.7e9, "1.00 T"), (9.55e3, "9.55 k")],
+)
+def test_amounts(number, says):
+    assert amount(number) == says

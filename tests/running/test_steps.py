@@ -1,0 +1,100 @@
+"""Marks of optimizers: counts, medians, growth; on a clock of the test's own."""
+
+import itertools
+
+import pytest
+import torch
+
+from gpulab.running.steps import StepMarks
+from gpulab.virtual.gpu import VirtualGPU
+
+
+class Meter:
+    """A clock and a counter that go on by what the test says."""
+
+    def __init__(self, times, held=None):
+        self.times, self.held = iter(times), iter(held or itertools.repeat(100))
+
+    def reading(self, device):
+        return next(self.times), next(self.held)
+
+    def seconds(self, marks):
+        return marks
+
+    def busy(self, marks):
+        return 0.25
+
+
+@pytest.fixture
+def parameters():
+    with VirtualGPU("T4"):
+        yield [torch.nn.Parameter(torch.zeros(3, 4, device="cuda"))]
+
+
+def marked(meter, optimizer, steps):
+    marks = StepMarks(lambda: meter)
+    try:
+        for _ in range(steps):
+            optimizer.step()
+    finally:
+        marks.end()
+    optimizer.step()  # unseen
+    return marks.steps()
+
+
+def test_the_median_is_of_the_time_from_step_to_step(parameters):
+    (steps,) = marked(Meter([0, 5, 6, 7, 9]), torch.optim.SGD(parameters), 5)
+    assert (steps.optimizer, steps.count, steps.parameters, steps.device) == ("SGD", 5, 12, "cuda:0")
+    assert steps.median == 1.5  # of 5, 1, 1, 2
+    assert steps.busy_share == 0.25
+    assert steps.host_median > 0
+
+
+def test_one_step_has_no_interval(parameters):
+    (steps,) = marked(Meter([3]), torch.optim.Adam(parameters), 1)
+    assert (steps.count, steps.median, steps.host_median, steps.busy_share, steps.growth) == (1, None, None, None, 0)
+
+
+@pytest.mark.parametrize(
+    ("held", "growth"),
+    [
+        ([0, 90, 100, 110, 120, 130], 10),
+        ([0, 90, 100, 110, 110, 130], 0),  # one step without
+        ([0, 90, 100, 110, 105, 130], 0),
+        ([50, 60, 70, 80], 0),  # too few to say
+        ([900, 500, 100, 101, 102, 106], 2),  # what goes on before the third step is not counted
+    ],
+)
+def test_growth_is_that_of_every_step_from_the_third_on(parameters, held, growth):
+    (steps,) = marked(Meter(itertools.count(), held), torch.optim.SGD(parameters), len(held))
+    assert steps.growth == growth
+
+
+def test_optimizers_are_told_apart_and_those_of_the_host_are_left_out(parameters):
+    marks = StepMarks(lambda: Meter(itertools.count()))
+    host = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))])
+    first, second = torch.optim.SGD(parameters), torch.optim.SGD(parameters)
+    for optimizer in (first, host, second, first, first):
+        optimizer.step()
+    marks.end()
+    assert [steps.count for steps in marks.steps()] == [3, 1]
+
+
+def test_a_step_that_the_scaler_skips_is_none(parameters):
+    optimizer, scaler = torch.optim.SGD(parameters), torch.amp.GradScaler("cuda")
+    marks = StepMarks(lambda: Meter(itertools.count()))
+    for value in (1.0, float("inf"), 1.0):
+        scaler.scale(parameters[0].sum()).backward()
+        parameters[0].grad.mul_(value)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    marks.end()
+    assert marks.steps()[0].count == 2
+
+
+def test_without_a_gpu_nothing_is_marked():
+    marks = StepMarks(lambda: None)
+    torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))]).step()
+    marks.end()
+    assert marks.steps() == ()
