@@ -6,9 +6,14 @@ launches and waits. `time.time` and `time.monotonic` stay what they are: dates a
 
 from __future__ import annotations
 
+import functools
+import sys
 import time
 import timeit
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 from .patches import Patches
 
@@ -19,6 +24,7 @@ if TYPE_CHECKING:
 def install(gpu: VirtualGPU, patches: Patches) -> None:
     """Replace the functions for as long as `gpu` is in force."""
     clock = gpu.clock
+    before = timeit.default_timer
 
     def perf_counter_ns() -> int:
         """`time.perf_counter_ns`."""
@@ -27,3 +33,22 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
     patches.set(time, "perf_counter", clock.perf_counter)
     patches.set(time, "perf_counter_ns", perf_counter_ns)
     patches.set(timeit, "default_timer", clock.perf_counter)
+    benchmark = sys.modules.get("torch.utils.benchmark.utils.timer")
+    if benchmark is not None and benchmark.timer is before:  # up to torch 2.14, imported where it saw no GPU
+        patches.set(benchmark.Timer, "__init__", _waiting(benchmark.Timer.__init__))
+
+
+def _waiting(own: Callable[..., None]) -> Callable[..., None]:
+    """PyTorch's `benchmark.Timer` with the timer that it takes by default where there is a GPU."""
+
+    def timer() -> float:
+        torch.cuda.synchronize()
+        return timeit.default_timer()
+
+    @functools.wraps(own)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        if len(args) < 4:
+            kwargs.setdefault("timer", timer)
+        own(self, *args, **kwargs)
+
+    return __init__

@@ -12,11 +12,14 @@ import pytest
 import torch
 
 TOOLS = Path(__file__).resolve().parent.parent / "virtual" / "torch_cuda"
-CAN = sys.platform == "linux" and torch.version.cuda is not None and shutil.which("gcc") is not None
+TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
+CAN = (
+    sys.platform == "linux" and torch.version.cuda is not None and TORCH >= (2, 15) and shutil.which("gcc") is not None
+)
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not CAN, reason="needs Linux, gcc and a CUDA build of torch"),
+    pytest.mark.skipif(not CAN, reason="needs Linux, gcc and a CUDA build of torch with the headers of 2.15"),
 ]
 
 SCRIPT = """

@@ -1,5 +1,6 @@
 """The clock alone: what the host waits for, what overlaps, and what every order of calls must keep."""
 
+import itertools
 import json
 
 import pytest
@@ -209,7 +210,7 @@ def test_an_engine_never_does_two_things_at_once_and_nothing_before_it_is_ready(
         assert start >= ready
         taken.append((start, start + seconds))
     taken.sort()
-    assert all(end <= start for (_, end), (start, _) in zip(taken, taken[1:], strict=False))
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(taken))
     assert engine.busy == sorted(engine.busy)
     assert sum(end - start for start, end in engine.busy) == sum(seconds for _, seconds in wanted)
 
@@ -247,7 +248,7 @@ def test_whatever_is_called_time_goes_forward_and_streams_keep_their_order(calls
                 assert end >= ends[rest[0]]
                 ends[rest[0]] = end
     kernels = sorted((s.start, s.start + s.seconds) for s in timeline.spans if s.where == "kernels")
-    assert all(end <= start + 1e-12 for (_, end), (start, _) in zip(kernels, kernels[1:], strict=False))
+    assert all(end <= start + 1e-12 for (_, end), (start, _) in itertools.pairwise(kernels))
     assert clock.busy() == pytest.approx(sum(end - start for start, end in kernels))
     assert clock.now() >= max(ends.values())
 

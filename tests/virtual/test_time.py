@@ -233,9 +233,17 @@ def test_pinned_memory_that_is_free_again_is_not_page_locked_anew(gpu):
     assert first == second > 4 * third
     assert third == pytest.approx((4 * ((1 << 20) - 5)) / (gpu.rates.host_copy_gbps * 1e9))
     del other
-    torch.accelerator.empty_host_cache()
+    gpu.pinned.empty()
     assert host(gpu, source.pin_memory)[0] == pytest.approx(first)
     assert host(gpu, lambda: torch.empty(0, pin_memory=True))[0] == 0
+
+
+@pytest.mark.skipif(not hasattr(torch.accelerator, "empty_host_cache"), reason="torch 2.12 has it first")
+def test_pinned_memory_can_be_given_back(gpu):
+    source = torch.zeros(1 << 20)
+    first, _ = host(gpu, source.pin_memory)
+    torch.accelerator.empty_host_cache()
+    assert host(gpu, source.pin_memory)[0] == pytest.approx(first)
 
 
 def test_copies_on_a_side_stream_hide_behind_kernels(gpu):
