@@ -1,0 +1,54 @@
+"""This machine's own memory, which the data that build makes on the host takes for real: not to run out of it.
+
+A batch is not tried when, by what smaller ones took, it would take more than half of what is free.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .largest import Stop
+
+_PART = 0.5
+_LEAST = 128 << 20  # bytes: what grows by less grows for other reasons
+
+
+class HostMemory:
+    """What batches have taken of the host's memory, and so what a larger one would."""
+
+    def __init__(self) -> None:
+        self._highest = highest()
+        self._a_sample = 0.0  # bytes
+
+    def note(self, batch: int) -> None:
+        """Batch has been run: what the process's memory has grown is charged to it."""
+        now = highest()
+        if now - self._highest >= _LEAST:
+            self._a_sample = max(self._a_sample, (now - self._highest) / batch)
+        self._highest = now
+
+    def check(self, batch: int) -> None:
+        """Raises Stop where `batch` would take too much."""
+        import psutil
+
+        free = psutil.virtual_memory().available
+        if self._a_sample * batch > _PART * free:
+            raise Stop(
+                f"batch {batch:,} would take about {self._a_sample * batch / 2**30:,.1f} GiB of this machine's memory; "
+                "make the data on the GPU"
+            )
+
+
+def highest() -> int:
+    """The most memory that this process has had, in bytes."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        import psutil
+
+        memory: Any = psutil.Process().memory_info()
+        return int(memory.peak_wset)
+    import sys
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

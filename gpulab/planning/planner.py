@@ -1,0 +1,169 @@
+"""`gpulab.plan()`: what a training step will take on a GPU, in memory and time, before there is one.
+
+The step runs on shapes alone, on a virtual GPU of the kind that is asked for; nothing is computed and nothing crashes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ..choice import DEFAULT, choose
+from ..memory.curve import mib
+from ..virtual import state
+from ..virtual.specs import SPECS, Spec
+from .largest import Largest, Trial, search
+from .result import Plan
+
+if TYPE_CHECKING:
+    from .run import Measured
+
+_ROOMY = 1 << 50  # bytes: a GPU on which everything fits
+_MORE = 1.01  # a higher peak before the steady steps is worth a note from here on
+
+
+def plan(
+    build: Callable[[int], Callable[[], Any]],
+    batch: int,
+    gpu: str | None = None,
+    *,
+    where: bool = False,
+    largest: bool = False,
+) -> Plan:
+    """Plan a training step: its memory by category, its time, where it fits.
+
+        def build(batch):
+            model = make_model().to("cuda")
+            optimizer = torch.optim.AdamW(model.parameters())
+            x = torch.randn(batch, 3, 224, 224, device="cuda")
+
+            def step():
+                model(x).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+            return step
+
+        gpulab.plan(build, batch=32, gpu="A100-40")
+
+    `build(batch)` makes everything the step needs, within it: model, optimizer, data, with ordinary code for `"cuda"`.
+    It returns the step, a function without arguments that does one training step. Both run in a scope of their own,
+    `VirtualGPU(gpu, compute=False)`, which takes the place of one that is in force: tensors have shapes and no values,
+    so the step must not decide on values. Build may be called more than once. `gpu` is a name such as "T4"; without
+    it, the virtual GPU in force, else the one that GPULAB_GPU names, else a T4.
+
+    The step runs at least three times: once for what the first step allocates, then until its memory repeats.
+    `where=True` also finds the line of the step at which the peak is reached. `largest=True` also finds the largest
+    batch that fits, with a run for every batch that is tried.
+
+    Raises ValueError or TypeError for an argument that cannot be; what build or step raise passes through.
+    """
+    if not callable(build):
+        raise TypeError(f"build must be a function from a batch size to a step, not {build!r} ({type(build).__name__})")
+    if isinstance(batch, bool) or not isinstance(batch, int):
+        raise TypeError(f"batch must be a whole number such as 32, not {batch!r} ({type(batch).__name__})")
+    if batch < 1:
+        raise ValueError(f"batch must be 1 or more, not {batch}")
+    spec = _spec(gpu)
+    told: set[str] = set()
+    fits, measured = _measure(build, batch, spec, where=where, told=told)
+    found = _largest(build, batch, spec, fits, measured, told) if largest else Largest(None, {})
+    notes = (*_notes(measured, fits), *([found.note] if found.note else []))
+    seconds = measured.time.seconds
+    return Plan(
+        gpu=spec.name,
+        batch=batch,
+        fits=fits,
+        memory=spec.memory_bytes,
+        context=measured.context,
+        **measured.at_peak,
+        peak_allocated=measured.peak,
+        peak_reserved=measured.in_use - measured.context,
+        step_ms=seconds * 1e3,
+        gpu_busy=min(1.0, measured.time.busy_seconds / seconds) if seconds else 0.0,
+        rates=measured.rates,
+        fits_on={name: fits if name == spec.name else _fits(measured, other) for name, other in SPECS.items()},
+        where=measured.where,
+        largest_batch=found.batch,
+        tried=found.tried,
+        notes=notes,
+    )
+
+
+def _spec(gpu: str | None) -> Spec:
+    if gpu is None and state.current is not None:
+        return state.current.spec
+    mode, name = choose(gpu)
+    if gpu is not None and mode != "virtual":
+        raise ValueError(f"gpu={gpu!r}: a plan is for a kind of GPU, one of {', '.join(SPECS)}")
+    return SPECS[name if mode == "virtual" else DEFAULT]
+
+
+def _measure(build: Any, batch: int, spec: Spec, *, where: bool, told: set[str]) -> tuple[bool, Measured]:
+    """Whether it fits, and what it takes: on this GPU if it does, else on a larger one of its kind."""
+    import torch
+
+    from .run import run
+
+    try:
+        return True, run(build, batch, spec, where=where, told=told)
+    except torch.OutOfMemoryError:
+        pass
+    return False, run(build, batch, dataclasses.replace(spec, memory_bytes=_ROOMY), where=where, told=told)
+
+
+def _fits(measured: Measured, spec: Spec) -> bool | None:
+    """Whether the same blocks have room on another GPU; between allocated and reserved, nobody knows without a run."""
+    if measured.in_use <= spec.memory_bytes:
+        return True
+    return False if measured.highest + measured.context > spec.memory_bytes else None
+
+
+def _notes(measured: Measured, fits: bool) -> list[str]:
+    """What the reader must know besides the numbers."""
+    if not measured.highest:
+        return ['nothing is on the GPU: build and step must use the device "cuda"']
+    notes = []
+    if measured.growth > 0:
+        notes.append(
+            f"every step leaves {mib(measured.growth)} more than the one before: something keeps tensors of earlier "
+            "steps, such as a loss that is summed up with its graph"
+        )
+    elif not measured.steady:
+        notes.append(f"the memory differs from step to step; this is the highest of {measured.steps - 1}")
+    if measured.highest > _MORE * measured.peak:
+        notes.append(f"before these steps, in build or in the first one, up to {mib(measured.highest)} are allocated")
+    if fits and measured.retries:
+        notes.append(
+            f"memory is short: in a step the allocator gives its reserve back {measured.retries} times to find room, "
+            "and each time the GPU waits"
+        )
+    return notes
+
+
+def _largest(build: Any, batch: int, spec: Spec, fits: bool, measured: Measured, told: set[str]) -> Largest:
+    """The largest batch that fits on this GPU."""
+    import torch
+
+    from .host import HostMemory
+    from .run import run
+
+    host = HostMemory()
+
+    def trial(batch: int) -> Trial:
+        host.check(batch)
+        try:
+            found = run(build, batch, spec, where=False, told=told)
+        except torch.OutOfMemoryError:
+            return Trial(False)
+        finally:
+            host.note(batch)
+        return _trial(found)
+
+    first = _trial(measured) if fits else Trial(False)
+    return search(trial, batch, spec.memory_bytes - measured.context, {batch: first})
+
+
+def _trial(found: Measured) -> Trial:
+    return Trial(True, found.highest, found.in_use - found.context, found.traffic)

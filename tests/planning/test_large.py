@@ -1,0 +1,25 @@
+"""A model far larger than this machine's memory is planned in little of it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.parametrize("mode", ["bfloat16", "autocast"])
+def test_seven_billion_weights(mode):
+    script = Path(__file__).with_name("seven_billion.py")
+    env = {**os.environ, "PYTHONPATH": str(script.parents[2])}
+    command = [sys.executable, str(script), mode]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True, env=env)
+    found = json.loads(done.stdout)
+    weights = 6_738_415_616 * (2 if mode == "bfloat16" else 4)  # those of Llama 2
+    assert found["fits"]
+    assert found["weights"] == pytest.approx(weights, rel=1e-3)  # and the two tables of angles
+    assert found["gradients"] == weights
+    assert found["optimizer_state"] == pytest.approx(2 * weights, rel=1e-5)  # and the steps' numbers
+    assert found["process_bytes"] < 900e6
+    assert found["step_ms"] > 6 * 6.7e9 * 2048 / 989e12 * 1000  # no GPU is faster than its peak
