@@ -100,11 +100,15 @@ class Plan:
         return self.batch / self.step_ms * 1000 if self.step_ms else 0.0
 
     @property
+    def _a_gpu(self) -> str:
+        return f"{'an' if self.gpu[0] in 'AHLR' else 'a'} {self.gpu}"  # as the letters are spoken
+
+    @property
     def finding(self) -> str:
         """The plan in one sentence."""
         if self.fits:
-            return f"Batch {self.batch:,} fits on a {self.gpu}, with {_mib(self.free)} MiB to spare"
-        return f"Batch {self.batch:,} does not fit on a {self.gpu}: {_mib(-self.free)} MiB are missing"
+            return f"Batch {self.batch:,} fits on {self._a_gpu}, with {_mib(self.free)} MiB to spare"
+        return f"Batch {self.batch:,} does not fit on {self._a_gpu}: {_mib(-self.free)} MiB are missing"
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -112,7 +116,7 @@ class Plan:
     def __repr__(self) -> str:
         fits = "fits" if self.fits else "does not fit"
         return (
-            f"<Plan for batch {self.batch} on a {self.gpu}: {fits}, {_mib(self.total)} of {_mib(self.memory)} MiB, "
+            f"<Plan for batch {self.batch} on {self._a_gpu}: {fits}, {_mib(self.total)} of {_mib(self.memory)} MiB, "
             f"{self.step_ms:,.1f} ms a step, virtual>"
         )
 

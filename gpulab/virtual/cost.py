@@ -6,12 +6,13 @@ convolutions, attention and recurrent layers do arithmetic that counts; a few ot
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from . import work
 
 if TYPE_CHECKING:
     from .device import Device
@@ -144,78 +145,49 @@ def _allows_tf32(operation: str) -> bool:
         return str(getter("cuda", operation)) == "tf32"
 
 
-def _product(rates: Rates, rows: int, columns: int, depth: int, count: int, dtype: torch.dtype, moved: int) -> Cost:
-    seconds = rates.product_seconds(rows, columns, depth, count, precision(dtype))
-    return max(seconds, rates.memory_seconds(moved)), 2.0 * count * rows * columns * depth, 1
-
-
 def _mm(rates: Rates, func: Any, args: Args, out: Any) -> Cost:
     one, other = args[1:3] if args[0] is not None and len(args) > 2 and isinstance(args[2], Tensor) else args[:2]
     count = one.shape[0] if one.dim() == 3 else 1
     rows, depth, columns = one.shape[-2], one.shape[-1], other.shape[-1]
     if not (rows and depth and columns and count):
         return _writes(rates, func, args, out)
-    return _product(rates, rows, columns, depth, count, one.dtype, traffic(args, out))
+    found = work.product(rates, rows, columns, depth, count, precision(one.dtype), traffic(args, out))
+    return found.seconds, found.flops, 1
 
 
 def _conv_forward(rates: Rates, func: Any, args: Args, out: Any) -> Cost:
     tensor, weight, *_, transposed, _, groups = args[:9]
-    found = _convolved(rates, tensor, weight, out, transposed, groups, parts=("forward",))
-    return *_with_copies(rates, found, (tensor, weight, out), [tensor, out]), 1
+    found = _convolved(rates, tensor, weight, out, transposed, groups, ("forward",), (tensor, weight, out), [out])
+    return found.seconds, found.flops, 1
 
 
 def _conv_backward(rates: Rates, func: Any, args: Args, out: Any) -> Cost:
     grad, tensor, weight = args[:3]
     transposed, groups, mask = args[7], args[9], args[10]
     parts = tuple(part for part, wanted in zip(("input", "weight"), mask, strict=False) if wanted)
-    found = _convolved(rates, tensor, weight, grad, transposed, groups, parts)
-    images = [grad, tensor, *([out[0]] if mask[0] else [])]
-    return *_with_copies(rates, found, (grad, tensor, weight, out), images), max(1, len(parts))
+    images = [grad, *([out[0]] if mask[0] else [])]
+    found = _convolved(rates, tensor, weight, grad, transposed, groups, parts, (grad, tensor, weight, out), images)
+    return found.seconds, found.flops, max(1, len(parts))
 
 
 def _convolved(
-    rates: Rates, tensor: Tensor, weight: Tensor, out: Tensor, transposed: bool, groups: int, parts: tuple[str, ...]
-) -> list[tuple[float, float]]:
-    """Seconds and operations of the parts of a convolution, as products of matrices (im2col, without the copies)."""
-    # A transposed convolution is the backward pass of an ordinary one: its input is the smaller side.
-    big, small = (out, tensor) if transposed else (tensor, out)
-    window, positions = math.prod(weight.shape[2:]), small.shape[0] * math.prod(small.shape[2:])
-    into, to = big.shape[1] // groups, small.shape[1] // groups
-    flops = 2.0 * groups * positions * window * into * to
-    pixels = big.shape[0] * math.prod(big.shape[2:])
-    products = {  # rows, columns, depth
-        "small": (positions, to, into * window),
-        "big": (pixels, into, max(1, round(positions * to * window / max(1, pixels)))),
-        "weight": (to, into * window, positions),
-    }
-    made = {"forward": "big" if transposed else "small", "input": "small" if transposed else "big", "weight": "weight"}
+    rates: Rates,
+    tensor: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    transposed: bool,
+    groups: int,
+    parts: tuple[str, ...],
+    moved: Any,
+    images: list[Tensor],
+) -> work.Work:
+    """`parts` of a convolution that reads and writes `moved`; `images` are those beside its input."""
     name = precision(tensor.dtype, convolution=True)
-    found = []
-    for part in parts:
-        if not flops:
-            seconds = 0.0
-        elif into == 1 or to == 1:  # depthwise, or nearly: no product of matrices, the lanes do it
-            seconds = flops / (rates.tflops["fp32"] * 1e12)
-        else:
-            seconds = rates.product_seconds(*products[made[part]], groups, name)
-        found.append((seconds, flops))
-    return found
-
-
-def _with_copies(
-    rates: Rates, found: list[tuple[float, float]], moved: Any, images: list[Tensor]
-) -> tuple[float, float]:
-    """Seconds and operations of a convolution's parts together, with what its copies to another layout take."""
-    seconds = max(sum(part for part, _ in found), rates.memory_seconds(traffic(moved)))
-    # Tensor cores want channels last: what is not is copied before and after, each copy read and written.
-    if precision(images[0].dtype, convolution=True) in ("fp16", "bf16", "tf32"):
-        seconds += rates.memory_seconds(2 * traffic([t for t in images if t.is_contiguous()]))
-    return seconds, sum(flops for _, flops in found)
-
-
-# Part of a large product's rate that attention reaches: flash attention as FlashAttention-2 on an A100 (arXiv
-# 2307.08691: up to 73 % of the peak forward, 63 % backward); the memory-efficient kernels: an assumption.
-_FLASH, _FLASH_BACKWARD, _EFFICIENT = 0.8, 0.7, 0.4
+    found = work.convolved(
+        rates, tensor.shape, weight.shape, out.shape, name, groups=groups, transposed=transposed, parts=parts
+    )
+    plain = traffic([image for image in (tensor, *images) if image.is_contiguous()])
+    return work.convolution(rates, found, name, traffic(moved), plain)
 
 
 def _attention(share: float) -> Rule:
@@ -224,8 +196,8 @@ def _attention(share: float) -> Rule:
         position = _argument(func, "is_causal")
         if position is not None and position < len(args) and args[position]:
             flops /= 2  # the part above the diagonal is skipped
-        rate = rates.tflops[precision(args[0].dtype)] * 1e12 * share
-        return max(flops / rate, rates.memory_seconds(traffic(args, out))), flops, 1
+        found = work.attention(rates, flops, precision(args[0].dtype), share, traffic(args, out))
+        return found.seconds, flops, 1
 
     return cost
 
@@ -280,12 +252,12 @@ RULES: dict[Any, Rule] = {
     ),
     aten.convolution.default: _conv_forward,
     aten.convolution_backward.default: _conv_backward,
-    aten._scaled_dot_product_flash_attention.default: _attention(_FLASH),
-    aten._scaled_dot_product_flash_attention_backward.default: _attention(_FLASH_BACKWARD),
-    aten._scaled_dot_product_cudnn_attention.default: _attention(_FLASH),
-    aten._scaled_dot_product_cudnn_attention_backward.default: _attention(_FLASH_BACKWARD),
-    aten._scaled_dot_product_efficient_attention.default: _attention(_EFFICIENT),
-    aten._scaled_dot_product_efficient_attention_backward.default: _attention(_EFFICIENT),
+    aten._scaled_dot_product_flash_attention.default: _attention(work.FLASH),
+    aten._scaled_dot_product_flash_attention_backward.default: _attention(work.FLASH_BACKWARD),
+    aten._scaled_dot_product_cudnn_attention.default: _attention(work.FLASH),
+    aten._scaled_dot_product_cudnn_attention_backward.default: _attention(work.FLASH_BACKWARD),
+    aten._scaled_dot_product_efficient_attention.default: _attention(work.EFFICIENT),
+    aten._scaled_dot_product_efficient_attention_backward.default: _attention(work.EFFICIENT),
     aten._cudnn_rnn.default: _recurrent(1),
     aten._cudnn_rnn_backward.default: _recurrent(2),
     **dict.fromkeys((aten.native_batch_norm.default, aten.native_batch_norm_backward.default), _twice),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from . import checks, cost, crossing, engine, kernels, mixing, state, temporaries
+from . import checks, cost, crossing, engine, kernels, known, mixing, state, temporaries
 from .clock import real
 from .labels import FLOATING, NAME, STAYS, device_of, parts_of, storage_of
 from .state import backing, thread
@@ -43,7 +43,10 @@ class Dispatch(TorchDispatchMode):
             run = _PLANS[func]
         except KeyError:
             run = _PLANS[func] = _plan(func)
-        return run(gpu, func, args, kwargs or _NOTHING)
+        out = run(gpu, func, args, kwargs or _NOTHING)
+        if not gpu.compute:
+            known.follow(func, args, kwargs or _NOTHING, out)
+        return out
 
 
 MODE = Dispatch()  # type: ignore[no-untyped-call]
@@ -304,9 +307,20 @@ def _run_synchronising(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs
     if other is not None:
         mixing.settle(gpu, device, func, args, kwargs)
     device.raise_fault()
-    out = _run(gpu, func, args, kwargs) if gpu.compute else kernels.unknown_value(gpu, func, args)
+    out = _run(gpu, func, args, kwargs) if gpu.compute else _known_or_not(gpu, device, func, args, kwargs)
     crossing.read_back(device)
     return out
+
+
+def _known_or_not(gpu: VirtualGPU, device: Device, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Without values: the answer where it follows from constants, with the shape that it then has."""
+    found = known.compute(func, args, kwargs)
+    if found is None:
+        return kernels.unknown_value(gpu, func, args)
+    with backing:
+        shapes = kernels.map_tensors(lambda t: t.to("meta"), found)
+    place(device, shapes)
+    return shapes
 
 
 def _run_indexing(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -12,7 +12,7 @@ import torch
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
-from . import crossing, kernels, state
+from . import crossing, kernels, known, state
 from .labels import PINNED, parts_of, storage_of
 from .state import backing, thread
 
@@ -155,6 +155,9 @@ def move(tensor: Tensor, target: torch.device, dtype: Any, form: Any, non_blocki
 
 def _nothing(gpu: VirtualGPU, tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """A host tensor in place of one without values."""
+    values = known.value(tensor)
+    if values is not None:
+        return values.to(dtype, copy=True)
     gpu.warn_unknown()
     out = torch.empty(tensor.shape, dtype=dtype, device="cpu")
     if out.nbytes <= 1 << 26:  # a larger one stays as it is, and takes no memory of the host

@@ -7,17 +7,26 @@ says which. It knows nothing of torch, and nothing here was fitted to a training
 from __future__ import annotations
 
 import json
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from .specs import Spec, spec
 
 RECORDINGS = Path(__file__).resolve().parent.parent / "recordings"
+
+
+class Tiling(NamedTuple):
+    """How a product is shared out: `tiles` of `side` × `side`, each in `splits` parts along the depth, in `waves`."""
+
+    seconds: float
+    side: int
+    tiles: int
+    splits: int
+    waves: int
 
 
 @dataclass(frozen=True)
@@ -50,18 +59,25 @@ class Rates:
     malloc_us: float
 
     def product_seconds(self, rows: int, columns: int, depth: int, count: int, dtype: str) -> float:
-        """The arithmetic of `count` products of (rows, depth) and (depth, columns) matrices.
+        """The arithmetic of `count` products of (rows, depth) and (depth, columns) matrices."""
+        return self.tiling(rows, columns, depth, count, dtype).seconds
+
+    def tiling(self, rows: int, columns: int, depth: int, count: int, dtype: str) -> Tiling:
+        """How `count` products of (rows, depth) and (depth, columns) matrices are shared out.
 
         Each multiprocessor works on one tile of a result at a time, so a result of few tiles leaves some idle, and one
         of a few more than there are multiprocessors takes twice as long; deep products are split along their depth.
         """
         rate = self.tflops[dtype] * 1e12
-        best = math.inf
+        best = None
         for side, efficiency in _TILES:
             tiles = count * -(-rows // side) * -(-columns // side)
             splits = max(1, min(self.sms // tiles, depth // _LEAST_DEPTH))
             waves = -(-tiles * splits // self.sms)
-            best = min(best, waves * 2 * side * side * depth / splits / (rate * efficiency / self.sms))
+            seconds = waves * 2 * side * side * depth / splits / (rate * efficiency / self.sms)
+            if best is None or seconds < best.seconds:
+                best = Tiling(seconds, side, tiles, splits, waves)
+        assert best is not None
         return best
 
     def memory_seconds(self, nbytes: float) -> float:

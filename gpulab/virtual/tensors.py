@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import kernels, making, moving
+from . import kernels, known, making, moving
 from .labels import FLOATING, device_of
 from .patches import Patches
 from .state import backing, thread
@@ -178,7 +178,7 @@ def _tolist(self: Tensor) -> Any:
 
 def _bool(self: Tensor) -> bool:
     device = where(self)
-    if device is not None and not device.compute and self.numel() == 1:
+    if device is not None and not device.compute and self.numel() == 1 and known.value(self) is None:
         raise kernels.NoValues(
             "a branch on a tensor's value: with compute=False the virtual GPU knows shapes, not values. "
             "Use compute=True, or decide on something that does not come from a tensor."

@@ -21,5 +21,5 @@ def test_seven_billion_weights(mode):
     assert found["weights"] == pytest.approx(weights, rel=1e-3)  # and the two tables of angles
     assert found["gradients"] == weights
     assert found["optimizer_state"] == pytest.approx(2 * weights, rel=1e-5)  # and the steps' numbers
-    assert found["process_bytes"] < 900e6
+    assert found["process_bytes"] < weights / 8  # how much, and how long, is make bench's to say
     assert found["step_ms"] > 6 * 6.7e9 * 2048 / 989e12 * 1000  # no GPU is faster than its peak

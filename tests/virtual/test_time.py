@@ -352,7 +352,7 @@ def test_a_timeline_has_the_kernels_and_the_waits(gpu, tmp_path):
     assert "(virtual)" in repr(timeline)
     path = timeline.save(tmp_path / "trace.json")
     assert {e["name"] for e in json.loads(path.read_text())["traceEvents"]} >= {"mm", "relu"}
-    with pytest.raises(FileNotFoundError, match="path is .*nowhere"):
+    with pytest.raises(FileNotFoundError, match=r"path is .*nowhere"):
         timeline.save(tmp_path / "nowhere" / "trace.json")
     assert [p.name for p in tmp_path.iterdir()] == ["trace.json"]
 

@@ -1,0 +1,83 @@
+"""Small whole numbers that follow from constants are known on shapes alone; nothing else is."""
+
+import pytest
+import torch
+
+from gpulab.virtual import kernels
+from gpulab.virtual.gpu import VirtualGPU
+
+
+@pytest.fixture(autouse=True)
+def shapes():
+    with VirtualGPU("T4", compute=False):
+        yield
+
+
+def test_positions_and_masks_are_known():
+    positions = torch.arange(10, device="cuda")[None]
+    assert (torch.diff(positions, prepend=positions[:, :1] - 1) == 1).all()
+    assert positions.max().item() == 9
+    assert positions.tolist() == [list(range(10))]
+    assert positions.T[3:5].cpu().equal(torch.tensor([[3], [4]]))
+    assert (positions > 6).nonzero().shape == (3, 2)
+    assert torch.ones(4, 4, dtype=torch.bool, device="cuda").tril().sum().item() == 10
+
+
+def test_what_comes_from_the_host_is_known():
+    x = torch.tensor([3, 1, 2]).to("cuda")
+    assert x.sum().item() == 6
+    assert x.sort().values.tolist() == [1, 2, 3]
+    assert torch.ones_like(torch.randint(9, (3,), device="cuda")).all()
+
+
+def test_writing_in_place_is_followed():
+    x = torch.zeros(2, 3, dtype=torch.long, device="cuda")
+    x[:, 1] = 5
+    x += 1
+    assert x.tolist() == [[1, 6, 1], [1, 6, 1]]
+    view = x[0]
+    view.zero_()
+    assert x.tolist() == [[0, 0, 0], [1, 6, 1]]
+    x.copy_(torch.full((2, 3), 7))
+    assert view.tolist() == [7, 7, 7]
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda x: x.add_(torch.randint(9, (3,), device="cuda")),
+        lambda x: x.random_(9),
+        lambda x: x[:1].copy_(torch.randint(9, (1,), device="cuda")),
+        lambda x: torch.add(x, torch.randint(9, (3,), device="cuda"), out=x),
+    ],
+)
+def test_what_is_drawn_is_not_known_and_takes_away_what_was(spoil):
+    x = torch.arange(3, device="cuda")
+    assert x.any()
+    spoil(x)
+    with pytest.raises(kernels.NoValues):
+        bool(x.any())
+
+
+@pytest.mark.parametrize(
+    "unknown",
+    [
+        lambda: torch.ones(3, device="cuda"),  # numbers with a point are what is computed with
+        lambda: torch.empty(3, dtype=torch.long, device="cuda"),
+        lambda: torch.randn(3, device="cuda") > 0,
+        lambda: torch.zeros(1 << 20, dtype=torch.long, device="cuda"),
+    ],
+)
+def test_what_stays_unknown(unknown):
+    with pytest.raises(kernels.NoValues):
+        bool(unknown().any())
+
+
+def test_memory_is_that_of_the_shapes():
+    before = torch.cuda.memory_allocated()
+    x = torch.arange(1000, device="cuda")
+    y = x + 1
+    assert torch.cuda.memory_allocated() - before == 2 * 8192
+    del x, y
+    torch.zeros(1, device="cuda")
+    assert torch.cuda.memory_allocated() == before
