@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .labels import FLOATING, NAME, storage_of
+from .labels import NAME, storage_of
 from .state import backing
 
 Tensor = torch.Tensor
@@ -93,8 +93,7 @@ def _real(item: Any) -> Any:
 def _small(tensor: Tensor) -> bool:
     if tensor.dtype not in _KINDS or tensor.numel() > _MOST or tensor.layout is not torch.strided:
         return False
-    label = getattr(storage_of(tensor), NAME, None)
-    return label is not None and label is not FLOATING
+    return getattr(storage_of(tensor), NAME, None) is not None
 
 
 def _give(shape: Tensor, real: Tensor) -> None:

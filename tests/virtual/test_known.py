@@ -23,6 +23,12 @@ def test_positions_and_masks_are_known():
     assert torch.ones(4, 4, dtype=torch.bool, device="cuda").tril().sum().item() == 10
 
 
+def test_indices_that_python_lists_are_known():
+    x = torch.arange(12, device="cuda").view(3, 4)
+    assert x[:, [-1, 0]].tolist() == [[3, 0], [7, 4], [11, 8]]
+    assert 11 in x[:, [-1, 0]]
+
+
 def test_what_comes_from_the_host_is_known():
     x = torch.tensor([3, 1, 2]).to("cuda")
     assert x.sum().item() == 6
