@@ -288,6 +288,7 @@ def _rule(func: Any) -> Rule:
             "set_",
             "resize",
             "_cudnn_rnn_flatten_weight",
+            "_unsafe_view",
             "_pack_padded_sequence",
         )
     ):

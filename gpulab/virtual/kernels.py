@@ -216,6 +216,29 @@ def _matmul(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwar
     return plain(gpu, device, func, args, kwargs)
 
 
+def _convolution(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    out = _matmul(gpu, device, func, args, kwargs)
+    return out if gpu.compute else _as_cudnn_lays_it_out(out, *args[:2])
+
+
+def _convolution_backward(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    out = _matmul(gpu, device, func, args, kwargs)
+    return out if gpu.compute else (*(_as_cudnn_lays_it_out(t, *args[1:3]) for t in out[:2]), out[2])
+
+
+def _as_cudnn_lays_it_out(out: Any, tensor: Tensor, weight: Tensor) -> Any:
+    """Channels last where input or weights are (cudnn_conv_suggest_memory_format); shapes alone forget that."""
+    form = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim())
+    if out is None or form is None or not any(_is_laid_out(t, form) for t in (tensor, weight)):
+        return out
+    with backing:
+        return torch.empty_like(out, memory_format=form)
+
+
+def _is_laid_out(tensor: Tensor, form: torch.memory_format) -> bool:
+    return tensor.is_contiguous(memory_format=form) and not tensor.is_contiguous()
+
+
 def plain(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
     if not gpu.compute:
         return run_on_meta(gpu, device, func, args, kwargs)
@@ -283,9 +306,10 @@ HOSTED = {
 }
 for _op in (
     aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default, aten.mv.default, aten.addmv.default,
-    aten.dot.default, aten.convolution.default, aten.convolution_backward.default, aten._addmm_activation.default,
+    aten.dot.default, aten._addmm_activation.default,
 ):  # fmt: skip
     HANDLERS[_op] = _matmul
+HANDLERS |= {aten.convolution.default: _convolution, aten.convolution_backward.default: _convolution_backward}
 
 
 def _in_float_with_float_statistics(count: int) -> Callable[..., Any]:

@@ -169,7 +169,8 @@ def test_a_recurrent_layer_pays_for_every_step():
     assert took[1] > 5 * took[0]
 
 
-def test_the_same_with_values_and_with_shapes_only():
+@pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
+def test_the_same_with_values_and_with_shapes_only(form):
     def step(model, x):
         with torch.autocast("cuda", dtype=torch.float16):
             loss = model(x).float().square().mean()
@@ -180,8 +181,8 @@ def test_the_same_with_values_and_with_shapes_only():
         with VirtualGPU("T4", compute=compute) as gpu:
             torch.manual_seed(0)
             model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 10))
-            model.cuda()
-            x = torch.zeros(4, 3, 8, 8, device="cuda")
+            model.to("cuda", memory_format=form)
+            x = torch.zeros(4, 3, 8, 8, device="cuda").to(memory_format=form)
             before = gpu.clock.kernels()
             step(model, x)
             times.append((gpu.clock.kernels() - before, gpu.clock.busy(), gpu.clock.now(), gpu.clock.host))
