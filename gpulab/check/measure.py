@@ -38,10 +38,10 @@ def same(old: Any, new: Any) -> bool:
 
 class SavedBytes:
     """Counts the bytes that autograd keeps for backward while it is entered: each stretch of memory once, and
-    not those of `parameters`. `peak` is the most that was alive at a time."""
+    not those of `parameters`, wherever they are by then. `peak` is the most that was alive at a time."""
 
     def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
-        self._ignored = {p.untyped_storage().data_ptr() for p in parameters}
+        self._parameters = list(parameters)
         self._users: dict[tuple[int, int], int] = {}
         self.live = self.peak = 0
 
@@ -58,7 +58,8 @@ class SavedBytes:
         storage = tensor.untyped_storage()
         # a view counts as what it shows: how the caller's data lie in memory is not the loop's doing
         place = tensor.data_ptr(), min(tensor.nbytes, storage.nbytes())
-        if storage.data_ptr() not in self._ignored:
+        # asked each time: model.to(device) gives the same parameters other memory
+        if storage.data_ptr() not in {p.untyped_storage().data_ptr() for p in self._parameters}:
             self._users[place] = self._users.get(place, 0) + 1
             if self._users[place] == 1:
                 self.live += place[1]

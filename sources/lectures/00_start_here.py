@@ -23,7 +23,8 @@
 # below will be:
 #
 # - **measured**: read off, counted or timed here, on your machine, while you watch;
-# - **virtual**: what the course's model of a GPU says; the same on every machine;
+# - **virtual**: what the course's model of a GPU says that GPU would show. Bytes, and the times of the GPU itself, are
+#   the same on every machine; where your Python code has a share in a time, that share is what it takes here;
 # - **recorded**: read off somebody's GPU before, with the source.
 #
 # A number without such a word is arithmetic that you can follow.
@@ -42,9 +43,11 @@ gpu = gpulab.setup()
 report = gpulab.doctor()
 
 # %% doctor-after [markdown]
-# No NVIDIA GPU in that table? Most people who take this course have none, and every cell runs all the same. On a
-# machine that several people share, look at the GPU's line first: somebody else's process may hold its memory. Three
-# other cases:
+# No NVIDIA GPU in that table? Most people who take this course have none, and every cell runs all the same: the card
+# says *virtual*. The doctor looks at what is really in your machine, so it does not find the virtual GPU.
+#
+# On a machine that several people share, look at the GPU's line first: somebody else's process may hold its memory.
+# Three other cases:
 #
 # - **Google Colab**: *Runtime → Change runtime type* gives you a GPU. Install the package there with
 #   `%pip install -e ".[lab]"` in the course folder, then restart the runtime once.
@@ -57,17 +60,21 @@ report = gpulab.doctor()
 # In the lessons `gpu.device` is the device of the card. In your own scripts you need no helper. This is the whole
 # ceremony today, for NVIDIA, AMD, Intel and Apple alike:
 
-# %% boilerplate tags=["host-dependent"]
+# %% boilerplate
 import torch
 
 found = torch.accelerator.current_accelerator(check_available=True)
 device = found if found is not None else torch.device("cpu")
-print("this machine would use:", device)
+print("this script would use:", device)
 if device.type == "cuda":
     properties = torch.cuda.get_device_properties(device)
-    print(properties.name, f"{properties.total_memory / 2**30:.1f} GiB (measured)")
+    print(f"{properties.name}, {properties.total_memory / 2**30:.1f} GiB ({gpu.numbers})")
 
 # %% boilerplate-after [markdown]
+# A virtual GPU answers as a real one would: from `setup()` on, `cuda` exists in this notebook on any machine, and code
+# that was written for a GPU runs unchanged. Its values are computed on your processor. In a script of your own, where
+# nobody has called `setup()`, the same lines find the hardware that is really there.
+#
 # `check_available=True` matters. Without it the call names the accelerator that this PyTorch was *built* for, so on a
 # laptop with the CUDA build it says `cuda`, and the next line fails. The older `torch.cuda.is_available()` is right
 # too, and knows only CUDA (and ROCm, which PyTorch also calls `cuda`).
@@ -125,14 +132,16 @@ guess.compare(sum(p.nbytes for p in model.parameters()))
 # %% train-text [markdown]
 # ## Train it
 #
-# Nothing here is special to the course: this is the loop you know, with the model and the data moved to the device. The
-# times are measured on your machine.
+# Nothing here is special to the course: this is the loop you know, with the model and the data moved to the device.
+# It is run twice, on the CPU and on the device of the card.
 
 # %% train
 import sys
 import time
 
 from tqdm import tqdm
+
+BAR = "{desc:<22} {bar} epoch {n_fmt} of {total_fmt}"
 
 
 def train(device, epochs=8, batch_size=50):
@@ -141,7 +150,7 @@ def train(device, epochs=8, batch_size=50):
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     x, y = images.to(device), labels.to(device)
     start = time.perf_counter()
-    for _ in tqdm(range(epochs), desc=f"training on {device}", unit="epoch", file=sys.stdout, ncols=80):
+    for _ in tqdm(range(epochs), desc=f"training on {device}", file=sys.stdout, ncols=70, bar_format=BAR):
         for rows in torch.randperm(len(x), device=device).split(batch_size):
             loss = nn.functional.cross_entropy(model(x[rows]), y[rows])
             optimizer.zero_grad()
@@ -152,15 +161,22 @@ def train(device, epochs=8, batch_size=50):
 
 
 # %% train-run tags=["host-dependent"]
-for device in dict.fromkeys([torch.device("cpu"), gpu.device]):
+for device in (torch.device("cpu"), gpu.device):
     torch.manual_seed(0)
     model, optimizer, seconds = train(device)
-    print(f"{device}: {seconds:.2f} s, {8 * len(images) / seconds:,.0f} images/s (measured)")
+    numbers = "measured" if device.type == "cpu" else gpu.numbers
+    print(f"{device}: {seconds:.2f} s, {8 * len(images) / seconds:,.0f} images/s ({numbers})")
 
 # %% train-after [markdown]
-# If you have a GPU, look at the two lines again. A network this small may well train *faster on the CPU*: each of its
-# kernels takes the GPU a few microseconds, and launching it takes as long. Lesson 01 finds the size from which the GPU
-# wins, and lesson 03 explains the comment in the last line but one.
+# Compare the two lines. A GPU can be a hundred times as fast as a CPU, and with a network this small you see little of
+# that; it may even train *faster on the CPU*. Each of its kernels takes the GPU a few microseconds, and launching it
+# takes as long. Lesson 01 finds the size from which the GPU wins, and lesson 03 explains the comment in the last line
+# but one of `train`.
+#
+# If your GPU is virtual, nobody has waited for the second time. `time.perf_counter()` reads the clock of the virtual
+# machine: your Python code takes what it takes here, launches, kernels and copies take what they would take on that
+# GPU, and computing the values on your processor counts nothing. So the bar runs longer than the line below it says.
+# (The first time is really the CPU's, and a little long: while a virtual GPU is in force, it looks at every operation.)
 #
 # Did it learn?
 
@@ -198,12 +214,12 @@ state = sum(v.nbytes for s in optimizer.state.values() for v in s.values() if v.
 rows = [("parameters", parameters), ("gradients", gradients), ("Adam's two means", state)]
 rows.append(("kept for backward, batch 50", sum(kept.values())))
 for name, size in rows:
-    print(f"{name:<28} {size:>9,} bytes  {size / 2**10:>7.1f} KiB (measured)")
+    print(f"{name:<28} {size:>9,} bytes  {size / 2**10:>7.1f} KiB ({gpu.numbers})")
 
 # %% memory-after [markdown]
 # Even for this toy, what is kept for backward outweighs everything else, and it is the part you can do most about.
-# Lessons 04 to 08 are about these four rows. On an NVIDIA GPU `torch.cuda.max_memory_allocated()` gives the most that
-# was in use at one time; lesson 04 explains why `nvidia-smi` shows more.
+# Lessons 04 to 08 are about these four rows. On an NVIDIA GPU, and on the virtual one, `torch.cuda.max_memory_allocated()`
+# gives the most that was in use at one time; lesson 04 explains why `nvidia-smi` shows more.
 
 # %% check-text [markdown]
 # ## Checks and hints

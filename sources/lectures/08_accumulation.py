@@ -18,7 +18,9 @@
 
 # %% setup-text [markdown]
 # The first cell prints what the numbers in this notebook are. Every number below is *measured* (counted or computed
-# here, on this machine's tensors), *virtual*, or *recorded* (from somebody's GPU, with the source).
+# here, on this machine's tensors), *virtual*, or *recorded* (from somebody's GPU, with the source). The tensors of this
+# lesson stay on the CPU, so its bytes are counted and not virtual. Every loop runs on a GPU as it is, once the model and
+# the batches are there.
 
 # %% setup
 import torch

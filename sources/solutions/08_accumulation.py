@@ -33,7 +33,7 @@ gpu = gpulab.setup()
 def train_epoch(model, optimizer, loss_fn, micro_batches, steps):
     """Train one epoch, one optimizer step for each window of `steps` micro-batches.
 
-    model          an nn.Module in training mode
+    model          an nn.Module in training mode; it stays on its device
     optimizer      any torch optimizer over its parameters
     loss_fn        loss_fn(outputs, targets) is the mean over the samples it is given, a 0-dim tensor
     micro_batches  a list of (inputs, targets); the first dimension is the samples; do not change them
@@ -96,7 +96,7 @@ gpulab.check.accumulation_window(train_epoch)
 def accumulate_tokens(model, micro_batches):
     """Add to the gradients of `model` the gradient of the mean loss over all labelled tokens of a window.
 
-    model          model(ids) gives logits of shape (B, T, classes)
+    model          model(ids) gives logits of shape (B, T, classes); it stays on its device
     micro_batches  a list of (ids, labels), each int64 of shape (B, T); B and T differ between micro-batches.
                    labels[b, t] is the class wanted at that position, or -100: padding, not to be counted
 

@@ -486,6 +486,15 @@ def test_bytes_kept_for_backward_are_those_of_the_activations():
     assert saved.peak == 8 * 5 * (4 + 8)
 
 
+def test_parameters_that_are_moved_after_it_was_made_are_not_counted_either():
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    x = torch.randn(5, 4, dtype=torch.float64)
+    with SavedBytes(model.parameters()) as saved:
+        out = model.double()(x)
+    assert saved.live == 8 * 5 * (4 + 8)
+    assert out.requires_grad
+
+
 def test_a_piece_of_a_larger_tensor_counts_as_a_piece():
     weight = torch.randn(4, 3, requires_grad=True)
     large = torch.randn(1000, 4)

@@ -91,6 +91,15 @@ def test_the_reference_for_tokens_is_the_mean_over_all_of_them():
     torch.testing.assert_close(case.want, [common.flat_gradient(model.parameters())], rtol=0, atol=1e-12)
 
 
+def test_counts_that_are_wrong_in_different_ways_differ():
+    """A divisor is one number: where two were equal, the wrong misconception would be named."""
+    torch.manual_seed(0)
+    case = tokens.prepare([(2, 7), (2, 3), (1, 9)], [[7, 2], [1, 3], [4]])
+    ways = ["tokens", *(mistake.value for mistake in misconceptions.TOKEN if mistake.aspect == "divide")]
+    norms = [round(float(next(case.loop(divide=way)).norm()), 9) for way in ways]
+    assert len(set(norms)) == len(norms)
+
+
 def test_a_replica_shares_nothing_and_keeps_the_gradients():
     model = nn.Linear(2, 2)
     model.weight.grad = torch.ones(2, 2)

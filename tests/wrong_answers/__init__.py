@@ -1,5 +1,1 @@
-"""Wrong answers that students give to the exercises, by lesson; `bank` is what their tests share."""
-
-import pytest
-
-pytest.register_assert_rewrite(f"{__name__}.bank")
+"""The answers that students give to the exercises, by lesson, and what their checks say to each."""

@@ -1,49 +1,55 @@
 """The bank of answers to an exercise: right ones that must pass, wrong ones that must each fail in their own words.
 
-It is shared by the tests of all lessons; the answers themselves stand in one file for each check.
+A bank stands in lessonNN/NAME.py, where NAME is that of the check, as `BANK`; test_banks.py tries all of them.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import pytest
-
 import gpulab
-
-Check = Callable[..., None]
-MOST_LINES = 10  # wrapped, so that a message is seen without scrolling
-SEED = 1  # of the wrong answers; the right ones are tried with several
 
 
 @dataclass(frozen=True)
 class Wrong:
-    """A wrong answer: what its author must read in the summary line and, where given, in the line `likely`."""
+    """A wrong answer: what its author must read in the summary line and, where given, in the lines `likely` and
+    `also`."""
 
     answer: Any
     summary: str
     likely: str
+    also: str
     same_as: str
+    on_gpu: bool
 
     @property
     def name(self) -> str:
         return str(self.answer.__name__)
 
 
-@dataclass
+@dataclass(eq=False)
 class Bank:
-    """The answers to one exercise. `same_as` names a wrong answer that is the same misconception in other code."""
+    """The answers to the exercise of this check. `same_as` names a wrong answer that is the same misconception in
+    other code; `on_gpu` is for answers that are tried on a virtual GPU only."""
 
-    sections: tuple[str, ...]
+    name: str
+    sections: tuple[str, ...]  # of the lecture, which the line `read` may name
     wrong_answers: list[Wrong] = field(default_factory=list)
     right_answers: list[Any] = field(default_factory=list)
+    right_on_gpu: list[Any] = field(default_factory=list)
 
-    def wrong(self, summary: str, likely: str = "", *, same_as: str = "") -> Callable[[Any], Any]:
+    @property
+    def check(self) -> Callable[..., None]:
+        check: Callable[..., None] = getattr(gpulab.check, self.name)
+        return check
+
+    def wrong(
+        self, summary: str, likely: str = "", *, also: str = "", same_as: str = "", on_gpu: bool = False
+    ) -> Callable[[Any], Any]:
         def keep(answer: Any) -> Any:
-            self.wrong_answers.append(Wrong(answer, summary, likely, same_as))
+            self.wrong_answers.append(Wrong(answer, summary, likely, also, same_as, on_gpu))
             return answer
 
         return keep
@@ -52,58 +58,6 @@ class Bank:
         self.right_answers.append(answer)
         return answer
 
-    def each_wrong(self) -> pytest.MarkDecorator:
-        return pytest.mark.parametrize("wrong", self.wrong_answers, ids=lambda wrong: wrong.name)
-
-    def each_right(self) -> pytest.MarkDecorator:
-        return pytest.mark.parametrize("answer", self.right_answers, ids=lambda answer: answer.__name__)
-
-
-@functools.cache
-def failure(check: Check, answer: Any) -> gpulab.CheckFailed:
-    with pytest.raises(gpulab.CheckFailed) as caught:
-        check(answer, seed=SEED)
-    return caught.value
-
-
-def assert_fails_in_its_own_words(check: Check, wrong: Wrong, bank: Bank) -> None:
-    failed = failure(check, wrong.answer)
-    assert failed.summary == wrong.summary
-    assert wrong.likely in failed.rows["likely"]
-    lines = str(failed).splitlines()
-    assert len(lines) <= MOST_LINES
-    assert f"seed={SEED}" in str(failed)
-    section = failed.rows["read"].partition("“")[2].removesuffix("”")
-    assert not section or section in bank.sections
-
-
-def assert_words_differ(check: Check, bank: Bank) -> None:
-    """No two wrong answers are told the same, unless the bank says that they are the same misconception."""
-    said: dict[tuple[str, str, str], str] = {}
-    for wrong in bank.wrong_answers:
-        failed = failure(check, wrong.answer)
-        words = failed.summary, failed.rows["likely"], failed.rows["also"]
-        first = said.setdefault(words, wrong.name)
-        assert wrong.same_as == (first if first != wrong.name else ""), f"{wrong.name} is told the same as {first}"
-
-
-def assert_passes(check: Check, answer: Any, capsys: pytest.CaptureFixture[str], seeds: range = range(3)) -> None:
-    for seed in seeds:
-        check(answer, seed=seed)
-    out = capsys.readouterr().out.splitlines()
-    assert len(out) == len(seeds)
-    assert all(line.startswith("✔") for line in out)
-
-
-def assert_not_attempted(check: Check) -> None:
-    """The course's own stub, and the one that an instructor's grader puts in its place."""
-
-    def stub(*args: Any) -> None:
-        raise gpulab.NotAttempted
-
-    def graders_stub(*args: Any) -> None:
-        raise NotImplementedError()
-
-    for empty in (stub, graders_stub):
-        with pytest.raises(gpulab.NotAttempted, match="not attempted yet"):
-            check(empty)
+    def right_with_a_gpu(self, answer: Any) -> Any:
+        self.right_on_gpu.append(answer)
+        return answer

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from ..base import Trial, check
 from ..measure import SavedBytes
 from ..wording import show
-from .common import Batch, Loop, Recorder, explain, judge, judge_weights, one_at_a_time, replica, rows_seen
+from .common import Batch, Loop, Recorder, explain, judge, judge_place, judge_weights, one_at_a_time, replica, rows_seen
 from .misconceptions import BATCH_NORM, MEAN_OF_MEANS, WINDOW
 
 # Not the plain one: who calls F.cross_entropy instead of the argument gets other gradients.
@@ -45,7 +45,8 @@ def epoch(
     loss and size.
 
     weight    samples: mean over the window's samples · micro: mean of its means · steps: sum of means / steps
-              · sum: sum of means · all: sum of means / number of micro-batches
+              · sum: sum of means · all: sum of means / number of micro-batches · again: .grad / micro-batches of
+              the window, after each of them
     boundary  end · start: a step when i % steps == 0 · after: the same, but not for 0 · no_tail: full windows
               only · extra: those, and one more step after the loop · once: at the end · every: each micro-batch
               · inside: the same, cleared only after each window
@@ -70,8 +71,12 @@ def epoch(
             "steps": 1 / steps,
             "sum": 1.0,
             "all": 1 / len(batches),
+            "again": 1.0,
         }[weight]
         (mean * share).backward()
+        if weight == "again":
+            for p in model.parameters():
+                p.grad = None if p.grad is None else p.grad / len(window)
         last, full, first = i == len(batches) - 1, (i + 1) % steps == 0, i % steps == 0
         steps_now = {
             "end": full or last,
@@ -102,6 +107,7 @@ class Case:
     loop: Loop
     want: list[torch.Tensor]
     losses: list[tuple[float, int]]
+    afterwards: float  # the mean loss of the trained model
     start: torch.Tensor
     allowed: int
 
@@ -114,8 +120,15 @@ def prepare(sizes: list[int], steps: int) -> Case:
     loop = partial(epoch, replica(model), batches, steps)
     with SavedBytes(model.parameters()) as single:
         loss_fn(model(batches[0][0]), batches[0][1])
-    start = nn.utils.parameters_to_vector(model.parameters()).detach()
-    return Case(model, batches, steps, loop, list(loop(losses)), losses, start, single.peak)
+    start, want, trained = (
+        nn.utils.parameters_to_vector(model.parameters()).detach(),
+        list(loop(losses)),
+        replica(model),
+    )
+    with torch.no_grad():
+        nn.utils.vector_to_parameters(start - 0.1 * torch.stack(want).sum(0), trained.parameters())
+        afterwards = _mean([(loss_fn(trained(x), y).item(), len(x)) for x, y in batches])
+    return Case(model, batches, steps, loop, want, losses, afterwards, start, single.peak)
 
 
 @check(
@@ -138,6 +151,7 @@ def accumulation_window(student: Any, trial: Trial) -> None:
             inside=saved,
         )
         last, inputs = (len(batches) - 1) % steps + 1, f"{len(batches)} micro-batches and steps = {steps}"
+        judge_place(trial, model, case.start.dtype)
         judge_weights(trial, model, optimizer, case.start, within=1e-9)
         judge(trial, optimizer.gradients, case.want, case.loop, WINDOW, 1e-6, inputs, last=last, steps=steps)
         one_at_a_time(trial, saved, seen, max(len(x) for x, _ in batches), case.allowed)
@@ -149,10 +163,11 @@ def accumulation_window(student: Any, trial: Trial) -> None:
             likely="eval() was called and train() was not: a loop that trains has no need of either",
             read=BATCH_NORM,
         )
-        _judge_mean_loss(trial, mean_loss, case.losses, steps)
+        _judge_mean_loss(trial, mean_loss, case)
 
 
-def _judge_mean_loss(trial: Trial, got: Any, losses: list[tuple[float, int]], steps: int) -> None:
+def _judge_mean_loss(trial: Trial, got: Any, case: Case) -> None:
+    losses, steps = case.losses, case.steps
     want = _mean(losses)
     rows = {"expected": f"a float: {want:.6f}", "got": show(got)}
     if isinstance(got, torch.Tensor):
@@ -190,6 +205,8 @@ def _judge_mean_loss(trial: Trial, got: Any, losses: list[tuple[float, int]], st
         "micro-batches: divide by the number of samples",
         plain[-1]: "this is the loss of the last micro-batch alone",
         _mean(windows[-1]): "this is the mean of the last window alone",
+        case.afterwards: "this is the loss of the trained model, which a second pass finds; the loss of the epoch is "
+        "that of the forward passes that trained it",
     }
     trial.expect(
         abs(got - want) <= 1e-6 * max(1.0, abs(want)),

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ..base import Trial, check
+from ..measure import same
 from ..wording import show
 from .common import flat_gradient
 from .misconceptions import BATCH_NORM
@@ -34,8 +35,9 @@ class Residual(nn.Module):
 
 def network() -> nn.Module:
     """A small float64 network in training mode whose norms have weights and biases of their own."""
-    first = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8, eps=1e-3), nn.ReLU(), Residual(8))
-    model = first.extend([nn.Flatten(), nn.Linear(8 * 6 * 6, 4)]).double()
+    # 12 channels in 4 or 2 groups, so that no number of channels in a group is a number of groups
+    first = nn.Sequential(nn.Conv2d(1, 12, 3, padding=1), nn.BatchNorm2d(12, eps=1e-3), nn.ReLU(), Residual(12))
+    model = first.extend([nn.Flatten(), nn.Linear(12 * 6 * 6, 4)]).double()
     for module in norms(model).values():
         nn.init.uniform_(module.weight, 0.5, 1.5)
         nn.init.uniform_(module.bias, -0.5, 0.5)
@@ -89,12 +91,12 @@ def _judge_original(trial: Trial, before: nn.Module, model: nn.Module) -> None:
     there = norms(model).keys() == norms(before).keys()
     same_mode = [m.training for m in model.modules()] == [m.training for m in before.modules()]
     trial.expect(
-        there and same_mode and old.keys() == state.keys() and all(torch.equal(state[k], old[k]) for k in old),
+        there and same_mode and old.keys() == state.keys() and all(same(old[k], state[k]) for k in old),
         "the model that was passed in was changed",
         expected="a copy with the norms replaced, and the original as it was",
         got=f"an original with {len(norms(model))} of {len(norms(before))} BatchNorms left"
         if not there
-        else "an original in another mode, or with other values",
+        else "an original in another mode, on another device, or with other values",
         likely="work on copy.deepcopy(model)",
         read=BATCH_NORM,
     )
@@ -135,10 +137,19 @@ def _judge_left(trial: Trial, before: nn.Module, new: nn.Module) -> None:
             "normalised by its own mean and variance all the same",
             **rows,
         )
+    dotted = [child for _, module in new.named_modules() for child in dict(module.named_children()) if "." in child]
+    if left and dotted:
+        trial.fail(
+            "the new norms are beside the old ones, not in their places",
+            likely=f"setattr(model, {dotted[0]!r}, …) adds a module of that name to the model itself: get the parent "
+            "with model.get_submodule, and set the last part of the name on it",
+            **rows,
+        )
     if left and len(left) == len(old):
         trial.fail(
             "every BatchNorm is still there",
-            likely="assigning to a loop variable replaces nothing: set the attribute on the parent module (setattr)",
+            likely="assigning to a loop variable, or returning from model.apply, replaces nothing: set the attribute "
+            "on the parent module (setattr)",
             **rows,
         )
     trial.expect(
@@ -170,6 +181,17 @@ def _judge_norm(trial: Trial, name: str, old: Norm, new: nn.Module, groups: int)
         likely="a new module is float32 on the CPU; create it with device= and dtype= of the old weight",
         read=BATCH_NORM,
     )
+    places = {str(p.device) for p in put.parameters()}
+    trial.expect(
+        places <= {str(old.weight.device)},
+        "the new norms are on another device than the model",
+        expected=str(old.weight.device),
+        got=" and ".join(sorted(places)),
+        likely="the whole copy was moved: leave it where the model is, since whoever asked for it decides that"
+        if {str(p.device) for p in new.parameters()} == places
+        else "create each norm with device= and dtype= of the old weight, wherever that is",
+        read=BATCH_NORM,
+    )
     channels = old.num_features
     x = 3 * torch.randn(3, channels, 5, 5, dtype=old.weight.dtype) + 1
     weight, bias, eps, other = old.weight, old.bias, old.eps, 6 - groups
@@ -186,12 +208,16 @@ def _judge_norm(trial: Trial, name: str, old: Norm, new: nn.Module, groups: int)
         ),
         (f"one group for all channels is a layer norm; {groups} groups were asked for", 1, weight, bias, eps),
         (f"a group for each channel is an instance norm; {groups} groups were asked for", channels, weight, bias, eps),
+        (
+            f"channels // groups is the number of channels in a group; GroupNorm wants the number of groups, {groups}",
+            *(channels // groups, weight, bias, eps),
+        ),
         (f"there are {other} groups whatever the argument says; {groups} were asked for", other, weight, bias, eps),
     ]
     with torch.no_grad():
-        got = trial.call(put, x.clone(), who=f"the norm at {name!r}")
+        got = trial.call(put, x.clone(), who=f"the norm at {name!r}", explain=_explain)
         right = F.group_norm(x, groups, weight, bias, eps)
-        fits = isinstance(got, torch.Tensor) and (got.shape, got.dtype) == (right.shape, right.dtype)
+        fits = isinstance(got, torch.Tensor) and _form(got) == _form(right)
         likely = next((why for why, *way in ways if fits and torch.allclose(got, F.group_norm(x, *way), atol=1e-9)), "")
         if fits and torch.equal(got, x):
             likely = "the norm was removed, not replaced: activations grow or vanish from layer to layer"
@@ -214,12 +240,16 @@ def _judge_norm(trial: Trial, name: str, old: Norm, new: nn.Module, groups: int)
     )
 
 
+def _form(x: torch.Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
+    return x.shape, x.dtype, x.device
+
+
 def _judge_rest(trial: Trial, before: nn.Module, model: nn.Module, new: nn.Module) -> None:
     """All else has the values it had, in memory of its own."""
     values, replaced = dict(new.named_parameters()), norms(before)
     places = {p.data_ptr() for p in model.parameters()}
     rest = {name: p for name, p in before.named_parameters() if name.rpartition(".")[0] not in replaced}
-    lost = [name for name, p in rest.items() if name not in values or not torch.equal(values[name], p)]
+    lost = [name for name, p in rest.items() if name not in values or not same(p, values[name])]
     trial.expect(
         not lost,
         "other weights of the model are not what they were",
@@ -274,4 +304,10 @@ def _judge_samples(trial: Trial, new: nn.Module, x: torch.Tensor, y: torch.Tenso
 def _explain(error: str) -> str:
     if "divisible by num_groups" in error:
         return "nn.GroupNorm takes (num_groups, num_channels), in this order"
+    if "Unexpected key(s) in state_dict" in error:
+        return "BatchNorm's state holds its running statistics too: load weight and bias only"
+    if "module name can" in error:
+        return "a name with dots is a path: add the norm to its parent, model.get_submodule(path), by the last part"
+    if "normalized_shape" in error:
+        return "nn.LayerNorm normalises the last dimensions; in images the channels are dimension 1"
     return ""

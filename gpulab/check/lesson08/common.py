@@ -14,7 +14,7 @@ from torch import nn
 
 from ..base import Trial
 from ..measure import SavedBytes
-from .misconceptions import BYTES, FOUR_PIECES, LAST_WINDOW, RATE, Mistake
+from .misconceptions import BYTES, FOUR_PIECES, LAST_WINDOW, PRECISION, RATE, Mistake
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -41,8 +41,8 @@ class Recorder(torch.optim.SGD):
 
 
 def flat_gradient(parameters: Iterable[torch.Tensor]) -> torch.Tensor:
-    """All gradients as one vector; zeros where there is none."""
-    return torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).detach().flatten() for p in parameters])
+    """All gradients as one vector on the CPU; zeros where there is none."""
+    return torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).detach().flatten().cpu() for p in parameters])
 
 
 def replica(model: nn.Module) -> nn.Module:
@@ -149,6 +149,29 @@ def _norms(gradients: list[torch.Tensor], alone: bool) -> str:
     return f"{len(gradients)} step{'s' * (len(gradients) > 1)}, gradient norms {norms}"
 
 
+def judge_place(trial: Trial, model: nn.Module, dtype: torch.dtype) -> None:
+    """Fail unless the model is in `dtype` and on the CPU, as every check's model is when the student's code gets it."""
+    dtypes = sorted({str(p.dtype) for p in model.parameters()})
+    trial.expect(
+        dtypes == [str(dtype)],
+        "the model came back in another dtype",
+        expected=f"parameters in {dtype}, as they were",
+        got=" and ".join(dtypes),
+        likely="model.to(dtype), or half(), rounds the caller's weights for good. Autocast rounds copies of them, for "
+        "one forward pass",
+        read=PRECISION,
+    )
+    places = sorted({str(p.device) for p in model.parameters()})
+    trial.expect(
+        places == ["cpu"],
+        "the model was moved to another device",
+        expected="the model on cpu, where its caller put it",
+        got=f"parameters on {' and '.join(places)}",
+        likely="model.to(device) moves the caller's own model, and leaves the caller's other tensors behind. Move each "
+        "micro-batch to where the model is, not the model",
+    )
+
+
 def judge_weights(trial: Trial, got: nn.Module, optimizer: Recorder, start: torch.Tensor, within: float) -> None:
     """Fail unless the weights moved from `start` by the recorded steps, right or wrong, and by nothing else."""
     if not optimizer.gradients or not all(bool(torch.isfinite(g).all()) for g in optimizer.gradients):
@@ -200,6 +223,8 @@ def explain(error: str) -> str:
 
 
 _ERRORS = {
+    "on the same device": "the data were moved to one device, and the model is on another. A loop moves a micro-batch "
+    "to where the model is, next(model.parameters()).device; here that is the CPU, and nothing need be moved",
     "backward through the graph a second time": "backward runs on a running total, so on graphs that an earlier "
     "backward has freed: call it on the loss of this micro-batch alone",
     "does not require grad": "the loss has no graph: its forward pass ran under no_grad or inference_mode, or the "

@@ -159,6 +159,14 @@ WINDOW: tuple[Mistake, ...] = (
         MEAN_OF_MEANS,
     ),
     Mistake(
+        "weight",
+        "again",
+        "the gradients are divided after every micro-batch",
+        "what is in .grad is divided again each time, so the first micro-batch counts least. Divide each loss before "
+        "backward, or the sum once at the end of the window",
+        FOUR_PIECES,
+    ),
+    Mistake(
         "zero",
         "late",
         "what was in .grad before the call is counted in the first window",
@@ -243,6 +251,21 @@ AMP: tuple[Mistake, ...] = (
 
 TOKEN: tuple[Mistake, ...] = (
     Mistake(
+        "labels",
+        "shifted",
+        "the labels are shifted by one position",
+        "labels[b, t] is already what is wanted at position t. Some libraries shift the labels inside the model; here "
+        "that would teach it the token after next",
+        TOKENS,
+    ),
+    Mistake(
+        "logits",
+        "softmax",
+        "softmax runs before the cross-entropy",
+        "F.cross_entropy takes logits, and has a softmax inside: a second one before it flattens the gradient",
+        TOKENS,
+    ),
+    Mistake(
         "zero",
         "micro",
         "only the last micro-batch is in .grad",
@@ -276,6 +299,27 @@ TOKEN: tuple[Mistake, ...] = (
         "positions",
         "padding is counted in the number of tokens",
         "labels.numel() counts every position of the padded rectangle; count the labels that are not -100",
+        TOKENS,
+    ),
+    Mistake(
+        "divide",
+        "shape",
+        "each micro-batch is weighted by its positions, padding too",
+        "its mean is over its labelled tokens, so that is its weight: count the labels that are not -100",
+        TOKENS,
+    ),
+    Mistake(
+        "divide",
+        "shifted",
+        "the first label of each sequence is not counted",
+        "labels[:, 1:] leaves out a position that has a label: count all that are not -100",
+        TOKENS,
+    ),
+    Mistake(
+        "divide",
+        "above_0",
+        "labels of class 0 are taken for padding",
+        "0 is a class like the others; padding is -100, so count labels != -100 or labels >= 0",
         TOKENS,
     ),
     Mistake(

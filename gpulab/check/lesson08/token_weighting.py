@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from ..base import Trial, check
 from ..measure import SavedBytes
 from ..wording import show
-from .common import Batch, Loop, explain, flat_gradient, judge, one_at_a_time, replica, rows_seen
+from .common import Batch, Loop, explain, flat_gradient, judge, judge_place, one_at_a_time, replica, rows_seen
 from .misconceptions import TOKEN, TOKENS
 
 IGNORE = -100
@@ -27,10 +27,12 @@ def language_model() -> nn.Module:
 
 
 def draw(shapes: list[tuple[int, int]], lengths: list[list[int]]) -> list[Batch]:
-    """Token ids and labels of these shapes; each sequence has labels up to its length, IGNORE after it."""
+    """Token ids and labels of these shapes; each sequence has labels up to its length, IGNORE after it. The first
+    label of a micro-batch is class 0, and no other, so that who takes 0 for padding is found."""
     batches = []
     for (rows, columns), real in zip(shapes, lengths, strict=True):
-        labels = torch.randint(0, CLASSES, (rows, columns))
+        labels = torch.randint(1, CLASSES, (rows, columns))
+        labels[0, 0] = 0
         for row, length in enumerate(real):
             labels[row, length:] = IGNORE
         batches.append((torch.randint(0, CLASSES, (rows, columns)), labels))
@@ -43,14 +45,23 @@ def count(batches: list[Batch]) -> list[int]:
 
 
 def window(
-    model: nn.Module, batches: list[Batch], *, divide: str = "tokens", labels: str = "ignored", zero: str = "window"
+    model: nn.Module,
+    batches: list[Batch],
+    *,
+    divide: str = "tokens",
+    labels: str = "ignored",
+    logits: str = "given",
+    zero: str = "window",
 ) -> Iterator[torch.Tensor]:
     """The one gradient of a window's loss, summed over tokens and divided.
 
     divide  tokens: by all labelled tokens · micro: mean of each micro-batch's mean · means: their sum
             · positions: by all positions, padding too · so_far: by the tokens up to here · rows: by sequences
-            · batches: by micro-batches · sum: not at all
-    labels  ignored where they are -100 · padded: these taken for class 0
+            · batches: by micro-batches · sum: not at all · shape: the mean of each micro-batch weighted by its
+            positions · above_0: by the labels above 0 · shifted: by the labels but the first of each sequence
+    labels  ignored where they are -100 · padded: these taken for class 0 · shifted: each position's logits with the
+            label of the next
+    logits  given · softmax: turned into probabilities first
     zero    window: before it, by the caller · micro: before each micro-batch
     """
     model = replica(model)
@@ -58,8 +69,12 @@ def window(
     for i, (x, y) in enumerate(batches):
         if zero == "micro":
             model.zero_grad()
-        target = y.clamp_min(0) if labels == "padded" else y
-        loss = F.cross_entropy(model(x).flatten(0, 1), target.flatten(), ignore_index=IGNORE, reduction="sum")
+        out, target = model(x), y.clamp_min(0) if labels == "padded" else y
+        if logits == "softmax":
+            out = out.softmax(-1)
+        if labels == "shifted":
+            out, target = out[:, :-1], target[:, 1:]
+        loss = F.cross_entropy(out.flatten(0, 1), target.flatten(), ignore_index=IGNORE, reduction="sum")
         share = {
             "tokens": sum(here),
             "micro": here[i] * len(batches),
@@ -69,6 +84,9 @@ def window(
             "rows": sum(len(a) for a, _ in batches),
             "batches": len(batches),
             "sum": 1,
+            "shape": here[i] * sum(b.numel() for _, b in batches) / y.numel(),
+            "shifted": sum(count([(a, b[:, 1:]) for a, b in batches])),
+            "above_0": sum(int((b > 0).sum()) for _, b in batches),
         }[divide]
         (loss / max(share, 1)).backward()
     yield flat_gradient(model.parameters())
@@ -117,6 +135,7 @@ def token_weighting(student: Any, trial: Trial) -> None:
             inside=saved,
             explain=_explain,
         )
+        judge_place(trial, case.model, case.want[0].dtype)
         _judge_gradient(trial, case)
         one_at_a_time(trial, saved, seen, max(len(x) for x, _ in case.batches), case.allowed)
         _judge_count(trial, returned, case)
@@ -178,4 +197,11 @@ def _judge_count(trial: Trial, got: Any, case: Case) -> None:
 def _explain(error: str) -> str:
     if error.startswith("ZeroDivisionError"):
         return "the window may hold no labelled token at all: leave no gradient then"
+    if "Expected target size" in error:
+        return (
+            "F.cross_entropy wants the classes in dimension 1. Flatten logits of (B, T, classes) to (B·T, classes) and "
+            "labels of (B, T) to (B·T,)"
+        )
+    if "Target -100 is out of bounds" in error:
+        return "padding is labelled -100, which is the default of ignore_index: another value there makes it a class"
     return explain(error)

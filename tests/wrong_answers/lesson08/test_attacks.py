@@ -12,10 +12,10 @@ from torch import nn
 
 import gpulab
 
-from . import test_accumulation_amp as amp
-from . import test_accumulation_window as window
-from . import test_batch_norm_free as norms
-from . import test_token_weighting as tokens
+from . import accumulation_amp as amp
+from . import accumulation_window as window
+from . import batch_norm_free as norms
+from . import token_weighting as tokens
 
 RIGHT = {
     "accumulation_window": window.windows_by_slicing,

@@ -4,13 +4,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-import gpulab
 from gpulab.check.lesson08.misconceptions import SECTIONS
 
-from .. import bank
+from ..bank import Bank
 
-CHECK = gpulab.check.token_weighting
-BANK = bank.Bank(SECTIONS)
+BANK = Bank("token_weighting", SECTIONS)
 
 
 def count(micro_batches):
@@ -82,6 +80,14 @@ def weighs_each_mean(model, micro_batches):
     return tokens
 
 
+@BANK.right
+def puts_the_classes_second(model, micro_batches):
+    tokens = count(micro_batches)
+    for ids, labels in micro_batches:
+        (F.cross_entropy(model(ids).transpose(1, 2), labels, reduction="sum") / max(tokens, 1)).backward()
+    return tokens
+
+
 # --- wrong: what the loss is divided by ----------------------------------------------------------------
 
 
@@ -148,6 +154,23 @@ def divides_twice(model, micro_batches):
     return tokens
 
 
+@BANK.wrong("each micro-batch is weighted by its positions, padding too", "over its labelled tokens")
+def weighs_by_positions(model, micro_batches):
+    positions = sum(labels.numel() for _, labels in micro_batches)
+    for ids, labels in micro_batches:
+        if count([(ids, labels)]):
+            (averaged(model, ids, labels) * labels.numel() / positions).backward()
+    return count(micro_batches)
+
+
+@BANK.wrong("labels of class 0 are taken for padding", "0 is a class like the others")
+def counts_labels_above_zero(model, micro_batches):
+    tokens = sum(int((labels > 0).sum()) for _, labels in micro_batches)
+    for ids, labels in micro_batches:
+        (summed(model, ids, labels) / max(tokens, 1)).backward()
+    return tokens
+
+
 # --- wrong: padding ------------------------------------------------------------------------------------
 
 
@@ -199,6 +222,69 @@ def rewrites_the_labels(model, micro_batches):
     for _, labels in micro_batches:
         labels[labels == -100] = 0
     return sums_over_all_tokens(model, micro_batches)
+
+
+@BANK.wrong("your function raised IndexError", "the default of ignore_index")
+def ignores_class_zero(model, micro_batches):
+    tokens = count(micro_batches)
+    for ids, labels in micro_batches:
+        logits = model(ids).flatten(0, 1)
+        loss = F.cross_entropy(logits, labels.flatten(), ignore_index=0, reduction="sum")
+        (loss / max(tokens, 1)).backward()
+    return tokens
+
+
+# --- wrong: logits and labels --------------------------------------------------------------------------
+
+
+@BANK.wrong("the labels are shifted by one position", "already what is wanted at position t")
+def shifts_the_labels(model, micro_batches):
+    tokens = count(micro_batches)
+    for ids, labels in micro_batches:
+        logits = model(ids)[:, :-1].flatten(0, 1)
+        loss = F.cross_entropy(logits, labels[:, 1:].flatten(), reduction="sum")
+        (loss / max(tokens, 1)).backward()
+    return tokens
+
+
+@BANK.wrong(
+    "the labels are shifted by one position",
+    "already what is wanted at position t",
+    also="the first label of each sequence is not counted",
+)
+def shifts_the_labels_and_counts_them(model, micro_batches):
+    tokens = sum(int((labels[:, 1:] != -100).sum()) for _, labels in micro_batches)
+    for ids, labels in micro_batches:
+        logits = model(ids)[:, :-1].flatten(0, 1)
+        loss = F.cross_entropy(logits, labels[:, 1:].flatten(), reduction="sum")
+        (loss / max(tokens, 1)).backward()
+    return tokens
+
+
+@BANK.wrong("the first label of each sequence is not counted", "count all that are not -100")
+def counts_the_labels_without_the_first(model, micro_batches):
+    tokens = sum(int((labels[:, 1:] != -100).sum()) for _, labels in micro_batches)
+    for ids, labels in micro_batches:
+        (summed(model, ids, labels) / max(tokens, 1)).backward()
+    return tokens
+
+
+@BANK.wrong("softmax runs before the cross-entropy", "has a softmax inside")
+def takes_the_softmax_first(model, micro_batches):
+    tokens = count(micro_batches)
+    for ids, labels in micro_batches:
+        probabilities = model(ids).softmax(-1).flatten(0, 1)
+        loss = F.cross_entropy(probabilities, labels.flatten(), reduction="sum")
+        (loss / max(tokens, 1)).backward()
+    return tokens
+
+
+@BANK.wrong("your function raised RuntimeError", "wants the classes in dimension 1")
+def does_not_flatten(model, micro_batches):
+    tokens = count(micro_batches)
+    for ids, labels in micro_batches:
+        (F.cross_entropy(model(ids), labels, reduction="sum") / max(tokens, 1)).backward()
+    return tokens
 
 
 # --- wrong: gradients and memory -----------------------------------------------------------------------
@@ -281,22 +367,25 @@ def returns_the_gradient_norm(model, micro_batches):
     return float(nn.utils.get_total_norm([p.grad for p in model.parameters()]))
 
 
-# --- the tests -----------------------------------------------------------------------------------------
+# --- with a GPU ----------------------------------------------------------------------------------------
 
 
-@BANK.each_right()
-def test_a_right_answer_passes(answer, capsys):
-    bank.assert_passes(CHECK, answer, capsys)
+def to_gpu(micro_batches):
+    return [(ids.to("cuda"), labels.to("cuda")) for ids, labels in micro_batches]
 
 
-@BANK.each_wrong()
-def test_a_wrong_answer_fails_in_its_own_words(wrong):
-    bank.assert_fails_in_its_own_words(CHECK, wrong, BANK)
+@BANK.right_with_a_gpu
+def goes_to_the_gpu_and_back(model, micro_batches):
+    tokens = sums_over_all_tokens(model.to("cuda"), to_gpu(micro_batches))
+    model.to("cpu")
+    return tokens
 
 
-def test_no_two_wrong_answers_are_told_the_same():
-    bank.assert_words_differ(CHECK, BANK)
+@BANK.wrong("the model was moved to another device", "the caller's own model", on_gpu=True)
+def leaves_the_model_on_the_gpu(model, micro_batches):
+    return sums_over_all_tokens(model.to("cuda"), to_gpu(micro_batches))
 
 
-def test_a_stub_is_not_attempted():
-    bank.assert_not_attempted(CHECK)
+@BANK.wrong("your function raised RuntimeError", "where the model is", on_gpu=True)
+def moves_the_data_and_not_the_model(model, micro_batches):
+    return sums_over_all_tokens(model, to_gpu(micro_batches))

@@ -2,17 +2,14 @@
 
 import copy
 
-import pytest
 import torch
 from torch import nn
 
-import gpulab
 from gpulab.check.lesson08.misconceptions import SECTIONS
 
-from .. import bank
+from ..bank import Bank
 
-CHECK = gpulab.check.batch_norm_free
-BANK = bank.Bank(SECTIONS)
+BANK = Bank("batch_norm_free", SECTIONS)
 
 
 def group_norm(old, groups):
@@ -83,10 +80,22 @@ def with_a_norm_of_its_own(model, groups):
     return replaced(copy.deepcopy(model), lambda old: OwnNorm(old, groups))
 
 
+@BANK.right
+def walks_the_children_of_every_module(model, groups):
+    model = copy.deepcopy(model)
+    for module in model.modules():
+        for name, child in module.named_children():
+            if isinstance(child, nn.BatchNorm2d):
+                new = nn.GroupNorm(groups, child.num_features, eps=child.eps).to(child.weight)
+                new.load_state_dict(child.state_dict(), strict=False)
+                setattr(module, name, new)
+    return model
+
+
 # --- wrong: BatchNorm stays ----------------------------------------------------------------------------
 
 
-@BANK.wrong("every BatchNorm is still there", "assigning to a loop variable replaces nothing")
+@BANK.wrong("every BatchNorm is still there", "assigning to a loop variable, or")
 def assigns_to_the_loop_variable(model, groups):
     model = copy.deepcopy(model)
     for module in model.modules():
@@ -106,6 +115,30 @@ def replaces_the_top_level(model, groups):
     for name, child in model.named_children():
         if isinstance(child, nn.BatchNorm2d):
             setattr(model, name, group_norm(child, groups))
+    return model
+
+
+@BANK.wrong("every BatchNorm is still there", "returning from model.apply", same_as="assigns_to_the_loop_variable")
+def returns_from_apply(model, groups):
+    model = copy.deepcopy(model)
+    return model.apply(lambda module: group_norm(module, groups) if isinstance(module, nn.BatchNorm2d) else module)
+
+
+@BANK.wrong("the new norms are beside the old ones, not in their places", "model.get_submodule")
+def sets_a_name_with_dots(model, groups):
+    model = copy.deepcopy(model)
+    for name, module in list(model.named_modules()):
+        if isinstance(module, nn.BatchNorm2d):
+            setattr(model, name, group_norm(module, groups))
+    return model
+
+
+@BANK.wrong("your function raised KeyError", "a name with dots is a path")
+def adds_a_module_with_dots(model, groups):
+    model = copy.deepcopy(model)
+    for name, module in list(model.named_modules()):
+        if isinstance(module, nn.BatchNorm2d):
+            model.add_module(name, group_norm(module, groups))
     return model
 
 
@@ -194,6 +227,26 @@ def takes_one_group(model, groups):
 @BANK.wrong("a norm gives other values than the group norm asked for", "is an instance norm")
 def takes_a_group_for_each_channel(model, groups):
     return replaced(copy.deepcopy(model), lambda old: group_norm(old, old.num_features))
+
+
+@BANK.wrong("a norm gives other values than the group norm asked for", "the number of channels in a group")
+def divides_the_channels_by_the_groups(model, groups):
+    return replaced(copy.deepcopy(model), lambda old: group_norm(old, old.num_features // groups))
+
+
+@BANK.wrong("your function raised RuntimeError", "running statistics too")
+def loads_the_whole_state(model, groups):
+    def make(old):
+        new = nn.GroupNorm(groups, old.num_features, eps=old.eps, dtype=old.weight.dtype)
+        new.load_state_dict(old.state_dict())
+        return new
+
+    return replaced(copy.deepcopy(model), make)
+
+
+@BANK.wrong("the norm at '1' raised RuntimeError", "normalises the last dimensions")
+def takes_a_layer_norm(model, groups):
+    return replaced(copy.deepcopy(model), lambda old: nn.LayerNorm(old.num_features, old.eps, dtype=old.weight.dtype))
 
 
 @BANK.wrong("your function raised ValueError", "takes (num_groups, num_channels)")
@@ -304,28 +357,19 @@ def evaluates_the_new_model(model, groups):
     return by_recursion(model, groups).eval()
 
 
-# --- the tests -----------------------------------------------------------------------------------------
+# --- with a GPU ----------------------------------------------------------------------------------------
 
 
-@BANK.each_right()
-def test_a_right_answer_passes(answer, capsys):
-    bank.assert_passes(CHECK, answer, capsys)
+@BANK.wrong("the new norms are on another device than the model", "wherever that is", on_gpu=True)
+def makes_the_norms_on_the_gpu(model, groups):
+    return replaced(copy.deepcopy(model), lambda old: group_norm(old, groups).to("cuda"))
 
 
-@BANK.each_wrong()
-def test_a_wrong_answer_fails_in_its_own_words(wrong):
-    bank.assert_fails_in_its_own_words(CHECK, wrong, BANK)
+@BANK.wrong("the new norms are on another device than the model", "the whole copy was moved", on_gpu=True)
+def moves_the_copy_to_the_gpu(model, groups):
+    return by_recursion(model, groups).to("cuda")
 
 
-def test_no_two_wrong_answers_are_told_the_same():
-    bank.assert_words_differ(CHECK, BANK)
-
-
-def test_a_stub_is_not_attempted():
-    bank.assert_not_attempted(CHECK)
-
-
-@pytest.mark.filterwarnings("error")
-@BANK.each_right()
-def test_a_check_gives_no_warning_of_its_own(answer):
-    CHECK(answer, seed=5)
+@BANK.wrong("the model that was passed in was changed", "work on copy.deepcopy", on_gpu=True)
+def moves_the_original_to_the_gpu(model, groups):
+    return by_recursion(model.to("cuda"), groups)

@@ -3,13 +3,11 @@
 import torch
 from torch import nn
 
-import gpulab
 from gpulab.check.lesson08.misconceptions import SECTIONS
 
-from .. import bank
+from ..bank import Bank
 
-CHECK = gpulab.check.accumulation_amp
-BANK = bank.Bank(SECTIONS)
+BANK = Bank("accumulation_amp", SECTIONS)
 clip_grad_norm_ = nn.utils.clip_grad_norm_
 
 
@@ -405,6 +403,37 @@ def one_autocast_for_the_epoch(*args):
         train(*args)
 
 
+@BANK.wrong("the loss is not under autocast", "the block ends after the model")
+def takes_the_loss_outside(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
+    for window in windows(micro_batches, steps):
+        optimizer.zero_grad()
+        for x, y in window:
+            with autocast():
+                outputs = model(x)
+            scaler.scale(loss_fn(outputs, y) / len(window)).backward()
+        finish(model, optimizer, scaler, max_norm)
+        scheduler.step()
+
+
+@BANK.wrong("autocast runs in another dtype than bfloat16", "float16 is what a scaler is for")
+def autocasts_to_float16(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
+    for window in windows(micro_batches, steps):
+        optimizer.zero_grad()
+        for x, y in window:
+            with torch.autocast("cpu", dtype=torch.float16):
+                loss = loss_fn(model(x), y) / len(window)
+            scaler.scale(loss).backward()
+        finish(model, optimizer, scaler, max_norm)
+        scheduler.step()
+
+
+@BANK.wrong("the model came back in another dtype", "rounds the caller's weights for good")
+def converts_the_model(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
+    model.to(torch.bfloat16)
+    halves = [(x.to(torch.bfloat16), y) for x, y in micro_batches]
+    train(model, optimizer, scaler, scheduler, loss_fn, halves, steps, max_norm)
+
+
 # --- wrong: the window ---------------------------------------------------------------------------------
 
 
@@ -431,6 +460,54 @@ def the_loop_of_the_web(model, optimizer, scaler, scheduler, loss_fn, micro_batc
             finish(model, optimizer, scaler, max_norm)
             scheduler.step()
             optimizer.zero_grad()
+
+
+@BANK.wrong("the step comes at the wrong end of the window", "Count from one")
+def steps_at_zero(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
+    optimizer.zero_grad()
+    for i, batch in enumerate(micro_batches):
+        held = min(steps, len(micro_batches) - i + i % steps)
+        backward(model, scaler, loss_fn, [batch], held)
+        if i % steps == 0:
+            finish(model, optimizer, scaler, max_norm)
+            scheduler.step()
+            optimizer.zero_grad()
+
+
+@BANK.wrong("the optimizer steps after every micro-batch", "take it out of that loop")
+def steps_inside_the_window(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
+    for window in windows(micro_batches, steps):
+        optimizer.zero_grad()
+        for batch in window:
+            backward(model, scaler, loss_fn, [batch], len(window))
+            finish(model, optimizer, scaler, max_norm)
+            scheduler.step()
+
+
+@BANK.wrong("the optimizer steps once, at the end of the epoch", "the windows run into each other")
+def one_window_for_all(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
+    optimizer.zero_grad()
+    for i, batch in enumerate(micro_batches):
+        backward(model, scaler, loss_fn, [batch], min(steps, len(micro_batches) - i + i % steps))
+    finish(model, optimizer, scaler, max_norm)
+    scheduler.step()
+
+
+@BANK.wrong("the gradients are cleared just before the step", "zero_grad stands between backward and step")
+def clears_after_unscaling(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
+    for window in windows(micro_batches, steps):
+        backward(model, scaler, loss_fn, window, len(window))
+        scaler.unscale_(optimizer)
+        optimizer.zero_grad()
+        clip_grad_norm_(model.parameters(), max_norm)
+        scaler.step(optimizer)
+        scaler.update()
+        scheduler.step()
+
+
+@BANK.wrong("the gradients are divided by the micro-batches of the whole epoch", "its own window")
+def divides_by_the_epoch(*args):
+    accumulate(args, divisor=lambda window: len(args[5]))
 
 
 @BANK.wrong("the last window is divided by steps, though it holds fewer micro-batches", "shrinks its update to 2/3")
@@ -500,22 +577,32 @@ def steps_by_hand_too(model, optimizer, scaler, scheduler, loss_fn, micro_batche
             p -= 0.1 * p.grad
 
 
-# --- the tests -----------------------------------------------------------------------------------------
+# --- with a GPU ----------------------------------------------------------------------------------------
 
 
-@BANK.each_right()
-def test_a_right_answer_passes(answer, capsys):
-    bank.assert_passes(CHECK, answer, capsys)
+def to_gpu(micro_batches):
+    return [(x.to("cuda"), y.to("cuda")) for x, y in micro_batches]
 
 
-@BANK.each_wrong()
-def test_a_wrong_answer_fails_in_its_own_words(wrong):
-    bank.assert_fails_in_its_own_words(CHECK, wrong, BANK)
+@BANK.wrong("the model was moved to another device", "the caller's own model", on_gpu=True)
+def leaves_the_model_on_the_gpu(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
+    model.to("cuda")
+    for window in windows(to_gpu(micro_batches), steps):
+        optimizer.zero_grad()
+        for x, y in window:
+            with torch.autocast("cuda", dtype=torch.bfloat16):
+                loss = loss_fn(model(x), y) / len(window)
+            scaler.scale(loss).backward()
+        finish(model, optimizer, scaler, max_norm)
+        scheduler.step()
 
 
-def test_no_two_wrong_answers_are_told_the_same():
-    bank.assert_words_differ(CHECK, BANK)
+@BANK.wrong("your function raised RuntimeError", "where the model is", on_gpu=True)
+def moves_the_data_and_not_the_model(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
+    train(model, optimizer, scaler, scheduler, loss_fn, to_gpu(micro_batches), steps, max_norm)
 
 
-def test_a_stub_is_not_attempted():
-    bank.assert_not_attempted(CHECK)
+@BANK.wrong("the scaler that was passed in is not used", "a new scaler, or none", on_gpu=True)
+def makes_a_scaler_for_the_gpu(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
+    scaler = torch.amp.GradScaler("cuda")
+    train(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm)

@@ -7,13 +7,11 @@ import numpy as np
 import torch
 from torch import nn
 
-import gpulab
 from gpulab.check.lesson08.misconceptions import SECTIONS
 
-from .. import bank
+from ..bank import Bank
 
-CHECK = gpulab.check.accumulation_window
-BANK = bank.Bank(SECTIONS)
+BANK = Bank("accumulation_window", SECTIONS)
 
 
 def mean(losses):
@@ -257,6 +255,32 @@ def divides_by_what_is_over(model, optimizer, loss_fn, micro_batches, steps):
     return mean(losses)
 
 
+@BANK.wrong("the last, incomplete window never makes a step", "(i + 1) % steps == 0", same_as="drops_the_rest")
+def looks_for_the_end_one_late(model, optimizer, loss_fn, micro_batches, steps):
+    losses = []
+    optimizer.zero_grad()
+    for i, (x, y) in enumerate(micro_batches):
+        loss = loss_fn(model(x), y)
+        (loss / steps).backward()
+        losses.append((loss.item(), len(x)))
+        if (i + 1) % steps == 0 or i == len(micro_batches):
+            optimizer.step()
+            optimizer.zero_grad()
+    return mean(losses)
+
+
+@BANK.wrong("one more step follows a last window that was full", same_as="always_steps_after_the_loop")
+def counts_one_window_more(model, optimizer, loss_fn, micro_batches, steps):
+    losses = []
+    for k in range(len(micro_batches) // steps + 1):
+        window = micro_batches[k * steps : (k + 1) * steps]
+        losses += train(model, optimizer, loss_fn, window, steps)
+        if not window:
+            optimizer.zero_grad()
+            optimizer.step()
+    return mean(losses)
+
+
 # --- wrong: clearing -----------------------------------------------------------------------------------
 
 
@@ -343,6 +367,35 @@ def divides_by_the_epoch(model, optimizer, loss_fn, micro_batches, steps):
     )
 
 
+@BANK.wrong("the gradient of step 3 is 0.3125 times the right one", "divided by the wrong number")
+def takes_every_window_for_a_full_one(model, optimizer, loss_fn, micro_batches, steps):
+    usual = steps * len(micro_batches[0][0])
+    losses = []
+    for window in windows(micro_batches, steps):
+        optimizer.zero_grad()
+        for x, y in window:
+            loss = loss_fn(model(x), y)
+            (loss * len(x) / usual).backward()
+            losses.append((loss.item(), len(x)))
+        optimizer.step()
+    return mean(losses)
+
+
+@BANK.wrong("the gradients are divided after every micro-batch", "the first micro-batch counts least")
+def divides_the_gradients_every_time(model, optimizer, loss_fn, micro_batches, steps):
+    losses = []
+    for window in windows(micro_batches, steps):
+        optimizer.zero_grad()
+        for x, y in window:
+            loss = loss_fn(model(x), y)
+            loss.backward()
+            for p in model.parameters():
+                p.grad /= len(window)
+            losses.append((loss.item(), len(x)))
+        optimizer.step()
+    return mean(losses)
+
+
 @BANK.wrong("the gradient of step 1 is 0.25 times the right one", "divided by the wrong number")
 def divides_the_loss_and_the_gradient(model, optimizer, loss_fn, micro_batches, steps):
     losses = []
@@ -399,7 +452,11 @@ def clears_each_and_divides_by_steps(model, optimizer, loss_fn, micro_batches, s
     )
 
 
-@BANK.wrong("the last, incomplete window never makes a step", "counted in the next epoch")
+@BANK.wrong(
+    "the last, incomplete window never makes a step",
+    "counted in the next epoch",
+    also="gradients of earlier windows are still in .grad; the gradients are added up and never divided",
+)
 def drops_the_rest_and_never_clears_or_divides(model, optimizer, loss_fn, micro_batches, steps):
     full = len(micro_batches) // steps * steps
     return accumulate(*(model, optimizer, loss_fn, micro_batches[:full], steps), share=lambda window: 1)
@@ -574,29 +631,41 @@ def reports_a_fixed_number(*args):
     return 1.0986
 
 
-# --- the tests -----------------------------------------------------------------------------------------
+@BANK.wrong("the reported loss is not the mean over all samples", "the loss of the trained model")
+def reports_the_loss_of_the_trained_model(model, optimizer, loss_fn, micro_batches, steps):
+    train(model, optimizer, loss_fn, micro_batches, steps)
+    with torch.no_grad():
+        return mean([(loss_fn(model(x), y).item(), len(x)) for x, y in micro_batches])
 
 
-@BANK.each_right()
-def test_a_right_answer_passes(answer, capsys):
-    bank.assert_passes(CHECK, answer, capsys)
+# --- with a GPU ----------------------------------------------------------------------------------------
 
 
-@BANK.each_wrong()
-def test_a_wrong_answer_fails_in_its_own_words(wrong):
-    bank.assert_fails_in_its_own_words(CHECK, wrong, BANK)
+def to_gpu(micro_batches):
+    return [(x.to("cuda"), y.to("cuda")) for x, y in micro_batches]
 
 
-def test_no_two_wrong_answers_are_told_the_same():
-    bank.assert_words_differ(CHECK, BANK)
+@BANK.right_with_a_gpu
+def goes_to_the_gpu_and_back(model, optimizer, loss_fn, micro_batches, steps):
+    model.to("cuda")
+    losses = train(model, optimizer, loss_fn, to_gpu(micro_batches), steps)
+    model.to("cpu")
+    return mean(losses)
 
 
-def test_a_stub_is_not_attempted():
-    bank.assert_not_attempted(CHECK)
+@BANK.right_with_a_gpu
+def asks_the_model_where_it_is(model, optimizer, loss_fn, micro_batches, steps):
+    device = next(model.parameters()).device
+    moved = [(x.to(device), y.to(device)) for x, y in micro_batches]
+    return mean(train(model, optimizer, loss_fn, moved, steps))
 
 
-def test_several_mistakes_at_once_are_all_named():
-    rows = bank.failure(CHECK, drops_the_rest_and_never_clears_or_divides).rows
-    assert (
-        rows["also"] == "gradients of earlier windows are still in .grad; the gradients are added up and never divided"
-    )
+@BANK.wrong("the model was moved to another device", "the caller's own model", on_gpu=True)
+def leaves_the_model_on_the_gpu(model, optimizer, loss_fn, micro_batches, steps):
+    model.to("cuda")
+    return mean(train(model, optimizer, loss_fn, to_gpu(micro_batches), steps))
+
+
+@BANK.wrong("your function raised RuntimeError", "where the model is", on_gpu=True)
+def moves_the_data_and_not_the_model(model, optimizer, loss_fn, micro_batches, steps):
+    return mean(train(model, optimizer, loss_fn, to_gpu(micro_batches), steps))
