@@ -12,6 +12,7 @@ import io
 import json
 import os
 import platform
+import random
 import statistics
 import subprocess
 import sys
@@ -20,7 +21,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +60,14 @@ class Effort:
         return 3
 
     @property
-    def points(self) -> int:
-        """Values of each slider, from its lowest to its highest."""
-        return 3 if self.quick else 8
+    def settings(self) -> int:
+        """Mixtures of a simulator's controls."""
+        return 5 if self.quick else 200
+
+    @property
+    def frames(self) -> int:
+        """Of Play."""
+        return 20 if self.quick else 1000
 
 
 def rows(effort: Effort) -> Iterator[Row]:
@@ -97,45 +102,67 @@ _FIGURES = "import bench_virtual, json, sys; print(json.dumps(list(bench_virtual
 
 
 def simulators(effort: Effort) -> Iterator[Row]:
-    """Model and drawing of one update, over the whole range of the controls."""
+    """Model and drawing of one update, over the whole range of the controls; a thousand frames of those that play."""
+    import psutil
+
     import gpulab
 
     for name in gpulab.sim.__all__:
         simulator = getattr(gpulab.sim, name)()
         times, sizes = [], []
-        for values in _grid(simulator, effort.points):
+        for values in settings(simulator, effort.settings):
             began = time.perf_counter()
             simulator.set(**values)
             drawn = simulator.svg()
             times.append(1000 * (time.perf_counter() - began))
             sizes.append(len(drawn.encode()) / 1000)
-        note = f"{len(times)} settings"
-        yield Row(f"{name}: kernel time of an update, median", statistics.median(times), "ms", None, note)
-        yield Row(f"{name}: kernel time of an update, worst", max(times), "ms", None, note)
-        yield Row(f"{name}: picture of an update, median", statistics.median(sizes), "kB", None, note)
-        yield Row(f"{name}: picture of an update, largest", max(sizes), "kB", None, note)
+        note = f"{len(times)} settings; largest picture {max(sizes):.0f} kB"
+        yield Row(f"{name}: kernel time of an update, median", statistics.median(times), "ms", 10, note)
+        yield Row(f"{name}: kernel time of an update, worst", max(times), "ms", 30, note)
+        played = player(simulator)
+        if played is None:
+            continue
+        simulator = getattr(gpulab.sim, name)()
+        before = 0
+        for frame in range(effort.frames + 200):
+            if frame == 200:  # what is kept once is there by now
+                before = psutil.Process().memory_info().rss
+            span = int(simulator.limits(simulator.values).get(played.name, played).high) - played.low + 1
+            simulator.set(**{played.name: played.low + frame % span})
+            simulator.svg()
+        grown = (psutil.Process().memory_info().rss - before) / 1e6
+        yield Row(f"{name}: memory after {effort.frames} frames of Play", grown, "MB", 5, "growth of the process")
 
 
 def key_to_picture(effort: Effort) -> Iterator[Row]:
-    """From the press of a key on a slider to the new picture, in JupyterLab in Chromium."""
+    """From the press of a key on a slider to the new picture, and frames of Play, in JupyterLab in Chromium."""
     from lab_server import LabServer, chromium, chromium_path
-    from notebook_page import NotebookPage, key_to_picture_ms
+    from notebook_page import NotebookPage, frames_per_second, key_to_picture_ms
 
-    name, path = "accumulation: key to picture in JupyterLab", chromium_path()
+    import gpulab
+
+    names, path = gpulab.sim.__all__, chromium_path()
     if path is None or effort.quick:
-        yield Row(name, None, "ms", 100, "--quick" if effort.quick else "no Chromium")
+        yield Row("key to picture in JupyterLab", None, "ms", 100, "--quick" if effort.quick else "no Chromium")
         return
     with tempfile.TemporaryDirectory() as folder, chromium(path) as browser:
         server = LabServer(Path(folder))
         try:
-            page = NotebookPage(
-                browser, server, server.write("bench.ipynb", "import gpulab\ngpulab.sim.accumulation()")
-            )
+            sources = ["import gpulab", *(f"gpulab.sim.{name}()" for name in names)]
+            page = NotebookPage(browser, server, server.write("bench.ipynb", *sources))
             page.run_all()
-            times = key_to_picture_ms(page, 0, "Micro-batch", presses=12)[2:]  # the first two warm up
+            for cell, name in enumerate(names, 1):
+                simulator = getattr(gpulab.sim, name)()
+                slider = next(c for c in simulator.controls if hasattr(c, "low"))
+                times = key_to_picture_ms(page, cell, slider.label, presses=10)[2:]  # the first two warm up
+                note = f"{len(times)} keys on {slider.label}, worst {max(times):.0f} ms"
+                yield Row(f"{name}: key to picture in JupyterLab", statistics.median(times), "ms", 100, note)
+                if player(simulator) is not None:
+                    rate = frames_per_second(page, cell, seconds=3)
+                    # shown as what a frame takes: a target here is the most that a figure may be
+                    yield Row(f"{name}: a frame of Play in JupyterLab", 1000 / rate, "ms", 105, f"{rate:.1f} a second")
         finally:
             server.close()
-    yield Row(name, statistics.median(times), "ms", 100, f"{len(times)} keys, worst {max(times):.0f} ms")
 
 
 def checks(effort: Effort) -> Iterator[Row]:
@@ -194,21 +221,31 @@ def _median_difference(ours: Sequence[float], theirs: Sequence[float]) -> float:
     return statistics.median(a - b for a, b in zip(ours, theirs, strict=True))
 
 
-def _grid(simulator: Any, points: int) -> Iterator[Mapping[str, Any]]:
-    """Settings over the whole range of every control, each within the limits that the others put on it."""
-    ranges = []
-    for control in simulator.controls:
-        if hasattr(control, "low"):
-            span = (control.low + (control.high - control.low) * i / (points - 1) for i in range(points))
-            ranges.append([round(x) if control.whole else x for x in span])
-        else:
-            ranges.append(list(getattr(control, "options", (False, True))))
-    for values in product(*ranges):
-        asked = {control.name: value for control, value in zip(simulator.controls, values, strict=True)}
-        limits = simulator.limits(asked)
-        yield {
-            control.name: control.clamp(asked[control.name], limits.get(control.name)) for control in simulator.controls
-        }
+def player(simulator: Any) -> Any:
+    """The control that runs by itself, None where there is none."""
+    return next((control for control in simulator.controls if hasattr(control, "frames_per_second")), None)
+
+
+def settings(simulator: Any, number: int) -> Iterator[Mapping[str, Any]]:
+    """Every control at its ends and in its middle, and `number` mixtures; within the limits they put on each other."""
+    rng = random.Random(0)
+    ranges = {control.name: _range(control) for control in simulator.controls}
+    asked = [
+        {name: value} for name, values in ranges.items() for value in (values[0], values[len(values) // 2], values[-1])
+    ]
+    asked += [{name: rng.choice(values) for name, values in ranges.items()} for _ in range(number)]
+    first = {control.name: control.value for control in simulator.controls}
+    for some in asked:
+        values = first | some
+        limits = simulator.limits(values)
+        yield {c.name: c.clamp(values[c.name], limits.get(c.name)) for c in simulator.controls}
+
+
+def _range(control: Any) -> list[Any]:
+    if hasattr(control, "low"):
+        span = [control.low + (control.high - control.low) * i / 20 for i in range(21)]
+        return [round(x) if control.whole else x for x in span]
+    return list(getattr(control, "examples", None) or getattr(control, "options", (False, True)))
 
 
 def _silently(source: str, names: dict[str, Any]) -> None:

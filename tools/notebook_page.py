@@ -209,6 +209,26 @@ def key_to_picture_ms(notebook: NotebookPage, cell: int, slider: str, presses: i
     return times
 
 
+def frames_per_second(notebook: NotebookPage, cell: int, seconds: float) -> float:
+    """The pictures a second while Play of the simulator in `cell` runs."""
+    box = notebook.shown(cell).locator(".gpulab-sim")
+    box.evaluate(_COUNTER)
+    play = box.get_by_role("button", name="Play", exact=False).first
+    play.click()
+    notebook.page.wait_for_timeout(500)  # it is running evenly by then
+    before, began = notebook.page.evaluate("[window.gpulabFrames, performance.now()]")
+    notebook.page.wait_for_timeout(1000 * seconds)
+    after, ended = notebook.page.evaluate("[window.gpulabFrames, performance.now()]")
+    play.click()  # it is Pause now
+    return float(1000 * (after - before) / (ended - began))
+
+
+_COUNTER = """(box) => {
+    window.gpulabFrames = 0;
+    new MutationObserver(() => window.gpulabFrames++).observe(
+        box.querySelector('.gpulab-picture'), { childList: true, subtree: true });
+}"""
+
 _STOPWATCH = """(box) => {
     let began;
     box.addEventListener('keydown', (event) => { began = event.timeStamp; }, true);

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
 from .. import display, style
-from .controls import Choice, Control, Flag, Limit, Play, Slider
+from .controls import Choice, Control, Flag, Limit, Play, Script, Slider
 from .svg import Picture
 
-__all__ = ["Choice", "Flag", "Limit", "Play", "Result", "Row", "Simulator", "Slider"]
+__all__ = ["Choice", "Flag", "Limit", "Play", "Result", "Row", "Script", "Simulator", "Slider"]
 
 Row: TypeAlias = tuple[str, str, str]  # name, value with unit, source
 
@@ -79,11 +79,17 @@ class Simulator(Generic[R]):
     def __init__(self, **values: Any) -> None:
         self._asked = {control.name: control.value for control in self.controls}
         self._live: Any = None
-        self._change(values, type(self).__name__.lower())
+        self._change(values, self._name())
 
     def set(self, **values: Any) -> None:
         """Move controls from code; what is on the page follows. A bad value changes nothing and raises."""
-        self._change(values, f"{type(self).__name__.lower()}.set")
+        self._change(values, f"{self._name()}.set")
+
+    @classmethod
+    def _name(cls) -> str:
+        """What it is called by: the course's own are functions of `gpulab.sim`, named as their files are."""
+        package, _, module = cls.__module__.rpartition(".")
+        return module if package == __package__ else cls.__name__.lower()
 
     @property
     def values(self) -> dict[str, Any]:

@@ -6,10 +6,11 @@ which cannot take a wrong one; it does not know what the value is for.
 
 from __future__ import annotations
 
+import functools
 import operator
 import reprlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 Number: TypeAlias = int | float
@@ -57,6 +58,12 @@ class Slider:
 
     def clamp(self, value: Number, limit: Limit | None) -> Number:
         return min(max(value, limit.low), limit.high) if limit else value
+
+    def snap(self, value: Number) -> Number:
+        """The nearest whole number that the slider stops at: beside it one can type any."""
+        if not self.whole:
+            return value
+        return min(self.low + round((value - self.low) / self.step) * self.step, self.high)
 
     def widget(self) -> Any:
         import ipywidgets
@@ -127,7 +134,56 @@ class Flag:
         return ipywidgets.Checkbox(value=self.value, description=self.label, indent=False)
 
 
-Control: TypeAlias = Slider | Choice | Flag
+@dataclass(frozen=True)
+class Script:
+    """Commands one after another: typed, taken from an example, or put together by buttons that each add one.
+
+    A value is the name of an example or the commands as text. `read` takes the text apart into commands whose
+    `str` is their text again, and raises ValueError for one that it does not know; `buttons` has the words on each
+    button and the command that it adds.
+    """
+
+    name: str
+    label: str
+    value: str
+    read: Callable[[str], Sequence[object]]
+    examples: Mapping[str, str] = field(default_factory=dict)
+    buttons: Mapping[str, str] = field(default_factory=dict)
+
+    def check(self, value: object, call: str, limit: Limit | None = None) -> str:
+        shown = reprlib.repr(value)
+        if not isinstance(value, str):
+            raise TypeError(f"{call}({self.name}={shown}): {self.name} must be text, not {type(value).__name__}")
+        try:
+            self.read(self.text(value))
+        except ValueError as error:
+            names = f" Or the name of an example: {', '.join(self.examples)}." if self.examples else ""
+            raise ValueError(f"{call}({self.name}={shown}): {error}{names}") from None
+        return value
+
+    def text(self, value: str) -> str:
+        """The commands that `value` stands for."""
+        return self.examples.get(value, value)
+
+    def longer(self, text: str, command: str) -> str:
+        """The text with a command more."""
+        return "; ".join(part for part in (text.strip().rstrip(";"), command) if part)
+
+    def shorter(self, text: str) -> str:
+        """The text without its last command."""
+        return "; ".join(map(str, self.read(text)[:-1]))
+
+    def clamp(self, value: str, limit: Limit | None) -> str:
+        return value
+
+    def widget(self) -> Any:
+        import ipywidgets
+
+        # it answers to Enter and to leaving it: half a command is no command
+        return ipywidgets.Text(value=self.text(self.value), description=self.label, continuous_update=False, tooltip="")
+
+
+Control: TypeAlias = Slider | Choice | Flag | Script
 
 
 def _number(value: object, whole: bool) -> Number | None:
@@ -144,3 +200,35 @@ def _number(value: object, whole: bool) -> Number | None:
         return float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, RuntimeError):  # the last from a tensor of several numbers
         return None
+
+
+@dataclass(frozen=True)
+class Sizes(Slider):
+    """A whole number on a slider with chosen `stops`, such as powers of two; from code, any from `low` to `high`."""
+
+    stops: tuple[int, ...] = ()
+
+    def snap(self, value: Number) -> Number:
+        return value  # its widget has no other numbers
+
+    def widget(self) -> Any:
+        label = f"{self.label} ({self.unit})" if self.unit else self.label
+        options = sorted({int(self.low), *self.stops, int(self.value), int(self.high)})
+        return _stops_class()(options=options, value=self.value, description=label, tooltip="")
+
+
+@functools.cache
+def _stops_class() -> Any:
+    import ipywidgets
+    import traitlets
+
+    class Stops(ipywidgets.SelectionSlider):  # type: ignore[misc]
+        """Makes room for a value that comes from code and is no stop."""
+
+        @traitlets.validate("value")
+        def _validate_value(self, proposal: Any) -> Any:
+            if proposal.value not in self._options_values:
+                self.options = sorted({*self._options_values, proposal.value})
+            return proposal.value
+
+    return Stops

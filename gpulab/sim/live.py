@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import ipywidgets
 
 from .. import style
-from .controls import Play, Slider
+from .controls import Play, Script, Slider
 
 if TYPE_CHECKING:
     from .base import Simulator
@@ -41,7 +41,11 @@ class Live:
             if not isinstance(widget, ipywidgets.Checkbox):
                 widget.style.description_width = "13em"
         players = {c.name: _player(c, self._widgets[c.name]) for c in simulator.controls if isinstance(c, Play)}
-        cells = [players[name].row if name in players else widget for name, widget in self._widgets.items()]
+        self._scripts = {
+            c.name: _Scripted(c, self._widgets[c.name]) for c in simulator.controls if isinstance(c, Script)
+        }
+        rows = {name: part.row for name, part in (players | self._scripts).items()}
+        cells = [rows.get(name, widget) for name, widget in self._widgets.items()]
         self._controls = ipywidgets.GridBox(cells, layout=ipywidgets.Layout(width="100%"))
         self._names = _names(simulator, [player.play for player in players.values()])
         self.box = ipywidgets.VBox([self._controls, self._picture, *map(_hidden, self._names)])
@@ -59,9 +63,13 @@ class Live:
                 widget = self._widgets[control.name]
                 # One message each, the range before the value: the browser cuts a value to the range it knows,
                 # and sends it back.
-                if isinstance(control, Slider) and control.name in limits:
-                    _narrow(widget, limits[control.name].low, limits[control.name].high, control.step)
-                widget.value = values[control.name]
+                if isinstance(control, Slider) and hasattr(widget, "min"):
+                    low, high, _ = limits.get(control.name) or (control.low, control.high, "")
+                    _narrow(widget, low, high, control.step)
+                value = values[control.name]
+                if isinstance(control, Script):
+                    value = self._scripts[control.name].follow(control.text(value))
+                widget.value = value
             self._draw()
 
     def _draw(self) -> None:
@@ -80,7 +88,9 @@ class Live:
                 return
             # An exception in a callback ends in a log that no student opens, so any is shown in the picture.
             try:
-                self._simulator.set(**{name: change["new"]})
+                control = next(c for c in self._simulator.controls if c.name == name)
+                value = control.snap(change["new"]) if isinstance(control, Slider) else change["new"]
+                self._simulator.set(**{name: value})
             except Exception as error:
                 words = html.escape(f"{type(error).__name__}: {error}")
                 self._picture.value = f'<pre role="alert">This setting could not be drawn.\n{words}</pre>'
@@ -107,6 +117,62 @@ class Player(NamedTuple):
     row: Any
 
 
+class _Scripted:
+    """A row of its own for commands: the text, a menu of examples, and buttons that add a command or take one away."""
+
+    def __init__(self, control: Script, box: Any) -> None:
+        self._control, self._box = control, box
+        self._good = ""  # the last text that could be run
+        box.layout.flex = "1 1 24em"
+        parts: list[Any] = [box]
+        self._menu: Any = None
+        if control.examples:
+            self._menu = ipywidgets.Dropdown(
+                options=[("your own", ""), *((name, text) for name, text in control.examples.items())],
+                description="Example",
+                tooltip="",
+                layout=ipywidgets.Layout(width="16em", margin="2px 8px 2px 0"),
+            )
+            self._menu.observe(self._chosen, names="value")
+            parts.append(self._menu)
+        for words, command in control.buttons.items():
+            parts.append(_button(words, lambda _, command=command: self._put(control.longer(self._good, command))))
+        parts.append(_button("Undo", lambda _: self._put(self._undone())))
+        parts.append(_button("Clear", lambda _: self._put("")))
+        self.row = ipywidgets.HBox(parts, layout=_whole_row(flex_flow="row wrap"))
+
+    def follow(self, text: str) -> str:
+        """Take over what has been run; the text is for the box."""
+        self._good = text
+        if self._menu is not None:
+            self._menu.value = text if text in self._control.examples.values() else ""
+        return text
+
+    def _undone(self) -> str:
+        # what cannot be run is taken away first
+        return self._control.shorter(self._good) if self._box.value == self._good else self._good
+
+    def _put(self, text: str) -> None:
+        if text == self._box.value and text == self._good:
+            return
+        self._box.value = text
+
+    def _chosen(self, change: Any) -> None:
+        if change["new"]:
+            self._put(change["new"])
+
+
+def _button(words: str, press: Any) -> Any:
+    button = ipywidgets.Button(description=words, layout=ipywidgets.Layout(width="auto", flex="none"))
+    button.on_click(press)
+    return button
+
+
+def _whole_row(**more: str) -> Any:
+    # all columns of the grid; ipywidgets loses the shorter `grid_column`
+    return ipywidgets.Layout(grid_area="auto / 1 / auto / -1", **more)
+
+
 def _player(control: Play, slider: Any) -> Player:
     """A row of its own for a slider over time: play and pause, stop, one step."""
     play = ipywidgets.Play(
@@ -119,16 +185,12 @@ def _player(control: Play, slider: Any) -> Player:
     )
     for trait in ("min", "max", "value"):
         ipywidgets.jslink((slider, trait), (play, trait))
-    step = ipywidgets.Button(description="Step", layout=ipywidgets.Layout(width="auto", flex="none"))
 
     def forward(_: Any) -> None:
         slider.value = min(slider.value + control.step, slider.max)
 
-    step.on_click(forward)
     slider.layout.flex, play.layout.flex = "1", "none"
-    # all columns of the grid; ipywidgets loses the shorter `grid_column`
-    whole_row = ipywidgets.Layout(grid_area="auto / 1 / auto / -1")
-    return Player(play, ipywidgets.HBox([slider, play, step], layout=whole_row))
+    return Player(play, ipywidgets.HBox([slider, play, _button("Step", forward)], layout=_whole_row()))
 
 
 def _names(simulator: Simulator[Any], players: list[Any]) -> list[Any]:

@@ -172,3 +172,50 @@ def wrap(words: str, width: float, size: float = BODY, *, bold: bool = False) ->
         else:
             current = longer
     return (*done, current) if current else tuple(done)
+
+
+def dot(x: float, y: float, radius: float, *, fill: str, stroke: str = PAPER) -> str:
+    """A filled circle, such as the marker of a point in a plot."""
+    return f'<circle cx="{num(x)}" cy="{num(y)}" r="{num(radius)}" fill="{fill}" stroke="{stroke}"/>'
+
+
+def polyline(points: Iterable[tuple[float, float]], *, stroke: str = INK, width: float = 1, dash: str = "") -> str:
+    """A line through all points, not filled; `points` that would round to the one before are left out."""
+    corners: list[str] = []
+    for x, y in points:
+        corner = f"{num(x)},{num(y)}"
+        if not corners or corners[-1] != corner:
+            corners.append(corner)
+    extra = f" stroke-dasharray={quoteattr(dash)}" if dash else ""
+    return (
+        f'<polyline points="{" ".join(corners)}" fill="none" stroke="{stroke}" stroke-width="{num(width)}"'
+        f' stroke-linejoin="round"{extra}/>'
+    )
+
+
+def boxes(rects: Iterable[tuple[float, float, float, float]], *, fill: str = "none", stroke: str = "") -> str:
+    """Many rectangles (x, y, width, height) of one look as one piece of SVG; nothing if there are none."""
+    path = "".join(f"M{num(x)} {num(y)}h{num(w)}v{num(h)}h{num(-w)}z" for x, y, w, h in rects if w > 0 and h > 0)
+    extra = f' stroke="{stroke}"' if stroke else ""
+    return f'<path d="{path}" fill="{fill}"{extra}/>' if path else ""
+
+
+def marks(x: float, y: float, count: int, *, pitch: float, height: float, fill: str, gap: float = 2) -> str:
+    """A row of `count` equal marks as one piece of SVG, their upper left corner at (x, y); nothing for no marks."""
+    if count <= 0:
+        return ""
+    long = num(pitch - gap)
+    return (
+        f'<path d="M{num(x)} {num(y + height / 2)}h{num(count * pitch - gap)}" stroke="{fill}"'
+        f' stroke-width="{num(height)}" stroke-dasharray="{long} {num(gap)}"/>'
+    )
+
+
+def code(x: float, y: float, words: str, *, size: float = SMALL, weight: str = "", fill: str = INK) -> str:
+    """A line of a program, in letters of one width: about 0.61 of `size` each."""
+    extra = f' font-weight="{weight}"' if weight else ""
+    family = "ui-monospace,'DejaVu Sans Mono',Menlo,Consolas,monospace"
+    return (
+        f'<text x="{num(x)}" y="{num(y)}" font-size="{num(size)}" fill="{fill}" font-family={quoteattr(family)}'
+        f' xml:space="preserve"{extra}>{escape(words)}</text>'
+    )

@@ -19,3 +19,16 @@ def percent(share: float) -> str:
 def size(count: int) -> str:
     """A number of bytes as MiB below 1 GiB, as GiB from there."""
     return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
+
+
+def many(number: int, what: str) -> str:
+    """As `count`, with thousands set apart: `2,100 elements`."""
+    return count(number, what).replace(str(number), f"{number:,}", 1)
+
+
+def duration(seconds: float) -> str:
+    """A time to two digits or more in its own unit: `54 ns`, `2.1 µs`, `67 ms`, `311 s`."""
+    units = (("s", 1.0), ("ms", 1e3), ("µs", 1e6), ("ns", 1e9))
+    unit, factor = next((pair for pair in units if seconds * pair[1] >= 0.9995), units[-1])
+    number = seconds * factor
+    return f"{number:.0f} {unit}" if number >= 9.95 or number == 0 else f"{number:.1f} {unit}"

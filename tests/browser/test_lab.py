@@ -9,40 +9,13 @@ import functools
 import nbformat
 import pytest
 from courselib.venv import ROOT
+from reading import LOWEST_CONTRAST, OPERABLE, nameless, picture, slider, wait_until
 
 pytestmark = pytest.mark.browser
 
 START = "notebooks/00_start_here.ipynb"
 LECTURE = "notebooks/08_accumulation.ipynb"
 EXERCISE = "exercises/08_accumulation.ipynb"
-
-OPERABLE = {"button", "checkbox", "combobox", "image", "link", "radio", "radiogroup", "slider", "spinbutton", "textbox"}
-
-# The lowest contrast (WCAG 2) between letters and what lies behind them, with the words it was found at.
-LOWEST_CONTRAST = """(root) => {
-    const parse = (colour) => colour.match(/[\\d.]+/g).map(Number);
-    const light = (colour) => {
-        const linear = (c) => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
-        const [r, g, b] = parse(colour).map((value) => linear(value / 255));
-        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-    };
-    const behind = (node) => {
-        for (; node; node = node.parentElement) {
-            const colour = getComputedStyle(node).backgroundColor;
-            if ((parse(colour)[3] ?? 1) > 0.99) return colour;
-        }
-        return 'rgb(255, 255, 255)';
-    };
-    let lowest = [21, ''];
-    for (const node of root.querySelectorAll('*')) {
-        const words = [...node.childNodes].filter((n) => n.nodeType === 3).map((n) => n.textContent.trim()).join('');
-        if (!words || node.closest('svg') || !node.checkVisibility()) continue;
-        const [one, two] = [light(getComputedStyle(node).color), light(behind(node))];
-        const ratio = (Math.max(one, two) + 0.05) / (Math.min(one, two) + 0.05);
-        if (ratio < lowest[0]) lowest = [ratio, words];
-    }
-    return lowest;
-}"""
 
 # Faster than any hand: 80 moves of the mouse before the first is answered.
 MANY_MOVES = """([x, y]) => {
@@ -103,28 +76,6 @@ def solution(text):
     cells = nbformat.read(ROOT / "solutions" / "08_accumulation.ipynb", as_version=4).cells
     (found,) = [cell.source for cell in cells if cell.cell_type == "code" and text in cell.source]
     return found
-
-
-def slider(box, name):
-    return box.get_by_role("slider", name=name, exact=True)
-
-
-def picture(box):
-    """What a screen reader has of a simulator's picture: its title, and all its numbers."""
-    return tuple(box.locator(f".gpulab-picture svg > {part}").text_content() for part in ("title", "desc"))
-
-
-def wait_until(page, condition, what):
-    """Wait for something in the kernel or on disk that the page cannot wait for."""
-    for _ in range(100):
-        if condition():
-            return
-        page.wait_for_timeout(50)
-    pytest.fail(f"not within 5 s: {what}")
-
-
-def nameless(notebook, box):
-    return [node for node in notebook.spoken(box) if node.role in OPERABLE and not node.name.strip()]
 
 
 def tab_to(notebook, cell, kind):

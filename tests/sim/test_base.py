@@ -14,7 +14,7 @@ import pytest
 import gpulab.sim
 from gpulab import display, style
 from gpulab.sim import svg
-from gpulab.sim.base import Choice, Flag, Limit, Play, Result, Simulator, Slider
+from gpulab.sim.base import Choice, Flag, Limit, Play, Result, Script, Simulator, Slider
 from gpulab.sim.controls import Control
 from gpulab.sim.live import CALM, Live
 from gpulab.sim.words import count, percent, size
@@ -391,6 +391,8 @@ def ends(control: Control) -> list[object]:
         return [control.low, control.value, control.high]
     if isinstance(control, Choice):
         return list(control.options)
+    if isinstance(control, Script):
+        return ["", control.value, *control.examples, *control.buttons.values()]
     return [False, True]
 
 

@@ -1,0 +1,156 @@
+"""Every simulator in JupyterLab in Chromium: each control moved to its ends and its middle, played, listened to.
+
+One notebook with all of them; what they compute is tested without a browser.
+"""
+
+import pytest
+from reading import LOWEST_CONTRAST, OPERABLE, nameless, picture, slider, wait_until
+
+from gpulab import sim
+
+pytestmark = pytest.mark.browser
+
+NAMES = sorted(sim.__all__)
+
+
+@pytest.fixture(scope="module")
+def all_of_them(open_notebook, lab):
+    """A notebook with a cell for each simulator, run."""
+    sources = ["import gpulab", *(f"gpulab.sim.{name}()" for name in NAMES)]
+    notebook = open_notebook(lab.write("notebooks/all_simulators.ipynb", *sources))
+    notebook.run_all()
+    return notebook
+
+
+@pytest.fixture
+def opened(all_of_them, request):
+    """(notebook, its box) of one simulator, as it opens."""
+    name = request.param
+    cell = 1 + NAMES.index(name)
+    all_of_them.console.clear()
+    all_of_them.run(cell)
+    box = all_of_them.shown(cell).locator(".gpulab-sim")
+    box.locator(".gpulab-picture svg[role=img]").wait_for()
+    return all_of_them, box, getattr(sim, name)
+
+
+each = pytest.mark.parametrize("opened", NAMES, indirect=True)
+playing = pytest.mark.parametrize(
+    "opened",
+    [n for n in NAMES if any(hasattr(c, "frames_per_second") for c in getattr(sim, n).controls)],
+    indirect=True,
+)
+
+
+def settled(notebook, box):
+    """What the picture says once nothing more comes."""
+    last = None
+    for _ in range(40):
+        said = picture(box)
+        if said == last:
+            return said
+        last = said
+        notebook.page.wait_for_timeout(120)
+    pytest.fail("the picture does not come to rest")
+
+
+def whole(box):
+    return box.locator("[role=alert]").count() == 0 and box.locator(".gpulab-picture svg[role=img]").count() == 1
+
+
+@each
+def test_every_control_goes_to_both_ends_and_the_middle(opened, shoot):
+    notebook, box, simulator = opened
+    keyboard = notebook.page.keyboard
+    for control in simulator.controls:
+        if hasattr(control, "low"):
+            handle = slider(box, control.label)
+            if handle.get_attribute("aria-disabled") == "true" or handle.is_disabled():
+                continue
+            for key in ("End", "Home"):
+                handle.focus()
+                keyboard.press(key)
+                settled(notebook, box)
+                assert whole(box), (control.name, key)
+            for key in ("PageUp", "PageUp", "ArrowRight"):
+                keyboard.press(key)
+            settled(notebook, box)
+        elif hasattr(control, "options"):
+            menu = box.get_by_label(control.label, exact=True)
+            for option in range(len(control.options)):
+                menu.select_option(index=option)
+                settled(notebook, box)
+                assert whole(box), (control.name, option)
+        elif hasattr(control, "examples"):
+            menu = box.get_by_label("Example", exact=True)
+            for option in range(1, 1 + len(control.examples)):
+                menu.select_option(index=option)
+                settled(notebook, box)
+                assert whole(box), (control.name, option)
+        else:
+            for _ in range(2):
+                box.get_by_label(control.label, exact=True).press("Space")
+                settled(notebook, box)
+                assert whole(box), control.name
+    shoot(notebook, f"sim_{simulator.__name__.lower()}_moved")
+    assert notebook.console == []
+
+
+@each
+def test_moving_a_control_changes_what_the_picture_says(opened, shoot):
+    notebook, box, simulator = opened
+    shoot(notebook, f"sim_{simulator.__name__.lower()}")
+    before = settled(notebook, box)
+    control = next(c for c in simulator.controls if hasattr(c, "low") and not hasattr(c, "frames_per_second"))
+    slider(box, control.label).focus()
+    notebook.page.keyboard.press("End")
+    wait_until(notebook.page, lambda: picture(box) != before, f"another picture after {control.label}")
+    assert notebook.console == []
+
+
+@playing
+def test_play_moves_the_picture_and_stop_goes_back(opened):
+    notebook, box, simulator = opened
+    control = next(c for c in simulator.controls if hasattr(c, "frames_per_second"))
+    handle = slider(box, control.label)
+    handle.focus()
+    notebook.page.keyboard.press("Home")
+    settled(notebook, box)
+    start = handle.get_attribute("aria-valuenow")
+    box.get_by_role("button", name="Play", exact=True).click()
+    wait_until(notebook.page, lambda: handle.get_attribute("aria-valuenow") != start, "the next frame")
+    notebook.page.wait_for_timeout(600)
+    box.get_by_role("button", name="Pause", exact=True).click()
+    settled(notebook, box)
+    paused = handle.get_attribute("aria-valuenow")
+    notebook.page.wait_for_timeout(400)
+    assert handle.get_attribute("aria-valuenow") == paused
+    box.get_by_role("button", name="Step", exact=True).click()
+    wait_until(notebook.page, lambda: handle.get_attribute("aria-valuenow") != paused, "one step")
+    box.get_by_role("button", name="Stop and go back", exact=True).click()
+    wait_until(notebook.page, lambda: handle.get_attribute("aria-valuenow") == start, "the first frame")
+    assert whole(box)
+    assert notebook.console == []
+
+
+@each
+def test_every_control_has_a_name_that_is_spoken(opened):
+    notebook, box, simulator = opened
+    spoken = [node for node in notebook.spoken(box) if node.role in OPERABLE]
+    assert len(spoken) >= len(simulator.controls)
+    assert nameless(notebook, box) == []
+    for control in simulator.controls:
+        assert any(control.label in node.name for node in spoken), control.label
+
+
+@pytest.mark.parametrize("theme", ["Dark", "Light"])
+def test_controls_can_be_read_in_both_themes(all_of_them, shoot, theme):
+    all_of_them.theme(f"JupyterLab {theme}")
+    try:
+        for number, name in enumerate(NAMES, 1):
+            outputs = all_of_them.shown(number).locator(".gpulab-sim")
+            ratio, words = outputs.evaluate(LOWEST_CONTRAST)
+            assert ratio >= 4.5, f"{theme}, {name}: {words!r} has a contrast of {ratio:.1f}"
+            shoot(all_of_them, f"sim_{name}_{theme.lower()}")
+    finally:
+        all_of_them.theme("JupyterLab Light")

@@ -1,0 +1,229 @@
+import math
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from gpulab.sim import svg
+from gpulab.sim.floats import FORMATS
+from gpulab.sim.number_formats import SHARES, NumberFormats, _basin, draw
+from gpulab.sim.number_formats_model import MOST_UPDATES, share, simulate, spacings
+
+DEFAULT = {"value": 1.0, "exponent": 0, "negative": False, "format": "bf16", "update": 0.001}
+CLAIM_TOO_LARGE = {"value": 7.0, "exponent": 4}
+CLAIM_TOO_SMALL = {"value": 1.0, "exponent": -8}
+
+states = st.fixed_dictionaries(
+    {
+        # what a slider stops at, and anything else that code may ask for
+        "value": st.one_of(st.integers(100, 999).map(lambda hundredths: hundredths / 100), st.floats(1, 9.99)),
+        "exponent": st.integers(-46, 38),
+        "negative": st.booleans(),
+        "format": st.sampled_from(list(FORMATS)),
+        "update": st.sampled_from(SHARES),
+    }
+)
+
+
+def whole_range(test):
+    return settings(deadline=None)(given(values=states)(test))
+
+
+def stored(**values):
+    number = simulate(**DEFAULT | values)
+    return dict(zip(FORMATS, number.all, strict=True))
+
+
+class TestClaims:
+    def test_a_thousand_updates_of_a_thousandth_leave_bf16_at_one(self):
+        number = simulate(**DEFAULT)
+        assert number.chosen.value == number.chosen.after == 1.0
+        assert number.chosen.stuck
+        assert number.exact == 0
+        assert number.finding == (
+            "bf16 stores 1 exactly and keeps it through 1,000 updates of -0.1%: each is too small, and rounded away"
+        )
+
+    def test_fp16_drifts_and_fp32_arrives(self):
+        ends = stored()
+        assert ends["fp16"].after == 0.022186279296875  # torch: see test_floats
+        assert 0 < ends["fp32"].after < 1e-5
+        assert (
+            "but 1,000 updates of -0.1% bring it to 0.0221863, not to 0"
+            in simulate(**DEFAULT | {"format": "fp16"}).finding
+        )
+        assert simulate(**DEFAULT | {"format": "fp32"}).finding.endswith("bring it to 9.32463e-06, close to 0")
+
+    def test_70000_is_inf_in_fp16_and_fine_in_bf16(self):
+        found = stored(**CLAIM_TOO_LARGE)
+        assert found["fp16"].value == math.inf
+        assert found["fp16"].outcome == "overflow"
+        assert found["bf16"].value == 70144
+        assert found["fp32"].outcome == "none"
+        assert found["e4m3"].value == 448
+        assert found["e4m3"].outcome == "clamped"
+        assert simulate(**DEFAULT | CLAIM_TOO_LARGE | {"format": "fp16"}).finding == (
+            "fp16 ends at 65504: 70000 becomes inf"
+        )
+
+    def test_1e_8_is_zero_in_fp16_and_fine_in_bf16(self):
+        found = stored(**CLAIM_TOO_SMALL)
+        assert found["fp16"].value == 0
+        assert found["fp16"].outcome == "underflow"
+        assert found["bf16"].value == pytest.approx(1e-8, rel=2**-8)
+        assert "1e-08 becomes 0" in simulate(**DEFAULT | CLAIM_TOO_SMALL | {"format": "fp16"}).finding
+
+    def test_the_last_value_of_fp16_and_the_first_that_is_inf(self):
+        assert stored(value=6.5519, exponent=4)["fp16"].value == 65504
+        assert stored(value=6.552, exponent=4)["fp16"].value == math.inf
+
+    def test_tf32_stores_no_weight(self):
+        number = simulate(**DEFAULT | {"value": 3.14, "format": "tf32"})
+        assert number.chosen.value == 3.140625
+        assert number.chosen.path == stored(value=3.14)["fp32"].path
+        assert number.finding == "tf32 is for products only: 3.14 counts as 3.14062 there; the weight stays fp32"
+
+    def test_a_number_is_read_as_the_decimal_it_is_written_as(self):
+        assert simulate(**DEFAULT | {"value": 7.0, "exponent": -8}).asked == 7e-8
+        assert simulate(**DEFAULT | {"value": 1.1, "exponent": 23, "negative": True}).asked == -1.1e23
+
+    def test_spacing_towards_zero_is_half_at_a_power_of_two(self):
+        assert spacings(simulate(**DEFAULT).chosen) == (2.0**-8, 2.0**-7)
+        assert spacings(stored(value=1.5)["bf16"]) == (2.0**-7, 2.0**-7)
+        assert spacings(stored(**CLAIM_TOO_SMALL)["fp16"]) == (2.0**-24, 2.0**-24)
+        assert spacings(stored(**CLAIM_TOO_LARGE)["fp16"]) == (32.0, 32.0)
+
+    def test_as_many_updates_as_would_bring_it_to_zero(self):
+        assert [simulate(**DEFAULT | {"update": part}).steps for part in (0.1, 0.002, 0.001, 1e-8)] == [
+            10,
+            500,
+            1000,
+            MOST_UPDATES,
+        ]
+        assert simulate(**DEFAULT | {"update": 0.0001}).exact == pytest.approx(0.9)
+
+    @pytest.mark.parametrize(("part", "words"), [(0.1, "10%"), (0.005, "0.5%"), (1e-8, "0.000001%")])
+    def test_shares_are_written_out(self, part, words):
+        assert share(part) == words
+
+
+class TestAgainstTorch:
+    @pytest.mark.parametrize(
+        ("name", "dtype"), [("fp32", "float32"), ("fp16", "float16"), ("bf16", "bfloat16"), ("e5m2", "float8_e5m2")]
+    )
+    def test_what_the_sliders_reach_is_stored_as_torch_stores_it(self, name, dtype):
+        import torch
+
+        for exponent in range(-46, 39):
+            for hundredths in range(100, 1000, 7):
+                asked = float(f"{hundredths / 100}e{exponent}")
+                assert FORMATS[name].store(asked) == torch.tensor(asked, dtype=getattr(torch, dtype)).double().item()
+
+
+class TestOverTheWholeRange:
+    @whole_range
+    def test_every_format_says_what_it_made_of_the_number(self, values):
+        number = simulate(**values)
+        for it in number.all:
+            if it.outcome == "overflow":
+                assert abs(number.asked) > it.format.largest
+                assert it.format.infinite
+            elif it.outcome == "clamped":
+                assert abs(it.value) == it.format.largest < abs(number.asked)
+                assert not it.format.infinite
+            elif it.outcome == "underflow":
+                assert it.value == 0
+                assert abs(number.asked) <= it.format.smallest / 2 * 1.000001
+            else:
+                assert abs(it.value - number.asked) <= spacings(it)[1] / 2 * 1.000001
+                assert (it.outcome == "none") == (it.value == number.asked)
+
+    @whole_range
+    def test_more_mantissa_with_the_same_exponent_is_never_worse(self, values):
+        ends = dict(zip(FORMATS, simulate(**values).all, strict=True))
+        off = {name: abs(it.value - it.asked) for name, it in ends.items()}
+        if math.isfinite(off["fp32"]):
+            assert off["fp32"] <= off["tf32"] * 1.000001
+            assert off["tf32"] <= off["bf16"] * 1.000001
+
+    @whole_range
+    def test_the_number_lies_where_everything_is_stored_as_its_value(self, values):
+        it = simulate(**values).chosen
+        low, high = _basin(it)
+        slack = 1e-6 * abs(it.asked)  # it was rounded to fp32 first
+        assert low - slack <= it.asked <= high + slack
+        assert low <= it.value <= high
+
+    @whole_range
+    def test_updates_go_towards_zero_or_nowhere(self, values):
+        it = simulate(**values).chosen
+        assert len(it.path) <= simulate(**values).steps + 1
+        assert it.stuck == (it.after == it.path[0])
+        if not it.stuck:
+            assert (it.path[1] - it.path[0]) * it.asked < 0
+
+    @whole_range
+    @example(values=DEFAULT | {"value": 9.99, "exponent": -46, "format": "fp16", "negative": True, "update": 1e-8})
+    @example(values=DEFAULT | {"value": 9.99, "exponent": 38, "format": "e5m2", "negative": True})
+    @example(values=DEFAULT | {"value": 1.18, "exponent": -38, "format": "fp32", "negative": True, "update": 1e-8})
+    @example(values=DEFAULT | {"value": 4.48, "exponent": 2, "format": "e4m3"})
+    @example(values=DEFAULT | {"value": 5.7344, "exponent": 4, "format": "e5m2", "negative": True})
+    def test_the_picture_is_whole_and_its_title_has_room(self, values, check_picture):
+        picture = draw(simulate(**values))
+        text = picture.text(note=NumberFormats.leaves_out)
+        check_picture(text)
+        assert len(text) < 60_000
+        room = picture.width - 2 * svg.MARGIN
+        assert len(svg.wrap(picture.title, room, svg.HEAD, bold=True)) <= picture.head_lines
+
+
+class TestPicture:
+    def test_the_default_state_makes_the_point(self):
+        sim = NumberFormats()
+        assert "keeps it through 1,000 updates" in sim.picture.title
+        assert "one update, -0.001, is 0.26 of the spacing: rounded back to 1" in sim.svg()
+
+    def test_the_fields_are_named_and_every_bit_is_there(self):
+        picture = draw(simulate(**DEFAULT))
+        words = "".join(picture.body)
+        assert all(f">{name}<" in words for name in ("sign", "exponent", "mantissa"))
+        bits = sum(1 + kind.exponent + kind.mantissa for kind in FORMATS.values())
+        assert words.count('anchor="middle">0<') + words.count('anchor="middle">1<') >= bits
+
+    def test_inf_is_named_on_the_number_line(self):
+        assert "stored as -inf" in NumberFormats(**CLAIM_TOO_LARGE, format="fp16", negative=True).svg()
+
+    def test_set_moves_the_picture(self):
+        sim = NumberFormats()
+        before = sim.svg()
+        sim.set(**CLAIM_TOO_LARGE, format="fp16")
+        assert sim.result.chosen.value == math.inf
+        assert sim.svg() != before
+
+    def test_the_table_lists_every_format_with_its_bits(self):
+        table = str(NumberFormats())
+        assert "bits 0 01111111 0000000" in table
+        assert "spacing of bf16 here  0.00391 towards 0, 0.00781 away from it" in table
+        assert all(source == "" for *_, source in NumberFormats().result.rows())
+
+    def test_what_is_left_out_is_said(self):
+        assert "NaN" in NumberFormats.leaves_out
+
+
+class TestBadValues:
+    @pytest.mark.parametrize(
+        ("values", "error", "message"),
+        [
+            ({"value": 0.5}, ValueError, "(value=0.5): value must be from 1.0 to 9.99"),
+            ({"value": 10}, ValueError, "value must be from 1.0 to 9.99"),
+            ({"exponent": 39}, ValueError, "(exponent=39): exponent must be from -46 to 38"),
+            ({"exponent": 0.5}, TypeError, "exponent must be a whole number from -46 to 38, not float"),
+            ({"format": "fp64"}, ValueError, "format must be one of 'fp32', 'tf32', 'fp16', 'bf16', 'e4m3', 'e5m2'"),
+            ({"update": 0.003}, ValueError, "update must be one of 0.1, 0.05"),
+            ({"negative": 1}, TypeError, "negative must be True or False, not int"),
+        ],
+    )
+    def test_are_named_with_the_range(self, values, error, message):
+        with pytest.raises(error) as caught:
+            NumberFormats(**values)
+        assert message in str(caught.value)

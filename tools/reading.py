@@ -1,0 +1,60 @@
+"""What the browser tests read off a simulator's box on the page: names, numbers, contrast. It asserts nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from notebook_page import Node, NotebookPage
+from playwright.sync_api import Locator, Page
+
+OPERABLE = {"button", "checkbox", "combobox", "image", "link", "radio", "radiogroup", "slider", "spinbutton", "textbox"}
+
+# The lowest contrast (WCAG 2) between letters and what lies behind them, with the words it was found at.
+LOWEST_CONTRAST = """(root) => {
+    const parse = (colour) => colour.match(/[\\d.]+/g).map(Number);
+    const light = (colour) => {
+        const linear = (c) => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
+        const [r, g, b] = parse(colour).map((value) => linear(value / 255));
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+    };
+    const behind = (node) => {
+        for (; node; node = node.parentElement) {
+            const colour = getComputedStyle(node).backgroundColor;
+            if ((parse(colour)[3] ?? 1) > 0.99) return colour;
+        }
+        return 'rgb(255, 255, 255)';
+    };
+    let lowest = [21, ''];
+    for (const node of root.querySelectorAll('*')) {
+        const words = [...node.childNodes].filter((n) => n.nodeType === 3).map((n) => n.textContent.trim()).join('');
+        if (!words || node.closest('svg') || !node.checkVisibility()) continue;
+        const [one, two] = [light(getComputedStyle(node).color), light(behind(node))];
+        const ratio = (Math.max(one, two) + 0.05) / (Math.min(one, two) + 0.05);
+        if (ratio < lowest[0]) lowest = [ratio, words];
+    }
+    return lowest;
+}"""
+
+
+def slider(box: Locator, name: str) -> Locator:
+    return box.get_by_role("slider", name=name, exact=True)
+
+
+def picture(box: Locator) -> tuple[str | None, ...]:
+    """What a screen reader has of a simulator's picture: its title, and all its numbers."""
+    return tuple(box.locator(f".gpulab-picture svg > {part}").text_content() for part in ("title", "desc"))
+
+
+def wait_until(page: Page, condition: Callable[[], Any], what: str) -> None:
+    """Wait for something in the kernel or on disk that the page cannot wait for."""
+    for _ in range(100):
+        if condition():
+            return
+        page.wait_for_timeout(50)
+    raise TimeoutError(f"not within 5 s: {what}")
+
+
+def nameless(notebook: NotebookPage, box: Locator) -> list[Node]:
+    """What can be operated and has no name for a screen reader."""
+    return [node for node in notebook.spoken(box) if node.role in OPERABLE and not node.name.strip()]
