@@ -6,11 +6,31 @@ happens when one is displayed in a notebook.
 
 # Imported here, and not on first use: the class would else be hidden by its own module of the same name.
 from .accumulation import Accumulation as accumulation
+from .allocator import Allocator as allocator
 from .allreduce import AllReduce as allreduce
 from .architecture import Architecture as architecture
+from .launch_queue import LaunchQueue as launch_queue
 from .loss_scaling import LossScaling as loss_scaling
 from .number_formats import NumberFormats as number_formats
+from .pipeline import Pipeline as pipeline
 from .race import Race as race
+from .roofline import Roofline as roofline
 from .spot import Spot as spot
+from .step_memory import StepMemory as step_memory
+from .transfers import Transfers as transfers
 
-__all__ = ["accumulation", "allreduce", "architecture", "loss_scaling", "number_formats", "race", "spot"]
+__all__ = [
+    "accumulation",
+    "allocator",
+    "allreduce",
+    "architecture",
+    "launch_queue",
+    "loss_scaling",
+    "number_formats",
+    "pipeline",
+    "race",
+    "roofline",
+    "spot",
+    "step_memory",
+    "transfers",
+]

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 BOX_CLASS = "gpulab-sim"  # names.js looks for these two
 PICTURE_CLASS = "gpulab-picture"
+ALERT = "white-space:pre-wrap;word-break:normal"
 CALM = 1000  # milliseconds a frame of Play lasts where the browser asks for reduced motion
 
 
@@ -80,7 +81,8 @@ class Live:
             names.scale = scale
         # its title would else be a tooltip all over the picture, for those who can see it anyway
         svg = picture.text(note=self._simulator.leaves_out, scale=scale)
-        self._picture.value = f'<div style="pointer-events:none;line-height:normal">{svg}</div>'
+        self._drawn = f'<div style="pointer-events:none;line-height:normal">{svg}</div>'
+        self._picture.value = self._drawn
 
     def _moved(self, name: str, change: Any) -> None:
         with self._lock:
@@ -93,7 +95,10 @@ class Live:
                 self._simulator.set(**{name: value})
             except Exception as error:
                 words = html.escape(f"{type(error).__name__}: {error}")
-                self._picture.value = f'<pre role="alert">This setting could not be drawn.\n{words}</pre>'
+                alert = f'<pre role="alert" style="{ALERT}">This setting could not be drawn.\n{words}</pre>'
+                # what one types is seldom right at once: the picture of what was right stays
+                kept = f"<p>The commands before:</p>{self._drawn}" if name in self._scripts else ""
+                self._picture.value = alert + kept
 
     @contextmanager
     def _quietly(self) -> Iterator[None]:
@@ -123,23 +128,24 @@ class _Scripted:
     def __init__(self, control: Script, box: Any) -> None:
         self._control, self._box = control, box
         self._good = ""  # the last text that could be run
-        box.layout.flex = "1 1 24em"
-        parts: list[Any] = [box]
         self._menu: Any = None
+        box.layout.flex = "1"
+        line = [box]
         if control.examples:
             self._menu = ipywidgets.Dropdown(
-                options=[("your own", ""), *((name, text) for name, text in control.examples.items())],
+                options=[("your own", ""), *control.examples.items()],
                 description="Example",
                 tooltip="",
-                layout=ipywidgets.Layout(width="16em", margin="2px 8px 2px 0"),
+                layout=ipywidgets.Layout(width="16em", flex="none", margin="2px 8px 2px 0"),
             )
             self._menu.observe(self._chosen, names="value")
-            parts.append(self._menu)
-        for words, command in control.buttons.items():
-            parts.append(_button(words, lambda _, command=command: self._put(control.longer(self._good, command))))
-        parts.append(_button("Undo", lambda _: self._put(self._undone())))
-        parts.append(_button("Clear", lambda _: self._put("")))
-        self.row = ipywidgets.HBox(parts, layout=_whole_row(flex_flow="row wrap"))
+            line.append(self._menu)
+        buttons = [_button(words, functools.partial(self._add, command)) for words, command in control.buttons.items()]
+        buttons += [_button("Undo", self._undo), _button("Clear", lambda _: self._put(""))]
+        wrapped = ipywidgets.Layout(flex_flow="row wrap")
+        self.row = ipywidgets.VBox(
+            [ipywidgets.HBox(line), ipywidgets.HBox(buttons, layout=wrapped)], layout=_whole_row()
+        )
 
     def follow(self, text: str) -> str:
         """Take over what has been run; the text is for the box."""
@@ -148,18 +154,19 @@ class _Scripted:
             self._menu.value = text if text in self._control.examples.values() else ""
         return text
 
-    def _undone(self) -> str:
-        # what cannot be run is taken away first
-        return self._control.shorter(self._good) if self._box.value == self._good else self._good
+    def _add(self, command: str, _: Any) -> None:
+        self._put(self._control.longer(self._good, command))
 
-    def _put(self, text: str) -> None:
-        if text == self._box.value and text == self._good:
-            return
-        self._box.value = text
+    def _undo(self, _: Any) -> None:
+        # what cannot be run is taken away first
+        self._put(self._control.shorter(self._good) if self._box.value == self._good else self._good)
 
     def _chosen(self, change: Any) -> None:
         if change["new"]:
             self._put(change["new"])
+
+    def _put(self, text: str) -> None:
+        self._box.value = text  # which runs it, if it is another
 
 
 def _button(words: str, press: Any) -> Any:
@@ -168,9 +175,9 @@ def _button(words: str, press: Any) -> Any:
     return button
 
 
-def _whole_row(**more: str) -> Any:
+def _whole_row() -> Any:
     # all columns of the grid; ipywidgets loses the shorter `grid_column`
-    return ipywidgets.Layout(grid_area="auto / 1 / auto / -1", **more)
+    return ipywidgets.Layout(grid_area="auto / 1 / auto / -1")
 
 
 def _player(control: Play, slider: Any) -> Player:

@@ -169,11 +169,11 @@ class LossScaling(Simulator[Run]):
     """How a scale lifts the gradients into fp16's range, and how the scaler finds one that fits."""
 
     controls = (
-        Slider("scale_power", "First scale, 2 to the power", 0, 24, 16),
+        Slider("scale_power", "First scale, power of 2", 0, 24, 16),
         Slider("step", "Look at step", 1, STEPS, 1),
-        Slider("largest_power", "Largest gradient, 2 to the power", -20.0, 10.0, 0.5, step=0.5),
-        Slider("spread", "Spread of the gradients", 1.0, 10.0, 5.0, unit="powers of two", step=0.5),
-        Slider("bad_batches", "Bad batches, inf at any scale", 0, 200, 0, unit="in 10,000 steps"),
+        Slider("largest_power", "Largest, power of 2", -20.0, 10.0, 0.5, step=0.5),
+        Slider("spread", "Spread", 1.0, 10.0, 5.0, unit="powers of two", step=0.5),
+        Slider("bad_batches", "Bad batches", 0, 200, 0, unit="in 10,000"),
         Slider("growth_interval", "Growth interval", 1, 3000, 2000, unit="steps"),
     )
     model = staticmethod(simulate)

@@ -153,7 +153,7 @@ class Run(Result):
 
 
 def simulate(
-    scale_power: int, largest_power: float, spread: float, bad_batches: int, growth_interval: int, step: int
+    scale_power: int, step: int, largest_power: float, spread: float, bad_batches: int, growth_interval: int
 ) -> Run:
     """The run of a scaler that starts at two to the `scale_power`.
 

@@ -12,7 +12,7 @@ from ..style import BLUE, GREEN, INK, MUTED, ORANGE, PURPLE, RULE, SKY, VERMILLI
 from .base import Choice, Flag, Simulator, Slider
 from .floats import FORMATS, TF32, weight
 from .number_formats_model import Number, Stored, share, show, simulate, spacings
-from .svg import BODY, MARGIN, SMALL, Picture, bar, key, length, line, polyline, rect, shape, text
+from .svg import BODY, MARGIN, SMALL, Picture, bar, key, length, letters, line, polyline, rect, shape, text
 
 SHARES = (0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001, 0.0005, 0.0002, 0.0001, 1e-5, 1e-6, 1e-7, 1e-8)
 WIDTH, BODY_HEIGHT = 860.0, 438.0
@@ -53,7 +53,8 @@ def _table(number: Number) -> list[str]:
 def _cells(x: float, y: float, bits: str, colour: str) -> list[str]:
     body = [rect(x, y, CELL * len(bits), ROW - 4, fill=colour, stroke=INK)]
     body += [line(x + CELL * i, y, x + CELL * i, y + ROW - 4) for i in range(1, len(bits))]
-    return body + [text(x + CELL * (i + 0.5), y + 15, bit, size=SMALL, anchor="middle") for i, bit in enumerate(bits)]
+    body.append(letters((x + CELL * (i + 0.5) for i in range(len(bits))), y + 15, "".join(bits)))
+    return body
 
 
 CENTRE, GAP = WIDTH / 2, 150.0  # of the number line: the place of the stored value, the pixels of a spacing

@@ -115,7 +115,7 @@ class Number(Result):
         ]
 
 
-def simulate(value: float, exponent: int, negative: bool, format: str, update: float) -> Number:
+def simulate(value: float, exponent: int, format: str, update: float, negative: bool) -> Number:
     """`value` times ten to the `exponent` in every format, and after updates that each take away `update` of it:
     a thousand, or as many as would bring it to zero."""
     # read as a decimal: 7.0 * 10.0**-8 would already be rounded twice

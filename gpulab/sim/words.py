@@ -4,6 +4,8 @@ text is the same on every machine.
 
 from __future__ import annotations
 
+import textwrap
+
 
 def count(number: int, what: str) -> str:
     """`1 micro-batch`, `3 micro-batches`."""
@@ -32,3 +34,8 @@ def duration(seconds: float) -> str:
     unit, factor = next((pair for pair in units if seconds * pair[1] >= 0.9995), units[-1])
     number = seconds * factor
     return f"{number:.0f} {unit}" if number >= 9.95 or number == 0 else f"{number:.1f} {unit}"
+
+
+def below(table: str, error: str) -> str:
+    """A table with an error's text under it, in lines of its own: in a row it would push all others apart."""
+    return f"{table}\n\n{textwrap.fill(error, 100, break_long_words=False, break_on_hyphens=False)}" if error else table

@@ -33,15 +33,22 @@ def _check_picture(text: str) -> None:
     for shift, element in placed(root, 0.0):
         for name in ("x", "y", "width", "height", "x1", "x2", "y1", "y2"):
             value = element.get(name)
-            assert value is None or re.fullmatch(r"-?\d+(\.\d)?", value), (element.attrib, name)
+            # each letter of a text may have an x of its own
+            one = value is None or all(re.fullmatch(r"-?\d+(\.\d)?", part) for part in value.split(" "))
+            assert one, (element.attrib, name)
+            assert value is None or name == "x" or " " not in value, (element.attrib, name)
         if element.tag == f"{SVG}text":
             letters = float(element.get("font-size"))
             assert letters >= 13
             assert _contrast(element.get("fill"), style.PAPER) >= 4.5
-            long = svg.length(element.text, letters, bold=element.get("font-weight") == "bold")
-            left = float(element.get("x")) - {None: 0.0, "middle": long / 2, "end": long}[element.get("text-anchor")]
-            bottom = shift + float(element.get("y"))
-            boxes.append((left, bottom - 0.75 * letters, left + long, bottom, element.text))
+            places = element.get("x").split(" ")
+            assert len(places) in (1, len(element.text))
+            pieces = [element.text] if len(places) == 1 else element.text
+            for place, piece in zip(places, pieces, strict=True):
+                long = svg.length(piece, letters, bold=element.get("font-weight") == "bold")
+                left = float(place) - {None: 0.0, "middle": long / 2, "end": long}[element.get("text-anchor")]
+                bottom = shift + float(element.get("y"))
+                boxes.append((left, bottom - 0.75 * letters, left + long, bottom, piece))
         elif element.tag == f"{SVG}rect":
             assert float(element.get("x")) >= 0
             assert float(element.get("x")) + float(element.get("width")) <= width

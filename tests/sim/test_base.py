@@ -336,7 +336,7 @@ class TestEverySimulator:
                 assert control.check(value, "test") == value
 
     def test_the_class_is_exported_under_its_own_name(self, simulator):
-        assert getattr(gpulab.sim, simulator.__name__.lower()) is simulator
+        assert getattr(gpulab.sim, simulator._name()) is simulator
 
     def test_labels_fit_beside_their_sliders(self, simulator):
         for control in simulator.controls:
@@ -375,7 +375,7 @@ class TestEverySimulator:
             assert value
 
     def test_the_text_is_the_same_in_another_process(self, simulator):
-        name = simulator.__name__.lower()
+        name = simulator._name()
         code = f"import gpulab; s = gpulab.sim.{name}(); print(repr(s), s.svg(), s._still(), sep='\\n')"
         sim = simulator()
         here = f"{sim!r}\n{sim.svg()}\n{sim._still()}\n"

@@ -282,7 +282,7 @@ class TestBadValues:
             ({"spread": 0}, ValueError, "spread must be from 1.0 to 10.0 powers of two"),
             ({"step": 0}, ValueError, "step must be from 1 to 5000"),
             ({"growth_interval": 0}, ValueError, "growth_interval must be from 1 to 3000 steps"),
-            ({"bad_batches": 0.5}, TypeError, "bad_batches must be a whole number from 0 to 200 in 10,000 steps"),
+            ({"bad_batches": 0.5}, TypeError, "bad_batches must be a whole number from 0 to 200 in 10,000"),
             ({"scale": 16}, TypeError, "has no control 'scale'"),
         ],
     )

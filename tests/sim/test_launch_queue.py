@@ -1,0 +1,268 @@
+import itertools
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpulab.sim import svg
+from gpulab.sim.lanes import total
+from gpulab.sim.launch_queue import ITEMS, LaunchQueue, draw, simulate
+from gpulab.sim.launch_queue_model import GPUS, MODES, STEPS, Work, addition_us, run, seconds
+from gpulab.sim.launch_queue_picture import _lanes
+from gpulab.virtual import rates
+
+US = 1e-6
+EAGER = Work(launch=5, kernel=20, kernels=24, item=0, streams=1, filling=True, mode="eager")
+LATENCY = rates.of("T4").launch_us * US  # from a launch to the start of its kernel on an idle GPU
+COPY = rates.of("T4").copy_us * US
+
+
+@st.composite
+def states(draw_from):
+    gpu = draw_from(st.sampled_from(["", *GPUS]))
+    return {
+        "gpu": gpu,
+        "kernel": addition_us(gpu) if gpu else draw_from(st.integers(1, 200)),
+        "launch": draw_from(st.integers(1, 50)),
+        "kernels": draw_from(st.integers(1, 200)),
+        "item": draw_from(st.sampled_from(list(ITEMS))),
+        "mode": draw_from(st.sampled_from(MODES)),
+        "streams": draw_from(st.integers(1, 4)),
+        "fills": draw_from(st.sampled_from(["all", "quarter"])),
+        "moment": draw_from(st.integers(0, 100)),
+    }
+
+
+def whole_range(test):
+    return settings(deadline=None, max_examples=60)(given(values=states())(test))
+
+
+DEFAULT = {control.name: control.value for control in LaunchQueue.controls}
+
+
+class TestByHand:
+    def test_the_default_state_is_a_timer_that_lies(self):
+        sim = LaunchQueue()
+        assert sim.result.timer == pytest.approx(24 * 5 * US)
+        assert sim.result.step == pytest.approx(24 * 20 * US, rel=0.01)
+        assert sim.result.finding == (
+            "A timer without synchronize reads 120 µs a step, the GPU takes 482 µs:"
+            " it has timed the launches, not the work"
+        )
+        assert sim.result.moment == pytest.approx(sim.result.run.unsynchronised, rel=0.01)
+
+    def test_the_gpu_works_off_what_was_launched(self):
+        done = run(EAGER)
+        assert len(done.launches) == len(done.kernels) == STEPS * 24
+        assert done.unsynchronised == pytest.approx(STEPS * 24 * 5 * US)
+        assert done.kernels[0][0] == pytest.approx(5 * US + LATENCY)
+        assert done.kernels[-1][1] == pytest.approx(5 * US + LATENCY + STEPS * 24 * 20 * US)
+        assert done.end == pytest.approx(done.kernels[-1][1])
+
+    def test_launch_bound_the_gpu_waits_for_every_launch(self):
+        result = simulate(**DEFAULT | {"kernel": 1, "launch": 10})
+        gaps = [two[0] - one[1] for one, two in zip(result.run.kernels, result.run.kernels[1:], strict=False)]
+        assert gaps == pytest.approx([9 * US] * len(gaps))
+        assert result.running == pytest.approx(0.1, rel=0.01)
+        assert result.finding == (
+            "Launch-bound: a kernel is running 10% of the time; 24 launches a step cost the host 240 µs"
+        )
+        assert result.timer == pytest.approx(result.step, rel=0.01)  # the timer is right by accident
+
+    def test_an_item_waits_for_the_kernels_and_the_copy(self):
+        work = replace(EAGER, item=1)
+        done = run(work)
+        assert len(done.items) == len(done.copies) == STEPS
+        launched = 24 * 5 * US + 5 * US
+        computed = 5 * US + LATENCY + 24 * 20 * US
+        assert done.items[0] == pytest.approx((launched, computed + COPY), abs=1e-9)
+        # then all begins anew: the GPU idles for the copy, a launch and its way to the GPU
+        assert done.kernels[24][0] - done.kernels[23][1] == pytest.approx(COPY + 5 * US + LATENCY, abs=1e-9)
+        assert done.end - seconds(EAGER) == pytest.approx((STEPS - 1) * (COPY + 5 * US + LATENCY) + COPY, abs=2 * US)
+
+    def test_after_the_last_item_the_timer_is_right(self):
+        result = simulate(**DEFAULT | {"item": 6})
+        assert result.timer == pytest.approx(result.step, rel=0.01)
+        assert simulate(**DEFAULT | {"item": 1}).run.unsynchronised == pytest.approx(
+            simulate(**DEFAULT | {"item": 1}).run.end, rel=0.01
+        )
+
+    def test_a_graph_is_one_launch(self):
+        result = simulate(**DEFAULT | {"mode": "graph", "kernel": 3})
+        assert len(result.run.launches) == STEPS
+        assert result.step == pytest.approx(24 * 3 * US, rel=0.05)
+        assert simulate(**DEFAULT | {"kernel": 3}).step == pytest.approx(24 * 5 * US, rel=0.05)
+
+    @pytest.mark.parametrize(
+        ("kernels", "fused"), [(1, [3]), (2, [3, 3]), (3, [3, 4]), (4, [3, 5]), (8, [3, 5, 3, 5]), (9, [3, 5, 3, 5, 3])]
+    )
+    def test_fusing_moves_each_tensor_between_operations_no_more(self, kernels, fused):
+        work = replace(EAGER, kernel=3, kernels=kernels, mode="compile")
+        assert work.durations == pytest.approx([part * US for part in fused])
+
+    def test_streams_gain_where_a_kernel_leaves_room(self):
+        small = replace(EAGER, streams=4, filling=False)
+        assert seconds(replace(EAGER, streams=4)) >= seconds(EAGER)
+        assert seconds(small) < 0.4 * seconds(EAGER)
+        bound = replace(EAGER, kernel=1, launch=20)
+        assert seconds(replace(bound, streams=4, filling=False)) >= seconds(bound)
+
+    def test_a_kernel_running_all_the_time_may_leave_most_of_the_gpu_idle(self):
+        result = simulate(**DEFAULT | {"fills": "quarter"})
+        assert result.running > 0.99
+        assert result.used == pytest.approx(result.running / 4)
+        alone = simulate(**DEFAULT | {"fills": "quarter", "kernel": 5})
+        assert alone.finding == "A kernel is running 99% of the time, yet 25% of the GPU's capacity is in use"
+
+    def test_the_host_waits_when_the_queue_holds_1024_launches(self):
+        done = run(replace(EAGER, kernels=200, kernel=200))
+        began, _ = done.full[0]
+        waiting = sum(end <= began for _, end in done.launches) - sum(end <= began for _, end in done.kernels)
+        assert 1022 <= waiting <= 1025
+        assert len(done.launches) == STEPS * 200
+        assert not run(replace(EAGER, kernels=170, kernel=200)).full
+
+    def test_the_host_is_ahead_by_what_is_queued(self):
+        done = run(EAGER)
+        at, behind = done.backlog[-1]
+        assert at == pytest.approx(done.unsynchronised)
+        assert behind == pytest.approx(done.end - at)
+        assert done.behind(at) == pytest.approx(behind)
+        assert done.behind(0) == 0
+        assert done.behind(done.end) == 0
+
+
+class TestPresets:
+    def test_the_addition_takes_what_the_virtual_gpu_takes(self):
+        torch = pytest.importorskip("torch")
+        from gpulab import VirtualGPU
+        from gpulab.virtual import state
+
+        with VirtualGPU("T4"):
+            x, y = torch.zeros(2, 512, 1024, device="cuda")
+            before = state.current.clock.busy(0)
+            _ = x + y
+            took = state.current.clock.busy(0) - before
+        assert addition_us("T4") == round(took * 1e6)
+
+    def test_a_chosen_gpu_holds_the_kernel_time(self):
+        sim = LaunchQueue(gpu="T4")
+        assert sim.values["kernel"] == addition_us("T4") == 31
+        with pytest.raises(ValueError, match="adding two 512 × 1024 fp32 tensors takes 31 µs on Tesla T4"):
+            sim.set(kernel=50)
+        sim.set(gpu="")
+        assert sim.values["kernel"] == 20
+
+    def test_the_same_work_is_launch_bound_on_a_faster_gpu(self):
+        assert LaunchQueue(gpu="T4").result.running > 0.99
+        assert LaunchQueue(gpu="H200", launch=10).result.finding.startswith("Launch-bound")
+
+
+class TestOverTheWholeRange:
+    @whole_range
+    def test_times_add_up(self, values):
+        result = simulate(**values)
+        done = result.run
+        assert 0 < done.unsynchronised <= done.end
+        assert total(done.launches) + total(done.items) + total(done.full) <= done.unsynchronised * (1 + 1e-9)
+        assert 0 <= result.used <= result.running * (1 + 1e-9) <= 1 + 1e-6
+        assert 0 <= result.launching <= 1 + 1e-9
+        assert sum(end - start for start, end in done.kernels) == pytest.approx(STEPS * sum(result.work.durations))
+        assert all(behind >= 0 for _, behind in done.backlog)
+
+    @whole_range
+    def test_what_is_launched_runs_later_and_in_order(self, values):
+        done = simulate(**values).run
+        for (_, launched), (start, end) in zip(done.launches, done.kernels, strict=True):
+            assert launched <= start < end <= done.end * (1 + 1e-9)
+        for stream in set(done.streams):
+            mine = [kernel for kernel, where in zip(done.kernels, done.streams, strict=True) if where == stream]
+            assert all(one[1] <= two[0] + 1e-12 for one, two in itertools.pairwise(mine))
+        if values["fills"] == "all":
+            ordered = sorted(done.kernels)
+            assert all(one[1] <= two[0] + 1e-12 for one, two in itertools.pairwise(ordered))
+
+    @whole_range
+    def test_reading_values_never_makes_it_faster_and_fewer_launches_never_slower(self, values):
+        result = simulate(**values)
+        assert result.item_cost >= -1e-12
+        eager, compiled, graph, both = result.modes
+        assert graph <= eager * (1 + 1e-9)
+        assert both <= compiled * (1 + 1e-9)
+        if values["streams"] == 1:  # else fewer kernels may also be fewer side by side
+            assert compiled <= eager * (1 + 1e-9)
+
+    @whole_range
+    def test_the_picture_is_whole_and_its_title_has_room(self, values, check_picture):
+        picture = draw(simulate(**values))
+        document = picture.text(note=LaunchQueue.leaves_out)
+        check_picture(document)
+        assert len(document) < 60_000
+        room = picture.width - 2 * svg.MARGIN
+        assert len(svg.wrap(picture.title, room, svg.HEAD, bold=True)) <= picture.head_lines
+
+    @pytest.mark.parametrize("argument", ["launch", "kernel"])
+    def test_longer_launches_and_kernels_make_longer_steps(self, argument):
+        steps = [simulate(**DEFAULT | {argument: value}).step for value in (1, 5, 20, 50)]
+        assert steps == sorted(steps)
+
+
+class TestPicture:
+    def test_play_moves_the_moment_and_nothing_else(self):
+        sim = LaunchQueue()
+        still = []
+        for moment in (0, 50, 100):
+            sim.set(moment=moment)
+            bars, words = _lanes(sim.result.run, 1)
+            still.append((bars, words, sim.result.finding, sim.result.step))
+        assert still[0] == still[1] == still[2]
+        assert "work before the GPU at 2.9 ms" in sim.svg()
+
+    def test_every_stream_has_its_lane(self):
+        assert "4 streams" in LaunchQueue(streams=4).svg()
+        one, four = (LaunchQueue(streams=streams).svg().count('fill="none" stroke="#C9C9C9"') for streams in (1, 4))
+        assert (one, four) == (1, 4)
+
+    def test_waiting_differs_by_more_than_colour(self):
+        assert "waits" in LaunchQueue(item=1).svg()
+        without, with_waits = (LaunchQueue(item=item).svg().count('fill="none"/>') for item in (0, 1))
+        assert with_waits > without  # strokes of a hatch
+
+    def test_every_number_of_time_is_virtual(self):
+        for name, value, source in LaunchQueue().result.rows():
+            assert source == ("" if name == "kernels per step" else "virtual"), (name, value)
+
+    def test_it_says_what_it_leaves_out(self):
+        assert "compile is a toy" in LaunchQueue().svg()
+
+
+class TestBadValues:
+    @pytest.mark.parametrize(
+        ("values", "error", "message"),
+        [
+            ({"launch": 0}, ValueError, "launch must be from 1 to 50 µs"),
+            ({"kernel": 201}, ValueError, "kernel must be from 1 to 200 µs"),
+            ({"kernels": 2.5}, TypeError, "kernels must be a whole number from 1 to 200, not float"),
+            ({"item": 4}, ValueError, "item must be one of 0, 1, 2, 3, 6"),
+            ({"mode": "jit"}, ValueError, "mode must be one of 'eager', 'compile', 'graph', 'both'"),
+            ({"moment": 101}, ValueError, "moment must be from 0 to 100 % of the run"),
+            ({"stream": 2}, TypeError, "did you mean 'streams'?"),
+        ],
+    )
+    def test_are_named_with_the_range(self, values, error, message):
+        with pytest.raises(error) as caught:
+            LaunchQueue(**values)
+        assert message in str(caught.value)
+
+
+def test_it_loads_no_torch_and_no_widgets():
+    code = (
+        "import sys; from gpulab.sim.launch_queue import LaunchQueue; from gpulab.sim.pipeline import Pipeline\n"
+        "LaunchQueue().svg(); Pipeline().svg()\n"
+        "print([name for name in ('torch', 'ipywidgets', 'matplotlib', 'numpy') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,334 @@
+import itertools
+import multiprocessing
+import time
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpulab.sim import svg
+from gpulab.sim.pipeline import Pipeline, draw, simulate
+from gpulab.sim.pipeline_model import (
+    AHEAD,
+    BATCHES,
+    EPOCHS,
+    MOST_WORKERS,
+    PERIOD,
+    SPREAD,
+    START,
+    Work,
+    first_wait,
+    run,
+    shown,
+    steady,
+)
+
+MS = 1e-3
+MIB = 2**20
+GPUS = list(Pipeline.controls[0].options)
+DEFAULT = {control.name: control.value for control in Pipeline.controls}
+PLAIN = Work(60 * MS, 0.0, 0, 2, False, 64 * MIB, False, False, False, 25 * MS, "T4")
+PAGEABLE, PINNED = 64 * MIB / 6e9 + 8e-6, 64 * MIB / 12e9 + 8e-6  # PCIe 3 x16, and 8 µs for each copy
+
+
+@st.composite
+def states(draw_from):
+    return {
+        "gpu": draw_from(st.sampled_from(GPUS)),
+        "load": draw_from(st.integers(1, 200)),
+        "spread": draw_from(st.integers(0, 100)),
+        "workers": draw_from(st.integers(0, MOST_WORKERS)),
+        "prefetch": draw_from(st.integers(1, 8)),
+        "persistent": draw_from(st.booleans()),
+        "batch": draw_from(st.integers(1, 512)),
+        "pinned": draw_from(st.booleans()),
+        "non_blocking": draw_from(st.booleans()),
+        "side": draw_from(st.booleans()),
+        "compute": draw_from(st.integers(1, 200)),
+        "moment": draw_from(st.integers(0, 100)),
+    }
+
+
+def whole_range(test):
+    return settings(deadline=None, max_examples=40)(given(values=states())(test))
+
+
+class TestByHand:
+    def test_the_default_state_is_a_gpu_that_waits(self):
+        sim = Pipeline()
+        assert sim.result.step == pytest.approx(60 * MS + PAGEABLE, rel=1e-3)
+        assert sim.result.finding == (
+            "The GPU computes 35% of the time: in each step of 71 ms the main process loads a batch,"
+            " then copies it, and the GPU waits"
+        )
+
+    @pytest.mark.parametrize(
+        ("choices", "step"),
+        [
+            ({}, 60 * MS + PAGEABLE),  # loading hides the computing, a pageable copy nothing
+            ({"workers": 1}, 60 * MS),
+            ({"workers": 2}, PAGEABLE + 25 * MS),  # the copy waits for the step before
+            ({"workers": 8}, PAGEABLE + 25 * MS),
+            ({"workers": 3, "pinned": True}, PINNED + 25 * MS),
+            ({"workers": 3, "pinned": True, "non_blocking": True}, PINNED + 25 * MS),  # still one stream
+            ({"workers": 3, "pinned": True, "non_blocking": True, "side": True}, 25 * MS),
+            ({"workers": 2, "pinned": True, "non_blocking": True, "side": True}, 30 * MS),
+            ({"workers": 3, "non_blocking": True}, PAGEABLE + 25 * MS),  # pageable memory: it waits all the same
+            ({"workers": 3, "side": True}, 25 * MS),
+            ({"workers": 3, "side": True, "compute": MS}, 20 * MS),
+            ({"workers": 8, "side": True, "compute": MS}, PAGEABLE),
+        ],
+    )
+    def test_a_step(self, choices, step):
+        assert steady(replace(PLAIN, **choices)).step == pytest.approx(step, rel=2e-3)
+
+    def test_pinning_in_the_main_process_costs_what_it_saves(self):
+        pin = 64 * MIB / 10e9
+        assert steady(replace(PLAIN, pinned=True)).step == pytest.approx(60 * MS + pin + PINNED, rel=1e-3)
+
+    def test_without_workers_the_main_process_pins(self):
+        done = shown(replace(PLAIN, pinned=True))
+        for batch, asked in enumerate(done.asked):
+            load, pin = (
+                next(s for s in done.spans if (s.where, s.name) == (where, str(batch))) for where in ("main", "pin")
+            )
+            assert asked == load.start
+            assert load.start + load.seconds == pytest.approx(pin.start)
+            assert pin.start + pin.seconds == pytest.approx(done.taken[batch])
+
+    def test_the_thread_that_pins_is_one(self):
+        fast = replace(PLAIN, workers=8, load=MS, compute=MS, nbytes=256 * MIB, pinned=True, side=True)
+        assert steady(fast).step == pytest.approx(256 * MIB / 10e9, rel=1e-3)
+
+    def test_memory_is_page_locked_once(self):
+        done = shown(replace(PLAIN, workers=1, pinned=True))
+        pins = [span.seconds for span in done.spans if span.where == "pin"]
+        assert pins[0] == pytest.approx(64 * MIB / 2e9 + 100e-6)
+        assert pins[-1] == pytest.approx(64 * MIB / 10e9)
+
+    @pytest.mark.parametrize("workers", [1, 4, 8])
+    def test_the_first_batch_waits_for_all_workers_to_start(self, workers):
+        work = replace(PLAIN, workers=workers)
+        assert first_wait(shown(work), 0) == pytest.approx(workers * START + 60 * MS)
+        assert first_wait(shown(work), 1) == pytest.approx(workers * START + 60 * MS)
+        kept = shown(replace(work, persistent=True))
+        assert first_wait(kept, 0) == pytest.approx(workers * START + 60 * MS)
+        assert first_wait(kept, 1) == pytest.approx(60 * MS)
+
+    def test_the_fetch_is_the_loading_without_workers_and_the_wait_with_them(self):
+        assert steady(PLAIN).fetch == pytest.approx(60 * MS)
+        assert steady(replace(PLAIN, workers=1)).fetch == pytest.approx(60 * MS - PAGEABLE, rel=0.01)
+        assert steady(replace(PLAIN, workers=4)).fetch == pytest.approx(0)
+
+    def test_deeper_prefetching_helps_only_where_batches_differ(self):
+        even = replace(PLAIN, workers=3, side=True, prefetch=1, load=72 * MS)
+        assert steady(even).step == pytest.approx(steady(replace(even, prefetch=4)).step)
+        uneven = replace(even, spread=0.9)
+        assert steady(replace(uneven, prefetch=4)).step < 0.95 * steady(uneven).step
+
+    def test_loading_times_are_spread_evenly_about_their_mean(self):
+        assert sorted(SPREAD) == pytest.approx([-1 + 0.2 * k for k in range(11)])
+        assert SPREAD[0] == 0
+        work = replace(PLAIN, spread=0.5)
+        assert sum(work.loading(number) for number in range(PERIOD)) / PERIOD == pytest.approx(60 * MS)
+
+    def test_in_the_long_run_workers_bring_batches_at_their_rate_whatever_the_spread(self):
+        for workers in range(1, MOST_WORKERS + 1):
+            work = replace(PLAIN, workers=workers, spread=1.0, prefetch=8, load=200 * MS, compute=MS, nbytes=MIB)
+            assert steady(work).step == pytest.approx(200 * MS / workers, rel=1e-6)
+
+
+class TestChoices:
+    def test_each_is_the_difference_to_its_neighbour(self):
+        sim = Pipeline(workers=2, spread=0)
+        found = {change.name: change for change in sim.result.changes}
+        assert found["side stream"].seconds == pytest.approx(30 * MS - (PAGEABLE + 25 * MS), rel=0.01)
+        assert found["pin_memory"].words(sim.result.step) == "would save 5.6 ms"
+        assert found["non_blocking"].words(sim.result.step) == "would save nothing"
+        assert found["persistent_workers"].words(sim.result.step) == "would save 32 ms/epoch"
+        sim.set(pinned=True)
+        found = {change.name: change for change in sim.result.changes}
+        assert found["pin_memory"].words(sim.result.step) == "saves 5.6 ms"
+
+    def test_a_choice_can_cost(self):
+        changes = {change.name: change for change in Pipeline().result.changes}
+        assert changes["pin_memory"].words(Pipeline().result.step) == "would cost 1.1 ms"
+
+    def test_where_more_workers_stop_helping(self):
+        assert Pipeline().result.enough == 2
+        assert Pipeline(side=True).result.enough == 3
+        assert Pipeline(load=200, compute=1, batch=1).result.enough == MOST_WORKERS
+        assert Pipeline(load=1, compute=200).result.enough == 0
+        assert "no gain from 2 workers on" in Pipeline().svg()
+        assert "no gain from any worker" in Pipeline(load=1, compute=200).svg()
+        assert "still gaining at 8" in Pipeline(load=200, compute=1, batch=1).svg()
+
+    @pytest.mark.parametrize(
+        ("values", "words"),
+        [
+            ({"workers": 2}, "it stands still in each copy of 11 ms, and more workers do not help"),
+            ({"workers": 1}, "1 worker brings a batch every 60 ms, and it needs one every 25 ms"),
+            ({"workers": 3, "side": True}, "a step takes 25 ms, and neither loading nor copying holds it up"),
+            ({"workers": 7, "side": True}, "; 3 workers would do"),
+            ({"workers": 8, "side": True, "compute": 1, "load": 1}, "a copy takes 11 ms, longer than all else"),
+            ({"workers": 8, "pinned": True, "compute": 1, "load": 1}, "the one thread that pins takes 6.7 ms a batch"),
+            ({"workers": 3, "side": True, "prefetch": 1, "spread": 100, "load": 70}, "waits for a slow batch"),
+        ],
+    )
+    def test_the_finding_names_what_holds_it_up(self, values, words):
+        assert words in Pipeline(**values).result.finding
+
+
+class TestTheLoader:
+    @pytest.mark.parametrize(("workers", "prefetch"), [(1, 1), (2, 3), (5, 2), (8, 1)])
+    def test_batches_go_round_and_a_new_one_is_asked_for_when_one_is_taken(self, workers, prefetch):
+        done = run(replace(PLAIN, workers=workers, prefetch=prefetch, spread=0.7), 1, 40, record=True)
+        loads = sorted((int(span.name), span) for span in done.spans if span.where == "worker")
+        assert [number for number, _ in loads] == list(range(40))
+        for number, span in loads:
+            assert span.stream == number % workers
+            if number >= workers * prefetch:
+                assert span.start >= done.taken[number - workers * prefetch]
+            assert done.taken[number] >= span.start + span.seconds
+
+    def test_the_host_is_at_most_a_few_steps_ahead(self):
+        work = replace(PLAIN, workers=8, load=MS, pinned=True, non_blocking=True, side=True)
+        done = run(work, 1, 40)
+        for number in range(AHEAD + 1, 40):
+            assert done.asked[number] >= done.computed[number - 1 - AHEAD]
+
+    def test_a_real_dataloader_does_the_same(self):
+        data = pytest.importorskip("torch.utils.data")
+        workers, prefetch = 2, 3
+        asked = multiprocessing.Value("i", 0)
+
+        class Numbers(data.Dataset):
+            def __len__(self):
+                return 20
+
+            def __getitem__(self, index):
+                with asked:
+                    asked.value += 1
+                return index, data.get_worker_info().id
+
+        def settles_at(count):
+            for _ in range(500):
+                if asked.value >= count:
+                    break
+                time.sleep(0.01)
+            time.sleep(0.1)  # one more would be loaded by now
+            return asked.value
+
+        loader = data.DataLoader(
+            Numbers(), batch_size=None, num_workers=workers, prefetch_factor=prefetch, multiprocessing_context="fork"
+        )
+        iterator = iter(loader)
+        assert settles_at(workers * prefetch) == workers * prefetch
+        for number in range(4):
+            assert list(next(iterator)) == [number, number % workers]
+            assert settles_at(workers * prefetch + number + 1) == workers * prefetch + number + 1
+        iterator._shutdown_workers()
+
+
+class TestOverTheWholeRange:
+    @whole_range
+    def test_every_batch_is_loaded_copied_and_computed_once_and_in_that_order(self, values):
+        result = simulate(**values)
+        done = result.run
+        number = EPOCHS * BATCHES
+        at = {kind: {} for kind in ("load", "pin", "to GPU", "kernels")}
+        for span in done.spans:
+            assert span.seconds >= 0
+            assert span.start >= 0
+            kind = "load" if span.where in ("worker", "main") else span.where
+            if kind in at and span.name != "start":
+                assert int(span.name) not in at[kind]
+                at[kind][int(span.name)] = span
+        for kind, spans in at.items():
+            assert len(spans) == (number if kind != "pin" or values["pinned"] else 0)
+        order = ["load", *(["pin"] if values["pinned"] else []), "to GPU", "kernels"]
+        for batch in range(number):
+            spans = [at[kind][batch] for kind in order]
+            assert all(a.start + a.seconds <= b.start + 1e-9 for a, b in itertools.pairwise(spans))
+        assert done.end == pytest.approx(max(done.computed), abs=1e-4)
+        assert list(done.computed) == sorted(done.computed)
+        ready = [done.ready(done.end * k / 7) for k in range(8)]
+        assert all(0 <= count <= values["workers"] * values["prefetch"] for count in ready)
+
+    @whole_range
+    def test_a_step_takes_as_long_as_its_slowest_part_and_no_longer_than_all_of_them(self, values):
+        result = simulate(**values)
+        work = result.work
+        load = work.load / max(1, work.workers)
+        assert result.step >= max(work.compute, work.copy, load) * 0.99
+        assert result.step <= work.load + work.pin + work.copy + work.compute + 1e-4
+        assert -1e-12 <= result.fetch <= result.step * 1.01
+        for share in (result.computing, result.copying, result.loading, result.pinning):
+            assert 0 <= share <= 1.01
+
+    @whole_range
+    def test_where_all_batches_are_alike_more_workers_never_hurt(self, values):
+        steps = simulate(**values | {"spread": 0}).by_workers
+        assert all(two <= one * (1 + 1e-6) + 1e-5 for one, two in itertools.pairwise(steps[1:]))
+
+    @whole_range
+    def test_the_picture_is_whole_and_its_title_has_room(self, values, check_picture):
+        picture = draw(simulate(**values))
+        document = picture.text(note=Pipeline.leaves_out)
+        check_picture(document)
+        assert len(document) < 60_000
+        room = picture.width - 2 * svg.MARGIN
+        assert len(svg.wrap(picture.title, room, svg.HEAD, bold=True)) <= picture.head_lines
+
+    @pytest.mark.parametrize("argument", ["load", "batch", "compute"])
+    def test_more_of_anything_never_makes_a_step_shorter(self, argument):
+        for workers in (0, 1, 3):
+            steps = [
+                simulate(**DEFAULT | {"workers": workers, "spread": 0, argument: value}).step
+                for value in (1, 20, 90, 200)
+            ]
+            assert all(one <= two * (1 + 1e-9) for one, two in itertools.pairwise(steps))
+
+
+class TestPicture:
+    def test_the_moment_is_told_in_words(self):
+        assert "at 0: main process loads, 0 batches ready, GPU waits" in Pipeline(moment=0).svg()
+        assert "main process starts workers, 0 batches ready, GPU waits" in Pipeline(workers=4, moment=1).svg()
+        assert "all is done" in Pipeline().svg()
+
+    def test_the_second_epoch_is_marked(self):
+        assert "epoch 2" in Pipeline(workers=3).svg()
+
+    def test_what_a_choice_does_is_said_in_words_and_not_by_colour_alone(self):
+        document = Pipeline(workers=2, spread=0).svg()
+        assert "would save 5.6 ms" in document
+        assert Pipeline(workers=2, pinned=True).svg().count("<polyline") > document.count("<polyline")  # the tick
+
+    def test_sources_of_numbers(self):
+        for name, _, source in Pipeline(workers=2).result.rows():
+            assert source.split(":")[0] == ("recorded" if name == "starting the workers" else "virtual")
+
+    def test_it_says_what_it_leaves_out(self):
+        assert "Workers never compete for cores" in Pipeline().svg()
+
+
+class TestBadValues:
+    @pytest.mark.parametrize(
+        ("values", "error", "message"),
+        [
+            ({"workers": -1}, ValueError, "workers must be from 0 to 8"),
+            ({"workers": 9}, ValueError, "workers must be from 0 to 8"),
+            ({"prefetch": 0}, ValueError, "prefetch must be from 1 to 8"),
+            ({"spread": 101}, ValueError, "spread must be from 0 to 100 %"),
+            ({"batch": 0}, ValueError, "batch must be from 1 to 512 MiB"),
+            ({"load": 2.5}, TypeError, "load must be a whole number from 1 to 200 ms, not float"),
+            ({"pinned": 1}, TypeError, "pinned must be True or False, not int"),
+            ({"gpu": "A100"}, ValueError, "gpu must be one of 'T4'"),
+            ({"num_workers": 2}, TypeError, "has no control 'num_workers'"),
+        ],
+    )
+    def test_are_named_with_the_range(self, values, error, message):
+        with pytest.raises(error) as caught:
+            Pipeline(**values)
+        assert message in str(caught.value)

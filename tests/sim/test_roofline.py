@@ -1,0 +1,321 @@
+import contextlib
+import xml.etree.ElementTree as ET
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from gpulab import VirtualGPU
+from gpulab.sim import svg
+from gpulab.sim.base import Choice, Flag
+from gpulab.sim.roofline import Roofline, draw
+from gpulab.sim.roofline_model import DTYPES, HEAD, OPERATIONS, image, simulate
+from gpulab.virtual.specs import SPECS
+
+DEFAULT = {
+    "gpu": "T4", "dtype": "fp16", "op": "matmul", "rows": 4096, "columns": 4096, "depth": 4096, "channels_last": False
+}  # fmt: skip
+SIZES = st.one_of(st.sampled_from([1, 16, 64, 100, 640, 641, 4096, 4097, 16384]), st.integers(1, 16384))
+
+
+@st.composite
+def states(draw_from):
+    return {
+        "gpu": draw_from(st.sampled_from(list(SPECS))),
+        "dtype": draw_from(st.sampled_from(list(DTYPES))),
+        "op": draw_from(st.sampled_from(list(OPERATIONS))),
+        "rows": draw_from(SIZES),
+        "columns": max(64, draw_from(SIZES)),
+        "depth": max(16, draw_from(SIZES)),
+        "channels_last": draw_from(st.booleans()),
+    }
+
+
+def whole_range(test):
+    return settings(deadline=None)(given(values=states())(test))
+
+
+@contextlib.contextmanager
+def tf32(allowed):
+    backends = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = [backend.allow_tf32 for backend in backends]
+    try:
+        for backend in backends:
+            backend.allow_tf32 = allowed
+        yield
+    finally:
+        for backend, was in zip(backends, before, strict=True):
+            backend.allow_tf32 = was
+
+
+def run(op, dtype, rows, columns, depth, channels_last):
+    """The operation itself, on whatever "cuda" is."""
+    form = torch.channels_last if channels_last else torch.contiguous_format
+
+    def make(*shape):
+        return torch.empty(*shape, device="cuda", dtype=dtype)
+
+    if op == "matmul":
+        args = make(rows, depth), make(depth, columns)
+        return lambda: torch.mm(*args)
+    if op == "gelu":
+        x = make(rows, columns)
+        return lambda: F.gelu(x)
+    if op == "layer_norm":
+        x, weight, bias = make(rows, columns), make(columns), make(columns)
+        return lambda: F.layer_norm(x, (columns,), weight, bias)
+    if op == "attention":
+        q, k, v = (make(1, max(1, columns // HEAD), rows, HEAD) for _ in range(3))
+        return lambda: F.scaled_dot_product_attention(q, k, v)
+    x = make(1, depth, *image(rows)).to(memory_format=form)
+    weight = make(columns, depth, 3, 3).to(memory_format=form)
+    return lambda: F.conv2d(x, weight, padding=1)
+
+
+def spans(values, *, compute=False):
+    """Seconds and operations of the kernels that the virtual GPU's clock counts."""
+    half = {"fp16": torch.float16, "bf16": torch.bfloat16}
+    sizes = {name: values[name] for name in ("rows", "columns", "depth", "channels_last")}
+    with (
+        VirtualGPU(values["gpu"], compute=compute) as gpu,
+        torch.no_grad(),
+        tf32(values["dtype"] == "tf32"),
+    ):
+        call = run(values["op"], half.get(values["dtype"], torch.float32), **sizes)
+        with gpu.timeline() as timeline:
+            call()
+    return [(span.seconds, span.flops) for span in timeline.spans if span.where == "kernels"]
+
+
+SHAPES = [
+    (4096, 4096, 4096), (4097, 4096, 4096), (1, 4096, 4096), (640, 1024, 4096), (641, 1024, 4096),
+    (100, 64, 16), (65, 200, 333), (1, 64, 16), (5000, 128, 8192),
+]  # fmt: skip
+
+
+class TestAgainstTheClock:
+    """The virtual GPU runs the very operation; its kernels' time is the simulator's."""
+
+    @pytest.mark.parametrize("gpu", list(SPECS))
+    @pytest.mark.parametrize("op", list(OPERATIONS))
+    def test_every_gpu_operation_and_dtype(self, gpu, op):
+        for place, dtype in enumerate(DTYPES):
+            for rows, columns, depth in (SHAPES[place], SHAPES[place + 4], SHAPES[(place + 5) % len(SHAPES)]):
+                values = DEFAULT | {
+                    "gpu": gpu, "op": op, "dtype": dtype, "rows": rows, "columns": columns, "depth": depth
+                }  # fmt: skip
+                self.compare(values, spans(values))
+
+    @pytest.mark.parametrize("channels_last", [False, True])
+    @pytest.mark.parametrize("dtype", list(DTYPES))
+    @pytest.mark.parametrize("rows", [1, 100])
+    def test_the_layout_of_images(self, channels_last, dtype, rows):
+        values = {"gpu": "A100-80", "rows": rows, "columns": 64, "depth": 32, "channels_last": channels_last}
+        values = DEFAULT | values | {"op": "conv", "dtype": dtype}
+        for compute in (False, True):
+            self.compare(values, spans(values, compute=compute))
+
+    @settings(deadline=None, max_examples=40)
+    @given(values=states())
+    def test_any_state(self, values):
+        need = simulate(**values).operation.nbytes
+        if 2 * need < SPECS[values["gpu"]].memory_bytes:
+            self.compare(values, spans(values))
+
+    @staticmethod
+    def compare(values, kernels):
+        op = simulate(**values).operation
+        assert op.kernels == len(kernels)
+        assert op.seconds == pytest.approx(sum(seconds for seconds, _ in kernels), rel=1e-12)
+        if op.name in ("matmul", "attention", "conv"):
+            assert op.flops == sum(flops for _, flops in kernels)
+        else:
+            assert all(flops == 0 for _, flops in kernels)
+
+
+class TestPublished:
+    """NVIDIA, Deep Learning Performance: GPU Performance Background, table 1 (FP16)."""
+
+    @pytest.mark.parametrize(("rows", "intensity", "bound"), [(512, 315, "arithmetic"), (1, 1, "memory")])
+    def test_a_linear_layer_of_4096_outputs_and_1024_inputs(self, rows, intensity, bound):
+        op = simulate("V100-16", "fp16", "matmul", rows, 4096, 1024, False).operation
+        assert op.intensity == pytest.approx(intensity, abs=0.5)
+        assert op.bound in (bound, "least time")
+        wide = simulate("V100-16", "fp16", "matmul", rows, 16384, 1024, False).operation
+        assert wide.bound == bound
+
+    def test_layer_norm_does_less_than_ten_operations_a_byte(self):
+        assert simulate(**DEFAULT | {"op": "layer_norm"}).operation.intensity < 10
+
+    def test_a_v100_is_balanced_between_40_and_139_operations_a_byte(self):
+        # The page: 125 TFLOPS over about 900 GB/s of memory, 139; both rates are reached in part here.
+        result = simulate(**DEFAULT | {"gpu": "V100-16"})
+        assert result.peak / result.spec.bandwidth_gbps / 1e9 == pytest.approx(139, abs=0.5)
+        assert 100 < result.balance < 139
+
+
+class TestByHand:
+    def test_a_product(self):
+        op = simulate(**DEFAULT).operation
+        assert op.flops == 2 * 4096**3
+        assert op.nbytes == 3 * 2 * 4096**2
+        assert op.intensity == pytest.approx(4096 / 3)
+        assert (op.tiling.tiles, op.tiling.waves) == (32 * 32, 26)  # of 40 SMs
+
+    def test_elementwise(self):
+        result = simulate(**DEFAULT | {"rows": 100, "columns": 256, "dtype": "fp32"})
+        assert result.operations["gelu"].nbytes == 2 * 4 * 25_600
+        assert result.operations["layer_norm"].nbytes == 2 * 4 * 25_600 + 2 * 4 * 256 + 2 * 4 * 100
+
+    def test_attention(self):
+        op = simulate(**DEFAULT | {"rows": 1000, "columns": 192}).operations["attention"]
+        assert op.flops == 2 * 2 * 3 * 1000**2 * 64
+
+    def test_a_convolution(self):
+        op = simulate(**DEFAULT | {"rows": 4097, "columns": 64, "depth": 32}).operations["conv"]
+        assert op.flops == 2 * (65 * 64) * 32 * 64 * 9
+        moved = 2 * (65 * 64 * (32 + 64) + 32 * 64 * 9)
+        assert op.nbytes == moved + 2 * 2 * 65 * 64 * (32 + 64)  # both images are copied
+        last = simulate(**DEFAULT | {"rows": 4097, "columns": 64, "depth": 32, "channels_last": True})
+        assert last.operations["conv"].nbytes == moved
+        assert last.operations["conv"].seconds < op.seconds
+
+
+class TestThingsToTry:
+    def test_the_default_state_makes_the_point(self):
+        finding = simulate(**DEFAULT).finding
+        assert finding.startswith("Matrix product is bound by arithmetic")
+        assert "GELU, which waits for memory" in finding
+
+    def test_one_row_more_than_the_tiles_of_a_wave(self):
+        even = simulate(**DEFAULT | {"rows": 640, "columns": 1024})
+        odd = simulate(**DEFAULT | {"rows": 641, "columns": 1024})
+        assert even.full == 1
+        assert odd.operation.seconds > 1.5 * even.operation.seconds
+        assert "do not come out even on 40 SMs" in odd.finding
+
+    def test_a_single_row_reads_all_weights(self):
+        result = simulate(**DEFAULT | {"rows": 1})
+        assert result.finding.startswith("Matrix product waits for memory: 1 FLOP a byte")
+
+    def test_half_precision_helps_gelu_twice_and_a_product_more(self):
+        whole, half = (simulate(**DEFAULT | {"dtype": dtype}).operations for dtype in ("fp32", "fp16"))
+        assert whole["gelu"].busy / half["gelu"].busy == pytest.approx(2)
+        assert whole["matmul"].busy / half["matmul"].busy > 5
+
+    def test_a_t4_has_no_bf16(self):
+        result = simulate(**DEFAULT | {"dtype": "bf16"})
+        assert result.peak_dtype == "fp32"
+        assert "without BF16, at FP32's rate" in result.finding
+        assert result.operations["attention"].kernels == 10
+
+    def test_a_rate_that_is_not_published(self):
+        assert "no rate is published: FP32's" in simulate(**DEFAULT | {"gpu": "RTX4090", "dtype": "tf32"}).finding
+
+    def test_what_is_too_small(self):
+        result = simulate(**DEFAULT | {"gpu": "H100", "op": "gelu", "rows": 1})
+        assert result.operation.bound == "least time"
+        assert "too small for an H100" in result.finding
+
+
+class TestOverTheWholeRange:
+    @whole_range
+    def test_no_operation_is_above_the_roof(self, values):
+        result = simulate(**values)
+        assert set(result.operations) == set(OPERATIONS)
+        for op in result.operations.values():
+            assert min(op.memory, op.least, op.flops, op.nbytes) > 0
+            roof = min(result.reached, op.intensity * result.rates.memory_rate)
+            assert op.rate <= roof * (1 + 1e-9)
+            assert op.seconds >= max(op.arithmetic, op.memory - op.copies) + op.least
+        assert 0 < result.full <= 1
+        assert result.reached <= result.peak
+        assert result.operation is result.operations[values["op"]]
+
+    @whole_range
+    def test_the_picture_is_whole_and_its_title_has_room(self, values, check_picture):
+        picture = draw(simulate(**values))
+        check_picture(picture.text(note=Roofline.leaves_out))
+        room = picture.width - 2 * svg.MARGIN
+        assert len(svg.wrap(picture.title, room, svg.HEAD, bold=True)) <= picture.head_lines
+
+    @whole_range
+    def test_every_number_says_where_it_comes_from(self, values):
+        for _, value, source in simulate(**values).rows():
+            assert value
+            assert source.split(":")[0] in ("virtual", "recorded", "")
+
+    @settings(deadline=None, max_examples=30)
+    @given(values=states(), name=st.sampled_from(["rows", "columns", "depth"]), more=st.integers(1, 5000))
+    def test_more_takes_no_less_memory_time(self, values, name, more):
+        one, two = simulate(**values), simulate(**values | {name: values[name] + more})
+        for op in ("matmul", "gelu", "layer_norm", "conv"):
+            assert two.operations[op].flops >= one.operations[op].flops
+            if op != "conv":  # of whose image one pixel is a case of its own
+                assert two.operations[op].memory >= one.operations[op].memory
+
+
+class TestPicture:
+    def test_every_end_of_every_control(self, check_picture):
+        for control in Roofline.controls:
+            if isinstance(control, Choice):
+                ends = list(control.options)
+            else:
+                ends = [False, True] if isinstance(control, Flag) else [control.low, control.high]
+            for value in ends:
+                check_picture(Roofline(**{control.name: value}).svg())
+
+    def test_size_stays_and_is_small(self):
+        views = set()
+        for values in ({}, {"op": "conv", "gpu": "B200"}, {"rows": 1, "columns": 64, "depth": 16}):
+            text = Roofline(**values).svg()
+            views.add(ET.fromstring(text).get("viewBox"))
+            assert len(text) < 20_000
+        assert len(views) == 1
+
+    def test_each_operation_has_a_sign_of_its_own(self):
+        from gpulab.sim.roofline import _marker
+
+        assert len({_marker(op, 0, 0, chosen=False) for op in OPERATIONS}) == len(OPERATIONS)
+
+    def test_it_says_what_the_clock_leaves_out(self):
+        assert "alignment" in Roofline.leaves_out
+
+
+class TestControls:
+    @pytest.mark.parametrize(
+        ("values", "error", "message"),
+        [
+            ({"rows": 0}, ValueError, "roofline(rows=0): rows must be from 1 to 16384"),
+            ({"columns": 63}, ValueError, "roofline(columns=63): columns must be from 64 to 16384"),
+            ({"depth": 3.5}, TypeError, "depth must be a whole number from 16 to 16384, not float"),
+            ({"gpu": "T5"}, ValueError, "gpu must be one of 'T4'"),
+            ({"dtype": "fp8"}, ValueError, "dtype must be one of 'fp32', 'tf32', 'fp16', 'bf16'"),
+            ({"tokens": 3}, TypeError, "has no control 'tokens'"),
+        ],
+    )
+    def test_bad_values_are_named_with_the_range(self, values, error, message):
+        with pytest.raises(error) as caught:
+            Roofline(**values)
+        assert message in str(caught.value)
+
+    def test_set_moves_it(self):
+        sim = Roofline()
+        sim.set(op="gelu", rows=1000)
+        assert sim.values["rows"] == 1000
+        assert sim.result.operation.shape == "1000 × 4096"
+
+    def test_the_slider_makes_room_for_a_size_from_code(self):
+        pytest.importorskip("ipywidgets")
+        from gpulab.sim.live import Live
+
+        sim = Roofline()
+        sim._live = live = Live(sim)
+        rows = live._widgets["rows"]
+        sim.set(rows=1000)
+        assert rows.value == 1000
+        rows.value = 1
+        assert sim.values["rows"] == 1
+        assert [value for value in rows._options_values if 512 < value < 1025] == [513, 640, 641, 1000, 1024]
