@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,9 @@ def required() -> list[Requirement]:
 
 
 def installed() -> dict[str, importlib.metadata.Distribution]:
-    return {canonicalize_name(found.name): found for found in importlib.metadata.distributions()}
+    # Of this environment's folders: setuptools may have put copies of its own beside them.
+    folders = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    return {canonicalize_name(found.name): found for found in importlib.metadata.distributions(path=folders)}
 
 
 def conda_parts() -> tuple[list[str], list[str]]:

@@ -12,8 +12,11 @@ import nbclient
 import nbformat
 import pytest
 
+import gpulab
+
 ROOT = Path(__file__).resolve().parent.parent
 LECTURES = sorted((ROOT / "notebooks").glob("*.ipynb"))
+LESSONS = [path for path in LECTURES if path.stem[:2].isdigit()]  # and not the gallery
 SOLUTIONS = sorted((ROOT / "solutions").glob("*.ipynb"))
 EXERCISES = sorted((ROOT / "exercises").glob("*.ipynb"))
 EXECUTED = LECTURES + SOLUTIONS
@@ -130,7 +133,7 @@ def assert_resolves(page, target):
     assert not anchor or file, f"{page.name}: a link to its own #{anchor} breaks where headings get other ids"
 
 
-@pytest.mark.parametrize("path", LECTURES, ids=name)
+@pytest.mark.parametrize("path", LESSONS, ids=name)
 def test_a_lecture_has_the_rooms_of_a_lesson(path):
     text = "\n".join(c.source for c in cells(path, "markdown"))
     for room in ("**Promise:**", "After this", "| time |", "## Take-aways", "## References"):
@@ -138,6 +141,14 @@ def test_a_lecture_has_the_rooms_of_a_lesson(path):
     if path.stem[:2] != "00":
         for heading in ("## A question worth asking", "## What the web says", "## Common mistakes", "## Quick check"):
             assert heading in text, heading
+
+
+def test_the_gallery_shows_every_simulator_with_a_sentence():
+    gallery = ROOT / "notebooks" / "simulators.ipynb"
+    shown = [c.source.removeprefix("gpulab.sim.").removesuffix("()") for c in cells(gallery, "code")[1:]]
+    assert sorted(shown) == sorted(gpulab.sim.__all__)
+    headings = re.findall(r"^## `(\w+)` \(lessons? \d", "\n".join(c.source for c in cells(gallery, "markdown")), re.M)
+    assert headings == shown
 
 
 @pytest.mark.parametrize("path", LECTURES, ids=name)

@@ -5,6 +5,7 @@ A batch is not tried when, by what smaller ones took, it would take more than ha
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from .largest import Stop
@@ -41,6 +42,9 @@ class HostMemory:
 
 def highest() -> int:
     """The most memory that this process has had, in bytes."""
+    status = Path("/proc/self/status")
+    if status.exists():  # Linux, whose getrusage begins with what the process that started this one had
+        return int(status.read_text(encoding="utf-8").partition("VmHWM:")[2].split()[0]) * 1024
     try:
         import resource
     except ImportError:  # Windows

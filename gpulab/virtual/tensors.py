@@ -6,12 +6,11 @@ own answer holds. How a tensor gets to another device is `moving`, how a new one
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import kernels, known, making, moving, state
+from . import kernels, known, making, moving
 from .labels import FLOATING, device_of
 from .patches import Patches
 from .state import backing, thread
@@ -61,10 +60,6 @@ def install(patches: Patches) -> None:
             value.__doc__ = text
         patches.set(Tensor, name, value)
     patches.set(torch, "get_device", _get_device)
-    current = state.current
-    if current is not None and not current.compute:
-        for name in ("__getitem__", "__setitem__"):
-            patches.set(Tensor, name, _indexing(getattr(_Base, name)))
     for module in (torch, torch.utils.dlpack):
         patches.set(module, "to_dlpack", _to_dlpack)
 
@@ -189,20 +184,6 @@ def _bool(self: Tensor) -> bool:
             "Use compute=True, or decide on something that does not come from a tensor."
         )
     return _Base.__bool__(self)
-
-
-def _indexing(own: Any) -> Any:
-    """Without values: what Python lists as an index stays known, which C++ would make a tensor without values."""
-
-    @functools.wraps(own)
-    def run(self: Tensor, index: Any, *value: Any) -> Any:
-        if type(index) is tuple:
-            index = tuple([torch.tensor(i) if type(i) is list and i else i for i in index])
-        elif type(index) is list and index and not isinstance(index[0], (Tensor, slice)):
-            index = torch.tensor(index)
-        return own(self, index, *value)
-
-    return run
 
 
 def _host_only(name: str) -> Any:

@@ -178,7 +178,8 @@ def test_without_a_driver_it_is_a_watch_of_nothing_with_the_reason(fake_nvml: An
 def test_an_interrupt_of_a_real_program_ends_it_at_once() -> None:
     """Ctrl-C in the main thread of a script: the traceback is the script's, and the process ends."""
     script = (
-        "import _thread, threading, time, gpulab.monitor\n"
+        "import _thread, signal, threading, time, gpulab.monitor\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # ignored in what a shell has put into background
         "with gpulab.monitor.watch(every=0.05):\n"
         "    threading.Timer(0.5, _thread.interrupt_main).start()\n"
         "    while True: time.sleep(0.01)\n"

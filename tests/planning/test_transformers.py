@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 def models():
     import transformers
 
-    small = {"vocab_size": 1000, "pad_token_id": 0}
+    small = {"vocab_size": 1000, "bos_token_id": 1, "eos_token_id": 2}
     gpt2 = transformers.GPT2Config(n_embd=64, n_layer=2, n_head=2, **small)
     llama = transformers.LlamaConfig(
         hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2, **small
