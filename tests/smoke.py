@@ -23,6 +23,23 @@ assert x.grad.is_cuda
 assert torch.cuda.memory_allocated() > 0
 assert torch.isfinite(x.grad).all().item()
 
+took = gpulab.timing.measure(lambda: x @ x, repeat=3)
+assert took.numbers == "virtual", took
+assert took.median_ms > 0, took
+assert gpulab.transfers.measure((1e5, 1e6), repeat=3).pinned.bandwidth_gbps > 1
+assert gpulab.monitor.read()[0].numbers == "virtual"
+
+
+def build(batch):
+    layer = torch.nn.Linear(1000, 1000, device="cuda")
+    inputs = torch.randn(batch, 1000, device="cuda")
+    return lambda: layer(inputs).sum().backward()
+
+
+planned = gpulab.plan(build, 100, "A100-80")
+assert planned.weights == 4_004_352, planned  # 1000 x 1000 and 1000 numbers of four bytes, in blocks of 512
+assert planned.step_ms > 0, planned
+
 digits = gpulab.data.digits()
 assert digits.images.shape == (1797, 1, 8, 8), digits.images.shape
 assert torch.bincount(digits.labels).shape == (10,), "a digit is missing"

@@ -1,0 +1,375 @@
+import dataclasses
+import math
+import xml.etree.ElementTree as ET
+
+import plan_presets
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpulab.planning import plan
+from gpulab.sim import svg
+from gpulab.sim.memory_budget import MemoryBudget, axis, draw
+from gpulab.sim.memory_budget_model import CONTEXT_BYTES, MODELS, MOST, PARALLEL, deepspeed, limits, simulate
+from gpulab.sim.memory_needs import (
+    CHECKPOINTING,
+    OPTIMIZERS,
+    PRECISIONS,
+    Formula,
+    gpt_parameters,
+    layer_activations,
+    matrices,
+    plans,
+)
+from gpulab.virtual.device import CONTEXT_BYTES as VIRTUAL_CONTEXT_BYTES
+from gpulab.virtual.specs import SPECS
+
+DEFAULT = {control.name: control.value for control in MemoryBudget.controls}
+PLANNED = ("resnet50", "vit_b_16", "gpt2", "llama_7b")
+GIB = 2**30
+
+
+def budget(**values):
+    return MemoryBudget(**values).result
+
+
+@st.composite
+def states(draw_from):
+    values = {
+        "model": draw_from(st.sampled_from(list(MODELS))),
+        "optimizer": draw_from(st.sampled_from(list(OPTIMIZERS))),
+        "precision": draw_from(st.sampled_from(list(PRECISIONS))),
+        "checkpointing": draw_from(st.sampled_from(list(CHECKPOINTING))),
+        "batch": draw_from(st.integers(1, 1024)),
+        "ranks": draw_from(st.integers(1, 1024)),
+        "parallel": draw_from(st.sampled_from(list(PARALLEL))),
+    }
+    for name, limit in limits(values).items():
+        values[name] = draw_from(st.integers(limit.low, limit.high))
+    return values
+
+
+def whole_range(test):
+    return settings(deadline=None)(given(values=states())(test))
+
+
+class TestTheZeroPaper:
+    """Rajbhandari et al., arXiv 1910.02054, figure 1: 7.5 billion parameters on 64 GPUs."""
+
+    @pytest.mark.parametrize(
+        ("parallel", "published"),
+        [("ddp", "120.0 GB"), ("zero1", "31.4 GB"), ("zero2", "16.6 GB"), ("zero3", "1.9 GB")],
+    )
+    def test_its_table_to_the_digit(self, parallel, published):
+        found = MemoryBudget(model="gpt_7_5b", ranks=64, parallel=parallel)
+        rows = {name: value for name, value, _ in found.result.rows()}
+        assert rows["model states of a rank (ZeRO paper's count)"].startswith(published)
+        assert published in found.svg()
+
+    @pytest.mark.parametrize(
+        ("parallel", "volume"), [("ddp", 2), ("zero1", 2), ("zero2", 2), ("zero3", 3), ("fsdp", 3)]
+    )
+    def test_what_is_sent(self, parallel, volume):
+        job = budget(model="gpt_7_5b", ranks=64, parallel=parallel).job
+        assert job.traffic == volume * 7_500_000_000 * 2 * 63 // 64
+        assert job.volume == f"{volume} Ψ × 63/64"
+
+    def test_one_rank_sends_nothing_and_shards_nothing(self):
+        found = [budget(model="gpt2", parallel=parallel) for parallel in PARALLEL]
+        assert {result.job.traffic for result in found} == {0}
+        assert len({result.moments for result in found}) == 1
+
+    def test_deepspeed_counts_otherwise(self):
+        # its documentation's t5-3b: 2851 million parameters, 32 million in the largest layer, 8 GPUs
+        assert deepspeed(2, 2_851_000_000, 32_000_000, 8) / GIB == pytest.approx(15.93, abs=0.01)
+        assert deepspeed(3, 2_851_000_000, 32_000_000, 8) / GIB == pytest.approx(6.10, abs=0.01)
+        found = budget(model="gpt_7_5b", ranks=64, parallel="zero2")
+        assert found.estimate == 4 * 7_500_000_000 + 16 * 7_500_000_000 // 64
+        assert found.estimate > found.states
+        assert budget(model="gpt_7_5b", ranks=64, parallel="zero2", optimizer="sgd").estimate is None
+
+
+class TestFormulas:
+    def test_korthikanti_by_hand(self):
+        # s = 2048, b = 1, h = 4096, a = 32: 34 s b h and 5 a s² b
+        assert layer_activations(2048, 1, 4096) == 34 * 2048 * 4096
+        assert matrices(1, 32, 2048, 1) == 5 * 32 * 2048**2
+        whole = layer_activations(2048, 1, 4096) + matrices(1, 32, 2048, 1)
+        assert whole == 2048 * 4096 * (34 + 5 * 32 * 2048 / 4096)
+
+    def test_checkpointing_leaves_what_the_paper_says(self):
+        kept = {name: budget(model="gpt_7_5b", checkpointing=name).moments[0].activations for name in CHECKPOINTING}
+        token = 2048 * 4096
+        assert kept["none"] == kept["selective"] == 36 * 34 * token
+        assert kept["matrices"] == 36 * (34 + 5 * 32 * 2048 // 4096) * token
+        layer, logits = 34 * token, 8 * 2048 * 50257
+        assert layer < logits
+        assert kept["full"] == 36 * 2 * token
+
+    def test_a_gpt_of_175_billion_has_as_many(self):
+        assert gpt_parameters(96, 12288) == pytest.approx(174.6e9, rel=0.01)
+
+    @pytest.mark.parametrize(
+        ("precision", "weights", "gradients", "optimizer"),
+        [("fp32", 4, 4, 8), ("amp", 4, 4, 8), ("bf16", 2, 2, 4), ("master", 2, 2, 12)],
+    )
+    def test_bytes_of_a_parameter_with_adam(self, precision, weights, gradients, optimizer):
+        found = Formula("", 1, 256, 2, 1000).states("adam", precision)
+        assert found == (1000 * weights, 1000 * gradients, 1000 * optimizer, 0)
+
+    def test_bytes_of_a_parameter_with_the_others(self):
+        found = {name: Formula("", 1, 256, 2, 2048 * 100).states(name, "fp32").optimizer for name in OPTIMIZERS}
+        assert found["sgd"] == 0
+        assert found["momentum"] == 4 * 2048 * 100
+        assert found["adam8"] == 2 * (2048 + 4) * 100
+        assert found["adafactor"] < found["adam8"]
+
+
+class TestPlans:
+    """The presets' numbers are those of gpulab.plan."""
+
+    @pytest.mark.parametrize(
+        ("name", "precision", "full", "batch"), [("resnet50", "amp", False, 16), ("gpt2", "fp32", True, 1)]
+    )
+    def test_one_is_the_same_to_the_byte_when_it_is_made_again(self, name, precision, full, batch):
+        length = plan_presets.PRESETS[name].length
+        kind = precision + (" full" if full else "")
+        again = plan_presets.points(name, precision, full, batch, length)
+        stored = {
+            moment: {key: value for key, value in point.items() if key not in ("batch", "length")}
+            for moment in ("passes", "ends")
+            for point in plans()["presets"][name][moment][kind]
+            if (point["batch"], point["length"]) == (batch, length)
+        }
+        assert stored == again
+
+    @pytest.mark.parametrize(
+        ("name", "precision", "full", "batch"),
+        [
+            ("resnet50", "amp", False, 16),
+            ("resnet50", "fp32", True, 64),
+            ("gpt2", "fp32", True, 1),
+            ("gpt2", "amp", False, 8),
+        ],
+    )
+    def test_the_peak_is_the_plan_s_to_the_byte(self, name, precision, full, batch):
+        again = plan_presets.passes(name, precision, full, batch, plan_presets.PRESETS[name].length)
+        checkpointing = "full" if full else "none"
+        size = {} if name == "resnet50" else {"sequence": 1024}
+        found = budget(
+            model=name, precision=precision, checkpointing=checkpointing, batch=batch, optimizer="sgd", **size
+        )
+        peak = found.peak
+        assert peak.total - CONTEXT_BYTES == again.peak_allocated
+        assert (peak.weights, peak.gradients) == (again.weights, again.gradients)
+        assert peak.activations + peak.logits + peak.temporaries == (again.activations + again.data + again.temporaries)
+        assert peak.workspaces == again.workspaces
+
+    @pytest.mark.parametrize(("precision", "batch"), [("fp32", 24), ("bf16", 3)])
+    def test_a_whole_step_takes_as_much_as_the_two_parts(self, precision, batch):
+        def build(batch):
+            network = plan_presets.model(plan_presets.PRESETS["resnet50"], precision, False)
+            optimizer = torch.optim.AdamW(network.parameters(), fused=True)
+            dtype = torch.float32 if precision == "fp32" else torch.bfloat16
+
+            def step():
+                x = torch.randn(batch, 3, 224, 224, device="cuda", dtype=dtype)
+                y = torch.randint(1000, (batch,), device="cuda")
+                torch.nn.functional.cross_entropy(network(x).float(), y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+            return step
+
+        whole = plan(build, batch, "A100-80")
+        found = budget(model="resnet50", precision=precision, batch=batch)
+        assert found.peak.total - CONTEXT_BYTES == pytest.approx(whole.peak_allocated, rel=0.02)
+
+    def test_an_optimizer_is_the_same_to_the_byte_too(self):
+        stored = plans()["presets"]["resnet50"]["states"]["fp32"]
+        again = plan_presets.optimizing("resnet50", "adam", "fp32")
+        moment = budget(model="resnet50", precision="fp32").moments[1]
+        assert (moment.weights, moment.gradients) == (again.weights, again.gradients)
+        assert moment.optimizer == again.optimizer_state == stored["adam"]["state"]
+        assert moment.total - CONTEXT_BYTES == again.peak_allocated
+
+    @pytest.mark.parametrize(("name", "batch", "length"), [("gpt2", 3, 640), ("gpt2", 1, 384), ("resnet50", 24, 192)])
+    def test_between_the_stored_points_it_is_near(self, name, batch, length):
+        again = plan_presets.passes(name, "amp", False, batch, length)
+        size = "resolution" if name == "resnet50" else "sequence"
+        found = budget(model=name, precision="amp", optimizer="sgd", batch=batch, **{size: length})
+        assert found.peak.total - CONTEXT_BYTES == pytest.approx(again.peak_allocated, rel=0.03)
+
+    @pytest.mark.parametrize(
+        ("name", "precision", "full", "batch"), [("vit_b_16", "amp", False, 200), ("gpt2", "bf16", True, 48)]
+    )
+    def test_beyond_the_last_point_the_line_goes_on(self, name, precision, full, batch):
+        again = plan_presets.passes(name, precision, full, batch, plan_presets.PRESETS[name].length)
+        checkpointing = "full" if full else "none"
+        size = {"sequence": 1024} if name == "gpt2" else {}
+        found = budget(
+            model=name, precision=precision, checkpointing=checkpointing, batch=batch, optimizer="sgd", **size
+        )
+        assert found.peak.total - CONTEXT_BYTES == pytest.approx(again.peak_allocated, rel=0.01)
+
+    def test_the_context_is_that_of_the_virtual_gpu(self):
+        assert CONTEXT_BYTES == VIRTUAL_CONTEXT_BYTES
+
+    def test_parameters_are_the_published_ones(self):
+        counts = {name: plans()["presets"][name]["parameters"] for name in PLANNED}
+        assert counts == {
+            "resnet50": 25_557_032,
+            "vit_b_16": 86_567_656,
+            "gpt2": 124_439_808,
+            "llama_7b": 6_738_415_616,
+        }
+
+
+class TestOverTheWholeRange:
+    @whole_range
+    def test_totals_add_up_and_nothing_is_negative(self, values):
+        found = simulate(**values)
+        for moment in found.moments:
+            assert moment.total == sum(moment)
+            assert all(nbytes >= 0 for nbytes in moment)
+            assert moment.context == CONTEXT_BYTES
+        assert found.peak.total == max(moment.total for moment in found.moments)
+        assert found.states <= found.job.stepping.total
+
+    @whole_range
+    def test_a_gpu_fits_or_it_does_not(self, values):
+        found = simulate(**values)
+        assert [fit.spec.name for fit in found.fits] == sorted(SPECS, key=lambda name: SPECS[name].memory_bytes)
+        for fit in found.fits:
+            assert (fit.answer == "no") == (found.peak.total > fit.spec.memory_bytes)
+            assert 0 <= fit.largest <= MOST
+            if fit.answer != "no":
+                assert fit.largest >= 1
+
+    @whole_range
+    def test_the_largest_batch_is_the_largest(self, values):
+        for fit in simulate(**values).fits[::5]:
+            if 0 < fit.largest < MOST:
+                for batch, fits in ((fit.largest, True), (fit.largest + 1, False)):
+                    total = simulate(**values | {"batch": batch}).peak.total
+                    assert (total <= fit.spec.memory_bytes) == fits
+
+    @whole_range
+    def test_sharding_more_takes_less_of_model_states(self, values):
+        found = [simulate(**values | {"parallel": parallel}).states for parallel in ("ddp", "zero1", "zero2", "zero3")]
+        assert found == sorted(found, reverse=True)
+
+    @whole_range
+    def test_more_samples_never_take_less(self, values):
+        small = simulate(**values).peak
+        large = simulate(**values | {"batch": values["batch"] + 8}).peak
+        assert small.total <= large.total
+
+    @whole_range
+    def test_full_checkpointing_never_keeps_more(self, values):
+        full, none = (simulate(**values | {"checkpointing": c}).peak.total for c in ("full", "none"))
+        assert full <= 1.03 * none
+
+    @whole_range
+    def test_the_picture_is_whole_and_its_title_has_room(self, values, check_picture):
+        result = simulate(**values)
+        picture = draw(result)
+        check_picture(picture.text(note=MemoryBudget.leaves_out))
+        room = picture.width - 2 * svg.MARGIN
+        assert len(svg.wrap(picture.title, room, svg.HEAD, bold=True)) <= picture.head_lines
+        assert result.peak.total <= axis(result.peak.total)
+
+
+class TestWhatItShows:
+    def test_the_default_state_is_the_point(self):
+        found = budget()
+        assert found.at_end
+        assert found.peak.total > 7 * found.peak.weights
+        assert found.fitting == ["H200", "B200"]
+        assert "12.6 GiB of weights take 100." in found.finding
+        assert "only H200 and B200 have that" in found.finding
+
+    def test_ddp_helps_no_rank(self):
+        one, eight = budget(), budget(ranks=8)
+        assert eight.states == one.states
+        assert eight.peak.total > one.peak.total
+        assert "DDP shards nothing" in eight.finding
+
+    def test_fsdp_helps_the_states_and_not_the_activations(self):
+        one, eight = budget(), budget(ranks=8, parallel="fsdp")
+        assert eight.states == pytest.approx(one.states / 8, rel=1e-6)
+        assert eight.moments[0].activations == one.moments[0].activations
+        assert "A100-80" in eight.fitting
+
+    def test_a_small_network_is_mostly_activations(self):
+        found = budget(model="resnet50", precision="fp32", batch=64)
+        assert max(found.peak) == found.peak.activations
+        assert not found.at_end
+        adam, sgd = (
+            budget(model="resnet50", precision="fp32", batch=64, optimizer=o).peak.total for o in ("adam", "sgd")
+        )
+        assert sgd > 0.95 * adam
+
+    def test_amp_saves_no_weights(self):
+        fp32, amp = (budget(model="llama_7b", precision=precision).moments[1] for precision in ("fp32", "amp"))
+        assert fp32 == amp
+
+    def test_a_t4_has_no_units_for_bf16(self):
+        sim = MemoryBudget(model="gpt2", precision="bf16")
+        assert "T4 *" in sim.svg()
+        assert "A100-40 *" not in sim.svg()
+        assert any(name.startswith("T4") and "no bf16 units" in value for name, value, _ in sim.result.rows())
+
+    def test_numbers_have_a_source(self):
+        for values in ({}, {"model": "custom"}, {"ranks": 8, "parallel": "zero3"}):
+            sources = {source for _, _, source in budget(**values).rows()}
+            assert all(source == "" or source.startswith("virtual") for source in sources)
+        assert {source for _, _, source in budget(model="custom").rows()} >= {"virtual: formula, Korthikanti et al."}
+        assert {source for _, _, source in budget().rows()} >= {"virtual: gpulab.plan"}
+
+    def test_parts_differ_by_more_than_colour(self):
+        words = [element.text for element in ET.fromstring(MemoryBudget().svg()).iter() if element.text]
+        assert {"1", "3", "weights", "optimizer state"} <= set(words)
+
+    def test_it_can_be_moved(self):
+        sim = MemoryBudget()
+        sim.set(model="gpt2")
+        assert sim.values["sequence"] == 1024
+        assert sim.values["layers"] == 12
+        sim.set(model="custom", layers=48)
+        assert sim.values["sequence"] == 2048
+        assert sim.result.job.needs.parameters == gpt_parameters(48, 2048)
+        assert MemoryBudget.leaves_out
+
+    def test_the_results_are_frozen(self):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            budget().batch = 2
+
+
+class TestBadValues:
+    @pytest.mark.parametrize(
+        ("values", "message"),
+        [
+            ({"batch": 0}, "(batch=0): batch must be from 1 to 1024 samples"),
+            ({"model": "gpt5"}, "model must be one of 'resnet50'"),
+            ({"layers": 3}, "layers must be from 32 to 32: Llama 7B has 32"),
+            (
+                {"model": "gpt2", "sequence": 2048},
+                "sequence must be from 128 to 1024 tokens: GPT-2 small takes up to 1,024",
+            ),
+            ({"model": "resnet50", "sequence": 128}, "ResNet-50 takes images, not tokens"),
+            ({"resolution": 224}, "Llama 7B takes tokens, not images"),
+            ({"parallel": "zero4"}, "parallel must be one of 'ddp'"),
+            ({"ranks": 2048}, "ranks must be from 1 to 1024 GPUs"),
+        ],
+    )
+    def test_are_named_with_the_range(self, values, message):
+        with pytest.raises(ValueError, match=r"memory_budget\(") as caught:
+            MemoryBudget(**values)
+        assert message in str(caught.value)
+
+
+def test_the_axis_is_a_power_of_two():
+    assert [axis(n * GIB) // GIB for n in (0.1, 15, 16, 100, 127)] == [2, 16, 32, 128, 256]
+    assert math.log2(axis(10**15) // GIB).is_integer()
