@@ -1,6 +1,6 @@
 """The caching allocator at work: segments and their blocks, step by step through a script of allocations.
 
-The script runs in `allocator_model`, on the class that the virtual GPU has; `allocator_drawing` draws it.
+The script runs in `allocator_model`, on the class that the virtual GPU has; `allocator_picture` draws it.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 
 from ..virtual.blocks import MiB
 from ..virtual.settings import Settings
-from .allocator_drawing import draw, mib
 from .allocator_model import MOST_COMMANDS, Command, Moment, Run, largest_request, read, run
+from .allocator_picture import draw, mib
 from .base import Choice, Flag, Limit, Play, Result, Row, Script, Simulator, Slider
 from .words import below, count, percent
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from .allreduce_drawing import draw, times
+from .allreduce_picture import draw, times
 from .base import Choice, Flag, Play, Result, Row, Simulator, Slider
 from .ring import LINKS, MOST_GPUS, Bucket, Copies, Work, data_parallel, ddp, hops, sent_bytes
 from .words import count, duration, percent, size

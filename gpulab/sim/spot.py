@@ -11,7 +11,7 @@ from functools import cached_property
 
 from .base import Result, Row, Simulator, Slider
 from .interruptions import Plan, Time, young
-from .spot_drawing import LONGEST_INTERVAL, draw, money, span
+from .spot_picture import LONGEST_INTERVAL, draw, money, span
 from .words import percent
 
 EXACT = "virtual: exact for interruptions at a constant rate"

@@ -1,6 +1,6 @@
 """Three tensors between host and GPU: where they lie, what each copy costs, and the same as lines of PyTorch.
 
-The commands run in `transfers_machine`, on the virtual GPU's allocator and clock; `transfers_drawing` draws it.
+The commands run in `transfers_machine`, on the virtual GPU's allocator and clock; `transfers_picture` draws it.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from ..virtual.out_of_memory import format_size
 from ..virtual.specs import Spec
 from .base import Choice, Flag, Result, Row, Script, Simulator, Slider
-from .transfers_drawing import draw, size
 from .transfers_machine import run
 from .transfers_model import BYTES, GPUS, SLOTS, Line, Outcome, read
+from .transfers_picture import draw, size
 from .words import below, duration, percent
 
 

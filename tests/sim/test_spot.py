@@ -10,7 +10,7 @@ from gpulab.sim import svg
 from gpulab.sim.base import Slider
 from gpulab.sim.interruptions import AT_ONCE, Plan, best_interval, retried, young
 from gpulab.sim.spot import Spot, draw, simulate
-from gpulab.sim.spot_drawing import LONGEST_INTERVAL, money, span
+from gpulab.sim.spot_picture import LONGEST_INTERVAL, money, span
 
 DEFAULT = {control.name: control.value for control in Spot.controls}
 
