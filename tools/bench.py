@@ -76,6 +76,7 @@ def rows(effort: Effort) -> Iterator[Row]:
     yield from virtual_gpu(effort)
     yield from simulators(effort)
     yield from key_to_picture(effort)
+    yield from data_loader(effort)
     yield from checks(effort)
     yield from sizes()
     yield from notebooks(effort)
@@ -165,6 +166,19 @@ def key_to_picture(effort: Effort) -> Iterator[Row]:
             server.close()
 
 
+def data_loader(effort: Effort) -> Iterator[Row]:
+    """The pipeline simulator beside a real DataLoader; a process of its own, which forks workers."""
+    command = [sys.executable, "-c", _PIPELINE, str(int(effort.quick))]
+    done = subprocess.run(command, cwd=ROOT / "tools", capture_output=True, text=True, check=True)
+    for figure in json.loads(done.stdout.splitlines()[-1]):
+        yield Row(*figure)
+
+
+_PIPELINE = (
+    "import bench_pipeline, json, sys; print(json.dumps(list(bench_pipeline.pipeline(quick=sys.argv[1] == '1'))))"
+)
+
+
 def checks(effort: Effort) -> Iterator[Row]:
     """Each check on the answer of the solution notebook."""
     import nbformat
@@ -245,7 +259,8 @@ def _range(control: Any) -> list[Any]:
     if hasattr(control, "low"):
         span = [control.low + (control.high - control.low) * i / 20 for i in range(21)]
         return [round(x) if control.whole else x for x in span]
-    return list(getattr(control, "examples", None) or getattr(control, "options", (False, True)))
+    values: Any = getattr(control, "examples", None) or getattr(control, "options", None) or (False, True)
+    return list(values)
 
 
 def _silently(source: str, names: dict[str, Any]) -> None:

@@ -256,12 +256,15 @@ def point(name: str, found: Plan, precision: str, length: int) -> dict[str, int]
 
 
 def points(name: str, precision: str, again: bool, batch: int, length: int) -> dict[str, dict[str, int]]:
-    """The highest moment of the passes, and where that is their end, the highest without gradients beside it."""
+    """The highest moment of the passes; where that is their end, also the highest without gradients."""
     found = passes(name, precision, again, batch, length)
+    real = point(name, found, precision, length)
     if 2 * found.gradients < found.weights:
-        return {"passes": point(name, found, precision, length)}
-    without = passes(name, precision, again, batch, length, drop=True)
-    return {"passes": point(name, without, precision, length), "ends": point(name, found, precision, length)}
+        return {"passes": real}
+    without = point(name, passes(name, precision, again, batch, length, drop=True), precision, length)
+    if 2 * (real["activations"] + real["logits"]) >= without["activations"] + without["logits"]:
+        return {"passes": real}
+    return {"passes": without, "ends": real}
 
 
 def state(found: Plan) -> dict[str, int]:
