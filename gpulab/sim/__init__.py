@@ -11,6 +11,7 @@ from .allreduce import AllReduce as allreduce
 from .architecture import Architecture as architecture
 from .launch_queue import LaunchQueue as launch_queue
 from .loss_scaling import LossScaling as loss_scaling
+from .memory_budget import MemoryBudget as memory_budget
 from .number_formats import NumberFormats as number_formats
 from .pipeline import Pipeline as pipeline
 from .race import Race as race
@@ -26,6 +27,7 @@ __all__ = [
     "architecture",
     "launch_queue",
     "loss_scaling",
+    "memory_budget",
     "number_formats",
     "pipeline",
     "race",
