@@ -73,6 +73,11 @@ class LabServer:
         """The address of a notebook of the course, with the token that lets the browser in."""
         return f"http://127.0.0.1:{self._port}/lab/tree/{path}?reset&token={self._environ['JUPYTER_TOKEN']}"
 
+    def complaints(self) -> list[str]:
+        """The lines of the server's and the kernels' log that tell of an error."""
+        lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
+        return [line for line in lines if "Traceback" in line or line.startswith("[E ")]
+
     def write(self, path: str, *cells: str) -> str:
         """Make a notebook of these code cells in the course; returns `path`."""
         notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])

@@ -154,3 +154,7 @@ def test_controls_can_be_read_in_both_themes(all_of_them, shoot, theme):
             shoot(all_of_them, f"sim_{name}_{theme.lower()}")
     finally:
         all_of_them.theme("JupyterLab Light")
+
+
+def test_after_all_that_nothing_is_in_the_log(all_of_them, lab):
+    assert lab.complaints() == []
