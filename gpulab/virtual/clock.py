@@ -10,6 +10,7 @@ import bisect
 import time
 from collections import deque
 from dataclasses import dataclass
+from threading import get_ident
 
 from .rates import Rates
 
@@ -83,7 +84,7 @@ class Clock:
         self._began = self._last = real()  # until `_last` the host's own time is accounted for
         self._after_operation = False
         self._asked = False
-        self._inside = False  # this machine is doing a GPU's work
+        self._inside, self._thread = False, 0  # whether a thread is doing a GPU's work, and which
         self._shown = 0.0
 
     def now(self, index: int = 0) -> float:
@@ -105,14 +106,18 @@ class Clock:
     # -- the host ----------------------------------------------------------------------------------------------------
 
     def enter(self) -> None:
-        """This machine begins to do a GPU's work: what happens until `leave` is not the host's time."""
+        """This thread begins to do a GPU's work: what happens until it calls `leave` is not the host's time."""
+        thread = get_ident()
+        if self._inside and self._thread != thread:
+            return  # another one is at it already, and what passes is its
         self._account(real(), True)
-        self._inside = True
+        self._inside, self._thread = True, thread
 
     def leave(self) -> None:
         """The work of a GPU is done."""
-        self._last = real()
-        self._after_operation, self._inside, self._asked = True, False, False
+        if self._thread == get_ident():
+            self._last = real()
+            self._after_operation, self._inside, self._asked = True, False, False
 
     def skip(self, seconds: float) -> None:
         """So much of the time since the last operation was spent on watching, not by the host."""
@@ -158,9 +163,10 @@ class Clock:
 
     def perf_counter(self) -> float:
         """What `time.perf_counter` answers: the host's own time, and the modelled time of launches and waits."""
-        self._account(real(), False)
-        self._after_operation = False
-        self._shown = max(self._shown, self._at())  # several threads may do a GPU's work at once
+        if not self._inside or self._thread == get_ident():
+            self._account(real(), False)
+            self._after_operation = False
+        self._shown = max(self._shown, self._at())
         return self._shown
 
     def seen(self) -> float:

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import threading
 
 import pytest
 from hypothesis import given, settings
@@ -189,6 +190,29 @@ def test_asking_takes_the_time_that_it_really_takes(ticking):
     pass_(3.0)
     clock.ask()
     assert clock.host == pytest.approx(3.0, abs=1e-3)
+
+
+def test_a_thread_beside_one_that_does_a_gpus_work_changes_nothing(ticking):
+    make, pass_ = ticking
+    clock = make()
+    seen = []
+
+    def beside():
+        seen.append(clock.perf_counter())
+        clock.enter()  # as a loader's thread that pins memory
+        clock.leave()
+
+    before = clock.perf_counter()
+    clock.enter()
+    pass_(5.0)
+    thread = threading.Thread(target=beside)
+    thread.start()
+    thread.join()
+    pass_(5.0)
+    clock.leave()
+    assert seen == [before]
+    assert clock.perf_counter() == before
+    assert clock.own == 0
 
 
 def test_looking_from_elsewhere_changes_nothing(ticking):
