@@ -260,7 +260,7 @@ def settings(simulator: Any, number: int) -> Iterator[Mapping[str, Any]]:
 def _range(control: Any) -> list[Any]:
     if hasattr(control, "low"):
         span = [control.low + (control.high - control.low) * i / 20 for i in range(21)]
-        return [round(x) if control.whole else x for x in span]
+        return [control.snap(round(x) if control.whole else x) for x in span]
     values: Any = getattr(control, "examples", None) or getattr(control, "options", None) or (False, True)
     return list(values)
 
