@@ -261,8 +261,9 @@ def _range(control: Any) -> list[Any]:
     if hasattr(control, "low"):
         span = [control.low + (control.high - control.low) * i / 20 for i in range(21)]
         return [control.snap(round(x) if control.whole else x) for x in span]
-    values: Any = getattr(control, "examples", None) or getattr(control, "options", None) or (False, True)
-    return list(values)
+    if hasattr(control, "buttons"):
+        return [control.value, *control.examples, *control.buttons.values()]
+    return list(getattr(control, "options", (False, True)))
 
 
 def _silently(source: str, names: dict[str, Any]) -> None:
