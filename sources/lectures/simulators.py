@@ -34,7 +34,7 @@ gpulab.sim.race()
 # %% roofline-text [markdown]
 # ## `roofline` (lessons 01 and 10)
 #
-# Which operations wait for memory and which for arithmetic. Set the rows to 1, or go from 640 to 641.
+# Which operations wait for memory and which for arithmetic. Set the rows to 1, and change the precision.
 
 # %% roofline
 gpulab.sim.roofline()
