@@ -2,7 +2,12 @@
 
 import sys
 
+import hypothesis
 import pytest
+
+# No test is about time: a slow machine must not fail one.
+hypothesis.settings.register_profile("gpulab", deadline=None)
+hypothesis.settings.load_profile("gpulab")
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -24,6 +24,24 @@ class TimeUp(SystemExit):
     """Raised in a thread whose time is over. `except Exception` does not catch it; threading prints nothing of it."""
 
 
+class _Mark(BaseException):
+    """What `_settle` raises in its own thread."""
+
+
+def _settle() -> None:
+    """Let an exception that was meant for a thread come to its end here.
+
+    One that its thread no longer took leaves the interpreter on the look-out for good, and Python 3.11 then never gets
+    past the first line of a function while it is traced: in a debugger, or under Hypothesis.
+    """
+    try:
+        _raise_in(threading.get_ident(), _Mark)
+        while True:
+            time.sleep(0)  # it strikes here
+    except _Mark:
+        return
+
+
 class Worker:
     """`call` in a daemon thread; `error` is what it raised, and `thread` the thread."""
 
@@ -51,6 +69,7 @@ class Worker:
         while not self._done.is_set() and self.thread.is_alive():
             spent = time.monotonic() - started
             if spent > _END_SECONDS:
+                _settle()
                 return False
             if spent > _POLITE_SECONDS and strike is TimeUp:
                 for _ in range(_DEPTH):
@@ -60,6 +79,7 @@ class Worker:
                 _raise_in(thread, strike)
             self._done.wait(0.002)
         self.thread.join()
+        _settle()
         return True
 
     def _run(self) -> None:

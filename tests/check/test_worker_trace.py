@@ -1,0 +1,28 @@
+"""After a call was ended from outside, the interpreter is as it was: its functions can be traced."""
+
+import subprocess
+import sys
+
+SCRIPT = """
+import sys, time
+from gpulab.check.worker import Worker
+
+def clings():
+    while True:
+        try:
+            time.sleep(0.001)
+        except Exception:
+            pass
+
+for call in (lambda: time.sleep(0.05), clings, lambda: time.sleep(0.05)):
+    worker = Worker(call)
+    worker.wait(0.04)
+    assert worker.end()
+sys.settrace(lambda *about: None)
+print((lambda: "traced")())
+"""
+
+
+def test_a_debugger_works_after_a_call_was_ended():
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "traced\n"
