@@ -191,10 +191,12 @@ class NotebookPage:
             self.console.append(f"console: {message.text} ({message.location.get('url', '')})")
 
 
-def key_to_picture_ms(notebook: NotebookPage, cell: int, slider: str, presses: int) -> list[float]:
+def key_to_picture_ms(
+    notebook: NotebookPage, cell: int, slider: str, presses: int, *, at_end: bool = False
+) -> list[float]:
     """The milliseconds from each press of an arrow key on a slider of a simulator to the picture it leads to.
 
-    The keys are real ones; the browser's own clock runs from the key event to the frame that shows the picture.
+    `at_end` says that the slider stands at its highest value. The keys are real ones; the browser's own clock runs from the key event to the frame that shows the picture.
     """
     box = notebook.shown(cell).locator(".gpulab-sim")
     handle = box.get_by_role("slider", name=slider, exact=True)
@@ -204,7 +206,7 @@ def key_to_picture_ms(notebook: NotebookPage, cell: int, slider: str, presses: i
     for press in range(presses):
         notebook.page.wait_for_timeout(200)  # so that each finds the page at rest
         notebook.page.evaluate("window.gpulabTime = null")
-        notebook.page.keyboard.press("ArrowRight" if press % 2 == 0 else "ArrowLeft")
+        notebook.page.keyboard.press("ArrowRight" if (press % 2 == 0) != at_end else "ArrowLeft")
         times.append(float(notebook.page.wait_for_function("window.gpulabTime").json_value()))
     return times
 
