@@ -154,14 +154,14 @@ def key_to_picture(effort: Effort) -> Iterator[Row]:
             page.run_all()
             for cell, name in enumerate(names, 1):
                 simulator = getattr(gpulab.sim, name)()
-                slider = next(c for c in simulator.controls if hasattr(c, "low"))
+                slider = next(c for c in simulator.controls if hasattr(c, "low") and not hasattr(c, "frames_per_second"))
                 at_end = slider.value == slider.high
                 times = key_to_picture_ms(page, cell, slider.label, 10, at_end=at_end)[2:]  # the first two warm up
                 note = f"{len(times)} keys on {slider.label}, worst {max(times):.0f} ms"
                 yield Row(f"{name}: key to picture in JupyterLab", statistics.median(times), "ms", 100, note)
                 played = player(simulator)
                 if played is not None:
-                    rate = frames_per_second(page, cell, seconds=3)
+                    rate = frames_per_second(page, cell, played.label, seconds=3)
                     # shown as what a frame takes: a target here is the most that a figure may be
                     most = 1050 / played.frames_per_second
                     yield Row(f"{name}: a frame of Play in JupyterLab", 1000 / rate, "ms", most, f"{rate:.1f} a second")

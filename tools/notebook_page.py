@@ -196,7 +196,8 @@ def key_to_picture_ms(
 ) -> list[float]:
     """The milliseconds from each press of an arrow key on a slider of a simulator to the picture it leads to.
 
-    `at_end` says that the slider stands at its highest value. The keys are real ones; the browser's own clock runs from the key event to the frame that shows the picture.
+    `at_end` says that the slider stands at its highest value. The keys are real ones; the browser's own clock runs
+    from the key event to the frame that shows the picture.
     """
     box = notebook.shown(cell).locator(".gpulab-sim")
     handle = box.get_by_role("slider", name=slider, exact=True)
@@ -211,30 +212,38 @@ def key_to_picture_ms(
     return times
 
 
-def frames_per_second(notebook: NotebookPage, cell: int, seconds: float) -> float:
-    """The pictures a second while Play of the simulator in `cell` runs."""
+def frames_per_second(notebook: NotebookPage, cell: int, slider: str, seconds: float) -> float:
+    """The pictures a second while Play moves this slider of the simulator in `cell`, from its first frame on."""
     box = notebook.shown(cell).locator(".gpulab-sim")
-    box.evaluate(_COUNTER)
-    play = box.get_by_role("button", name="Play", exact=False).first
-    play.click()
+    box.get_by_role("slider", name=slider, exact=True).focus()
+    notebook.page.keyboard.press("Home")
+    box.get_by_role("button", name="Play", exact=True).click()
     notebook.page.wait_for_timeout(500)  # it is running evenly by then
-    before, began = notebook.page.evaluate("[window.gpulabFrames, performance.now()]")
-    notebook.page.wait_for_timeout(1000 * seconds)
-    after, ended = notebook.page.evaluate("[window.gpulabFrames, performance.now()]")
-    play.click()  # it is Pause now
-    return float(1000 * (after - before) / (ended - began))
+    rate = float(box.evaluate(_COUNTER, 1000 * seconds))
+    box.get_by_role("button", name="Stop and go back", exact=True).click()  # also where it has come to its end
+    return rate
 
 
-_COUNTER = """(box) => {
-    window.gpulabFrames = 0;
-    new MutationObserver(() => window.gpulabFrames++).observe(
-        box.querySelector('.gpulab-picture'), { childList: true, subtree: true });
-}"""
+_COUNTER = """(box, milliseconds) => new Promise((resolve) => {
+    let frames = 0, first, last, changed = false;
+    const seen = new MutationObserver(() => {
+        if (changed) return; // a picture that is put in place in two moves is one
+        changed = true;
+        requestAnimationFrame((now) => { frames++; first ??= now; last = now; changed = false; });
+    });
+    seen.observe(box.querySelector('.gpulab-picture'), { childList: true, subtree: true });
+    setTimeout(() => {
+        seen.disconnect();
+        resolve(frames > 1 ? 1000 * (frames - 1) / (last - first) : 0);
+    }, milliseconds);
+})"""
 
 _STOPWATCH = """(box) => {
     let began;
     box.addEventListener('keydown', (event) => { began = event.timeStamp; }, true);
     const stop = () => { window.gpulabTime = performance.now() - began; };
     const drawn = () => requestAnimationFrame(() => setTimeout(stop)); // the frame is on the screen then
-    new MutationObserver(drawn).observe(box.querySelector('.gpulab-picture'), { childList: true, subtree: true });
+    window.gpulabWatch?.disconnect();
+    window.gpulabWatch = new MutationObserver(drawn);
+    window.gpulabWatch.observe(box.querySelector('.gpulab-picture'), { childList: true, subtree: true });
 }"""
