@@ -154,7 +154,9 @@ def key_to_picture(effort: Effort) -> Iterator[Row]:
             page.run_all()
             for cell, name in enumerate(names, 1):
                 simulator = getattr(gpulab.sim, name)()
-                slider = next(c for c in simulator.controls if hasattr(c, "low") and not hasattr(c, "frames_per_second"))
+                slider = next(
+                    c for c in simulator.controls if hasattr(c, "low") and not hasattr(c, "frames_per_second")
+                )
                 at_end = slider.value == slider.high
                 times = key_to_picture_ms(page, cell, slider.label, 10, at_end=at_end)[2:]  # the first two warm up
                 note = f"{len(times)} keys on {slider.label}, worst {max(times):.0f} ms"
