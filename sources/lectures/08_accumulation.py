@@ -17,10 +17,12 @@
 # | 60 minutes, and as long for the exercises | `00_start_here`; a training loop of your own | any machine |
 
 # %% setup-text [markdown]
-# The first cell prints what the numbers in this notebook are. Every number below is *measured* (counted or computed
-# here, on this machine's tensors), *virtual*, or *recorded* (from somebody's GPU, with the source). The tensors of this
-# lesson stay on the CPU, so its bytes are counted and not virtual. Every loop runs on a GPU as it is, once the model and
-# the batches are there.
+# The first cell prints what the bytes and times in this notebook are: *measured* on your GPU, or *virtual*. Tables of
+# somebody else's GPU say *recorded*, with the source.
+#
+# Whether two gradients are the same is a question of arithmetic. It is answered on the CPU, where float32 is float32: a
+# GPU may round the inputs of a convolution to TF32 without being asked (lesson 07). What a step costs, and mixed
+# precision, is asked of the GPU.
 
 # %% setup
 import torch
@@ -220,54 +222,79 @@ def bytes_kept(model, forward):
 bytes_guess = gpulab.predict("Batch 64 keeps how many times the bytes of batch 16?")
 
 # %% saved-run
-model, sizes = make_cnn(), {}
+model, sizes = make_cnn().to(gpu.device), {}
 for n in (1, 16, 64):
-    a, b = images[:n].clone(), labels[:n].clone()
+    a, b = images[:n].to(gpu.device), labels[:n].to(gpu.device)
     sizes[n] = bytes_kept(model, lambda: F.cross_entropy(model(a), b))
-    print(f"batch {n:2}: {sizes[n]:>9,} bytes = {sizes[n] / 2**10:6.1f} KiB kept for backward (measured)")
-bytes_guess.compare(sizes[64] / sizes[16])
+    print(f"batch {n:2}: {sizes[n]:>9,} bytes = {sizes[n] / 2**10:6.1f} KiB kept for backward ({gpu.numbers})")
+bytes_guess.compare(sizes[64] / sizes[16], gpu.numbers)
 
 # %% saved-explain [markdown]
-# A factor of four, to the byte: every layer keeps the same bytes per sample, so what is kept is proportional to the
-# batch. (`.clone()` matters here: a slice of the data set shares the storage of all 1500 images, and the count would
-# find the whole storage. The same trap makes a small view keep a large tensor alive.)
+# A factor of four, but for a few bytes: every layer keeps the same bytes per sample, so what is kept is proportional to
+# the batch. (Each batch is copied to the GPU here. A slice of a data set that is already on the GPU shares the storage
+# of all 1500 images, and the count would find the whole storage. The same trap makes a small view keep a large tensor
+# alive.)
 #
-# Now the part that accumulation does **not** reduce. The parameters, their gradients and the optimizer's state have
-# nothing to do with the batch:
+# Now the part that accumulation does **not** reduce. Parameters, gradients and Adam's state have nothing to do with the
+# batch. So look at the peak of a whole update of 8 samples in one piece, in two and in eight. The model has four
+# transformer blocks and reads 512 tokens; `gpulab.plan` works the step out on shapes alone, for a V100.
 
-# %% saved-fixed
-model = make_cnn()
-optimizer = torch.optim.Adam(model.parameters())
-F.cross_entropy(model(x), y).backward()
-optimizer.step()
-fixed = {
-    "parameters": sum(p.nbytes for p in model.parameters()),
-    "gradients": sum(p.grad.nbytes for p in model.parameters()),
-    "Adam's state": sum(v.nbytes for s in optimizer.state.values() for v in s.values() if v.dim() > 0),
-}
-for name, size in fixed.items():
-    print(f"{name:<13} {size:>7,} bytes (measured), whatever the batch")
+# %% plan
+def update(samples, micro):
+    """The plan of one update with AdamW over `samples` texts, `micro` at a time."""
+    def build(batch):
+        block = nn.TransformerEncoderLayer(1024, 16, 4096, batch_first=True)
+        model = nn.TransformerEncoder(block, 4, enable_nested_tensor=False).to("cuda")
+        optimizer = torch.optim.AdamW(model.parameters())
+        texts = torch.randn(batch, 512, 1024, device="cuda")
 
-# %% saved-buffer-text [markdown]
-# One line of that table is worth a second look. Without accumulation, `.grad` is `None` during the forward pass:
-# `zero_grad()` releases the gradients, and backward makes them while activations are being released. With
-# accumulation, the gradients of the window are alive *during the forward passes* of its second and later
-# micro-batches:
+        def step():
+            for part in texts.split(micro):
+                (model(part).square().mean() * len(part) / batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
 
-# %% saved-buffer
-model = make_cnn()
-alive = []
-model.register_forward_pre_hook(
-    lambda *_: alive.append(sum(p.grad.nbytes for p in model.parameters() if p.grad is not None))
-)
-for a, b in zip(x.split(16), y.split(16), strict=True):
-    (F.cross_entropy(model(a), b) / 4).backward()
-print("gradient bytes alive when each forward pass begins (measured):", alive)
+        return step
+    return gpulab.plan(build, batch=samples, gpu="V100-16")
+
+
+# %% plan-predict
+peak_guess = gpulab.predict("8 × 1 instead of 1 × 8: the peak is what share of the large batch's?", unit="%")
+
+# %% plan-run
+whole = update(8, 8)
+for micro in (8, 4, 1):
+    plan = whole if micro == 8 else update(8, micro)
+    speed = 1000 * plan.batch / plan.step_ms
+    print(f"{8 // micro} × {micro}: peak {plan.peak_allocated / 2**20:6,.0f} MiB, {speed:3.0f} samples/s (virtual V100)")
+peak_guess.compare(round(100 * plan.peak_allocated / whole.peak_allocated), "virtual")
+fixed = plan.weights + plan.gradients + plan.optimizer_state
+print(f"weights, gradients and AdamW's state: {fixed / 2**20:.0f} MiB (virtual), whatever the batch")
+
+# %% plan-explain [markdown]
+# An eighth of the batch does not bring an eighth of the memory. Weights, gradients and AdamW's state are a floor; the
+# last row stands on it, and a little above, for AdamW itself needs room while it steps. From there on smaller
+# micro-batches cost speed and save nothing.
+#
+# There is a second price. Without accumulation `.grad` is `None` during the forward pass: `zero_grad()` releases the
+# gradients, and backward makes them while activations are being released. With accumulation, the gradients of the
+# window are alive *during the forward passes* of its second and later micro-batches. So keep the micro-batch at 4, and
+# go from one to two:
+
+# %% buffer-predict
+buffer_guess = gpulab.predict("1 × 4 becomes 2 × 4: the peak grows by how much?", unit="MiB")
+
+# %% buffer-run
+one, two = update(4, 4), update(8, 4)
+grown = two.peak_allocated - one.peak_allocated
+for name, plan in (("1 × 4", one), ("2 × 4", two)):
+    print(f"{name}: peak {plan.peak_allocated / 2**20:,.0f} MiB, gradients in it {plan.gradients / 2**20:3.0f} MiB (virtual V100)")
+buffer_guess.compare(round(grown / 2**20), "virtual")
 
 # %% saved-buffer-explain [markdown]
-# So the step from one micro-batch to two *adds* up to four bytes per float32 parameter to the peak; the steps after
-# that cost nothing more. On a small model nobody notices. On a model of 7 billion parameters it is 28 GB, and a job
-# that just fits with `steps = 1` can run out of memory with `steps = 2`, at the same micro-batch.
+# The step from one micro-batch to two *adds* up to four bytes per float32 parameter to the peak; the steps after that
+# cost nothing more. On a small model nobody notices. On a model of 7 billion parameters it is 28 GB, and a job that
+# just fits with `steps = 1` can run out of memory with `steps = 2`, at the same micro-batch.
 #
 # How much comes back in practice? Recorded by Hugging Face, BERT-large, V100 16 GB, sequence length 512, memory of the
 # process as the driver reports it (with about 1.3 GiB of CUDA context):
@@ -518,11 +545,11 @@ print(f"mean of the images:                    {x.mean().item():.4f}")
 # 2. `clip_grad_norm_`, on the gradient of the whole window;
 # 3. `scaler.step(optimizer)`, `scaler.update()`, `scheduler.step()`, `optimizer.zero_grad()`.
 #
-# The forward pass runs under `torch.autocast`. Here it is bf16 on the CPU; bf16 has float32's range and needs no
-# scaler, so `enabled=` turns it into a no-op, and the same loop serves fp16.
+# The forward pass runs under `torch.autocast`, here in fp16, for which a T4 too has tensor cores. fp16 needs the scaler;
+# bf16 has float32's range and needs none, so `enabled=` turns it into a no-op, and the same loop serves both.
 
 # %% amp-run
-def train_epoch_amp(model, batches, steps, max_norm, dtype=torch.bfloat16, device="cpu"):
+def train_epoch_amp(model, batches, steps, max_norm, dtype=torch.float16, device="cuda"):
     """One epoch with autocast, accumulation and clipping; returns the gradient norm of each update."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=3)
@@ -543,8 +570,9 @@ def train_epoch_amp(model, batches, steps, max_norm, dtype=torch.bfloat16, devic
 
 
 # %% amp-result
-model = make_cnn()
-norms, advanced = train_epoch_amp(model, ten_batches, steps=4, max_norm=1.0)
+model = make_cnn().to(gpu.device)
+on_gpu = [(a.to(gpu.device), b.to(gpu.device)) for a, b in ten_batches]
+norms, advanced = train_epoch_amp(model, on_gpu, steps=4, max_norm=1.0)
 print("updates:", len(norms), "· schedule advanced:", advanced)
 print("dtype of the parameters:", {p.dtype for p in model.parameters()})
 print("dtype of the gradients: ", {p.grad.dtype for p in model.parameters()})
@@ -556,10 +584,10 @@ print("dtype of the gradients: ", {p.grad.dtype for p in model.parameters()})
 # %% amp-order
 def step_size(order, max_norm=100.0):
     """The gradient norm that reaches the optimizer, for one order of unscale and clip."""
-    model = make_cnn()
+    model = make_cnn().to(gpu.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    scaler = torch.amp.GradScaler("cpu")
-    for a, b in zip(x.split(16), y.split(16), strict=True):
+    scaler = torch.amp.GradScaler("cuda")
+    for a, b in on_gpu[:4]:
         scaler.scale(F.cross_entropy(model(a), b) / 4).backward()
     for action in order:
         if action == "unscale":
@@ -581,11 +609,11 @@ print(f"clip, then unscale: about {round(right / wrong, -1):.0f} times too small
 # passes are thrown away.
 
 # %% amp-overflow
-model = make_cnn()
+model = make_cnn().to(gpu.device)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-scaler = torch.amp.GradScaler("cpu")
+scaler = torch.amp.GradScaler("cuda")
 before = nn.utils.parameters_to_vector(model.parameters()).detach().clone()
-for i, (a, b) in enumerate(zip(x.split(16), y.split(16), strict=True)):
+for i, (a, b) in enumerate(on_gpu[:4]):
     overflow = float("inf") if i == 2 else 1.0  # the third of four micro-batches overflows
     scaler.scale(F.cross_entropy(model(a), b) / 4 * overflow).backward()
 scaler.step(optimizer)
@@ -762,22 +790,21 @@ print("after zero_grad():", {p.grad for p in model.parameters()})
 # one window keeps, before its backward:
 
 # %% mistake-graphs
-window = [(a.clone(), b.clone()) for a, b in zip(x.split(16), y.split(16), strict=True)]
-model = make_cnn()
+model, window = make_cnn().to(gpu.device), on_gpu[:4]
 one = bytes_kept(model, lambda: F.cross_entropy(model(window[0][0]), window[0][1]))
 whole = bytes_kept(model, lambda: sum(F.cross_entropy(model(a), b) for a, b in window))
-print(f"backward after each micro-batch: {one:>9,} bytes kept at a time (measured)")
-print(f"one backward for the window:     {whole:>9,} bytes kept at a time (measured)")
+print(f"backward after each micro-batch: {one:>9,} bytes kept at a time ({gpu.numbers})")
+print(f"one backward for the window:     {whole:>9,} bytes kept at a time ({gpu.numbers})")
 
 # %% mistake-unscale-text [markdown]
 # **Unscaling every micro-batch.** `unscale_` divides in place, so a second call would divide what is already divided.
 # PyTorch refuses:
 
 # %% mistake-unscale tags=["raises-exception"]
-model = make_cnn()
+model = make_cnn().to(gpu.device)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-scaler = torch.amp.GradScaler("cpu")
-for a, b in window:
+scaler = torch.amp.GradScaler("cuda")
+for a, b in on_gpu[:4]:
     scaler.scale(F.cross_entropy(model(a), b) / 4).backward()
     scaler.unscale_(optimizer)
 
