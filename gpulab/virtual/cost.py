@@ -243,13 +243,11 @@ def _recurrent(passes: int) -> Rule:
 
 
 RULES: dict[Any, Rule] = {
-    **dict.fromkeys(
-        (
-            aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten._addmm_activation.default,
-            aten.addmm_.default, aten.baddbmm_.default,
-        ),
-        _mm,
-    ),
+    **{
+        getattr(packet, overload): _mm
+        for packet in (aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten._addmm_activation, aten.addmm_, aten.baddbmm_)
+        for overload in packet.overloads()
+    },
     aten.convolution.default: _conv_forward,
     aten.convolution_backward.default: _conv_backward,
     aten._scaled_dot_product_flash_attention.default: _attention(work.FLASH),

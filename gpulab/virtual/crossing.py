@@ -6,12 +6,12 @@ import threading
 import warnings
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from . import cost, state
 from .labels import PINNED, device_of, storage_of
 
 if TYPE_CHECKING:
-    import torch
-
     from .device import Device
 
 
@@ -21,25 +21,67 @@ def charge(into: torch.Tensor, source: torch.Tensor, *, non_blocking: bool) -> N
     nbytes = cost.traffic(into)
     if not nbytes or (to is None and origin is None):
         return
+    straight = into.dtype is source.dtype and (_alike(into, source) or into.dim() == 0)
     if to is origin and to is not None:
         rates = to.timer.clock.rates
         moved = cost.traffic(into, source)
         to.timer.kernel(to.stream, rates.memory_seconds(moved) + rates.kernel_s, "copy_")
-    elif to is None or origin is None:
-        _over_the_link(to, origin, nbytes, pinned=_pinned(source if origin is None else into), wait=not non_blocking)
+    elif to is not None and origin is None:
+        # What is not as the GPU shall have it is first put so on the host, in new memory, which is pageable
+        # (copy_requires_temporaries in aten/src/ATen/native/cuda/Copy.cu).
+        as_it_is = straight or (into.dtype is source.dtype and source.is_contiguous())
+        if not as_it_is:
+            _change_on_host(to, nbytes)
+        _over_the_link(to, None, nbytes, pinned=as_it_is and _pinned(source), wait=not non_blocking)
+    elif origin is not None and to is None:
+        # It crosses as the GPU has it, and is changed on the host.
+        as_it_is = straight or (into.dtype is source.dtype and into.is_contiguous())
+        crossed = into.numel() * source.element_size()
+        _over_the_link(None, origin, crossed, pinned=as_it_is and _pinned(into), wait=not non_blocking)
+        if not as_it_is:
+            _change_on_host(origin, nbytes)
     else:
+        assert to is not None
+        assert origin is not None
         rates = origin.timer.clock.rates
         origin.timer.hold(origin.stream, to.timer.streams.get(to.stream, 0.0))
         end = origin.timer.kernel(origin.stream, nbytes / (rates.peer_gbps * 1e9), f"copy to cuda:{to.index}")
         to.timer.hold(to.stream, end)
 
 
+def _alike(into: torch.Tensor, source: torch.Tensor) -> bool:
+    """Whether one block of memory can become the other, element by element."""
+    if into.shape != source.shape or into.layout is not source.layout:
+        return False
+    if into.layout is not torch.strided:
+        return True
+    sides = list(zip(into.stride(), source.stride(), into.shape, strict=True))
+    dense = 1 + sum((size - 1) * stride for _, stride, size in sides) == source.numel()
+    return dense and all(one == other for one, other, size in sides if size > 1)
+
+
+def _change_on_host(device: Device, nbytes: int) -> None:
+    clock = device.timer.clock
+    clock.spend(nbytes / (clock.rates.host_copy_gbps * 1e9))
+
+
 def _over_the_link(to: Device | None, origin: Device | None, nbytes: int, *, pinned: bool, wait: bool) -> None:
     device = to or origin
     assert device is not None
     device.timer.copy(device.stream, nbytes, "to GPU" if to is not None else "to host", pinned=pinned, wait=wait)
-    if wait or not pinned:
+    if wait:  # what the driver stages for a pageable copy that should not wait, PyTorch does not tell
         waited_unasked()
+
+
+def send_indices(device: Device, indices: Any) -> None:
+    """Indices that are on the host are brought to the GPU, and the host waits (TensorAdvancedIndexing.cpp)."""
+    for index in indices:
+        if index is not None and device_of(index) is None:
+            nbytes = index.nbytes
+            if index.dtype in (torch.bool, torch.uint8):  # the host looks up where it is true
+                nbytes = 8 * index.dim() * int(index.count_nonzero())
+            if nbytes:
+                _over_the_link(device, None, nbytes, pinned=_pinned(index), wait=True)
 
 
 def read_back(device: Device) -> None:
@@ -90,14 +132,14 @@ class PinnedBlock:
 
 
 def pin(storage: Any, *, copied: bool) -> None:
-    """Make a storage of the host pinned, with the host's time for it; what another thread does goes on beside it."""
+    """Make a storage of the host pinned, with the host's time for it; a DataLoader's pin thread works beside it."""
     gpu, nbytes = state.current, storage.nbytes()
     if gpu is None or not nbytes:
         setattr(storage, PINNED, True)
         return
     block, fresh = gpu.pinned.take(nbytes)
     setattr(storage, PINNED, block)
-    if threading.current_thread() is threading.main_thread():
+    if "_pin_memory_loop" not in threading.current_thread().name:
         rates = gpu.rates
         if fresh:
             gpu.clock.spend(rates.malloc_us * 1e-6 + nbytes / (rates.pin_gbps * 1e9))

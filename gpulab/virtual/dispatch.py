@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._library import custom_ops
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import checks, cost, crossing, engine, kernels, known, mixing, state, temporaries
@@ -59,6 +60,8 @@ def _plan(func: Any) -> Run:
     name = func.name()
     if name in kernels.SYNCHRONISING:
         return _run_synchronising
+    if _custom(func) is not None:
+        return _run_custom
     if any(argument.name == "device" for argument in schema.arguments):
         return _run_factory
     if func is torch.ops.aten.add.Tensor:
@@ -257,6 +260,19 @@ def _run_composite(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: di
     return out
 
 
+def _custom(func: Any) -> Callable[..., Any] | None:
+    """What `torch.library.custom_op` was given for this overload, for CUDA or for any device."""
+    definition = custom_ops.OPDEFS.get(func._schema.name)
+    backends = {} if definition is None else definition._backend_fns
+    return backends.get("cuda") or backends.get(None)
+
+
+def _run_custom(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """An operation written in Python: its parts are seen."""
+    with MODE:
+        return _custom(func)(*args, **kwargs)  # type: ignore[misc]
+
+
 def _run_handled(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """An operation whose kernel on the GPU gives other tensors than the CPU's, or takes random numbers."""
     return _run(gpu, func, args, kwargs, kernels.HANDLERS[func])
@@ -324,14 +340,16 @@ def _known_or_not(gpu: VirtualGPU, device: Device, func: Any, args: tuple[Any, .
 
 
 def _run_indexing(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Where a mask is among the indices, the host waits for the number of elements that it takes."""
+    """The host waits for indices that it has to bring over, and for the number of elements that a mask takes."""
+    device = device_of(args[0])
+    if device is not None:
+        crossing.send_indices(device, args[1])
     out = _run(gpu, func, args, kwargs)
-    for index in args[1]:
-        if index is not None and index.dtype in (torch.bool, torch.uint8):
-            device = device_of(args[0])
-            if device is not None:
+    if device is not None:
+        for index in args[1]:
+            if index is not None and index.dtype in (torch.bool, torch.uint8) and device_of(index) is not None:
                 crossing.read_back(device)
-            break
+                break
     return out
 
 

@@ -69,8 +69,19 @@ def _quantile(op: Any) -> Callable[..., Tensor]:
     return run
 
 
+def _one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
+    """CUDA does not look whether the classes are in range; it waits only where it must count them (Onehot.cpp)."""
+    with autocast.below():
+        if not tensor.numel() or not here(tensor) or tensor.dtype is not torch.int64:
+            return aten.one_hot(tensor, num_classes)
+        classes = num_classes if num_classes > 0 else int(tensor.max()) + 1
+        out = torch.zeros(*tensor.shape, classes, dtype=torch.int64, device=tensor.device)
+        return out.scatter_(-1, tensor.unsqueeze(-1), 1)
+
+
 MIRRORS: dict[str, Callable[..., Any]] = {
     "dropout": _dropout,
+    "one_hot": _one_hot,
     "nanquantile.scalar": _quantile(aten.nanquantile.default),
     "quantile.scalar": _quantile(aten.quantile.default),
     "rms_norm": _rms_norm,
