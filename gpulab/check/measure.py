@@ -54,7 +54,7 @@ class SavedBytes:
         self._hooks.__exit__(*error)
 
     def _pack(self, tensor: torch.Tensor) -> _Held:
-        held = _Held([tensor])
+        held = _Held([tensor.detach()])  # itself, it would keep alive the graph that keeps it
         storage = tensor.untyped_storage()
         # a view counts as what it shows: how the caller's data lie in memory is not the loop's doing
         place = tensor.data_ptr(), min(tensor.nbytes, storage.nbytes())

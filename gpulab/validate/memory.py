@@ -136,7 +136,7 @@ def saved(case: Case, dtype: torch.dtype | None) -> dict[str, Any]:
         storage = tensor.untyped_storage()
         if tensor.is_cuda:
             seen[storage.data_ptr()] = storage.nbytes()
-        return tensor
+        return tensor.detach()  # itself, it would keep alive the graph that keeps it
 
     fresh()
     start = torch.cuda.memory_allocated()

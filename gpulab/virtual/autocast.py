@@ -239,6 +239,7 @@ def _cast_tensor(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     found = _cache.get(id(tensor))
     if found is not None and found[1].dtype is dtype:
         return found[1]
-    cast = tensor.to(dtype)
+    with torch.enable_grad():  # it serves operations with a gradient too (cached_cast in autocast_mode.cpp)
+        cast = tensor.to(dtype)
     _cache[id(tensor)] = (tensor, cast)
     return cast

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import work
+from . import state, work
 
 if TYPE_CHECKING:
     from .device import Device
@@ -137,6 +137,8 @@ def precision(dtype: torch.dtype, *, convolution: bool = False) -> str:
 
 
 def _allows_tf32(operation: str) -> bool:
+    if state.current is not None and not state.current.spec.has("tf32"):
+        return False  # before Ampere the flag says so all the same
     backend = "cudnn" if operation == "conv" else "cublas"
     try:
         return bool(getattr(torch._C, f"_get_{backend}_allow_tf32")())

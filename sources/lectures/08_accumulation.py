@@ -211,7 +211,7 @@ def bytes_kept(model, forward):
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in parameters:
             kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
+        return tensor.detach()  # the tensor itself would keep alive the graph that keeps it
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         result = forward()  # keeps the graph alive while we look

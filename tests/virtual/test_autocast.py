@@ -39,6 +39,7 @@ def test_no_operation_is_on_two_lists():
     assert len(names) == len(set(names))
     assert set(mirrors.MIRRORS) - set(names) == {
         "dropout",
+        "one_hot",
         "lstm.input",
         "gru.input",
         "rnn_tanh.input",
@@ -109,3 +110,15 @@ def test_16_bit_products_are_float32_products_rounded():
         with VirtualGPU("A100-80"):
             product = (a16.cuda() @ b16.cuda()).cpu()
         assert torch.equal(product, (a16.float() @ b16.float()).to(dtype))
+
+
+@pytest.mark.parametrize("compute", [True, False])
+def test_a_weight_that_was_cast_without_gradients_serves_with_gradients(compute):
+    with VirtualGPU("T4", compute=compute):
+        layer, x = torch.nn.Linear(4, 4).cuda(), torch.zeros(2, 4, device="cuda")
+        with torch.autocast("cuda"):
+            with torch.no_grad():
+                layer(x)
+            out = layer(x)
+        out.sum().backward()
+        assert layer.weight.grad is not None

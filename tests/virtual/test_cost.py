@@ -191,3 +191,17 @@ def test_the_same_with_values_and_with_shapes_only(form):
 
 def test_rates_of_a_scope_are_those_of_its_gpu(gpu):
     assert gpu.rates is rates.of(gpu.spec.name)
+
+
+@pytest.mark.parametrize(("name", "faster"), [("T4", False), ("V100-16", False), ("A100-40", True)])
+def test_only_gpus_that_have_tf32_use_it_for_convolutions(name, faster):
+    with VirtualGPU(name, compute=False) as gpu:
+        conv, images = nn.Conv2d(64, 64, 3, padding=1).cuda(), torch.zeros(32, 64, 56, 56, device="cuda")
+        seconds = []
+        for allowed in (True, False):
+            with tf32(torch.backends.cudnn, allowed):
+                before = gpu.clock.busy()
+                conv(images)
+                seconds.append(gpu.clock.busy() - before)
+    assert (seconds[0] < 0.9 * seconds[1]) == faster
+    assert (seconds[0] == pytest.approx(seconds[1])) != faster
