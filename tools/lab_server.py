@@ -111,6 +111,11 @@ class LabServer:
         # The settings and the command of `make lab`, for a course whose `.venv` holds those settings and no Python.
         stand_in = Venv(root=self.course)
         write_overrides(stand_in)
+        overrides = stand_in.folder / "share" / "jupyter" / "lab" / "settings" / "overrides.json"
+        settings = json.loads(overrides.read_text(encoding="utf-8"))
+        # On a busy machine two saves that overtake each other end in a dialog over the page.
+        settings["@jupyterlab/docmanager-extension:plugin"] = {"autosave": False}
+        overrides.write_text(json.dumps(settings), encoding="utf-8")
         command = [
             *(sys.executable, *lab_command(stand_in, self._port, browser=False)[1:]),
             f"--LabApp.app_settings_dir={stand_in.folder / 'share' / 'jupyter' / 'lab' / 'settings'}",
