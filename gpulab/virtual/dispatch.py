@@ -299,6 +299,8 @@ def _run_copy(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[st
 
 def _run_resizing(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Operations that may change the size of a storage they are given."""
+    if func.name().startswith("aten::set_") and _look(args, None, None, None)[0] is None:
+        return func._op(*args, **kwargs)  # a storage of the host stays one, whoever points to it
     out = _run(gpu, func, args, kwargs)
     for item in [*args, *kwargs.values(), out]:
         for tensor in item if isinstance(item, (list, tuple)) else [item]:

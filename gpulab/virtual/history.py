@@ -43,6 +43,10 @@ class History:
     def out_of_memory(self, shortage: Shortage) -> None:
         self._add("oom", 0, shortage.tried, 0, self._stack(), device_free=shortage.free)
 
+    def looked_at(self, active: int) -> None:
+        """A snapshot was taken: PyTorch notes that too, for the next one."""
+        self._add("snapshot", 0, active, 0, self._stack())
+
     def _segment(self, action: str, address: int, size: int, stream: int) -> None:
         self._add(action, address, size, stream, self._stack())
 
@@ -60,6 +64,8 @@ class History:
         frame: FrameType | None = sys._getframe(2)
         while frame is not None:
             code = frame.f_code
+            if code.co_name == "_engine_run_backward":
+                break  # on CUDA backward runs in a thread of autograd's, which no line of the program is in
             if not code.co_filename.startswith(_OWN):
                 out.append({"filename": code.co_filename, "line": frame.f_lineno, "name": code.co_name})
             frame = frame.f_back
@@ -100,6 +106,8 @@ def snapshot(gpu: VirtualGPU) -> dict[str, Any]:
                     block["frames"] = history.frames.get(block["address"], [])
             segments += found
             traces.append([] if history is None else list(history.events))
+            if history is not None:
+                history.looked_at(sum(segment["active_size"] for segment in found))
     settings = gpu.settings
     return {
         "segments": segments,

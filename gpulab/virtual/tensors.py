@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import kernels, known, making, moving
+from . import crossing, kernels, known, making, moving
 from .labels import FLOATING, device_of
 from .patches import Patches
 from .state import backing, thread
@@ -204,6 +204,8 @@ _own_repr: Any = Tensor.__repr__
 def _repr(self: Tensor, *, tensor_contents: Any = None) -> str:
     device = where(self)
     if device is None or device.compute:
+        if device is not None and not self.dim():
+            crossing.read_back(device)  # PyTorch prints with modes off, so nobody sees it read the number
         return str(_own_repr(self, tensor_contents=tensor_contents))
     with backing:
         return str(_own_repr(self)).replace("device='meta'", f"device='{device.name}'")

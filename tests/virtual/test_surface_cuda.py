@@ -162,6 +162,38 @@ def record_one_step():
     return kept
 
 
+def test_what_backward_allocates_has_no_line_of_the_program_as_on_cuda(gpu):
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * 2
+
+    x = torch.ones(1000, device="cuda", requires_grad=True)
+    y = Twice.apply(x.exp()).sum()
+    torch.cuda.memory._record_memory_history(stacks="python")
+    y.backward()
+    (events,) = torch.cuda.memory._snapshot()["device_traces"]
+    torch.cuda.memory._record_memory_history(None)
+    stacks = [[frame["name"] for frame in event["frames"]] for event in events if event["action"] == "alloc"]
+    assert [] in stacks
+    assert any(stack[:1] == ["backward"] for stack in stacks)  # but those of an operation written in Python
+    own = [stack for stack in stacks if any(name.startswith("test_what") for name in stack)]
+    assert [stack[0] for stack in own] == ["_make_grads"]  # the gradient of y itself, made before the engine starts
+
+
+def test_a_snapshot_is_an_event_of_the_next_one(gpu):
+    torch.cuda.memory._record_memory_history(stacks="python")
+    kept = torch.ones(1000, device="cuda")
+    first, second = (torch.cuda.memory._snapshot()["device_traces"][0] for _ in range(2))
+    torch.cuda.memory._record_memory_history(None)
+    assert [event["action"] for event in second[len(first) :]] == ["snapshot"]
+    assert second[-1]["size"] == 4096 == torch.cuda.memory_allocated() == kept.nbytes + 96
+
+
 def test_the_history_has_every_event_with_its_stack(gpu):
     kept = record_one_step()
     (events,) = torch.cuda.memory._snapshot()["device_traces"]

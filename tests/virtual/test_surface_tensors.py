@@ -12,6 +12,8 @@ import pytest
 import torch
 from torch import nn
 
+from gpulab import VirtualGPU
+
 from .surface_scope import SPELLINGS, allocated, same_values, scope, weight
 
 GPU = torch.device("cuda", 0)
@@ -558,3 +560,16 @@ def test_data_parallel_gives_what_one_gpu_gives():
         out.sum().backward()
         assert torch.allclose(layer.weight.grad, whole)
         assert torch.cuda.max_memory_allocated(1) > 0
+
+
+def test_a_deep_copy_of_a_host_tensor_stays_on_the_host_with_its_original():
+    with VirtualGPU("T4"):
+        there, here = torch.ones(10, device="cuda"), torch.rand(10)
+        copied = copy.deepcopy(here)
+        for tensor in (here, copied):
+            with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+                there * tensor
+            assert tensor.device.type == "cpu"
+        moved = copy.deepcopy(there)
+        assert moved.device.type == "cuda"
+        assert moved.data_ptr() != there.data_ptr()

@@ -465,3 +465,11 @@ def test_an_operation_written_in_python_makes_its_tensors_on_the_gpu(gpu):
     assert out.device.type == "cuda"
     assert torch.cuda.memory_allocated() - before == 4096
     assert twice(torch.ones(2)).tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("shape", [(), (3,)])
+def test_printing_a_tensor_waits_for_it(shape):
+    with VirtualGPU("T4") as gpu:
+        x = torch.ones(shape, device="cuda")
+        sleep(1)
+        assert host(gpu, lambda: repr(x))[0] > 900 * US
