@@ -21,28 +21,13 @@ def charge(into: torch.Tensor, source: torch.Tensor, *, non_blocking: bool) -> N
     nbytes = cost.traffic(into)
     if not nbytes or (to is None and origin is None):
         return
-    straight = into.dtype is source.dtype and (_alike(into, source) or into.dim() == 0)
     if to is origin and to is not None:
         rates = to.timer.clock.rates
         moved = cost.traffic(into, source)
         to.timer.kernel(to.stream, rates.memory_seconds(moved) + rates.kernel_s, "copy_")
-    elif to is not None and origin is None:
-        # What is not as the GPU shall have it is first put so on the host, in new memory, which is pageable
-        # (copy_requires_temporaries in aten/src/ATen/native/cuda/Copy.cu).
-        as_it_is = straight or (into.dtype is source.dtype and source.is_contiguous())
-        if not as_it_is:
-            _change_on_host(to, nbytes)
-        _over_the_link(to, None, nbytes, pinned=as_it_is and _pinned(source), wait=not non_blocking)
-    elif origin is not None and to is None:
-        # It crosses as the GPU has it, and is changed on the host.
-        as_it_is = straight or (into.dtype is source.dtype and into.is_contiguous())
-        crossed = into.numel() * source.element_size()
-        _over_the_link(None, origin, crossed, pinned=as_it_is and _pinned(into), wait=not non_blocking)
-        if not as_it_is:
-            _change_on_host(origin, nbytes)
+    elif to is None or origin is None:
+        _over_the_link(to, origin, into, source, non_blocking)
     else:
-        assert to is not None
-        assert origin is not None
         rates = origin.timer.clock.rates
         origin.timer.hold(origin.stream, to.timer.streams.get(to.stream, 0.0))
         end = origin.timer.kernel(origin.stream, nbytes / (rates.peer_gbps * 1e9), f"copy to cuda:{to.index}")
@@ -60,15 +45,46 @@ def _alike(into: torch.Tensor, source: torch.Tensor) -> bool:
     return dense and all(one == other for one, other, size in sides if size > 1)
 
 
-def _change_on_host(device: Device, nbytes: int) -> None:
-    clock = device.timer.clock
-    clock.spend(nbytes / (clock.rates.host_copy_gbps * 1e9))
+def _over_the_link(
+    to: Device | None, origin: Device | None, into: torch.Tensor, source: torch.Tensor, non_blocking: bool
+) -> None:
+    """A copy between host and GPU, with what must be changed before or after it.
 
-
-def _over_the_link(to: Device | None, origin: Device | None, nbytes: int, *, pinned: bool, wait: bool) -> None:
+    Where one block cannot become the other as it is, there are copies in between; another dtype is made on the host,
+    with `non_blocking` on the GPU (copy_requires_temporaries and its use in aten/src/ATen/native/cuda/Copy.cu).
+    """
     device = to or origin
     assert device is not None
-    device.timer.copy(device.stream, nbytes, "to GPU" if to is not None else "to host", pinned=pinned, wait=wait)
+    same = into.dtype is source.dtype
+    sent, source_as_it_is, into_as_it_is = source.dtype, True, True
+    if not (same and (_alike(into, source) or not into.dim())):
+        whole = source.is_contiguous() and source.shape == into.shape
+        if (origin is not None) == non_blocking:
+            sent, source_as_it_is, into_as_it_is = into.dtype, same and whole, into.is_contiguous()
+        else:
+            source_as_it_is, into_as_it_is = whole, same and into.is_contiguous()
+    nbytes = into.numel() * sent.itemsize
+    if not source_as_it_is:
+        _in_between(origin, device, source, nbytes)
+    host, as_it_is = (source, source_as_it_is) if to is not None else (into, into_as_it_is)
+    _cross(device, nbytes, "to GPU" if to is not None else "to host", as_it_is and _pinned(host), not non_blocking)
+    if not into_as_it_is:
+        _in_between(to, device, into, nbytes)
+
+
+def _in_between(on: Device | None, device: Device, tensor: torch.Tensor, nbytes: int) -> None:
+    """A copy on one side of the link, between `tensor` and `nbytes` in the form in which they cross."""
+    clock = device.timer.clock
+    if on is None:
+        clock.spend(nbytes / (clock.rates.host_copy_gbps * 1e9))
+    else:
+        on.touch([nbytes])
+        seconds = clock.rates.memory_seconds(nbytes + cost.traffic(tensor)) + clock.rates.kernel_s
+        on.timer.kernel(on.stream, seconds, "copy_")
+
+
+def _cross(device: Device, nbytes: int, way: str, pinned: bool, wait: bool) -> None:
+    device.timer.copy(device.stream, nbytes, way, pinned=pinned, wait=wait)
     if wait:  # what the driver stages for a pageable copy that should not wait, PyTorch does not tell
         waited_unasked()
 
@@ -81,7 +97,7 @@ def send_indices(device: Device, indices: Any) -> None:
             if index.dtype in (torch.bool, torch.uint8):  # the host looks up where it is true
                 nbytes = 8 * index.dim() * int(index.count_nonzero())
             if nbytes:
-                _over_the_link(device, None, nbytes, pinned=_pinned(index), wait=True)
+                _cross(device, nbytes, "to GPU", _pinned(index), True)
 
 
 def read_back(device: Device) -> None:

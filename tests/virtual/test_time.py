@@ -429,7 +429,7 @@ def test_only_pinned_memory_that_goes_as_it_is_crosses_without_the_host(gpu):
         (lambda: pinned.t().to("cuda", non_blocking=True), True),  # the same block of memory, transposed there too
         (lambda: pinned[:1000].to("cuda", non_blocking=True), True),
         (lambda: pinned[:, :1000].to("cuda", non_blocking=True), False),
-        (lambda: pinned.to("cuda", torch.float16, non_blocking=True), False),
+        (lambda: pinned.to("cuda", torch.float16, non_blocking=True), True),  # changed on the GPU
     ):
         torch.cuda.synchronize()
         assert (host(gpu, send)[0] < 200 * US) == straight  # 100 of them for new memory
@@ -473,3 +473,24 @@ def test_printing_a_tensor_waits_for_it(shape):
         x = torch.ones(shape, device="cuda")
         sleep(1)
         assert host(gpu, lambda: repr(x))[0] > 900 * US
+
+
+def test_a_copy_that_changes_the_dtype_does_it_on_the_host_or_with_non_blocking_on_the_gpu(gpu):
+    images = torch.zeros(1 << 20, dtype=torch.uint8).pin_memory()
+
+    def crossed(call):
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before, memory = gpu.clock.devices[0].copied, torch.cuda.memory_allocated()
+        result = call()
+        peak = torch.cuda.max_memory_allocated() - memory
+        return result, gpu.clock.devices[0].copied - before, peak
+
+    there, sent, peak = crossed(lambda: images.to("cuda", torch.float32))
+    assert (sent, peak) == (4 << 20, 4 << 20)
+    _, sent, peak = crossed(lambda: images.to("cuda", torch.float32, non_blocking=True))
+    assert (sent, peak) == (1 << 20, 5 << 20)
+    _, sent, peak = crossed(lambda: there.to("cpu", torch.uint8))
+    assert (sent, peak) == (4 << 20, 0)
+    _, sent, peak = crossed(lambda: there.to("cpu", torch.uint8, non_blocking=True))
+    assert (sent, peak) == (1 << 20, 1 << 20)
