@@ -11,7 +11,7 @@ import random
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any, TypeVar
 
@@ -149,6 +149,8 @@ _SHARED: tuple[_Setting, ...] = (
     _Setting(_THREADS, torch.get_num_threads, torch.set_num_threads),
     _Setting("print options", _print_options, lambda options: torch.set_printoptions(**options)),
     _Setting("the float32 matmul precision", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    # The older switch sets precisions too, and cannot be read once they disagree with it; they say what was changed.
+    replace(_of_backend("cudnn", "allow_tf32"), quiet=True),
     *(_of_backend(path, "fp32_precision") for path in _PRECISIONS),
     *(_of_backend("cudnn", name) for name in ("enabled", "benchmark", "deterministic")),
     _Setting("the current folder", os.getcwd, os.chdir),

@@ -271,6 +271,14 @@ def test_precision_set_the_new_way_is_put_back_and_the_old_way_still_reads(path)
     assert torch.get_float32_matmul_precision() == "highest"
 
 
+def test_the_older_switch_of_cudnn_is_put_back_and_can_be_read():
+    before = everything()
+    outcome = run(lambda: setattr(torch.backends.cudnn, "allow_tf32", False))
+    assert outcome.left_behind
+    assert torch.backends.cudnn.allow_tf32
+    assert everything() == before
+
+
 def test_both_ways_of_setting_precision_at_once_are_put_back():
     def both():
         torch.set_float32_matmul_precision("high")
