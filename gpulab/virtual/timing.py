@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .clock import Clock, real
 from .patches import Patches
 
 if TYPE_CHECKING:
@@ -33,9 +34,22 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
     patches.set(time, "perf_counter", clock.perf_counter)
     patches.set(time, "perf_counter_ns", perf_counter_ns)
     patches.set(timeit, "default_timer", clock.perf_counter)
+    patches.set(timeit.Timer, "__init__", _counting(timeit.Timer.__init__, clock))
     benchmark = sys.modules.get("torch.utils.benchmark.utils.timer")
     if benchmark is not None and benchmark.timer is before:  # up to torch 2.14, imported where it saw no GPU
         patches.set(benchmark.Timer, "__init__", _waiting(benchmark.Timer.__init__))
+
+
+def _counting(own: Callable[..., None], clock: Clock) -> Callable[..., None]:
+    """`timeit.Timer`, and so `timeit.timeit`: their default is a function that they were made with."""
+
+    @functools.wraps(own)
+    def __init__(
+        self: Any, stmt: Any = "pass", setup: Any = "pass", timer: Any = real, globals: dict[str, Any] | None = None
+    ) -> None:
+        own(self, stmt, setup, clock.perf_counter if timer is real else timer, globals)
+
+    return __init__
 
 
 def _waiting(own: Callable[..., None]) -> Callable[..., None]:

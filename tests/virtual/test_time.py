@@ -494,3 +494,12 @@ def test_a_copy_that_changes_the_dtype_does_it_on_the_host_or_with_non_blocking_
     assert (sent, peak) == (4 << 20, 0)
     _, sent, peak = crossed(lambda: there.to("cpu", torch.uint8, non_blocking=True))
     assert (sent, peak) == (1 << 20, 1 << 20)
+
+
+def test_timeit_shows_the_launch_and_not_what_the_values_take_here():
+    with VirtualGPU("T4"):
+        a = torch.zeros(2048, 2048, device="cuda")
+        kept = []
+        assert timeit.Timer(lambda: kept.append(a @ a)).timeit(3) < 0.1  # the values take longer here
+        assert timeit.timeit(lambda: kept.append(a @ a), number=3) < 0.1  # the values take longer here
+        assert timeit.timeit(torch.cuda.synchronize, number=1) > 300 * US
