@@ -1,0 +1,230 @@
+# %% title [markdown]
+# # 01 · Exercises: why GPUs
+#
+# Three functions and a question, about an hour. Each function is checked on your own code: run the check cell under it as
+# often as you like. It draws fresh inputs every time, and when it fails it says what it expected, what came back, and which
+# section of [the lecture](../notebooks/01_why_gpus.ipynb) to read.
+#
+# A cell that says *not attempted yet* is one you have not written. Everything after it still runs.
+
+# %% setup
+import math
+
+import torch
+from torch import nn
+
+import gpulab
+
+gpu = gpulab.setup()
+
+# %% cost-text [markdown]
+# ## 1 · What a layer costs
+#
+# **Build** a function that counts the operations and the bytes of a layer. **Why:** these two numbers decide how fast it
+# can be, on any machine, before you have run it.
+#
+# 20 minutes · difficulty ●●○
+
+# %% cost-predict
+cost_guess = gpulab.predict("A convolution, 64 to 128 channels, 3 × 3, on one 56 × 56 image: how many FLOPs?", unit="MFLOP")
+
+# %% layer_cost tags=["solution"]
+def layer_cost(layer, x):
+    """FLOPs and bytes of one forward pass of `layer` on `x`.
+
+    layer  an nn.Linear, or an nn.Conv2d with any kernel, stride, padding, dilation and groups; with a bias or without
+    x      its input: (..., in_features) for Linear, (N, C, H, W) for Conv2d; any floating dtype, the layer's own.
+           It may be on the device "meta", with a shape and no values
+
+    FLOPs: a multiply-add is two. The additions of the bias do not count (PyTorch's own counter leaves them out).
+    Bytes: input, weight, bias and output are moved once each, in their dtype.
+    Returns (flops, nbytes), two whole numbers. Neither layer nor x is changed.
+    """
+    # TODO: find the shape of the output, and how many multiply-adds one number of it takes
+    ### BEGIN SOLUTION
+    with torch.no_grad():
+        out = layer(x)
+    # A Linear's weight is (out, in), a Conv2d's (out, in / groups, height, width): one row makes one number.
+    flops = 2 * out.numel() * layer.weight[0].numel()
+    nbytes = sum(tensor.nbytes for tensor in (x, *layer.parameters(), out))
+    return flops, nbytes
+    ### END SOLUTION
+
+# %% check-cost tags=["check"]
+gpulab.check.layer_cost(layer_cost)
+
+# %% cost-hints [markdown]
+# <details><summary>Hint 1</summary>
+#
+# How many numbers does the output have? Each of them is a sum of products. How many products?
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# `layer.weight.shape` is (out_features, in_features) for a Linear, and (out_channels, in_channels / groups, height, width) for
+# a Conv2d. One row of it makes one number of the output. For the output's shape you may run the layer, also on
+# `"meta"`.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# `tensor.numel()` counts numbers, `tensor.nbytes` bytes. Four tensors are moved, the bias only where it is not `None`;
+# `layer.parameters()` knows.
+#
+# </details>
+
+# %% cost-compare tags=["needs-answer"]
+convolution = nn.Conv2d(64, 128, 3, padding=1, device="meta")
+flops, nbytes = layer_cost(convolution, torch.empty(1, 64, 56, 56, device="meta"))
+cost_guess.compare(round(flops / 1e6), "computed")
+print(f"{nbytes / 1e6:.2f} MB are moved, {flops / nbytes:.0f} operations per byte (computed)")
+
+# %% amdahl-text [markdown]
+# ## 2 · What the whole job gains, and from where on
+#
+# **Build** Amdahl's law with an overhead, and solve it for the crossover point. **Why:** it tells whether a GPU pays before
+# you rent one.
+#
+# 15 minutes · difficulty ●●○
+
+# %% amdahl-predict
+job_guess = gpulab.predict("80 % of a 10 s job runs 20 times as fast, and copies take 1 s. How many times as fast is it?")
+
+# %% amdahl tags=["solution"]
+def amdahl(seconds, share, factor, overhead):
+    """What a GPU does for a whole job, and how long a job must be for it.
+
+    seconds   what the job takes on the CPU, more than 0
+    share     the part of that time that the GPU can take over, from 0 to 1
+    factor    how many times as fast the GPU does that part, more than 0; below 1 it is slower. math.inf, an
+              infinitely fast GPU, is asked with a share below 1
+    overhead  seconds that the GPU costs beside it (starting, copies): 0 or more, the same for a job of any length
+
+    Returns (speedup, crossover):
+    speedup    the job's time on the CPU over its time with the GPU
+    crossover  jobs that take longer than so many seconds on the CPU are faster with the GPU, at the same share,
+               factor and overhead. 0 if all jobs are, math.inf if none is
+    """
+    # TODO: the time with the GPU has three parts; the crossover is where it equals the time on the CPU
+    ### BEGIN SOLUTION
+    with_gpu = seconds * (1 - share) + seconds * share / factor + overhead
+    saved = share * (1 - 1 / factor)  # in each second of the job
+    crossover = overhead / saved if saved > 0 else math.inf
+    return seconds / with_gpu, crossover
+    ### END SOLUTION
+
+# %% check-amdahl tags=["check"]
+gpulab.check.amdahl(amdahl)
+
+# %% amdahl-hints [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Add up times, never speeds: what stays on the CPU, what moved to the GPU, and the overhead.
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# Write $p$ for the share, $k$ for the factor, $c$ for the overhead. At the crossover a job of $t$ seconds takes $t$ on either
+# side: $t = t\,(1 - p) + t\,p / k + c$. How much of $t$ is left when you bring it to one side?
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# Each second of the job saves $p\,(1 - 1/k)$ seconds, and the overhead must be saved first. What does it mean if a second
+# saves nothing, or less?
+#
+# </details>
+
+# %% amdahl-compare tags=["needs-answer"]
+speedup, crossover = amdahl(10, 0.8, 20, 1)
+job_guess.compare(round(speedup, 2), "computed")
+print(f"a job of less than {crossover:.2f} s is better off without the GPU (computed)")
+
+# %% bound-text [markdown]
+# ## 3 · What an operation waits for
+#
+# **Build** the roofline as a function: arithmetic, memory, or the launch. **Why:** each of the three has another remedy,
+# and two of them are wasted on any one operation.
+#
+# 15 minutes · difficulty ●○○
+
+# %% bound_by tags=["solution"]
+def bound_by(flops, nbytes, peak_tflops, bandwidth_gbps, launch_us):
+    """What one of many operations in a queue waits for, and how long it takes at the least.
+
+    flops           its floating-point operations, 0 or more
+    nbytes          the bytes it reads and writes, 0 or more
+    peak_tflops     the GPU's peak in this precision, in TFLOP/s: 10**12 operations a second
+    bandwidth_gbps  its memory's bandwidth, in GB/s: 10**9 bytes a second
+    launch_us       what the host needs to launch an operation, in microseconds
+
+    The three go on side by side: while the GPU computes, memory delivers, and the host launches what comes next. So the
+    longest of the three sets the pace. (Inputs with two equally long ones are not asked.)
+    Returns (what, microseconds): what is "compute", "memory" or "launch", and microseconds how long that takes.
+    """
+    # TODO: three times in the same unit; the name of the longest, and the longest
+    ### BEGIN SOLUTION
+    times = {
+        "compute": flops / (peak_tflops * 1e12) * 1e6,
+        "memory": nbytes / (bandwidth_gbps * 1e9) * 1e6,
+        "launch": launch_us,
+    }
+    what = max(times, key=times.get)
+    return what, times[what]
+    ### END SOLUTION
+
+# %% check-bound tags=["check"]
+gpulab.check.bound_by(bound_by)
+
+# %% bound-hints [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Operations over operations per second are seconds, and so are bytes over bytes per second. Bring all three to microseconds.
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# Comparing the intensity with the balance divides by bytes, which may be 0. Comparing times needs no division by them, and
+# has room for the launch.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# Put the three times in a dict under their names. `max(times, key=...)` finds the name of the longest.
+#
+# </details>
+
+# %% try-text [markdown]
+# Your two functions together tell why a language model writes slowly and reads fast. These are four of the layers of a
+# block of an 8-billion-parameter model (4096 wide, in bf16), once for a single token, as in writing, and once for 2048 tokens,
+# as in reading a prompt. The GPU is an H100: 989 TFLOP/s, 3350 GB/s, 5 µs for a launch (recorded, recorded, typical).
+
+# %% try-it tags=["needs-answer"]
+like = {"bias": False, "device": "meta", "dtype": torch.bfloat16}
+block = {
+    "query": nn.Linear(4096, 4096, **like),
+    "key": nn.Linear(4096, 1024, **like),
+    "up": nn.Linear(4096, 14336, **like),
+    "down": nn.Linear(14336, 4096, **like),
+}
+for tokens in (1, 2048):
+    for name, layer in block.items():
+        x = torch.empty(tokens, layer.in_features, device="meta", dtype=torch.bfloat16)
+        what, took = bound_by(*layer_cost(layer, x), 989, 3350, 5)
+        print(f"{tokens:>4} tokens, {name:<6} {took:>6.1f} µs, bound by {what} (computed)")
+
+# %% question-text [markdown]
+# ## 4 · A question to end with
+#
+# A CPU has the higher clock, the larger cache and no launch to pay. Why do matrix products suit GPUs all the same?
+
+# %% clock-question
+gpulab.quiz(1, "clock")
+
+# %% done [markdown]
+# ## Done?
+#
+# The cell below shows what is recorded. Next: [the map of the course](../notebooks/00_start_here.ipynb).
+
+# %% progress
+gpulab.progress()
