@@ -1,0 +1,99 @@
+"""Machines that are not this one, while a student's function runs: without a GPU, or with one that is not CUDA's.
+
+Only what PyTorch answers to "what is there?" is replaced; nothing computes elsewhere because of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+STAND_IN = "meta"  # PyTorch computes shapes there on any machine, so it can stand for a device that is not here
+
+
+class Asked:
+    """What the student's code has asked while the machine was in force."""
+
+    def __init__(self) -> None:
+        self.built = False  # torch.accelerator which GPU PyTorch was built for, whether or not there is one
+        self.available = False  # torch.accelerator whether there is one
+        self.kinds: set[str] = set()  # which kinds were asked for by name
+
+
+@contextmanager
+def without_gpu() -> Iterator[Asked]:
+    """A machine with PyTorch's CUDA build and no GPU."""
+    asked = Asked()
+
+    def accelerator(check_available: bool = False) -> torch.device | None:
+        asked.built |= not check_available
+        asked.available |= check_available
+        return None if check_available else torch.device("cuda")
+
+    def available() -> bool:
+        asked.available = True
+        return False
+
+    def no_gpu(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("No CUDA GPUs are available")
+
+    with _answers(asked, accelerator, available, lambda: 0, no_gpu):
+        yield asked
+
+
+@contextmanager
+def with_another_accelerator() -> Iterator[Asked]:
+    """A machine whose only GPU is not CUDA's, as Intel's or Apple's: PyTorch calls it by `STAND_IN` here."""
+    asked = Asked()
+
+    def accelerator(check_available: bool = False) -> torch.device:
+        asked.available = True
+        return torch.device(STAND_IN)
+
+    def available() -> bool:
+        asked.available = True
+        return True
+
+    with _answers(asked, accelerator, available, lambda: 1, lambda *args: 0):
+        yield asked
+
+
+@contextmanager
+def _answers(
+    asked: Asked,
+    accelerator: Callable[..., Any],
+    available: Callable[[], bool],
+    count: Callable[[], int],
+    index: Callable[..., Any],
+) -> Iterator[None]:
+    def no_cuda(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("No CUDA GPUs are available")
+
+    def no(kind: str) -> bool:
+        asked.kinds.add(kind)
+        return False
+
+    here: list[tuple[Any, str, Callable[..., Any]]] = [
+        (torch.accelerator, "current_accelerator", accelerator),
+        (torch.accelerator, "is_available", available),
+        (torch.accelerator, "device_count", count),
+        (torch.accelerator, "current_device_index", index),
+        (torch.accelerator, "current_device_idx", index),
+        (torch.cuda, "is_available", lambda: False),
+        (torch.cuda, "device_count", lambda: 0),
+        (torch.cuda, "current_device", no_cuda),
+        (torch.cuda, "get_device_name", no_cuda),
+        (torch.cuda, "get_device_properties", no_cuda),
+        (torch.xpu, "is_available", lambda: no("xpu")),
+        (torch.mps, "is_available", lambda: no("mps")),
+        (torch.backends.mps, "is_available", lambda: no("mps")),
+    ]
+    with ExitStack() as stack:
+        for home, name, answer in here:
+            if hasattr(home, name):
+                stack.enter_context(patch.object(home, name, answer))
+        yield

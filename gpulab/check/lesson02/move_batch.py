@@ -1,0 +1,241 @@
+"""The check of a function that takes a nested batch to a device: every tensor moves, everything else stays itself."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from typing import Any
+
+import torch
+
+from ...virtual.gpu import VirtualGPU
+from ..base import Trial, check
+from ..wording import show
+from .sections import MAKE, SEVERAL, TENSOR, TOGETHER
+
+Pair = namedtuple("Pair", ["images", "labels"])
+
+
+class Record:
+    """Something of the caller's that is no container: it has to come back as it is."""
+
+    def __init__(self) -> None:
+        self.tensor = torch.ones(2)
+
+
+def draw() -> dict[Any, Any]:
+    """A batch as collate functions give them, with one of everything."""
+    return {
+        "x": torch.randn(2, 3),
+        "tokens": [torch.randint(0, 9, (4,)), torch.randint(0, 9, (2,))],
+        "boxes": (torch.rand(2, 4), {"area": torch.rand(2), "crowd": False}),
+        "pair": Pair(torch.rand(2, 1, 4, 4), torch.randint(0, 9, (2,))),
+        "weight": torch.rand(()),
+        "names": ["seven", "nine"],
+        "mask": None,
+        "epoch": 3,
+        "rate": 0.1,
+        "record": Record(),
+        "empty": [[], {}, ()],
+        7: torch.rand(1),
+    }
+
+
+@check(lesson=2, says="every tensor at every depth moves, containers keep their types, and the rest is left alone")
+def move_batch(student: Any, trial: Trial) -> None:
+    """Check a function of (batch, device): the batch with every tensor on the device, in containers of the same types;
+    whatever is no tensor and no container comes back as it is, and the caller's batch stays."""
+    trial.function(student, ("batch", "device"))
+    for place in ("cuda:0", torch.device("cuda", 1), "cpu"):
+        with VirtualGPU("T4", count=2):
+            batch = draw()
+            before = _Picture(batch)
+            got = trial.call(student, batch, place, explain=_explain)
+            _compare(trial, batch, got, torch.device(place), "batch")
+            _judge_caller(trial, before, batch)
+            if place == "cuda:0":
+                _judge_what_is_there(trial, student, got, place)
+                _judge_alone(trial, student, place)
+
+
+class _Picture:
+    """A batch as it was: its containers by identity, and of its tensors the devices and the values."""
+
+    def __init__(self, batch: Any) -> None:
+        self.parts: list[tuple[str, Any, Any]] = []
+        self._look("batch", batch)
+
+    def _look(self, name: str, value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            self.parts.append((name, id(value), (value.device, value.detach().cpu().clone())))
+        elif isinstance(value, dict):
+            self.parts.append((name, id(value), list(value)))
+            for key, item in value.items():
+                self._look(f"{name}[{key!r}]", item)
+        elif isinstance(value, list | tuple):
+            self.parts.append((name, id(value), len(value)))
+            for place, item in enumerate(value):
+                self._look(f"{name}[{place}]", item)
+
+    def changed(self, other: _Picture) -> str:
+        """The first part that is not as in `other`; "" where all are."""
+        for (name, one, what), (_, another, now) in zip(self.parts, other.parts, strict=False):
+            if isinstance(what, tuple):
+                if one != another or what[0] != now[0] or not torch.equal(what[1], now[1]):
+                    return name
+            elif one != another or what != now:
+                return name
+        return "" if len(self.parts) == len(other.parts) else "batch"
+
+
+def _judge_caller(trial: Trial, before: _Picture, batch: Any) -> None:
+    name = before.changed(_Picture(batch))
+    trial.expect(
+        not name,
+        "the caller's batch was changed",
+        expected="a new batch; the old one, its containers too, as it was",
+        got=f"something else in {name}",
+        likely="the moved tensors were put into the caller's own dict or list: build new ones",
+        read=TENSOR,
+    )
+
+
+def _compare(trial: Trial, old: Any, new: Any, place: torch.device, name: str) -> None:
+    """Fail where `new` is not `old` with its tensors on `place`."""
+    if isinstance(old, torch.Tensor):
+        _compare_tensor(trial, old, new, place, name)
+    elif isinstance(old, dict | list | tuple):
+        _compare_container(trial, old, new, name)
+        pairs = [(f"[{key!r}]", value, new[key]) for key, value in old.items()] if isinstance(old, dict) else []
+        if not isinstance(old, dict):
+            pairs = [(f"[{i}]", value, new[i]) for i, value in enumerate(old)]
+        for key, value, moved in pairs:
+            _compare(trial, value, moved, place, f"{name}{key}")
+    else:
+        trial.expect(
+            new is old or (type(new) is type(old) and not isinstance(old, Record) and new == old),
+            "something that is no tensor did not come back as it was",
+            expected=f"{show(old)} in {name}, the same object",
+            got=show(new),
+            likely=_about_rest(old, new),
+            read=TENSOR,
+        )
+
+
+def _compare_tensor(trial: Trial, old: torch.Tensor, new: Any, place: torch.device, name: str) -> None:
+    trial.expect(
+        isinstance(new, torch.Tensor) and new.dtype == old.dtype and new.shape == old.shape,
+        "a tensor came back as something else",
+        expected=f"{show(old)} in {name}",
+        got=show(new),
+        likely="only the device changes; dtype and shape stay",
+        read=TENSOR,
+    )
+    if new.device != place:
+        depth = name.count("[")
+        likely = "the result of .to was thrown away: tensor.to(device) leaves the tensor as it is"
+        if place.index == 1 and new.device.type == "cuda":
+            likely = "a GPU is named in the code, or the number got lost: give .to the device as it came"
+        elif name == "batch['weight']":
+            likely = "a tensor without dimensions is a tensor too"
+        elif name == "batch[7]":
+            likely = "keys of a dict need not be texts"
+        elif name.startswith("batch['pair']"):
+            likely = "a namedtuple is a tuple: go through it, and build it anew with type(x)(*items)"
+        elif name.startswith("batch['boxes']"):
+            likely = "containers in containers: let the function call itself for every item"
+            likely = "a tuple is a container too" if depth == 2 else likely
+        elif depth > 1:
+            likely = "a list in the dict was not entered: let the function call itself for every item"
+        trial.fail(
+            "a tensor stayed behind",
+            expected=f"{name} on {place}",
+            got=f"it is on {new.device}",
+            likely=likely,
+            read=SEVERAL if place.index == 1 and new.device.type == "cuda" else TOGETHER,
+        )
+    trial.expect(
+        bool(torch.equal(new.cpu(), old.cpu())),
+        "a tensor has other values than before",
+        expected=f"{name} with the values it had",
+        got="others",
+        likely="a new tensor was made on the device (empty_like, zeros_like) where the old one had to be copied",
+        read=MAKE,
+    )
+
+
+def _compare_container(trial: Trial, old: Any, new: Any, name: str) -> None:
+    kind = type(old).__name__
+    likely = ""
+    if new is None:
+        likely = "a branch of the function ends without a return"
+    elif isinstance(old, Pair) and isinstance(new, tuple):
+        likely = "a namedtuple became a plain tuple, and batch.images fails from now on: type(x)(*items)"
+    elif isinstance(old, list | tuple) and isinstance(new, list | tuple):
+        likely = "lists and tuples are told apart by those who use the batch: build type(x) anew"
+    elif isinstance(old, dict) and isinstance(new, list):
+        likely = "going through a dict gives its keys: go through .items(), and build a dict"
+    trial.expect(
+        type(new) is type(old),
+        "a container changed its type",
+        expected=f"a {kind} in {name}",
+        got=f"a {type(new).__name__}",
+        likely=likely,
+        read=TENSOR,
+    )
+    keys = list(old) if isinstance(old, dict) else len(old)
+    found = list(new) if isinstance(new, dict) else len(new)
+    trial.expect(
+        keys == found,
+        "a container has other items than before",
+        expected=f"{show(keys)} in {name}",
+        got=show(found),
+        likely="what is no tensor was left out: None and texts belong to the batch too",
+        read=TENSOR,
+    )
+
+
+def _about_rest(old: Any, new: Any) -> str:
+    if isinstance(old, str) and isinstance(new, list | tuple):
+        return "a text can be iterated over too: ask for dict, list and tuple by name"
+    if isinstance(new, torch.Tensor):
+        return "numbers were made into tensors: torch.as_tensor takes whatever looks like one"
+    if new is None:
+        return "a branch of the function ends without a return"
+    if isinstance(old, Record):
+        return "an object that is no container was taken apart, or copied: return it as it is"
+    return ""
+
+
+def _judge_what_is_there(trial: Trial, student: Any, there: Any, place: Any) -> None:
+    again = trial.call(student, there, place, explain=_explain)
+    trial.expect(
+        again["x"] is there["x"],
+        "a tensor that was there already was copied",
+        expected="the same object: .to(device) gives it back",
+        got="another tensor with the same values, and twice the memory",
+        likely="copy=True, clone(), or a way over the CPU",
+        read=TENSOR,
+    )
+
+
+def _judge_alone(trial: Trial, student: Any, place: Any) -> None:
+    """A batch need not be a dict."""
+    for batch in (torch.rand(3), [torch.rand(2), (torch.rand(1),)], Pair(torch.rand(2), None), None):
+        got = trial.call(student, batch, place, explain=_explain)
+        _compare(trial, batch, got, torch.device(place), "batch")
+
+
+def _explain(error: str) -> str:
+    if "missing" in error and "positional argument" in error:
+        return "a namedtuple takes its items one by one: type(x)(*items), where a tuple takes them as one iterable"
+    if "has no attribute 'to'" in error:
+        return "not everything in a batch has a .to: ask whether it is a tensor"
+    if "has no attribute 'items'" in error:
+        return "the batch is not always a dict: it may be a tensor, a list, a tuple or None"
+    if "is not iterable" in error:
+        return "not everything in a batch is a container: a number, or None, has to come back as it is"
+    if error.startswith("RecursionError"):
+        return "a text of one letter holds itself: do not go into texts"
+    if "unexpected keyword" in error:
+        return "only tensors have such a .to"
+    return ""

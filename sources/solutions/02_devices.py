@@ -1,0 +1,274 @@
+# %% title [markdown]
+# # 02 · Exercises: devices
+#
+# Four functions, about an hour. Each is checked on your own code: run the check cell under it as often as you like. It
+# draws fresh inputs every time, and when it fails it says what it expected, what came back, and which section of
+# [the lecture](../notebooks/02_devices.ipynb) to read.
+#
+# The checks run your functions on virtual GPUs of their own, two at a time, so they ask the same on every machine, and
+# nothing that goes wrong in them touches a real GPU. A cell that says *not attempted yet* is one you have not written.
+# Everything after it still runs.
+
+# %% setup
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import gpulab
+
+gpu = gpulab.setup()
+
+# %% step-text [markdown]
+# ## 1 · One step, on any machine
+#
+# **Build** a training step that runs on a laptop, on the GPU that is there, whoever made it, or on the device it is told.
+# **Why:** the script below is how most code begins, and it runs on the CPU, always.
+#
+# 15 minutes · difficulty ●●○
+#
+# ```python
+# model = nn.Linear(100, 10)
+# output = model(torch.randn(32, 100))
+# ```
+#
+# Your function gets such a model and a batch, both on the CPU. The model may have buffers. The class weights come as a
+# list of numbers, so you make a tensor of them. On some devices (not on CUDA) the move puts new parameters into the model.
+
+# %% train_step tags=["solution"]
+def train_step(model, inputs, targets, class_weights, device=None):
+    """Take a classifier and a batch to a device, and train for one step there.
+
+    model          an nn.Module on the CPU: model(inputs) gives logits of shape (32, 10); it is moved, and stays there
+    inputs         float32 of shape (32, 100), on the CPU; not to be changed
+    targets        int64 of shape (32,), on the CPU; not to be changed
+    class_weights  ten floats in a list: the weights of the classes in the loss
+    device         a torch.device, or a text such as "cuda:1" or "cpu". None: the accelerator of this machine,
+                   NVIDIA's, AMD's, Intel's or Apple's, if there is one that can be used; the CPU otherwise
+
+    The step is one of torch.optim.SGD with lr=0.1, on the cross-entropy weighted by class. The current GPU stays
+    current, and no other GPU's memory is touched.
+    Returns (logits, optimizer): the logits before the step, on the device, and the optimizer.
+    """
+    # TODO: choose the device; model, then optimizer; batch and class weights to the device; one step
+    ### BEGIN SOLUTION
+    if device is None:
+        device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    model.to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    logits = model(inputs.to(device))
+    weight = torch.tensor(class_weights, device=device)
+    F.cross_entropy(logits, targets.to(device), weight=weight).backward()
+    optimizer.step()
+    return logits.detach(), optimizer
+    ### END SOLUTION
+
+# %% check-step tags=["check"]
+gpulab.check.device_agnostic(train_step)
+
+# %% step-hints [markdown]
+# <details><summary>Hint 1</summary>
+#
+# `torch.accelerator` names the GPU of the machine, but by default the one that PyTorch was built for. Which argument
+# asks whether it is there? What does it return where it is not?
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# Four things have to be on the device: the model, the inputs, the targets, the class weights. Three of them need a
+# `.to` whose result you keep. The fourth can be made there.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# In this order: `model.to(device)`, the optimizer, the logits of `inputs.to(device)`, the loss with
+# `weight=torch.tensor(…, device=…)`, `backward()`, `step()`. No line of it begins with `torch.cuda`.
+#
+# </details>
+
+# %% try-step-text [markdown]
+# With your function, the same call on every device of this machine:
+
+# %% try-step tags=["needs-answer"]
+for place in (None, "cpu", "cuda:0"):
+    torch.manual_seed(0)
+    model, batch = nn.Linear(100, 10), (torch.randn(32, 100), torch.randint(0, 10, (32,)))
+    logits, _ = train_step(model, *batch, [1.0] * 10, place)
+    print(f"device={place!s:<7} logits {tuple(logits.shape)} on {logits.device}, weights on {model.weight.device}")
+
+# %% verify-text [markdown]
+# ## 2 · Is the whole model there?
+#
+# **Build** a function that says which of a model's tensors are not where they should be. **Why:** the check that is on
+# most pages refuses models that are in the right place, and passes models that are not.
+#
+# 15 minutes · difficulty ●●○
+#
+# First a question, to be sure what the trouble is:
+
+# %% verify-question
+gpulab.quiz(2, "equal-devices")
+
+# %% verify_model_device tags=["solution"]
+def verify_model_device(model, device):
+    """Raise ValueError unless every parameter and every buffer of `model` is on `device`.
+
+    model   an nn.Module; it is looked at, and stays where it is. One without any tensors is everywhere
+    device  a torch.device or a text. Without a number, as "cuda", it means the current GPU
+
+    The message names every tensor that is elsewhere, by its full name such as "block.1.running_mean", and the device
+    it is on. Works on a machine without a GPU too, for a model and a device on the CPU.
+    """
+    # TODO: give the device its number; collect names and devices of what is elsewhere; raise once
+    ### BEGIN SOLUTION
+    device = torch.device(device)
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    elsewhere = [f"{name} on {tensor.device}" for name, tensor in tensors if tensor.device != device]
+    if elsewhere:
+        raise ValueError(f"not on {device}: {', '.join(elsewhere)}")
+    ### END SOLUTION
+
+# %% check-verify tags=["check"]
+gpulab.check.model_device(verify_model_device)
+
+# %% verify-hints [markdown]
+# <details><summary>Hint 1</summary>
+#
+# `torch.device(device)` takes a text as well as a device. What is `.index` of `torch.device("cuda")`, and what is it of a
+# tensor's device?
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# `torch.cuda.current_device()` is the number that a bare `cuda` means. It raises where there is no GPU, so ask it only
+# in the one case that needs it.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# `named_parameters()` and `named_buffers()` give full names at every depth. Collect what is elsewhere in a list, and
+# raise after the loop if the list holds anything.
+#
+# </details>
+
+# %% batch-text [markdown]
+# ## 3 · A batch of anything
+#
+# **Build** the function that every training framework has: it takes a batch, however nested, to a device. **Why:** real
+# batches are dicts of lists of tensors, with texts and numbers among them, and `.to` of a dict does not exist.
+#
+# 15 minutes · difficulty ●●○
+
+# %% move_batch tags=["solution"]
+def move_batch(batch, device):
+    """The same batch with every tensor in it on `device`.
+
+    batch   a tensor, or dicts, lists, tuples and namedtuples of such, nested to any depth, with anything else
+            among them: None, numbers, texts, objects. It is the caller's, and stays as it is
+    device  a torch.device or a text
+
+    Containers come back as new ones of the same type, with the same keys and the same order. What is neither a tensor
+    nor one of these containers comes back as it is, the same object. So does a tensor that is there already.
+    """
+    # TODO: a tensor moves; a container is built anew from its moved items; the rest is returned as it is
+    ### BEGIN SOLUTION
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device)
+    if isinstance(batch, dict):
+        return {key: move_batch(value, device) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(move_batch(item, device) for item in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(move_batch(item, device) for item in batch)
+    return batch
+    ### END SOLUTION
+
+# %% check-batch tags=["check"]
+gpulab.check.move_batch(move_batch)
+
+# %% batch-hints [markdown]
+# <details><summary>Hint 1</summary>
+#
+# A container holds containers: let the function call itself for every item. What ends that?
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# Ask for `torch.Tensor`, `dict`, `list` and `tuple` by name, with `isinstance`. A text can be iterated over too, and is
+# no container here.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# A namedtuple is a tuple with `_fields`. `tuple(items)` takes one iterable; a namedtuple's type takes its items one by
+# one, so it wants a star.
+#
+# </details>
+
+# %% late-text [markdown]
+# ## 4 · The error three lines late
+#
+# **Build** a search for the step that fails on the GPU. **Why:** the traceback of a failed kernel names the line where
+# somebody noticed, and `CUDA_LAUNCH_BLOCKING=1` cannot be set in a process that has started CUDA.
+#
+# 15 minutes · difficulty ●●●
+#
+# The steps are functions: each takes a tensor on the GPU and returns one. The tables that they use are on the GPU as well.
+# A step may fail in its kernel, and then its call returns as if nothing were wrong; or at the call, as any Python code.
+# After a failed kernel nothing works on that GPU, so you have one attempt.
+
+# %% first_fault tags=["solution"]
+def first_fault(steps, batch):
+    """The number of the step that fails, counted from 0; None if none does.
+
+    steps  a list of functions: each takes a tensor on the GPU and gives one, for the next step
+    batch  a tensor on the GPU, for steps[0]
+
+    Runs the steps in order, each once, and none after the one that fails. A step fails if its call raises (always a
+    RuntimeError) or if one of its kernels does. Raises nothing.
+    """
+    # TODO: run a step, then make sure that it is over before the next one starts
+    ### BEGIN SOLUTION
+    for number, step in enumerate(steps):
+        try:
+            batch = step(batch)
+            torch.accelerator.synchronize()
+        except RuntimeError:  # torch.AcceleratorError is one
+            return number
+    return None
+    ### END SOLUTION
+
+# %% check-late tags=["check"]
+gpulab.check.late_error(first_fault)
+
+# %% late-hints [markdown]
+# <details><summary>Hint 1</summary>
+#
+# When a step's call returns, its kernels may still be running. What makes the host wait until they are over?
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# The wait is what raises. So it belongs to the step before it, and inside the same `try`.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# `torch.AcceleratorError` is a `RuntimeError`. Think of the last step: if nothing comes after it, who would notice?
+#
+# </details>
+
+# %% late-question [markdown]
+# In a training job you would not do this at every step. What would you do first?
+
+# %% late-quiz
+gpulab.quiz(2, "late-error")
+
+# %% done [markdown]
+# ## Done?
+#
+# The cell below shows what is recorded. Next: [the map of the course](../notebooks/00_start_here.ipynb).
+
+# %% progress
+gpulab.progress()
