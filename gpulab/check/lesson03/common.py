@@ -1,0 +1,137 @@
+"""What the checks of lesson 03 share: the lecture's sections, and an eye on the host's waits and on Python's clocks."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import time
+import timeit
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ...virtual.clock import Clock
+from ...virtual.clock import real as real_clock
+from ...virtual.gpu import VirtualGPU
+from ..wording import _is_students, clip
+
+# The sections of the lecture that a failed check sends its reader to.
+QUEUE = "The launch queue"
+CLOCK = "A clock that tells the truth"
+SHEET = "Beat the datasheet"
+BRIDGE = "Two memories and a bridge"
+COST = "What a copy costs"
+PINNED = "Pinned memory"
+WAITS = "Who waits for a copy"
+STREAMS = "Two streams at once"
+HIDDEN = "Hidden waits"
+SECTIONS = (QUEUE, CLOCK, SHEET, BRIDGE, COST, PINNED, WAITS, STREAMS, HIDDEN)
+
+
+@dataclass(frozen=True)
+class Wait:
+    """The host has waited: `line` is the student's line in which, as text, and empty where it was in none."""
+
+    name: str
+    seconds: float
+    line: str
+
+    @property
+    def where(self) -> str:
+        """The line, short enough for a message."""
+        return f" in `{clip(self.line, 80)}`" if self.line else ""
+
+
+class Waits(list[Wait]):
+    """The waits of the host on `clock` while it is entered."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self._clock = clock
+
+    def __enter__(self) -> Waits:
+        wait = self._clock.wait
+
+        def noted(until: float, name: str = "wait") -> None:
+            if until > self._clock.host:
+                self.append(Wait(name, until - self._clock.host, _students_line()))
+            wait(until, name)
+
+        self._clock.wait = noted  # type: ignore[method-assign]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        del self._clock.wait
+
+
+def _students_line() -> str:
+    """The innermost line of the student's own code that is running, for a message."""
+    for frame in reversed(traceback.extract_stack()):
+        if _is_students(frame.filename):
+            return frame.line or f"line {frame.lineno} of {frame.name}"
+    return ""
+
+
+class Clocks:
+    """Python's clocks as the student's code sees them while it is entered.
+
+    Who wrote `from time import perf_counter` has the clock of where the notebook began: in the scope of `gpu` it is
+    replaced by the scope's, in the globals of `student`. `used` names the clocks that were read which know nothing of a
+    virtual GPU: `time.time` and the like.
+    """
+
+    def __init__(self, student: Callable[..., Any], before: tuple[Any, ...]) -> None:
+        function = inspect.unwrap(student)
+        self._globals = getattr(getattr(function, "__func__", function), "__globals__", {})
+        self._before = before
+        self._undo: list[Callable[[], object]] = []
+        self.used: set[str] = set()
+
+    def __enter__(self) -> Clocks:
+        now = clocks_here()
+        for name, value in list(self._globals.items()):
+            of_a_scope = inspect.ismethod(value) and value.__func__ is Clock.perf_counter  # perhaps of an earlier one
+            clocks = [
+                new
+                for old, new in zip((*self._before, real_clock), (*now, now[0]), strict=True)
+                if value is old or of_a_scope
+            ]
+            if clocks:
+                self._globals[name] = clocks[0]
+                self._undo.append(lambda name=name, value=value: self._globals.__setitem__(name, value))  # type: ignore[misc]
+        for function in (timeit.Timer.__init__, timeit.timeit, timeit.repeat):  # their default clock is from long ago
+            defaults: Any = function.__defaults__
+            self._undo.append(lambda f=function, d=defaults: setattr(f, "__defaults__", d))  # type: ignore[misc]
+            replaced = tuple(now[2] if callable(value) else value for value in defaults)
+            setattr(function, "__defaults__", replaced)  # noqa: B010 - no attribute of a callable, for mypy
+        for name in ("time", "time_ns", "monotonic", "monotonic_ns", "process_time"):
+            own = getattr(time, name)
+            setattr(time, name, self._watched(name, own))
+            self._undo.append(lambda name=name, own=own: setattr(time, name, own))  # type: ignore[misc]
+        return self
+
+    def _watched(self, name: str, own: Callable[[], Any]) -> Callable[[], Any]:
+        def clock() -> Any:
+            if _is_students(inspect.stack(0)[1].filename):
+                self.used.add(f"time.{name}")
+            return own()
+
+        return clock
+
+    def __exit__(self, *error: object) -> None:
+        for undo in reversed(self._undo):
+            undo()
+        self._undo.clear()
+
+
+def clocks_here() -> tuple[Any, ...]:
+    """The clocks that a virtual GPU replaces, as they are now."""
+    return time.perf_counter, time.perf_counter_ns, timeit.default_timer
+
+
+@contextlib.contextmanager
+def scope(name: str = "T4", *, compute: bool) -> Iterator[VirtualGPU]:
+    """A virtual GPU for one call."""
+    with VirtualGPU(name, compute=compute, settings="") as gpu:
+        yield gpu

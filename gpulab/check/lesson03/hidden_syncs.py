@@ -1,0 +1,242 @@
+"""The check of an epoch without waits: the host goes through all batches before it waits for the GPU."""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from ..base import Trial, check
+from ..wording import show
+from .common import HIDDEN, WAITS, Waits, scope
+
+AHEAD = 1000.0  # seconds of work before the first batch: whoever waits in the loop, waits for this
+_KEYS = ("loss", "best", "hard", "correct")
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+def draw_batches() -> list[Batch]:
+    sizes = [12, 12, 12, 12, 7]
+    return [(torch.randn(n, 6) * 2, torch.randint(0, 3, (n,))) for n in sizes]
+
+
+def draw_model() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
+
+
+class Steps(torch.optim.SGD):
+    """SGD that counts its steps."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model.parameters(), lr=0.5)
+        self.steps = 0
+
+    def step(self, closure: Any = None) -> Any:
+        out = super().step(closure)
+        self.steps += 1
+        return out
+
+
+def reference(model: nn.Module, batches: list[Batch]) -> dict[str, float]:
+    """What the epoch has to come to, on the CPU."""
+    optimizer = Steps(model)
+    losses_seen, means, correct = [], [], 0
+    for x, y in batches:
+        logits = model(x)
+        losses = F.cross_entropy(logits, y, reduction="none")
+        optimizer.zero_grad()
+        losses.mean().backward()
+        optimizer.step()
+        losses_seen.append(losses.detach())
+        means.append(losses.mean().item())
+        correct += int((logits.argmax(1) == y).sum())
+    every = torch.cat(losses_seen)
+    known = {
+        "loss": every.mean().item(),
+        "best": min(means),
+        "hard": every[every > 1].sum().item(),
+        "correct": correct,
+        # what comes of misconceptions
+        "mean of means": sum(means) / len(means),
+        "sum": every.sum().item(),
+        "last": means[-1],
+        "smallest sample": every.min().item(),
+        "how many": int((every > 1).sum()),
+        "samples": len(every),
+    }
+    return {name: float(value) for name, value in known.items()}
+
+
+def explain(error: str) -> str:
+    if "same device" in error:
+        return "one of the tensors is on the CPU: running sums are made on the device of the model"
+    if "can't convert cuda" in error or "to numpy" in error:
+        return "a tensor on the GPU has to be brought to the host, once, at the end"
+    if "does not require grad" in error or "second time" in error:
+        return "what is kept from batch to batch belongs to no graph: detach it"
+    return ""
+
+
+@check(lesson=3, says="the same epoch, and the host waits only when the last batch has been queued")
+def hidden_syncs(student: Any, trial: Trial) -> None:
+    """Check a function of (model, optimizer, batches): an epoch that waits for the GPU only after its last step."""
+    trial.function(student, ("model", "optimizer", "batches"))
+    batches, model = draw_batches(), draw_model()
+    while True:  # what comes of misconceptions shall be other numbers
+        trained = copy.deepcopy(model)
+        want = reference(trained, batches)
+        apart = [("loss", "mean of means"), ("best", "last"), ("hard", "how many"), ("hard", "sum")]
+        if want["hard"] > 0 and all(abs(want[a] - want[b]) > 3e-3 * want[a] for a, b in apart):
+            break
+        batches, model = draw_batches(), draw_model()
+    with scope(compute=True) as gpu:
+        timer = gpu.device(0).timer
+        model = model.to("cuda")
+        optimizer = Steps(model)
+        pinned = [(x.pin_memory(), y.pin_memory()) for x, y in batches]
+        timer.kernel(0, AHEAD, "earlier work")
+        queued: list[int] = []
+        waits = Waits(gpu.clock)
+        noted, steps = waits.append, optimizer
+
+        def note(wait: Any) -> None:
+            queued.append(steps.steps)
+            noted(wait)
+
+        waits.append = note  # type: ignore[method-assign]
+        with waits:
+            got = trial.call(student, model, optimizer, pinned, unchanged={"batches": pinned}, explain=explain)
+        judge_waits(trial, waits, queued, optimizer.steps, len(batches))
+        judge_result(trial, got, want)
+        ended = [p.detach().cpu() for p in model.parameters()]
+    trial.expect(
+        all(torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in zip(ended, trained.parameters(), strict=True)),
+        "the model is not trained as noisy_epoch trains it",
+        expected="one step per batch, with the gradient of the mean loss of the batch",
+        got="other weights after the epoch",
+        likely="backward runs on loss, the mean, and each batch has its zero_grad and its step",
+        read=HIDDEN,
+    )
+
+
+def judge_waits(trial: Trial, waits: Waits, queued: list[int], steps: int, batches: int) -> None:
+    trial.expect(
+        steps == batches,
+        "the optimizer did not step once for each batch",
+        expected=f"{batches} steps",
+        got=f"{steps}",
+        likely="the last batch is left out, or batches are put together" if steps < batches else "",
+        read=HIDDEN,
+    )
+    early = [wait for wait, at in zip(waits, queued, strict=True) if at < steps]
+    if early:
+        first = early[0]
+        lines = dict.fromkeys(wait.line for wait in early if wait.line)
+        trial.fail(
+            _summary(first.name, first.line),
+            expected=f"no wait before the last of {batches} steps is queued",
+            got=f"{len(early)} waits, in {len(lines)} line{'s' if len(lines) != 1 else ''}; the first{first.where}",
+            likely=_why(first.name, first.line),
+            read=WAITS if "to GPU" in first.name else HIDDEN,
+        )
+    trial.expect(
+        bool(waits),
+        "the numbers were read before they were there",
+        expected="one wait, after the loop: .tolist(), .item() or synchronize",
+        got="no wait at all",
+        likely="a copy to the CPU with non_blocking=True returns at once; what stands there is not yet the result",
+        read=WAITS,
+    )
+
+
+def _summary(name: str, line: str) -> str:
+    if "to GPU" in name and "pageable" in name:
+        return "the host waits for a copy from ordinary memory"
+    if "to GPU" in name:
+        return "the host waits for a batch to be copied"
+    if "synchronize" in name:
+        return "the host is told to wait inside the loop"
+    return "the host waits for a value inside the loop"
+
+
+def _why(name: str, line: str) -> str:
+    if "to GPU" in name and "pageable" in name:
+        return (
+            "torch.tensor(..., device=device) sends a number from ordinary memory; torch.zeros and torch.full make it "
+            "on the GPU. What is copied anew on the host (clone) is no longer pinned"
+        )
+    if "to GPU" in name:
+        return "the default .to(device) waits; from pinned memory, non_blocking=True does not"
+    if "synchronize" in name:
+        return "synchronize waits for all that is queued: it belongs behind the loop, if anywhere"
+    if ".item()" in line:
+        return ".item() needs the value now: keep a running sum on the GPU, and read it after the loop"
+    if ".cpu()" in line or ".tolist()" in line or 'to("cpu"' in line or "to('cpu'" in line:
+        return "bringing a tensor to the CPU waits for it: gather on the GPU, and bring all of it once"
+    if re.search(r"(?<![\w.])(if|elif|while|and|or|not)\b|(?<![\w.])(min|max)\(", line):
+        return "Python's if, min and max need a truth value now: torch.minimum and torch.where choose on the GPU"
+    if re.search(r"(?<![\w.])(float|int|bool)\(", line):
+        return "float() and int() of a tensor are .item(): keep the tensor, and read it after the loop"
+    if "[" in line:
+        return "the size of losses[mask] depends on values: torch.where(mask, losses, 0.0).sum() has a fixed shape"
+    return "Python needs a value that the GPU has not computed yet: keep a tensor, and read it after the loop"
+
+
+def judge_result(trial: Trial, got: Any, want: dict[str, float]) -> None:
+    trial.expect(
+        isinstance(got, dict) and set(got) == set(_KEYS),
+        "the result is not the dict that was asked for",
+        expected="a dict with the keys " + ", ".join(_KEYS),
+        got=show(got) if not isinstance(got, dict) else f"the keys {show(sorted(map(str, got)))}",
+        likely="the function ends without a return" if got is None else "",
+    )
+    for key in _KEYS:
+        value = got[key]
+        if isinstance(value, torch.Tensor):
+            trial.fail(
+                f"{key} is a tensor, not a number",
+                expected="Python numbers: whoever gets the dict may print or log it at any time",
+                got=f"a tensor on {value.device.type}",
+                likely="torch.stack([...]).tolist() after the loop reads all of them with one wait",
+                read=HIDDEN,
+            )
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        trial.expect(
+            number and math.isfinite(value),
+            f"{key} is not a number",
+            expected=f"{want[key]:.6g}",
+            got=show(value),
+            likely="the smallest so far begins at infinity: torch.full((), float('inf'))" if key == "best" else "",
+        )
+        if math.isclose(value, want[key], rel_tol=1e-3, abs_tol=1e-4):
+            continue
+        trial.fail(
+            f"{key} is not what noisy_epoch gives",
+            expected=f"{want[key]:.6g}",
+            got=f"{value:.6g}",
+            likely=_misread(key, value, want),
+            read=HIDDEN,
+        )
+
+
+def _misread(key: str, value: float, want: dict[str, float]) -> str:
+    known = {
+        ("loss", "mean of means"): "the mean of the batches' means counts the samples of the small last batch more",
+        ("loss", "sum"): "this is the sum over all samples: it is to be divided by their number",
+        ("loss", "last"): "this is the loss of the last batch",
+        ("best", "last"): "this is the loss of the last batch: keep the smaller of the two, torch.minimum(best, loss)",
+        ("best", "smallest sample"): "this is the smallest loss of a sample: a batch's mean loss is asked for",
+        ("hard", "how many"): "this is how many losses are above 1: their sum is asked for",
+        ("hard", "sum"): "this is the sum of all losses: those of 1 and below count 0",
+    }
+    for (name, which), why in known.items():
+        if name == key and math.isclose(value, want[which], rel_tol=1e-3):
+            return why
+    if key == "correct" and math.isclose(value, want["correct"] / want["samples"], rel_tol=1e-3):
+        return "this is the part that is right: the number is asked for"
+    return "compare with noisy_epoch on a model and batches of your own"

@@ -1,0 +1,441 @@
+"""The check of a transfer benchmark: what stands inside the clock, what is left out, and the line through the times.
+
+The timer that the student's function is given looks at each copy, and answers with times on a line drawn afresh.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import math
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ...virtual import crossing
+from ...virtual.gpu import VirtualGPU
+from ..base import Trial, check
+from ..wording import show
+from .common import COST, PINNED, scope
+
+TOO_LARGE = 10**15  # bytes, more than any address space
+_LEFT = 30 * 2**20  # bytes that are free on the GPU in the run that fills it
+_NAMES = ("ms", "latency_us", "bandwidth_gbps")
+
+
+class Broken(Exception):
+    """Raised by a timer that fails for a reason of its own."""
+
+
+@dataclass
+class Seen:
+    """What one call of the timed function did."""
+
+    ops: list[str] = field(default_factory=list)
+    copies: list[tuple[int, str, str, bool]] = field(default_factory=list)  # bytes, from, to, pinned
+    allocations: int = 0
+    pins: int = 0
+
+
+class _Ops(TorchDispatchMode):
+    """Notes operations, and copies with both ends."""
+
+    def __init__(self, seen: Seen) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen = seen
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        out = func(*args, **(kwargs or {}))
+        self.seen.ops.append(name)
+        if name in ("copy_", "_to_copy"):
+            into, source = (args[0], args[1]) if name == "copy_" else (out, args[0])
+            pinned = (source if into.is_cuda else into).is_pinned() if into.is_cuda or source.is_cuda else False
+            self.seen.copies.append((into.nbytes, source.device.type, into.device.type, pinned))
+        return out
+
+
+@contextlib.contextmanager
+def counted_pins() -> Iterator[list[int]]:
+    """The bytes of each storage that is pinned within the block."""
+    pins: list[int] = []
+    own = crossing.pin
+
+    def noted(storage: Any, *, copied: bool) -> None:
+        pins.append(storage.nbytes())
+        own(storage, copied=copied)
+
+    crossing.pin = noted
+    try:
+        yield pins
+    finally:
+        crossing.pin = own
+
+
+class LineTimer:
+    """A `timer` for the student's function: it looks at what `fn` does, and answers with times on a line."""
+
+    def __init__(self, latency_ms: float, bytes_per_ms: float) -> None:
+        self.latency_ms, self.bytes_per_ms = latency_ms, bytes_per_ms
+        self.seen: list[Seen] = []
+
+    def ms(self, nbytes: float) -> float:
+        return self.latency_ms + nbytes / self.bytes_per_ms
+
+    def __call__(self, fn: Callable[[], object]) -> float:
+        if not callable(fn):
+            raise TypeError("timer wants a function without arguments, such as lambda: there.copy_(here)")
+        for _ in range(2):  # the second is the one that counts, as after a warm-up
+            seen, allocated = Seen(), _allocations()
+            with counted_pins() as pins, _Ops(seen):
+                fn()
+            seen.pins = len(pins)
+            seen.allocations = _allocations() - allocated
+        self.seen.append(seen)
+        return self.ms(sum(nbytes for nbytes, *_ in seen.copies) or len(self.seen))
+
+
+def _allocations() -> int:
+    return int(torch.cuda.memory_stats().get("allocation.all.allocated", 0))
+
+
+def draw_timer() -> LineTimer:
+    return LineTimer(random.uniform(0.004, 0.04), random.uniform(2, 20) * 1e6)
+
+
+def draw_sizes(count: int) -> list[int]:
+    """Different sizes of up to 4 MB, in no order."""
+    sizes = {
+        round(10 ** random.uniform(4 + step * 2.6 / count, 4 + (step + 0.8) * 2.6 / count)) for step in range(count)
+    }
+    return random.sample(sorted(sizes), len(sizes))
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run: what is asked for, and which of the sizes fit."""
+
+    sizes: list[int]
+    fits: list[int]
+    pinned: bool
+    device: str
+
+
+def cases() -> list[Case]:
+    some, others, more = draw_sizes(4), draw_sizes(5), draw_sizes(3)
+    full = [*others[:2], 100_000_000, *others[2:]]
+    return [
+        Case(some, some, True, "cuda"),
+        Case(full, others, False, "cuda"),
+        Case([more[0], TOO_LARGE, *more[1:]], more, True, "cpu"),
+    ]
+
+
+def explain(error: str) -> str:
+    if "out of memory" in error:
+        return (
+            "a size that does not fit on the GPU is left out, and the benchmark goes on: catch torch.OutOfMemoryError"
+        )
+    if "allocate memory" in error or "DefaultCPUAllocator" in error or "not enough memory" in error:
+        return (
+            "the host has no room for this size: its allocator raises a plain RuntimeError, which is to be caught as "
+            "well, so that the size is left out"
+        )
+    if "timer wants a function" in error:
+        return "the copy was made before timer could call it: pass a function, timer(lambda: there.copy_(here))"
+    return ""
+
+
+@check(lesson=3, says="one copy inside the clock, sizes that do not fit left out, latency and bandwidth from the line")
+def transfer_benchmark(student: Any, trial: Trial) -> None:
+    """Check a function of (sizes, pinned, device, timer) that gives (ms, latency_us, bandwidth_gbps)."""
+    trial.function(student, ("sizes", "pinned", "device", "timer"))
+    for case in cases():
+        timer = draw_timer()
+        with scope(compute=False) as gpu:
+            filler = _fill(gpu) if len(case.sizes) > len(case.fits) and case.device == "cuda" else None
+            held = torch.cuda.memory_allocated()
+            device = torch.device(case.device, 0) if case.device == "cuda" else torch.device("cpu")
+            args = (list(case.sizes), case.pinned, device, timer)
+            with counted_pins() as pins:
+                got = trial.call(student, *args, unchanged={"sizes": args[0]}, explain=explain)
+            left = held_since(held)
+            del filler
+        judge_form(trial, got)
+        judge_copies(trial, case, timer)
+        trial.expect(
+            not pins or case.device == "cuda",
+            "memory is pinned where there is no GPU",
+            expected="ordinary memory, whatever pinned says",
+            got="a call of pin_memory",
+            likely="without a GPU pin_memory() raises an error: ask device.type first",
+            read=PINNED,
+        )
+        judge_sizes(trial, case, got[0])
+        judge_times(trial, case, timer, got[0])
+        judge_line(trial, case, timer, got)
+        trial.expect(
+            left <= 0,
+            "memory is still held on the GPU when the function has returned",
+            expected="no buffer alive: the next job needs the room",
+            got=f"{left:,} bytes more than before",
+            likely="buffers are kept in a list, a global or on the function: one for each size, and let it go",
+            read=COST,
+        )
+    judge_other_errors(student, trial)
+
+
+def held_since(before: int) -> int:
+    """Bytes held on the GPU beyond `before`, when rubbish has been cleared away if need be."""
+    if torch.cuda.memory_allocated() > before:
+        gc.collect()
+    return torch.cuda.memory_allocated() - before
+
+
+def _fill(gpu: VirtualGPU) -> torch.Tensor:
+    """Take all of the GPU's memory but a little."""
+    free, _ = torch.cuda.mem_get_info()
+    return torch.empty(free - _LEFT, dtype=torch.uint8, device="cuda")
+
+
+def judge_form(trial: Trial, got: Any) -> None:
+    right = isinstance(got, tuple) and len(got) == 3 and isinstance(got[0], dict)
+    trial.expect(
+        right,
+        "the result does not have the form that was asked for",
+        expected="a tuple (ms, latency_us, bandwidth_gbps), of which ms is a dict from bytes to milliseconds",
+        got=show(got),
+        likely="the function ends without a return" if got is None else "",
+    )
+    for name, value in zip(_NAMES[1:], got[1:], strict=True):
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        trial.expect(
+            number and math.isfinite(value),
+            f"{name} is not a number",
+            expected="a float",
+            got=show(value),
+            likely="a tensor or an array has to become a number: .item() or float()" if not number else "",
+        )
+
+
+def judge_copies(trial: Trial, case: Case, timer: LineTimer) -> None:
+    """What the timed functions did."""
+    trial.expect(
+        bool(timer.seen),
+        "the timer was never called",
+        expected="timer(fn) for each size that fits",
+        got="no call",
+        likely="the function took the time by itself: the times to return are those that timer gives",
+        read=COST,
+    )
+    for seen in timer.seen:
+        inside = f"inside the clock: {', '.join(dict.fromkeys(seen.ops)) or 'nothing'}"
+        made = [name for name in seen.ops if name not in _COPIES_OR_VIEWS]
+        on_gpu = case.device == "cuda"
+        if not seen.copies:
+            trial.fail(
+                "nothing is copied inside the clock",
+                expected="fn copies once, from the CPU to the device",
+                got=inside,
+                likely="a tensor that is there already is not copied again by .to(device): the source has to be on the "
+                "CPU each time",
+                read=COST,
+            )
+        if seen.pins and on_gpu:
+            trial.fail(
+                "pinning is inside the clock",
+                expected="the source pinned before, once",
+                got=inside,
+                likely="pinning copies the data on the host first, and takes longer than the transfer",
+                read=PINNED,
+            )
+        if made:
+            trial.fail(
+                "the data are made inside the clock",
+                expected="one copy, and nothing else",
+                got=inside,
+                likely="the host's time for making the data would be counted as transfer: make both buffers before",
+                read=COST,
+            )
+        if len(seen.copies) > 1:
+            trial.fail(
+                "more than one copy is made inside the clock",
+                expected="one copy for each call of fn",
+                got=f"{len(seen.copies)} copies",
+                likely="timer repeats by itself, and gives the time of one call",
+                read=COST,
+            )
+        if seen.allocations or "_to_copy" in seen.ops:
+            trial.fail(
+                "the destination is made inside the clock",
+                expected="a destination that is there before, used again in each run",
+                got=inside,
+                likely="x.to(device) takes new memory each time: target.copy_(x) copies into what is there",
+                read=COST,
+            )
+        nbytes, origin, to, pinned = seen.copies[0]
+        if nbytes not in case.sizes:
+            times = min(case.sizes, key=lambda size: abs(nbytes / size - 4))
+            four = nbytes == 4 * times
+            trial.fail(
+                "another number of bytes is copied than was asked for",
+                expected="one of the sizes, in bytes",
+                got=f"{nbytes:,} bytes",
+                likely="a float32 has four bytes: torch.uint8 makes as many elements as bytes"
+                if four
+                else "a size is a number of bytes as it stands, not of MB or MiB",
+                read=COST,
+            )
+        if (origin, to) != ("cpu", case.device):
+            trial.fail(
+                "the copy goes another way",
+                expected=f"from the CPU to {'the GPU' if on_gpu else 'the CPU, as device says'}",
+                got=f"from {origin} to {to}",
+                likely="target.copy_(source): the one in front is written" if origin == "cuda" and to == "cpu" else "",
+                read=COST,
+            )
+        if on_gpu and pinned is not case.pinned:
+            trial.fail(
+                "pinned=False, and the source is pinned" if pinned else "pinned=True, and the source is pageable",
+                expected=f"the source {'in page-locked' if case.pinned else 'in ordinary'} memory",
+                got=f"{'pinned' if pinned else 'pageable'} memory",
+                likely="pin_memory() gives a new tensor and leaves the old one as it is"
+                if case.pinned
+                else "the argument pinned is not heeded",
+                read=PINNED,
+            )
+
+
+_COPIES_OR_VIEWS = {"copy_", "_to_copy", "detach", "alias", "view", "slice", "narrow", "as_strided"}
+
+
+def judge_sizes(trial: Trial, case: Case, ms: dict[Any, Any]) -> None:
+    got = list(ms)
+    if got == case.fits:
+        return
+    rows = {"expected": f"the keys {show(case.fits)}", "got": show(got), "read": COST}
+    missing = [size for size in case.fits if size not in ms]
+    extra = [size for size in got if size not in case.sizes]
+    unfit = [size for size in got if size in case.sizes and size not in case.fits]
+    if unfit:
+        trial.fail(
+            "a size that does not fit is in the result",
+            **rows,
+            likely="it is to be left out: a None or nan in its place has to be taken out again by whoever plots it",
+        )
+    if extra:
+        trial.fail(
+            "the keys are not the sizes that were asked for",
+            **rows,
+            likely="the keys are the numbers of bytes as they were given, not in MB and not as text",
+        )
+    if missing and len(case.fits) < len(case.sizes):
+        trial.fail(
+            "sizes after the one that did not fit are missing",
+            **rows,
+            likely="the loop ends at the first that does not fit (break), and smaller ones may follow: continue",
+        )
+    if missing:
+        trial.fail("sizes are missing", **rows, likely="every size that fits is timed, the first and the last too")
+    trial.fail("the sizes are in another order", **rows, likely="keep them as they come: there is no need to sort")
+
+
+def judge_times(trial: Trial, case: Case, timer: LineTimer, ms: dict[Any, Any]) -> None:
+    for size, got in ms.items():
+        want = timer.ms(size)
+        if isinstance(got, (int, float)) and math.isclose(got, want, rel_tol=1e-6):
+            continue
+        seconds = isinstance(got, (int, float)) and math.isclose(got, want / 1e3, rel_tol=1e-6)
+        trial.fail(
+            "a time in the dict is not what the timer gave",
+            expected=f"{want:.6g} ms for {size:,} bytes",
+            got=show(got),
+            likely="timer gives milliseconds, and ms holds milliseconds" if seconds else "",
+            read=COST,
+        )
+
+
+def judge_line(trial: Trial, case: Case, timer: LineTimer, got: tuple[Any, Any, Any]) -> None:
+    _, latency, bandwidth = got
+    want_us, want_gbps = timer.latency_ms * 1e3, timer.bytes_per_ms * 1e-6
+    big, small = max(case.fits), min(case.fits)
+    if not math.isclose(bandwidth, want_gbps, rel_tol=5e-3):
+        effective = [size / timer.ms(size) * 1e-6 for size in case.fits]
+        total = sum(case.fits) / sum(map(timer.ms, case.fits)) * 1e-6
+        known = {
+            want_gbps * 1e9 / 2**30: ("the bandwidth is in GiB/s", "1 GB is 10⁹ bytes; 2**30 is a GiB"),
+            want_gbps * 1e3: ("the bandwidth is in MB/s", "bytes per millisecond times 1e-6 are GB/s"),
+            want_gbps * 1e9: ("the bandwidth is in bytes per second", "1 GB/s is 10⁹ bytes per second"),
+            timer.bytes_per_ms: ("the bandwidth is in bytes per millisecond", "times 1e-6 it is 10⁹ bytes per second"),
+            want_gbps * 1e-3: ("the bandwidth is a thousand times too small", "milliseconds were taken for seconds"),
+            want_gbps * 8: ("the bandwidth is in Gbit/s", "8 bits to a byte: bandwidths of memory count bytes"),
+            1 / want_gbps: ("the slope came back, not the bandwidth", "the slope is time per byte: one over it"),
+            1 / timer.bytes_per_ms: ("the slope came back, not the bandwidth", "the slope is ms per byte: one over it"),
+            big / timer.ms(big) * 1e-6: ("the bandwidth is bytes ÷ time of the largest copy",
+                                         "its latency is still in that time: take the slope of the line"),
+            total: ("the bandwidth is all bytes ÷ all times", "all the latencies are in that sum"),
+            sum(effective) / len(effective): ("the bandwidth is the mean of bytes ÷ time",
+                                              "for small copies that is mostly latency: take the slope of the line"),
+            sorted(effective)[len(effective) // 2]: ("the bandwidth is the median of bytes ÷ time",
+                                              "for small copies that is mostly latency: take the slope of the line"),
+            _through_zero(case.fits, timer): ("the line goes through zero", "without a latency: fit both numbers"),
+        }  # fmt: skip
+        near = next((text for value, text in known.items() if math.isclose(bandwidth, value, rel_tol=2e-3)), None)
+        summary, likely = near or (
+            f"the bandwidth is {bandwidth / want_gbps:.3g} times the right one",
+            "the times lie on a line exactly: any straight line fitted to time over bytes finds it (not in logarithms)",
+        )
+        trial.fail(summary, expected=f"{want_gbps:.4g} GB/s", got=f"{bandwidth:.4g}", likely=likely, read=COST)
+    if not math.isclose(latency, want_us, rel_tol=1e-2):
+        known = {
+            want_us * 1e-3: ("the latency is in milliseconds", "the line is fitted to milliseconds: times 1000"),
+            want_us * 1e-6: ("the latency is in seconds", "1 s is 10⁶ µs"),
+            want_us * 1e3: ("the latency is in nanoseconds", "1 ms is 10³ µs"),
+            timer.ms(small) * 1e3: ("the latency is the time of the smallest copy",
+                                    "its bytes are in that time too: the latency is where the line meets 0 bytes"),
+            timer.ms(small): ("the latency is the time of the smallest copy", "it is where the line meets 0 bytes"),
+        }  # fmt: skip
+        near = next((text for value, text in known.items() if math.isclose(latency, value, rel_tol=2e-3)), None)
+        zero = ("the latency is zero", "a line through zero leaves it out: two numbers are to be fitted")
+        summary, likely = near or (
+            zero if latency == 0 else (f"the latency is {latency / want_us:.3g} times the right one", "")
+        )
+        trial.fail(summary, expected=f"{want_us:.4g} µs", got=f"{latency:.4g}", likely=likely, read=COST)
+
+
+def _through_zero(sizes: list[int], timer: LineTimer) -> float:
+    """GB/s of the least-squares line without a latency."""
+    slope = sum(size * timer.ms(size) for size in sizes) / sum(size * size for size in sizes)
+    return 1e-6 / slope
+
+
+def judge_other_errors(student: Any, trial: Trial) -> None:
+    """A timer that fails for a reason of its own: that is no size that does not fit."""
+    passed = []
+
+    def broken(fn: Any) -> float:
+        raise Broken("the timer's own error")
+
+    def work() -> None:
+        try:
+            student(draw_sizes(3), False, torch.device("cuda", 0), broken)
+        except Broken:
+            passed.append(True)
+        except Exception as error:
+            if isinstance(error.__cause__ or error.__context__, Broken) and error.__cause__ is not None:
+                passed.append(True)
+
+    with scope(compute=False):
+        trial.call(work, explain=explain)
+    trial.expect(
+        bool(passed),
+        "an error that has nothing to do with memory is swallowed",
+        expected="an exception of the timer reaches the caller",
+        got="another end",
+        likely="except Exception, or a bare except, takes every fault for a size that does not fit",
+        read=COST,
+    )

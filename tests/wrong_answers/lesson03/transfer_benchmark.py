@@ -1,0 +1,417 @@
+"""Answers to "a transfer benchmark": what stands inside the clock, sizes that do not fit, and the line."""
+
+import statistics
+
+import torch
+
+from gpulab import transfers
+from gpulab.check.lesson03.common import SECTIONS
+
+from ..bank import Bank
+
+BANK = Bank("transfer_benchmark", SECTIONS)
+NO_ROOM = ("out of memory", "allocate memory", "not enough memory")
+
+
+def buffers(size, pinned, device):
+    """Source and destination; None where there is no room."""
+    try:
+        there = torch.empty(size, dtype=torch.uint8, device=device)
+        here = torch.ones(size, dtype=torch.uint8)
+        return (here.pin_memory() if pinned and device.type == "cuda" else here), there
+    except RuntimeError as error:
+        if any(words in str(error) for words in NO_ROOM):
+            return None
+        raise
+
+
+def line(ms):
+    """Latency in ms and ms per byte, by ordinary least squares."""
+    x, t = list(ms), list(ms.values())
+    slope, at_zero = statistics.linear_regression(x, t)
+    return at_zero, slope
+
+
+def result(ms):
+    latency, slope = line(ms)
+    return ms, latency * 1e3, 1e-6 / slope
+
+
+def times(sizes, pinned, device, timer):
+    ms = {}
+    for size in sizes:
+        pair = buffers(size, pinned, device)
+        if pair is not None:
+            here, there = pair
+            ms[size] = timer(lambda here=here, there=there: there.copy_(here, non_blocking=True))
+            del pair, here, there
+    return ms
+
+
+# --- right ---------------------------------------------------------------------------------------------
+
+
+@BANK.right
+def ordinary_least_squares(sizes, pinned, device, timer):
+    return result(times(sizes, pinned, device, timer))
+
+
+@BANK.right
+def with_the_courses_fit(sizes, pinned, device, timer):
+    ms = times(sizes, pinned, device, timer)
+    line = transfers.fit(list(ms), list(ms.values()))
+    return ms, line.latency_us, line.bandwidth_gbps
+
+
+@BANK.right
+def floats_and_pinned_when_made(sizes, pinned, device, timer):
+    def copy(here, there):
+        there.copy_(here)
+
+    ms = {}
+    for size in sizes:
+        try:
+            here = torch.zeros(size, dtype=torch.int8, pin_memory=pinned and device.type != "cpu")
+            there = torch.zeros_like(here, device=device)
+        except torch.OutOfMemoryError:
+            continue
+        except RuntimeError as error:
+            if "memory" in str(error):
+                continue
+            raise
+        ms[size] = timer(lambda here=here, there=there: copy(here, there))
+        del here, there
+    return result(ms)
+
+
+@BANK.right
+def two_points(sizes, pinned, device, timer):
+    ms = times(sizes, pinned, device, timer)
+    small, large = min(ms), max(ms)
+    bandwidth = (large - small) / (ms[large] - ms[small])
+    return ms, (ms[small] - small / bandwidth) * 1e3, bandwidth / 1e6
+
+
+@BANK.right
+def in_seconds_by_lstsq(sizes, pinned, device, timer):
+    ms = times(sizes, pinned, device, timer)
+    matrix = torch.tensor([[1.0, size * 1e-9] for size in ms], dtype=torch.float64)
+    right = torch.tensor([[t * 1e-3] for t in ms.values()], dtype=torch.float64)
+    latency, slope = torch.linalg.lstsq(matrix, right, driver="gelsd").solution[:, 0]
+    return ms, float(latency) * 1e6, float(1 / slope)
+
+
+# --- wrong: inside the clock ---------------------------------------------------------------------------
+
+
+@BANK.wrong("the destination is made inside the clock", "copies into what is there")
+def moves_with_to(sizes, pinned, device, timer):
+    ms = {}
+    for size in sizes:
+        pair = buffers(size, pinned, device)
+        if pair is not None:
+            ms[size] = timer(lambda here=pair[0]: here.to(device, non_blocking=True, copy=True))
+    return result(ms)
+
+
+@BANK.wrong("pinning is inside the clock", "copies the data on the host first")
+def pins_inside(sizes, pinned, device, timer):
+    ms = {}
+    for size in sizes:
+        pair = buffers(size, False, device)
+        if pair is not None:
+            here, there = pair
+            ms[size] = timer(lambda here=here, there=there: there.copy_(here.pin_memory() if pinned else here))
+    return result(ms)
+
+
+@BANK.wrong("the data are made inside the clock", "would be counted as transfer")
+def makes_the_data_inside(sizes, pinned, device, timer):
+    ms = {}
+    for size in sizes:
+        pair = buffers(size, pinned, device)
+        if pair is not None:
+            ms[size] = timer(lambda there=pair[1], size=size: there.copy_(torch.ones(size, dtype=torch.uint8)))
+    return result(ms)
+
+
+@BANK.wrong("nothing is copied inside the clock", "is not copied again")
+def moves_once(sizes, pinned, device, timer):
+    ms = {}
+    for size in sizes:
+        pair = buffers(size, pinned, device)
+        if pair is not None:
+            moved = pair[0].to(device)
+            ms[size] = timer(lambda moved=moved: moved.to(device))
+    return result(ms)
+
+
+@BANK.wrong("more than one copy is made inside the clock", "repeats by itself")
+def repeats_by_itself(sizes, pinned, device, timer):
+    ms = {}
+    for size in sizes:
+        pair = buffers(size, pinned, device)
+        if pair is not None:
+            ms[size] = timer(lambda pair=pair: [pair[1].copy_(pair[0]) for _ in range(10)]) / 10
+    return result(ms)
+
+
+@BANK.wrong("the copy goes another way", "the one in front is written")
+def copies_back(sizes, pinned, device, timer):
+    ms = {}
+    for size in sizes:
+        pair = buffers(size, pinned, device)
+        if pair is not None:
+            ms[size] = timer(lambda pair=pair: pair[0].copy_(pair[1]))
+    return result(ms)
+
+
+@BANK.wrong("the copy goes another way")
+def copies_within_the_gpu(sizes, pinned, device, timer):
+    ms = {}
+    for size in sizes:
+        pair = buffers(size, pinned, device)
+        if pair is not None:
+            here = pair[0].to(device)
+            ms[size] = timer(lambda here=here, there=pair[1]: there.copy_(here))
+            del pair, here
+    return result(ms)
+
+
+@BANK.wrong("another number of bytes is copied than was asked for", "four bytes")
+def takes_floats(sizes, pinned, device, timer):
+    ms = {}
+    for size in sizes:
+        here, there = torch.ones(size), torch.empty(size, device=device)
+        here = here.pin_memory() if pinned else here
+        ms[size] = timer(lambda here=here, there=there: there.copy_(here))
+    return result(ms)
+
+
+@BANK.wrong("pinned=True, and the source is pageable", "leaves the old one as it is")
+def forgets_what_pin_memory_returns(sizes, pinned, device, timer):
+    ms = {}
+    for size in sizes:
+        pair = buffers(size, False, device)
+        if pair is not None:
+            here, there = pair
+            if pinned and device.type == "cuda":
+                here.pin_memory()
+            ms[size] = timer(lambda here=here, there=there: there.copy_(here))
+    return result(ms)
+
+
+@BANK.wrong("pinned=False, and the source is pinned", "is not heeded")
+def always_pins(sizes, pinned, device, timer):
+    return result(times(sizes, True, device, timer))
+
+
+@BANK.wrong("memory is pinned where there is no GPU", "ask device.type first")
+def pins_without_a_gpu(sizes, pinned, device, timer):
+    ms = {}
+    for size in sizes:
+        pair = buffers(size, False, device)
+        if pair is not None:
+            here, there = pair
+            here = here.pin_memory() if pinned else here
+            ms[size] = timer(lambda here=here, there=there: there.copy_(here))
+            del pair, here, there
+    return result(ms)
+
+
+@BANK.wrong("the timer was never called", "are those that timer gives")
+def ignores_the_timer(sizes, pinned, device, timer):
+    return {size: size * 1e-6 for size in sizes}, 0.0, 1.0
+
+
+@BANK.wrong("your function raised TypeError", "before timer could call it")
+def calls_the_copy_first(sizes, pinned, device, timer):
+    here, there = buffers(sizes[0], pinned, device)
+    return {sizes[0]: timer(there.copy_(here))}, 0.0, 1.0
+
+
+# --- wrong: sizes --------------------------------------------------------------------------------------
+
+
+@BANK.wrong("your function raised OutOfMemoryError", "catch torch.OutOfMemoryError")
+def does_not_catch(sizes, pinned, device, timer):
+    ms = {}
+    for size in sizes:
+        there = torch.empty(size, dtype=torch.uint8, device=device)
+        here = torch.ones(size, dtype=torch.uint8)
+        here = here.pin_memory() if pinned and device.type == "cuda" else here
+        ms[size] = timer(lambda here=here, there=there: there.copy_(here))
+        del here, there
+    return result(ms)
+
+
+@BANK.wrong("your function raised RuntimeError", "a plain RuntimeError")
+def catches_the_gpus_error_only(sizes, pinned, device, timer):
+    ms = {}
+    for size in sizes:
+        try:
+            there = torch.empty(size, dtype=torch.uint8, device=device)
+            here = torch.ones(size, dtype=torch.uint8)
+            here = here.pin_memory() if pinned and device.type == "cuda" else here
+        except torch.OutOfMemoryError:
+            continue
+        ms[size] = timer(lambda here=here, there=there: there.copy_(here))
+        del here, there
+    return result(ms)
+
+
+@BANK.wrong("sizes after the one that did not fit are missing", "continue")
+def stops_at_the_first(sizes, pinned, device, timer):
+    ms = {}
+    for size in sizes:
+        pair = buffers(size, pinned, device)
+        if pair is None:
+            break
+        ms[size] = timer(lambda pair=pair: pair[1].copy_(pair[0]))
+        del pair
+    return result(ms) if len(ms) > 1 else (ms, 0.0, 1.0)
+
+
+@BANK.wrong("a size that does not fit is in the result", "left out")
+def keeps_a_gap(sizes, pinned, device, timer):
+    ms = times(sizes, pinned, device, timer)
+    _, latency, bandwidth = result(ms)
+    return {size: ms.get(size) for size in sizes}, latency, bandwidth
+
+
+@BANK.wrong("the keys are not the sizes that were asked for", "not in MB")
+def keys_in_mb(sizes, pinned, device, timer):
+    ms, latency, bandwidth = ordinary_least_squares(sizes, pinned, device, timer)
+    return {size / 1e6: t for size, t in ms.items()}, latency, bandwidth
+
+
+@BANK.wrong("the sizes are in another order", "no need to sort")
+def sorts(sizes, pinned, device, timer):
+    return result(times(sorted(sizes), pinned, device, timer))
+
+
+@BANK.wrong("sizes are missing", "the first and the last too")
+def drops_the_first(sizes, pinned, device, timer):
+    return result(times(sizes[1:], pinned, device, timer))
+
+
+@BANK.wrong("your function changed its argument sizes", "sort of a list")
+def sorts_in_place(sizes, pinned, device, timer):
+    sizes.sort()
+    return result(times(sizes, pinned, device, timer))
+
+
+@BANK.wrong("an error that has nothing to do with memory is swallowed", "except Exception")
+def catches_everything(sizes, pinned, device, timer):
+    ms = {}
+    for size in sizes:
+        try:
+            here, there = buffers(size, pinned, device)
+            ms[size] = timer(lambda here=here, there=there: there.copy_(here))
+            del here, there
+        except Exception:
+            continue
+    return result(ms) if len(ms) > 1 else (ms, 0.0, 0.0)
+
+
+@BANK.wrong("memory is still held on the GPU when the function has returned", "let it go")
+def keeps_the_buffers(sizes, pinned, device, timer):
+    ms = {}
+    for size in sizes:
+        pair = buffers(size, pinned, device)
+        if pair is not None:
+            keeps_the_buffers.kept = pair
+            ms[size] = timer(lambda pair=pair: pair[1].copy_(pair[0]))
+    return result(ms)
+
+
+# --- wrong: the numbers --------------------------------------------------------------------------------
+
+
+@BANK.wrong("a time in the dict is not what the timer gave", "ms holds milliseconds")
+def times_in_seconds(sizes, pinned, device, timer):
+    ms, latency, bandwidth = ordinary_least_squares(sizes, pinned, device, timer)
+    return {size: t / 1e3 for size, t in ms.items()}, latency, bandwidth
+
+
+@BANK.wrong("the bandwidth is in GiB/s", "2**30 is a GiB")
+def gib(sizes, pinned, device, timer):
+    ms, latency, bandwidth = ordinary_least_squares(sizes, pinned, device, timer)
+    return ms, latency, bandwidth * 1e9 / 2**30
+
+
+@BANK.wrong("the bandwidth is in MB/s", "times 1e-6")
+def megabytes(sizes, pinned, device, timer):
+    ms, latency, bandwidth = ordinary_least_squares(sizes, pinned, device, timer)
+    return ms, latency, bandwidth * 1e3
+
+
+@BANK.wrong("the bandwidth is bytes ÷ time of the largest copy", "still in that time")
+def effective(sizes, pinned, device, timer):
+    ms, latency, _ = ordinary_least_squares(sizes, pinned, device, timer)
+    return ms, latency, max(ms) / ms[max(ms)] * 1e-6
+
+
+@BANK.wrong("the bandwidth is the mean of bytes ÷ time", "mostly latency")
+def mean_of_rates(sizes, pinned, device, timer):
+    ms, latency, _ = ordinary_least_squares(sizes, pinned, device, timer)
+    return ms, latency, statistics.mean(size / t * 1e-6 for size, t in ms.items())
+
+
+@BANK.wrong("the bandwidth is all bytes ÷ all times", "all the latencies")
+def totals(sizes, pinned, device, timer):
+    ms, latency, _ = ordinary_least_squares(sizes, pinned, device, timer)
+    return ms, latency, sum(ms) / sum(ms.values()) * 1e-6
+
+
+@BANK.wrong("the line goes through zero", "fit both numbers")
+def through_zero(sizes, pinned, device, timer):
+    ms = times(sizes, pinned, device, timer)
+    return ms, 0.0, 1e-6 / (sum(x * t for x, t in ms.items()) / sum(x * x for x in ms))
+
+
+@BANK.wrong("the slope came back, not the bandwidth", "one over it")
+def slope(sizes, pinned, device, timer):
+    ms = times(sizes, pinned, device, timer)
+    latency, slope = line(ms)
+    return ms, latency * 1e3, slope
+
+
+@BANK.wrong("the latency is in milliseconds", "times 1000")
+def latency_in_ms(sizes, pinned, device, timer):
+    ms, latency, bandwidth = ordinary_least_squares(sizes, pinned, device, timer)
+    return ms, latency / 1e3, bandwidth
+
+
+@BANK.wrong("the latency is the time of the smallest copy", "meets 0 bytes")
+def smallest(sizes, pinned, device, timer):
+    ms, _, bandwidth = ordinary_least_squares(sizes, pinned, device, timer)
+    return ms, ms[min(ms)] * 1e3, bandwidth
+
+
+@BANK.wrong("the latency is zero", "two numbers are to be fitted")
+def no_latency(sizes, pinned, device, timer):
+    ms, _, bandwidth = ordinary_least_squares(sizes, pinned, device, timer)
+    return ms, 0, bandwidth
+
+
+@BANK.wrong("the bandwidth is in Gbit/s", "count bytes")
+def bits(sizes, pinned, device, timer):
+    ms, latency, bandwidth = ordinary_least_squares(sizes, pinned, device, timer)
+    return ms, latency, bandwidth * 8
+
+
+@BANK.wrong("bandwidth_gbps is not a number", ".item() or float()")
+def tensors(sizes, pinned, device, timer):
+    ms, latency, bandwidth = ordinary_least_squares(sizes, pinned, device, timer)
+    return ms, latency, torch.tensor(bandwidth)
+
+
+@BANK.wrong("the result does not have the form that was asked for")
+def only_the_times(sizes, pinned, device, timer):
+    return times(sizes, pinned, device, timer)
+
+
+@BANK.wrong("the result does not have the form that was asked for", "without a return")
+def returns_nothing(sizes, pinned, device, timer):
+    times(sizes, pinned, device, timer)
