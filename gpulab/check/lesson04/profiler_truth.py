@@ -1,0 +1,285 @@
+"""What a profiler is held against: a network whose passes are watched, and its passes measured rightly and wrongly.
+
+Every function here runs in the thread of a trial: on two virtual GPUs of its own, or on a machine without one.
+"""
+
+from __future__ import annotations
+
+import io
+import random
+import sys
+import weakref
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...memory.activations import activation_bytes
+from .common import KEEPS, MIB, Suspect
+
+GPU = 1  # not the current one
+NOISE = 3 * MIB + 700 * 1024  # taken on the current GPU in every pass on the other
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of a network with dropout and a norm that stays in evaluation mode, such that the allocator rounds.
+
+    No activation is above 1 MiB: the small pool always splits off what is left of a block, so that what is allocated
+    does not depend on what lay in the cache before.
+    """
+
+    batch: int
+    width: int
+    hidden: int
+    middle: int
+    out: int
+
+    @classmethod
+    def draw(cls) -> Sizes:
+        odd = (2 * random.randrange(low, high) + 1 for low, high in ((50, 70), (600, 700), (200, 300), (150, 190)))
+        return cls(random.randrange(120, 180), *odd)
+
+    def model(self, device: str) -> nn.Sequential:
+        """Linear and ReLU share a tensor, Tanh saves its own output, dropout a mask, and nobody the last output."""
+        layers = [nn.Linear(self.width, self.hidden), nn.BatchNorm1d(self.hidden).eval(), nn.ReLU()]
+        layers += [nn.Flatten(), nn.Linear(self.hidden, self.middle), nn.Tanh(), nn.Dropout(0.2)]
+        layers += [nn.Linear(self.middle, self.out)]
+        return nn.Sequential(*layers).to(device)
+
+    def inputs(self, device: str) -> torch.Tensor:
+        return torch.randn(self.batch, self.width, device=device)
+
+
+class Broken(Exception):
+    """What a model raises."""
+
+
+class Spoilt(nn.Module):
+    """A layer that cannot."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise Broken("this layer is not finished")
+
+
+class Watch:
+    """Looks on as a model is called: the modes of each pass, and which outputs are alive when."""
+
+    def __init__(self, model: nn.Sequential) -> None:
+        self.passes: list[dict[str, Any]] = []
+        self._noise: list[torch.Tensor] = []
+        self._output: Any = None
+        self._inner: Any = None
+        model.register_forward_pre_hook(self._before)
+        model.register_forward_hook(self._after)
+        model[5].register_forward_hook(self._within)
+
+    def _before(self, model: nn.Module, args: Any) -> None:
+        alive = self._output is not None and self._output() is not None
+        modes = [module.training for module in model.modules()]
+        self.passes.append({"grad": torch.is_grad_enabled(), "modes": modes, "alive": alive})
+
+    def _within(self, module: nn.Module, args: Any, out: torch.Tensor) -> None:
+        self._inner = weakref.ref(out)
+
+    def _after(self, model: nn.Module, args: Any, out: torch.Tensor) -> None:
+        self._output = weakref.ref(out)
+        if out.is_cuda:
+            self._noise.append(torch.empty(NOISE, dtype=torch.uint8, device="cuda:0"))
+
+    @property
+    def graph_alive(self) -> bool:
+        """Whether the graph of the last pass is still there: its layer that saves its own output."""
+        return self._inner is not None and self._inner() is not None
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One call of the student's function, and what was seen of it."""
+
+    value: Any
+    error: BaseException | None
+    text: str
+    passes: list[dict[str, Any]]
+    before: list[bool]
+    after: list[bool]
+    left_mib: float
+    idle: bool
+    graph_alive: bool
+
+
+def call(student: Any, sizes: Sizes, device: str, grad: bool, *, spoil: bool = False) -> Seen:
+    """Call it with a fresh model, whose ReLU raises if `spoil`."""
+    cuda = device != "cpu"
+    model, x = sizes.model(device), sizes.inputs(device)
+    ballast = [_history(device)] if cuda else []
+    if spoil:
+        model[2] = Spoilt()
+    watch = Watch(model)
+    before, allocated = [m.training for m in model.modules()], torch.cuda.memory_allocated(GPU) if cuda else 0
+    text, value, error = io.StringIO(), None, None
+    try:
+        with redirect_stdout(text):
+            value = student(model, x, grad)
+    except Exception as raised:
+        sys.stdout.write(text.getvalue())
+        if not spoil:
+            raise
+        error = raised.with_traceback(None)
+    idle = torch.cuda.default_stream(GPU).query() if cuda else True
+    left = (torch.cuda.memory_allocated(GPU) - allocated) / MIB if cuda else 0.0
+    after = [m.training for m in model.modules()]
+    ballast.clear()
+    return Seen(value, error, text.getvalue(), watch.passes, before, after, left, idle, watch.graph_alive)
+
+
+def _history(device: str) -> torch.Tensor:
+    """What was there before: a tensor that stays, and a higher peak."""
+    stays = torch.empty(30 * MIB + 300, dtype=torch.uint8, device=device)
+    torch.empty(200 * MIB, dtype=torch.uint8, device=device)
+    torch.cuda.empty_cache()
+    return stays
+
+
+@dataclass(frozen=True)
+class Truth:
+    """A pass on a GPU in MiB: what it keeps and its peak, both above what was there; and other ways of measuring it."""
+
+    kept: float
+    peak: float
+    first: float
+    first_peak: float
+    other_grad: float
+    evaluating: float
+    reserved: float
+    before: float
+    highest_ever: float
+    workspace: float
+    outputs: float
+
+
+def measure(sizes: Sizes, device: str, grad: bool) -> Truth:
+    model, x = sizes.model(device), sizes.inputs(device)
+    ballast = [_history(device)]
+    highest, start = torch.cuda.max_memory_allocated(device), torch.cuda.memory_allocated(device)
+    reserved = torch.cuda.memory_reserved(device)
+
+    def one(grad: bool = grad) -> tuple[float, float]:
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        with torch.set_grad_enabled(grad):
+            out = model(x)
+        kept, peak = torch.cuda.memory_allocated(device) - before, torch.cuda.max_memory_allocated(device) - before
+        del out
+        return kept / MIB, peak / MIB
+
+    first, first_peak = one()
+    taken = torch.cuda.memory_reserved(device) - reserved
+    before = torch.cuda.memory_allocated(device)
+    kept, peak = one()
+    other, _ = one(not grad)
+    outputs = sum(layer_outputs(model, x)) / MIB
+    evaluating, _ = (model.eval(), one())[1]
+    ballast.clear()
+    return Truth(
+        kept=kept,
+        peak=peak,
+        first=first,
+        first_peak=first_peak,
+        other_grad=other,
+        evaluating=evaluating,
+        reserved=taken / MIB,
+        before=before / MIB,
+        highest_ever=highest / MIB,
+        workspace=(before - start) / MIB,
+        outputs=outputs,
+    )
+
+
+def layer_outputs(model: nn.Sequential, x: torch.Tensor) -> list[int]:
+    """The bytes of every layer's output."""
+    found = []
+    with torch.no_grad():
+        for layer in model:
+            x = layer(x)
+            found.append(x.nbytes)
+    return found
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The MiB that autograd keeps on the CPU and of the output, and what known mistakes come to."""
+
+    kept: float
+    rounded: float
+    suspects: tuple[Suspect, ...]
+
+
+def estimate(sizes: Sizes, grad: bool) -> Estimate:
+    model, x = sizes.model("cpu"), sizes.inputs("cpu")
+    saved: list[torch.Tensor] = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        saved.append(tensor.detach())
+        return saved[-1]
+
+    with torch.set_grad_enabled(grad):
+        found = activation_bytes(model, x)
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            out = model(x).detach()
+    own = {t.untyped_storage().data_ptr() for t in [*model.parameters(), *model.buffers()]}
+    given = x.untyped_storage().data_ptr()
+    each = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in [*saved, out]}
+    kept, state = found.total + found.output_bytes, sum(n for key, n in each.items() if key in own)
+    with_inputs = sum(t.nbytes for t in [*saved, out] if t.untyped_storage().data_ptr() not in own)
+    several = sum(t.nbytes for t in [*saved, out] if t.untyped_storage().data_ptr() not in own | {given})
+    there = "but they were there before"
+    nothing = (
+        0.0,
+        "on the CPU the estimate is 0",
+        "torch.cuda counts nothing of a model on the CPU, also where there is a GPU: decide by inputs.device, and "
+        "count what autograd saves with torch.autograd.graph.saved_tensors_hooks",
+    )
+    rows: tuple[tuple[float, str, str], ...] = (
+        *([nothing] if grad else []),
+        (
+            kept + found.input_bytes,
+            "the inputs are counted as kept by the pass",
+            f"autograd saves them, {there} and belong to the caller: leave their storage out",
+        ),
+        (
+            kept + found.input_bytes + state,
+            "parameters, buffers and inputs are counted as kept by the pass",
+            f"autograd saves them for backward, {there}: leave their storages out",
+        ),
+        (
+            kept + state,
+            "parameters and buffers are counted as kept by the pass",
+            f"autograd saves weights for backward, {there}: leave their storages out",
+        ),
+        *(
+            (
+                value,
+                "shared storage is counted more than once",
+                "one layer's output is the next one's input, and both save it: count each storage once, by its "
+                "data_ptr()",
+            )
+            for value in (several, with_inputs)
+        ),
+        (
+            found.total,
+            "the output is not counted",
+            "it is alive after the pass, whether or not autograd saves it: with grad=False it is all there is",
+        ),
+        (
+            sum(layer_outputs(model, x)),
+            "kept is the sum of the layers' outputs",
+            "an output is not always saved, and dropout saves a mask besides: count what autograd saves, through "
+            "torch.autograd.graph.saved_tensors_hooks",
+        ),
+    )
+    rounded = sum(-(-n // 512) * 512 for key, n in each.items() if key not in own and key != given)
+    suspects = tuple(Suspect(n / MIB, summary, likely, KEEPS) for n, summary, likely in rows)
+    return Estimate(kept / MIB, rounded / MIB, suspects)
