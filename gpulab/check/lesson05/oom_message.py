@@ -1,0 +1,291 @@
+"""The check of a reader of out-of-memory messages: the figures in bytes, what they add up to, and the remedy."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+from ...virtual.out_of_memory import Shortage, format_size
+from ..base import Trial, check
+from ..wording import show
+from .sections import MESSAGE
+
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+FREE = "free tensors"
+EXPAND = "expandable segments"
+OTHER = "end the other process"
+LIMIT = "raise the limit"
+SMALLER = "smaller request"
+REMEDIES = (FREE, EXPAND, OTHER, LIMIT, SMALLER)
+FIGURES = ("tried", "capacity", "free", "process", "allocated", "cached", "allowed")
+KEYS = (*FIGURES, "others", "tensor", "need", "remedy")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One message, and what must be read from it."""
+
+    text: str
+    figures: dict[str, int | None]
+    others: int
+    tensor: tuple[int, int]
+    need: int
+    remedy: str
+    why: str  # what the figures say
+
+
+def case(short: Shortage, remedy: str, why: str, *, neighbour: int = 0) -> Case:
+    """The message of `short`, with a line for another process that has `neighbour` bytes."""
+    text = short.text()
+    if neighbour:
+        line = f"Process {random.randint(1000, 90000)} has {format_size(neighbour)} memory in use. "
+        text = text.replace("Including non-PyTorch", line + "Including non-PyTorch")
+    figures: dict[str, int | None] = {
+        "tried": short.tried,
+        "capacity": short.total,
+        "free": short.free,
+        "process": short.process,
+        "allocated": short.allocated,
+        "cached": short.unallocated,
+        "allowed": short.allowed,
+    }
+    if short.tried == 2 * MIB:
+        tensor = (1, MIB)
+    elif short.tried == 20 * MIB:
+        tensor = (MIB, 20 * MIB)
+    else:
+        tensor = (short.tried - 2 * MIB, short.tried)
+    others = short.total - short.free - short.process
+    return Case(text, figures, others, tensor, short.allocated + tensor[0], remedy, why)
+
+
+def shortage(
+    total: float, allocated: float, cached: float, tried: float, *, free: float, allowed: float | None = None
+) -> Shortage:
+    """The numbers of a failure, from GiB; 0.35 GiB of the process are the context."""
+    reserved = round((allocated + cached) * GIB)
+    return Shortage(
+        device=0,
+        requested=round(tried * GIB),
+        tried=round(tried * GIB),
+        total=round(total * GIB),
+        free=round(free * GIB),
+        process=reserved + round(0.35 * GIB),
+        allocated=round(allocated * GIB),
+        reserved=reserved,
+        allowed=None if allowed is None else round(allowed * GIB),
+        expandable_segments=False,
+    )
+
+
+def cases() -> list[Case]:
+    """One message for each cause, and one in which free and cached would be enough if they could be added."""
+    total = random.choice([14.74, 22.06, 39.39, 79.1])
+
+    def rest(allocated: float, cached: float) -> float:
+        return total - allocated - cached - 0.35
+
+    def some(low: float, high: float) -> float:
+        return round(random.uniform(low, high), 3)
+
+    cached = some(0.004, 0.015)
+    live = total - 0.35 - cached - 0.011
+    full = shortage(total, live, cached, 20 / 1024, free=rest(live, cached))
+    cached, tried = some(3.0, 4.0), some(1.2, 1.8)
+    live = total - 0.35 - cached - 0.3
+    pieces = shortage(total, live, cached, tried, free=rest(live, cached))
+    cached, free, tried = some(0.26, 0.3), some(0.26, 0.3), 0.5
+    live = total - 0.35 - cached - free
+    sum_of_both = shortage(total, live, cached, tried, free=free)
+    live, neighbour = some(2.0, 3.0), round(total - 4.5, 3)
+    shared = shortage(total, live, 0.12, 2.5, free=total - neighbour - live - 0.12 - 0.35)
+    live = some(3.5, 3.9)
+    limited = shortage(total, live, 0.03, 1.0, free=rest(live, 0.03), allowed=4.0)
+    tried = round(total * some(1.5, 4.0), 2)
+    live = some(0.5, 1.5)
+    outer = shortage(total, live, 0.004, tried, free=rest(live, 0.004))
+    small = shortage(total, total - 0.36, 0.0, 2 / 1024, free=0.01)
+    return [
+        case(full, FREE, "live tensors are nearly all of the capacity; neither the cache nor anyone else holds 20 MiB"),
+        case(pieces, EXPAND, "more is reserved but unallocated than was tried: it lies in pieces"),
+        case(sum_of_both, FREE, "neither what is free nor the cache is enough alone, and they do not add up"),
+        case(shared, OTHER, "another process holds most of the GPU", neighbour=round(neighbour * GIB)),
+        case(limited, LIMIT, "more is free than was tried, and “allowed” says that a limit is what failed"),
+        case(outer, SMALLER, "one request is larger than the whole GPU"),
+        case(small, FREE, "live tensors are all of the capacity"),
+    ]
+
+
+@check(lesson=5, says="every figure in bytes, what they add up to, and the remedy that they call for")
+def oom_message(student: Any, trial: Trial) -> None:
+    """Check a function of (message): it returns a dictionary with the figures of an out-of-memory message in bytes,
+    the bytes of others, the bounds of the tensor's size, the least need, and one of five remedies."""
+    trial.function(student, ("message",))
+    for one in cases():
+        got = trial.call(student, one.text, explain=_explain)
+        trial.expect(
+            isinstance(got, dict),
+            "what came back is no dictionary",
+            expected=f"a dictionary with the keys {', '.join(KEYS)}",
+            got=show(got),
+            likely="the function ends without a return" if got is None else "",
+        )
+        missing = [key for key in KEYS if key not in got]
+        trial.expect(not missing, "keys are missing", expected=", ".join(KEYS), got=f"no {', '.join(missing)}")
+        for key in FIGURES:
+            _judge_figure(trial, key, got[key], one)
+        _judge_others(trial, got["others"], one)
+        _judge_tensor(trial, got["tensor"], one)
+        _judge_need(trial, got["need"], one)
+        _judge_remedy(trial, got["remedy"], one)
+
+
+def _close(got: Any, want: int, slack: float = 0.0) -> bool:
+    """Equal within the two decimals of the message."""
+    number = isinstance(got, int | float) and not isinstance(got, bool)
+    return number and abs(got - want) <= 0.006 * abs(want) + slack
+
+
+def _judge_figure(trial: Trial, key: str, got: Any, one: Case) -> None:
+    want = one.figures[key]
+    if want is None:
+        trial.expect(
+            got is None,
+            "a message without a limit gives no “allowed”",
+            expected="None for allowed",
+            got=show(got),
+            read=MESSAGE,
+        )
+        return
+    likely = ""
+    number = isinstance(got, int | float) and not isinstance(got, bool)
+    if got is None:
+        likely = "nothing was found in the text: look at what stands before and after this figure, and at its unit"
+    elif key == "process" and one.others > GIB and _close(got, one.others):
+        likely = "this is the line of another process; yours begins with “Including non-PyTorch memory”"
+    elif isinstance(got, str):
+        likely = "a text was cut out of the message: make a number of it, and multiply by its unit"
+    elif number and want and any(_close(got * unit, want) for unit in (KIB, MIB, GIB)):
+        likely = "the number stands in the message with a unit: multiply by it"
+    elif number and want and any(_close(got * ratio, want) for ratio in (1.024, 1.048576, 1.073741824)):
+        likely = "MiB is 2**20 bytes and GiB is 2**30; 10**6 and 10**9 are MB and GB"
+    elif number and any(other is not None and other and _close(got, other) for other in one.figures.values()):
+        name = next(k for k, other in one.figures.items() if other and _close(got, other))
+        likely = f"this is the figure for {name}: anchor the search to the words around the number"
+    trial.expect(
+        _close(got, want, slack=1),
+        f"the figure for {key} is wrong",
+        expected=f"{want:,} bytes, to the two decimals of the message",
+        got=show(got),
+        likely=likely,
+        read=MESSAGE,
+    )
+
+
+def _judge_others(trial: Trial, got: Any, one: Case) -> None:
+    likely, figures = "", one.figures
+    process, allocated, cached = (figures[k] or 0 for k in ("process", "allocated", "cached"))
+    capacity, free = figures["capacity"] or 0, figures["free"] or 0
+    if _close(got, process - allocated - cached, 20 * MIB) or _close(got, process - allocated, 20 * MIB):
+        likely = (
+            "this process's own context and cache are taken for somebody else's: “this process has … in use” counts "
+            "them in. Others are what is left of the capacity"
+        )
+    elif _close(got, capacity - allocated, 20 * MIB) or _close(got, capacity - allocated - free, 20 * MIB):
+        likely = "what PyTorch has cached and the context are this process's own: take “this process has” away"
+    elif got is None:
+        likely = "it does not stand in the message as one number: it is what is left over in the first of the two sums"
+    trial.expect(
+        _close(got, one.others, 20 * MIB),
+        "what other processes hold is wrong",
+        expected=f"{max(one.others, 0) / GIB:.2f} GiB in bytes: capacity − free − this process",
+        got=f"{got / GIB:.2f} GiB" if isinstance(got, int | float) else show(got),
+        likely=likely,
+        read=MESSAGE,
+    )
+
+
+def _judge_tensor(trial: Trial, got: Any, one: Case) -> None:
+    low, high = one.tensor
+    tried = one.figures["tried"] or 0
+    pair = isinstance(got, tuple | list) and len(got) == 2
+    slack = 0.006 * tried + 4096
+    right = pair and _close(got[0], low, slack) and _close(got[1], high, slack)
+    likely = ""
+    if not pair:
+        likely = "the message names a segment, and several sizes lead to it: give the smallest and the largest"
+    elif _close(got[0], tried, 0) and _close(got[1], tried, 0) and tried <= 20 * MIB:
+        likely = "“Tried to allocate” is the segment, not the tensor: one of 20 MiB is taken from just over 1 MiB on"
+    elif tried == 20 * MIB and _close(got[1], 10 * MIB, MIB):
+        likely = "below 10 MiB is one way to it; from there on sizes are rounded up to 2 MiB: 18 to 20 is another"
+    elif tried not in (2 * MIB, 20 * MIB):
+        likely = "from 10 MiB on the segment is the size itself, rounded up to 2 MiB"
+    trial.expect(
+        right,
+        "the bounds of the tensor's size are wrong",
+        expected=f"({low / MIB:.2f}, {high / MIB:.2f}) MiB in bytes, where {tried / MIB:.2f} MiB were tried",
+        got=f"({got[0] / MIB:.2f}, {got[1] / MIB:.2f}) MiB" if pair and all(_number(v) for v in got) else show(got),
+        likely=likely,
+        read=MESSAGE,
+    )
+
+
+def _judge_need(trial: Trial, got: Any, one: Case) -> None:
+    tried = one.figures["tried"] or 0
+    likely = ""
+    if _close(got, tried) or _close(got, one.tensor[0], 4096):
+        likely = "what was tried is for one tensor more; what is allocated already is needed too"
+    elif _close(got, (one.figures["process"] or 0) + tried):
+        likely = "the cache is no need: what this line needs is the live tensors and one more"
+    elif _close(got, tried - (one.figures["free"] or 0)):
+        likely = "that is what is missing, not what is needed"
+    trial.expect(
+        _close(got, one.need, 0.006 * tried + MIB),
+        "the least need is wrong",
+        expected=f"{one.need / GIB:.2f} GiB in bytes: what is allocated, and the smallest tensor that fits the message",
+        got=f"{got / GIB:.2f} GiB" if _number(got) else show(got),
+        likely=likely,
+        read=MESSAGE,
+    )
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _judge_remedy(trial: Trial, got: Any, one: Case) -> None:
+    likely = {
+        (EXPAND, FREE): "free and cached are not one piece of memory: only where the cache alone is enough for the "
+        "request do pieces explain the error",
+        (OTHER, FREE): "nobody else holds memory here: capacity − free − this process is zero",
+        (FREE, EXPAND): "the cache alone would be enough for the request, if it were in one piece",
+        (FREE, OTHER): "this process holds little; capacity − free − this process shows who holds the rest",
+        (FREE, LIMIT): "more is free than was tried: it is the limit that failed",
+        (EXPAND, LIMIT): "the cache is smaller than what was tried, and the driver has plenty",
+        (FREE, SMALLER): "nothing that is freed makes room for a request larger than the GPU: look at its shape",
+        (EXPAND, SMALLER): "no cache can hold a request larger than the GPU: look at its shape",
+        (OTHER, SMALLER): "not even an empty GPU has room for this request: look at its shape",
+    }.get((got if isinstance(got, str) else "", one.remedy), "")
+    if isinstance(got, str) and "empty_cache" in got:
+        likely = "empty_cache frees no tensor, and PyTorch has done it by itself before it raised the error"
+    elif got not in REMEDIES:
+        likely = f"one of: {', '.join(REMEDIES)}"
+    trial.expect(
+        got == one.remedy,
+        f"the remedy is not what this message calls for: {one.why}",
+        expected=show(one.remedy),
+        got=show(got),
+        likely=likely,
+        read=MESSAGE,
+    )
+
+
+def _explain(error: str) -> str:
+    if "NoneType" in error:
+        return "a search found nothing: not every message has every part (“allowed” is there only with a limit)"
+    if error.startswith("KeyError"):
+        return "units are bytes, KiB, MiB or GiB; a dot or a semicolon may follow the unit"
+    if error.startswith("ValueError"):
+        return "a number was cut out with something around it: take digits and dot only, and the unit apart from them"
+    return ""

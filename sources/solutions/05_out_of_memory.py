@@ -1,0 +1,321 @@
+# %% title [markdown]
+# # 05 · Exercises: out of memory
+#
+# Three functions, about an hour. Each is checked on your own code: run the check cell under it as often as you like. It
+# draws fresh inputs, runs your function on a small virtual GPU of its own, and when it fails it says what it expected,
+# what came back, and which section of [the lecture](../notebooks/05_out_of_memory.ipynb) to read.
+#
+# A cell that says *not attempted yet* is one you have not written. Everything after it still runs.
+
+# %% setup
+import copy
+import re
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import gpulab
+
+gpu = gpulab.setup()
+device = gpu.device
+
+# %% search-text [markdown]
+# ## 1 · The largest batch, and nothing left behind
+#
+# **Build** a search for the largest batch with which training fits. **Why:** everybody needs one, and most home-made
+# ones find too little, find too much, or change the model on the way.
+#
+# 25 minutes · difficulty ●●●
+#
+# A batch *fits* when two whole training steps with it run: `zero_grad`, forward, `backward`, `step`, and again. Each
+# attempt should find the GPU as a fresh program would.
+
+# %% largest_batch tags=["solution"]
+def largest_batch(model, optimizer, loss_of, most):
+    """The largest batch size from 1 to `most` with which training fits on the GPU; 0 if not even 1 does.
+
+    model      an nn.Module on the GPU, in training mode, with BatchNorm and dropout; its gradients are None
+    optimizer  over its parameters; it may or may not have its state already
+    loss_of    loss_of(batch) draws a batch of so many samples, runs the model, and returns the loss, a 0-dim tensor.
+               It raises torch.OutOfMemoryError where there is no room; other errors are not yours to catch
+    most       at least 1
+
+    An attempt may be slow: halve the interval, do not walk it. Afterwards all is as it was: parameters, buffers, the
+    optimizer's state, no gradients, the random generators of CPU and GPU, and the memory that live tensors take.
+    """
+    # TODO: keep what an attempt changes, on the host; bisect; put everything back
+    ### BEGIN SOLUTION
+    def to_host(value):
+        if isinstance(value, torch.Tensor):
+            return value.detach().to("cpu", copy=True)
+        if isinstance(value, dict):
+            return {key: to_host(item) for key, item in value.items()}
+        return [to_host(item) for item in value] if isinstance(value, list) else value
+
+    weights, state = to_host(model.state_dict()), to_host(optimizer.state_dict())
+
+    def fits(batch):
+        torch.cuda.empty_cache()  # or segments of a larger attempt take the room of this one
+        try:
+            for _ in range(2):
+                optimizer.zero_grad()
+                loss_of(batch).backward()
+                optimizer.step()
+            return True
+        except torch.OutOfMemoryError:
+            return False  # and leave: within this block the failed attempt is alive
+
+    low, high = 0, most + 1
+    with torch.random.fork_rng():
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
+            optimizer.zero_grad()
+            optimizer.load_state_dict(copy.deepcopy(state))  # its step counts are used as they are, not copied
+            model.load_state_dict(weights)
+    torch.cuda.empty_cache()
+    return low
+    ### END SOLUTION
+
+# %% check-search tags=["check"]
+gpulab.check.batch_search(largest_batch)
+
+# %% search-hints [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Begin with `low = 0`, which needs no attempt, and `high = most + 1`, which cannot be the answer. Write a function
+# `fits(batch)` that returns True or False, and do nothing in its `except` block but return.
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# `model.state_dict()` has parameters *and* buffers, `optimizer.state_dict()` the moments. Their tensors are the live
+# ones: a copy must be made, and a copy on the GPU takes room from the attempts.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# Three calls that are easy to miss: `torch.cuda.empty_cache()` before each attempt, `torch.random.fork_rng()` around all
+# of them, `optimizer.zero_grad()` after the last one, whether it failed or not. If you load your copy of the optimizer's
+# state more than once, load a copy of the copy: `load_state_dict` takes over Adam's step counts as they are, and the
+# next step counts on in yours.
+#
+# </details>
+
+# %% search-try tags=["needs-answer"]
+def make_job(width=64):
+    torch.manual_seed(0)
+    layers = [layer for _ in range(6) for layer in (nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU())]
+    model = nn.Sequential(*layers).to(device)
+    return model, torch.optim.Adam(model.parameters()), lambda n: model(torch.randn(n, width, device=device)).mean()
+
+
+total = torch.cuda.get_device_properties(device).total_memory
+torch.cuda.set_per_process_memory_fraction(64 * 2**20 / total, device)  # a small GPU: 64 MiB
+found = largest_batch(*make_job(), 2**16)
+torch.cuda.set_per_process_memory_fraction(1.0, device)
+print(f"in 64 MiB: batch {found:,} ({gpu.numbers})")
+
+# %% leak-text [markdown]
+# ## 2 · Find the leak
+#
+# **Repair** the loop below, so that it returns the same and its memory does not grow. **Why:** these are leaks that
+# train well for an hour.
+#
+# 20 minutes · difficulty ●●○
+#
+# It keeps three things for each batch: the loss, a score on held-out data, and the hardest sample. How many of the
+# three leak? Look before you write.
+
+# %% leaky
+def train_leaky(model, optimizer, batches, held_out):
+    losses, scores, hardest = [], [], []
+    for x, y in batches:
+        output = model(x)
+        loss = F.mse_loss(output, y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+        hardest.append(x[(output - y).square().sum(1).argmax()].detach())
+
+        model.eval()
+        scores.append(F.l1_loss(model(held_out[0]), held_out[1]))
+        model.train()
+    return losses, scores, hardest
+
+
+# %% leaky-run
+torch.manual_seed(0)
+network = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 64)).to(device)
+live = []
+
+
+def make_batches(count):
+    """Batches made when they are asked for; notes what is alive by then."""
+    for _ in range(count):
+        live.append(torch.cuda.memory_allocated(device))
+        yield torch.randn(512, 256, device=device), torch.randn(512, 64, device=device)
+
+
+held_out = torch.randn(384, 256, device=device), torch.randn(384, 64, device=device)
+kept = train_leaky(network, torch.optim.SGD(network.parameters(), lr=0.1), make_batches(6), held_out)
+print(f"a step leaves {(live[5] - live[2]) // 3:,} bytes more ({gpu.numbers})")
+
+# %% train tags=["solution"]
+def train(model, optimizer, batches, held_out):
+    """Train for one epoch, as train_leaky does, with live memory that does not grow from step to step.
+
+    model, optimizer   on the GPU; the model has dropout, is in training mode and stays so
+    batches            gives pairs (x, y) on the GPU, each made when it is asked for; take one at a time
+    held_out           a pair (x, y) on the GPU
+
+    Returns three lists with one entry for each batch: losses, floats: the mse loss of the batch; scores, floats: the
+    l1 loss on the held-out data after the step, in evaluation mode, with no graph built; hardest, tensors on the CPU:
+    the row of x whose squared error, by the outputs from before the step, is the largest.
+    """
+    # TODO: what may each list hold, so that nothing of the step stays on the GPU?
+    ### BEGIN SOLUTION
+    losses, scores, hardest = [], [], []
+    for x, y in batches:
+        output = model(x)
+        loss = F.mse_loss(output, y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())  # a number: mse_loss's tensor would keep all squared differences
+        row = (output.detach() - y).square().sum(1).argmax()
+        hardest.append(x[row].cpu())  # a copy: a view would keep the batch
+
+        model.eval()
+        with torch.no_grad():
+            scores.append(F.l1_loss(model(held_out[0]), held_out[1]).item())
+        model.train()
+    return losses, scores, hardest
+    ### END SOLUTION
+
+# %% check-leak tags=["check"]
+gpulab.check.memory_leak(train)
+
+# %% leak-hints [markdown]
+# <details><summary>Hint 1</summary>
+#
+# All three leak, each in another way. Take two of the three `append` lines out, run the leaky loop, and read the growth:
+# then you know how many bytes belong to which.
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# 131,072 bytes are 512 × 64 numbers, the outputs of a batch. 524,288 bytes are 512 × 256 numbers, a whole batch. What
+# remains is what a forward pass of the held-out data saves for a backward that never comes.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# A number from `.item()` holds nothing. `x[i]` is a view, before and after `detach()`; `.cpu()` makes a copy of the row
+# elsewhere. `eval()` does not stop the graph; which context manager does?
+#
+# </details>
+
+# %% message-text [markdown]
+# ## 3 · Read the message
+#
+# **Build** a reader of out-of-memory messages: the figures in bytes, and the remedy that they call for. **Why:** most
+# answers to “I get this error, what now?” stand in the error.
+#
+# 20 minutes · difficulty ●●○
+#
+# First a question, to be sure what the first number is:
+
+# %% message-question
+gpulab.quiz(5, "twenty")
+
+# %% read_oom tags=["solution"]
+def read_oom(message):
+    """What an out-of-memory message says, as a dictionary. Sizes are in bytes.
+
+    tried, capacity, free, process, allocated, cached   the figures of the message; `process` is what “this process” has
+                in use, `cached` what is reserved but unallocated
+    allowed     the limit on this process (“… allowed;”), None where the message has none
+    others      what other processes hold, from the figures; less than 64 MiB counts as 0, since the figures are rounded
+    tensor      (smallest, largest): the sizes of a tensor for which PyTorch tries a segment like this one. The smallest
+                of a range counts as its bound: (1, 2**20) for 2 MiB
+    need        what live tensors would take if the request had succeeded, at the least
+    remedy      "smaller request", "raise the limit", "expandable segments", "end the other process" or "free tensors"
+    """
+    # TODO: find each figure by the words around it; the rest follows from them
+    ### BEGIN SOLUTION
+    units = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+    def figure(pattern):
+        found = re.search(pattern.replace("#", r"([\d.]+) (bytes|KiB|MiB|GiB)"), message)
+        return round(float(found[1]) * units[found[2]]) if found else None
+
+    patterns = {
+        "tried": "Tried to allocate #", "capacity": "total capacity of #", "free": "of which # is free",
+        "process": "this process has # memory in use", "allocated": "# is allocated by PyTorch",
+        "cached": "# is reserved by PyTorch", "allowed": "# allowed;",
+    }
+    read = {name: figure(pattern) for name, pattern in patterns.items()}
+    tried, mib = read["tried"], 2**20
+    others = read["capacity"] - read["free"] - read["process"]
+    others = others if others >= 64 * mib else 0
+    known = {2 * mib: (1, mib), 20 * mib: (mib, 20 * mib)}
+    tensor = known.get(tried, (tried - 2 * mib, tried))
+    if tried > read["capacity"]:
+        remedy = "smaller request"
+    elif read["allowed"] is not None and read["free"] >= tried:
+        remedy = "raise the limit"
+    elif read["cached"] >= tried:
+        remedy = "expandable segments"
+    elif others >= tried - read["free"] > 0:
+        remedy = "end the other process"
+    else:
+        remedy = "free tensors"
+    return read | {"others": others, "tensor": tensor, "need": read["allocated"] + tensor[0], "remedy": remedy}
+    ### END SOLUTION
+
+# %% check-message tags=["check"]
+gpulab.check.oom_message(read_oom)
+
+# %% message-hints [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Every figure is a number, a blank and one of four units: `([\d.]+) (bytes|KiB|MiB|GiB)`. What differs is the words
+# before or after it. Other processes may have a line of their own: do not take theirs for yours.
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# Capacity = free + this process + others. For `tensor`: up to 1 MiB a segment of 2 MiB is tried, from there to 10 MiB
+# one of 20 MiB, above that the size rounded up to 2 MiB. Two ways lead to 20 MiB.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# The table *Which cause is it?* of the lecture is a chain of `if` and `elif`, in its order. Free and cached are never
+# added. “Others hold what is missing”: what is missing is tried − free.
+#
+# </details>
+
+# %% message-try-text [markdown]
+# Try it on a GPU that is filled with tensors of 3 MiB. Is the remedy what you expected? Six of them fit into a segment of
+# 20 MiB, and 2 MiB of each segment stay.
+
+# %% message-try tags=["needs-answer"]
+with gpulab.VirtualGPU("T4", compute=False):
+    try:
+        kept = [torch.empty(3 * 2**20, dtype=torch.uint8, device="cuda") for _ in range(10_000)]
+    except torch.OutOfMemoryError as error:
+        read = read_oom(str(error))
+smallest, largest = read["tensor"]
+print(f"the tensor has {smallest / 2**20:.0f} to {largest / 2**20:.0f} MiB (virtual); remedy: {read['remedy']}")
+
+# %% done [markdown]
+# ## Done?
+#
+# The cell below shows what is recorded. Next: [the map of the course](../notebooks/00_start_here.ipynb).
+
+# %% progress
+gpulab.progress()
