@@ -1,0 +1,259 @@
+# %% title [markdown]
+# # 06 · Exercises: less memory
+#
+# Three functions, about an hour. Each is checked on your own code: run the check cell under it as often as you like.
+# It draws fresh inputs every time, and when it fails it says what it expected, what came back, and which section of
+# [the lecture](../notebooks/06_less_memory.ipynb) to read. The checks bring a virtual GPU of their own, so they count
+# bytes on any machine.
+#
+# A cell that says *not attempted yet* is one you have not written. Everything after it still runs.
+
+# %% setup
+import math
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import gpulab
+
+gpu = gpulab.setup()
+
+# %% budget-text [markdown]
+# ## 1 · Checkpoint within a budget
+#
+# **Build** a forward and backward pass through a stack of blocks that keeps its activations within a budget, and says
+# what its peak was. **Why:** checkpointing costs time for every block that is computed again, so none should be that
+# need not.
+#
+# 20 minutes · difficulty ●●●
+#
+# **Predict first:** eight blocks, and room for the inside of four. Which four keep theirs, the first or the last?
+
+# %% step_within tags=["solution"]
+def step_within(blocks, x, loss_fn, inside, budget):
+    """Forward and backward through `blocks`, one after the other, with the activations within `budget`.
+
+    blocks   an nn.ModuleList of equal blocks with dropout, in training mode, on a GPU
+    x        the input, on the same GPU; every block takes and gives a tensor of its size
+    loss_fn  loss_fn(output) is the loss, a 0-dim tensor
+    inside   bytes that a block keeps for backward besides its input
+    budget   bytes that may be kept at a time: an input of x.nbytes for each block, and `inside` for as many blocks as
+             have room, at least one. It is for kept activations only, not for what comes and goes while a block runs
+
+    Adds to .grad what a plain forward and backward pass would add, to rounding, with the same dropout masks.
+    Computes no more blocks again than it must; nothing goes to the host. Sets no seed.
+    Returns the peak: the most bytes allocated on the GPU during the call, less those allocated before it; an int.
+    """
+    # TODO: how many blocks may keep their inside, and which? Checkpoint the others, one by one, and measure the peak
+    ### BEGIN SOLUTION
+    # The last ones: backward begins with them, and has let their insides go when it comes to what is computed again.
+    room = (budget - len(blocks) * x.nbytes) // inside
+    again = max(len(blocks) - room, 0)
+    before = torch.cuda.memory_allocated(x.device)
+    torch.cuda.reset_peak_memory_stats(x.device)
+    for i, block in enumerate(blocks):
+        x = checkpoint(block, x, use_reentrant=False) if i < again else block(x)
+    loss_fn(x).backward()
+    return torch.cuda.max_memory_allocated(x.device) - before
+    ### END SOLUTION
+
+# %% check-budget tags=["check"]
+gpulab.check.checkpoint_budget(step_within)
+
+# %% budget-hints [markdown]
+# <details><summary>Hint 1</summary>
+#
+# What is kept in the fullest moment is `len(blocks) * x.nbytes` of inputs and the insides of some blocks. How many
+# insides does the budget have room for?
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# Backward begins with the last block. What it computes again comes on top of the insides that are still there: those
+# of the blocks *before* it, if they kept theirs.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# `checkpoint(block, x, use_reentrant=False)` for a block that is computed again, `block(x)` for one that is not. For
+# the peak: read `torch.cuda.memory_allocated()` first, then `torch.cuda.reset_peak_memory_stats()`, and after
+# backward `torch.cuda.max_memory_allocated()`.
+#
+# </details>
+
+# %% fit-text [markdown]
+# ## 2 · Optimizer and precision for a budget
+#
+# **Build** a function that says which way of training fits first. **Why:** a minute of arithmetic in place of an
+# afternoon of OutOfMemoryErrors.
+#
+# 20 minutes · difficulty ●●○
+#
+# Six ways to train, the one that asks least of you first:
+
+# %% plans
+PLANS = [
+    ("float32", "AdamW"),  # PyTorch's default: foreach
+    ("float32", "AdamW fused"),
+    ("autocast", "AdamW fused"),
+    ("autocast", "Adafactor"),
+    ("bfloat16", "AdamW fused"),  # weights too: they may stagnate, lesson 07
+    ("bfloat16", "Adafactor"),
+]
+
+# %% fit-facts [markdown]
+# What to count, as in the lecture. $n$ is the number of elements of all parameters.
+#
+# | | float32 | autocast | bfloat16 |
+# |---|---|---|---|
+# | weights | 4 bytes | 4 | 2 |
+# | gradients | 4 | 4 | 2 |
+# | each number of the optimizer | 4 | 4 | 2 |
+# | activations | as given | half, and a 16-bit copy of every matrix | half |
+#
+# AdamW keeps two numbers for each element. Its default step has one more for each element *during the step*; fused
+# has none. Adafactor keeps the means of the rows and of the columns of a matrix, $r + c$ numbers for $r \times c$,
+# and one number for each element of a vector (bias or norm). Its step has as many numbers as two parameters of the
+# largest size. The activations are gone when the optimizer steps; gradients and temporaries are not there before.
+# Every shape is a matrix or a vector. (What comes and goes inside a layer is left out: on the virtual GPU, such
+# models take up to a sixth more.)
+
+# %% first_fit tags=["solution"]
+def first_fit(shapes, activations, budget):
+    """The first of PLANS whose peak is at most `budget` bytes.
+
+    shapes       the shapes of the parameters, a list of tuples: (rows, columns) or (length,)
+    activations  bytes that a float32 step keeps for backward, an even number
+    budget       bytes
+
+    Returns (precision, optimizer, peak in bytes, an int), or None if no plan fits. No GPU is asked.
+    """
+    # TODO: the peak of a plan is what is always there, plus the larger of two moments
+    ### BEGIN SOLUTION
+    sizes = [math.prod(shape) for shape in shapes]
+    elements, matrices = sum(sizes), sum(math.prod(shape) for shape in shapes if len(shape) > 1)
+    state = {"AdamW": 2 * elements, "AdamW fused": 2 * elements}
+    state["Adafactor"] = sum(sum(shape) if len(shape) > 1 else shape[0] for shape in shapes)
+    temporary = {"AdamW": elements, "AdamW fused": 0, "Adafactor": 2 * max(sizes)}
+    kept = {"float32": activations, "autocast": activations // 2 + 2 * matrices, "bfloat16": activations // 2}
+    for precision, optimizer in PLANS:
+        width = 2 if precision == "bfloat16" else 4
+        stepping = width * (elements + temporary[optimizer])
+        peak = width * (elements + state[optimizer]) + max(kept[precision], stepping)
+        if peak <= budget:
+            return precision, optimizer, peak
+    return None
+    ### END SOLUTION
+
+# %% check-fit tags=["check"]
+gpulab.check.fit_budget(first_fit)
+
+# %% fit-hints [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Always there: weights and state. Then the larger of two moments: the end of the forward pass, and the optimizer's
+# step. What is alive in each?
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# `math.prod(shape)` is the number of elements of a parameter, `sum(shape)` what Adafactor keeps of a matrix. Autocast
+# casts matrices, so the copies take 2 bytes for each element of a shape of length 2; biases and norms have none.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# Two dictionaries by optimizer (numbers of state, numbers of temporaries), one by precision (bytes kept after
+# forward), and a width of 4 or 2 bytes. Then a loop over `PLANS` that returns at the first peak within the budget.
+#
+# </details>
+
+# %% fit-try tags=["needs-answer"]
+shapes = [(2304, 768), (2304,), (768, 768), (768,), (3072, 768), (3072,), (768, 3072), (768,), *[(768,)] * 4] * 8
+for budget in (2400, 1600, 1200, 900, 700):
+    found = first_fit(shapes, activations=1536 * 2**20, budget=budget * 2**20)
+    print(f"{budget:5} MiB:", f"{found[0]}, {found[1]}, {found[2] / 2**20:,.0f} MiB (computed)" if found else "nothing fits")
+
+# %% offload-text [markdown]
+# ## 3 · Offload activations, and nothing else
+#
+# **Build** a context manager that sends large activations to the host, and leaves weights and small tensors where
+# they are. **Why:** `save_on_cpu` sends everything that autograd keeps, the weights too, over a slow bus.
+#
+# 20 minutes · difficulty ●●●
+
+# %% offload tags=["solution"]
+def offload(model, min_bytes):
+    """A context manager for the forward pass of `model`: large activations wait for backward on the host.
+
+    model      an nn.Module on some device
+    min_bytes  tensors of fewer bytes stay where they are
+
+    Within it, each tensor that autograd keeps for backward goes to the host, if it has at least `min_bytes` and is not
+    (a view of) a parameter of the model. Backward, which runs after the context has ended, gets it back on the device
+    it came from, with the same values and dtype. Used as
+
+        with offload(model, 2**20):
+            loss = model(x).sum()
+        loss.backward()
+    """
+    # TODO: a pack hook that decides and copies, an unpack hook that brings back, and saved_tensors_hooks with both
+    ### BEGIN SOLUTION
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+
+    def pack(tensor):
+        if tensor.nbytes < min_bytes or tensor.untyped_storage().data_ptr() in weights:
+            return None, tensor.detach()
+        return tensor.device, tensor.to("cpu")
+
+    def unpack(packed):
+        device, tensor = packed
+        return tensor if device is None else tensor.to(device)
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+    ### END SOLUTION
+
+# %% check-offload tags=["check"]
+gpulab.check.offload_activations(offload)
+
+# %% offload-hints [markdown]
+# <details><summary>Hint 1</summary>
+#
+# `torch.autograd.graph.saved_tensors_hooks(pack, unpack)` is a context manager already: return it. `pack` is given
+# each tensor that is to be kept, and what it returns is kept in its place; `unpack` is given that in backward.
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# A product keeps its weight as a transposed *view*: another tensor, on the same storage. Compare
+# `tensor.untyped_storage().data_ptr()`.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# `unpack` must know where to bring a tensor: return a pair from `pack`, the device and the copy. What the pair refers
+# to stays alive, so the tensor on the GPU must not be in it.
+#
+# </details>
+
+# %% offload-try-text [markdown]
+# What it is worth, on the MLP of a block of the lecture and 512 tokens:
+
+# %% offload-try tags=["needs-answer"]
+mlp = nn.Sequential(nn.Linear(768, 3072), nn.GELU(), nn.Linear(3072, 768)).to(gpu.device)
+x = torch.randn(512, 768, device=gpu.device)
+before = torch.cuda.memory_allocated()
+with offload(mlp, 2**20):
+    loss = mlp(x).sum()
+print(f"kept on the GPU with it:    {(torch.cuda.memory_allocated() - before) / 2**20:5.1f} MiB ({gpu.numbers})")
+loss = mlp(x).sum()
+print(f"kept on the GPU without it: {(torch.cuda.memory_allocated() - before) / 2**20:5.1f} MiB ({gpu.numbers})")
+
+# %% done [markdown]
+# ## Done?
+#
+# The cell below shows what is recorded. Next: [the map of the course](../notebooks/00_start_here.ipynb).
+
+# %% progress
+gpulab.progress()
