@@ -1,0 +1,419 @@
+# %% title [markdown]
+# # 07 · Exercises: mixed precision
+#
+# Four exercises, a little over an hour. Each is checked on your own code: run the check cell under it as often as you
+# like. It draws fresh inputs every time, and when it fails it says what it expected, what came back, and which section
+# of [the lecture](../notebooks/07_mixed_precision.ipynb) to read.
+#
+# A cell that says *not attempted yet* is one you have not written. Everything after it still runs. Your code needs no
+# GPU: the checks bring a virtual one where they need it.
+
+# %% setup
+import copy
+import time
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import gpulab
+
+gpu = gpulab.setup()
+
+# %% compare-text [markdown]
+# ## 1 · A comparison that can be believed
+#
+# **Build** a function that trains the same network in several precisions, and measures time, memory, losses and
+# skipped steps of each. **Why:** most numbers about mixed precision come from a benchmark with a fault in it, and you
+# have just seen how different the right ones are.
+#
+# 25 minutes · difficulty ●●●
+#
+# There are nine faults to avoid: another start for each run, warm-up in the time, a clock that does not wait, a peak
+# that is not this run's, a model that is still there from the run before, a baseline that is secretly TF32, fp16
+# without a scaler, a forward pass without the loss in it, and settings that stay changed.
+
+# %% compare_precisions tags=["solution"]
+def compare_precisions(make_model, loss_fn, x, y, steps, warm_up):
+    """Train the same network in each precision, and measure the runs.
+
+    make_model  make_model() returns a new nn.Module on the CPU, in float32, with random weights
+    loss_fn     loss_fn(outputs, targets) returns a 0-dim tensor
+    x, y        the one batch to train on, on the device to train on; do not change them
+    steps       the training steps that count
+    warm_up     further steps, before them: they train too, but are in neither `ms` nor `losses`
+
+    On a GPU the precisions are "fp32", "fp16" (autocast, with a gradient scaler) and "bf16" (autocast); on the CPU
+    "fp32" and "bf16". Every run trains a model with the same first weights, with torch.optim.SGD, lr=0.01. "fp32" is
+    without TF32, in matrix products and in convolutions; afterwards these settings are as before the call. Nothing
+    stays on the GPU.
+
+    Returns a dict {precision: row}; each row is a dict with
+      "ms"          milliseconds for one of the counted steps, the mean
+      "peak_bytes"  the most memory allocated on the GPU in this run (torch.cuda.max_memory_allocated); None on the CPU
+      "losses"      the loss of each counted step, a list of floats, not scaled
+      "skipped"     how many of all steps, warm-up included, the scaler skipped; 0 without a scaler
+    """
+    # TODO: one function for one run; then the loop over precisions, with TF32 switched off and back
+    ### BEGIN SOLUTION
+    on_gpu = x.device.type == "cuda"
+
+    def now():
+        if not on_gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # the GPU notes the time when it comes to it in the queue
+        event.record()
+        return event
+
+    def milliseconds(start, end):
+        if not on_gpu:
+            return (end - start) * 1000
+        end.synchronize()
+        return start.elapsed_time(end)
+
+    def run(model, dtype):
+        if on_gpu:
+            torch.cuda.reset_peak_memory_stats(x.device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        scaler = torch.amp.GradScaler(x.device.type, enabled=dtype is torch.float16)
+        stepped, losses = [], []
+        optimizer.register_step_post_hook(lambda *_: stepped.append(True))  # unlike get_scale(), it does not wait
+        for i in range(warm_up + steps):
+            if i == warm_up:
+                start = now()
+            optimizer.zero_grad()
+            with torch.autocast(x.device.type, dtype=dtype, enabled=dtype is not torch.float32):
+                loss = loss_fn(model(x), y)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            losses.append(loss.detach())
+        end = now()
+        return {
+            "ms": milliseconds(start, end) / steps,
+            "peak_bytes": torch.cuda.max_memory_allocated(x.device) if on_gpu else None,
+            "losses": [loss.item() for loss in losses[warm_up:]],
+            "skipped": warm_up + steps - len(stepped),
+        }
+
+    precisions = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+    if not on_gpu:
+        del precisions["fp16"]
+    first = make_model()  # stays on the CPU; every run gets a copy, which ends with it
+    tf32 = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    try:
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+        return {name: run(copy.deepcopy(first).to(x.device), dtype) for name, dtype in precisions.items()}
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = tf32
+    ### END SOLUTION
+
+# %% check-compare tags=["check"]
+gpulab.check.precision_comparison(compare_precisions)
+
+# %% compare-hints [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Write a function for *one* run, with a model and a dtype. What it makes is gone when it returns, and so the next run
+# has the GPU to itself. `enabled=` of autocast and of the scaler makes one loop serve all three.
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# The GPU is behind the host. Either wait for it twice, before the clock starts (the warm-up may still be running) and
+# before it is read; or record two `torch.cuda.Event(enable_timing=True)`. Reset the peak at the start of each run. `copy.deepcopy(model)` gives every run the same start.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# Skipped: either the scale is smaller after `scaler.update()` than before, or the optimizer's `step` did not run
+# (`optimizer.register_step_post_hook` can count). TF32: read both `allow_tf32` first, set both to False in a `try`, and
+# put them back in `finally`.
+#
+# </details>
+
+# %% compare-use-text [markdown]
+# Now use it on a simple network: 100 steps at two batch sizes. “Twice as fast with half of the memory”? Predict first: at
+# which of these batches is fp16 slower than fp32 on your GPU?
+
+# %% compare-use tags=["needs-answer"]
+def make_net():
+    return nn.Sequential(nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 10))
+
+
+for batch in (8, 256):
+    x, y = torch.rand(batch, 128, device="cuda"), torch.zeros(batch, dtype=torch.long, device="cuda")
+    rows = compare_precisions(make_net, F.cross_entropy, x, y, steps=100, warm_up=5)
+    gap = max(abs(row["losses"][-1] - rows["fp32"]["losses"][-1]) for row in rows.values())
+    print(f"batch {batch} ({gpu.numbers} times and bytes); last losses within 0.05 of fp32's: {gap < 0.05}")
+    for name, row in rows.items():
+        print(f"    {name}: {row['ms']:.3f} ms a step, peak {row['peak_bytes'] / 2**20:5.2f} MiB, {row['skipped']} skipped")
+
+# %% compare-use-answer [markdown]
+# On the virtual T4: at both. A slow-down is a valid result. This network is far too small to fill the GPU; casts,
+# scaling and the search for `inf` are kernels of their own, and a GPU that waits for the host gains nothing from faster
+# products. The peak falls by some per cent at best, as parameters, gradients and cuBLAS's workspace do not shrink.
+
+# %% step-text [markdown]
+# ## 2 · One step, in the right order
+#
+# **Build** a training step with autocast, scaler, clipping and a schedule. **Why:** it is nine lines, most tutorials have
+# one of them in the wrong place, and a skipped step must not advance what counts steps.
+#
+# 15 minutes · difficulty ●●○
+
+# %% train_step tags=["solution"]
+def train_step(model, optimizer, scaler, scheduler, loss_fn, x, y, dtype, max_norm):
+    """One training step in mixed precision.
+
+    model, optimizer  the model is on the device of x, in float32; gradients that the caller left do not count
+    scaler            a torch.amp.GradScaler for that device; it may be switched off (enabled=False, for bf16)
+    scheduler         a learning-rate schedule that counts updates of the weights
+    loss_fn           loss_fn(outputs, targets) returns a 0-dim tensor
+    x, y              one batch
+    dtype             torch.float16 or torch.bfloat16, for autocast around model and loss; backward is outside
+    max_norm          the largest norm that the gradient may have when the optimizer steps
+
+    Returns (loss, stepped): the loss, not scaled, as a float; and whether the optimizer stepped, a bool.
+    """
+    # TODO: zero_grad, forward under autocast, scaled backward, unscale, clip, step, update, schedule
+    ### BEGIN SOLUTION
+    optimizer.zero_grad()
+    with torch.autocast(x.device.type, dtype=dtype):
+        loss = loss_fn(model(x), y)
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+    before = scaler.get_scale()  # 1.0 if the scaler is off
+    scaler.step(optimizer)
+    scaler.update()
+    stepped = scaler.get_scale() >= before  # it falls after an overflow, and may grow after a good step
+    if stepped:
+        scheduler.step()
+    return loss.item(), stepped
+    ### END SOLUTION
+
+# %% check-step tags=["check"]
+gpulab.check.amp_step(train_step)
+
+# %% step-hints [markdown]
+# <details><summary>Hint 1</summary>
+#
+# The device of autocast is `x.device.type`. Model *and* loss stand in its block, and nothing else.
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# After `scaler.scale(loss).backward()` the gradients are multiplied by the scale. `max_norm` is meant for the true
+# ones.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# `scaler.step` does not say whether it stepped. What does `scaler.update()` do to `scaler.get_scale()` after an overflow,
+# and what after 2000 good steps?
+#
+# </details>
+
+# %% scaler-text [markdown]
+# ## 3 · A loss scaler of your own
+#
+# **Build** the dynamic loss scaler: what `torch.amp.GradScaler` does, in thirty lines. **Why:** after this, no skipped
+# step and no odd scale in a log will puzzle you.
+#
+# 20 minutes · difficulty ●●●
+#
+# The check takes yours and PyTorch's through the same random traces.
+
+# %% LossScaler tags=["solution"]
+class LossScaler:
+    """A dynamic loss scaler, as torch.amp.GradScaler is one.
+
+    LossScaler(init_scale, growth_factor, backoff_factor, growth_interval), then in every iteration:
+
+    scale(loss)          returns the loss times the scale, with its graph
+    unscale_(optimizer)  divides the gradients of all the optimizer's parameters by the scale, in place, and notes
+                         whether one of their elements is inf or NaN. The caller may leave it out.
+    step(optimizer)      calls unscale_ unless that was done since the last update; then optimizer.step(), unless an
+                         inf or NaN was found
+    update()             after inf or NaN: multiplies the scale by backoff_factor. After growth_interval good
+                         iterations in a row: by growth_factor, and counts anew. Ends the iteration.
+    get_scale()          the scale, a float
+
+    One optimizer, gradients in float32; a parameter may have no gradient (.grad is None).
+    """
+
+    def __init__(self, init_scale=2.0**16, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000):
+        # TODO: keep these four numbers, a count of good steps and what is known of this iteration; then write the
+        # five methods
+        ### BEGIN SOLUTION
+        self.current, self.growth_factor, self.backoff_factor = float(init_scale), growth_factor, backoff_factor
+        self.growth_interval, self.good = growth_interval, 0
+        self.unscaled = self.overflow = False
+
+    def scale(self, loss):
+        return loss * self.current
+
+    @torch.no_grad()
+    def unscale_(self, optimizer):
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.grad /= self.current
+                    self.overflow |= not p.grad.isfinite().all().item()
+        self.unscaled = True
+
+    def step(self, optimizer):
+        if not self.unscaled:
+            self.unscale_(optimizer)
+        if not self.overflow:
+            optimizer.step()
+
+    def update(self):
+        if self.overflow:
+            self.current, self.good = self.current * self.backoff_factor, 0
+        else:
+            self.good += 1
+            if self.good == self.growth_interval:
+                self.current, self.good = self.current * self.growth_factor, 0
+        self.unscaled = self.overflow = False
+
+    def get_scale(self):
+        return self.current
+        ### END SOLUTION
+
+# %% check-scaler tags=["check"]
+gpulab.check.loss_scaler(LossScaler)
+
+# %% scaler-hints [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Four attributes come from the caller, one is a count of good steps, and two flags belong to an iteration: was
+# `unscale_` called, and was an overflow found. `update` clears the flags.
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# All parameters: a loop over `optimizer.param_groups`, and in it over `group["params"]`. One element in one of them is
+# enough. `torch.isfinite` finds inf, −inf and NaN.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# The count is of good steps *in a row*: two things set it back to 0.
+#
+# </details>
+
+# %% scaler-try-text [markdown]
+# Your scaler in a real training step, beside PyTorch's:
+
+# %% scaler-try tags=["needs-answer"]
+def train_with(scaler, steps=30):
+    """Scale after each step of a small regression whose gradients overflow at the first scales."""
+    torch.manual_seed(0)
+    model, scales = nn.Linear(8, 1), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    inputs = torch.randn(64, 8)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.float16):
+            loss = (model(inputs) - inputs.sum(1, keepdim=True)).square().mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        scales.append(scaler.get_scale())
+    return scales
+
+
+ours = train_with(LossScaler(2.0**20, 2.0, 0.5, 5))
+theirs = train_with(torch.amp.GradScaler("cpu", init_scale=2.0**20, growth_interval=5))
+print("the same scale in each of 30 steps:", ours == theirs)
+print(f"lowest {min(ours):,.0f}, highest {max(ours):,.0f}")
+
+# %% format-text [markdown]
+# ## 4 · Pick the format
+#
+# **Build** a function that chooses formats for a training job on a given GPU. **Why:** “use bf16” is right until somebody
+# runs it on a T4, and “use fp16” until an activation reaches 70000.
+#
+# 15 minutes · difficulty ●●○
+#
+# Two questions first:
+
+# %% format-question-1
+gpulab.quiz(7, "stays-fp32")
+
+# %% format-question-2
+gpulab.quiz(7, "why-accurate")
+
+# %% pick_format tags=["solution"]
+def pick_format(capability, bits, largest, fp8):
+    """The formats for a training job: the cheapest that the GPU has hardware for, and that the numbers fit.
+
+    capability  compute capability of the GPU, (major, minor), from (7, 0) on: a T4 is (7, 5)
+    bits        significant bits that the factors of matrix products must keep: e4m3 has 4, bf16 8, fp16 and TF32 11,
+                float32 24
+    largest     the largest magnitude that an activation reaches
+    fp8         whether the job may use a library that runs its products in fp8, and scales every tensor into range
+
+    Cheapest first: fp8 (if the job allows it; from capability 8.9), bf16 (from 8.0), fp16 with a scaler (from 7.0; up
+    to 65504), TF32 (from 8.0), float32. All but fp16 hold any `largest`.
+
+    Returns a dict with
+      "weights"     dtype in which the weights are kept and updated
+      "products"    dtype of the factors of products in the forward pass: what is given to autocast, or torch.float32;
+                    with fp8 the one of the two with more bits
+      "gradients"   dtype of the gradients that go into products in the backward pass; with fp8 the one with more range
+      "scaler"      whether a GradScaler is needed
+      "tf32"        whether the products, being float32, shall run as TF32
+      "kept_bytes"  bytes for each factor that is kept for the backward pass
+    """
+    # TODO: go through the formats, cheapest first, and return the first that fits
+    ### BEGIN SOLUTION
+    plan = {"weights": torch.float32, "scaler": False, "tf32": False}
+    if fp8 and bits <= 4 and capability >= (8, 9):
+        products, gradients, size = torch.float8_e4m3fn, torch.float8_e5m2, 1
+    elif bits <= 8 and capability >= (8, 0):
+        products, gradients, size = torch.bfloat16, torch.bfloat16, 2
+    elif bits <= 11 and largest <= torch.finfo(torch.float16).max:
+        products, gradients, size = torch.float16, torch.float16, 2
+        plan["scaler"] = True
+    else:
+        products, gradients, size = torch.float32, torch.float32, 4  # TF32 too: it is float32 in memory
+        plan["tf32"] = bits <= 11 and capability >= (8, 0)
+    return plan | {"products": products, "gradients": gradients, "kept_bytes": size}
+    ### END SOLUTION
+
+# %% check-format tags=["check"]
+gpulab.check.pick_format(pick_format)
+
+# %% format-hints [markdown]
+# <details><summary>Hint 1</summary>
+#
+# One `if` for each format, in the order of the docstring. Tuples compare as you would like: `(7, 5) < (8, 0) < (8, 9)`.
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# Two of the answers are the same for every job or follow from the format: the weights, and the bytes.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# TF32 is a way to multiply float32 numbers: `"products"` is `torch.float32` then, and the bytes are those of float32.
+#
+# </details>
+
+# %% format-try tags=["needs-answer"]
+jobs = {"T4": (7, 5), "A100": (8, 0), "H100": (9, 0)}
+for name, capability in jobs.items():
+    plan = pick_format(capability, 8, 1000.0, False)
+    print(f"{name}: products {plan['products']}, weights {plan['weights']}, scaler {plan['scaler']}")
+
+# %% done [markdown]
+# ## Done?
+#
+# The cell below shows what is recorded. Next: [lesson 08](../notebooks/08_accumulation.ipynb).
+
+# %% progress
+gpulab.progress()
