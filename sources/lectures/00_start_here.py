@@ -198,7 +198,7 @@ kept = {}
 
 def note(tensor):
     kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-    return tensor
+    return tensor.detach()  # the tensor itself would keep alive the graph that keeps it
 
 
 batch, targets = images[:50].to(gpu.device, copy=True), labels[:50].to(gpu.device, copy=True)
@@ -218,8 +218,31 @@ for name, size in rows:
 
 # %% memory-after [markdown]
 # Even for this toy, what is kept for backward outweighs everything else, and it is the part you can do most about.
-# Lessons 04 to 08 are about these four rows. On an NVIDIA GPU, and on the virtual one, `torch.cuda.max_memory_allocated()`
-# gives the most that was in use at one time; lesson 04 explains why `nvidia-smi` shows more.
+# Lessons 04 to 08 are about these four rows.
+#
+# So much for the parts. The GPU can also be asked for the whole, while it works: `GPUMemoryTracker` watches a stretch of
+# code, and in lesson 04 you write one yourself. What will be the peak of one whole training step?
+
+# %% watch-predict
+peak_guess = gpulab.predict("The most memory in use during one training step?", unit="MiB")
+
+# %% watch
+with gpulab.GPUMemoryTracker(label="one step") as tracker:
+    loss = nn.functional.cross_entropy(model(batch), targets)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+four_rows = parameters + gradients + state + sum(kept.values())
+print(f"the four rows together: {four_rows / 2**20:5.2f} MiB ({gpu.numbers})")
+print(f"before the step:        {(tracker.peak_bytes - tracker.peak_above_entry_bytes) / 2**20:5.2f} MiB ({gpu.numbers})")
+print(f"at its peak:            {tracker.peak_bytes / 2**20:5.2f} MiB ({gpu.numbers})")
+peak_guess.compare(round(tracker.peak_bytes / 2**20, 2), gpu.numbers)
+
+# %% watch-after [markdown]
+# More than the four rows: while a convolution runs, it borrows room for its arithmetic, a *workspace*, and gives it back
+# at once. Next to a real model it is little; next to this one it is most of the peak. A count by hand misses it, and a
+# tracker does not.
 
 # %% check-text [markdown]
 # ## Checks and hints
@@ -287,7 +310,7 @@ gpulab.progress()
 # 2. `torch.accelerator.current_accelerator(check_available=True)`, or the CPU, is the device line for any machine.
 # 3. Predict, run, explain the difference. Then write it yourself, and let the check tell you what you missed.
 #
-# **What next:** [08 · Gradient accumulation](08_accumulation.ipynb), the first lesson that stands complete.
+# **What next:** [01 · Why GPUs](01_why_gpus.ipynb), or the first lesson of your route.
 #
 # ## References
 #

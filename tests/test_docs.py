@@ -1,0 +1,115 @@
+"""The reference pages agree with the notebooks: what they point to is there, and what they quote is said there."""
+
+import re
+from functools import cache
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from gpulab import course
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+WRITTEN = {f"{lesson.number:02d}": lesson for lesson in course.LESSONS if lesson.written}
+
+
+@cache
+def notebook(number):
+    """The headings of a lecture, and all that its cells and outputs say."""
+    parts, headings = [], []
+    path = ROOT / "notebooks" / f"{WRITTEN[number].name}.ipynb"
+    for cell in nbformat.read(path, as_version=4).cells:
+        parts.append(cell.source)
+        if cell.cell_type == "markdown":
+            headings += re.findall(r"^#{2,3} (.+)$", cell.source, re.MULTILINE)
+        for output in cell.get("outputs", []):
+            data = output.get("data", {})
+            parts += [output.get("text", ""), output.get("evalue", ""), data.get("text/plain", "")]
+    return headings, flat("\n".join(parts))
+
+
+def flat(text):
+    """Without what markdown and line breaks add."""
+    return re.sub(r"[\s#`*“”\"]+", " ", text).lower()
+
+
+def rows(page):
+    """(lesson's number, cells) of every table row of a page, below the heading of its lesson where there is one."""
+    number, found = None, []
+    for line in (DOCS / page).read_text(encoding="utf-8").splitlines():
+        if heading := re.match(r"## (\d\d) ·", line):
+            number = heading[1]
+        elif line.startswith("| ") and not line.startswith(("| you will read", "| message")):
+            found.append((number, [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]))
+    return found
+
+
+MYTHS, ERRORS = rows("myths.md"), rows("errors.md")
+
+
+def test_there_are_myths_of_every_lesson_that_is_written():
+    assert {number for number, _ in MYTHS} == set(WRITTEN) - {"00"}
+    assert len(MYTHS) > 60
+
+
+@pytest.mark.parametrize(("number", "cells"), MYTHS, ids=[cells[0][:50] for _, cells in MYTHS])
+def test_a_myth_has_source_verdict_and_a_section_that_tests_it(number, cells):
+    claim, source, verdict, tested, instead = cells
+    assert all((claim, verdict, instead))
+    assert re.fullmatch(r"00[0-4](, 00[0-4])*|web", source), source
+    headings, _ = notebook(number)
+    sections = re.findall(r"\*([^*]+)\*", tested)
+    assert sections, f"no section in {tested!r}"
+    for section in sections:
+        assert any(flat(heading).startswith(flat(section)) for heading in headings), section
+
+
+@pytest.mark.parametrize(("number", "cells"), ERRORS, ids=[cells[0][:50] for _, cells in ERRORS])
+def test_a_message_is_one_that_its_lesson_shows(number, cells):
+    message, cause, repair, lessons = cells
+    assert cause
+    assert repair
+    numbers = [number for number in re.findall(r"\b(\d\d)\b", lessons) if number in WRITTEN]
+    assert numbers, f"no lesson in {lessons!r}"
+    if lessons.endswith("(explained here only)"):
+        return
+    quoted = " … ".join(re.findall(r"`+ ?(.+?) ?`+(?!\w)", message))
+    pieces = [flat(piece).strip()[:24] for piece in re.split(r"…|\.\.\.|Error: |Warning: |[()]", quoted)]
+    told = [notebook(number)[1] for number in numbers]
+    assert any(len(piece) > 11 and piece in text for piece in pieces for text in told), pieces
+
+
+def test_every_error_that_a_lecture_raises_is_in_the_index():
+    index = flat((DOCS / "errors.md").read_text(encoding="utf-8"))
+    for lesson in WRITTEN.values():
+        for cell in nbformat.read(ROOT / "notebooks" / f"{lesson.name}.ipynb", as_version=4).cells:
+            for output in cell.get("outputs", []):
+                own = output.get("ename") in ("NotAttempted", "CheckFailed") or "raise RuntimeError(" in cell.source
+                if output.output_type == "error" and not own:
+                    assert flat(output.evalue)[:25].strip() in index, output.evalue
+
+
+def test_the_glossary_is_in_alphabetical_order_and_names_lessons_that_are_there():
+    lines = (DOCS / "glossary.md").read_text(encoding="utf-8").splitlines()
+    terms = [line for line in lines if line.startswith("**")]
+    names = [re.sub(r"[^a-z0-9 ]", "", line.split("**")[1].lower()) for line in terms]
+    assert len(names) > 80
+    assert names == sorted(names)
+    assert len(set(names)) == len(names)
+    for line in terms:
+        found = re.search(r"\(lessons? ([\d, and]+)\)$", line)
+        assert found, line
+        assert set(re.findall(r"\d\d", found[1])) <= {f"{lesson.number:02d}" for lesson in course.LESSONS}, line
+
+
+def test_the_checklist_has_its_eighteen_rows():
+    text = (DOCS / "cheatsheet.md").read_text(encoding="utf-8")
+    assert [int(n) for n in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)] == list(range(1, 19))
+
+
+def test_interview_questions_are_answered():
+    text = (DOCS / "interview.md").read_text(encoding="utf-8")
+    questions = re.findall(r"^\*\*(.+?)\*\* (.+)$", text, re.MULTILINE)
+    assert len(questions) > 25
+    assert all(question.endswith(("?", ".")) and len(answer.split()) > 15 for question, answer in questions)
