@@ -347,12 +347,23 @@ def _run_indexing(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dic
     if device is not None:
         crossing.send_indices(device, args[1])
     out = _run(gpu, func, args, kwargs)
-    if device is not None:
+    if device is not None and not _fills(func, args, kwargs):
         for index in args[1]:
             if index is not None and index.dtype in (torch.bool, torch.uint8) and device_of(index) is not None:
                 crossing.read_back(device)
                 break
     return out
+
+
+def _fills(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """A number of the host is written through one mask: a masked_fill (canDispatchToMaskedFill in IndexingUtils.h)."""
+    if "index_put" not in func.name():
+        return False
+    values = args[2] if len(args) > 2 else kwargs["values"]
+    accumulate = args[3] if len(args) > 3 else kwargs.get("accumulate", False)
+    masks = [index for index in args[1] if index is not None]
+    a_mask = len(masks) == 1 and masks[0].dtype in (torch.bool, torch.uint8)
+    return a_mask and not accumulate and values.numel() == 1 and device_of(values) is None
 
 
 def _run_factory(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

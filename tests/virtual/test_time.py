@@ -503,3 +503,16 @@ def test_timeit_shows_the_launch_and_not_what_the_values_take_here():
         assert timeit.Timer(lambda: kept.append(a @ a)).timeit(3) < 0.1  # the values take longer here
         assert timeit.timeit(lambda: kept.append(a @ a), number=3) < 0.1  # the values take longer here
         assert timeit.timeit(torch.cuda.synchronize, number=1) > 300 * US
+
+
+def test_a_number_is_written_through_a_mask_without_a_wait():
+    with VirtualGPU("T4") as gpu:
+        x = torch.ones(1000, device="cuda")
+        mask, values = x > 2, torch.zeros(0, device="cuda")
+        for write, waits in (
+            (lambda: x.__setitem__(mask, 0.0), False),
+            (lambda: x.index_put_((mask,), torch.tensor(0.0)), False),
+            (lambda: x.__setitem__(mask, values), True),
+        ):
+            sleep(1)
+            assert (host(gpu, write)[0] > 900 * US) == waits
