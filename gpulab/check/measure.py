@@ -1,4 +1,4 @@
-"""What a check measures about a call: bytes kept for backward, and whether an argument was changed.
+"""What a check measures about a call, and where: bytes kept for backward, changed arguments, a GPU of its own.
 
 It knows tensors and containers of them, and nothing of lessons or of how a student's code is run.
 """
@@ -10,6 +10,18 @@ from collections.abc import Iterable
 from typing import Any, Self
 
 import torch
+
+from ..virtual.gpu import VirtualGPU
+
+
+def virtual_gpu(name: str = "T4", *, count: int = 1, compute: bool = True, settings: str = "") -> VirtualGPU:
+    """A virtual GPU that keeps the same books everywhere, whatever the environment's settings are.
+
+    Whether cuBLAS keeps its workspaces depends on PyTorch's version; here it does not keep them.
+    """
+    gpu = VirtualGPU(name, count=count, compute=compute, settings=settings)
+    gpu.keeps_workspaces = False
+    return gpu
 
 
 def copy_of(value: Any) -> Any:

@@ -310,7 +310,7 @@ def named_step():
 
 more = peak_of(named_step) - peak
 print(f"a name for the logits: {more:.1f} MiB more at the peak ({gpu.numbers})")
-print("that is their size:", round(more * MIB / buckets["logits"], 2) == 1)
+print("that is their size:", round(more * MIB / buckets["logits"], 1) == 1)
 
 # %% named-explain [markdown]
 # A fourth tensor of that size. `cross_entropy` does not need the logits for its backward pass, so they would be gone.
@@ -577,6 +577,7 @@ def taken(mib):
 
 
 del x, labels, result, network, batch, model, optimizer  # an empty cache needs an empty GPU
+torch._C._cuda_clearCublasWorkspaces()  # which up to PyTorch 2.14 stay, and hold a segment
 print(f"MiB ({gpu.numbers}): requested, allocated, reserved")
 for mib in (1.5, 9, 10, 11, 19, 20, 21):
     print("{:>20g} {:>10g} {:>9g}".format(*taken(mib)))

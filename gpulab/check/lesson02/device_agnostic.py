@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ...virtual.gpu import VirtualGPU
 from ..base import Trial, check
+from ..measure import virtual_gpu
 from ..wording import show
 from .machines import STAND_IN, Asked, with_another_accelerator, without_gpu
 from .sections import CHOOSE, MAKE, MODEL, NONE, OPTIMIZER, SEVERAL, TENSOR, TOGETHER
@@ -96,7 +96,7 @@ def device_agnostic(student: Any, trial: Trial) -> None:
     trial.function(student, ("model", "inputs", "targets", "class_weights", "device"))
     for case in CASES:
         task = Task.draw()
-        with VirtualGPU("T4", count=2), case.put_in_force() as asked:
+        with virtual_gpu(count=2), case.put_in_force() as asked:
             after = _Current()
             got = trial.call(
                 student,

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...virtual.gpu import VirtualGPU
 from ..base import Trial, check
+from ..measure import virtual_gpu
 from ..wording import show
 from .sections import LATE
 
@@ -80,7 +80,7 @@ def late_error(student: Any, trial: Trial) -> None:
     before gave, and returns the number of the step that fails, in its kernel or at the call, or None."""
     trial.function(student, ("steps", "batch"))
     for case in CASES:
-        with VirtualGPU("T4"):
+        with virtual_gpu():
             line = Line(case)
             got = trial.call(student, line.steps, line.batch, inside=_without_assertions(), explain=_explain)
         _judge(trial, case, line, got)

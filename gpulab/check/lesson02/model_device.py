@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...virtual.gpu import VirtualGPU
 from ..base import Trial, check
+from ..measure import virtual_gpu
 from ..wording import show, text_of
 from .machines import without_gpu
 from .sections import MISTAKES, MODEL, NONE, SEE, SEVERAL
@@ -96,7 +96,7 @@ def model_device(student: Any, trial: Trial) -> None:
     ValueError, with the names and devices of those elsewhere, where they are not."""
     trial.function(student, ("model", "device"))
     for case in [*RIGHT, *WRONG]:
-        with VirtualGPU("T4", count=2):
+        with virtual_gpu(count=2):
             model = case.build().to(case.place)
             for name in case.left:
                 _leave_behind(model, name)

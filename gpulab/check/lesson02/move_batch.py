@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from ...virtual.gpu import VirtualGPU
 from ..base import Trial, check
+from ..measure import virtual_gpu
 from ..wording import show
 from .sections import MAKE, SEVERAL, TENSOR, TOGETHER
 
@@ -46,7 +46,7 @@ def move_batch(student: Any, trial: Trial) -> None:
     whatever is no tensor and no container comes back as it is, and the caller's batch stays."""
     trial.function(student, ("batch", "device"))
     for place in ("cuda:0", torch.device("cuda", 1), "cpu"):
-        with VirtualGPU("T4", count=2):
+        with virtual_gpu(count=2):
             batch = draw()
             before = _Picture(batch)
             got = trial.call(student, batch, place, explain=_explain)

@@ -14,6 +14,7 @@ from typing import Any
 from ...virtual.clock import Clock
 from ...virtual.clock import real as real_clock
 from ...virtual.gpu import VirtualGPU
+from ..measure import virtual_gpu
 from ..wording import _is_students, clip
 
 # The sections of the lecture that a failed check sends its reader to.
@@ -133,5 +134,5 @@ def clocks_here() -> tuple[Any, ...]:
 @contextlib.contextmanager
 def scope(name: str = "T4", *, compute: bool) -> Iterator[VirtualGPU]:
     """A virtual GPU for one call."""
-    with VirtualGPU(name, compute=compute, settings="") as gpu:
+    with virtual_gpu(name, compute=compute) as gpu:
         yield gpu

@@ -15,6 +15,7 @@ import torch
 from ...virtual import state
 from ...virtual.gpu import VirtualGPU
 from ..base import Trial
+from ..measure import virtual_gpu
 from ..wording import show
 
 MIB = 2**20
@@ -42,7 +43,7 @@ class Suspect:
 
 def gpus(count: int = 2) -> VirtualGPU:
     """Virtual T4s that know shapes only, with the allocator's own settings, whatever the environment asks for."""
-    return VirtualGPU("T4", count=count, compute=False, settings="")
+    return virtual_gpu(count=count, compute=False)
 
 
 @contextlib.contextmanager

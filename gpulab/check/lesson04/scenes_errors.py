@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from ...virtual.gpu import VirtualGPU
+from ..measure import virtual_gpu
 from . import mistakes
 from .common import TRACKER, gpus, is_number
 from .ground import Ground, sizes
@@ -175,7 +175,7 @@ def kernel_error(scenes: Scenes) -> None:
             refused = error
         return refused, read(tracker), ground.between(start, end)
 
-    with VirtualGPU("T4", count=2, settings=""):  # with values: the index is looked at
+    with virtual_gpu(count=2):  # with values: the index is looked at
         tracker, out = trial.call(failing, who="your tracker", explain=explain)
     trial.expect(
         out is not None,

@@ -16,6 +16,7 @@ from torch import nn
 
 from ...virtual.gpu import VirtualGPU
 from ..base import Trial, check
+from ..measure import virtual_gpu
 from ..wording import show
 from .sections import CACHE, HOLDERS, MISTAKES, SEARCH
 
@@ -72,7 +73,7 @@ class Bug(RuntimeError):
 def limited() -> VirtualGPU:
     from ...virtual.specs import spec
 
-    return VirtualGPU("T4", settings=f"per_process_memory_fraction:{ROOM * MIB / spec('T4').memory_bytes:.9f}")
+    return virtual_gpu(settings=f"per_process_memory_fraction:{ROOM * MIB / spec('T4').memory_bytes:.9f}")
 
 
 def requested() -> int:

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ...virtual.gpu import VirtualGPU
 from ..base import Trial, check
+from ..measure import virtual_gpu
 from ..wording import show
 from .sections import EVALUATION, LEAKS
 
@@ -173,9 +173,9 @@ def memory_leak(student: Any, trial: Trial) -> None:
         return torch.randn(rows, WIDTH), torch.randn(rows, CLASSES)
 
     case = Case(network(), [draw(ROWS) for _ in range(STEPS)], draw(HELD_OUT))
-    with VirtualGPU("T4"):
+    with virtual_gpu():
         want, right = case.run(reference)
-    with VirtualGPU("T4"):
+    with virtual_gpu():
         model = copy.deepcopy(case.model).to("cuda")
         forwards, optimizer = Forwards(), Optimizer(model)
         loader = Loader(case.data, optimizer)
@@ -259,7 +259,7 @@ def _explanation(case: Case, growth: int) -> list[str]:
     """The leaks of the table that together come to this growth; none where they do not."""
     sizes = {}
     for name, (aspect, value, _) in LEAKY.items():
-        with VirtualGPU("T4"):
+        with virtual_gpu():
             _, loader = case.run(reference, **{aspect: value})
         sizes[name] = loader.growth
     names = list(LEAKY)

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from ...virtual.gpu import VirtualGPU
 from ..base import Trial, check
 from ..lesson08.common import flat_gradient
+from ..measure import virtual_gpu
 from ..wording import show
 from .sections import AGAIN, MISTAKES, QUESTION, SEGMENTS
 from .stack import MIB, Recording, Stack
@@ -22,7 +22,7 @@ def checkpoint_budget(student: Any, trial: Trial) -> None:
     budget, with as few blocks computed again as that takes; it returns the peak of its own allocated bytes."""
     trial.function(student, ("blocks", "x", "loss_fn", "inside", "budget"))
     for length, room in CASES:
-        with VirtualGPU("T4"):
+        with virtual_gpu():
             stack = Stack(length, room)
             spare = torch.empty(16 * MIB, dtype=torch.uint8, device="cuda")
             torch.empty(64 * MIB, dtype=torch.uint8, device="cuda")  # an earlier peak, which is none of the call's

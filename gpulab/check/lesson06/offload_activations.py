@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...virtual.gpu import VirtualGPU
 from ..base import Trial, check
 from ..lesson08.common import flat_gradient
+from ..measure import virtual_gpu
 from ..wording import show
 from .sections import HOST
 
@@ -136,7 +136,7 @@ def offload_activations(student: Any, trial: Trial) -> None:
         Case("cpu", 40 * KIB),
     )
     for case in cases:
-        with VirtualGPU("T4", count=2):
+        with virtual_gpu(count=2):
             model = network(case.device)
             inputs = [torch.randn(128, 64, device=case.device) for _ in range(case.passes)]
             plain, best, seen = Seen(), Seen(), Seen()

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ...virtual.gpu import VirtualGPU
 from ..base import Trial, check
+from ..measure import virtual_gpu
 from ..wording import show
 from .sections import AUTOCAST, MISTAKES, ORDER, SCALER
 
@@ -109,7 +109,7 @@ def amp_step(student: Any, trial: Trial) -> None:
     """Check a function of (model, optimizer, scaler, scheduler, loss_fn, x, y, dtype, max_norm): one training step in
     mixed precision, which returns the loss as a float and whether the optimizer stepped."""
     trial.function(student, PARAMETERS)
-    with VirtualGPU("T4"):
+    with virtual_gpu():
         for case in CASES:
             _try(student, trial, case)
 

@@ -18,8 +18,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ...virtual.gpu import VirtualGPU
 from ..base import Trial, check
+from ..measure import virtual_gpu
 from ..wording import show
 from .sections import AUTOCAST, SAVES, SCALER, TF32
 
@@ -158,7 +158,7 @@ def precision_comparison(student: Any, trial: Trial) -> None:
     precisions and returns for each `ms`, `peak_bytes`, `losses` and `skipped`."""
     trial.function(student, PARAMETERS)
     with _tf32_allowed():
-        with VirtualGPU("T4"):
+        with virtual_gpu():
             x, y = torch.randn(ROWS, WIDTH).to("cuda"), torch.randint(0, 10, (ROWS,)).to("cuda")
             _try(student, trial, x, y, ("fp32", "fp16", "bf16"))
         small = 64
