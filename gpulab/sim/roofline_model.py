@@ -203,11 +203,12 @@ def simulate(gpu: str, dtype: str, op: str, rows: int, columns: int, depth: int,
     """
     reached = rates.of(gpu)
     width = 4 if dtype in ("fp32", "tf32") else 2
+    used = "fp32" if dtype == "tf32" and not SPECS[gpu].has("tf32") else dtype
     found = (
-        _product(reached, dtype, width, rows, columns, depth),
+        _product(reached, used, width, rows, columns, depth),
         *(_elementwise(reached, name, width, rows, columns) for name in ("layer_norm", "gelu")),
-        _attention(SPECS[gpu], reached, dtype, width, rows, heads(columns)),
-        _convolution(reached, dtype, width, rows, columns, depth, channels_last),
+        _attention(SPECS[gpu], reached, used, width, rows, heads(columns)),
+        _convolution(reached, used, width, rows, columns, depth, channels_last),
     )
     return Roofs(gpu, dtype, op, {operation.name: operation for operation in found})
 

@@ -261,8 +261,9 @@ def _run_composite(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: di
 
 
 def _custom(func: Any) -> Callable[..., Any] | None:
-    """What `torch.library.custom_op` was given for this overload, for CUDA or for any device."""
-    definition = custom_ops.OPDEFS.get(func._schema.name)
+    """What `torch.library.custom_op` was given for this overload, for CUDA or any device; but PyTorch's own prims."""
+    name = func._schema.name
+    definition = None if name.startswith("prims::") else custom_ops.OPDEFS.get(name)
     backends = {} if definition is None else definition._backend_fns
     return backends.get("cuda") or backends.get(None)
 

@@ -141,7 +141,9 @@ def test_every_mean_lies_within_its_readings_and_every_peak_is_one(found: Any) -
         busy = [one.utilization for one in own if one.utilization is not None]
         used = [one.used_bytes for one in own if one.used_bytes is not None]
         if gpu.mean_utilization is not None and gpu.max_utilization is not None:
-            assert min(busy) <= gpu.mean_utilization <= gpu.max_utilization <= max(busy)
+            ulp = 1e-12 * max(busy)  # a mean is rounded
+            assert min(busy) - ulp <= gpu.mean_utilization <= gpu.max_utilization + ulp
+            assert gpu.max_utilization <= max(busy)
         assert (gpu.mean_utilization is None) == (gpu.max_utilization is None)
         assert gpu.peak_used_bytes == max(used, default=None)
         assert gpu.energy_j is None or gpu.energy_j >= 0
