@@ -17,11 +17,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from time import perf_counter  # the real one, whatever a virtual GPU makes of it
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -112,10 +112,10 @@ def simulators(effort: Effort) -> Iterator[Row]:
         simulator = getattr(gpulab.sim, name)()
         times, sizes = [], []
         for values in settings(simulator, effort.settings):
-            began = time.perf_counter()
+            began = perf_counter()
             simulator.set(**values)
             drawn = simulator.svg()
-            times.append(1000 * (time.perf_counter() - began))
+            times.append(1000 * (perf_counter() - began))
             sizes.append(len(drawn.encode()) / 1000)
         note = f"{len(times)} settings; largest picture {max(sizes):.0f} kB"
         yield Row(f"{name}: kernel time of an update, median", statistics.median(times), "ms", 10, note)
@@ -193,7 +193,8 @@ def checks(effort: Effort) -> Iterator[Row]:
         names: dict[str, Any] = {}
         for number, cell in enumerate(cells):
             tags = cell.metadata.get("tags", [])
-            if number == 0 or "solution" in tags:
+            given = not tags and not cell.source.startswith(("gpulab.quiz(", "gpulab.progress("))
+            if number == 0 or given or "solution" in tags:
                 _silently(cell.source, names)
             elif "check" in tags:
                 calls = range(1 + effort.repeats)
@@ -275,9 +276,9 @@ def _silently(source: str, names: dict[str, Any]) -> None:
 
 
 def _seconds(action: Callable[[], object]) -> float:
-    began = time.perf_counter()
+    began = perf_counter()
     action()
-    return time.perf_counter() - began
+    return perf_counter() - began
 
 
 def machine() -> dict[str, Any]:
