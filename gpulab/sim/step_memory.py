@@ -135,7 +135,7 @@ def _marks(step: Step, high: float) -> list[str]:
     words = f"peak {size(step.peak.total)}"
     half = length(words, bold=True) / 2
     at = min(max(x, LEFT + half), RIGHT - half)
-    now = LEFT + (step.moment.start + step.moment.seconds / 2) * scale
+    now = LEFT + (RIGHT - LEFT) * step.frame / FRAMES  # it moves with the slider, also within a layer's pass
     found = [
         line(now, TOP - 4, now, BOTTOM + 14, stroke=INK, width=2),
         shape([(x - 5, y - 9), (x + 5, y - 9), (x, y - 1)], fill=INK),

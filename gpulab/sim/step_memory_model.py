@@ -92,6 +92,7 @@ class Step(Result):
     once_peak: int  # bytes, the last segment not computed again
     at: int  # which moment is looked at
     state: tuple[Layer, ...]  # at that moment
+    frame: int  # of FRAMES, at which it is looked at
 
     @property
     def moment(self) -> Moment:
@@ -235,7 +236,7 @@ def simulate(
     plain, _ = _run(sizes, cut(layers, 1), (False,), 0)
     once, _ = _run(sizes, cuts, (*recomputed[:-1], False), 0) if again else (moments, None)
     plain_peak, once_peak = (max(sum(found[4:]) for found in run) for run in (plain, once))
-    return Step(sizes, cuts, recomputed, moments, plain_peak, once_peak, *state)
+    return Step(sizes, cuts, recomputed, moments, plain_peak, once_peak, *state, moment)
 
 
 def _run(
