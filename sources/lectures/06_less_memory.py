@@ -316,7 +316,8 @@ print("peak with 4 segments, against 16:", f"{encoder[counts.index(4)] / encoder
 #
 # The bumps at 6 and 12 are another lesson. `checkpoint_sequential` cuts equal segments and leaves the rest to the
 # last one, which it does *not* checkpoint, as backward begins with it and needs it at once. 16 layers in 12 segments
-# are eleven of one layer, and a last one of five. Choose a number that divides.
+# are eleven of one layer, and a last one of five. Choose a number that divides. (Where there is room to keep a part of
+# the layers whole, let it be the *last* ones, for the same reason: their insides are gone before the first ones come.)
 
 # %% simulator-text [markdown]
 # ### See it move

@@ -34,12 +34,12 @@ gpu = gpulab.setup()
 def step_within(blocks, x, loss_fn, inside, budget):
     """Forward and backward through `blocks`, one after the other, with the activations within `budget`.
 
-    blocks   an nn.ModuleList of equal blocks with dropout, in training mode, on a GPU
+    blocks   an nn.ModuleList of equal blocks with dropout, in training mode, on the current GPU
     x        the input, on the same GPU; every block takes and gives a tensor of its size
     loss_fn  loss_fn(output) is the loss, a 0-dim tensor
     inside   bytes that a block keeps for backward besides its input
     budget   bytes that may be kept at a time: an input of x.nbytes for each block, and `inside` for as many blocks as
-             have room, at least one. It is for kept activations only, not for what comes and goes while a block runs
+             have room; one always has. It is for kept activations only, not for what comes and goes while a block runs
 
     Adds to .grad what a plain forward and backward pass would add, to rounding, with the same dropout masks.
     Computes no more blocks again than it must; nothing goes to the host. Sets no seed.
@@ -114,8 +114,8 @@ PLANS = [
 #
 # AdamW keeps two numbers for each element. Its default step has one more for each element *during the step*; fused
 # has none. Adafactor keeps the means of the rows and of the columns of a matrix, $r + c$ numbers for $r \times c$,
-# and one number for each element of a vector (bias or norm). Its step has as many numbers as two parameters of the
-# largest size. The activations are gone when the optimizer steps; gradients and temporaries are not there before.
+# and one number for each element of a vector (bias or norm). Its step has as many numbers (of the same width) as two
+# parameters of the largest size. The activations are gone when the optimizer steps; gradients and temporaries are not there before.
 # Every shape is a matrix or a vector. (What comes and goes inside a layer is left out: on the virtual GPU, such
 # models take up to a sixth more.)
 
@@ -233,7 +233,8 @@ gpulab.check.offload_activations(offload)
 # <details><summary>Hint 3</summary>
 #
 # `unpack` must know where to bring a tensor: return a pair from `pack`, the device and the copy. What the pair refers
-# to stays alive, so the tensor on the GPU must not be in it.
+# to stays alive, so the tensor on the GPU must not be in it. And what stays on the GPU goes back as `tensor.detach()`: a
+# layer that keeps its own output would otherwise hold itself for ever (lesson 04).
 #
 # </details>
 

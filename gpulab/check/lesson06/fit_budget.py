@@ -204,6 +204,7 @@ def cases() -> Iterator[tuple[Shapes, int, int]]:
         width = random.choice((96, 128, 160))
         shapes: Shapes = [(4 * width, width), (4 * width,), (width, 4 * width), (width,), (width, width)]
         shapes = shapes * random.randint(2, 4) + [(width,)] * random.randint(3, 9)
+        random.shuffle(shapes)  # the largest is not always the first
         elements = sum(map(math.prod, shapes))
         activations = 2 * random.randint(10 * elements, 14 * elements) if many else 2 * random.randint(1000, elements)
         peaks = sorted({int(RIGHT.peak(shapes, activations, *plan)) for plan in PLANS}, reverse=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import inspect
 import random
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ class Case:
 
 
 class _Keep(torch.autograd.Function):
-    """Hands its input on, and keeps a weight, a view of it, a small and a large tensor for backward."""
+    """Hands its input on, and keeps a weight, two views of it, a small and a large tensor for backward."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, probe: Probe, *kept: torch.Tensor) -> torch.Tensor:
@@ -45,30 +46,30 @@ class _Keep(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         ctx.probe.back = [tensor.untyped_storage().data_ptr() for tensor in ctx.saved_tensors]
-        return gradients[0], *[None] * 5
+        return gradients[0], *[None] * 6
 
 
 class Probe(nn.Module):
-    """A layer that finds out which of four known tensors came back as another one, thus went away."""
+    """A layer that finds out which of five known tensors came back as another one, thus went away."""
 
     def __init__(self, weight: torch.Tensor) -> None:
         super().__init__()
         self.weights = [weight]  # in a list, so that it is not registered a second time
         self.small = torch.ones(32)
-        self.gone: list[int] = []  # where the four were
+        self.gone: list[int] = []  # where the five were
         self.back: list[int] = []  # where those are that came back
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         weight, large = self.weights[0], torch.ones(HIDDEN // 4, device=x.device)
         self.small = torch.ones(32, device=x.device)  # held here, so that its place stays taken
-        kept = weight, weight.detach().t(), self.small, large
+        kept = weight, weight.detach().t(), weight.detach()[16:], self.small, large
         self.gone = [tensor.untyped_storage().data_ptr() for tensor in kept]
         out: torch.Tensor = _Keep.apply(x, self, *kept)
         return out
 
     @property
     def sent(self) -> list[bool]:
-        """Whether the weight, its view, the small and the large tensor are others than they were."""
+        """Whether the weight, its views, the small and the large tensor are others than they were."""
         return [a != b for a, b in zip(self.gone, self.back, strict=True)]
 
 
@@ -148,6 +149,31 @@ def offload_activations(student: Any, trial: Trial) -> None:
             probe = model[-1]
             if case.device != "cpu" and isinstance(probe, Probe):
                 _judge_places(trial, probe, case, seen, plain, best)
+    _judge_without_backward(student, trial)
+
+
+def _judge_without_backward(student: Any, trial: Trial) -> None:
+    """A forward pass whose backward never comes, as one that a validation forgets to switch off."""
+
+    def forward(model: nn.Module, x: torch.Tensor) -> None:
+        with student(model, HIDDEN + 1):
+            model(x)
+
+    with virtual_gpu():
+        model, x = network("cuda"), torch.randn(128, 64, device="cuda")
+        before = torch.cuda.memory_allocated()
+        trial.call(forward, model, x, explain=_explain)
+        gc.collect()
+        over = torch.cuda.memory_allocated() - before
+    trial.expect(
+        over <= NEAR,
+        "a forward pass without backward stays in memory",
+        expected="nothing more on the GPU once its result is gone",
+        got=f"{over / KIB:,.0f} KiB more (virtual), also after gc.collect()",
+        likely="pack returned the tensor that it was given. A layer that keeps its own output, as Tanh does, then "
+        "holds itself for ever: what stays goes back as tensor.detach()",
+        read=HOST,
+    )
 
 
 def _judge_manager(trial: Trial, manager: Any) -> None:
@@ -222,13 +248,14 @@ def _judge_places(trial: Trial, probe: Probe, case: Case, seen: Seen, plain: See
         "got": f"{seen.kept / KIB:,.0f} KiB",
         "read": HOST,
     }
-    weight, view, small, large = probe.sent
-    if weight or view:
+    weight, view, part, small, large = probe.sent
+    if weight or view or part:
+        went = "a weight" if weight else "the transposed view of a weight" if view else "a slice of a weight"
         trial.fail(
             "weights are sent to the host",
             likely="they are on the GPU anyway. A product keeps a transposed view of its weight, which is another "
             "tensor on the same storage: compare untyped_storage().data_ptr()",
-            **rows | {"got": f"{'a weight' if weight else 'the transposed view of a weight'} that left and came back"},
+            **rows | {"got": f"{went} that left and came back"},
         )
     if small and case.min_bytes > probe.small.nbytes:
         trial.fail(

@@ -41,7 +41,7 @@ def pair_of_device_and_copy(model, min_bytes):
 def a_generator_with_its_decorator(model, min_bytes):
     def pack(tensor):
         if stays(tensor, model, min_bytes):
-            return tensor
+            return tensor.detach()
         host = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
         host.copy_(tensor, non_blocking=True)
         return host, tensor.device
@@ -56,11 +56,12 @@ def a_generator_with_its_decorator(model, min_bytes):
 @BANK.right
 class AClassOfItsOwn(saved_tensors_hooks):
     def __init__(self, model, min_bytes):
-        starts = {p.data_ptr() for p in model.parameters()}
+        places = storages(model)
 
         def pack(tensor):
             large = tensor.numel() * tensor.element_size() >= min_bytes
-            return tensor.device, tensor.to("cpu") if large and tensor.data_ptr() not in starts else tensor
+            own = tensor.untyped_storage().data_ptr() in places
+            return tensor.device, tensor.to("cpu") if large and not own else tensor.detach()
 
         super().__init__(pack, back)
 
@@ -71,7 +72,8 @@ def knows_views_by_their_base(model, min_bytes):
         base = tensor if tensor._base is None else tensor._base
         weight = any(base is p or base.data_ptr() == p.data_ptr() for p in model.parameters())
         if weight or tensor.nbytes < min_bytes:
-            return lambda: tensor
+            kept = tensor.detach()
+            return lambda: kept
         host, device = tensor.cpu(), tensor.device
         return lambda: host.to(device)
 
@@ -96,6 +98,25 @@ def knows_weights_by_identity(model, min_bytes):
     def pack(tensor):
         own = any(tensor is p for p in model.parameters()) or tensor.nbytes < min_bytes
         return tensor.device, tensor.detach() if own else tensor.cpu()
+
+    return saved_tensors_hooks(pack, back)
+
+
+@BANK.wrong("weights are sent to the host", "on the GPU anyway", same_as="everything")
+def knows_weights_by_their_start(model, min_bytes):
+    starts = {p.data_ptr() for p in model.parameters()}
+
+    def pack(tensor):
+        own = tensor.data_ptr() in starts or tensor.nbytes < min_bytes
+        return tensor.device, tensor.detach() if own else tensor.cpu()
+
+    return saved_tensors_hooks(pack, back)
+
+
+@BANK.wrong("a forward pass without backward stays in memory", "holds itself for ever")
+def returns_the_tensor_itself(model, min_bytes):
+    def pack(tensor):
+        return tensor.device, tensor if stays(tensor, model, min_bytes) else tensor.cpu()
 
     return saved_tensors_hooks(pack, back)
 
