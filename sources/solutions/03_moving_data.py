@@ -111,7 +111,8 @@ def transfer_benchmark(sizes, pinned, device, timer):
     again. A size that finds no room on the GPU or the host is left out; other errors pass through. No memory is held
     when the function returns.
     Returns (ms, latency_us, bandwidth_gbps): a dict from size to milliseconds, in the order of `sizes`, and the two
-    numbers of the line  time = latency + bytes / bandwidth  through them, in microseconds and in 10⁹ bytes per second.
+    numbers of the line  time = latency + bytes / bandwidth  that fits all of them best (least squares, weighted or not),
+    in microseconds and in 10⁹ bytes per second.
     At least two sizes will fit.
     """
     # TODO: two buffers for each size, timer(copy) in between, then fit the line
@@ -234,7 +235,8 @@ def quiet_epoch(model, optimizer, batches):
     batches    a list of (inputs, targets), CPU tensors in pinned memory
 
     Returns a dict of Python numbers: "loss", the mean over all samples; "best", the smallest mean loss of a batch;
-    "hard", the sum of all losses above 1; "correct", an int, how many predictions were right.
+    "hard", the sum of all losses above 1; "correct", an int, how many predictions were right. No batch's graph is kept
+    when the next one is computed.
     """
     # TODO: keep on the GPU what noisy_epoch brings to the host, and read it once, after the loop
     ### BEGIN SOLUTION
@@ -279,8 +281,8 @@ gpulab.check.hidden_syncs(quiet_epoch)
 # <details><summary>Hint 3</summary>
 #
 # `losses[losses > 1.0]` needs to know how many there are. `torch.where(losses > 1.0, losses, 0.0)` has the shape of
-# `losses`, whatever the values. At the end, `torch.stack([...]).tolist()` reads all of them with one wait. Detach what you
-# keep from batch to batch.
+# `losses`, whatever the values. At the end, `torch.stack([...]).tolist()` reads all of them with one wait; the
+# count comes back as a float among floats, so `int()`. Detach what you keep from batch to batch, or each graph stays.
 #
 # </details>
 

@@ -239,8 +239,8 @@ def read_oom(message):
                 in use, `cached` what is reserved but unallocated
     allowed     the limit on this process (“… allowed;”), None where the message has none
     others      what other processes hold, from the figures; less than 64 MiB counts as 0, since the figures are rounded
-    tensor      (smallest, largest): the sizes of a tensor for which PyTorch tries a segment like this one. The smallest
-                of a range counts as its bound: (1, 2**20) for 2 MiB
+    tensor      (smallest, largest): the sizes of a tensor for which PyTorch tries a segment like this one. Give the
+                lower bound itself as the smallest, 2**20 for 20 MiB; only for 2 MiB it is 1, as no tensor has 0 bytes
     need        what live tensors would take if the request had succeeded, at the least
     remedy      "smaller request", "raise the limit", "expandable segments", "end the other process" or "free tensors"
     """
@@ -262,8 +262,8 @@ def read_oom(message):
     others = read["capacity"] - read["free"] - read["process"]
     others = others if others >= 64 * mib else 0
     known = {2 * mib: (1, mib), 20 * mib: (mib, 20 * mib)}
-    tensor = known.get(tried, (tried - 2 * mib, tried))
-    if tried > read["capacity"]:
+    tensor = known.get(tried, (max(10 * mib, tried - 2 * mib), tried))
+    if tried > min(read["capacity"], read["allowed"] or read["capacity"]):
         remedy = "smaller request"
     elif read["allowed"] is not None and read["free"] >= tried:
         remedy = "raise the limit"
@@ -288,14 +288,14 @@ gpulab.check.oom_message(read_oom)
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# Capacity = free + this process + others. For `tensor`: up to 1 MiB a segment of 2 MiB is tried, from there to 10 MiB
-# one of 20 MiB, above that the size rounded up to 2 MiB. Two ways lead to 20 MiB.
+# Capacity = free + this process + others. For `tensor`: up to 1 MiB a segment of 2 MiB is tried, from there to below
+# 10 MiB one of 20 MiB, from 10 MiB on the size rounded up to 2 MiB. Two ways lead to 20 MiB.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
 # The table *Which cause is it?* of the lecture is a chain of `if` and `elif`, in its order. Free and cached are never
-# added. “Others hold what is missing”: what is missing is tried − free.
+# added. “Others hold what is missing”: others is more than 0, and at least tried − free.
 #
 # </details>
 

@@ -186,7 +186,9 @@ def _judge(trial: Trial, case: Case, error: Exception | None) -> None:
         "the error does not name every tensor that is elsewhere",
         expected=f"{len(case.elsewhere)} full names for {asked}",
         got=f"{len(missing)} missing: {', '.join(missing[:4])}{', …' * (len(missing) > 4)}",
-        likely=_BUFFERS
+        likely=_STATE
+        if missing == ["window"]
+        else _BUFFERS
         if case.elsewhere.keys() - missing == set(_PARAMETERS)
         else "it stops at the first, or gives no full names: collect them all from named_parameters() and "
         "named_buffers(), then raise once",

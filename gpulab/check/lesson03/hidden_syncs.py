@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import math
 import re
+import weakref
 from typing import Any
 
 import torch
@@ -40,6 +42,39 @@ class Steps(torch.optim.SGD):
         out = super().step(closure)
         self.steps += 1
         return out
+
+
+class _Mark:
+    """Hangs on the graph of one batch, and lives as long as it."""
+
+
+class Graphs:
+    """Which graphs of earlier batches still live; `kept` is how many, at most, besides the last one."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.marks: list[weakref.ref[_Mark]] = []
+        self.kept = 0
+        self._hook = model.register_forward_hook(self._note)
+
+    def _note(self, module: nn.Module, args: Any, out: Any) -> None:
+        self.look()
+        node: Any = out.grad_fn if isinstance(out, torch.Tensor) else None
+        if node is not None:
+            mark = _Mark()
+            node.metadata["gpulab"] = mark
+            self.marks.append(weakref.ref(mark))
+
+    def look(self) -> None:
+        """The last graph may live: names of the loop still hold it."""
+        if self._alive():
+            gc.collect()
+        self.kept = max(self.kept, self._alive())
+
+    def _alive(self) -> int:
+        return sum(mark() is not None for mark in self.marks[:-1])
+
+    def close(self) -> None:
+        self._hook.remove()
 
 
 def reference(model: nn.Module, batches: list[Batch]) -> dict[str, float]:
@@ -97,6 +132,7 @@ def hidden_syncs(student: Any, trial: Trial) -> None:
     with scope(compute=True) as gpu:
         timer = gpu.device(0).timer
         model = model.to("cuda")
+        graphs = Graphs(model)
         optimizer = Steps(model)
         pinned = [(x.pin_memory(), y.pin_memory()) for x, y in batches]
         timer.kernel(0, AHEAD, "earlier work")
@@ -111,8 +147,18 @@ def hidden_syncs(student: Any, trial: Trial) -> None:
         waits.append = note  # type: ignore[method-assign]
         with waits:
             got = trial.call(student, model, optimizer, pinned, unchanged={"batches": pinned}, explain=explain)
+        graphs.close()
         judge_waits(trial, waits, queued, optimizer.steps, len(batches))
         judge_result(trial, got, want)
+        trial.expect(
+            not graphs.kept,
+            "the graphs of earlier batches are kept",
+            expected="each batch's graph let go when the next one is there",
+            got=f"{graphs.kept} graph{'s' if graphs.kept != 1 else ''} of earlier batches still held in the loop",
+            likely="a running sum of tensors that are not detached holds the graphs of all of them: "
+            "losses = losses.detach() after backward",
+            read=HIDDEN,
+        )
         ended = [p.detach().cpu() for p in model.parameters()]
     trial.expect(
         all(torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in zip(ended, trained.parameters(), strict=True)),
@@ -214,6 +260,14 @@ def judge_result(trial: Trial, got: Any, want: dict[str, float]) -> None:
             likely="the smallest so far begins at infinity: torch.full((), float('inf'))" if key == "best" else "",
         )
         if math.isclose(value, want[key], rel_tol=1e-3, abs_tol=1e-4):
+            trial.expect(
+                key != "correct" or isinstance(value, int),
+                "correct is a float, not an int",
+                expected=f"{want[key]:.0f}, an int: it is a number of predictions",
+                got=show(value),
+                likely="torch.stack([...]).tolist() gives floats when one of the tensors has floats: int(correct)",
+                read=HIDDEN,
+            )
             continue
         trial.fail(
             f"{key} is not what noisy_epoch gives",

@@ -49,6 +49,7 @@ class Run:
     error: BaseException | None = None
     left: int = 0  # bytes held on the GPU at the end
     ended: int = 0  # the stream that is current at the end
+    moved: int = -1  # the stream in which a consumer that changes it goes on
 
     def kernel(self, number: int) -> Span:
         return next(span for span in self.spans if span.where == "kernels" and span.name == f"batch {number}")
@@ -69,7 +70,8 @@ class Consumer:
     """Goes through `student(batches, device)` and queues a kernel for each batch, in the current stream.
 
     `values` keeps what arrives. `reads`: after each batch it waits for its kernel, as `loss.item()` does. `fails_at`:
-    the source raises in place of this batch.
+    the source raises in place of this batch. `moves`: after the first batch it goes on in another
+    stream, with short kernels: one that does not wait for its batch is early then.
     """
 
     def __init__(
@@ -81,9 +83,11 @@ class Consumer:
         reads: bool = False,
         own_stream: bool = False,
         fails_at: int | None = None,
+        moves: bool = False,
     ) -> None:
         self.gpu, self.device, self.batches = gpu, gpu.device(0), batches
         self.values, self.reads, self.own_stream, self.fails_at = values, reads, own_stream, fails_at
+        self.moves = moves
         self.taken = 0
         self.recorded: set[tuple[int, int]] = set()
         self.refs: list[list[weakref.ref[torch.Tensor]]] = []
@@ -112,6 +116,9 @@ class Consumer:
                         for item in student(self.source(), torch.device("cuda", 0)):
                             self.use(run, item, waits)
                             del item
+                            if self.moves and len(run.taken) == 1:
+                                torch.cuda.set_stream(torch.cuda.Stream())
+                                run.moved = self.device.stream
                     except SourceError as error:
                         run.error = error
                 run.ended = self.device.stream
@@ -138,7 +145,7 @@ class Consumer:
         for told, later in ((run.alive, 2), (run.kept, 4)):
             if number >= later:
                 told[number - later] = any(ref() is not None for ref in self.refs[number - later])
-        self.device.timer.kernel(stream, KERNEL, f"batch {number}")
+        self.device.timer.kernel(stream, KERNEL / 100 if self.moves else KERNEL, f"batch {number}")
         before = len(waits)
         if self.values:
             on_gpu = len(tensors) == 2 == len(item) and all(t.is_cuda for t in tensors)
@@ -192,6 +199,7 @@ def prefetcher(student: Any, trial: Trial) -> None:
     done, batches = run(4, own_stream=True)
     judge_place(trial, done)
     judge_order(trial, done, batches)
+    judge_move(trial, *run(4, own_stream=True, moves=True))
     for fails_at in (3, 0):
         judge_failure(trial, run(5, fails_at=fails_at)[0], fails_at)
 
@@ -387,6 +395,28 @@ def judge_ahead(trial: Trial, run: Run, batches: list[Batch]) -> None:
             expected=f"the copy of batch {number + 1} queued before batch {number} is yielded",
             got="no overlap as soon as the caller waits for its result (loss.item() in the loop)",
             likely="take the next batch and queue its copy first, then yield the present one",
+            read=STREAMS,
+        )
+
+
+def judge_move(trial: Trial, run: Run, batches: list[Batch]) -> None:
+    """With a consumer that goes on in another stream after the first batch."""
+    trial.expect(
+        all(stream == run.moved for stream in run.streams[1:]),
+        "the caller is put back into its earlier stream",
+        expected="a caller that changes its current stream between two batches stays in the new one",
+        got="another current stream when the next batch arrives",
+        likely="the stream that was current at the beginning is made current again: use `with` around the copies only",
+        read=STREAMS,
+    )
+    for number in range(1, len(batches)):
+        early = max(span.start + span.seconds for span in run.copies(batches[number])) - run.kernel(number).start
+        trial.expect(
+            early <= _SLACK,
+            "a caller that changes its stream may compute before its batch has arrived",
+            expected="the stream that is current when a batch is asked for waits for its copies",
+            got=f"the kernel of batch {number}, in the new stream, starts {early * 1e6:.0f} µs before (virtual)",
+            likely="torch.cuda.current_stream(device) is read once, before the loop: ask anew for each batch",
             read=STREAMS,
         )
 

@@ -39,15 +39,24 @@ class Tied(nn.Module):
         return logits
 
 
+class FirstThird(nn.Module):
+    """A view of the first third of the columns, which holds the storage of all."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[:, : x.shape[1] // 3]
+
+
 def pictures(channels: int, classes: int) -> nn.Module:
-    """A network with running statistics, an in-place ReLU, indices of a maximum, and a first layer that is frozen."""
+    """A network with running statistics, an in-place ReLU, indices of a maximum, a frozen first layer, and a last
+    one that saves a view, of whose storage nobody saves more."""
     model = nn.Sequential(
         nn.Conv2d(3, channels, 3),
         nn.BatchNorm2d(channels),
         nn.ReLU(inplace=True),
         nn.MaxPool2d(2),
         nn.Flatten(),
-        nn.Linear(channels * 49, classes),
+        FirstThird(),
+        nn.Linear(channels * 49 // 3, classes),
     )
     for parameter in model[0].parameters():
         parameter.requires_grad_(False)
@@ -168,6 +177,13 @@ def _mistakes(
     own, given = storages([*parameters, *buffers]), storages([case.inputs])
     alone = {key: n for key, n in storages(saved).items() if key not in own and key not in given}
     several = sum(t.nbytes for t in saved if not storages([t]).keys() & (own.keys() | given.keys()))
+    as_views = sum(
+        {
+            t.untyped_storage()._cdata: t.nbytes
+            for t in saved
+            if not storages([t]).keys() & (own.keys() | given.keys())
+        }.values()
+    )
     floats = sum(
         n for key, n in alone.items() if any(t.is_floating_point() for t in saved if t.untyped_storage()._cdata == key)
     )
@@ -203,6 +219,8 @@ def _mistakes(
     states: Known = [
         (per * right["weights"], "frozen parameters are given optimizer state",
          "a parameter without a gradient is skipped by step(), and has no state", FOUR_BUCKETS),
+        *([(right["optimizer_state"] // 2, "the optimizer state is halved under autocast",
+            "autocast does not halve the state: " + halves, SEVEN_BILLION)] if case.amp else []),
         (right["optimizer_state"] // 2, "one Adam moment is counted, not two" if per == 2 else "the state is halved",
          "Adam keeps a running mean of the gradient and one of its square, each as large as the parameter" if per == 2
          else halves, SEVEN_BILLION),
@@ -227,6 +245,9 @@ def _mistakes(
     activations: Known = [
         (0, "no activations are predicted", "under no_grad nothing is kept: predict a pass that backward follows",
          KEEPS),
+        (as_views, "a view is counted with its own bytes, not with its storage's",
+         "a slice that is saved keeps all of its tensor alive: count tensor.untyped_storage().nbytes(), not "
+         "tensor.nbytes", KEEPS),
         (several, "shared storage is counted more than once", sharing, KEEPS),
         (sum(t.nbytes for t in saved), "all that is saved is added up: weights, inputs and shared storage too",
          sharing + ", and leave out those of parameters, buffers and inputs", KEEPS),

@@ -67,6 +67,10 @@ PEAK_AS_ABOVE = Mistake(
     "peak_above_entry_mb is the absolute peak",
     "subtract what was allocated at entry",
 )
+DELTA_AS_ABOVE = Mistake(
+    "peak_above_entry_mb is the change",
+    "that is memory_delta_mb. peak_above_entry_mb is peak_memory_mb less what was allocated at entry",
+)
 ABOVE_END = Mistake(
     "peak_above_entry_mb is counted from the end",
     "subtract what was allocated at entry, not at the end",

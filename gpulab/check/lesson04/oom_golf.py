@@ -27,6 +27,7 @@ class Round:
     live: int
     reserved: int
     driver: int  # bytes that the driver can still give
+    asked: int  # bytes of all large requests, one after another
     blocks: tuple[tuple[int, int, int], ...]  # of each segment: its size, the largest free block, live bytes
     smallest: int
     slices: bool
@@ -46,6 +47,7 @@ def play(student: Any) -> Round:
         blocks.append((segment["total_size"], max(free, default=0), segment["allocated_size"]))
     live = [b["size"] for segment in segments for b in segment["blocks"] if b["state"] != "inactive"]
     counts = torch.cuda.memory_allocated(), torch.cuda.memory_reserved(), torch.cuda.mem_get_info()[0]
+    asked = torch.cuda.memory_stats()["allocated_bytes.large_pool.allocated"]
     tensors = isinstance(kept, Sequence) and all(isinstance(t, torch.Tensor) for t in kept)
     slices = tensors and any(t.untyped_storage().nbytes() > 2 * t.nbytes + MIB for t in kept)
     failed = _fails()
@@ -56,7 +58,15 @@ def play(student: Any) -> Round:
     torch.cuda.empty_cache()
     left = torch.cuda.memory_allocated()
     return Round(
-        count if tensors else None, *counts, tuple(blocks), min(live, default=0), slices, failed, left, _fails()
+        count if tensors else None,
+        *counts,
+        asked,
+        tuple(blocks),
+        min(live, default=0),
+        slices,
+        failed,
+        left,
+        _fails(),
     )
 
 
@@ -130,6 +140,16 @@ def _judge_success(trial: Trial, seen: Round, rows: dict[str, str]) -> None:
         "the request succeeds: it fits into one free block",
         likely=f"one of your segments has {_mib(gap)} free in one piece. What is free beside a live block must be "
         "smaller than 2 GiB, before it and after it",
+        read=ALLOCATOR,
+        **rows,
+    )
+    unheld = any(size > 20 * MIB and not live for size, _, live in seen.blocks)
+    trial.expect(
+        seen.driver < REQUEST or not unheld or seen.asked < seen.reserved + REQUEST,
+        "the request succeeds: a later large tensor went into an earlier one's segment",
+        likely="a segment without a live block serves the next large request, too. A live block of up to 1 MiB lies in "
+        "the small pool, a larger one in the smallest free block that will do, or in a new segment of 20 MiB. Each "
+        "large segment needs its own: torch.cuda.memory_snapshot() shows where each lies",
         read=ALLOCATOR,
         **rows,
     )

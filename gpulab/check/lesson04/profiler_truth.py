@@ -43,14 +43,22 @@ class Sizes:
         return cls(random.randrange(120, 180), *odd)
 
     def model(self, device: str) -> nn.Sequential:
-        """Linear and ReLU share a tensor, Tanh saves its own output, dropout a mask, and nobody the last output."""
+        """Linear and ReLU share a tensor, Tanh saves its own output, dropout a mask, the last Linear a view of
+        dropout's output, which nobody else saves, and nobody the last output."""
         layers = [nn.Linear(self.width, self.hidden), nn.BatchNorm1d(self.hidden).eval(), nn.ReLU()]
         layers += [nn.Flatten(), nn.Linear(self.hidden, self.middle), nn.Tanh(), nn.Dropout(0.2)]
-        layers += [nn.Linear(self.middle, self.out)]
+        layers += [FirstHalf(), nn.Linear(self.middle // 2, self.out)]
         return nn.Sequential(*layers).to(device)
 
     def inputs(self, device: str) -> torch.Tensor:
         return torch.randn(self.batch, self.width, device=device)
+
+
+class FirstHalf(nn.Module):
+    """A view of the first half of the columns, which holds the storage of all."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[:, : x.shape[1] // 2]
 
 
 class Broken(Exception):
@@ -234,7 +242,10 @@ def estimate(sizes: Sizes, grad: bool) -> Estimate:
     each = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in [*saved, out]}
     kept, state = found.total + found.output_bytes, sum(n for key, n in each.items() if key in own)
     with_inputs = sum(t.nbytes for t in [*saved, out] if t.untyped_storage().data_ptr() not in own)
-    several = sum(t.nbytes for t in [*saved, out] if t.untyped_storage().data_ptr() not in own | {given})
+    mine = [t for t in [*saved, out] if t.untyped_storage().data_ptr() not in own | {given}]
+    several = sum(t.nbytes for t in mine)
+    several_storages = sum(t.untyped_storage().nbytes() for t in mine)
+    as_views = sum({t.untyped_storage().data_ptr(): t.nbytes for t in mine}.values())
     there = "but they were there before"
     nothing = (
         0.0,
@@ -266,7 +277,13 @@ def estimate(sizes: Sizes, grad: bool) -> Estimate:
                 "one layer's output is the next one's input, and both save it: count each storage once, by its "
                 "data_ptr()",
             )
-            for value in (several, with_inputs)
+            for value in (several, several_storages, with_inputs)
+        ),
+        (
+            as_views,
+            "a view is counted with its own bytes, not with its storage's",
+            "a slice that is saved keeps all of its tensor alive: count tensor.untyped_storage().nbytes(), not "
+            "tensor.nbytes",
         ),
         (
             found.total,

@@ -65,7 +65,11 @@ def one_block(scenes: Scenes) -> None:
             mistakes.DELTA_FROM_INIT.at(since_made.delta),
             mistakes.RESERVED_DELTA.at(reserved.delta),
         ),
-        above=(mistakes.PEAK_AS_ABOVE.at(want.peak), mistakes.ABOVE_END.at(want.peak - want.end)),
+        above=(
+            mistakes.PEAK_AS_ABOVE.at(want.peak),
+            mistakes.DELTA_AS_ABOVE.at(want.delta),
+            mistakes.ABOVE_END.at(want.peak - want.end),
+        ),
     )
     scenes.trial.expect(
         afterwards.same_as(got),

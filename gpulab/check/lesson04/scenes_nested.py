@@ -124,7 +124,7 @@ def tower(scenes: Scenes) -> None:
 
 
 def entered_twice(scenes: Scenes) -> None:
-    """One tracker, entered again while it is open."""
+    """One tracker, entered again while it is open, and when another has reset the counter since its peak."""
     spike, kept, late = *sizes(1, 40, 50), *sizes(2, 3, 12)
 
     def scene(make: Make, ground: Ground) -> Any:
@@ -133,6 +133,8 @@ def entered_twice(scenes: Scenes) -> None:
         with tracker:
             ground.spike(spike)
             held.append(ground.take(kept))
+            with make():
+                pass
             try:
                 tracker.__enter__()
             except Exception as error:

@@ -57,6 +57,7 @@ def case(short: Shortage, remedy: str, why: str, *, neighbour: int = 0) -> Case:
     else:
         tensor = (short.tried - 2 * MIB, short.tried)
     others = short.total - short.free - short.process
+    others = others if others >= 64 * MIB else 0
     return Case(text, figures, others, tensor, short.allocated + tensor[0], remedy, why)
 
 
@@ -80,7 +81,8 @@ def shortage(
 
 
 def cases() -> list[Case]:
-    """One message for each cause, and one in which free and cached would be enough if they could be added."""
+    """One message for each cause, one in which free and cached would be enough if they could be added, and those in
+    which the rows of the table conflict, or the tolerances are small."""
     total = random.choice([14.74, 22.06, 39.39, 79.1])
 
     def rest(allocated: float, cached: float) -> float:
@@ -106,6 +108,24 @@ def cases() -> list[Case]:
     live = some(0.5, 1.5)
     outer = shortage(total, live, 0.004, tried, free=rest(live, 0.004))
     small = shortage(total, total - 0.36, 0.0, 2 / 1024, free=0.01)
+    cached = some(1.2, 1.3)
+    live = some(2.2, 2.3)
+    limited_pieces = shortage(total, live, cached, 1.0, free=rest(live, cached), allowed=4.0)
+    live = some(2.0, 2.3)
+    no_limit = shortage(total, live, 0.1, 1.0, free=0.3, allowed=4.0)
+    live = some(2.0, 3.0)
+    pieces_and_others = shortage(total, live, 2.0, 1.5, free=0.3)
+    live = total - 0.35 - 0.1 - 0.3 - 1.0
+    few_others = shortage(total, live, 0.1, 3.3, free=0.3)
+    live = total - 0.35 - 0.1 - 1.5 - 1.5
+    enough_others = shortage(total, live, 0.1, 2.5, free=1.5)
+    live = round(total - 0.35 - 0.1 - 1.5 - 0.03, 2)
+    rounded = shortage(total, live, 0.1, 1.51, free=1.5)
+    live = random.randint(200, 300) / 1024
+    least = shortage(total, live, 3 / 1024, 20 / 1024, free=9 / 1024)
+    live = random.randint(200, 300) / 1024
+    twelve = shortage(total, live, 3 / 1024, 12 / 1024, free=5 / 1024)
+    holds = "another process holds more than is missing"
     return [
         case(full, FREE, "live tensors are nearly all of the capacity; neither the cache nor anyone else holds 20 MiB"),
         case(pieces, EXPAND, "more is reserved but unallocated than was tried: it lies in pieces"),
@@ -114,6 +134,16 @@ def cases() -> list[Case]:
         case(limited, LIMIT, "more is free than was tried, and “allowed” says that a limit is what failed"),
         case(outer, SMALLER, "one request is larger than the whole GPU"),
         case(small, FREE, "live tensors are all of the capacity"),
+        case(limited_pieces, LIMIT, "more is free than was tried, and a limit failed, whatever the cache has"),
+        case(
+            no_limit, OTHER, "less is free than was tried, and the limit is not reached: another process holds the GPU"
+        ),
+        case(pieces_and_others, EXPAND, "the cache would be enough, whoever else holds memory"),
+        case(few_others, FREE, "others hold less than is missing, and live tensors nearly all"),
+        case(enough_others, OTHER, "others hold what is missing, tried − free, though less than was tried"),
+        case(rounded, FREE, "nobody else holds memory, but for roundings"),
+        case(least, OTHER, holds),
+        case(twelve, OTHER, holds),
     ]
 
 
@@ -194,6 +224,8 @@ def _judge_others(trial: Trial, got: Any, one: Case) -> None:
         )
     elif _close(got, capacity - allocated, 20 * MIB) or _close(got, capacity - allocated - free, 20 * MIB):
         likely = "what PyTorch has cached and the context are this process's own: take “this process has” away"
+    elif not one.others and _close(got, capacity - free - process, 20 * MIB):
+        likely = "the figures are rounded: less than 64 MiB counts as 0"
     elif got is None:
         likely = "it does not stand in the message as one number: it is what is left over in the first of the two sums"
     trial.expect(
@@ -215,10 +247,12 @@ def _judge_tensor(trial: Trial, got: Any, one: Case) -> None:
     likely = ""
     if not pair:
         likely = "the message names a segment, and several sizes lead to it: give the smallest and the largest"
-    elif _close(got[0], tried, 0) and _close(got[1], tried, 0) and tried <= 20 * MIB:
+    elif tried in (2 * MIB, 20 * MIB) and _close(got[0], tried, 0) and _close(got[1], tried, 0):
         likely = "“Tried to allocate” is the segment, not the tensor: one of 20 MiB is taken from just over 1 MiB on"
     elif tried == 20 * MIB and _close(got[1], 10 * MIB, MIB):
         likely = "below 10 MiB is one way to it; from there on sizes are rounded up to 2 MiB: 18 to 20 is another"
+    elif _close(got[0], tried, 0) and _close(got[1], tried, 0):
+        likely = "the segment is the tensor's size rounded up to 2 MiB: the smallest that leads to it is 2 MiB below"
     elif tried not in (2 * MIB, 20 * MIB):
         likely = "from 10 MiB on the segment is the size itself, rounded up to 2 MiB"
     trial.expect(
@@ -238,6 +272,8 @@ def _judge_need(trial: Trial, got: Any, one: Case) -> None:
         likely = "what was tried is for one tensor more; what is allocated already is needed too"
     elif _close(got, (one.figures["process"] or 0) + tried):
         likely = "the cache is no need: what this line needs is the live tensors and one more"
+    elif _close(got, (one.figures["allocated"] or 0) + tried):
+        likely = "“Tried to allocate” is the segment: at the least, the tensor is the smallest that leads to it"
     elif _close(got, tried - (one.figures["free"] or 0)):
         likely = "that is what is missing, not what is needed"
     trial.expect(
@@ -255,14 +291,27 @@ def _number(value: Any) -> bool:
 
 
 def _judge_remedy(trial: Trial, got: Any, one: Case) -> None:
+    tried, free, cached = (one.figures[key] or 0 for key in ("tried", "free", "cached"))
     likely = {
         (EXPAND, FREE): "free and cached are not one piece of memory: only where the cache alone is enough for the "
         "request do pieces explain the error",
-        (OTHER, FREE): "nobody else holds memory here: capacity − free − this process is zero",
+        (OTHER, FREE): "what others hold must be at least what is missing, tried − free"
+        if one.others
+        else "nobody else holds memory here: capacity − free − this process is zero",
+        (OTHER, EXPAND): "the cache alone would be enough: the table asks for that before it asks for others",
+        (EXPAND, OTHER): "the cache alone is not enough for the request",
+        (LIMIT, OTHER): "“allowed” is there, but less is free than was tried: the limit is not what failed",
         (FREE, EXPAND): "the cache alone would be enough for the request, if it were in one piece",
-        (FREE, OTHER): "this process holds little; capacity − free − this process shows who holds the rest",
+        (FREE, OTHER): "this process holds little; capacity − free − this process shows who holds the rest"
+        if one.others >= tried
+        else "compare what others hold with what is missing, tried − free, and not with all that was tried",
         (FREE, LIMIT): "more is free than was tried: it is the limit that failed",
-        (EXPAND, LIMIT): "the cache is smaller than what was tried, and the driver has plenty",
+        (
+            EXPAND,
+            LIMIT,
+        ): "the driver has plenty, free ≥ tried: the table asks for the limit before it asks for the cache"
+        if cached >= tried and free >= tried
+        else "the cache is smaller than what was tried, and the driver has plenty",
         (FREE, SMALLER): "nothing that is freed makes room for a request larger than the GPU: look at its shape",
         (EXPAND, SMALLER): "no cache can hold a request larger than the GPU: look at its shape",
         (OTHER, SMALLER): "not even an empty GPU has room for this request: look at its shape",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -54,6 +54,7 @@ class Seen:
     scales: list[float]
     weights: list[torch.Tensor]
     gradients: list[torch.Tensor | None]  # of the first parameter after an explicit unscale_, else None
+    replaced: list[int] = field(default_factory=list)  # the steps after whose unscale_ a gradient was another tensor
 
 
 SHAPES = ((3,), (2, 2), (1,))
@@ -111,13 +112,17 @@ def run(make: Callable[..., Any], trace: Trace, seen: Seen) -> None:
     """Take a scaler through a trace, as a training loop would; `seen` fills up on the way."""
     scaler, params = make(*trace.options), parameters()
     optimizer = optimizer_for(params)
-    for step in trace.steps:
+    for i, step in enumerate(trace.steps):
         optimizer.zero_grad()
         scale = scaler.scale(torch.ones(())).item()  # what the loss is multiplied by
         for p, g in zip(params, step.gradients, strict=True):
             p.grad = None if g is None else g * scale
         if step.unscale:
+            held = [None if p.grad is None else p.grad.detach() for p in params]  # keeps their memory from being reused
             scaler.unscale_(optimizer)
+            for p, old in zip(params, held, strict=True):
+                if p.grad is not None and old is not None and p.grad.data_ptr() != old.data_ptr():
+                    seen.replaced.append(i)
             first = params[0].grad
             seen.gradients.append(None if first is None else first.clone())
         else:
@@ -160,9 +165,10 @@ def scales_with(trace: Trace, mistake: str) -> list[float]:
             count += 1
             late = mistake == "one late"
             interval = 1 if mistake == "every step" else trace.growth_interval
-            if count >= interval + late and mistake != "never grows":
+            past = mistake == "grows once" and count > interval
+            if count >= interval + late and mistake != "never grows" and not past:
                 scale *= 2.0 if mistake == "fixed factors" else trace.growth_factor
-                count = 0 if mistake != "counter goes on" else count
+                count = 0 if mistake not in ("counter goes on", "grows once") else count
         found.append(scale)
     return found
 
@@ -203,6 +209,10 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "counter goes on": (
         "after the first growth the scale grows at every step",
         "the count of good steps begins anew when the scale has grown",
+    ),
+    "grows once": (
+        "the scale grows once, and then no more",
+        "after growth the count begins anew: set it to 0, or it never comes to growth_interval again",
     ),
     "norm": (
         "large finite gradients are taken for an overflow",
@@ -314,6 +324,15 @@ def _judge_unscaled(trial: Trial, trace: Trace, got: Seen, want: Seen) -> None:
             likely="clipping comes between unscale_ and step, so unscale_ must divide at once",
             read=ORDER,
         )
+    trial.expect(
+        not got.replaced,
+        "unscale_ does not divide in place",
+        expected="the same tensors in .grad, with other numbers in them",
+        got=f"new tensors in step {got.replaced[0] + 1}" if got.replaced else "",
+        likely="p.grad = p.grad / scale makes a new tensor, and what holds the old one keeps scaled numbers: "
+        "p.grad.div_(...), or mul_",
+        read=ORDER,
+    )
 
 
 def _judge_weights(trial: Trial, trace: Trace, got: Seen, want: Seen, at: int) -> None:
@@ -336,7 +355,13 @@ def _judge_weights(trial: Trial, trace: Trace, got: Seen, want: Seen, at: int) -
     true = torch.cat(
         [(torch.zeros(s) if g is None else g).flatten() for s, g in zip(SHAPES, step.gradients, strict=True)]
     )
-    ratio = float(((before - a) / LR) @ true / (true @ true))
+    moves = (before - a) / LR
+    of_first_group = sum(math.prod(shape) for shape in SHAPES[:2])
+    firsts, lasts = (slice(None, of_first_group), slice(of_first_group, None))
+    if _near(moves[firsts], true[firsts]) and not _near(moves[lasts], true[lasts]):
+        likely = "all groups: for group in optimizer.param_groups, and in it for p in group['params']"
+        trial.fail("only the first parameter group is unscaled and stepped", likely=likely, read=SCALER, **rows)
+    ratio = float(moves @ true / (true @ true))
     scale = want.scales[at - 1] if at else trace.init_scale
     for factor, summary, likely in (
         (scale, "the optimizer steps with scaled gradients", "divide them by the scale before optimizer.step()"),
@@ -354,6 +379,10 @@ def _close(a: float, b: float) -> bool:
 
 def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool(torch.allclose(a, b, rtol=1e-4, atol=1e-7))
+
+
+def _near(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return bool(torch.allclose(a, b, rtol=1e-3, atol=1e-4))
 
 
 def _list(scales: list[float]) -> str:

@@ -192,6 +192,12 @@ def looks_at_the_state(model, device):
     refuse([*elsewhere, *model.named_buffers()] if len(elsewhere) > 5 else elsewhere)
 
 
+@BANK.wrong("the error does not name every tensor that is elsewhere", "persistent=False")
+def looks_at_nothing_but_the_state(model, device):
+    device = placed(device)
+    refuse([(name, tensor) for name, tensor in model.state_dict().items() if tensor.device != device])
+
+
 # --- wrong: what the error says ------------------------------------------------------------------------
 
 

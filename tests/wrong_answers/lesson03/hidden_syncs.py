@@ -23,6 +23,7 @@ def epoch(
     weight=lambda loss, n: loss * n,
     read=lambda values: torch.stack(values).tolist(),
     train=True,
+    detach=torch.Tensor.detach,
 ):
     """The right epoch, with one part of it replaced."""
     device = next(model.parameters()).device
@@ -38,7 +39,7 @@ def epoch(
         if train:
             optimizer.step()
         each(step, logits, losses, y)
-        losses = losses.detach()
+        losses = detach(losses)
         sums[0] = sums[0] + weight(losses.mean(), len(x))
         smallest = best(smallest, losses.mean())
         sums[1] = sums[1] + hard(losses)
@@ -248,6 +249,23 @@ def starts_from_nan(model, optimizer, batches):
 def accuracy(model, optimizer, batches):
     out = epoch(model, optimizer, batches)
     return out | {"correct": out["correct"] / sum(len(x) for x, _ in batches)}
+
+
+@BANK.wrong("correct is a float, not an int", "int(correct)")
+def counts_as_a_float(model, optimizer, batches):
+    out = epoch(model, optimizer, batches)
+    return out | {"correct": float(out["correct"])}
+
+
+@BANK.wrong("the graphs of earlier batches are kept", "losses = losses.detach()")
+def keeps_the_graphs(model, optimizer, batches):
+    return epoch(model, optimizer, batches, detach=lambda losses: losses)
+
+
+@BANK.wrong("the graphs of earlier batches are kept", "losses = losses.detach()", same_as="keeps_the_graphs")
+def keeps_the_graph_of_the_best(model, optimizer, batches):
+    kept = []
+    return epoch(model, optimizer, batches, each=lambda step, logits, losses, y: kept.append(losses.mean()))
 
 
 @BANK.wrong("loss is a tensor, not a number", "with one wait")

@@ -331,6 +331,28 @@ def waits_in_the_first_stream(batches, device):
         t.record_stream(torch.cuda.current_stream(device)) for t in batch])  # fmt: skip
 
 
+@BANK.wrong("a caller that changes its stream may compute before its batch has arrived", "ask anew for each batch")
+def asks_for_the_stream_once(batches, device):
+    main = torch.cuda.current_stream(device)
+    return loop(batches, device, before=lambda _, side: main.wait_stream(side), record=lambda batch, _: [
+        t.record_stream(main) for t in batch])  # fmt: skip
+
+
+@BANK.wrong("the caller is put back into its earlier stream", "around the copies only")
+def sets_the_first_stream_again(batches, device):
+    main = torch.cuda.current_stream(device)
+
+    def ahead(source, side, device):
+        batch = next(source, None)
+        torch.cuda.set_stream(side)
+        try:
+            return None if batch is None else moved(batch, device)
+        finally:
+            torch.cuda.set_stream(main)
+
+    return loop(batches, device, ahead=ahead)
+
+
 # --- wrong: memory -------------------------------------------------------------------------------------
 
 

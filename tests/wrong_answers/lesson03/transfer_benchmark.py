@@ -85,11 +85,28 @@ def floats_and_pinned_when_made(sizes, pinned, device, timer):
 
 
 @BANK.right
-def two_points(sizes, pinned, device, timer):
+def relative_errors(sizes, pinned, device, timer):
     ms = times(sizes, pinned, device, timer)
-    small, large = min(ms), max(ms)
-    bandwidth = (large - small) / (ms[large] - ms[small])
-    return ms, (ms[small] - small / bandwidth) * 1e3, bandwidth / 1e6
+    x, t = torch.tensor(list(ms), dtype=torch.float64), torch.tensor(list(ms.values()), dtype=torch.float64)
+    rows = torch.stack([1 / t, x / t], dim=1)
+    latency, slope = torch.linalg.lstsq(rows, torch.ones(len(t), 1, dtype=torch.float64)).solution.flatten().tolist()
+    return ms, latency * 1e3, 1e-6 / slope
+
+
+@BANK.right
+def holds_the_buffers_of_two_sizes(sizes, pinned, device, timer):
+    ms = {}
+    for size in sizes:
+        try:
+            there = torch.empty(size, dtype=torch.uint8, device=device)
+            here = torch.ones(size, dtype=torch.uint8)
+            here = here.pin_memory() if pinned and device.type == "cuda" else here
+        except RuntimeError as error:
+            if any(words in str(error) for words in NO_ROOM):
+                continue
+            raise
+        ms[size] = timer(lambda here=here, there=there: there.copy_(here))
+    return result(ms)
 
 
 @BANK.right
@@ -314,6 +331,32 @@ def catches_everything(sizes, pinned, device, timer):
     return result(ms) if len(ms) > 1 else (ms, 0.0, 0.0)
 
 
+@BANK.wrong("a RuntimeError that has nothing to do with memory is swallowed", "or raise again")
+def catches_every_runtime_error(sizes, pinned, device, timer):
+    ms = {}
+    for size in sizes:
+        try:
+            there = torch.empty(size, dtype=torch.uint8, device=device)
+            here = torch.ones(size, dtype=torch.uint8)
+            here = here.pin_memory() if pinned and device.type == "cuda" else here
+            ms[size] = timer(lambda here=here, there=there: there.copy_(here))
+            del here, there
+        except RuntimeError:
+            continue
+    return result(ms) if len(ms) > 1 else (ms, 0.0, 0.0)
+
+
+@BANK.wrong("a size that fits by itself is left out", "let them go")
+def keeps_all_buffers_until_the_end(sizes, pinned, device, timer):
+    ms, kept = {}, []
+    for size in sizes:
+        kept.append(buffers(size, pinned, device))
+        if kept[-1] is not None:
+            here, there = kept[-1]
+            ms[size] = timer(lambda here=here, there=there: there.copy_(here))
+    return result(ms)
+
+
 @BANK.wrong("memory is still held on the GPU when the function has returned", "let it go")
 def keeps_the_buffers(sizes, pinned, device, timer):
     ms = {}
@@ -368,6 +411,24 @@ def totals(sizes, pinned, device, timer):
 def through_zero(sizes, pinned, device, timer):
     ms = times(sizes, pinned, device, timer)
     return ms, 0.0, 1e-6 / (sum(x * t for x, t in ms.items()) / sum(x * x for x in ms))
+
+
+def through_two(ms, a, b):
+    bandwidth = (b - a) / (ms[b] - ms[a])
+    return ms, (ms[a] - a / bandwidth) * 1e3, bandwidth / 1e6
+
+
+@BANK.wrong("the line does not go through all of the times when they scatter", "fit it to all of them")
+def through_the_extremes(sizes, pinned, device, timer):
+    ms = times(sizes, pinned, device, timer)
+    return through_two(ms, min(ms), max(ms))
+
+
+@BANK.wrong("the line does not go through all of the times when they scatter", "fit it to all of them",
+            same_as="through_the_extremes")  # fmt: skip
+def through_the_first_two(sizes, pinned, device, timer):
+    ms = times(sizes, pinned, device, timer)
+    return through_two(ms, *list(ms)[:2])
 
 
 @BANK.wrong("the slope came back, not the bandwidth", "one over it")

@@ -194,6 +194,12 @@ def two_gradients_for_tied_weights(model, inputs, optimizer="adamw", amp=False):
     return right(model, inputs, optimizer, amp, gradients=twice)
 
 
+@BANK.wrong("the optimizer state is halved under autocast", "autocast does not halve the state")
+def halves_the_state(model, inputs, optimizer="adamw", amp=False):
+    buckets = right(model, inputs, optimizer, amp)
+    return buckets | ({"optimizer_state": buckets["optimizer_state"] // 2} if amp else {})
+
+
 @BANK.wrong("one Adam moment is counted, not two", "one of its square")
 def one_moment(model, inputs, optimizer="adamw", amp=False):
     gradients = sum(p.nbytes for p in model.parameters() if p.requires_grad)
@@ -296,6 +302,15 @@ def ignores_autocast(model, inputs, optimizer="adamw", amp=False):
 def halves_the_activations(model, inputs, optimizer="adamw", amp=False):
     kept = activations(model, inputs, False)
     return right(model, inputs, optimizer, amp, activations=kept // 2 if amp else kept)
+
+
+@BANK.wrong("a view is counted with its own bytes, not with its storage's", "keeps all of its tensor alive")
+def counts_tensors_not_storages(model, inputs, optimizer="adamw", amp=False):
+    twin = copy.deepcopy(model)
+    saved, _ = saved_by(twin, inputs, amp)
+    leave = known(twin, inputs)
+    kept = sum({ptr(t): t.nbytes for t in saved if ptr(t) not in leave}.values())
+    return right(model, inputs, optimizer, amp, activations=kept)
 
 
 @BANK.wrong("the output is counted though backward does not need it", "count what is saved")

@@ -23,12 +23,15 @@ def known_storages(model, inputs):
     return {t.untyped_storage().data_ptr() for t in [*model.parameters(), *model.buffers(), inputs]}
 
 
-def estimate(model, inputs, grad, *, known=known_storages, keep=torch.Tensor.detach, output=True, once=True):
+def estimate(
+    model, inputs, grad, *, known=known_storages, keep=torch.Tensor.detach, output=True, once=True, views=False
+):
     """The estimate on the CPU; each option that is not the default is a mistake."""
     saved = []
 
     def pack(tensor):
-        saved.append((tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes()))
+        nbytes = tensor.nbytes if views else tensor.untyped_storage().nbytes()
+        saved.append((tensor.untyped_storage().data_ptr(), nbytes))
         return keep(tensor)
 
     with torch.set_grad_enabled(grad), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
@@ -441,6 +444,11 @@ def counts_parameters(model, inputs, grad=True):
 @BANK.wrong("shared storage is counted more than once", "by its data_ptr()")
 def counts_each_time(model, inputs, grad=True):
     return on_cpu(once=False)(model, inputs, grad)
+
+
+@BANK.wrong("a view is counted with its own bytes, not with its storage's", "keeps all of its tensor alive")
+def counts_tensors_not_storages(model, inputs, grad=True):
+    return on_cpu(views=True)(model, inputs, grad)
 
 
 @BANK.wrong("the output is not counted", "it is all there is")

@@ -390,6 +390,13 @@ class AboveNothing(Right):
         return self.peak_memory_mb
 
 
+@BANK.wrong("peak_above_entry_mb is the change", "peak_memory_mb less what was allocated at entry")
+class TheChangeAsPeakAboveEntry(Right):
+    @property
+    def peak_above_entry_mb(self):
+        return self.memory_delta_mb
+
+
 @BANK.wrong("peak_above_entry_mb is counted from the end", "not at the end")
 class AboveTheEnd(Right):
     @property
@@ -625,6 +632,21 @@ class GuardsTooLate(Right):
         self.wait()
         self.join()
         return self
+
+
+@BANK.wrong(
+    "a refused entry spoils the block that is open",
+    "the refusal must come first in __enter__",
+    same_as="GuardsTooLate",
+)
+class ForgetsItsPeakBeforeItRefuses(Right):
+    """The counter is left alone, and what was noted from it before another tracker's reset is not."""
+
+    def __enter__(self):
+        if self in self.open:
+            self.peak = dict.fromkeys(self.gpus, 0)
+            raise RuntimeError("open already")
+        return super().__enter__()
 
 
 @BANK.wrong("a tracker in another thread erases this one's peak", "not one for each")

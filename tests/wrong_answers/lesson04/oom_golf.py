@@ -96,6 +96,44 @@ def too_few_segments():
     return pins
 
 
+@BANK.wrong("the request succeeds: a later large tensor went into an earlier one's segment", "in the small pool")
+def pins_while_the_large_one_is_there():
+    """The first that comes to mind: the live block gets a segment of 20 MiB, and the large one is used again."""
+    pins = []
+    for _ in range(7):
+        large = take(2000 * MIB)
+        pins.append(take(2 * MIB))
+        del large
+    return pins
+
+
+@BANK.wrong(
+    "the request succeeds: a later large tensor went into an earlier one's segment",
+    "Each large segment needs its own",
+    same_as="pins_while_the_large_one_is_there",
+)
+def small_pins_while_the_large_one_is_there():
+    pins = []
+    for _ in range(7):
+        large = take(2000 * MIB)
+        pins.append(take(512))
+        del large
+    return pins
+
+
+@BANK.wrong(
+    "the request succeeds: a later large tensor went into an earlier one's segment",
+    "the smallest free block that will do",
+    same_as="pins_while_the_large_one_is_there",
+)
+def pins_without_fillers():
+    pins = []
+    for _ in range(7):
+        take(2000 * MIB)
+        pins.append(take(2 * MIB))
+    return pins
+
+
 @BANK.wrong("the request succeeds: the small live blocks are not in the large segments", "in segments of 2 MiB")
 def pins_for_the_small_pool():
     pins, fillers = [], []

@@ -45,7 +45,7 @@ def remedy(read, others):
         return "raise the limit"
     if read["cached"] >= read["tried"]:
         return "expandable segments"
-    if others > 0:
+    if others >= read["tried"] - read["free"] > 0:
         return "end the other process"
     return "free tensors"
 
@@ -93,18 +93,9 @@ def reads_by_splitting(message):
     return {
         "others": others,
         "tensor": tensor,
-        "need": read["allocated"] + tensor[1],
+        "need": read["allocated"] + tensor[0],
         "remedy": remedy(read, others),
     } | read
-
-
-@BANK.right
-def asks_for_others_before_pieces(message):
-    read = answer(message)
-    missing = read["tried"] - read["free"]
-    if read["others"] >= missing > 0 and read["tried"] < read["capacity"]:
-        read["remedy"] = "end the other process"
-    return read
 
 
 # --- wrong: the figures --------------------------------------------------------------------------------
@@ -191,6 +182,11 @@ def takes_all_but_its_tensors_for_others(message):
     return answer(message, others=lambda read: read["capacity"] - read["free"] - read["allocated"])
 
 
+@BANK.wrong("what other processes hold is wrong", "less than 64 MiB counts as 0")
+def takes_roundings_for_others(message):
+    return answer(message, others=lambda read: max(0, read["capacity"] - read["free"] - read["process"]))
+
+
 @BANK.wrong("what other processes hold is wrong", "what is left over in the first of the two sums")
 def finds_no_others(message):
     return answer(message, others=lambda read: None)
@@ -214,6 +210,20 @@ def gives_one_size(message):
 @BANK.wrong("the bounds of the tensor's size are wrong", "rounded up to 2 MiB")
 def thinks_all_segments_are_20_mib(message):
     return answer(message, tensor=lambda read: (MIB, read["tried"]) if read["tried"] > 2 * MIB else (1, MIB))
+
+
+@BANK.wrong("the bounds of the tensor's size are wrong", "is 2 MiB below")
+def takes_a_large_segment_for_the_tensor(message):
+    def tensor(read):
+        tried = read["tried"]
+        return bounds(tried) if tried in (2 * MIB, 20 * MIB) else (tried, tried)
+
+    return answer(message, tensor=tensor)
+
+
+@BANK.wrong("the least need is wrong", "is the segment: at the least")
+def takes_the_segment_for_the_need(message):
+    return answer(message, need=lambda read: read["allocated"] + read["tried"])
 
 
 @BANK.wrong("the least need is wrong", "what is allocated already is needed too")
@@ -291,3 +301,46 @@ def frees_for_a_request_that_never_fits(message):
 def answers_in_own_words(message):
     read = answer(message)
     return read | {"remedy": "reduce the batch size"}
+
+
+def changed(message, remedy, condition):
+    """A right answer, but for this remedy where `condition` holds and the request is not larger than the GPU."""
+    read = answer(message)
+    hold = read["tried"] <= read["capacity"] and condition(read)
+    return read | {"remedy": remedy if hold else read["remedy"]}
+
+
+@BANK.wrong(WHY + "more is free than was tried, and a limit failed, whatever the cache has", "for the limit before")
+def asks_for_pieces_before_the_limit(message):
+    return changed(message, "expandable segments", lambda read: read["cached"] >= read["tried"])
+
+
+@BANK.wrong(
+    WHY + "less is free than was tried, and the limit is not reached: another process holds the GPU",
+    "the limit is not what failed",
+)
+def blames_every_limit(message):
+    return changed(message, "raise the limit", lambda read: read["allowed"] is not None)
+
+
+@BANK.wrong(WHY + "the cache would be enough, whoever else holds memory", "before it asks for others")
+def asks_for_others_before_pieces(message):
+    return changed(message, "end the other process", lambda read: read["others"] >= read["tried"] - read["free"] > 0)
+
+
+@BANK.wrong(WHY + "others hold less than is missing, and live tensors nearly all", "at least what is missing")
+def blames_any_other_process(message):
+    def blamed(read):
+        return read["others"] > 0 and read["remedy"] == "free tensors"
+
+    read = answer(message)
+    return read | {"remedy": "end the other process" if blamed(read) else read["remedy"]}
+
+
+@BANK.wrong(
+    WHY + "others hold what is missing, tried − free, though less than was tried", "not with all that was tried"
+)
+def compares_others_with_all_that_was_tried(message):
+    read = answer(message)
+    little = read["remedy"] == "end the other process" and read["others"] < read["tried"]
+    return read | {"remedy": "free tensors" if little else read["remedy"]}

@@ -82,7 +82,7 @@ class OnTensors:
         for group in optimizer.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
-                    p.grad = p.grad * self._scale.reciprocal()
+                    p.grad.mul_(self._scale.reciprocal())
                     self._found = self._found + (~p.grad.isfinite()).sum()
 
     def step(self, optimizer):
@@ -210,6 +210,17 @@ class CounterGoesOn(Base):
         self.unscaled = False
 
 
+@BANK.wrong("the scale grows once, and then no more", "after growth the count begins anew")
+class CounterIsNotCleared(Base):
+    def update(self):
+        if self.overflow:
+            return super().update()
+        self.good += 1
+        if self.good == self.interval:
+            self.current *= self.grow
+        self.unscaled = False
+
+
 @BANK.wrong("the scale grows one step late", "not growth_interval + 1")
 class GrowsLate(Base):
     def __init__(self, init_scale, growth_factor, backoff_factor, growth_interval):
@@ -265,6 +276,40 @@ class StepsAnyway(Base):
 class NeverDivides(Base):
     def divide(self, gradients):
         pass
+
+
+@BANK.wrong("only the first parameter group is unscaled and stepped", "for group in optimizer.param_groups")
+class DividesTheFirstGroup(Base):
+    def unscale_(self, optimizer):
+        first = [p.grad for p in optimizer.param_groups[0]["params"] if p.grad is not None]
+        self.overflow, self.unscaled = self.is_bad(first), True
+        self.divide(first)
+
+
+@BANK.wrong(
+    "only the first parameter group is unscaled and stepped",
+    "for group in optimizer.param_groups",
+    same_as="DividesTheFirstGroup",
+)
+class StepsTheFirstGroup(Base):
+    def step(self, optimizer):
+        if not self.unscaled:
+            self.unscale_(optimizer)
+        if not self.overflow:
+            for group in optimizer.param_groups[1:]:
+                for p in group["params"]:
+                    p.grad = None
+            optimizer.step()
+
+
+@BANK.wrong("unscale_ does not divide in place", "p.grad.div_(...), or mul_")
+class MakesNewGradients(Base):
+    def unscale_(self, optimizer):
+        self.overflow, self.unscaled = self.is_bad(self.gradients(optimizer)), True
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.grad = p.grad / self.current
 
 
 @BANK.wrong("the gradients are divided twice", "step() must know that unscale_ has run")

@@ -354,10 +354,27 @@ def forgets_convolutions(make_model, loss_fn, x, y, steps, warm_up):
         torch.set_float32_matmul_precision(old)
 
 
-@BANK.wrong("your function left a setting changed", "a switch was set for the work inside")
+@BANK.wrong("your function left a setting changed", "put it back in `finally`")
 def leaves_tf32_off(make_model, loss_fn, x, y, steps, warm_up):
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     return takes_the_settings_as_they_are(make_model, loss_fn, x, y, steps, warm_up)
+
+
+@BANK.wrong("the TF32 settings stay changed when loss_fn raises", "put them back in `finally`")
+def puts_back_at_the_end(*args):
+    old = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    rows = takes_the_settings_as_they_are(*args)
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = old
+    return rows
+
+
+@BANK.wrong("the exception of loss_fn does not come out", "an `except` ends it")
+def swallows_exceptions(*args):
+    try:
+        return compare(*args)
+    except RuntimeError:
+        return None
 
 
 # --- wrong: autocast and scaler ------------------------------------------------------------------------
@@ -371,6 +388,24 @@ def never_scales(*args):
 @BANK.wrong("skipped of fp16 is not the number of steps that the scaler skipped", "those of the warm-up too")
 def counts_skips_in_part(*args):
     return changed(lambda row, args: {"skipped": max(0, row["skipped"] - 1)})(*args)
+
+
+@BANK.wrong(
+    "skipped of fp16 is not the number of steps that the scaler skipped",
+    "the warm-up's skips were left out",
+    same_as="never_scales",
+)
+def counts_none_of_the_warm_up(*args):
+    return changed(lambda row, args: {"skipped": 0})(*args)  # as where all of them were in the warm-up
+
+
+@BANK.wrong(
+    "skipped of fp16 is not the number of steps that the scaler skipped",
+    "those of the warm-up too",
+    same_as="counts_skips_in_part",
+)
+def counts_skips_after_the_warm_up(*args):
+    return changed(lambda row, args: {"skipped": max(0, row["skipped"] - args[5])})(*args)
 
 
 @BANK.wrong("the run of bf16 is not in that precision", "unless dtype= says otherwise")
@@ -428,11 +463,22 @@ def another_learning_rate(*args):
     return compare(*args, lr=0.1)
 
 
-@BANK.wrong("the losses of fp16 are other ones", "still multiplied by the scale")
+@BANK.wrong("the losses of fp16 are other ones", "keep the loss from before scaler.scale()")
 def gives_scaled_losses(*args):
     rows = compare(*args)
     if "fp16" in rows:
         rows["fp16"]["losses"] = [loss * 4096 for loss in rows["fp16"]["losses"]]
+    return rows
+
+
+@BANK.wrong(
+    "the losses of fp16 are other ones", "keep the loss from before scaler.scale()", same_as="gives_scaled_losses"
+)
+def gives_losses_scaled_by_a_falling_scale(*args):
+    rows = compare(*args)
+    if "fp16" in rows:
+        scales = [65536.0] + [8192.0] * len(rows["fp16"]["losses"])
+        rows["fp16"]["losses"] = [loss * scale for loss, scale in zip(rows["fp16"]["losses"], scales, strict=False)]
     return rows
 
 
