@@ -38,7 +38,7 @@ class Counting:
     copies: str = "matrices"  # or none · all: of vectors too
     factored: str = "rows+columns"  # or none · full · product: of all dimensions of all shapes summed
     vectors: bool = True  # whether Adafactor has a number for each element of a vector
-    largest: str = "largest"  # Adafactor's temporaries: two of the largest · one · none · all
+    largest: str = "largest"  # Adafactor's temporaries: two of the largest · the largest two · one · none · all
     bfloat16_state: int = 2
     bfloat16_activations: float = 0.5
     gradients: bool = True
@@ -56,7 +56,9 @@ class Counting:
         number = self.bfloat16_state if low else 4
         if optimizer == "Adafactor":
             state = number * self._factored(shapes)
-            held = {"largest": 2 * max(sizes), "one": max(sizes), "none": 0, "all": n}[self.largest]
+            held = {
+                "largest": 2 * max(sizes), "two": sum(sorted(sizes)[-2:]), "one": max(sizes), "none": 0, "all": n
+            }[self.largest]  # fmt: skip
         else:
             state = number * self.adam * n
             with_temporaries = optimizer == "AdamW" or self.temporaries == "always"
@@ -180,6 +182,11 @@ KNOWN: tuple[tuple[Counting, str, str], ...] = (
         "its step holds as many numbers as two parameters of the largest size",
     ),
     (
+        Counting(largest="two"),
+        "Adafactor's temporaries are those of the two largest parameters",
+        "twice the largest: two numbers for each of its elements, while it is its turn",
+    ),
+    (
         Counting(largest="all"),
         "Adafactor's temporaries are counted for all parameters",
         "it goes from parameter to parameter: two of the largest size, not one of each",
@@ -204,6 +211,7 @@ def cases() -> Iterator[tuple[Shapes, int, int]]:
         width = random.choice((96, 128, 160))
         shapes: Shapes = [(4 * width, width), (4 * width,), (width, 4 * width), (width,), (width, width)]
         shapes = shapes * random.randint(2, 4) + [(width,)] * random.randint(3, 9)
+        shapes.append((6 * width, width))  # there is one largest
         random.shuffle(shapes)  # the largest is not always the first
         elements = sum(map(math.prod, shapes))
         activations = 2 * random.randint(10 * elements, 14 * elements) if many else 2 * random.randint(1000, elements)

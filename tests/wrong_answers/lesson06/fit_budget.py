@@ -199,6 +199,16 @@ def half_the_temporaries(shapes, activations, budget):
     return first(shapes, activations, budget, with_adafactor(lambda s, k, g, t, w, width: (s, k, g, t // 2)))
 
 
+@BANK.wrong("Adafactor's temporaries are those of the two largest parameters", "twice the largest")
+def temporaries_of_the_two_largest(shapes, activations, budget):
+    second = sorted(math.prod(shape) for shape in shapes)[-2]
+
+    def in_place_of_twice(s, k, g, t, w, width):
+        return s, k, g, t // 2 + width * second
+
+    return first(shapes, activations, budget, with_adafactor(in_place_of_twice))
+
+
 @BANK.wrong("Adafactor's temporaries are counted for all parameters", "from parameter to parameter")
 def temporaries_of_all(shapes, activations, budget):
     return first(shapes, activations, budget, with_adafactor(lambda s, k, g, t, w, width: (s, k, g, w)))
