@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import torch
 
-from ..virtual import dispatch
+from ..virtual import factories
 from ..virtual.labels import NAME, Label, parts_of, storage_of
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def _from_nothing() -> bool:
     for _ in range(6):  # allocate, put, place (once or twice), create
         if frame is None:
             return False
-        if frame.f_code is dispatch.create.__code__:
+        if frame.f_code is factories.create.__code__:
             return not any(True for _ in _blocks(frame.f_locals["args"]))
         frame = frame.f_back
     return False

@@ -13,6 +13,7 @@ import torch
 
 from . import autocast, state
 from .labels import STAYS, device_of
+from .results import map_tensors
 from .state import backing
 
 if TYPE_CHECKING:
@@ -210,8 +211,6 @@ def _laid_out(values: Tensor, like: Tensor) -> Tensor:
 
 
 def _shapes(func: Any, args: Any, kwargs: Any) -> Any:
-    from .kernels import map_tensors
-
     return func._op(*map_tensors(lambda t: t.to("meta"), args), **kwargs)
 
 

@@ -7,12 +7,10 @@ those of ATen/autocast_mode.h; a test holds them against what PyTorch has regist
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.library import Library, fallthrough_kernel
 
 from . import state
 from .labels import device_of
@@ -62,18 +60,8 @@ _REFUSAL = (
     "or torch.nn.BCEWithLogitsLoss.  binary_cross_entropy_with_logits and BCEWithLogits are\nsafe to autocast."
 )
 
-_library: list[Library] = []
-_registering = threading.Lock()
 # The 16-bit copies of parameters, until the outermost autocast block ends; they keep their parameters alive.
 _cache: dict[int, tuple[Tensor, Tensor]] = {}
-
-
-def include(on: bool) -> None:
-    """Let this thread's operations pass here, or not."""
-    if on:
-        _register()
-    torch._C._dispatch_tls_set_dispatch_key_included(KEY, on)
-    torch._C._dispatch_tls_set_dispatch_key_excluded(KEY, not on)
 
 
 def clear_cache() -> None:
@@ -100,36 +88,6 @@ def to_float(tree: Any) -> Any:
     return _cast(tree, torch.float32)
 
 
-def _register() -> None:
-    from . import checks, mirrors
-
-    with _registering:
-        if _library:
-            return
-        whole = Library("_", "IMPL")
-        whole.fallback(fallthrough_kernel, KEY.name)
-        parts = Library("aten", "IMPL")
-        _library.extend((whole, parts))
-        known = set(torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCUDA"))
-        kinds: list[tuple[Any, Change]] = [
-            (LOWER, _lowered),
-            (FLOAT, _widened),
-            (SET_DTYPE, _dtype_set),
-            (APPEND_DTYPE, _dtype_appended),
-            (PROMOTE, _promoted),
-            (REFUSED, _refused),
-        ]
-        for names, change in kinds:
-            for name in names:
-                if f"aten::{name}" in known and name not in mirrors.MIRRORS:
-                    parts.impl(name, checks.first(name, _kernel(name, change)), KEY.name)
-        for name, mirror in mirrors.MIRRORS.items():
-            parts.impl(name, checks.first(name, mirror), KEY.name)
-        done = mirrors.MIRRORS.keys() | {name for names, _ in kinds for name in names}
-        for name in (checks.BEFORE.keys() | checks.INSTEAD.keys()) - done:
-            parts.impl(name, checks.first(name, checks.INSTEAD.get(name) or _kernel(name)), KEY.name)
-
-
 def overload(name: str) -> Any:
     packet, _, which = name.partition(".")
     return getattr(getattr(torch.ops.aten, packet), which or "default")
@@ -138,7 +96,7 @@ def overload(name: str) -> Any:
 Change = Callable[[Any, tuple[Any, ...], dict[str, Any]], tuple[Any, tuple[Any, ...], dict[str, Any]]]
 
 
-def _kernel(name: str, change: Change | None = None) -> Callable[..., Any]:
+def kernel(name: str, change: Change | None = None) -> Callable[..., Any]:
     """The operation, with what `change` makes of the call while autocast is on."""
     op = overload(name)
 
@@ -188,6 +146,16 @@ def _refused(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if _on_gpu(args[0]):
         raise RuntimeError(_REFUSAL)
     return op, args, kwargs
+
+
+LISTS: list[tuple[Any, Change]] = [
+    (LOWER, _lowered),
+    (FLOAT, _widened),
+    (SET_DTYPE, _dtype_set),
+    (APPEND_DTYPE, _dtype_appended),
+    (PROMOTE, _promoted),
+    (REFUSED, _refused),
+]
 
 
 def _tensors(tree: Any) -> list[Tensor]:

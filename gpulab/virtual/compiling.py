@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import kernels
 from .patches import Patches
+from .refusals import warn_once
 
 if TYPE_CHECKING:
     from .gpu import VirtualGPU
@@ -26,7 +26,7 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
     own = torch.compile
 
     def compile(*args: Any, **kwargs: Any) -> Any:
-        kernels.warn_once(gpu.told, NOTE)
+        warn_once(gpu.told, NOTE)
         made = own(*args, **kwargs)
         _run_eagerly(patches)
         return made

@@ -16,9 +16,10 @@ import torch
 
 from . import cuda_memory, properties, state, streams, threads
 from .device import Device
-from .kernels import NotMirrored
+from .numbering import device_index
 from .patches import Patches
 from .properties import Properties
+from .refusals import NotMirrored
 
 if TYPE_CHECKING:
     from .gpu import VirtualGPU
@@ -82,7 +83,7 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
         "_exchange_device": surface._cuda_exchangeDevice,
         "_maybe_exchange_device": surface._cuda_maybeExchangeDevice,
         "_get_device_properties": surface.properties,
-        "_get_nvml_device_index": streams.device_index,
+        "_get_nvml_device_index": device_index,
         "get_arch_list": lambda: [surface._cuda_getArchFlags()],
         "is_current_stream_capturing": lambda: False,
         "default_generators": tuple(device.generator for device in gpu.devices),
@@ -131,7 +132,7 @@ class _NoPlans:
     size, max_size = 0, 4096
 
     def __getitem__(self, device: Any) -> _NoPlans:
-        streams.device_index(device)
+        device_index(device)
         return self
 
     def clear(self) -> None:

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import history, streams
+from . import history
 from .device import Device
-from .kernels import NotMirrored
+from .numbering import device_index, device_number
 from .patches import Patches
+from .refusals import NotMirrored
 from .settings import Settings
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class Memory:
         gpu = self.gpu
 
         def read(device: Any = None) -> int:
-            index = device if type(device) is int else streams.device_number(device)
+            index = device if type(device) is int else device_number(device)
             try:
                 found = gpu.device(index)
             except torch.AcceleratorError:
@@ -85,11 +86,11 @@ class Memory:
 
     def stats(self, device: Any = None) -> dict[str, Any]:
         """`torch.cuda.memory_stats`."""
-        with self._drained(streams.device_number(device)) as found:
+        with self._drained(device_number(device)) as found:
             return OrderedDict(found.allocator.memory_stats())
 
     def info(self, index: Any = None) -> tuple[int, int]:
-        number = streams.device_number(index)
+        number = device_number(index)
         self.gpu.device(number)  # the driver is asked, not the allocator: its error
         with self._drained(number) as device:
             return device.allocator.memory_info()
@@ -102,7 +103,7 @@ class Memory:
     def processes(self, device: Any = None) -> str:
         """This process is the only one on a virtual GPU."""
         used = self.used(device) / (1 << 20)
-        return f"GPU:{streams.device_index(device)}\nprocess {os.getpid():>10d} uses {used:>12.3f} MB GPU memory"
+        return f"GPU:{device_index(device)}\nprocess {os.getpid():>10d} uses {used:>12.3f} MB GPU memory"
 
     def set_settings(self, text: str) -> None:
         """The settings of the allocator are given to the scope; only those in force may be set again."""

@@ -14,9 +14,10 @@ import torch
 from torch._library import custom_ops
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from . import checks, cost, crossing, engine, kernels, known, mixing, state, temporaries
+from . import cost, crossing, engine, factories, handlers, known, mixing, random, shapes_only, state, temporaries
 from .clock import real
-from .labels import FLOATING, NAME, STAYS, device_of, parts_of, storage_of
+from .labels import FLOATING, device_of, parts_of, storage_of
+from .results import float_, join, look, map_tensors, place, resized
 from .state import backing, thread
 
 if TYPE_CHECKING:
@@ -27,6 +28,22 @@ Tensor = torch.Tensor
 Run = Callable[["VirtualGPU", Any, tuple[Any, ...], dict[str, Any]], Any]
 
 _storage: Any = torch._C.TensorBase.untyped_storage
+# The host waits for these: they give Python numbers, or tensors whose shape depends on values.
+SYNCHRONISING = {
+    "aten::_local_scalar_dense",
+    "aten::allclose",
+    "aten::equal",
+    "aten::is_nonzero",
+    "aten::nonzero",
+    "aten::masked_select",
+    "aten::_unique",
+    "aten::_unique2",
+    "aten::unique_dim",
+    "aten::unique_consecutive",
+    "aten::unique_dim_consecutive",
+    "aten::repeat_interleave.Tensor",
+    "aten::bincount",
+}
 
 
 class Dispatch(TorchDispatchMode):
@@ -58,20 +75,20 @@ def _plan(func: Any) -> Run:
     """How an overload is run."""
     schema = func._schema
     name = func.name()
-    if name in kernels.SYNCHRONISING:
+    if name in SYNCHRONISING:
         return _run_synchronising
     if _custom(func) is not None:
         return _run_custom
     if any(argument.name == "device" for argument in schema.arguments):
-        return _run_factory
+        return factories.run
     if func is torch.ops.aten.add.Tensor:
         return _run_add
     if name.startswith(("aten::index.Tensor", "aten::index_put", "aten::_index_put_impl_", "aten::_unsafe_index")):
         return _run_indexing
-    if func in kernels.HANDLERS:
+    if func in handlers.HANDLERS:
         return _run_handled
     if torch.Tag.nondeterministic_seeded in func.tags:
-        kernels.HANDLERS[func] = kernels.random
+        handlers.HANDLERS[func] = random.drawn
         return _run_handled
     if name.startswith("aten::record_stream"):
         return _run_plainly
@@ -97,7 +114,7 @@ def _run_plainly(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict
 
 def _run(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], handler: Any = None) -> Any:
     """The general case: find the GPU among the arguments, run, label what is new, let the time pass that it takes."""
-    # This is the path of most operations: what is below is `_look`, written out for speed.
+    # This is the path of most operations: what is below is `look`, written out for speed.
     began = real()
     device = host = floating = None
     for item in args:
@@ -105,35 +122,35 @@ def _run(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
             try:
                 label = _storage(item)._gpulab
             except (RuntimeError, NotImplementedError):
-                device, host, floating = _look(parts_of(item), device, host, floating)
+                device, host, floating = look(parts_of(item), device, host, floating)
                 continue
             if label is None:
                 if host is None or not host.dim():
                     host = item
             elif label is FLOATING or not label.device.active:
-                device, host, floating = _look((item,), device, host, floating)
+                device, host, floating = look((item,), device, host, floating)
             elif device is None:
                 device = label.device
             elif label.device is not device:
-                device, host, floating = _look((item,), device, host, floating)
+                device, host, floating = look((item,), device, host, floating)
         elif item.__class__ is list or item.__class__ is tuple:
-            device, host, floating = _look(item, device, host, floating)
+            device, host, floating = look(item, device, host, floating)
     if kwargs:
-        device, host, floating = _look(kwargs.values(), device, host, floating)
+        device, host, floating = look(kwargs.values(), device, host, floating)
     if device is None:
         if handler is not None:
-            kernels.check_host_generator(kwargs)
+            random.check_host_generator(kwargs)
         gpu.clock.skip(real() - began)
         out = func._op(*args, **kwargs)
         if floating is not None and (host is None or not host.dim()):
-            _float(out)
+            float_(out)
         return out
     clock = gpu.clock
     clock.enter()
-    if host is not None and func not in kernels.HOSTED:
+    if host is not None and func not in handlers.HOSTED:
         args, kwargs = mixing.settle(gpu, device, func, args, kwargs)
     if floating is not None:
-        _join(device, floating)
+        join(device, floating)
     if device.fault is not None:
         device.raise_fault()
     if handler is not None:
@@ -142,9 +159,9 @@ def _run(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
         try:
             out = func._op(*args, **kwargs)
         except (RuntimeError, IndexError) as error:
-            out = kernels.recover(gpu, device, func, args, kwargs, error)
+            out = handlers.recover(gpu, device, func, args, kwargs, error)
     else:
-        out = kernels.run_on_meta(gpu, device, func, args, kwargs)
+        out = shapes_only.run_on_meta(gpu, device, func, args, kwargs)
     if out.__class__ is Tensor:
         try:
             storage = _storage(out)
@@ -160,74 +177,6 @@ def _run(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
     cost.charge(device, func, args, out)
     clock.leave()
     return out
-
-
-def _look(items: Any, device: Device | None, host: Any, floating: Any) -> tuple[Device | None, Any, Any]:
-    """The GPU of the labelled tensors among `items`, a tensor of elsewhere, and the floating storages.
-
-    The tensor of elsewhere, on the host or on another GPU, is one with dimensions where there is one.
-    """
-    for item in items:
-        if isinstance(item, Tensor):
-            try:
-                label = _storage(item)._gpulab
-            except (RuntimeError, NotImplementedError):
-                device, host, floating = _look(parts_of(item), device, host, floating)
-                continue
-            if label is None:
-                if host is None or not host.dim():
-                    host = item
-            elif label is FLOATING:
-                floating = [item, *(floating or ())]
-            elif label.device is not device:
-                if not label.device.active:
-                    if host is None or not host.dim():
-                        host = item
-                elif device is None:
-                    device = label.device
-                elif host is None or not host.dim():
-                    host = item
-        elif type(item) in (list, tuple) and item and not isinstance(item[0], (int, float)):
-            device, host, floating = _look(item, device, host, floating)
-        elif isinstance(item, torch.UntypedStorage):
-            label = getattr(item, NAME, None)
-            if label is not None and label is not FLOATING and label.device.active:
-                device = label.device
-    return device, host, floating
-
-
-def place(device: Device, out: Any) -> None:
-    """Put every new storage of a result on the GPU."""
-    if isinstance(out, Tensor):
-        storage = storage_of(out)
-        if storage is None:
-            for part in parts_of(out):
-                place(device, part)
-        else:
-            label = storage._gpulab
-            new = label is None or label is FLOATING or not label.device.active
-            if new and not getattr(storage, STAYS, False):
-                device.put(storage)
-    elif isinstance(out, (list, tuple)):
-        for item in out:
-            place(device, item)
-
-
-def _float(out: Any) -> None:
-    if isinstance(out, Tensor):
-        storage = storage_of(out)
-        if storage is not None and storage._gpulab is None:
-            storage._gpulab = FLOATING
-    elif isinstance(out, (list, tuple)):
-        for item in out:
-            _float(item)
-
-
-def _join(device: Device, floating: list[Tensor]) -> None:
-    for tensor in floating:
-        storage = _storage(tensor)
-        if storage._gpulab is FLOATING:
-            device.put(storage)
 
 
 def _run_add(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -276,20 +225,20 @@ def _run_custom(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[
 
 def _run_handled(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """An operation whose kernel on the GPU gives other tensors than the CPU's, or takes random numbers."""
-    return _run(gpu, func, args, kwargs, kernels.HANDLERS[func])
+    return _run(gpu, func, args, kwargs, handlers.HANDLERS[func])
 
 
 def _run_copy(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`copy_` may cross from host to GPU and back."""
-    device, _, floating = _look(args, None, None, None)
+    device, _, floating = look(args, None, None, None)
     if device is None:
         return func._op(*args, **kwargs)
     gpu.clock.enter()
     if floating is not None:
-        _join(device, floating)
+        join(device, floating)
     if device.fault is not None:
         device.raise_fault()
-    out = func._op(*args, **kwargs) if gpu.compute else kernels.copy_without_values(gpu, func, args, kwargs)
+    out = func._op(*args, **kwargs) if gpu.compute else shapes_only.copy_without_values(gpu, func, args, kwargs)
     non_blocking = bool(kwargs.get("non_blocking", args[2] if len(args) > 2 else False))
     pairs = zip(*args[:2], strict=True) if isinstance(args[0], (list, tuple)) else [args[:2]]
     for into, source in pairs:
@@ -300,7 +249,7 @@ def _run_copy(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[st
 
 def _run_resizing(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Operations that may change the size of a storage they are given."""
-    if func.name().startswith("aten::set_") and _look(args, None, None, None)[0] is None:
+    if func.name().startswith("aten::set_") and look(args, None, None, None)[0] is None:
         return func._op(*args, **kwargs)  # a storage of the host stays one, whoever points to it
     out = _run(gpu, func, args, kwargs)
     for item in [*args, *kwargs.values(), out]:
@@ -310,19 +259,12 @@ def _run_resizing(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dic
     return out
 
 
-def resized(storage: Any) -> None:
-    """Take the memory anew for a storage whose size has changed."""
-    label = None if storage is None else storage._gpulab
-    if label is not None and label is not FLOATING and label.device.active and label.nbytes != storage.nbytes():
-        label.device.put(storage)
-
-
 def _run_synchronising(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Operations that the host waits for: their result is a Python number, or its shape depends on values."""
     device = device_of(args[0]) if isinstance(args[0], Tensor) else None
     if device is None:
         return _run(gpu, func, args, kwargs)
-    _, other, _ = _look(args, None, None, None)
+    _, other, _ = look(args, None, None, None)
     if other is not None:
         mixing.settle(gpu, device, func, args, kwargs)
     device.raise_fault()
@@ -335,9 +277,9 @@ def _known_or_not(gpu: VirtualGPU, device: Device, func: Any, args: tuple[Any, .
     """Without values: the answer where it follows from constants, with the shape that it then has."""
     found = known.compute(func, args, kwargs)
     if found is None:
-        return kernels.unknown_value(gpu, func, args)
+        return shapes_only.unknown_value(gpu, func, args)
     with backing:
-        shapes = kernels.map_tensors(lambda t: t.to("meta"), found)
+        shapes = map_tensors(lambda t: t.to("meta"), found)
     place(device, shapes)
     return shapes
 
@@ -367,99 +309,4 @@ def _fills(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return a_mask and not accumulate and values.numel() == 1 and device_of(values) is None
 
 
-def _run_factory(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Operations that are told a device."""
-    wanted = kwargs.get("device")
-    pinned = kwargs.get("pin_memory")
-    if wanted is None:
-        if pinned:
-            return _pinned(func, args, kwargs)
-        return _run_like(gpu, func, args, kwargs)
-    if wanted.type == "cuda":
-        device = gpu.device(wanted.index)
-        if pinned:
-            raise RuntimeError("Only dense CPU tensors can be pinned")
-        return create(gpu, device, func, args, kwargs)
-    if wanted.type == "cpu" and "generator" in kwargs:
-        kernels.check_host_generator(kwargs)
-    if pinned:
-        return _pinned(func, args, kwargs)
-    if wanted.type == gpu.backing.type and pinned is None:
-        # C++ asked for it with a tensor's own options, in which the GPU looks like what is behind it.
-        like, _, _ = _look(args, None, None, None)
-        if like is not None:
-            return create(gpu, like, func, args, kwargs)
-        out = func._op(*args, **kwargs)
-        if not any(isinstance(a, Tensor) for a in args):
-            _float(out)
-        return out
-    return func._op(*args, **kwargs)
-
-
-def _run_like(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A factory without a device: on the GPU if it is made like a tensor there."""
-    device, _, _ = _look(args, None, None, None)
-    if device is None:
-        kernels.check_host_generator(kwargs)
-        return func._op(*args, **kwargs)
-    return create(gpu, device, func, args, kwargs)
-
-
-def _pinned(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    out = func._op(*args, **{**kwargs, "pin_memory": False})
-    crossing.pin(_storage(out), copied=False)
-    return out
-
-
-def create(gpu: VirtualGPU, device: Device, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run an operation with `device=`; its memory is taken before its values are written."""
-    gpu.clock.enter()
-    if device.fault is not None:
-        device.raise_fault()
-    generator = kwargs.get("generator")
-    if generator is not None:
-        kernels.check_generator(generator, device)
-    with backing:
-        label = None
-        if not gpu.compute or not any(isinstance(a, Tensor) for a in args):
-            shapes = func._op(
-                *kernels.map_tensors(lambda t: t.to("meta") if t.dim() else t, args),
-                **_with(kwargs, device=torch.device("meta"), generator=None),
-            )
-            if not gpu.compute:
-                place(device, shapes)
-                _charge_new(gpu, device, func, args, kwargs, shapes)
-                return shapes
-            if shapes.layout is torch.strided:
-                label = device.allocate(_storage(shapes).nbytes())
-        arguments = _with(kwargs, device=device.backing, generator=generator)
-        seeded = torch.Tag.nondeterministic_seeded in func.tags
-        out = (kernels.draw(device, func, args, arguments)) if seeded else func._op(*args, **arguments)
-    if label is not None and storage_of(out) is not None:
-        storage = _storage(out)
-        if storage._gpulab is None and storage.nbytes() == label.nbytes:
-            storage._gpulab = label
-    place(device, out)
-    _charge_new(gpu, device, func, args, kwargs, out)
-    return out
-
-
-def _charge_new(gpu: VirtualGPU, device: Device, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-    """The time of a factory: that of a copy from elsewhere, or of a kernel that fills what is new."""
-    if func is torch.ops.aten._to_copy.default and device_of(args[0]) is not device:
-        crossing.charge(out, args[0], non_blocking=bool(kwargs.get("non_blocking")))
-    else:
-        cost.charge(device, func, args, out)
-    gpu.clock.leave()
-
-
-def _with(kwargs: dict[str, Any], *, device: Any, generator: Any) -> dict[str, Any]:
-    out = {**kwargs, "device": device}
-    out.pop("pin_memory", None)
-    if "generator" in out or generator is not None:
-        out["generator"] = generator
-    return out
-
-
 _PLANS: dict[Any, Run] = {}
-checks.guard(kernels.HANDLERS, kernels.plain)

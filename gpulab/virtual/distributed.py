@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from . import kernels
 from .labels import FLOATING, NAME, device_of, storage_of
 from .patches import Patches
+from .refusals import NotMirrored
 
 if TYPE_CHECKING:
     from .device import Device
@@ -38,7 +38,8 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
     """Replace what makes process groups and processes as long as `gpu` is in force."""
     import torch.distributed as dist
 
-    patches.set(importlib.import_module(_SPAWNING), "_wrap", functools.partial(_in_child, _recipe(gpu)))
+    child = functools.partial(_in_child, functools.partial(type(gpu), **_recipe(gpu)))
+    patches.set(importlib.import_module(_SPAWNING), "_wrap", child)
     if not dist.is_available():
         return
     from torch.distributed import distributed_c10d as c10d
@@ -136,7 +137,7 @@ def _reducer(own: Any) -> Any:
 
 def _refuse_shapes(*args: Any, **kwargs: Any) -> Any:
     """In place of the first thing that DistributedDataParallel does with its parameters."""
-    raise kernels.NotMirrored(
+    raise NotMirrored(
         "DistributedDataParallel is not mirrored in shapes-only mode: its C++ code reads values. "
         "With compute=True it runs."
     )
@@ -150,9 +151,7 @@ def _recipe(gpu: VirtualGPU) -> dict[str, Any]:
     return {"gpu": gpu.spec.name, "count": gpu.count, "compute": gpu.compute, "mirror": gpu.mirror}
 
 
-def _in_child(recipe: dict[str, Any], *args: Any) -> None:
+def _in_child(make: Callable[[], VirtualGPU], *args: Any) -> None:
     """The first function of a spawned process."""
-    from .gpu import VirtualGPU
-
-    with VirtualGPU(**recipe):
+    with make():
         _own_wrap(*args)

@@ -85,7 +85,7 @@ def with_autograd(run: Callable[[], T]) -> T:
         except BaseException as error:
             failed.append(error)
 
-    thread = _Bare(target=there)
+    thread = Bare(target=there)
     thread.start()
     thread.join()
     if failed:
@@ -93,11 +93,5 @@ def with_autograd(run: Callable[[], T]) -> T:
     return found[0]
 
 
-class _Bare(threading.Thread):
+class Bare(threading.Thread):
     """A thread that no virtual GPU watches."""
-
-    def run(self) -> None:
-        from . import threads
-
-        threads.leave()
-        super().run()

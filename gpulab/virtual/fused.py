@@ -11,14 +11,13 @@ import torch
 
 from . import cost
 from .labels import device_of
+from .results import place
 from .state import backing
 
 Tensor = torch.Tensor
 
 
 def _placed(device: Any, *made: Tensor | None) -> list[Tensor | None]:
-    from .dispatch import place
-
     for tensor in made:
         place(device, tensor)
     return list(made)

@@ -13,11 +13,12 @@ from types import TracebackType
 
 import torch
 
-from . import kernels, rates, state, temporaries, threads
+from . import engine, rates, state, surface, temporaries, threads
 from .clock import Clock
 from .crossing import PinnedCache
 from .device import Device
 from .patches import Patches
+from .refusals import warn_once
 from .settings import Settings
 from .specs import Spec, spec
 from .timeline import Timeline, recording
@@ -77,8 +78,6 @@ class VirtualGPU:
         return f"<VirtualGPU {many}{self.spec.name}, {kind}{'' if self.active else ', not in force'}>"
 
     def start(self) -> VirtualGPU:
-        from . import engine, surface
-
         engine.prepare()
         if self.active:
             raise RuntimeError(f"{self!r} is in force already")
@@ -132,8 +131,6 @@ class VirtualGPU:
         self._activate(False)
 
     def _resume(self) -> None:
-        from . import surface
-
         self._activate(True)
         surface.install(self, self._patches)
         threads.enter()
@@ -178,7 +175,7 @@ class VirtualGPU:
         return self._count
 
     def warn_unknown(self) -> None:
-        kernels.warn_once(
+        warn_once(
             self.told,
             "with compute=False the virtual GPU knows shapes, not values: what is read from it is nan (0 for integers)",
         )

@@ -13,10 +13,11 @@ import torch
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext, _device_constructors
 
-from . import kernels
-from .dispatch import place
-from .moving import current, indexed, pin_memory, to
+from .moving import pin_memory, to
+from .numbering import current, indexed
 from .patches import Patches
+from .refusals import NotMirrored, NoValues
+from .results import place
 from .state import backing, thread
 
 Tensor = torch.Tensor
@@ -105,7 +106,7 @@ def _from_data(data: Any, **kwargs: Any) -> Tensor:
     except RuntimeError as error:
         if thread.inside or "meta tensors" not in str(error):
             raise
-        raise kernels.NoValues("torch.tensor of GPU tensors' values: with compute=False there are none") from None
+        raise NoValues("torch.tensor of GPU tensors' values: with compute=False there are none") from None
 
 
 def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> Tensor:
@@ -198,7 +199,7 @@ def _sparse(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
 def _size(own: Callable[..., Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What PyTorch infers from the indices, where they are on the host."""
     if any(isinstance(item, Tensor) and item.device.type == "cuda" for item in [*args, *kwargs.values()]):
-        raise kernels.NoValues("the size of a sparse tensor depends on its indices' values: say size=")
+        raise NoValues("the size of a sparse tensor depends on its indices' values: say size=")
     return own(*args, device="cpu", **kwargs).shape
 
 
@@ -218,7 +219,7 @@ def _nested(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def make(data: Any, *args: Any, device: Any = None, **kwargs: Any) -> Tensor:
         there = [item.device for item in data if isinstance(item, Tensor)]
         if not thread.inside and goes_to_gpu(device or (there[0] if there else None)):
-            raise kernels.NotMirrored("nested tensors are not mirrored by the virtual GPU")
+            raise NotMirrored("nested tensors are not mirrored by the virtual GPU")
         return own(data, *args, device=device, **kwargs)
 
     make.__name__ = make.__qualname__ = own.__name__

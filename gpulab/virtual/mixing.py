@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .kernels import map_tensors
 from .labels import FLOATING, device_of, storage_of
+from .results import map_tensors
 from .state import backing
 from .wrappers import wrapper
 

@@ -12,8 +12,10 @@ import torch
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
-from . import crossing, kernels, known, state
+from . import crossing, known
 from .labels import PINNED, parts_of, storage_of
+from .numbering import current, indexed
+from .refusals import NotMirrored
 from .state import backing, thread
 
 if TYPE_CHECKING:
@@ -26,24 +28,6 @@ _handle: Any = handle_torch_function
 _HOST = torch.device("cpu")
 
 
-def current() -> VirtualGPU:
-    """The virtual GPU in force; RuntimeError without one."""
-    gpu = state.current
-    if gpu is None:
-        raise RuntimeError("no virtual GPU is in force")
-    return gpu
-
-
-def indexed(device: Any) -> torch.device:
-    """A device with its number: `cuda` is the current one."""
-    if isinstance(device, int) and not isinstance(device, bool):
-        if device < 0:
-            raise RuntimeError("Device index must not be negative")
-        return current().device(device).name
-    device = torch.device(device)
-    return current().device(device.index).name if device.type == "cuda" else device
-
-
 def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """`Tensor.to`."""
     if thread.inside:
@@ -53,7 +37,7 @@ def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     if has_torch_function_unary(self):
         if isinstance(self, UninitializedTensorMixin):  # it lets through the functions that it was made with, no others
             if not current().compute:
-                raise kernels.NotMirrored(
+                raise NotMirrored(
                     "a lazy layer is not mirrored in shapes-only mode before its first input; make it on the GPU "
                     "(device='cuda'), or show it an input on the host first"
                 )
@@ -88,7 +72,7 @@ def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 def _nested(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """`Tensor.to` of a nested tensor, which stays on the host."""
     if any(str(item).startswith("cuda") for item in [*args, *kwargs.values()]):
-        raise kernels.NotMirrored("nested tensors are not mirrored by the virtual GPU")
+        raise NotMirrored("nested tensors are not mirrored by the virtual GPU")
     with backing:
         return _Base.to(tensor, *args, **kwargs)
 
@@ -225,8 +209,6 @@ __all__ = [
     "ToCopy",
     "cpu",
     "cuda",
-    "current",
-    "indexed",
     "is_pinned",
     "move",
     "parse_to",

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from . import kernels
 from .patches import Patches
+from .refusals import warn_once
 
 if TYPE_CHECKING:
     from .gpu import VirtualGPU
@@ -30,7 +30,7 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
         if use_device == "cuda":
             # The CPU's activity also where only CUDA's is asked for: an empty profile would tell nothing.
             use_device, kwargs["use_cpu"] = None, True
-            kernels.warn_once(gpu.told, NOTE)
+            warn_once(gpu.told, NOTE)
         own(self, enabled, use_device=use_device, **kwargs)
 
     patches.set(profiler.profile, "__init__", __init__)

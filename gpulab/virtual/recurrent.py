@@ -13,6 +13,8 @@ import torch
 
 from . import autocast, engine, state
 from .labels import device_of
+from .results import map_tensors, place
+from .sixteen_bit import HALVES
 from .state import backing
 
 if TYPE_CHECKING:
@@ -80,8 +82,6 @@ def _arguments(args: Any) -> tuple[Any, ...]:
 
 
 def _wide(tree: Any) -> Any:
-    from .kernels import HALVES, map_tensors
-
     return map_tensors(lambda t: t.float() if t.dtype in HALVES else t, tree)
 
 
@@ -178,8 +178,6 @@ def flatten(gpu: VirtualGPU, device: Device, func: Any, args: Any, kwargs: Any) 
     weights = args[0]
     with backing:
         flat = torch.empty(sum(w.numel() for w in weights), dtype=weights[0].dtype, device=device.backing)
-    from .dispatch import place
-
     place(device, flat)
     start = 0
     with backing, torch.no_grad():

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import crossing, kernels
+from . import crossing
 from .labels import FLOATING, NAME, PINNED, Label
 from .making import goes_to_gpu
-from .moving import current, indexed
+from .numbering import current, indexed
 from .patches import Patches
+from .refusals import NoValues
+from .results import resized
 from .state import backing, thread
 
 if TYPE_CHECKING:
@@ -95,7 +97,7 @@ def _data_ptr(self: Any) -> int:
 def _getitem(self: Any, index: Any) -> Any:
     label = _label(self)
     if label is not None and not label.device.compute:
-        raise kernels.NoValues("the bytes of a storage: with compute=False the virtual GPU has none")
+        raise NoValues("the bytes of a storage: with compute=False the virtual GPU has none")
     return _own["__getitem__"](self, index)
 
 
@@ -168,8 +170,6 @@ def _to(self: Any, *, device: Any, non_blocking: bool = False) -> Any:
 
 
 def _resize(self: Any, size: int) -> Any:
-    from .dispatch import resized
-
     label = _label(self)
     with backing:
         out = _own["resize_"](self, size)

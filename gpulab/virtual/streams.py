@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from . import crossing, state
+from .numbering import device_at, device_index, generators
+from .refusals import NotMirrored
 
 if TYPE_CHECKING:
     from .clock import DeviceClock
-    from .device import Device
 
 _numbers = itertools.count(1)
 CUDA = 1  # c10::DeviceType::CUDA
@@ -69,8 +69,8 @@ class Stream(_OwnStream):  # type: ignore[misc]
         event.wait(self)
 
     def wait_stream(self, stream: Any) -> None:
-        other = _device(stream.device_index).timer
-        _device(self.device_index).timer.hold(self.stream_id, other.streams.get(stream.stream_id, 0.0))
+        other = device_at(stream.device_index).timer
+        device_at(self.device_index).timer.hold(self.stream_id, other.streams.get(stream.stream_id, 0.0))
 
     def record_event(self, event: Event | None = None) -> Event:
         event = Event() if event is None else event
@@ -78,24 +78,24 @@ class Stream(_OwnStream):  # type: ignore[misc]
         return event
 
     def query(self) -> bool:
-        timer = _device(self.device_index).timer
+        timer = device_at(self.device_index).timer
         return _done(timer, timer.streams.get(self.stream_id, 0.0))
 
     def is_capturing(self) -> bool:
         return False
 
     def synchronize(self) -> None:
-        _device(self.device_index).synchronize(self.stream_id)
+        device_at(self.device_index).synchronize(self.stream_id)
         crossing.waited_unasked()
 
     def __enter__(self) -> Stream:
         index = self.device_index
-        self._outer = (_device(index).stream, state.thread.device)
-        _device(index).stream, state.thread.device = self.stream_id, index
+        self._outer = (device_at(index).stream, state.thread.device)
+        device_at(index).stream, state.thread.device = self.stream_id, index
         return self
 
     def __exit__(self, *exc: object) -> None:
-        _device(self.device_index).stream, state.thread.device = self._outer
+        device_at(self.device_index).stream, state.thread.device = self._outer
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Stream) and (self.stream_id, self.device_index) == (
@@ -130,14 +130,14 @@ class Event:
 
     def record(self, stream: Any = None) -> None:
         """Mark what has been given to `stream` (the current one) by now."""
-        device = _device(None if stream is None else stream.device_index)
+        device = device_at(None if stream is None else stream.device_index)
         self.device, self._timer = device.name, device.timer
         self._at = device.timer.mark(device.stream if stream is None else stream.stream_id)
 
     def wait(self, stream: Any = None) -> None:
         """Let what is given to `stream` (the current one) from now on wait for this event."""
         if self._at is not None:
-            device = _device(None if stream is None else stream.device_index)
+            device = device_at(None if stream is None else stream.device_index)
             device.timer.hold(device.stream if stream is None else stream.stream_id, self._at)
 
     def query(self) -> bool:
@@ -149,7 +149,7 @@ class Event:
         if self._timer is not None and self._at is not None:
             self._timer.clock.wait(self._at, "event.synchronize")
         if state.current is not None:
-            _device(self.device.index).raise_fault()
+            device_at(self.device.index).raise_fault()
 
     def elapsed_time(self, end_event: Event) -> float:
         """Milliseconds from this event to `end_event`, on the device's clock."""
@@ -199,7 +199,7 @@ class Generator(_OwnGenerator, metaclass=_AnyGenerator):  # type: ignore[misc]
         self: Generator = super().__new__(cls, "cpu" if on_gpu else device)
         self.gpulab_device = named if on_gpu else None
         if on_gpu:
-            _generators[self._cdata] = self
+            generators[self._cdata] = self
         return self
 
     def __init__(self, device: Any = "cpu") -> None:
@@ -230,16 +230,6 @@ class Generator(_OwnGenerator, metaclass=_AnyGenerator):  # type: ignore[misc]
         return _generator, (self.device, self.get_state())
 
 
-_generators: weakref.WeakValueDictionary[int, Generator] = weakref.WeakValueDictionary()
-
-
-def generator_device(generator: Any) -> torch.device:
-    """Where a generator is. An operation is handed a new Python object for it: the one in C++ says which it is."""
-    found = _generators.get(generator._cdata)
-    where: torch.device = generator.device if found is None else found.device
-    return torch.device("cuda", device_index(where)) if where.type == "cuda" else where
-
-
 def _done(timer: DeviceClock, at: float) -> bool:
     """Whether the host's clock has reached `at`; GPUs that are no longer in force have done all."""
     gpu = state.current
@@ -255,31 +245,5 @@ def _generator(device: torch.device, state: torch.Tensor) -> Generator:
     return out
 
 
-def device_number(device: Any) -> int:
-    """The number that names a GPU as `torch.cuda` takes it: None, 1, "cuda:1" or a torch.device; it need not exist."""
-    if device is None:
-        return _device(None).index
-    if isinstance(device, int):
-        return device
-    device = torch.device(device)
-    if device.type != "cuda":
-        raise ValueError(f"Expected a cuda device, but got: {device}")
-    return device_number(device.index)
-
-
-def device_index(device: Any) -> int:
-    """The number of a GPU that exists; torch.AcceleratorError for another."""
-    return _device(device_number(device)).index
-
-
-def _device(index: int | None) -> Device:
-    gpu = state.current
-    if gpu is None:
-        raise RuntimeError("no virtual GPU is in force")
-    return gpu.device(index)
-
-
 def _not_mirrored(what: str) -> Exception:
-    from .kernels import NotMirrored  # which needs the generators of this file
-
     return NotMirrored(f"{what} not mirrored by the virtual GPU")

@@ -15,6 +15,7 @@ from . import (
     cuda,
     device_numbers,
     distributed,
+    engine,
     making,
     moving,
     profiling,
@@ -25,6 +26,7 @@ from . import (
     threads,
     timing,
 )
+from .numbering import indexed
 from .patches import Patches
 
 if TYPE_CHECKING:
@@ -73,7 +75,7 @@ def _parse_to(*args: Any, **kwargs: Any) -> tuple[Any, Any, bool, Any]:
     if copy:
         raise RuntimeError(".to() does not accept copy argument")
     if device is not None:
-        device = moving.indexed(device)
+        device = indexed(device)
     return device, dtype, non_blocking, kwargs.get("memory_format")
 
 
@@ -154,6 +156,9 @@ def _in_threads(own: Any) -> Any:
     """Threads started from now on watch their operations too."""
 
     def _bootstrap_inner(self: threading.Thread) -> None:
+        if isinstance(self, engine.Bare):
+            own(self)
+            return
         threads.enter()
         try:
             own(self)

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import crossing, kernels, known, making, moving
+from . import crossing, known, making, moving
 from .labels import FLOATING, device_of
 from .patches import Patches
+from .refusals import NoValues
 from .state import backing, thread
 
 if TYPE_CHECKING:
@@ -179,7 +180,7 @@ def _tolist(self: Tensor) -> Any:
 def _bool(self: Tensor) -> bool:
     device = where(self)
     if device is not None and not device.compute and self.numel() == 1 and known.value(self) is None:
-        raise kernels.NoValues(
+        raise NoValues(
             "a branch on a tensor's value: with compute=False the virtual GPU knows shapes, not values. "
             "Use compute=True, or decide on something that does not come from a tensor."
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 
-from . import autocast, state
+from . import above_autograd, state
 from .dispatch import MODE
 
 
@@ -17,7 +17,7 @@ def enter() -> None:
     if not state.thread.watched:
         state.thread.watched = True
         _push_mode(MODE)
-        autocast.include(True)
+        above_autograd.include(True)
 
 
 def leave() -> None:
@@ -25,7 +25,7 @@ def leave() -> None:
     if state.thread.watched:
         state.thread.watched = False
         _remove_mode(MODE)
-        autocast.include(False)
+        above_autograd.include(False)
 
 
 def _remove_mode(mode: TorchDispatchMode) -> None:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gpulab.virtual import kernels
+from gpulab.virtual.refusals import NoValues
 from gpulab.virtual.gpu import VirtualGPU
 
 
@@ -26,7 +26,7 @@ def test_positions_and_masks_are_known():
 def test_indices_as_tensors_are_known_and_those_that_python_lists_are_not():
     x = torch.arange(12, device="cuda").view(3, 4)
     assert x[:, torch.tensor([-1, 0])].tolist() == [[3, 0], [7, 4], [11, 8]]
-    with pytest.raises(kernels.NoValues):  # PyTorch's C++ makes a tensor of them, here one without values
+    with pytest.raises(NoValues):  # PyTorch's C++ makes a tensor of them, here one without values
         bool((x[:, [-1, 0]] == 11).any())
 
 
@@ -62,7 +62,7 @@ def test_what_is_drawn_is_not_known_and_takes_away_what_was(spoil):
     x = torch.arange(3, device="cuda")
     assert x.any()
     spoil(x)
-    with pytest.raises(kernels.NoValues):
+    with pytest.raises(NoValues):
         bool(x.any())
 
 
@@ -76,7 +76,7 @@ def test_what_is_drawn_is_not_known_and_takes_away_what_was(spoil):
     ],
 )
 def test_what_stays_unknown(unknown):
-    with pytest.raises(kernels.NoValues):
+    with pytest.raises(NoValues):
         bool(unknown().any())
 
 

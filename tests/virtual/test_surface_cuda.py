@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gpulab.virtual.cuda import REFUSED
-from gpulab.virtual.kernels import NotMirrored
+from gpulab.virtual.refusals import NotMirrored
 
 from .surface_scope import scope
 

@@ -1,21 +1,21 @@
-"""Operations that the GPU does otherwise than the CPU: 16-bit arithmetic, random numbers, what it cannot know.
+"""Operations that the GPU does otherwise than the CPU, one handler each: layouts, statistics, buffers, assertions.
 
 Values are computed here; where they go is `dispatch`'s business.
 """
 
 from __future__ import annotations
 
-import math
 import sys
-import warnings
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import assertions, attention, recurrent, streams, wording
+from . import assertions, attention, checks, random, recurrent, shapes_only, wording
 from .labels import STAYS, storage_of
+from .results import map_tensors
+from .shapes_only import KNOWN
+from .sixteen_bit import HALVES, in_float
 from .state import backing
 
 if TYPE_CHECKING:
@@ -26,34 +26,6 @@ Tensor = torch.Tensor
 aten = torch.ops.aten
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
-HALVES = (torch.float16, torch.bfloat16)
-KNOWN = "_gpulab_known"  # on a storage without values: the one value that is known all the same
-
-
-class NotMirrored(NotImplementedError):
-    """An operation that the virtual GPU does not know how to do as a GPU does it."""
-
-
-class NoValues(RuntimeError):
-    """A value was asked for where only shapes exist."""
-
-
-# The host waits for these: they give Python numbers, or tensors whose shape depends on values.
-SYNCHRONISING = {
-    "aten::_local_scalar_dense",
-    "aten::allclose",
-    "aten::equal",
-    "aten::is_nonzero",
-    "aten::nonzero",
-    "aten::masked_select",
-    "aten::_unique",
-    "aten::_unique2",
-    "aten::unique_dim",
-    "aten::unique_consecutive",
-    "aten::unique_dim_consecutive",
-    "aten::repeat_interleave.Tensor",
-    "aten::bincount",
-}
 
 
 def recover(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs, error: Exception) -> Any:
@@ -85,124 +57,6 @@ def _on_meta(func: Any, args: Args, kwargs: Kwargs, device: Device) -> Any:
         return args[0]
     shapes = func._op(*map_tensors(lambda t: t.to("meta"), args), **map_tensors(lambda t: t.to("meta"), kwargs))
     return map_tensors(lambda t: torch.zeros(t.shape, dtype=t.dtype), shapes)
-
-
-def map_tensors(change: Callable[[Tensor], Tensor], tree: Any) -> Any:
-    """`tree` with `change` applied to the tensors in it."""
-    if isinstance(tree, Tensor):
-        return change(tree)
-    if isinstance(tree, dict):
-        return {key: map_tensors(change, value) for key, value in tree.items()}
-    if isinstance(tree, (list, tuple)):
-        return type(tree)(map_tensors(change, item) for item in tree)
-    return tree
-
-
-def in_float(func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """Compute in float32 and round, as tensor cores do; CPUs are some hundred times slower in 16 bits."""
-    dtype: torch.dtype | None = None
-
-    def widen(tensor: Tensor) -> Tensor:
-        nonlocal dtype
-        if tensor.dtype in HALVES:
-            dtype = tensor.dtype
-            return tensor.float()
-        return tensor
-
-    with backing:
-        wide = func._op(*map_tensors(widen, args), **map_tensors(widen, kwargs))
-        written = [
-            i for i, a in enumerate(func._schema.arguments) if a.alias_info is not None and a.alias_info.is_write
-        ]
-        if written:
-            results = wide if isinstance(wide, (list, tuple)) else [wide]
-            for index, result in zip(written, results, strict=False):
-                if index < len(args):
-                    args[index].copy_(result)
-            return args[written[0]]
-        return map_tensors(lambda t: t.to(dtype) if t.dtype == torch.float32 and dtype else t, wide)
-
-
-def run_on_meta(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """The shapes of an operation's results."""
-    try:
-        with backing:
-            return func._op(*args, **kwargs)
-    except NotImplementedError as error:
-        if "meta" not in str(error).lower():
-            raise
-        if not func._schema.returns:
-            return None  # it writes to what it is given, and gives nothing back
-        raise NotMirrored(
-            f"{func} is not mirrored in shapes-only mode: PyTorch does not know its result's shape without running it. "
-            "With compute=True it runs."
-        ) from None
-    except RuntimeError as error:
-        # CUDA takes scalars of the host, some of PyTorch's shape functions do not.
-        moved = [t for t in _tensors_in((args, tuple(kwargs.values()))) if t.dim() == 0 and not t.is_meta]
-        if not moved:
-            raise wording.of_meta(func, args, kwargs, error) from None
-        with backing:
-            bring = partial(map_tensors, lambda t: t.to("meta") if t.dim() == 0 else t)
-            return func._op(*bring(args), **bring(kwargs))
-
-
-def _tensors_in(tree: Any) -> list[Tensor]:
-    if isinstance(tree, Tensor):
-        return [tree]
-    return [t for item in tree for t in _tensors_in(item)] if isinstance(tree, (list, tuple)) else []
-
-
-def copy_without_values(gpu: VirtualGPU, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """`copy_` where the GPU holds shapes only."""
-    if func is not aten.copy_.default:
-        for into, source in zip(args[0], args[1], strict=True):
-            copy_without_values(gpu, aten.copy_.default, (into, source), {})
-        return None
-    into, source = args[:2]
-    with backing:
-        if into.device.type == "meta":
-            return func._op(into, source.to("meta"), **kwargs)
-        gpu.warn_unknown()
-        return into.fill_(math.nan) if into.is_floating_point() else into.zero_()
-
-
-def unknown_value(gpu: VirtualGPU, func: Any, args: Args) -> Any:
-    """The answer where a value is asked for and only shapes exist."""
-    if func.name() != "aten::_local_scalar_dense":
-        raise NoValues(
-            f"{func} depends on values, and with compute=False the virtual GPU has none. With compute=True it runs."
-        )
-    known = getattr(storage_of(args[0]), KNOWN, None)
-    if known is not None:
-        return known
-    if args[0].dtype == torch.bool:
-        raise NoValues(
-            "a branch on a tensor's value: with compute=False the virtual GPU knows shapes, not values. "
-            "Use compute=True, or decide on something that does not come from a tensor."
-        )
-    gpu.warn_unknown()
-    return math.nan if args[0].is_floating_point() or args[0].is_complex() else 0
-
-
-def warn_once(told: set[str], text: str) -> None:
-    if text not in told:
-        told.add(text)
-        warnings.warn(text, stacklevel=6)
-
-
-def check_generator(generator: Any, device: Device) -> None:
-    """The generator of another GPU will do, the host's will not."""
-    where = streams.generator_device(generator)
-    if where.type != "cuda":
-        raise RuntimeError(f"Expected a 'cuda' device type for generator but found '{where.type}'")
-
-
-def check_host_generator(kwargs: Kwargs) -> None:
-    """A random operation on the host takes the host's generator only."""
-    generator = kwargs.get("generator")
-    if generator is not None and streams.generator_device(generator).type == "cuda":
-        raise RuntimeError("Expected a 'cpu' device type for generator but found 'cuda'")
 
 
 # -- operations with kernels of their own ----------------------------------------------------------------------------
@@ -242,48 +96,11 @@ def _is_laid_out(tensor: Tensor, form: torch.memory_format) -> bool:
 
 def plain(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
     if not gpu.compute:
-        return run_on_meta(gpu, device, func, args, kwargs)
+        return shapes_only.run_on_meta(gpu, device, func, args, kwargs)
     try:
         return func._op(*args, **kwargs)
     except (RuntimeError, IndexError) as error:
         return recover(gpu, device, func, args, kwargs, error)
-
-
-def random(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """An operation that draws random numbers takes them from the GPU's own generator."""
-    if kwargs.get("generator") is not None:
-        check_generator(kwargs["generator"], device)
-    if not gpu.compute:
-        return run_on_meta(gpu, device, func, args, {**kwargs, "generator": None} if "generator" in kwargs else kwargs)
-    return draw(device, func, args, kwargs)
-
-
-def draw(device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """Run a random operation on the GPU's own generator; the host's stays as it is."""
-    generator = kwargs.get("generator") or device.generator
-    if takes_generator(func):
-        return func._op(*args, **{**kwargs, "generator": generator})
-    host = torch.default_generator
-    with backing:
-        kept = host.get_state()
-        host.set_state(generator.get_state())
-        try:
-            return func._op(*args, **kwargs)
-        finally:
-            generator.set_state(host.get_state())
-            host.set_state(kept)
-
-
-def takes_generator(func: Any) -> bool:
-    return any(argument.name == "generator" for argument in func._schema.arguments)
-
-
-def _native_dropout(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    tensor, p, train = args
-    if not gpu.compute or train is False or p in (0, 1):
-        return run_on_meta(gpu, device, func, args, kwargs) if not gpu.compute else func._op(*args)
-    mask = torch.empty(tensor.shape, dtype=torch.bool).bernoulli_(1 - p, generator=device.generator)
-    return tensor * mask * (1 / (1 - p)), mask
 
 
 def _unscale(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -295,7 +112,7 @@ def _unscale(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwa
 
 
 HANDLERS: dict[Any, Callable[..., Any]] = {
-    aten.native_dropout.default: _native_dropout,
+    aten.native_dropout.default: random.native_dropout,
     aten._amp_foreach_non_finite_check_and_unscale_.default: _unscale,
 }
 # Some of their arguments are on the host by contract: the lengths of sequences, with dropout the seed and its offset.
@@ -426,3 +243,4 @@ HANDLERS |= {
     aten._cudnn_rnn_backward.default: recurrent.backward,
     aten._cudnn_rnn_flatten_weight.default: recurrent.flatten,
 }
+checks.guard(HANDLERS, plain)

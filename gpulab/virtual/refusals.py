@@ -1,0 +1,20 @@
+"""What the virtual GPU says where it does not go on: operations it does not mirror, values it does not have, notes."""
+
+from __future__ import annotations
+
+import warnings
+
+
+class NotMirrored(NotImplementedError):
+    """An operation that the virtual GPU does not know how to do as a GPU does it."""
+
+
+class NoValues(RuntimeError):
+    """A value was asked for where only shapes exist."""
+
+
+def warn_once(told: set[str], text: str) -> None:
+    """Warn with `text` unless it was `told` before."""
+    if text not in told:
+        told.add(text)
+        warnings.warn(text, stacklevel=6)
