@@ -10,7 +10,7 @@ import os
 import re
 from typing import Literal
 
-from .virtual.specs import SPECS
+from .virtual.gpus.specs import SPECS
 
 DEFAULT = "T4"
 

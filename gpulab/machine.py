@@ -113,7 +113,7 @@ def _virtual(name: str, notes: tuple[str, ...] = ()) -> Machine:
     """The virtual GPU `name`. Nothing of the host may enter it but `notes`."""
     import torch
 
-    from .virtual.specs import spec
+    from .virtual.gpus.specs import spec
 
     gpu = spec(name)
     return Machine(torch.device("cuda", 0), gpu.product, "virtual", name, gpu.memory_bytes, gpu.capability, notes=notes)
@@ -122,15 +122,15 @@ def _virtual(name: str, notes: tuple[str, ...] = ()) -> Machine:
 def _put_in_force(name: str | None) -> None:
     """Start the virtual GPU `name` unless it runs already; end another one, and any for None."""
     global _gpu
-    from .virtual import state
     from .virtual.gpu import VirtualGPU
+    from .virtual.scope import in_force
 
     count = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if _gpu is not None and _gpu.active and _gpu.spec.name == name and (_lent or _gpu.count == count):
         return
     _end()
-    if state.current is not None:
-        raise RuntimeError(f"setup() within a block of {state.current!r}: end that first")
+    if in_force.current is not None:
+        raise RuntimeError(f"setup() within a block of {in_force.current!r}: end that first")
     if name is not None:
         _gpu = VirtualGPU(name, count=count).start()
 
@@ -284,7 +284,7 @@ def _card(machine: Machine, seed: int, earlier: Machine | None) -> Card:
 
 
 def _rates(name: str) -> str:
-    from .virtual import rates
+    from .virtual.clock import rates
 
     return rates.of(name).source
 

@@ -14,13 +14,13 @@ hypothesis.settings.load_profile("gpulab")
 def nothing_of_a_virtual_gpu_stays(request):
     # Set up first, so that the module's other fixtures are undone before it looks.
     yield
-    if "gpulab.virtual.state" in sys.modules:
+    if "gpulab.virtual.scope.in_force" in sys.modules:
         import torch
 
-        from gpulab.virtual import state
+        from gpulab.virtual.scope import in_force
 
         name = request.module.__name__
-        assert state.current is None, f"{name} leaves {state.current!r} in force"
+        assert in_force.current is None, f"{name} leaves {in_force.current!r} in force"
         assert torch.cuda.is_available.__module__ == "torch.cuda", f"{name} leaves torch.cuda changed"
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from gpulab import VirtualGPU, choice, machine, machine_card
 from gpulab.diagnosis import driver, pytorch
-from gpulab.virtual.specs import SPECS
+from gpulab.virtual.gpus.specs import SPECS
 
 NO_DRIVER = "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU"
 H200 = SimpleNamespace(name="NVIDIA H200", total_memory=150_754_820_096, major=9, minor=0)

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import Literal
 
-from ..virtual import state
+from ..virtual.scope import in_force as scope
 
 Numbers = Literal["measured", "virtual"]
 
 
 def in_force() -> object | None:
     """The virtual GPU that answers for torch.cuda now, None where a real one does; equal objects mean the same GPUs."""
-    return state.current
+    return scope.current
 
 
 def numbers() -> Numbers:

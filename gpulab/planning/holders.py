@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from ..virtual.patches import Patches
+from ..virtual.scope.patches import Patches
 
 if TYPE_CHECKING:
     from .ledger import Ledger

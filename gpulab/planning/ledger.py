@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import torch
 
-from ..virtual import factories
-from ..virtual.labels import NAME, Label, parts_of, storage_of
+from ..virtual.operations import factories
+from ..virtual.scope.labels import NAME, Label, parts_of, storage_of
 
 if TYPE_CHECKING:
     from types import FrameType
 
-    from ..virtual.blocks import Block
-    from ..virtual.device import Device
+    from ..virtual.memory.blocks import Block
+    from ..virtual.scope.device import Device
 
 Phase: TypeAlias = Literal["forward", "backward", "optimizer", "no_grad"]
 Role: TypeAlias = Literal["weights", "gradients", "optimizer_state", "activations", "data", "temporaries", "workspaces"]

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..choice import DEFAULT, choose
 from ..memory.curve import mib
-from ..virtual import state
-from ..virtual.specs import SPECS, Spec
+from ..virtual.gpus.specs import SPECS, Spec
+from ..virtual.scope import in_force
 from .largest import Largest, Trial, search
 from .result import Plan
 
@@ -92,8 +92,8 @@ def plan(
 
 
 def _spec(gpu: str | None) -> Spec:
-    if gpu is None and state.current is not None:
-        return state.current.spec
+    if gpu is None and in_force.current is not None:
+        return in_force.current.spec
     mode, name = choose(gpu)
     if gpu is not None and mode != "virtual":
         raise ValueError(f"gpu={gpu!r}: a plan is for a kind of GPU, one of {', '.join(SPECS)}")

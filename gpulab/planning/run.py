@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import torch
 
 from ..virtual.gpu import VirtualGPU
-from ..virtual.specs import Spec
+from ..virtual.gpus.specs import Spec
 from . import holders
 from .ledger import Ledger, Role
 from .where import Watch, Where

@@ -102,7 +102,7 @@ class Watch:
     def __call__(self, phase: Phase) -> Moment:
         import torch
 
-        from ..virtual.dispatch import Dispatch
+        from ..virtual.operations.dispatch import Dispatch
 
         stack: list[tuple[CodeType, int]] = []
         operation: str | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..memory.curve import mib
-from ..virtual.specs import SPECS
+from ..virtual.gpus.specs import SPECS
 from .report import Gpu, Report, ran_out
 
 _FULL = 0.9  # of the driver's memory

@@ -17,8 +17,8 @@ from typing import Any, TextIO
 import torch
 
 from .. import machine
-from ..virtual import state
 from ..virtual.gpu import VirtualGPU
+from ..virtual.scope import in_force
 from . import hints, text
 from .children import Children
 from .meters import Meter, RealMeter, VirtualMeter
@@ -48,7 +48,7 @@ class Session:
         self._scopes: list[tuple[VirtualGPU, list[Watch], VirtualMeter]] = []
         self._real: RealWatch | None = None
         self._ending: Ending | None = None
-        self._outer = state.current
+        self._outer = in_force.current
         self._done = False
         self._undo = contextlib.ExitStack()
 
@@ -141,16 +141,16 @@ class Session:
 
     def _outside_scopes(self) -> contextlib.AbstractContextManager[None]:
         """Real GPUs are asked with no virtual one of the script's in force."""
-        inner = state.current
+        inner = in_force.current
         if self._real is None or inner is None or inner is self._outer:
             return contextlib.nullcontext()
         return inner.suspended()
 
     def _meter(self) -> Meter | None:
         """What reads the GPU that is in force now."""
-        if self._real is not None and state.current is self._outer:
+        if self._real is not None and in_force.current is self._outer:
             return RealMeter()
-        return next((meter for scope, _, meter in self._scopes if scope is state.current), None)
+        return next((meter for scope, _, meter in self._scopes if scope is in_force.current), None)
 
     # -- what it changes ---------------------------------------------------------------------------------------------
 
@@ -177,10 +177,10 @@ class Session:
 
     def _stop(self) -> None:
         """End the scope, and what the script left in force above it."""
-        inner = state.current
+        inner = in_force.current
         while inner is not None and any(inner is scope for scope, _, _ in self._scopes):
             inner.stop()
-            inner = state.current
+            inner = in_force.current
 
     def _take_sigterm(self) -> None:
         """Report before SIGTERM ends the process, unless it is ignored here or the script takes it itself."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from ..virtual.out_of_memory import OutOfMemory
+from ..virtual.memory.out_of_memory import OutOfMemory
 from .places import Line, Place, Places
 from .report import Memory, Share, Shortage
 
 if TYPE_CHECKING:
-    from ..virtual.blocks import Block
-    from ..virtual.device import Device
+    from ..virtual.memory.blocks import Block
+    from ..virtual.scope.device import Device
 
 _SHARES = 5
 _NOWHERE = ("", 0)

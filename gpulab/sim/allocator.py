@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..virtual.blocks import MiB
-from ..virtual.settings import Settings
+from ..virtual.memory.blocks import MiB
+from ..virtual.memory.settings import Settings
 from .allocator_model import MOST_COMMANDS, Command, Moment, Run, largest_request, read, run
 from .allocator_picture import draw, mib
 from .base import Choice, Flag, Limit, Play, Result, Row, Script, Simulator, Slider

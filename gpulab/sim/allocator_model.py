@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from ..virtual.allocator import CachingAllocator
-from ..virtual.blocks import BIG_REQUEST, FREE, Block, MiB
-from ..virtual.out_of_memory import OutOfMemory
-from ..virtual.settings import Settings
+from ..virtual.memory.blocks import BIG_REQUEST, FREE, Block, MiB
+from ..virtual.memory.caching import CachingAllocator
+from ..virtual.memory.out_of_memory import OutOfMemory
+from ..virtual.memory.settings import Settings
 
 MOST_COMMANDS = 60
 LARGEST_REQUEST = 1 << 40

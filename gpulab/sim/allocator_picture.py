@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..style import BLUE, INK, MUTED, ORANGE, PAPER, RULE, SKY, VERMILLION
-from ..virtual.blocks import MiB
+from ..virtual.memory.blocks import MiB
 from .allocator_model import Piece, Segment
 from .svg import MARGIN, SMALL, Picture, bar, code, key, length, line, lines, polyline, rect, text, wrap
 from .words import count, percent

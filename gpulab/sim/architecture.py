@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import TypeAlias
 
 from ..style import GREEN, INK, MUTED, ORANGE, PAPER, RULE, SKY, VERMILLION
-from ..virtual.specs import SPECS
+from ..virtual.gpus.specs import SPECS
 from .architecture_model import MOST_LANES, MOST_ROOM, MOST_SMS, MOST_WAVES, TOY, WARP, Kernel, limits, simulate
 from .base import Choice, Play, Simulator, Slider
 from .svg import MARGIN, SMALL, Picture, bar, boxes, key, length, line, marks, rect, shape, text

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from ..virtual.specs import SPECS, Spec
+from ..virtual.gpus.specs import SPECS, Spec
 from .base import Limit, Result, Row
 from .words import count, duration, percent
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ..virtual.specs import SPECS, Spec
+from ..virtual.gpus.specs import SPECS, Spec
 from .base import Limit, Result, Row
 from .memory_job import CATEGORIES, MOST, PARALLEL_WORDS, Job, Moment, deepspeed
 from .memory_needs import CHECKPOINTING, OPTIMIZERS, PRECISIONS, PRESETS, needs

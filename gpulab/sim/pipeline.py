@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from ..virtual.clock import Span
+from ..virtual.clock.clock import Span
 from .base import Choice, Flag, Play, Result, Row, Simulator, Slider
 from .pipeline_model import BATCHES, MOST_WORKERS, Run, Work, first_wait, shown, steady
 from .pipeline_picture import draw

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ..style import BLUE, GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, RULE, SKY, VERMILLION, YELLOW
-from ..virtual.clock import Span
+from ..virtual.clock.clock import Span
 from .lanes import Axis, Stretch, blocks, cursor, inside, veil
 from .pipeline_model import MOST_WORKERS, Run, Work
 from .svg import MARGIN, SMALL, Picture, dot, key, line, polyline, rect, shape, text

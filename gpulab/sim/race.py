@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from ..style import BLUE, INK, MUTED, ORANGE, PURPLE, RULE, SKY, VERMILLION, YELLOW
-from ..virtual.specs import SPECS
+from ..virtual.gpus.specs import SPECS
 from .base import Choice, Play, Simulator, Slider
 from .race_model import CORE_LANES, MOST_LANES, MOST_TASKS, PLACES, TASK, TOY, WARP, Contest, Side, limits, simulate
 from .svg import MARGIN, SMALL, Picture, bar, dot, key, length, line, marks, polyline, rect, text

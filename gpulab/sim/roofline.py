@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from ..style import GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, RULE, SKY
-from ..virtual.specs import SPECS
+from ..virtual.gpus.specs import SPECS
 from .base import Choice, Flag, Simulator
 from .controls import Sizes
 from .roofline_model import DTYPES, OPERATIONS, Roofs, rate, simulate

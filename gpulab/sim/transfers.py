@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..virtual.out_of_memory import format_size
-from ..virtual.specs import Spec
+from ..virtual.gpus.specs import Spec
+from ..virtual.memory.out_of_memory import format_size
 from .base import Choice, Flag, Result, Row, Script, Simulator, Slider
 from .transfers_machine import run
 from .transfers_model import BYTES, GPUS, SLOTS, Line, Outcome, read

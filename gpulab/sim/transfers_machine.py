@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
-from ..virtual.allocator import CachingAllocator
-from ..virtual.blocks import STEP, Block
-from ..virtual.clock import Clock
-from ..virtual.out_of_memory import OutOfMemory
-from ..virtual.rates import Rates
-from ..virtual.specs import Link
+from ..virtual.clock.clock import Clock
+from ..virtual.clock.rates import Rates
+from ..virtual.gpus.specs import Link
+from ..virtual.memory.blocks import STEP, Block
+from ..virtual.memory.caching import CachingAllocator
+from ..virtual.memory.out_of_memory import OutOfMemory
 from .transfers_model import BYTES, GPUS, PARAMETERS, SHAPES, Command, Held, Line, Outcome, link_of, rates_over
 
 CONTEXT_BYTES = 300 << 20  # as the virtual GPU's

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..memory import counters
 from ..memory.counters import DeviceLike, Gpu
 from ..memory.source import Numbers
-from ..virtual import state
+from ..virtual.scope import in_force
 
 if TYPE_CHECKING:
     import torch
@@ -147,7 +147,7 @@ def clock_of(device: DeviceLike, who: str) -> Clock:
 
 def _modelled() -> float | None:
     """What a virtual GPU's clock says of the host: it goes on with every call to the GPU, and only then."""
-    gpu = state.current
+    gpu = in_force.current
     return None if gpu is None else gpu.clock.host
 
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..virtual import state
+from ..virtual.scope import in_force
 
 
 @contextlib.contextmanager
@@ -25,7 +25,7 @@ def trace(path: str | os.PathLike[str]) -> Iterator[Path]:
     target = Path(path)
     if not target.parent.is_dir():
         raise FileNotFoundError(f"path is {str(path)!r}; the folder {str(target.parent)!r} does not exist")
-    scope = state.current
+    scope = in_force.current
     if scope is None:
         with _profiled(target):
             yield target

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ..memory import counters
 from ..memory.counters import DeviceLike
 from ..memory.source import Numbers
-from ..virtual.specs import SPECS, Spec
+from ..virtual.gpus.specs import SPECS, Spec
 from .measuring import Timing, check_function
 from .rates import Time, positive, seconds
 from .stopwatch import Timer

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..virtual import rates, state
+from ..virtual.clock import rates
 from ..virtual.gpu import VirtualGPU
-from ..virtual.specs import SPECS, Spec
+from ..virtual.gpus.specs import SPECS, Spec
+from ..virtual.scope import in_force
 from . import memory, speed
 from .models import by_name
 from .operators import MODES, operators
@@ -205,7 +206,7 @@ def _steps(rows: Sequence[Mapping[str, Any]], only: Callable[[Mapping[str, Any]]
 
 def _timed(step: Callable[[], None]) -> dict[str, float]:
     """Milliseconds of a step, and those of them in which kernels run."""
-    gpu = state.current
+    gpu = in_force.current
     assert gpu is not None
     busy = gpu.clock.busy()
     step()

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from ..diagnosis import driver
-from ..virtual import state
+from ..virtual.scope import in_force
 from . import memory, speed
 from .models import Model, models, optimizers
 from .operators import MODES, operators
@@ -76,8 +76,8 @@ class Run:
 
 def check() -> None:
     """Raises NoRealGPU where a measurement would be none."""
-    if state.current is not None:
-        raise NoRealGPU(f"{state.current!r} is in force, and what it predicts is no measurement: end it first.")
+    if in_force.current is not None:
+        raise NoRealGPU(f"{in_force.current!r} is in force, and what it predicts is no measurement: end it first.")
     if not torch.cuda.is_available() or torch.version.cuda is None:
         raise NoRealGPU("PyTorch finds no CUDA GPU here, and `validate` measures a real one.")
     try:

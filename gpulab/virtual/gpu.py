@@ -13,15 +13,18 @@ from types import TracebackType
 
 import torch
 
-from . import engine, rates, state, surface, temporaries, threads
-from .clock import Clock
-from .crossing import PinnedCache
-from .device import Device
-from .patches import Patches
-from .refusals import warn_once
-from .settings import Settings
-from .specs import Spec, spec
-from .timeline import Timeline, recording
+from .clock import rates
+from .clock.clock import Clock
+from .clock.timeline import Timeline, recording
+from .gpus.specs import Spec, spec
+from .memory.settings import Settings
+from .operations import temporaries, watched
+from .operations.copies import PinnedCache
+from .scope import in_force, ownership
+from .scope.device import Device
+from .scope.patches import Patches
+from .scope.refusals import warn_once
+from .surface import install
 
 
 class VirtualGPU:
@@ -78,7 +81,7 @@ class VirtualGPU:
         return f"<VirtualGPU {many}{self.spec.name}, {kind}{'' if self.active else ', not in force'}>"
 
     def start(self) -> VirtualGPU:
-        engine.prepare()
+        ownership.prepare()
         if self.active:
             raise RuntimeError(f"{self!r} is in force already")
         self.clock = Clock(self._count, self.rates, counts_host=self.counts_host)
@@ -89,14 +92,14 @@ class VirtualGPU:
             device.keeps_workspaces = self.keeps_workspaces
             device.plans_convolutions = self.plans_convolutions
         self.process = os.getpid()
-        self._outer = state.current
+        self._outer = in_force.current
         if self._outer is not None:
             self._outer._suspend()
         self.active = True
-        state.current = self
+        in_force.current = self
         try:
-            surface.install(self, self._patches)
-            threads.enter()
+            install.install(self, self._patches)
+            watched.enter()
         except BaseException:
             self.stop()
             raise
@@ -104,7 +107,7 @@ class VirtualGPU:
 
     def stop(self) -> None:
         """Put everything back. Tensors that were on this GPU are on the host afterwards."""
-        inner, outer = state.current, state.current
+        inner, outer = in_force.current, in_force.current
         while outer is not None and outer is not self:
             outer = outer._outer
         if outer is None:
@@ -114,9 +117,9 @@ class VirtualGPU:
         self._suspend()
         for device in self.devices:
             device.close()
-        state.current, self._outer = self._outer, None
-        if state.current is not None:
-            state.current._resume()
+        in_force.current, self._outer = self._outer, None
+        if in_force.current is not None:
+            in_force.current._resume()
 
     __enter__ = start
 
@@ -126,14 +129,14 @@ class VirtualGPU:
         self.stop()
 
     def _suspend(self) -> None:
-        threads.leave()
+        watched.leave()
         self._patches.restore()
         self._activate(False)
 
     def _resume(self) -> None:
         self._activate(True)
-        surface.install(self, self._patches)
-        threads.enter()
+        install.install(self, self._patches)
+        watched.enter()
 
     def _activate(self, on: bool) -> None:
         self.active = on
@@ -144,11 +147,11 @@ class VirtualGPU:
     def suspended(self) -> Iterator[None]:
         """For a while, PyTorch as it is without it."""
         self._suspend()
-        state.current = None
+        in_force.current = None
         try:
             yield
         finally:
-            state.current = self
+            in_force.current = self
             self._resume()
 
     def timeline(self) -> contextlib.AbstractContextManager[Timeline]:
@@ -165,7 +168,7 @@ class VirtualGPU:
                 "'spawn' start method"
             )
         if index is None:
-            index = state.thread.device
+            index = in_force.thread.device
         if not 0 <= index < self._count:
             raise torch.AcceleratorError(INVALID_DEVICE)
         return self.devices[index]
@@ -183,8 +186,8 @@ class VirtualGPU:
 
 def _in_forked_child() -> None:
     """A lock that another thread held when the process was forked would never be released."""
-    if state.current is not None:
-        for device in state.current.devices:
+    if in_force.current is not None:
+        for device in in_force.current.devices:
             device.lock = threading.RLock()
 
 

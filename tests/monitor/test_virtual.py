@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 import gpulab
 from gpulab import monitor
 from gpulab.monitor.virtual import VirtualReader
-from gpulab.virtual import state
-from gpulab.virtual.specs import spec
+from gpulab.virtual.gpus.specs import spec
+from gpulab.virtual.scope import in_force
 
 
 class FakeClock:
@@ -122,7 +122,7 @@ def test_a_gpu_that_works_is_busy_and_its_neighbour_is_not() -> None:
 
 def test_a_reading_launches_nothing_and_moves_no_clock_and_no_count() -> None:
     def books() -> tuple[Any, ...]:
-        clock = state.current.clock  # type: ignore[union-attr]
+        clock = in_force.current.clock  # type: ignore[union-attr]
         return (
             clock.host,
             clock.now(0),
@@ -150,7 +150,7 @@ def test_a_reading_launches_nothing_and_moves_no_clock_and_no_count() -> None:
 
 def deterministic_run() -> tuple[float, ...]:
     """A training step's modelled times, which are the same every time."""
-    clock = state.current.clock  # type: ignore[union-attr]
+    clock = in_force.current.clock  # type: ignore[union-attr]
     net = torch.nn.Linear(512, 512, device="cuda")
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
@@ -206,7 +206,7 @@ def test_a_scope_that_ends_while_it_is_watched_leaves_nothing_behind() -> None:
 def test_the_virtual_clock_and_not_this_machines_is_the_axis() -> None:
     with gpulab.VirtualGPU("T4", compute=False):
         x = torch.empty(8192, 8192, device="cuda")
-        clock = state.current.clock  # type: ignore[union-attr]
+        clock = in_force.current.clock  # type: ignore[union-attr]
         with monitor.watch(every=0.05) as seen:
             before = clock.host
             for _ in range(40):

@@ -8,7 +8,7 @@ import torch
 from gpulab.planning import plan, planner
 from gpulab.planning.largest import MOST, Stop, Trial, search
 from gpulab.virtual.gpu import VirtualGPU
-from gpulab.virtual.specs import SPECS
+from gpulab.virtual.gpus.specs import SPECS
 
 from . import steps
 from .steps import MIB

@@ -10,7 +10,7 @@ from torch.optim import optimizer as of_torch
 
 import gpulab
 from gpulab.planning import plan
-from gpulab.virtual import state
+from gpulab.virtual.scope import in_force
 
 from . import steps
 
@@ -41,7 +41,7 @@ def test_an_exception_passes_through_and_nothing_stays(when):
     frozen, apply = gc.get_freeze_count(), torch.nn.Module._apply
     with pytest.raises(Own):
         plan(failing(when), 8, "T4", where=True)
-    assert state.current is None
+    assert in_force.current is None
     assert torch.cuda.is_available.__module__ == "torch.cuda"
     assert (gc.get_freeze_count(), torch.nn.Module._apply) == (frozen, apply)
     assert not of_torch._global_optimizer_pre_hooks
@@ -68,7 +68,7 @@ def test_a_scope_in_force_is_there_again_and_its_memory_as_it_was():
         assert plan(steps.mlp, 8, "T4").gpu == "T4"
         with pytest.raises(Own):
             plan(failing(1), 8)
-        assert state.current is scope
+        assert in_force.current is scope
         assert torch.cuda.memory_stats() == before
         assert x.sum().item() == 1000
 
@@ -138,7 +138,7 @@ def test_unknown_values_are_warned_of_once():
 def test_arguments_that_cannot_be(arguments, error, text):
     with pytest.raises(error, match=text):
         plan(*arguments)
-    assert state.current is None
+    assert in_force.current is None
 
 
 def test_the_environment_names_the_gpu(monkeypatch):

@@ -9,8 +9,8 @@ import torch
 
 from gpulab.running import command
 from gpulab.running.target import CannotRun
-from gpulab.virtual import state
 from gpulab.virtual.gpu import VirtualGPU
+from gpulab.virtual.scope import in_force
 
 from .starting import SCRIPTS, options_of
 
@@ -46,7 +46,7 @@ def test_the_gpu_is_the_option_s_or_the_environment_s_or_a_t4(
         monkeypatch.setenv(variable, value)
     gpu = prepared(*arguments, LOOP).gpu
     assert (gpu.spec.name, gpu.count, gpu.compute) == (name, count, compute)
-    assert state.current is None  # it is not in force yet
+    assert in_force.current is None  # it is not in force yet
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_what_comes_after_the_script_is_the_script_s(arguments, script, theirs):
 def test_what_is_wrong_is_said_before_anything_runs(arguments, says):
     with pytest.raises((CannotRun, ValueError), match=says):
         prepared(*arguments)
-    assert state.current is None
+    assert in_force.current is None
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real GPU")
@@ -102,7 +102,7 @@ def test_everything_is_put_back_afterwards(run):
         return (
             sys.argv, sys.path[:], sys.modules["__main__"], signal.getsignal(signal.SIGTERM), VirtualGPU.start,
             VirtualGPU.__enter__, spawn.get_preparation_data, dict(optimizer._global_optimizer_post_hooks),
-            torch.cuda.is_available, state.current,
+            torch.cuda.is_available, in_force.current,
         )  # fmt: skip
 
     before = surroundings()
@@ -171,4 +171,4 @@ def test_a_script_with_a_virtual_gpu_of_its_own(written):
 def test_a_virtual_gpu_that_a_script_leaves_in_force_ends_with_it(written):
     done = written("import gpulab, torch\ngpu = gpulab.VirtualGPU('H100').start()\nx = torch.ones(9, device='cuda')\n")
     assert done.report.gpu == "H100"
-    assert state.current is None
+    assert in_force.current is None

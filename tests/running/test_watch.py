@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from gpulab.running.places import Line, Places
 from gpulab.running.watch import Watch
 from gpulab.virtual.gpu import VirtualGPU
-from gpulab.virtual.out_of_memory import OutOfMemory
+from gpulab.virtual.memory.out_of_memory import OutOfMemory
 
 MiB = 1 << 20
 HERE = __file__.rpartition("/")[0]

@@ -10,9 +10,9 @@ from gpulab.sim import svg
 from gpulab.sim.allocator import EXAMPLES, Allocator, draw, limits, simulate
 from gpulab.sim.allocator_model import MOST_COMMANDS, Command, largest_request, read, run
 from gpulab.sim.live import Live
-from gpulab.virtual.allocator import CachingAllocator
-from gpulab.virtual.blocks import MiB
-from gpulab.virtual.settings import Settings
+from gpulab.virtual.memory.blocks import MiB
+from gpulab.virtual.memory.caching import CachingAllocator
+from gpulab.virtual.memory.settings import Settings
 
 DEFAULT = {"script": "fragmentation", "step": MOST_COMMANDS, "memory": 100, "max_split": 0, "expandable": False}
 

@@ -27,7 +27,7 @@ from gpulab.sim.ring import (
     sends,
     sent_bytes,
 )
-from gpulab.virtual.specs import SPECS
+from gpulab.virtual.gpus.specs import SPECS
 
 MIB = 2**20
 DEFAULT = {control.name: control.value for control in AllReduce.controls}

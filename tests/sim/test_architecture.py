@@ -19,7 +19,7 @@ from gpulab.sim.architecture_model import (
     simulate,
 )
 from gpulab.sim.live import Live
-from gpulab.virtual.specs import SPECS
+from gpulab.virtual.gpus.specs import SPECS
 
 DEFAULT = {
     "gpu": TOY,

@@ -12,7 +12,7 @@ from gpulab.sim.lanes import total
 from gpulab.sim.launch_queue import ITEMS, LaunchQueue, draw, simulate
 from gpulab.sim.launch_queue_model import GPUS, MODES, STEPS, Work, addition_us, run, seconds
 from gpulab.sim.launch_queue_picture import _lanes
-from gpulab.virtual import rates
+from gpulab.virtual.clock import rates
 
 US = 1e-6
 EAGER = Work(launch=5, kernel=20, kernels=24, item=0, streams=1, filling=True, mode="eager")
@@ -139,13 +139,13 @@ class TestPresets:
     def test_the_addition_takes_what_the_virtual_gpu_takes(self):
         torch = pytest.importorskip("torch")
         from gpulab import VirtualGPU
-        from gpulab.virtual import state
+        from gpulab.virtual.scope import in_force
 
         with VirtualGPU("T4"):
             x, y = torch.zeros(2, 512, 1024, device="cuda")
-            before = state.current.clock.busy(0)
+            before = in_force.current.clock.busy(0)
             _ = x + y
-            took = state.current.clock.busy(0) - before
+            took = in_force.current.clock.busy(0) - before
         assert addition_us("T4") == round(took * 1e6)
 
     def test_a_chosen_gpu_holds_the_kernel_time(self):

@@ -23,8 +23,8 @@ from gpulab.sim.memory_needs import (
     matrices,
     plans,
 )
-from gpulab.virtual.device import CONTEXT_BYTES as VIRTUAL_CONTEXT_BYTES
-from gpulab.virtual.specs import SPECS
+from gpulab.virtual.gpus.specs import SPECS
+from gpulab.virtual.scope.device import CONTEXT_BYTES as VIRTUAL_CONTEXT_BYTES
 
 DEFAULT = {control.name: control.value for control in MemoryBudget.controls}
 PLANNED = ("resnet50", "vit_b_16", "gpt2", "llama_7b")

@@ -22,8 +22,8 @@ from gpulab.sim.race_model import (
     times,
 )
 from gpulab.sim.words import duration, many
-from gpulab.virtual import rates
-from gpulab.virtual.specs import SPECS
+from gpulab.virtual.clock import rates
+from gpulab.virtual.gpus.specs import SPECS
 
 DEFAULT = {
     "gpu": TOY,

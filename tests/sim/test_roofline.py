@@ -12,7 +12,7 @@ from gpulab.sim import svg
 from gpulab.sim.base import Choice, Flag
 from gpulab.sim.roofline import Roofline, draw
 from gpulab.sim.roofline_model import DTYPES, HEAD, OPERATIONS, image, simulate
-from gpulab.virtual.specs import SPECS
+from gpulab.virtual.gpus.specs import SPECS
 
 DEFAULT = {
     "gpu": "T4", "dtype": "fp16", "op": "matmul", "rows": 4096, "columns": 4096, "depth": 4096, "channels_last": False

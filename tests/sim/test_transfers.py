@@ -12,7 +12,7 @@ from gpulab.sim.live import Live
 from gpulab.sim.transfers import Transfers, draw, simulate
 from gpulab.sim.transfers_machine import CONTEXT_BYTES
 from gpulab.sim.transfers_model import BYTES, GPUS, MOST_COMMANDS, SLOTS, read
-from gpulab.virtual.out_of_memory import format_size
+from gpulab.virtual.memory.out_of_memory import format_size
 
 DEFAULT = {
     "script": "input_data to GPU; weights to GPU",
@@ -57,7 +57,7 @@ class TestSizes:
         assert {"19.27 MB", "1.05 MB", "2.05 KB", "20.32 MB", "20,318,208 bytes", "20,316,160 bytes"} <= set(words)
 
     def test_the_context_is_the_virtual_gpus(self):
-        from gpulab.virtual import device
+        from gpulab.virtual.scope import device
 
         assert device.CONTEXT_BYTES == CONTEXT_BYTES
 

@@ -9,7 +9,7 @@ from torch import nn
 from gpulab import timing
 from gpulab.timing import words
 from gpulab.virtual.gpu import VirtualGPU
-from gpulab.virtual.specs import SPECS
+from gpulab.virtual.gpus.specs import SPECS
 
 
 def taken(ms, numbers="measured", how="CUDA events"):

@@ -8,8 +8,8 @@ import torch
 
 from gpulab import VirtualGPU
 from gpulab.validate import predict, recorder
-from gpulab.virtual import rates
-from gpulab.virtual.specs import SPECS
+from gpulab.virtual.clock import rates
+from gpulab.virtual.gpus.specs import SPECS
 
 LITTLE = recorder.Effort(
     events=80, other_rules=False, operators=("linear", "conv3x3", "sdpa_dropout"), models=("mlp", "unet"), sizes=1,

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gpulab.virtual.allocator import CachingAllocator
-from gpulab.virtual.out_of_memory import OutOfMemory
-from gpulab.virtual.settings import Settings
+from gpulab.virtual.memory.caching import CachingAllocator
+from gpulab.virtual.memory.out_of_memory import OutOfMemory
+from gpulab.virtual.memory.settings import Settings
 
 from . import traffic
 

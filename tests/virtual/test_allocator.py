@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from gpulab.virtual.allocator import CachingAllocator
-from gpulab.virtual.out_of_memory import OutOfMemory, Shortage, format_size
-from gpulab.virtual.settings import Settings
+from gpulab.virtual.memory.caching import CachingAllocator
+from gpulab.virtual.memory.out_of_memory import OutOfMemory, Shortage, format_size
+from gpulab.virtual.memory.settings import Settings
 
 KiB, MiB, GiB = 1 << 10, 1 << 20, 1 << 30
 

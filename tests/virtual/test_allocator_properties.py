@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpulab.virtual.allocator import CachingAllocator
-from gpulab.virtual.out_of_memory import OutOfMemory
-from gpulab.virtual.settings import Settings
+from gpulab.virtual.memory.caching import CachingAllocator
+from gpulab.virtual.memory.out_of_memory import OutOfMemory
+from gpulab.virtual.memory.settings import Settings
 
 KiB, MiB = 1 << 10, 1 << 20
 CONF = [

@@ -6,7 +6,7 @@ from torch.amp import autocast as imported_before_any_gpu
 from torch.nn import functional as F
 
 from gpulab import VirtualGPU
-from gpulab.virtual import autocast, mirrors
+from gpulab.virtual.operations import autocast, cuda_kernels
 
 # Registered by PyTorch for CUDA, and not on a list of ours: its cast is in `recurrent`.
 ELSEWHERE = {"aten::_cudnn_rnn"}
@@ -37,7 +37,7 @@ def test_no_operation_is_on_two_lists():
     lists = [autocast.LOWER, autocast.FLOAT, autocast.SET_DTYPE, list(autocast.APPEND_DTYPE), autocast.PROMOTE]
     names = [name for names in lists for name in names]
     assert len(names) == len(set(names))
-    assert set(mirrors.MIRRORS) - set(names) == {
+    assert set(cuda_kernels.MIRRORS) - set(names) == {
         "dropout",
         "one_hot",
         "lstm.input",

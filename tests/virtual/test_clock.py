@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpulab.virtual import clock as clocks
-from gpulab.virtual import rates
-from gpulab.virtual.clock import QUEUE, Clock, Engine, Span
-from gpulab.virtual.timeline import as_trace, recording
+from gpulab.virtual.clock import clock as clocks
+from gpulab.virtual.clock import rates
+from gpulab.virtual.clock.clock import QUEUE, Clock, Engine, Span
+from gpulab.virtual.clock.timeline import as_trace, recording
 
 US = 1e-6
 T4 = rates.of("T4")

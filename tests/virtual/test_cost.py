@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from gpulab import VirtualGPU
-from gpulab.virtual import rates
+from gpulab.virtual.clock import rates
 
 US = 1e-6
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from gpulab.virtual.gpu import VirtualGPU
-from gpulab.virtual.wrappers import wrapper
+from gpulab.virtual.operations.generated_checks import wrapper
 
 HERE = Path(__file__).parent / "torch_cuda"
 sys.path.insert(0, str(HERE))

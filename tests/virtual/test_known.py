@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from gpulab.virtual.refusals import NoValues
 from gpulab.virtual.gpu import VirtualGPU
+from gpulab.virtual.scope.refusals import NoValues
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulab.virtual import rates
-from gpulab.virtual.specs import SPECS, spec
+from gpulab.virtual.clock import rates
+from gpulab.virtual.gpus.specs import SPECS, spec
 
 every = pytest.mark.parametrize("name", SPECS)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpulab.virtual.settings import Settings
+from gpulab.virtual.memory.settings import Settings
 
 
 def test_nothing_is_the_defaults():

@@ -7,7 +7,7 @@ from collections import Counter
 import soak
 import torch
 
-from gpulab.virtual.labels import Label
+from gpulab.virtual.scope.labels import Label
 
 
 def alive():

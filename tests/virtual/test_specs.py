@@ -6,7 +6,7 @@ import math
 import pytest
 
 from gpulab import choice
-from gpulab.virtual.specs import PCIE3, SPECS, Link, spec
+from gpulab.virtual.gpus.specs import PCIE3, SPECS, Link, spec
 
 
 def test_the_names_are_those_that_setup_takes():

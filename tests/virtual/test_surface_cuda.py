@@ -9,8 +9,8 @@ import warnings
 import pytest
 import torch
 
-from gpulab.virtual.cuda import REFUSED
-from gpulab.virtual.refusals import NotMirrored
+from gpulab.virtual.scope.refusals import NotMirrored
+from gpulab.virtual.surface.cuda import REFUSED
 
 from .surface_scope import scope
 
@@ -398,7 +398,7 @@ def test_nothing_warns_that_should_not(computing):
 
 def test_every_gpu_has_properties_and_unknown_ones_say_so():
     from gpulab.virtual.gpu import VirtualGPU
-    from gpulab.virtual.specs import SPECS
+    from gpulab.virtual.gpus.specs import SPECS
 
     for name in SPECS:
         with VirtualGPU(name):

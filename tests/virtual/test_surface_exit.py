@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from gpulab.virtual import state
+from gpulab.virtual.scope import in_force
 
 from .surface_scope import scope
 
@@ -68,11 +68,11 @@ def nothing_is_left():
         use()  # what PyTorch loads and remembers on first use is loaded
     before, count = everything(), modes()
     yield
-    while state.current is not None:
-        state.current.stop()
+    while in_force.current is not None:
+        in_force.current.stop()
     assert changed(before) == []
     assert modes() == count
-    assert not state.thread.inside
+    assert not in_force.thread.inside
     assert not torch._C._dispatch_tls_is_dispatch_key_included(torch._C.DispatchKey.AutocastPrivateUse1)
     assert torch.ones(2).device.type == "cpu"
 
@@ -100,7 +100,7 @@ def test_an_exception_inside_an_operation_ends_it_as_well():
 
 
 def test_a_failure_while_it_starts_leaves_nothing(monkeypatch):
-    from gpulab.virtual import tensors
+    from gpulab.virtual.surface import tensors
 
     def fail(patches):
         raise OSError("in the middle")
@@ -117,11 +117,11 @@ def test_nested_scopes_replace_the_outer_one_for_a_while():
         before = torch.cuda.memory_allocated()
         attributes = everything()
         with scope(count=2, compute=False) as inner:
-            assert state.current is inner
+            assert in_force.current is inner
             assert torch.cuda.device_count() == 2
             assert torch.cuda.memory_allocated() == 0
             use()
-        assert state.current is outer
+        assert in_force.current is outer
         assert torch.cuda.device_count() == 1
         assert torch.cuda.memory_allocated() == before
         assert kept.is_cuda

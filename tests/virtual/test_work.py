@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from gpulab.virtual import rates, work
+from gpulab.virtual.clock import rates, work
 
 T4 = rates.published(rates.spec("T4"))
 

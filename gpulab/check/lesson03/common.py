@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ...virtual.clock import Clock
-from ...virtual.clock import real as real_clock
+from ...virtual.clock.clock import Clock
+from ...virtual.clock.clock import real as real_clock
 from ...virtual.gpu import VirtualGPU
 from ..measure import virtual_gpu
 from ..wording import _is_students, clip

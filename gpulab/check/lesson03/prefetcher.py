@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ...virtual.clock import Span
+from ...virtual.clock.clock import Span
 from ...virtual.gpu import VirtualGPU
 from ..base import Trial, check
 from ..wording import show

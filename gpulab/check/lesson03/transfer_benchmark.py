@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...virtual import crossing
 from ...virtual.gpu import VirtualGPU
+from ...virtual.operations import copies
 from ..base import Trial, check
 from ..wording import show
 from .common import COST, PINNED, scope
@@ -67,17 +67,17 @@ class _Ops(TorchDispatchMode):
 def counted_pins() -> Iterator[list[int]]:
     """The bytes of each storage that is pinned within the block."""
     pins: list[int] = []
-    own = crossing.pin
+    own = copies.pin
 
     def noted(storage: Any, *, copied: bool) -> None:
         pins.append(storage.nbytes())
         own(storage, copied=copied)
 
-    crossing.pin = noted
+    copies.pin = noted
     try:
         yield pins
     finally:
-        crossing.pin = own
+        copies.pin = own
 
 
 class LineTimer:

@@ -12,8 +12,8 @@ from unittest import mock
 
 import torch
 
-from ...virtual import state
 from ...virtual.gpu import VirtualGPU
+from ...virtual.scope import in_force
 from ..base import Trial
 from ..measure import virtual_gpu
 from ..wording import show
@@ -50,8 +50,8 @@ def gpus(count: int = 2) -> VirtualGPU:
 def no_gpu() -> Iterator[None]:
     """A machine without a GPU, whatever stands in this one; to be entered in the thread that works there."""
     with contextlib.ExitStack() as stack:
-        if state.current is not None:
-            stack.enter_context(state.current.suspended())
+        if in_force.current is not None:
+            stack.enter_context(in_force.current.suspended())
         if torch.cuda.is_available() or torch.accelerator.is_available():
             answers: dict[str, Any] = {"is_available": False, "device_count": 0, "memory_allocated": 0}
             answers |= {"max_memory_allocated": 0, "memory_reserved": 0, "max_memory_reserved": 0}

@@ -71,7 +71,7 @@ class Bug(RuntimeError):
 
 
 def limited() -> VirtualGPU:
-    from ...virtual.specs import spec
+    from ...virtual.gpus.specs import spec
 
     return virtual_gpu(settings=f"per_process_memory_fraction:{ROOM * MIB / spec('T4').memory_bytes:.9f}")
 

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-from ...virtual.out_of_memory import Shortage, format_size
+from ...virtual.memory.out_of_memory import Shortage, format_size
 from ..base import Trial, check
 from ..wording import show
 from .sections import MESSAGE

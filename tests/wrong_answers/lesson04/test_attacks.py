@@ -14,7 +14,7 @@ import torch
 import gpulab
 from gpulab.check.lesson04 import mistakes
 from gpulab.check.lesson04.common import SECTIONS
-from gpulab.virtual import state
+from gpulab.virtual.scope import in_force
 
 from . import memory_buckets as buckets
 from . import memory_profiler as profiler
@@ -79,12 +79,12 @@ def test_a_check_leaves_nothing_behind(name, scope):
         device = "cuda" if scope else "cpu"
         own = torch.empty(1 << 20, device=device)
         before = torch.cuda.memory_stats() if scope else {}
-        in_force = state.current
+        outer = in_force.current
         getattr(gpulab.check, name)(RIGHT[name])
         with pytest.raises(gpulab.CheckFailed):
             getattr(gpulab.check, name)(does_nothing)
         gc.collect()
-        assert state.current is in_force
+        assert in_force.current is outer
         assert own.device.type == device
         if scope:
             assert torch.cuda.memory_stats() == before

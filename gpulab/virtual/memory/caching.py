@@ -1,0 +1,204 @@
+"""PyTorch's CUDA caching allocator: the same blocks, segments, counts and errors for the same requests.
+
+Bookkeeping only, without torch and without memory behind the addresses. Not thread-safe, and not to be entered again
+from a finalizer: whoever shares one holds a lock and queues such calls. Follows c10/cuda/CUDACachingAllocator.cpp of
+PyTorch 2.15; record_stream and the private pools of CUDA graphs are not mirrored.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import Any
+
+from . import listing
+from .addresses import DeviceMemory
+from .blocks import ADDRESS_BITS, FREE, GONE, LIVE, SMALL_REQUEST, UNIT, Block
+from .segments import Segments
+from .settings import Settings
+
+
+class CachingAllocator(Segments):
+    """The allocator of one device with `capacity_bytes`, of which `context_bytes` are the CUDA context's.
+
+    `statistics` holds the counts. `watch`, if set, is called with ("segment_alloc" | "segment_free" | "segment_map" |
+    "segment_unmap", address, size, stream) whenever memory is taken from the device or given back.
+    """
+
+    def __init__(
+        self, capacity_bytes: int, settings: Settings | None = None, *, context_bytes: int = 0, device: int = 0
+    ) -> None:
+        if capacity_bytes <= 0:
+            raise ValueError(f"capacity_bytes is {capacity_bytes}; it must be above 0")
+        if not 0 <= context_bytes <= capacity_bytes:
+            raise ValueError(f"context_bytes is {context_bytes}; it must be from 0 to {capacity_bytes=}")
+        super().__init__(DeviceMemory(capacity_bytes, context_bytes), settings or Settings(), device)
+        self._divisions = self.settings.divisions
+
+    def allocate(self, nbytes: int, stream: int = 0) -> Block | None:
+        """A block for `nbytes` bytes, None for 0 bytes; raises OutOfMemory."""
+        if nbytes <= 0:
+            if nbytes < 0:
+                raise ValueError(f"nbytes is {nbytes}; it must be 0 or more")
+            return None
+        size = (nbytes + 511) & -512 if self._divisions is None else _round(nbytes, self._divisions)
+        pools = self._small if size <= SMALL_REQUEST else self._large
+        pool = pools.get(stream) or self._new_pool(stream, size <= SMALL_REQUEST)
+
+        # Best fit: the smallest block that is large enough, ties by address.
+        keys, blocks = pool.keys, pool.blocks
+        index = bisect_left(keys, size << ADDRESS_BITS)
+        if self._choosy:
+            index = self._choose(pool, size, index)
+        if index == len(keys):
+            index = self._obtain(pool, size, nbytes)
+        block, small = blocks[index], pool.small
+        (n, n_other, n_both), (b, b_other, b_both), (r, r_other, r_both), (s, _, _) = pool.counters
+
+        # The front is handed out; the rest, where it is worth it, takes its place in the pool.
+        rest, following = block.size - size, block.next
+        was_split = following is not None or block.prev is not None
+        if rest >= pool.least_rest and size < pool.split_below:
+            block.size = size
+            block.next = tail = Block(block.address + size, rest, pool, block, following)
+            if following is not None:
+                following.prev = tail
+            key = rest << ADDRESS_BITS | tail.address
+            if index and keys[index - 1] > key:
+                del keys[index], blocks[index]
+                pool.insert(tail)
+            else:
+                keys[index], blocks[index] = key, tail
+            if self._expands:
+                pass  # free pages can be given back, so PyTorch does not count them as split
+            elif was_split:
+                s.current -= size
+                s.freed += size
+            else:
+                self.statistics.add("inactive_split", small, 1)
+                self.statistics.add("inactive_split_bytes", small, rest)
+        else:
+            del keys[index], blocks[index]
+            size += rest
+            if was_split and not self._expands:
+                self.statistics.add("inactive_split", small, -1)
+                s.current -= size
+                s.freed += size
+        block.state = LIVE
+        block.requested = nbytes
+
+        # Statistics.add, written out: calling it would take as long as all of the above.
+        n.current = total = n.current + 1
+        if total > n.peak:
+            n.peak = total
+        if (total := total + n_other.current) > n_both.peak:
+            n_both.peak = total
+        b.current = total = b.current + size
+        if total > b.peak:
+            b.peak = total
+        if (total := total + b_other.current) > b_both.peak:
+            b_both.peak = total
+        r.current = total = r.current + nbytes
+        if total > r.peak:
+            r.peak = total
+        if (total := total + r_other.current) > r_both.peak:
+            r_both.peak = total
+        if size >= self._max_split:
+            self.statistics.oversize_allocations.add(1)
+        return block
+
+    def free(self, block: Block | None) -> None:
+        """Give a block back to its pool, joined with its free neighbours; the handle is worth nothing from then on."""
+        if block is None:
+            return
+        pool = block.pool
+        if block.state != LIVE or pool.owner is not self:
+            why = "belongs to another allocator" if pool.owner is not self else "has been freed already"
+            raise ValueError(f"{block!r} {why}")
+        size, prev, following = block.size, block.prev, block.next
+        (n, _, _), (b, _, _), (r, _, _), (s, s_other, s_both) = pool.counters
+        n.current -= 1
+        n.freed += 1
+        b.current -= size
+        b.freed += size
+        r.current -= block.requested
+        r.freed += block.requested
+        if size >= self._max_split:
+            self.statistics.oversize_allocations.add(-1)
+
+        # A free neighbour takes the block in; the handle itself is never used again.
+        block.state = GONE
+        merged: Block | None = None
+        joined = joined_bytes = 0
+        grown = size
+        if prev is not None and prev.state == FREE:
+            merged, joined, joined_bytes = prev, 1, prev.size
+            if following is not None and following.state == FREE:
+                pool.remove(following)
+                joined, joined_bytes, grown = 2, joined_bytes + following.size, size + following.size
+                following = following.next
+        elif following is not None and following.state == FREE:
+            merged, joined, joined_bytes = following, 1, following.size
+        if merged is None:
+            merged = Block(block.address, size, pool, prev, following)
+            if following is not None:
+                following.prev = merged
+            pool.insert(merged)
+        else:
+            keys, blocks = pool.keys, pool.blocks
+            index = bisect_left(keys, merged.size << ADDRESS_BITS | merged.address)
+            merged.size += grown
+            if merged is prev:
+                merged.next = following
+                if following is not None:
+                    following.prev = merged
+            else:
+                merged.address = block.address
+                merged.prev = prev
+            key = merged.size << ADDRESS_BITS | merged.address
+            if index + 1 < len(keys) and keys[index + 1] < key:
+                del keys[index], blocks[index]
+                pool.insert(merged)
+            else:
+                keys[index] = key
+        if merged is not prev:
+            if prev is None:
+                self._heads[merged.address] = merged
+            else:
+                prev.next = merged
+
+        if merged.prev is None and merged.next is None:
+            merged.idle_since = self._searches
+            if joined:
+                self.statistics.add("inactive_split", pool.small, -joined)
+                s.current -= joined_bytes
+                s.freed += joined_bytes
+        elif not self._expands:
+            if joined != 1:
+                self.statistics.add("inactive_split", pool.small, 1 - joined)
+            s.current = total = s.current + size
+            if total > s.peak:
+                s.peak = total
+            if (total := total + s_other.current) > s_both.peak:
+                s_both.peak = total
+
+    def memory_info(self) -> tuple[int, int]:
+        """Free and total bytes, as cudaMemGetInfo gives them."""
+        return self.memory.free_bytes, self.memory.capacity_bytes
+
+    def memory_stats(self) -> dict[str, int]:
+        """What `torch.cuda.memory_stats` gives."""
+        unlimited = self.settings.max_split_size_mb is None
+        return self.statistics.flat(max_split_size=-1 if unlimited else self._max_split)
+
+    def snapshot(self) -> list[dict[str, Any]]:
+        """The segments with their blocks, as in `torch.cuda.memory._snapshot()["segments"]`."""
+        return listing.segments(self._heads.values(), device=self.device, expandable=self._expands)
+
+
+def _round(nbytes: int, divisions: tuple[int, ...]) -> int:
+    """Up to the next of N equal steps between powers of two, N by size; where that is off, up to 512."""
+    steps = divisions[min(max(nbytes.bit_length() - 21, 0), len(divisions) - 1)]
+    if steps <= 1 or nbytes <= UNIT * steps:
+        return -(-nbytes // UNIT) * UNIT
+    step = (1 << nbytes.bit_length() - 1) // steps
+    return -(-nbytes // step) * step

@@ -1,0 +1,44 @@
+"""What stands above autograd on a virtual GPU: autocast's lists, mirrored operations, CUDA's refusals.
+
+All three are registered on one dispatch key that nothing else uses, and that every watched thread includes.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+from torch.library import Library, fallthrough_kernel
+
+from . import autocast, cuda_kernels, refused
+
+_library: list[Library] = []
+_registering = threading.Lock()
+
+
+def include(on: bool) -> None:
+    """Let this thread's operations pass here, or not."""
+    if on:
+        _register()
+    torch._C._dispatch_tls_set_dispatch_key_included(autocast.KEY, on)
+    torch._C._dispatch_tls_set_dispatch_key_excluded(autocast.KEY, not on)
+
+
+def _register() -> None:
+    with _registering:
+        if _library:
+            return
+        whole = Library("_", "IMPL")
+        whole.fallback(fallthrough_kernel, autocast.KEY.name)
+        parts = Library("aten", "IMPL")
+        _library.extend((whole, parts))
+        known = set(torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCUDA"))
+        for names, change in autocast.LISTS:
+            for name in names:
+                if f"aten::{name}" in known and name not in cuda_kernels.MIRRORS:
+                    parts.impl(name, refused.first(name, autocast.kernel(name, change)), autocast.KEY.name)
+        for name, mirror in cuda_kernels.MIRRORS.items():
+            parts.impl(name, refused.first(name, mirror), autocast.KEY.name)
+        done = cuda_kernels.MIRRORS.keys() | {name for names, _ in autocast.LISTS for name in names}
+        for name in (refused.BEFORE.keys() | refused.INSTEAD.keys()) - done:
+            parts.impl(name, refused.first(name, refused.INSTEAD.get(name) or autocast.kernel(name)), autocast.KEY.name)

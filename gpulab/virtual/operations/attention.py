@@ -1,0 +1,342 @@
+"""Attention as CUDA does it: which kernel is taken, what it keeps for backward, and its values computed here.
+
+The choice follows ATen/native/transformers/cuda/sdp_utils.cpp. Above autograd the kernel's own operation is called, so
+that PyTorch's autograd keeps what it keeps on a GPU; below, the operation is computed in float32.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..scope import in_force
+from ..scope.in_force import backing
+from ..scope.labels import STAYS, device_of
+from . import autocast
+from .results import map_tensors
+
+if TYPE_CHECKING:
+    from ..gpu import VirtualGPU
+    from ..scope.device import Device
+
+Tensor = torch.Tensor
+aten = torch.ops.aten
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """`torch.nn.functional.scaled_dot_product_attention`."""
+    device = device_of(query) if in_force.current is not None and in_force.current.mirror else None
+    if device is None:
+        with autocast.below():
+            return aten.scaled_dot_product_attention(
+                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+            )
+    if autocast.casting():
+        query, key, value = autocast.lower((query, key, value))
+        attn_mask = autocast.lower(attn_mask)
+    if query.dim() == key.dim() == value.dim() == 3:
+        # a batch of one
+        mask = attn_mask if attn_mask is None or attn_mask.dim() < 3 else attn_mask.unsqueeze(0)
+        q, k, v = (t.unsqueeze(0) for t in (query, key, value))
+        return attend(q, k, v, mask, dropout_p, is_causal, scale=scale).squeeze(0)
+    kind = _choose(device.spec.capability, query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+    if kind == "math":
+        with torch.autocast("cuda", enabled=False):
+            return aten._scaled_dot_product_attention_math(
+                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+            )[0]
+    with autocast.below():
+        return _FUSED[kind](query, key, value, attn_mask, dropout_p, is_causal, scale)
+
+
+def _flash(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, p: float, causal: bool, scale: float | None) -> Tensor:
+    width = q.shape[-1]
+    scale = width**-0.5 if scale is None else scale
+    q, k, v = (_padded(t, 8) for t in (q, k, v))
+    return aten._scaled_dot_product_flash_attention(q, k, v, p, causal, False, scale=scale)[0][..., :width]
+
+
+def _efficient(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, p: float, causal: bool, scale: float | None
+) -> Tensor:
+    if mask is not None:
+        mask = _as_bias(mask, q)
+        if mask.shape[-1] % 8:
+            mask = _padded(mask, 8)[..., : mask.shape[-1]]
+        mask = mask.expand(*q.shape[:-1], k.shape[-2])
+    grad = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v, *([] if mask is None else [mask])))
+    return aten._scaled_dot_product_efficient_attention(q, k, v, mask, grad, p, causal, scale=scale)[0]
+
+
+def _cudnn(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, p: float, causal: bool, scale: float | None) -> Tensor:
+    mask = None if mask is None else _as_bias(mask, q)
+    grad = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))
+    return aten._scaled_dot_product_cudnn_attention(q, k, v, mask, grad, p, causal, False, scale=scale)[0]
+
+
+_FUSED = {"flash": _flash, "efficient": _efficient, "cudnn": _cudnn}
+
+
+def _padded(tensor: Tensor, multiple: int) -> Tensor:
+    missing = -tensor.shape[-1] % multiple
+    return torch.nn.functional.pad(tensor, (0, missing)) if missing else tensor
+
+
+def _as_bias(mask: Tensor, like: Tensor) -> Tensor:
+    if mask.dtype is not torch.bool:
+        return mask
+    zero, low = (torch.scalar_tensor(x, dtype=like.dtype, device=like.device) for x in (0.0, -math.inf))
+    return torch.where(mask, zero, low)
+
+
+def _choose(
+    capability: tuple[int, int], q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, p: float, causal: bool, gqa: bool
+) -> str:
+    """ "cudnn", "flash", "efficient" or "math"."""
+    backends = torch.backends.cuda
+    ready = all(t.dim() == 4 for t in (q, k, v)) and all(t.stride(-1) == 1 and t.shape[-2] for t in (q, k, v))
+    ready = ready and (gqa or q.shape[1] == k.shape[1] == v.shape[1]) and q.shape[0] == k.shape[0] == v.shape[0]
+    ready = ready and q.dtype == k.dtype == v.dtype
+    width = q.shape[-1]
+    even = width == k.shape[-1] == v.shape[-1] and width % 8 == 0 and (width <= 128 or width == 256)
+    fixed = mask is None or not (mask.requires_grad and torch.is_grad_enabled())
+    cudnn = ready and capability >= (8, 0) and backends.cudnn_sdp_enabled() and q.dtype in _HALVES
+    cudnn = cudnn and even and fixed and p * 16 == int(p * 16)
+    if cudnn and capability in ((9, 0), (10, 0)):
+        return "cudnn"  # elsewhere it comes last
+    if ready and backends.flash_sdp_enabled() and capability >= (8, 0) and mask is None and q.dtype in _HALVES:
+        square = not causal or q.shape[-2] == k.shape[-2]
+        grad = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))
+        wide = capability in ((8, 6), (8, 9)) and width > 192 and grad
+        if width == k.shape[-1] == v.shape[-1] and width <= 256 and square and not wide:
+            return "flash"
+    half = q.dtype in _HALVES
+    align = 8 if half else 4 if capability >= (8, 0) else 1
+    aligned = width % align == 0 and v.shape[-1] % align == 0
+    known = (torch.float32, torch.float16) if capability < (8, 0) else (torch.float32, *_HALVES)
+    mixed = gqa and q.shape[1] != k.shape[1] != v.shape[1]
+    if ready and backends.mem_efficient_sdp_enabled() and q.dtype in known and aligned and not mixed:
+        return "efficient"
+    if not backends.math_sdp_enabled():
+        if cudnn:
+            return "cudnn"
+        raise RuntimeError("No available kernel. Aborting execution.")
+    return "math"
+
+
+# -- values ----------------------------------------------------------------------------------------------------------
+
+
+def _scores(q: Tensor, k: Tensor, bias: Tensor | None, causal: bool, scale: float) -> Tensor:
+    scores = (q * scale) @ k.transpose(-1, -2)
+    if bias is not None:
+        scores = scores + bias
+    if causal:
+        keep = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+        scores = scores.masked_fill(~keep, -math.inf)
+    return scores
+
+
+def _shared(q: Tensor, t: Tensor) -> Tensor:
+    return t if t.shape[1] == q.shape[1] else t.repeat_interleave(q.shape[1] // t.shape[1], 1)
+
+
+def _mask_of(shape: torch.Size, p: float, seed: int) -> Tensor:
+    generator = torch.Generator("cpu")
+    generator.manual_seed(seed)
+    return torch.empty(shape).bernoulli_(1 - p, generator=generator).div_(1 - p)
+
+
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, p: float, causal: bool, scale: float, seed: int
+) -> tuple[Tensor, Tensor]:
+    q, k, v = q.float(), _shared(q, k.float()), _shared(q, v.float())
+    bias = None if bias is None else bias.float()
+    scores = _scores(q, k, bias, causal, scale)
+    total = scores.logsumexp(-1)
+    weights = (scores - total.unsqueeze(-1)).exp().nan_to_num(0.0)
+    if p:
+        weights = weights * _mask_of(weights.shape, p, seed)
+    return weights @ v, total
+
+
+def _backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, p: float, causal: bool,
+    scale: float, seed: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of query, key, value and bias, in float32."""
+    heads, shared = q.shape[1], k.shape[1]
+    q, k, v, grad = q.float(), _shared(q, k.float()), _shared(q, v.float()), grad.float()
+    scores = _scores(q, k, None if bias is None else bias.float(), causal, scale)
+    weights = scores.softmax(-1).nan_to_num(0.0)
+    kept = _mask_of(weights.shape, p, seed) if p else None
+    of_value = (weights if kept is None else weights * kept).transpose(-1, -2) @ grad
+    of_weights = grad @ v.transpose(-1, -2)
+    if kept is not None:
+        of_weights = of_weights * kept
+    of_scores = weights * (of_weights - (grad * out.float()).sum(-1, keepdim=True))
+    of_query = of_scores @ k * scale
+    of_key = of_scores.transpose(-1, -2) @ q * scale
+    if heads != shared:
+        of_key, of_value = (t.unflatten(1, (shared, heads // shared)).sum(2) for t in (of_key, of_value))
+    return of_query, of_key, of_value, of_scores
+
+
+def _scale(q: Tensor, given: float | None) -> float:
+    return q.shape[-1] ** -0.5 if given is None else given
+
+
+def _seed(device: Device, p: float) -> int:
+    if not p:
+        return 0
+    return int(torch.randint(0, 2**62, (), generator=device.generator).item())
+
+
+def _laid_out(values: Tensor, like: Tensor) -> Tensor:
+    """`values` with the dtype and strides of `like`, which is on `meta`."""
+    out = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype)
+    return out.copy_(values)
+
+
+def _shapes(func: Any, args: Any, kwargs: Any) -> Any:
+    return func._op(*map_tensors(lambda t: t.to("meta"), args), **kwargs)
+
+
+def flash_forward(gpu: VirtualGPU, device: Device, func: Any, args: Any, kwargs: Any) -> Any:
+    if not gpu.compute:
+        with backing:
+            return func._op(*args, **kwargs)
+    q, k, v, p, causal = [*args, 0.0, False][:5] if len(args) < 5 else args[:5]
+    with backing:
+        shapes = _shapes(func, args, kwargs)
+        seed = _seed(device, p)
+        out, total = _forward(q, k, v, None, p, causal, _scale(q, kwargs.get("scale")), seed)
+        rest = [t if isinstance(t, Tensor) else None for t in shapes]
+        made = [_laid_out(out, shapes[0]), _laid_out(total, shapes[1])]
+        for shape, plain in zip(rest[2:], shapes[2:], strict=True):
+            if shape is None:
+                made.append(plain)
+            elif shape.dtype == torch.uint64:
+                made.append(torch.full(shape.shape, seed, dtype=torch.int64).view(torch.uint64))
+            else:
+                made.append(torch.empty(shape.shape, dtype=shape.dtype))
+        return tuple(made)
+
+
+def flash_backward(gpu: VirtualGPU, device: Device, func: Any, args: Any, kwargs: Any) -> Any:
+    if not gpu.compute:
+        with backing:
+            return func._op(*args, **kwargs)
+    grad, q, k, v, out, _, _, _, _, _, p, causal, seed = args[:13]
+    with backing:
+        shapes = _shapes(func, args, kwargs)
+        number = int(seed.view(torch.int64).flatten()[0]) if p else 0
+        grads = _backward(grad, q, k, v, None, out, p, causal, _scale(q, kwargs.get("scale")), number)
+        return tuple(_laid_out(g, s) for g, s in zip(grads, shapes, strict=False))
+
+
+def efficient_forward(gpu: VirtualGPU, device: Device, func: Any, args: Any, kwargs: Any) -> Any:
+    q, k, v, bias, _, p, causal = (*args, *(0.0, False)[len(args) - 5 :])[:7]
+    with backing:
+        shapes = func._op(*args, **kwargs) if not gpu.compute else _shapes(func, args, kwargs)
+        # The seed is known to the host where it is needed; without dropout two empty scalars stand for it.
+        if not gpu.compute:
+            seeds = [torch.empty((), dtype=torch.int64, device="meta") for _ in range(2)]
+            return shapes[0], shapes[1], *(_seeds(0, p) if p else seeds)
+        seed = _seed(device, p)
+        out, total = _forward(q, k, v, bias, p, causal, _scale(q, kwargs.get("scale")), seed)
+        made = torch.zeros(shapes[1].shape, dtype=shapes[1].dtype)
+        if made.numel():
+            made[..., : total.shape[-1]].copy_(total)
+        return _laid_out(out, shapes[0]), made, *_seeds(seed, p)
+
+
+def _seeds(seed: int, p: float) -> list[Tensor]:
+    """The seed and its offset: on the host where there is dropout, else two empty scalars on the GPU."""
+    made = [torch.tensor(seed), torch.tensor(0)]
+    if p:
+        for tensor in made:
+            setattr(tensor.untyped_storage(), STAYS, True)
+    return made
+
+
+def efficient_backward(gpu: VirtualGPU, device: Device, func: Any, args: Any, kwargs: Any) -> Any:
+    if not gpu.compute:
+        with backing:
+            return func._op(*args, **kwargs)
+    grad, q, k, v, bias, out, _, seed, _, p, wanted = args[:11]
+    causal = args[11] if len(args) > 11 else kwargs.get("is_causal", False)
+    with backing:
+        shapes = _shapes(func, args, {n: x for n, x in kwargs.items() if n != "is_causal"} | {})
+        grads = _backward(grad, q, k, v, bias, out, p, causal, _scale(q, kwargs.get("scale")), int(seed) if p else 0)
+        return tuple(
+            _laid_out(g, s) if want and isinstance(s, Tensor) else None
+            for g, s, want in zip(grads, shapes, wanted, strict=True)
+        )
+
+
+def cudnn_forward(gpu: VirtualGPU, device: Device, func: Any, args: Any, kwargs: Any) -> Any:
+    q, k, v, bias, grad, p, causal = (*args, *(0.0, False)[len(args) - 5 :])[:7]
+    with backing:
+        shapes = _shapes(func, args, kwargs)
+        made = list(shapes)
+        rows = torch.empty(*q.shape[:-1], 1 if grad else 0, dtype=torch.float32, device=device.backing)
+        if gpu.compute:
+            seed = _seed(device, p)
+            out, total = _forward(q, k, v, bias, p, causal, _scale(q, kwargs.get("scale")), seed)
+            made[0] = _laid_out(out, shapes[0])
+            if grad:
+                rows.copy_(total.unsqueeze(-1))
+            made[6], made[7] = torch.tensor(seed), torch.tensor(0)
+        else:
+            made[6], made[7] = (torch.empty((), dtype=torch.int64, device="meta") for _ in range(2))
+        made[1] = rows
+        made[8] = None
+        return tuple(made)
+
+
+def cudnn_backward(gpu: VirtualGPU, device: Device, func: Any, args: Any, kwargs: Any) -> Any:
+    grad, q, k, v, out, _, seed, _, bias, _, _, _, _, p, causal = args[:15]
+    with backing:
+        if not gpu.compute:
+            return tuple(torch.empty_like(t) for t in (q, k, v))
+        number = int(seed) if p else 0
+        grads = _backward(grad, q, k, v, bias, out, p, causal, _scale(q, kwargs.get("scale")), number)
+        return tuple(_laid_out(g, t) for g, t in zip(grads, (q, k, v), strict=False))
+
+
+def cudnn_backward_temporaries(device: Device, args: Any, out: Any) -> list[int]:
+    """The query's gradient in float32, and the row sums."""
+    return [args[1].numel() * 4 + args[5].nbytes]
+
+
+def flash_backward_temporaries(device: Device, args: Any, out: Any) -> list[int]:
+    """The gradient made contiguous, the row sums, and float32 sums of the query's gradient."""
+    q = args[1]
+    batch, heads, length, width = q.shape
+    length, width = -(-length // 128) * 128, -(-width // 32) * 32
+    return [args[0].nbytes, args[0].nbytes, batch * heads * length * 4, batch * heads * length * width * 4]
+
+
+def efficient_backward_temporaries(device: Device, args: Any, out: Any) -> list[Any]:
+    """The row sums of gradient times output, then float32 sums of the query's gradient."""
+    grad, q = args[:2]
+    batch, heads, length, width = q.shape
+    rows = batch * heads * length * 4
+    sums = batch * heads * (-(-length // 64) * 64 * -(-width // 64) * 64 * 4 + 64)
+    if q.dtype is torch.float32:
+        return [[grad.nbytes, rows, rows], [rows, sums]]
+    return [rows, sums]

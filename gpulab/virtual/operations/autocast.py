@@ -1,0 +1,213 @@
+"""CUDA's autocast on tensors that are not CUDA's: its lists of operations, and its cache of cast weights.
+
+`torch.autocast("cuda")` itself is PyTorch's. Its casts are registered for CUDA tensors only, so the same lists are
+registered here on a dispatch key that nothing else uses, which every thread of a virtual GPU includes. The lists are
+those of ATen/autocast_mode.h; a test holds them against what PyTorch has registered for CUDA.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..scope import in_force
+from ..scope.labels import device_of
+
+KEY: Any = torch._C.DispatchKey.AutocastPrivateUse1  # type: ignore[attr-defined]
+_WITHOUT = torch._C.DispatchKeySet(KEY)
+Tensor = torch.Tensor
+
+
+def _names(text: str) -> list[str]:
+    return text.split()
+
+
+LOWER = _names("""
+    _convolution.deprecated _convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d.input
+    conv_transpose3d.input convolution prelu addmm addmv addr matmul einsum mm mv linalg_vecdot linear addbmm
+    baddbmm bmm chain_matmul linalg_multi_dot _thnn_fused_lstm_cell _thnn_fused_gru_cell lstm_cell gru_cell
+    rnn_tanh_cell rnn_relu_cell _scaled_dot_product_flash_attention scaled_dot_product_attention cudnn_convolution
+    cudnn_convolution_transpose
+""")
+FLOAT = _names("""
+    acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow.Tensor_Scalar
+    pow.Tensor_Tensor pow.Scalar softplus layer_norm native_layer_norm group_norm rms_norm frobenius_norm.dim
+    nuclear_norm nuclear_norm.dim cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss nll_loss2d
+    hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss mse_loss margin_ranking_loss
+    multilabel_margin_loss soft_margin_loss triplet_margin_loss multi_margin_loss binary_cross_entropy_with_logits
+    dist pdist cdist renorm logsumexp upsample_nearest1d _upsample_nearest_exact1d upsample_nearest2d
+    _upsample_nearest_exact2d upsample_nearest3d _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d
+    _upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa linalg_matrix_sqrth
+""")
+# Their result's dtype is an argument: it becomes float32 where none is given.
+SET_DTYPE = _names("""
+    prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm
+    linalg_matrix_norm.str_ord sum sum.dim_IntList
+""")
+# They call the overload that takes a dtype.
+APPEND_DTYPE = {"norm.Scalar": "norm.ScalarOpt_dtype", "norm.ScalarOpt_dim": "norm.ScalarOpt_dim_dtype"}
+PROMOTE = _names("""
+    addcdiv addcmul atan2 bilinear cross dot grid_sampler index_put scatter_add tensordot vdot
+""")
+REFUSED = ["binary_cross_entropy"]
+
+_REFUSAL = (
+    "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast.\n"
+    "Many models use a sigmoid layer right before the binary cross entropy layer.\n"
+    "In this case, combine the two layers using torch.nn.functional.binary_cross_entropy_with_logits\n"
+    "or torch.nn.BCEWithLogitsLoss.  binary_cross_entropy_with_logits and BCEWithLogits are\nsafe to autocast."
+)
+
+# The 16-bit copies of parameters, until the outermost autocast block ends; they keep their parameters alive.
+_cache: dict[int, tuple[Tensor, Tensor]] = {}
+
+
+def clear_cache() -> None:
+    _cache.clear()
+
+
+def below() -> Any:
+    """A context in which operations no longer pass here."""
+    return torch._C._ExcludeDispatchKeyGuard(_WITHOUT)
+
+
+def casting() -> bool:
+    """Whether `torch.autocast("cuda")` is on in this thread."""
+    return torch.is_autocast_enabled("cuda")
+
+
+def lower(tree: Any) -> Any:
+    """The arguments of an operation of the first list."""
+    return _cast(tree, torch.get_autocast_dtype("cuda"))
+
+
+def to_float(tree: Any) -> Any:
+    """The arguments of an operation that autocast runs in float32."""
+    return _cast(tree, torch.float32)
+
+
+def overload(name: str) -> Any:
+    packet, _, which = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet), which or "default")
+
+
+Change = Callable[[Any, tuple[Any, ...], dict[str, Any]], tuple[Any, tuple[Any, ...], dict[str, Any]]]
+
+
+def kernel(name: str, change: Change | None = None) -> Callable[..., Any]:
+    """The operation, with what `change` makes of the call while autocast is on."""
+    op = overload(name)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(_WITHOUT):
+            if change is not None and torch.is_autocast_enabled("cuda"):
+                called, args, kwargs = change(op, args, kwargs)
+                return called(*args, **kwargs)
+            return op(*args, **kwargs)
+
+    return run
+
+
+def _lowered(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return op, lower(args), lower(kwargs)
+
+
+def _widened(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return op, to_float(args), to_float(kwargs)
+
+
+def _dtype_set(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    place = [argument.name for argument in op._schema.arguments].index("dtype")
+    given = args[place] if len(args) > place else kwargs.get("dtype")
+    if given is None and _eligible(args[0]):
+        args = args[:place]
+        kwargs = {**kwargs, "dtype": torch.float32}
+        for argument in op._schema.arguments[len(args) : place]:
+            kwargs.setdefault(argument.name, argument.default_value)
+    return op, args, kwargs
+
+
+def _dtype_appended(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if not _eligible(args[0]):
+        return op, args, kwargs
+    filled = (*args, *(kwargs.get(a.name, a.default_value) for a in op._schema.arguments[len(args) :]))
+    return overload(APPEND_DTYPE[op.name().removeprefix("aten::")]), filled, {"dtype": torch.float32}
+
+
+def _promoted(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    dtypes = [t.dtype for t in _tensors((args, tuple(kwargs.values()))) if _eligible(t)]
+    widest = torch.float32 if torch.float32 in dtypes else torch.get_autocast_dtype("cuda")
+    return op, _cast(args, widest), _cast(kwargs, widest)
+
+
+def _refused(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if _on_gpu(args[0]):
+        raise RuntimeError(_REFUSAL)
+    return op, args, kwargs
+
+
+LISTS: list[tuple[Any, Change]] = [
+    (LOWER, _lowered),
+    (FLOAT, _widened),
+    (SET_DTYPE, _dtype_set),
+    (APPEND_DTYPE, _dtype_appended),
+    (PROMOTE, _promoted),
+    (REFUSED, _refused),
+]
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    if isinstance(tree, Tensor):
+        return [tree]
+    if isinstance(tree, (list, tuple)):
+        return [tensor for item in tree for tensor in _tensors(item)]
+    return []
+
+
+def _on_gpu(tensor: Tensor) -> bool:
+    return in_force.current is not None and device_of(tensor) is not None
+
+
+def _eligible(tensor: Any) -> bool:
+    """Whether autocast may cast it: on a GPU, floating, and not float64."""
+    return (
+        isinstance(tensor, Tensor)
+        and tensor.is_floating_point()
+        and tensor.dtype is not torch.float64
+        and _on_gpu(tensor)
+    )
+
+
+def _cast(tree: Any, dtype: torch.dtype) -> Any:
+    if isinstance(tree, Tensor):
+        return _cast_tensor(tree, dtype) if tree.dtype is not dtype and _eligible(tree) else tree
+    if type(tree) is tuple:
+        return tuple([_cast(item, dtype) for item in tree])
+    if type(tree) is list:
+        return [_cast(item, dtype) for item in tree]
+    if type(tree) is dict:
+        return {key: _cast(item, dtype) for key, item in tree.items()}
+    return tree
+
+
+def _cast_tensor(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """A cast, remembered for float32 parameters that are cast to autocast's own dtype."""
+    cacheable = (
+        dtype is not torch.float32
+        and tensor.dtype is torch.float32
+        and tensor.requires_grad
+        and tensor.is_leaf
+        and not tensor._is_view()
+        and torch.is_autocast_cache_enabled()
+    )
+    if not cacheable:
+        return tensor.to(dtype)
+    found = _cache.get(id(tensor))
+    if found is not None and found[1].dtype is dtype:
+        return found[1]
+    with torch.enable_grad():  # it serves operations with a gradient too (cached_cast in autocast_mode.cpp)
+        cast = tensor.to(dtype)
+    _cache[id(tensor)] = (tensor, cast)
+    return cast

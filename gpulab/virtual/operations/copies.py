@@ -1,0 +1,169 @@
+"""The time of copies: over the host's link, to another GPU, within one; and the host's waits that nobody asked for."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..scope import in_force
+from ..scope.labels import PINNED, device_of, storage_of
+from . import cost
+
+if TYPE_CHECKING:
+    from ..scope.device import Device
+
+
+def charge(into: torch.Tensor, source: torch.Tensor, *, non_blocking: bool) -> None:
+    """A copy of `source` to `into` that has been made, in the current streams."""
+    to, origin = device_of(into), device_of(source)
+    nbytes = cost.traffic(into)
+    if not nbytes or (to is None and origin is None):
+        return
+    if to is origin and to is not None:
+        rates = to.timer.clock.rates
+        moved = cost.traffic(into, source)
+        to.timer.kernel(to.stream, rates.memory_seconds(moved) + rates.kernel_s, "copy_")
+    elif to is None or origin is None:
+        _over_the_link(to, origin, into, source, non_blocking)
+    else:
+        rates = origin.timer.clock.rates
+        origin.timer.hold(origin.stream, to.timer.streams.get(to.stream, 0.0))
+        end = origin.timer.kernel(origin.stream, nbytes / (rates.peer_gbps * 1e9), f"copy to cuda:{to.index}")
+        to.timer.hold(to.stream, end)
+
+
+def _alike(into: torch.Tensor, source: torch.Tensor) -> bool:
+    """Whether one block of memory can become the other, element by element."""
+    if into.shape != source.shape or into.layout is not source.layout:
+        return False
+    if into.layout is not torch.strided:
+        return True
+    sides = list(zip(into.stride(), source.stride(), into.shape, strict=True))
+    dense = 1 + sum((size - 1) * stride for _, stride, size in sides) == source.numel()
+    return dense and all(one == other for one, other, size in sides if size > 1)
+
+
+def _over_the_link(
+    to: Device | None, origin: Device | None, into: torch.Tensor, source: torch.Tensor, non_blocking: bool
+) -> None:
+    """A copy between host and GPU, with what must be changed before or after it.
+
+    Where one block cannot become the other as it is, there are copies in between; another dtype is made on the host,
+    with `non_blocking` on the GPU (copy_requires_temporaries and its use in aten/src/ATen/native/cuda/Copy.cu).
+    """
+    device = to or origin
+    assert device is not None
+    same = into.dtype is source.dtype
+    sent, source_as_it_is, into_as_it_is = source.dtype, True, True
+    if not (same and (_alike(into, source) or not into.dim())):
+        whole = source.is_contiguous() and source.shape == into.shape
+        if (origin is not None) == non_blocking:
+            sent, source_as_it_is, into_as_it_is = into.dtype, same and whole, into.is_contiguous()
+        else:
+            source_as_it_is, into_as_it_is = whole, same and into.is_contiguous()
+    nbytes = into.numel() * sent.itemsize
+    if not source_as_it_is:
+        _in_between(origin, device, source, nbytes)
+    host, as_it_is = (source, source_as_it_is) if to is not None else (into, into_as_it_is)
+    _cross(device, nbytes, "to GPU" if to is not None else "to host", as_it_is and _pinned(host), not non_blocking)
+    if not into_as_it_is:
+        _in_between(to, device, into, nbytes)
+
+
+def _in_between(on: Device | None, device: Device, tensor: torch.Tensor, nbytes: int) -> None:
+    """A copy on one side of the link, between `tensor` and `nbytes` in the form in which they cross."""
+    clock = device.timer.clock
+    if on is None:
+        clock.spend(nbytes / (clock.rates.host_copy_gbps * 1e9))
+    else:
+        on.touch([nbytes])
+        seconds = clock.rates.memory_seconds(nbytes + cost.traffic(tensor)) + clock.rates.kernel_s
+        on.timer.kernel(on.stream, seconds, "copy_")
+
+
+def _cross(device: Device, nbytes: int, way: str, pinned: bool, wait: bool) -> None:
+    device.timer.copy(device.stream, nbytes, way, pinned=pinned, wait=wait)
+    if wait:  # what the driver stages for a pageable copy that should not wait, PyTorch does not tell
+        waited_unasked()
+
+
+def send_indices(device: Device, indices: Any) -> None:
+    """Indices that are on the host are brought to the GPU, and the host waits (TensorAdvancedIndexing.cpp)."""
+    for index in indices:
+        if index is not None and device_of(index) is None:
+            nbytes = index.nbytes
+            if index.dtype in (torch.bool, torch.uint8):  # the host looks up where it is true
+                nbytes = 8 * index.dim() * int(index.count_nonzero())
+            if nbytes:
+                _cross(device, nbytes, "to GPU", _pinned(index), True)
+
+
+def read_back(device: Device) -> None:
+    """The host waits for a number: `.item()`, a branch on a tensor, a shape that depends on values."""
+    device.timer.copy(device.stream, 8, "to host", pinned=True, wait=True)
+    waited_unasked()
+
+
+def waited_unasked() -> None:
+    """What `torch.cuda.set_sync_debug_mode` asks to be told: a wait in an operation that does not look like one."""
+    gpu = in_force.current
+    if gpu is not None and gpu.sync_debug_mode:
+        if gpu.sync_debug_mode == 2:
+            raise RuntimeError("called a synchronizing CUDA operation")
+        warnings.warn("called a synchronizing CUDA operation", stacklevel=4)
+
+
+class PinnedCache:
+    """Page-locked memory that nobody holds any more, by size: PyTorch keeps it, since taking it is slow."""
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[int]] = {}
+
+    def take(self, nbytes: int) -> tuple[PinnedBlock, bool]:
+        """Memory of at least `nbytes`, which is rounded up to a power of two, and whether it had to be page-locked."""
+        free = self._free.setdefault(1 << (nbytes - 1).bit_length(), [])
+        try:
+            size, fresh = free.pop(), False
+        except IndexError:
+            size, fresh = 1 << (nbytes - 1).bit_length(), True
+        return PinnedBlock(free, size), fresh
+
+    def empty(self) -> None:
+        """Give it all back to the system."""
+        self._free.clear()
+
+
+class PinnedBlock:
+    """On the storage that holds it; the memory goes back to the cache when that dies."""
+
+    __slots__ = ("_free", "_size")
+
+    def __init__(self, free: list[int], size: int) -> None:
+        self._free, self._size = free, size
+
+    def __del__(self) -> None:
+        self._free.append(self._size)
+
+
+def pin(storage: Any, *, copied: bool) -> None:
+    """Make a storage of the host pinned, with the host's time for it; a DataLoader's pin thread works beside it."""
+    gpu, nbytes = in_force.current, storage.nbytes()
+    if gpu is None or not nbytes:
+        setattr(storage, PINNED, True)
+        return
+    block, fresh = gpu.pinned.take(nbytes)
+    setattr(storage, PINNED, block)
+    if "_pin_memory_loop" not in threading.current_thread().name:
+        rates = gpu.rates
+        if fresh:
+            gpu.clock.spend(rates.malloc_us * 1e-6 + nbytes / (rates.pin_gbps * 1e9))
+        elif copied:
+            gpu.clock.spend(nbytes / (rates.host_copy_gbps * 1e9))
+
+
+def _pinned(tensor: Any) -> bool:
+    storage = storage_of(tensor)
+    return storage is not None and bool(getattr(storage, PINNED, False))

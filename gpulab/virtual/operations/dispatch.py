@@ -1,0 +1,323 @@
+"""Every operation below autograd: it runs on the tensors behind the GPU, and its results are labelled.
+
+What an operation is (view, factory, copy, …) is worked out once per overload, from its schema; what it costs in memory
+is what appears: no operation is listed by name here except those that choose a device themselves.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._library import custom_ops
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..clock.clock import real
+from ..scope import in_force, ownership
+from ..scope.in_force import backing, thread
+from ..scope.labels import FLOATING, device_of, parts_of, storage_of
+from . import (
+    copies,
+    cost,
+    factories,
+    handlers,
+    known_values,
+    mixing,
+    random,
+    shapes_only,
+    temporaries,
+)
+from .results import float_, join, look, map_tensors, place, resized
+
+if TYPE_CHECKING:
+    from ..gpu import VirtualGPU
+    from ..scope.device import Device
+
+Tensor = torch.Tensor
+Run = Callable[["VirtualGPU", Any, tuple[Any, ...], dict[str, Any]], Any]
+
+_storage: Any = torch._C.TensorBase.untyped_storage
+# The host waits for these: they give Python numbers, or tensors whose shape depends on values.
+SYNCHRONISING = {
+    "aten::_local_scalar_dense",
+    "aten::allclose",
+    "aten::equal",
+    "aten::is_nonzero",
+    "aten::nonzero",
+    "aten::masked_select",
+    "aten::_unique",
+    "aten::_unique2",
+    "aten::unique_dim",
+    "aten::unique_consecutive",
+    "aten::unique_dim_consecutive",
+    "aten::repeat_interleave.Tensor",
+    "aten::bincount",
+}
+
+
+class Dispatch(TorchDispatchMode):
+    """The one mode of all scopes, entered in every thread; without a GPU in force it passes everything on."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing here is compiled, and the guard would cost every operation
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        gpu = in_force.current
+        if gpu is None or thread.inside:
+            return func(*args, **kwargs) if kwargs else func(*args)
+        try:
+            run = _PLANS[func]
+        except KeyError:
+            run = _PLANS[func] = _plan(func)
+        out = run(gpu, func, args, kwargs or _NOTHING)
+        if not gpu.compute:
+            known_values.follow(func, args, kwargs or _NOTHING, out)
+        return out
+
+
+MODE = Dispatch()  # type: ignore[no-untyped-call]
+_NOTHING: dict[str, Any] = {}
+
+
+def _plan(func: Any) -> Run:
+    """How an overload is run."""
+    schema = func._schema
+    name = func.name()
+    if name in SYNCHRONISING:
+        return _run_synchronising
+    if _custom(func) is not None:
+        return _run_custom
+    if any(argument.name == "device" for argument in schema.arguments):
+        return factories.run
+    if func is torch.ops.aten.add.Tensor:
+        return _run_add
+    if name.startswith(("aten::index.Tensor", "aten::index_put", "aten::_index_put_impl_", "aten::_unsafe_index")):
+        return _run_indexing
+    if func in handlers.HANDLERS:
+        return _run_handled
+    if torch.Tag.nondeterministic_seeded in func.tags:
+        handlers.HANDLERS[func] = random.drawn
+        return _run_handled
+    if name.startswith("aten::record_stream"):
+        return _run_plainly
+    if name in ("aten::copy_", "aten::_copy_from", "aten::_foreach_copy_"):
+        return _run_copy
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    if has(name, "CompositeImplicitAutograd") and not has(name, "CPU"):
+        return _run_composite
+    returns = schema.returns
+    if returns and all(r.alias_info is not None and not r.alias_info.is_write for r in returns):
+        return _run_plainly  # views of one storage
+    if name.startswith(("aten::resize", "aten::set_")) or any(a.is_out for a in schema.arguments):
+        return _run_resizing
+    return _run
+
+
+def _run_plainly(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if gpu.compute:
+        return func._op(*args, **kwargs)
+    with backing:
+        return func._op(*args, **kwargs)
+
+
+def _run(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], handler: Any = None) -> Any:
+    """The general case: find the GPU among the arguments, run, label what is new, let the time pass that it takes."""
+    # This is the path of most operations: what is below is `look`, written out for speed.
+    began = real()
+    device = host = floating = None
+    for item in args:
+        if isinstance(item, Tensor):
+            try:
+                label = _storage(item)._gpulab
+            except (RuntimeError, NotImplementedError):
+                device, host, floating = look(parts_of(item), device, host, floating)
+                continue
+            if label is None:
+                if host is None or not host.dim():
+                    host = item
+            elif label is FLOATING or not label.device.active:
+                device, host, floating = look((item,), device, host, floating)
+            elif device is None:
+                device = label.device
+            elif label.device is not device:
+                device, host, floating = look((item,), device, host, floating)
+        elif item.__class__ is list or item.__class__ is tuple:
+            device, host, floating = look(item, device, host, floating)
+    if kwargs:
+        device, host, floating = look(kwargs.values(), device, host, floating)
+    if device is None:
+        if handler is not None:
+            random.check_host_generator(kwargs)
+        gpu.clock.skip(real() - began)
+        out = func._op(*args, **kwargs)
+        if floating is not None and (host is None or not host.dim()):
+            float_(out)
+        return out
+    clock = gpu.clock
+    clock.enter()
+    if host is not None and func not in handlers.HOSTED:
+        args, kwargs = mixing.settle(gpu, device, func, args, kwargs)
+    if floating is not None:
+        join(device, floating)
+    if device.fault is not None:
+        device.raise_fault()
+    if handler is not None:
+        out = handler(gpu, device, func, args, kwargs)
+    elif gpu.compute:
+        try:
+            out = func._op(*args, **kwargs)
+        except (RuntimeError, IndexError) as error:
+            out = handlers.recover(gpu, device, func, args, kwargs, error)
+    else:
+        out = shapes_only.run_on_meta(gpu, device, func, args, kwargs)
+    if out.__class__ is Tensor:
+        try:
+            storage = _storage(out)
+        except (RuntimeError, NotImplementedError):
+            place(device, out)
+        else:
+            if storage._gpulab is None:
+                storage._gpulab = device.allocate(storage.nbytes())
+    else:
+        place(device, out)
+    if func in temporaries.OF and gpu.mirror:
+        device.touch(temporaries.OF[func](device, args, out))
+    cost.charge(device, func, args, out)
+    clock.leave()
+    return out
+
+
+def _run_add(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """In backward, the sum of two gradients is written over the first where nothing else needs that.
+
+    Autograd's engine does so itself (accumulate in input_buffer.cpp), but not while a dispatch mode is active.
+    """
+    if torch._C._current_graph_task_id() != -1 and not torch.is_grad_enabled() and gpu.mirror and not kwargs:
+        into, more = args
+        references = sys.getrefcount(into)
+        if (
+            isinstance(more, Tensor)
+            and isinstance(into, Tensor)
+            and into.shape == more.shape
+            and into.dtype is more.dtype
+            and ownership.owns(into, references)
+            and (into.is_contiguous() or into.is_contiguous(memory_format=torch.channels_last))
+        ):
+            _run(gpu, torch.ops.aten.add_.Tensor, args, kwargs)
+            return into
+    return _run(gpu, func, args, kwargs)
+
+
+def _run_composite(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """In inference mode composite operations arrive whole; their parts must be seen as elsewhere."""
+    with MODE:  # it is off while an operation is handled
+        out = func.decompose(*args, **kwargs)
+    if out is NotImplemented:
+        return _run(gpu, func, args, kwargs)
+    return out
+
+
+def _custom(func: Any) -> Callable[..., Any] | None:
+    """What `torch.library.custom_op` was given for this overload, for CUDA or any device; but PyTorch's own prims."""
+    name = func._schema.name
+    definition = None if name.startswith("prims::") else custom_ops.OPDEFS.get(name)
+    backends = {} if definition is None else definition._backend_fns
+    return backends.get("cuda") or backends.get(None)
+
+
+def _run_custom(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """An operation written in Python: its parts are seen."""
+    with MODE:
+        return _custom(func)(*args, **kwargs)  # type: ignore[misc]
+
+
+def _run_handled(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """An operation whose kernel on the GPU gives other tensors than the CPU's, or takes random numbers."""
+    return _run(gpu, func, args, kwargs, handlers.HANDLERS[func])
+
+
+def _run_copy(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`copy_` may cross from host to GPU and back."""
+    device, _, floating = look(args, None, None, None)
+    if device is None:
+        return func._op(*args, **kwargs)
+    gpu.clock.enter()
+    if floating is not None:
+        join(device, floating)
+    if device.fault is not None:
+        device.raise_fault()
+    out = func._op(*args, **kwargs) if gpu.compute else shapes_only.copy_without_values(gpu, func, args, kwargs)
+    non_blocking = bool(kwargs.get("non_blocking", args[2] if len(args) > 2 else False))
+    pairs = zip(*args[:2], strict=True) if isinstance(args[0], (list, tuple)) else [args[:2]]
+    for into, source in pairs:
+        copies.charge(into, source, non_blocking=non_blocking)
+    gpu.clock.leave()
+    return out
+
+
+def _run_resizing(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Operations that may change the size of a storage they are given."""
+    if func.name().startswith("aten::set_") and look(args, None, None, None)[0] is None:
+        return func._op(*args, **kwargs)  # a storage of the host stays one, whoever points to it
+    out = _run(gpu, func, args, kwargs)
+    for item in [*args, *kwargs.values(), out]:
+        for tensor in item if isinstance(item, (list, tuple)) else [item]:
+            if isinstance(tensor, Tensor):
+                resized(storage_of(tensor))
+    return out
+
+
+def _run_synchronising(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Operations that the host waits for: their result is a Python number, or its shape depends on values."""
+    device = device_of(args[0]) if isinstance(args[0], Tensor) else None
+    if device is None:
+        return _run(gpu, func, args, kwargs)
+    _, other, _ = look(args, None, None, None)
+    if other is not None:
+        mixing.settle(gpu, device, func, args, kwargs)
+    device.raise_fault()
+    out = _run(gpu, func, args, kwargs) if gpu.compute else _known_or_not(gpu, device, func, args, kwargs)
+    copies.read_back(device)
+    return out
+
+
+def _known_or_not(gpu: VirtualGPU, device: Device, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Without values: the answer where it follows from constants, with the shape that it then has."""
+    found = known_values.compute(func, args, kwargs)
+    if found is None:
+        return shapes_only.unknown_value(gpu, func, args)
+    with backing:
+        shapes = map_tensors(lambda t: t.to("meta"), found)
+    place(device, shapes)
+    return shapes
+
+
+def _run_indexing(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The host waits for indices that it has to bring over, and for the number of elements that a mask takes."""
+    device = device_of(args[0])
+    if device is not None:
+        copies.send_indices(device, args[1])
+    out = _run(gpu, func, args, kwargs)
+    if device is not None and not _fills(func, args, kwargs):
+        for index in args[1]:
+            if index is not None and index.dtype in (torch.bool, torch.uint8) and device_of(index) is not None:
+                copies.read_back(device)
+                break
+    return out
+
+
+def _fills(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """A number of the host is written through one mask: a masked_fill (canDispatchToMaskedFill in IndexingUtils.h)."""
+    if "index_put" not in func.name():
+        return False
+    values = args[2] if len(args) > 2 else kwargs["values"]
+    accumulate = args[3] if len(args) > 3 else kwargs.get("accumulate", False)
+    masks = [index for index in args[1] if index is not None]
+    a_mask = len(masks) == 1 and masks[0].dtype in (torch.bool, torch.uint8)
+    return a_mask and not accumulate and values.numel() == 1 and device_of(values) is None
+
+
+_PLANS: dict[Any, Run] = {}

@@ -1,0 +1,67 @@
+"""CUDA's words for an error that the CPU's kernels or PyTorch's shape functions have put into theirs."""
+
+from __future__ import annotations
+
+import re
+from math import prod
+from typing import Any
+
+import torch
+
+from ..scope.in_force import backing
+
+_AT_MOST = 1 << 24  # elements that may be made to hear what the CPU says
+
+
+def of_cpu(error: Exception) -> Exception:
+    """The CPU's error, with the names of CUDA's tensors."""
+    text = str(error)
+    changed = re.sub(r"\btorch\.(\w+Tensor)\b", r"torch.cuda.\1", text)
+    return error if changed == text else type(error)(changed)
+
+
+def of_meta(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> Exception:
+    """For an error of PyTorch's shape functions, what the CPU says of the same shapes; else the error itself.
+
+    The CPU's checks are CUDA's, the shape functions' are written anew in Python.
+    """
+    written = {i for i, a in enumerate(func._schema.arguments) if a.alias_info is not None and a.alias_info.is_write}
+    tensors = _tensors((args, tuple(kwargs.values())))
+    if sum(t.numel() for t in tensors) > _AT_MOST or prod(_widest(tensors)) > _AT_MOST:
+        return error
+    try:
+        with backing:
+            func._op(
+                *[_on_host(value, own=i in written) for i, value in enumerate(args)],
+                **{name: _on_host(value, own=True) for name, value in kwargs.items()},
+            )
+    except (RuntimeError, IndexError, ValueError, TypeError) as found:
+        return of_cpu(found).with_traceback(None)
+    return error
+
+
+def _widest(tensors: list[torch.Tensor]) -> list[int]:
+    """The largest size in each place, from the end: a bound for what broadcasting gives."""
+    rank = max((t.dim() for t in tensors), default=0)
+    return [max((t.shape[-i] for t in tensors if t.dim() >= i), default=1) for i in range(1, rank + 1)]
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    if isinstance(tree, torch.Tensor):
+        return [tree]
+    return [t for item in tree for t in _tensors(item)] if isinstance(tree, (list, tuple)) else []
+
+
+def _on_host(value: Any, *, own: bool) -> Any:
+    """Zeros of the same shape: one number seen many times, except where it is written to."""
+    if isinstance(value, torch.Tensor):
+        if value.layout is not torch.strided:
+            return value
+        if own:
+            return torch.zeros(value.shape, dtype=value.dtype)
+        return torch.zeros((), dtype=value.dtype).expand(value.shape)
+    if isinstance(value, (list, tuple)):
+        return type(value)([_on_host(item, own=own) for item in value])
+    if isinstance(value, torch.device) and value.type == "meta":
+        return torch.device("cpu")
+    return value

@@ -1,0 +1,114 @@
+"""Operations that are told a device, and those that make a tensor like another: on the GPU where they ask for it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..scope.in_force import backing
+from ..scope.labels import device_of, storage_of
+from . import copies, cost, random
+from .results import float_, look, map_tensors, place
+
+if TYPE_CHECKING:
+    from ..gpu import VirtualGPU
+    from ..scope.device import Device
+
+Tensor = torch.Tensor
+
+_storage: Any = torch._C.TensorBase.untyped_storage
+
+
+def run(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Operations that are told a device."""
+    wanted = kwargs.get("device")
+    pinned = kwargs.get("pin_memory")
+    if wanted is None:
+        if pinned:
+            return _pinned(func, args, kwargs)
+        return _run_like(gpu, func, args, kwargs)
+    if wanted.type == "cuda":
+        device = gpu.device(wanted.index)
+        if pinned:
+            raise RuntimeError("Only dense CPU tensors can be pinned")
+        return create(gpu, device, func, args, kwargs)
+    if wanted.type == "cpu" and "generator" in kwargs:
+        random.check_host_generator(kwargs)
+    if pinned:
+        return _pinned(func, args, kwargs)
+    if wanted.type == gpu.backing.type and pinned is None:
+        # C++ asked for it with a tensor's own options, in which the GPU looks like what is behind it.
+        like, _, _ = look(args, None, None, None)
+        if like is not None:
+            return create(gpu, like, func, args, kwargs)
+        out = func._op(*args, **kwargs)
+        if not any(isinstance(a, Tensor) for a in args):
+            float_(out)
+        return out
+    return func._op(*args, **kwargs)
+
+
+def _run_like(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A factory without a device: on the GPU if it is made like a tensor there."""
+    device, _, _ = look(args, None, None, None)
+    if device is None:
+        random.check_host_generator(kwargs)
+        return func._op(*args, **kwargs)
+    return create(gpu, device, func, args, kwargs)
+
+
+def _pinned(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    out = func._op(*args, **{**kwargs, "pin_memory": False})
+    copies.pin(_storage(out), copied=False)
+    return out
+
+
+def create(gpu: VirtualGPU, device: Device, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run an operation with `device=`; its memory is taken before its values are written."""
+    gpu.clock.enter()
+    if device.fault is not None:
+        device.raise_fault()
+    generator = kwargs.get("generator")
+    if generator is not None:
+        random.check_generator(generator, device)
+    with backing:
+        label = None
+        if not gpu.compute or not any(isinstance(a, Tensor) for a in args):
+            shapes = func._op(
+                *map_tensors(lambda t: t.to("meta") if t.dim() else t, args),
+                **_with(kwargs, device=torch.device("meta"), generator=None),
+            )
+            if not gpu.compute:
+                place(device, shapes)
+                _charge_new(gpu, device, func, args, kwargs, shapes)
+                return shapes
+            if shapes.layout is torch.strided:
+                label = device.allocate(_storage(shapes).nbytes())
+        arguments = _with(kwargs, device=device.backing, generator=generator)
+        seeded = torch.Tag.nondeterministic_seeded in func.tags
+        out = random.draw(device, func, args, arguments) if seeded else func._op(*args, **arguments)
+    if label is not None and storage_of(out) is not None:
+        storage = _storage(out)
+        if storage._gpulab is None and storage.nbytes() == label.nbytes:
+            storage._gpulab = label
+    place(device, out)
+    _charge_new(gpu, device, func, args, kwargs, out)
+    return out
+
+
+def _charge_new(gpu: VirtualGPU, device: Device, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+    """The time of a factory: that of a copy from elsewhere, or of a kernel that fills what is new."""
+    if func is torch.ops.aten._to_copy.default and device_of(args[0]) is not device:
+        copies.charge(out, args[0], non_blocking=bool(kwargs.get("non_blocking")))
+    else:
+        cost.charge(device, func, args, out)
+    gpu.clock.leave()
+
+
+def _with(kwargs: dict[str, Any], *, device: Any, generator: Any) -> dict[str, Any]:
+    out = {**kwargs, "device": device}
+    out.pop("pin_memory", None)
+    if "generator" in out or generator is not None:
+        out["generator"] = generator
+    return out

@@ -1,0 +1,54 @@
+"""Kernels that only CUDA has, as functions on labelled tensors: RMS norm and its gradient in one piece each.
+
+What they compute on the way is not on the GPU's books, as it is not on a GPU.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..scope.in_force import backing
+from ..scope.labels import device_of
+from . import cost
+from .results import place
+
+Tensor = torch.Tensor
+
+
+def _placed(device: Any, *made: Tensor | None) -> list[Tensor | None]:
+    for tensor in made:
+        place(device, tensor)
+    return list(made)
+
+
+def norm(tensor: Tensor, shape: list[int], weight: Tensor | None, eps: float | None) -> list[Any]:
+    """The normalised tensor, and one float32 number per row (shape of `tensor`, with 1 for what is normalised)."""
+    device = device_of(tensor)
+    dims = list(range(tensor.dim() - len(shape), tensor.dim()))
+    with backing, torch.no_grad():
+        wide = tensor.detach().float()
+        rstd = (wide.pow(2).mean(dims, keepdim=True) + (torch.finfo(tensor.dtype).eps if eps is None else eps)).rsqrt()
+        out = wide * rstd
+        out = (out if weight is None else out * weight.detach()).to(tensor.dtype)
+    if device is not None:
+        cost.fused(device, "rms_norm", tensor, out)
+    return _placed(device, out, rstd)
+
+
+def norm_backward(grad: Tensor, tensor: Tensor, shape: list[int], rstd: Tensor, weight: Tensor | None) -> list[Any]:
+    """Gradients of the tensor and of the weight."""
+    device = device_of(tensor)
+    dims = list(range(tensor.dim() - len(shape), tensor.dim()))
+    with backing, torch.no_grad():
+        normal, of_out = tensor.detach().float() * rstd, grad.float()
+        scaled = of_out if weight is None else of_out * weight.detach()
+        of_tensor = ((scaled - normal * (scaled * normal).mean(dims, keepdim=True)) * rstd).to(tensor.dtype)
+        of_weight = None
+        if weight is not None:
+            summed = (of_out * normal).flatten(0, dims[0] - 1).sum(0) if dims[0] else of_out * normal
+            of_weight = summed.to(weight.dtype)
+    if device is not None:
+        cost.fused(device, "rms_norm_backward", grad, tensor, of_tensor)
+    return _placed(device, of_tensor, of_weight)

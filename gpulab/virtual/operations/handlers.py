@@ -1,0 +1,246 @@
+"""Operations that the GPU does otherwise than the CPU, one handler each: layouts, statistics, buffers, assertions.
+
+Values are computed here; where they go is `dispatch`'s business.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..scope.in_force import backing
+from ..scope.labels import STAYS, storage_of
+from . import assertions, attention, error_words, random, recurrent, refused, shapes_only
+from .results import map_tensors
+from .shapes_only import KNOWN
+from .sixteen_bit import HALVES, in_float
+
+if TYPE_CHECKING:
+    from ..gpu import VirtualGPU
+    from ..scope.device import Device
+
+Tensor = torch.Tensor
+aten = torch.ops.aten
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+
+
+def recover(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs, error: Exception) -> Any:
+    """What a GPU does where the CPU has refused: an assertion fails in the kernel, or 16 bits are no obstacle."""
+    text = str(error)
+    condition = assertions.failed(func, error)
+    if condition is not None:
+        _fail(device, condition)
+        with backing:
+            return _on_meta(func, args, kwargs, device)
+    if "not implemented for 'Half'" in text or "not implemented for 'BFloat16'" in text:
+        return in_float(func, args, kwargs)
+    try:
+        raise error_words.of_cpu(error) from None
+    finally:
+        del error  # it knows this frame: both, and the tensors in it, would live until Python looks for cycles
+
+
+def _fail(device: Device, condition: str) -> None:
+    assertion = f"Assertion `{condition}` failed."
+    print(f"virtual cuda:{device.index}: block: [0,0,0], thread: [0,0,0] {assertion}", file=sys.stderr)
+    device.fail(assertion)
+
+
+def _on_meta(func: Any, args: Args, kwargs: Kwargs, device: Device) -> Any:
+    """Zeros of the result's shape: what a kernel that has failed leaves is not defined."""
+    mutated = [a for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    if mutated:
+        return args[0]
+    shapes = func._op(*map_tensors(lambda t: t.to("meta"), args), **map_tensors(lambda t: t.to("meta"), kwargs))
+    return map_tensors(lambda t: torch.zeros(t.shape, dtype=t.dtype), shapes)
+
+
+# -- operations with kernels of their own ----------------------------------------------------------------------------
+
+
+def _matmul(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    if gpu.compute:
+        same = all(t.dtype is args[0].dtype for t in args[:3] if isinstance(t, Tensor))
+        return (
+            in_float(func, args, kwargs) if same and args[0].dtype in HALVES else plain(gpu, device, func, args, kwargs)
+        )
+    return plain(gpu, device, func, args, kwargs)
+
+
+def _convolution(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    out = _matmul(gpu, device, func, args, kwargs)
+    return out if gpu.compute else _as_cudnn_lays_it_out(out, *args[:2])
+
+
+def _convolution_backward(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    out = _matmul(gpu, device, func, args, kwargs)
+    return out if gpu.compute else (*(_as_cudnn_lays_it_out(t, *args[1:3]) for t in out[:2]), out[2])
+
+
+def _as_cudnn_lays_it_out(out: Any, tensor: Tensor, weight: Tensor) -> Any:
+    """Channels last where input or weights are (cudnn_conv_suggest_memory_format); shapes alone forget that."""
+    form = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim())
+    if out is None or form is None or not any(_is_laid_out(t, form) for t in (tensor, weight)):
+        return out
+    with backing:
+        return torch.empty_like(out, memory_format=form)
+
+
+def _is_laid_out(tensor: Tensor, form: torch.memory_format) -> bool:
+    return tensor.is_contiguous(memory_format=form) and not tensor.is_contiguous()
+
+
+def plain(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    if not gpu.compute:
+        return shapes_only.run_on_meta(gpu, device, func, args, kwargs)
+    try:
+        return func._op(*args, **kwargs)
+    except (RuntimeError, IndexError) as error:
+        return recover(gpu, device, func, args, kwargs, error)
+
+
+def _unscale(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """GradScaler's check: without values, gradients are taken to be finite."""
+    if gpu.compute:
+        return func._op(*args)
+    setattr(storage_of(args[1]), KNOWN, 0.0)
+    return None
+
+
+HANDLERS: dict[Any, Callable[..., Any]] = {
+    aten.native_dropout.default: random.native_dropout,
+    aten._amp_foreach_non_finite_check_and_unscale_.default: _unscale,
+}
+# Some of their arguments are on the host by contract: the lengths of sequences, with dropout the seed and its offset.
+HOSTED = {
+    aten._pack_padded_sequence.default,
+    aten._scaled_dot_product_flash_attention_backward.default,
+    aten._scaled_dot_product_efficient_attention_backward.default,
+    aten._scaled_dot_product_cudnn_attention_backward.default,
+}
+for _op in (
+    aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default, aten.mv.default, aten.addmv.default,
+    aten.dot.default, aten._addmm_activation.default,
+):  # fmt: skip
+    HANDLERS[_op] = _matmul
+HANDLERS |= {aten.convolution.default: _convolution, aten.convolution_backward.default: _convolution_backward}
+
+
+def _in_float_with_float_statistics(count: int) -> Callable[..., Any]:
+    """A norm of 16-bit input: the last `count` results are statistics, which CUDA keeps in float32."""
+
+    def run(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
+        if args[0].dtype not in HALVES:
+            return plain(gpu, device, func, args, kwargs)
+        with backing:
+            if not gpu.compute:
+                out = func._op(*args, **kwargs)
+                return *out[:-count], *(t.float() for t in out[-count:])
+            held = [a for a in args if isinstance(a, Tensor)]
+            wide = map_tensors(lambda t: t.float() if t.dtype in HALVES else t, args)
+            out = func._op(*wide, **kwargs)
+            for before, after in zip(args, wide, strict=True):  # running statistics are written in place
+                if isinstance(before, Tensor) and before is not held[0] and func is aten.native_batch_norm.default:
+                    before.copy_(after)
+            return *(t.to(args[0].dtype) for t in out[:-count]), *out[-count:]
+
+    return run
+
+
+def _backward_in_float(weight: int) -> Callable[..., Any]:
+    """The backward of such a norm: gradients in the dtype of what they are for, the weight is argument `weight`."""
+
+    def run(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
+        if not gpu.compute or args[0].dtype not in HALVES:
+            return plain(gpu, device, func, args, kwargs)
+        with backing:
+            wide = func._op(*map_tensors(lambda t: t.float() if t.dtype in HALVES else t, args), **kwargs)
+            dtypes = [args[0].dtype, *[args[0].dtype if args[weight] is None else args[weight].dtype] * 2]
+            return tuple(t.to(d) if isinstance(t, Tensor) else t for t, d in zip(wide, dtypes, strict=True))
+
+    return run
+
+
+def _batch_norm(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    out = _in_float_with_float_statistics(2)(gpu, device, func, args, kwargs)
+    if not gpu.compute and not args[5] and args[0].dtype not in HALVES:  # cuDNN keeps the batch's in training only
+        return out[0], out[1].new_empty(0), out[2].new_empty(0)
+    return out
+
+
+def _log_sigmoid(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """CUDA keeps no buffer for it."""
+    out = plain(gpu, device, func, args, kwargs)[0]
+    with backing:
+        return out, out.new_empty(0)
+
+
+def _log_sigmoid_backward(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    with backing:
+        return args[0] * torch.sigmoid(-args[1])
+
+
+def _reduced_loss(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """The loss is reduced within the storage of its elements, and keeps all of it."""
+    if gpu.compute or (len(args) > 2 and not args[2]):
+        return plain(gpu, device, func, args, kwargs)
+    with backing:
+        return torch.empty(
+            torch.broadcast_shapes(args[0].shape, args[1].shape), dtype=args[0].dtype, device="meta"
+        ).view(-1)[0]
+
+
+def _pack_padded(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """The sizes of the packed steps are for the host; where there are no values, the lengths are there all the same."""
+    padded, lengths, _ = args
+    with backing:
+        if gpu.compute:
+            data, sizes = func._op(*args)
+        else:
+            steps = range(int(lengths.max()))
+            sizes = torch.stack([(lengths > step).sum() for step in steps])
+            data = padded.new_empty((int(lengths.sum()), *padded.shape[2:]))
+    setattr(storage_of(sizes), STAYS, True)
+    return data, sizes
+
+
+def _like(place: int) -> Callable[..., Any]:
+    """A gradient of the shape of one argument, where PyTorch has no function of its shape."""
+
+    def run(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
+        if gpu.compute:
+            return plain(gpu, device, func, args, kwargs)
+        with backing:
+            return torch.empty_like(args[place])
+
+    return run
+
+
+HANDLERS |= {
+    aten._pack_padded_sequence.default: _pack_padded,
+    aten._ctc_loss_backward.default: _like(1),
+    aten._ctc_loss_backward.Tensor: _like(1),
+    aten.multi_margin_loss_backward.default: _like(1),
+    aten.native_layer_norm.default: _in_float_with_float_statistics(2),
+    aten.native_batch_norm.default: _batch_norm,
+    aten.log_sigmoid_forward.default: _log_sigmoid,
+    aten.log_sigmoid_backward.default: _log_sigmoid_backward,
+    aten.mse_loss.default: _reduced_loss,
+    aten.smooth_l1_loss.default: _reduced_loss,
+    aten.native_layer_norm_backward.default: _backward_in_float(5),
+    aten.native_batch_norm_backward.default: _backward_in_float(2),
+    aten._scaled_dot_product_flash_attention.default: attention.flash_forward,
+    aten._scaled_dot_product_flash_attention_backward.default: attention.flash_backward,
+    aten._scaled_dot_product_efficient_attention.default: attention.efficient_forward,
+    aten._scaled_dot_product_efficient_attention_backward.default: attention.efficient_backward,
+    aten._scaled_dot_product_cudnn_attention.default: attention.cudnn_forward,
+    aten._scaled_dot_product_cudnn_attention_backward.default: attention.cudnn_backward,
+    aten._cudnn_rnn.default: recurrent.forward,
+    aten._cudnn_rnn_backward.default: recurrent.backward,
+    aten._cudnn_rnn_flatten_weight.default: recurrent.flatten,
+}
+refused.guard(HANDLERS, plain)

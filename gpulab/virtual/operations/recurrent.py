@@ -1,0 +1,193 @@
+"""LSTM, GRU and RNN as cuDNN does them: one operation for the whole sequence, which keeps one reserve.
+
+The values are the CPU's. How large cuDNN's reserve is, NVIDIA does not publish: here it holds what backward cannot do
+without, the gates and the cell states of every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..scope import in_force, ownership
+from ..scope.in_force import backing
+from ..scope.labels import device_of
+from . import autocast
+from .results import map_tensors, place
+from .sixteen_bit import HALVES
+
+if TYPE_CHECKING:
+    from ..gpu import VirtualGPU
+    from ..scope.device import Device
+
+Tensor = torch.Tensor
+aten = torch.ops.aten
+
+_SEED = "_gpulab_seed"  # of the dropout between the layers, on the reserve that stands for it
+# name -> cuDNN's mode, gates per step
+_MODES = {"rnn_relu": (0, 1), "rnn_tanh": (1, 1), "lstm": (2, 4), "gru": (3, 3)}
+_NAMES = {mode: (name, gates) for name, (mode, gates) in _MODES.items()}
+
+
+def _mirror(name: str) -> Callable[..., Any]:
+    op = getattr(aten, name).input
+    mode = _MODES[name][0]
+
+    def run(
+        tensor: Tensor, hx: Any, params: list[Tensor], biases: bool, layers: int, dropout: float, train: bool,
+        bidirectional: bool, batch_first: bool,
+    ) -> Any:  # fmt: skip
+        args = (tensor, hx, params, biases, layers, dropout, train, bidirectional, batch_first)
+        here = in_force.current is not None and in_force.current.mirror and device_of(tensor) is not None
+        if not here or not torch.backends.cudnn.enabled:
+            with autocast.below():
+                return op(*args)
+        if autocast.casting():
+            tensor, hx, params = autocast.lower((tensor, hx, list(params)))
+        with autocast.below():
+            h, c = (hx[0], hx[1]) if name == "lstm" else (hx, None)
+            hidden = params[1].shape[1] if c is None else c.shape[-1]
+            projected = h.shape[-1] if name == "lstm" and h.shape[-1] != hidden else 0
+            each = (4 if biases else 2) + bool(projected)
+            flat = _flat(params)
+            out = aten._cudnn_rnn(
+                tensor, params, each, flat, h, c, mode, hidden, projected, layers, batch_first, dropout, train,
+                bidirectional, [], None,
+            )  # fmt: skip
+            return out[:3] if name == "lstm" else out[:2]
+
+    return run
+
+
+def _flat(params: list[Tensor]) -> Tensor | None:
+    """The buffer that `flatten_parameters` has put all weights in; None where they lie apart."""
+    first = params[0].untyped_storage()
+    if any(p.untyped_storage()._cdata != first._cdata for p in params):
+        return None
+    total = first.nbytes() // params[0].element_size()
+    return params[0].detach().as_strided((total,), (1,), 0)
+
+
+MIRRORS: dict[str, Callable[..., Any]] = {f"{name}.input": _mirror(name) for name in _MODES}
+
+
+def _arguments(args: Any) -> tuple[Any, ...]:
+    """The arguments of the CPU's operation, from those of `_cudnn_rnn`."""
+    tensor, weights, stride, _, h, c, mode, _, _, layers, batch_first, dropout, train, both = args[:14]
+    name, _ = _NAMES[mode]
+    biases = stride >= 4
+    hx = [h, c] if name == "lstm" else h
+    return getattr(aten, name).input, (tensor, hx, weights, biases, layers, dropout, train, both, batch_first)
+
+
+def _wide(tree: Any) -> Any:
+    return map_tensors(lambda t: t.float() if t.dtype in HALVES else t, tree)
+
+
+def forward(gpu: VirtualGPU, device: Device, func: Any, args: Any, kwargs: Any) -> Any:
+    """`_cudnn_rnn`: output, h, c, reserve, flat weights."""
+    tensor, weights, _, flat, h, c, mode, hidden, projected, layers, batch_first, dropout, train, both = args[:14]
+    op, cpu_args = _arguments(args)
+    with backing:
+        time, batch = (tensor.shape[1], tensor.shape[0]) if batch_first else tensor.shape[:2]
+        if gpu.compute:
+            seed = int(torch.randint(0, 2**62, (), generator=device.generator).item()) if dropout and train else 0
+            out = _seeded(seed, op, _wide(cpu_args))
+            out = [t.to(tensor.dtype).contiguous() for t in out]
+        else:
+            seed = 0
+            width = (projected or hidden) * (2 if both else 1)
+            shape = (batch, time, width) if batch_first else (time, batch, width)
+            out = [torch.empty(shape, dtype=tensor.dtype, device="meta"), torch.empty_like(h)]
+            out += [] if c is None else [torch.empty_like(c)]
+        if batch_first:  # cuDNN works along the time and its result is turned
+            out[0] = out[0].transpose(0, 1).contiguous().transpose(0, 1)
+        gates = _NAMES[mode][1] + (mode == 2)
+        size = layers * (2 if both else 1) * time * batch * hidden * gates * tensor.element_size() if train else 0
+        reserve = torch.empty(size, dtype=torch.uint8, device=device.backing)
+        setattr(reserve.untyped_storage(), _SEED, seed)
+        cell = out[2] if c is not None else torch.empty(0, dtype=tensor.dtype, device=device.backing)
+        if flat is None:
+            flat = torch.empty(sum(w.numel() for w in weights), dtype=tensor.dtype, device=device.backing)
+        else:
+            flat = flat.view(-1)
+    return out[0], out[1], cell, reserve, flat
+
+
+def _seeded(seed: int, op: Any, args: Any) -> Any:
+    if not seed:
+        return op(*args)
+    host = torch.default_generator
+    kept = host.get_state()
+    try:
+        host.manual_seed(seed)
+        return op(*args)
+    finally:
+        host.set_state(kept)
+
+
+def backward(gpu: VirtualGPU, device: Device, func: Any, args: Any, kwargs: Any) -> Any:
+    """`_cudnn_rnn_backward`: gradients of the input, h, c and the weights."""
+    tensor, weights, stride, flat, h, c, _, of_output, of_h, of_c, *rest = args
+    forward_args = (tensor, weights, stride, flat, h, c, *rest[:9])
+    reserve, wanted = args[20], args[21]
+    with backing:
+        if not gpu.compute:
+            grads = [torch.empty_like(t) for t in (tensor, h, *([] if c is None else [c]), *weights)]
+        else:
+            op, cpu_args = _arguments(forward_args)
+            grads = _gradients(
+                op, _wide(cpu_args), (of_output, of_h, of_c), getattr(reserve.untyped_storage(), _SEED, 0)
+            )
+            grads = [g.to(tensor.dtype) for g in grads]
+    cut = 3 if c is not None else 2
+    of_weights = grads[cut:] if wanted[3] else []
+    if of_weights:
+        with backing:
+            whole = torch.empty(sum(w.numel() for w in weights), dtype=tensor.dtype, device=device.backing)
+            place = 0
+            for index, grad in enumerate(of_weights):
+                part = whole[place : place + grad.numel()].view(grad.shape)
+                if gpu.compute:
+                    part.copy_(grad)
+                of_weights[index] = part
+                place += grad.numel()
+    return grads[0], grads[1], grads[2] if c is not None else None, list(of_weights)
+
+
+def _gradients(op: Any, args: Any, of_results: Any, seed: int) -> list[Tensor]:
+    """Gradients of the floating-point inputs, by running the operation again with autograd."""
+    tensor, hx, weights, *rest = args
+    several = isinstance(hx, list)
+
+    def run() -> list[Tensor]:
+        leaves = [t.detach().clone().requires_grad_() for t in (tensor, *(hx if several else [hx]), *weights)]
+        n = 3 if several else 2
+        states = leaves[1:n]
+        results = _seeded(seed, op, (leaves[0], states if several else states[0], leaves[n:], *rest))
+        pairs = [(r, g.float()) for r, g in zip(results, of_results, strict=False) if g is not None]
+        outputs, grads = [r for r, _ in pairs], [g for _, g in pairs]
+        return list(torch.autograd.grad(outputs, leaves, grads, allow_unused=True, materialize_grads=True))
+
+    return ownership.with_autograd(run)
+
+
+def flatten(gpu: VirtualGPU, device: Device, func: Any, args: Any, kwargs: Any) -> Any:
+    """`_cudnn_rnn_flatten_weight`: all weights in one buffer, each parameter a view of it."""
+    weights = args[0]
+    with backing:
+        flat = torch.empty(sum(w.numel() for w in weights), dtype=weights[0].dtype, device=device.backing)
+    place(device, flat)
+    start = 0
+    with backing, torch.no_grad():
+        for weight in weights:
+            part = flat[start : start + weight.numel()].view(weight.shape)
+            if gpu.compute:
+                part.copy_(weight)
+            start += weight.numel()
+            aten.set_.source_Storage_storage_offset(
+                weight, part.untyped_storage(), part.storage_offset(), part.shape, part.stride()
+            )
+    return flat

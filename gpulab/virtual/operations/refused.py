@@ -1,0 +1,273 @@
+"""What CUDA refuses that the tensors behind a virtual GPU would not: checks that stand before an operation.
+
+`BEFORE` and `INSTEAD` are for composite operations, which look at devices in C++, where a virtual GPU is not seen: they
+stand above autograd, on the dispatch key of `autocast`. `guard` is for dtypes that only the CPU's kernels take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ..scope import in_force
+from . import autocast, mixing
+from .mixing import where
+
+Tensor = torch.Tensor
+aten = torch.ops.aten
+Run = Callable[..., Any]
+
+
+def first(name: str, run: Run) -> Run:
+    """`run`, the implementation of an operation above autograd, with its check before it, if there is one."""
+    check = BEFORE.get(name)
+    if check is None:
+        return run
+
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        if in_force.current is not None and not in_force.thread.inside:
+            check(*args, **kwargs)
+        return run(*args, **kwargs)
+
+    return checked
+
+
+def guard(handlers: dict[Any, Run], plain: Run) -> None:
+    """Put the checks of dtypes before the handlers of these operations; `plain` is the handler of those without one."""
+    for func, check in _DTYPES.items():
+        handlers[func] = _guarded(check, handlers.get(func, plain))
+
+
+def _guarded(check: Callable[[Any, Any], None], handler: Run) -> Run:
+    def run(gpu: Any, device: Any, func: Any, args: Any, kwargs: Any) -> Any:
+        check(func, args)
+        return handler(gpu, device, func, args, kwargs)
+
+    return run
+
+
+# -- composite operations --------------------------------------------------------------------------------------------
+
+
+def _attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *args: Any, **kwargs: Any
+) -> None:
+    mixing.attention(query, key, value, dtypes=not autocast.casting())
+    if attn_mask is not None and where(query) != mixing.HOST:
+        method = "wrapper_CUDA___scaled_dot_product_efficient_attention"
+        mixing.same(method, [("query", query), ("attn_bias", attn_mask)])
+
+
+def _recurrent(tensor: Tensor, hx: Any, params: Sequence[Tensor], *args: Any) -> None:
+    """check_attributes in RNN.cpp; packed sequences come as (data, batch sizes, …), an overload of its own."""
+    at = where(tensor)
+    hidden = [hx] if isinstance(hx, Tensor) else hx
+    for kind, tensors in (("hidden", hidden), ("parameter", params)):
+        for other in tensors:
+            if where(other) != at:
+                raise RuntimeError(
+                    f"Input and {kind} tensors are not at the same device, found input tensor at {at} and {kind}"
+                    f" tensor at {where(other)}"
+                )
+
+
+def _rms_norm(tensor: Tensor, shape: Any, weight: Tensor | None = None, eps: float | None = None) -> None:
+    if weight is not None and mixing.HOST in (where(tensor), where(weight)):
+        mixing.same("wrapper_CUDA___fused_rms_norm", [("input", tensor), ("weight", weight)])
+
+
+def _meshgrid(tensors: Sequence[Tensor], *args: Any, **kwargs: Any) -> None:
+    if len({where(tensor) for tensor in tensors}) > 1:
+        raise RuntimeError("meshgrid expects all tensors to have the same device")
+
+
+def _multi_dot(tensors: Sequence[Tensor]) -> None:
+    for number, tensor in enumerate(tensors):
+        if where(tensor) != where(tensors[0]):
+            raise RuntimeError(
+                f"multi_dot(): all tensors must be on the same device but tensor 0 is on {where(tensors[0])} and"
+                f" tensor {number} on {where(tensor)}"
+            )
+
+
+def _take_along_dim(tensor: Tensor, indices: Tensor, *args: Any, **kwargs: Any) -> None:
+    if where(tensor) != where(indices):
+        raise RuntimeError(
+            f"Expected tensor to have {where(tensor)} Device, but got tensor with {where(indices)} Device (while"
+            " checking arguments for torch.take_along_dim():)"
+        )
+
+
+def _quantile(tensor: Tensor, q: Tensor, *args: Any, **kwargs: Any) -> None:
+    if where(tensor) != where(q):
+        raise RuntimeError("quantile() q tensor must be on the same device as the input tensor")
+
+
+def _tensor_split(tensor: Tensor, sections: Tensor, *args: Any, **kwargs: Any) -> None:
+    if where(sections) != mixing.HOST:
+        raise RuntimeError(
+            f"tensor_split expected tensor_indices_or_sections to be on cpu, but it's on {where(sections)}"
+        )
+
+
+def _inner(tensor: Tensor, other: Tensor) -> None:
+    kinds = where(tensor).type, where(other).type
+    if kinds[0] != kinds[1] and tensor.dim() and other.dim():
+        raise RuntimeError(
+            f"Expected tensor to have {kinds[0]} DeviceType, but got tensor with {kinds[1]} DeviceType (while checking"
+            " arguments for inner())"
+        )
+
+
+def _pack_padded_sequence(tensor: Tensor, lengths: Tensor, batch_first: bool) -> None:
+    if where(lengths) != mixing.HOST:
+        raise RuntimeError(
+            f"'lengths' argument should be a 1D CPU int64 tensor, but got {lengths.dim()}D {where(lengths)}"
+            f" {_name(lengths)} tensor"
+        )
+
+
+BEFORE: dict[str, Callable[..., None]] = {
+    "scaled_dot_product_attention": _attention,
+    **dict.fromkeys(("lstm.input", "gru.input", "rnn_tanh.input", "rnn_relu.input"), _recurrent),
+    "rms_norm": _rms_norm,
+    "meshgrid": _meshgrid,
+    "meshgrid.indexing": _meshgrid,
+    "linalg_multi_dot": _multi_dot,
+    "chain_matmul": _multi_dot,
+    "take_along_dim": _take_along_dim,
+    "quantile": _quantile,
+    "inner": _inner,
+    "_pack_padded_sequence": _pack_padded_sequence,
+    "tensor_split.tensor_indices_or_sections": _tensor_split,
+}
+
+
+def _ctc_loss(
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Tensor,
+    target_lengths: Tensor,
+    blank: int = 0,
+    reduction: int = 1,
+    zero_infinity: bool = False,
+) -> Tensor:
+    """The lengths are read on the host, and put on the GPU for the mean (ctc_loss in LossCTC.cpp)."""
+    lengths = input_lengths, target_lengths
+    with autocast.below():
+        if where(log_probs) == mixing.HOST or any(where(tensor) != mixing.HOST for tensor in lengths):
+            out: Tensor = aten.ctc_loss.Tensor(log_probs, targets, *lengths, blank, reduction, zero_infinity)
+            return out
+        read = [tensor.tolist() for tensor in lengths]
+        losses: Tensor = aten.ctc_loss.IntList(log_probs, targets, *read, blank, 0, zero_infinity)
+        if reduction == 1:
+            losses = losses / torch.tensor(read[1], dtype=losses.dtype, device=log_probs.device).clamp_min(1)
+            return losses.mean()
+        return losses.sum() if reduction == 2 else losses
+
+
+INSTEAD: dict[str, Run] = {"ctc_loss.Tensor": _ctc_loss}
+
+# -- dtypes ----------------------------------------------------------------------------------------------------------
+
+_NAMES = {
+    torch.float16: "Half", torch.bfloat16: "BFloat16", torch.float32: "Float", torch.float64: "Double",
+    torch.int64: "Long", torch.int32: "Int", torch.int16: "Short", torch.int8: "Char", torch.uint8: "Byte",
+    torch.bool: "Bool", torch.complex64: "ComplexFloat", torch.complex128: "ComplexDouble",
+}  # fmt: skip
+
+
+def _name(tensor: Tensor) -> str:
+    """The name of a tensor's dtype in PyTorch's messages."""
+    return _NAMES.get(tensor.dtype, str(tensor.dtype))
+
+
+def _floating(kernel: str, tensor: Tensor) -> None:
+    """cuBLAS has no products of whole numbers."""
+    if not tensor.dtype.is_floating_point and not tensor.dtype.is_complex:
+        raise NotImplementedError(f"\"{kernel}\" not implemented for '{_name(tensor)}'")
+
+
+def _mm(func: Any, args: Any) -> None:
+    one, other = args[:2]
+    if one.dtype != other.dtype:
+        raise RuntimeError(
+            "expected mat1 and mat2 to have the same dtype, but got:"
+            f" {mixing.scalar_type(one.dtype)} != {mixing.scalar_type(other.dtype)}"
+        )
+    _floating("addmm_cuda", one)
+
+
+def _addmm(func: Any, args: Any) -> None:
+    added, one, other = args[:3]
+    for name, tensor in (("mat1", one), ("self", added)):
+        if tensor.dtype != other.dtype:
+            raise RuntimeError(f"{name} and mat2 must have the same dtype, but got {_name(tensor)} and {_name(other)}")
+    _floating("addmm_cuda", one)
+
+
+def _batched(func: Any, args: Any) -> None:
+    *added, one, other = args[: 3 if func is aten.baddbmm.default else 2]
+    if added and added[0].dtype != one.dtype:
+        kinds = [mixing.scalar_type(tensor.dtype) for tensor in (*added, one, other)]
+        raise RuntimeError("Input dtypes must be the same, got: input {}, batch1: {}, batch2: {}".format(*kinds))
+    if one.dtype != other.dtype:
+        raise RuntimeError(f"expected scalar type {_name(one)} but found {_name(other)}")
+    _floating("baddbmm_cuda", one)
+
+
+def _mv(func: Any, args: Any) -> None:
+    matrix, vector = args[:2]
+    if matrix.dtype != vector.dtype:
+        raise RuntimeError(
+            f"addmv input tensors must have the same dtype, but got {_name(vector)}, {_name(matrix)}, and"
+            f" {_name(vector)}"
+        )
+    _floating("addmv_impl_cuda", matrix)
+
+
+def _dot(func: Any, args: Any) -> None:
+    _floating("dot", args[0])
+
+
+def _convolution(func: Any, args: Any) -> None:
+    """check_input_same_type_as_parameters: dtypes."""
+    tensor, weight, bias = args[:3]
+    if weight.dtype != tensor.dtype:
+        raise RuntimeError(
+            f"Input type ({mixing.legacy_type(tensor)}) and weight type ({mixing.legacy_type(weight)}) should be the"
+            " same"
+        )
+    if bias is not None and bias.dtype != tensor.dtype:
+        raise RuntimeError(
+            f"Input type ({mixing.scalar_type(tensor.dtype)}) and bias type ({mixing.scalar_type(bias.dtype)}) should"
+            " be the same"
+        )
+    if not tensor.dtype.is_floating_point and not tensor.dtype.is_complex:
+        raise RuntimeError(f"getCudnnDataTypeFromScalarType() not supported for {_name(tensor)}")
+
+
+def _norm(place: int) -> Callable[[Any, Any], None]:
+    """Layer and group norm take weights of the input's dtype only; the first of them stands at `place`."""
+
+    def check(func: Any, args: Any) -> None:
+        for weight in args[place : place + 2]:
+            if weight is not None and weight.dtype != args[0].dtype:
+                raise RuntimeError(f"expected scalar type {_name(args[0])} but found {_name(weight)}")
+
+    return check
+
+
+_DTYPES: dict[Any, Callable[[Any, Any], None]] = {
+    aten.mm.default: _mm,
+    aten.addmm.default: _addmm,
+    aten.bmm.default: _batched,
+    aten.baddbmm.default: _batched,
+    aten.mv.default: _mv,
+    aten.dot.default: _dot,
+    aten.convolution.default: _convolution,
+    aten.native_layer_norm.default: _norm(2),
+    aten.native_group_norm.default: _norm(1),
+}

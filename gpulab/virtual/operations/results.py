@@ -1,0 +1,103 @@
+"""What an operation is given and gives back: the GPU among its arguments, and its results put on that GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..scope.labels import FLOATING, NAME, STAYS, parts_of, storage_of
+
+if TYPE_CHECKING:
+    from ..scope.device import Device
+
+Tensor = torch.Tensor
+
+_storage: Any = torch._C.TensorBase.untyped_storage
+
+
+def map_tensors(change: Callable[[Tensor], Tensor], tree: Any) -> Any:
+    """`tree` with `change` applied to the tensors in it."""
+    if isinstance(tree, Tensor):
+        return change(tree)
+    if isinstance(tree, dict):
+        return {key: map_tensors(change, value) for key, value in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(map_tensors(change, item) for item in tree)
+    return tree
+
+
+def look(items: Any, device: Device | None, host: Any, floating: Any) -> tuple[Device | None, Any, Any]:
+    """The GPU of the labelled tensors among `items`, a tensor of elsewhere, and the floating storages.
+
+    The tensor of elsewhere, on the host or on another GPU, is one with dimensions where there is one.
+    """
+    for item in items:
+        if isinstance(item, Tensor):
+            try:
+                label = _storage(item)._gpulab
+            except (RuntimeError, NotImplementedError):
+                device, host, floating = look(parts_of(item), device, host, floating)
+                continue
+            if label is None:
+                if host is None or not host.dim():
+                    host = item
+            elif label is FLOATING:
+                floating = [item, *(floating or ())]
+            elif label.device is not device:
+                if not label.device.active:
+                    if host is None or not host.dim():
+                        host = item
+                elif device is None:
+                    device = label.device
+                elif host is None or not host.dim():
+                    host = item
+        elif type(item) in (list, tuple) and item and not isinstance(item[0], (int, float)):
+            device, host, floating = look(item, device, host, floating)
+        elif isinstance(item, torch.UntypedStorage):
+            label = getattr(item, NAME, None)
+            if label is not None and label is not FLOATING and label.device.active:
+                device = label.device
+    return device, host, floating
+
+
+def place(device: Device, out: Any) -> None:
+    """Put every new storage of a result on the GPU."""
+    if isinstance(out, Tensor):
+        storage = storage_of(out)
+        if storage is None:
+            for part in parts_of(out):
+                place(device, part)
+        else:
+            label = storage._gpulab
+            new = label is None or label is FLOATING or not label.device.active
+            if new and not getattr(storage, STAYS, False):
+                device.put(storage)
+    elif isinstance(out, (list, tuple)):
+        for item in out:
+            place(device, item)
+
+
+def float_(out: Any) -> None:
+    if isinstance(out, Tensor):
+        storage = storage_of(out)
+        if storage is not None and storage._gpulab is None:
+            storage._gpulab = FLOATING
+    elif isinstance(out, (list, tuple)):
+        for item in out:
+            float_(item)
+
+
+def join(device: Device, floating: list[Tensor]) -> None:
+    for tensor in floating:
+        storage = _storage(tensor)
+        if storage._gpulab is FLOATING:
+            device.put(storage)
+
+
+def resized(storage: Any) -> None:
+    """Take the memory anew for a storage whose size has changed."""
+    label = None if storage is None else storage._gpulab
+    if label is not None and label is not FLOATING and label.device.active and label.nbytes != storage.nbytes():
+        label.device.put(storage)

@@ -1,0 +1,87 @@
+"""Operations where the GPU holds shapes and no values: what they give, and what is said where a value is asked for."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..scope.in_force import backing
+from ..scope.labels import storage_of
+from ..scope.refusals import NotMirrored, NoValues
+from . import error_words
+from .results import map_tensors
+
+if TYPE_CHECKING:
+    from ..gpu import VirtualGPU
+    from ..scope.device import Device
+
+Tensor = torch.Tensor
+aten = torch.ops.aten
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+KNOWN = "_gpulab_known"  # on a storage without values: the one value that is known all the same
+
+
+def run_on_meta(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """The shapes of an operation's results."""
+    try:
+        with backing:
+            return func._op(*args, **kwargs)
+    except NotImplementedError as error:
+        if "meta" not in str(error).lower():
+            raise
+        if not func._schema.returns:
+            return None  # it writes to what it is given, and gives nothing back
+        raise NotMirrored(
+            f"{func} is not mirrored in shapes-only mode: PyTorch does not know its result's shape without running it. "
+            "With compute=True it runs."
+        ) from None
+    except RuntimeError as error:
+        # CUDA takes scalars of the host, some of PyTorch's shape functions do not.
+        moved = [t for t in _tensors_in((args, tuple(kwargs.values()))) if t.dim() == 0 and not t.is_meta]
+        if not moved:
+            raise error_words.of_meta(func, args, kwargs, error) from None
+        with backing:
+            bring = partial(map_tensors, lambda t: t.to("meta") if t.dim() == 0 else t)
+            return func._op(*bring(args), **bring(kwargs))
+
+
+def _tensors_in(tree: Any) -> list[Tensor]:
+    if isinstance(tree, Tensor):
+        return [tree]
+    return [t for item in tree for t in _tensors_in(item)] if isinstance(tree, (list, tuple)) else []
+
+
+def copy_without_values(gpu: VirtualGPU, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """`copy_` where the GPU holds shapes only."""
+    if func is not aten.copy_.default:
+        for into, source in zip(args[0], args[1], strict=True):
+            copy_without_values(gpu, aten.copy_.default, (into, source), {})
+        return None
+    into, source = args[:2]
+    with backing:
+        if into.device.type == "meta":
+            return func._op(into, source.to("meta"), **kwargs)
+        gpu.warn_unknown()
+        return into.fill_(math.nan) if into.is_floating_point() else into.zero_()
+
+
+def unknown_value(gpu: VirtualGPU, func: Any, args: Args) -> Any:
+    """The answer where a value is asked for and only shapes exist."""
+    if func.name() != "aten::_local_scalar_dense":
+        raise NoValues(
+            f"{func} depends on values, and with compute=False the virtual GPU has none. With compute=True it runs."
+        )
+    known = getattr(storage_of(args[0]), KNOWN, None)
+    if known is not None:
+        return known
+    if args[0].dtype == torch.bool:
+        raise NoValues(
+            "a branch on a tensor's value: with compute=False the virtual GPU knows shapes, not values. "
+            "Use compute=True, or decide on something that does not come from a tensor."
+        )
+    gpu.warn_unknown()
+    return math.nan if args[0].is_floating_point() or args[0].is_complex() else 0

@@ -1,0 +1,185 @@
+"""What CUDA's kernels allocate beside their results: workspaces of cuBLAS, partial sums, intermediate results.
+
+Each rule gives the bytes for one call. They are freed when the call returns, so that they count for the peak only.
+Operations that are not listed take nothing of importance.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from . import attention
+from .reductions import THREADS_PER_SM, Kernel, buffers
+
+if TYPE_CHECKING:
+    from ..scope.device import Device
+
+Tensor = torch.Tensor
+aten = torch.ops.aten
+Rule = Callable[["Device", Any, Any], list[int]]
+
+
+def keeps_workspaces() -> bool:
+    """Whether each handle of cuBLAS keeps its workspace: from 2.15 on PyTorch takes one anew for every call."""
+    older = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 15)
+    return older or os.environ.get("TORCH_CUBLAS_WORKSPACE_CACHE") == "1"
+
+
+_LT_BYTES = 1 << 20
+
+
+def workspace_bytes(capability: tuple[int, int]) -> int:
+    """What PyTorch gives cuBLAS (getChosenWorkspaceSize in CUDABlas.cpp)."""
+    return 4096 * 8 * 1024 if capability >= (9, 0) else 4096 * 2 * 1024 + 16 * 8 * 1024
+
+
+def _workspace(device: Device, args: Any, out: Any) -> list[int]:
+    size = workspace_bytes(device.spec.capability)
+    if not device.keeps_workspaces:
+        return [size]
+    # The thread that runs backward has a handle, and so a workspace, of its own.
+    key = device.stream, torch._C._current_graph_task_id() != -1
+    if key not in device.workspaces:
+        device.workspaces[key] = device.allocate(size)
+    return []
+
+
+def _addmm(device: Device, args: Any, out: Any) -> list[int]:
+    bias, _, other = args[:3]
+    fused = bias.dim() == 1 and bias.is_contiguous() and min(other.shape) > 1 and bias.dtype != torch.float64
+    return [_LT_BYTES] if fused and not device.keeps_workspaces else _workspace(device, args, out)
+
+
+def _reduce(device: Device, tensor: Tensor, dims: Any, kernel: Kernel) -> list[int]:
+    rank = tensor.dim()
+    if dims is None or (isinstance(dims, (list, tuple)) and not dims):
+        dims = range(rank)
+    elif isinstance(dims, int):
+        dims = [dims]
+    capability = device.spec.capability
+    return buffers(
+        tensor.shape,
+        tensor.stride(),
+        [d % rank for d in dims] if rank else [],
+        tensor.element_size(),
+        kernel,
+        sms=device.spec.sms,
+        threads_per_sm=THREADS_PER_SM[capability],
+    )
+
+
+def _sum(tensor: Tensor) -> Kernel:
+    return Kernel(8 if tensor.dtype in (torch.float64, torch.int64) or tensor.dtype in _INTEGERS else 4)
+
+
+_HALVES = (torch.float16, torch.bfloat16)
+_INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.bool)
+_WIDEST, _MOMENTS = Kernel(0), Kernel(16, 2, 2)
+
+
+def _whole(kernel: Callable[[Tensor], Kernel]) -> Rule:
+    return lambda device, args, out: _reduce(device, args[0], None, kernel(args[0]))
+
+
+def _dims(place: int, kernel: Callable[[Tensor], Kernel]) -> Rule:
+    return lambda device, args, out: _reduce(
+        device, args[0], args[place] if len(args) > place else None, kernel(args[0])
+    )
+
+
+def _loss(device: Device, args: Any, out: Any) -> list[int]:
+    """Element by element first, then the mean or sum of it."""
+    reduction = args[2] if len(args) > 2 else 1
+    if not reduction:
+        return []
+    big = args[0]
+    flat = buffers(
+        [big.numel()], [1], [0], big.element_size(), _sum(big), sms=device.spec.sms,
+        threads_per_sm=THREADS_PER_SM[device.spec.capability],
+    )  # fmt: skip
+    return [big.numel() * big.element_size(), *flat]
+
+
+def _convolution(device: Device, args: Any, out: Any) -> list[Any]:
+    return _turned(device, args[0], args[1], args[8], (args[0], args[1], out if out.dtype in _HALVES else None))
+
+
+def _turned(device: Device, x: Tensor, weight: Tensor, groups: int, parts: Any) -> list[Any]:
+    """cuDNN's tensor cores work on channels last: what lies otherwise is copied into its workspace.
+
+    So its plans say for ordinary convolutions; how it splits its sums, and what it plans for others, is not mirrored.
+    """
+    if not device.plans_convolutions or x.dim() < 4 or (groups > 1 and groups == weight.shape[0]):
+        return []
+    if not (x.dtype in _HALVES or (device.spec.capability >= (8, 0) and torch._C._get_cudnn_allow_tf32())):
+        return []
+    form = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
+    if x.is_contiguous(memory_format=form) and not x.is_contiguous():
+        return []
+    point = all(size == 1 for size in weight.shape[2:])
+    if point and device.spec.capability < (8, 0):
+        return []
+    return [
+        [sum(part.nbytes for part in parts if part is not None and not (point and part.shape == weight.shape)) + 16]
+    ]
+
+
+def _convolution_backward(device: Device, args: Any, out: Any) -> list[Any]:
+    """Both gradients' workspaces, and the bias: its gradient is a sum."""
+    grad, x, weight, *_, groups, wanted = args
+    phases: list[Any] = []
+    for index, parts in enumerate(((grad, weight, x), (x, grad, weight))):
+        if wanted[index]:
+            phases += _turned(device, x, weight, groups, parts)
+    if wanted[2]:
+        phases.append(_reduce(device, grad, [d for d in range(grad.dim()) if d != 1], _sum(grad)))
+    return phases
+
+
+def _product(device: Device, args: Any, out: Any) -> list[int]:
+    """Gradient times output, before its sum is taken away."""
+    return [out.nbytes]
+
+
+OF: dict[Any, Rule] = {
+    **dict.fromkeys(
+        (
+            aten.mm.default,
+            aten.bmm.default,
+            aten.baddbmm.default,
+            aten.mv.default,
+            aten.addmv.default,
+            aten.dot.default,
+        ),
+        _workspace,
+    ),
+    aten.addmm.default: _addmm,
+    aten._addmm_activation.default: _addmm,
+    aten.sum.default: _whole(_sum),
+    aten.sum.dim_IntList: _dims(1, _sum),
+    aten.mean.default: _whole(_sum),
+    aten.mean.dim: _dims(1, _sum),
+    aten.linalg_vector_norm.default: _dims(2, _sum),
+    aten.amax.default: _dims(1, lambda _: _WIDEST),
+    aten.amin.default: _dims(1, lambda _: _WIDEST),
+    aten.max.default: _whole(lambda _: _WIDEST),
+    aten.min.default: _whole(lambda _: _WIDEST),
+    aten.all.default: _whole(lambda _: Kernel(1)),
+    aten.any.default: _whole(lambda _: Kernel(1)),
+    aten.var.correction: _dims(1, lambda _: _MOMENTS),
+    aten.std.correction: _dims(1, lambda _: _MOMENTS),
+    aten.var_mean.correction: _dims(1, lambda _: _MOMENTS),
+    aten.mse_loss.default: _loss,
+    aten.smooth_l1_loss.default: _loss,
+    aten.huber_loss.default: _loss,
+    aten.convolution.default: _convolution,
+    aten.convolution_backward.default: _convolution_backward,
+    aten._softmax_backward_data.default: _product,
+    aten._scaled_dot_product_cudnn_attention_backward.default: attention.cudnn_backward_temporaries,
+    aten._scaled_dot_product_flash_attention_backward.default: attention.flash_backward_temporaries,
+    aten._scaled_dot_product_efficient_attention_backward.default: attention.efficient_backward_temporaries,
+}

@@ -1,0 +1,206 @@
+"""One virtual GPU: its spec, its memory behind a lock, its random numbers, and whether a kernel of it has failed.
+
+It knows no operations and no patches; `dispatch` tells it what appears, labels tell it what goes.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import torch
+
+from ..clock.clock import DeviceClock
+from ..gpus.specs import Spec
+from ..memory.blocks import Block
+from ..memory.caching import CachingAllocator
+from ..memory.out_of_memory import OutOfMemory
+from ..memory.settings import Settings
+from .in_force import thread
+from .labels import NAME, Label
+
+# What the driver counts for a process before its first tensor. Not published: it depends on the driver, the GPU and
+# on which kernels have been loaded.
+CONTEXT_BYTES = 300 << 20
+
+DEVICE_ASSERT = (
+    "CUDA error: device-side assert triggered\n"
+    "Search for `cudaErrorAssert' in https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html for more"
+    " information.\n"
+)
+MAY_BE_LATE = (
+    "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be"
+    " incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
+)
+
+
+_WORTH_ASKING = 64 << 20  # bytes from which the host is asked whether it has them
+_SPARE = 256 << 20
+
+
+def _ask_host(nbytes: int) -> None:
+    import psutil
+
+    free = psutil.virtual_memory().available
+    if free < nbytes + _SPARE:
+        raise MemoryError(
+            f"the virtual GPU has room for {nbytes / 2**20:,.0f} MiB, but this machine, whose memory holds its values, "
+            f"has only {free / 2**20:,.0f} MiB left. Use a smaller size, or VirtualGPU(..., compute=False), which "
+            "keeps shapes without values."
+        )
+
+
+class Observer(Protocol):
+    """Who is told of every block as it is allocated and freed, under the device's lock, and changes nothing."""
+
+    def allocated(self, block: Block) -> None: ...
+
+    def freed(self, block: Block) -> None:
+        """Called before the block is given back: its size still stands."""
+
+    def took_beside(self, block: Block | None) -> None:
+        """A block that a kernel took beside its results, after `allocated`; None for 0 bytes."""
+
+
+class Device:
+    """The GPU with number `index` of a scope."""
+
+    def __init__(self, index: int, spec: Spec, settings: Settings, timer: DeviceClock, *, compute: bool) -> None:
+        self.index = index
+        self.timer = timer
+        self.spec = spec
+        self.compute = compute
+        self.active = True
+        self.name = torch.device("cuda", index)
+        self.backing = torch.device("cpu" if compute else "meta")
+        self.allocator = CachingAllocator(spec.memory_bytes, settings, context_bytes=CONTEXT_BYTES, device=index)
+        self._memory = self.allocator.memory
+        self._calls = 0
+        self.pending: deque[Block | None] = deque()
+        self.lock = threading.RLock()
+        self.generator = torch.Generator()
+        self.generator.manual_seed(torch.initial_seed())
+        self.keeps_workspaces = False
+        self.plans_convolutions = True
+        self.workspaces: dict[Any, Label | None] = {}
+        self.fault: str | None = None
+        self.blocking = os.environ.get("CUDA_LAUNCH_BLOCKING") == "1"  # the host waits for every kernel
+        self.raw: dict[int, Label] = {}
+        self.history: Any = None
+        self.observer: Observer | None = None
+
+    def __repr__(self) -> str:
+        return f"<virtual {self.spec.name}, cuda:{self.index}>"
+
+    @property
+    def stream(self) -> int:
+        """The number of this thread's current stream."""
+        streams = thread.streams
+        return streams.get(self.index, 0) if streams else 0
+
+    @stream.setter
+    def stream(self, number: int) -> None:
+        thread.streams = {**(thread.streams or {}), self.index: number}
+
+    def drain(self) -> None:
+        """Give back what has died since the last time; call it under the lock."""
+        pending, free = self.pending, self.allocator.free
+        while pending:
+            block = pending.popleft()
+            if block is not None and block.allocated:
+                if self.history is not None:
+                    self.history.freed(block)
+                if self.observer is not None:
+                    self.observer.freed(block)
+                free(block)
+
+    def allocate(self, nbytes: int) -> Label:
+        """Memory for a storage of `nbytes`; raises torch.OutOfMemoryError with CUDA's text.
+
+        With values, what the GPU holds lies in this machine's memory: where that ends first, MemoryError says so.
+        """
+        memory = self._memory
+        with self.lock:
+            if self.pending:
+                self.drain()
+            try:
+                block = self.allocator.allocate(nbytes, self.stream)
+            except OutOfMemory as error:
+                text = str(error)
+                if self.history is not None:
+                    self.history.out_of_memory(error.shortage)
+                failed = torch.OutOfMemoryError(text)
+            else:
+                if memory.calls != self._calls:
+                    self._spend_calls()
+                label = Label(self, block, nbytes)
+                if nbytes >= _WORTH_ASKING and self.compute:
+                    _ask_host(nbytes)
+                if self.history is not None and block is not None:
+                    self.history.allocated(block)
+                if self.observer is not None and block is not None:
+                    self.observer.allocated(block)
+                return label
+        try:
+            raise failed
+        finally:
+            del failed  # it knows this frame: both, and all callers' tensors, would live until Python looks for cycles
+
+    def empty_cache(self) -> None:
+        """Give back what is cached; the driver waits for all kernels first."""
+        with self.lock:
+            self.drain()
+            if self.fault is not None:
+                self.raise_fault()
+            self.allocator.empty_cache()
+            if self._memory.calls != self._calls:
+                self.timer.synchronize()
+                self._spend_calls()
+
+    def _spend_calls(self) -> None:
+        """The host's time for taking memory from the driver, and giving it back."""
+        clock = self.timer.clock
+        clock.spend((self._memory.calls - self._calls) * clock.rates.malloc_us * 1e-6)
+        self._calls = self._memory.calls
+
+    def put(self, storage: Any) -> None:
+        """Label a storage that has appeared on this GPU."""
+        setattr(storage, NAME, self.allocate(storage.nbytes()))
+
+    def touch(self, sizes: Iterable[int | list[int]]) -> None:
+        """What a kernel takes beside its results, and gives back: it counts for peaks and for what is reserved.
+
+        A list among the sizes is a phase: what it holds is given back before what follows it is taken.
+        """
+        held = []
+        for size in sizes:
+            if isinstance(size, list):
+                self.touch(size)
+            else:
+                held.append(self.allocate(size))
+                if self.observer is not None:
+                    self.observer.took_beside(held[-1].block)
+        held.clear()
+
+    def fail(self, assertion: str) -> None:
+        """A kernel's assertion has failed: every synchronisation from now on says so."""
+        self.fault = assertion
+        if self.blocking:
+            self.raise_fault()
+
+    def raise_fault(self) -> None:
+        """Raise torch.AcceleratorError if a kernel has failed."""
+        if self.fault is not None:
+            raise torch.AcceleratorError(DEVICE_ASSERT + ("" if self.blocking else MAY_BE_LATE))
+
+    def synchronize(self, stream: int | None = None) -> None:
+        """Wait for the kernels of one stream or of all; raises torch.AcceleratorError if one of them has failed."""
+        self.timer.synchronize(stream)
+        self.raise_fault()
+
+    def close(self) -> None:
+        self.active = False
+        self.workspaces.clear()

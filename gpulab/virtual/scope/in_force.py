@@ -1,0 +1,36 @@
+"""Which virtual GPU is in force, and which threads are inside an operation on it.
+
+One scope is current at a time, in all threads; an inner one replaces the outer until it ends.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..gpu import VirtualGPU
+
+
+class _Thread(threading.local):
+    inside = 0  # above 0, tensors answer with the device that really holds them
+    device = 0  # the index that `torch.cuda.set_device` chose
+    streams: dict[int, int] | None = None  # the current stream of each GPU, where it is not the default one
+    watched = False  # whether its operations pass the dispatch mode
+
+
+current: VirtualGPU | None = None
+thread = _Thread()
+
+
+class Backing:
+    """With this in force, what happens is not seen by the virtual GPU: its own work on the tensors behind it."""
+
+    def __enter__(self) -> None:
+        thread.inside += 1
+
+    def __exit__(self, *exc: object) -> None:
+        thread.inside -= 1
+
+
+backing = Backing()

@@ -1,0 +1,83 @@
+"""Which storages are on a virtual GPU: a label on the storage, which holds its block and gives it back when it dies.
+
+A tensor is where its storage is, so views, parameters and what autograd keeps need nothing of their own. The label
+lives on the Python object of the storage, which PyTorch keeps as long as the storage itself.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from ..memory.blocks import Block
+    from .device import Device
+
+NAME = "_gpulab"  # the attribute; the class has it too, as None, while a virtual GPU exists
+PINNED = "_gpulab_pinned"
+STAYS = "_gpulab_stays"  # on a result that a GPU's operation leaves on the host
+
+_storage_of = torch._C.TensorBase.untyped_storage
+
+
+class Label:
+    """The storage's GPU and its block there, None for 0 bytes."""
+
+    __slots__ = ("block", "device", "nbytes")
+
+    def __init__(self, device: Device, block: Block | None, nbytes: int) -> None:
+        self.device = device
+        self.block = block
+        self.nbytes = nbytes
+
+    def __del__(self) -> None:
+        # It may run at any moment, also inside the allocator: the block is only queued here.
+        self.device.pending.append(self.block)
+
+
+class Floating:
+    """The label of what C++ made for tensors not yet known, with no Python call behind it.
+
+    A composite operation asks for `zeros(…, self.options())`, and its options name the CPU although `self` may be on a
+    virtual GPU. Such a tensor joins the GPU of the first labelled tensor that it meets.
+    """
+
+    __slots__ = ()
+    device = None
+
+
+FLOATING = Floating()
+
+
+def storage_of(tensor: torch.Tensor) -> Any:
+    """The storage, None for a tensor without one (sparse, or a subclass that only wraps others)."""
+    try:
+        return _storage_of(tensor)
+    except (RuntimeError, NotImplementedError):
+        return None
+
+
+def device_of(tensor: torch.Tensor) -> Device | None:
+    """The virtual GPU that a tensor is on, None for the host."""
+    storage = storage_of(tensor)
+    if storage is None:
+        return _of_parts(tensor)
+    label = getattr(storage, NAME, None)
+    return label.device if label is not None and (label is FLOATING or label.device.active) else None
+
+
+def _of_parts(tensor: torch.Tensor) -> Device | None:
+    parts = parts_of(tensor)
+    return device_of(parts[0]) if parts else None
+
+
+def parts_of(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The tensors that hold a sparse tensor's data."""
+    if tensor.layout == torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    return []

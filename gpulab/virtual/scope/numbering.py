@@ -1,0 +1,63 @@
+"""Which GPU is meant: by its number, its name, a generator, or by nothing at all."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from . import in_force
+
+if TYPE_CHECKING:
+    from ..gpu import VirtualGPU
+    from .device import Device
+
+generators: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # those of GPUs, by their C++ object
+
+
+def current() -> VirtualGPU:
+    """The virtual GPU in force; RuntimeError without one."""
+    gpu = in_force.current
+    if gpu is None:
+        raise RuntimeError("no virtual GPU is in force")
+    return gpu
+
+
+def device_at(index: int | None) -> Device:
+    """The GPU with this index, the current one for None."""
+    return current().device(index)
+
+
+def indexed(device: Any) -> torch.device:
+    """A device with its number: `cuda` is the current one."""
+    if isinstance(device, int) and not isinstance(device, bool):
+        if device < 0:
+            raise RuntimeError("Device index must not be negative")
+        return current().device(device).name
+    device = torch.device(device)
+    return current().device(device.index).name if device.type == "cuda" else device
+
+
+def device_number(device: Any) -> int:
+    """The number that names a GPU as `torch.cuda` takes it: None, 1, "cuda:1" or a torch.device; it need not exist."""
+    if device is None:
+        return device_at(None).index
+    if isinstance(device, int):
+        return device
+    device = torch.device(device)
+    if device.type != "cuda":
+        raise ValueError(f"Expected a cuda device, but got: {device}")
+    return device_number(device.index)
+
+
+def device_index(device: Any) -> int:
+    """The number of a GPU that exists; torch.AcceleratorError for another."""
+    return device_at(device_number(device)).index
+
+
+def generator_device(generator: Any) -> torch.device:
+    """Where a generator is. An operation is handed a new Python object for it: the one in C++ says which it is."""
+    found = generators.get(generator._cdata)
+    where: torch.device = generator.device if found is None else found.device
+    return torch.device("cuda", device_index(where)) if where.type == "cuda" else where

@@ -1,0 +1,97 @@
+"""Autograd's engine, as operations below it need to know it.
+
+Whether it is the only owner of a tensor is counted in references: how many there are then is tried out once, on a small
+graph, and on any doubt the answer is no.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from functools import cache
+from typing import Any, TypeVar
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .in_force import backing
+
+T = TypeVar("T")
+
+
+class _Probe(TorchDispatchMode):
+    """Notes the references to the first operand of an addition."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: list[tuple[int, int, int]] = []
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _run(self, func, args, kwargs or {})
+
+
+def _run(probe: _Probe, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if func is torch.ops.aten.add.Tensor:
+        into, _ = args
+        probe.found.append((sys.getrefcount(into), *_counts(into)))
+    out = func(*args, **kwargs)
+    if isinstance(out, torch.Tensor):
+        out.untyped_storage()
+    return out
+
+
+def _counts(tensor: torch.Tensor) -> tuple[int, int]:
+    return tensor._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+
+
+@cache
+def _alone() -> tuple[int, int, int]:
+    """The references to a tensor that only the engine has."""
+    x = torch.zeros(2, requires_grad=True)
+    y = x * x + x.sin()
+    probe = _Probe()
+    with probe:
+        y.sum().backward()
+    return probe.found[0]
+
+
+def prepare() -> None:
+    """Try it out, once in a process; not within an operation."""
+    with torch.enable_grad():
+        _alone()
+
+
+def owns(tensor: torch.Tensor, references: int) -> bool:
+    """Whether nothing but the engine holds `tensor`; `references` is the caller's `sys.getrefcount` of it."""
+    alone = _alone()
+    uses, storage_uses = _counts(tensor)
+    return references <= alone[0] and uses <= alone[1] and storage_uses <= alone[2]
+
+
+def with_autograd(run: Callable[[], T]) -> T:
+    """Call `run` with autograd, which is off in this thread while an operation is handled: in another thread."""
+    found: list[T] = []
+    failed: list[BaseException] = []
+
+    def there() -> None:
+        try:
+            with backing, torch.enable_grad():
+                found.append(run())
+        except BaseException as error:
+            failed.append(error)
+
+    thread = Bare(target=there)
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+    return found[0]
+
+
+class Bare(threading.Thread):
+    """A thread that no virtual GPU watches."""

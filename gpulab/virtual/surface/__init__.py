@@ -1,0 +1,1 @@
+"""What PyTorch says about CUDA from Python, replaced while a virtual GPU is in force."""

@@ -1,0 +1,157 @@
+"""Process groups over virtual GPUs: who asks for NCCL gets Gloo underneath, and the answers say NCCL.
+
+Each rank is a process with GPUs of its own; collectives move values between hosts' memories and take no device memory.
+Processes that `torch.multiprocessing.spawn` starts get the same virtual GPUs. FSDP and DataParallel over several
+virtual GPUs are not mirrored.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..scope.labels import FLOATING, NAME, device_of, storage_of
+from ..scope.patches import Patches
+from ..scope.refusals import NotMirrored
+
+if TYPE_CHECKING:
+    from ..gpu import VirtualGPU
+    from ..scope.device import Device
+
+_SPAWNING = "torch.multiprocessing.spawn"  # as an attribute, that name is the function in it
+_own_wrap: Any = importlib.import_module(_SPAWNING)._wrap  # as it is before any scope
+_UNDERNEATH = "cpu:gloo,cuda:gloo"  # C++ sees the tensors of a virtual GPU as the host's
+_COLLECTIVES = [
+    "all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor", "gather", "scatter", "reduce_scatter",
+    "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "send", "recv", "isend", "irecv",
+]  # fmt: skip
+
+
+def install(gpu: VirtualGPU, patches: Patches) -> None:
+    """Replace what makes process groups and processes as long as `gpu` is in force."""
+    import torch.distributed as dist
+
+    child = functools.partial(_in_child, functools.partial(type(gpu), **_recipe(gpu)))
+    patches.set(importlib.import_module(_SPAWNING), "_wrap", child)
+    if not dist.is_available():
+        return
+    from torch.distributed import distributed_c10d as c10d
+
+    asked: set[str] = set()  # names of the groups that real GPUs would join through NCCL alone
+    patches.set(c10d, "_new_process_group_helper", _making(c10d, c10d._new_process_group_helper, asked))
+    for owner in (dist, c10d):
+        patches.set(owner, "is_nccl_available", lambda: True)
+    for name in _COLLECTIVES:
+        patches.set(dist, name, _refusing_host_tensors(getattr(dist, name), c10d, asked))
+    patches.set(dist, "Reducer", _reducer(vars(dist)["Reducer"]))
+    if not gpu.compute:
+        parallel = importlib.import_module("torch.nn.parallel.distributed")
+        patches.set(parallel, "_verify_param_shape_across_processes", _refuse_shapes)
+
+
+def _making(c10d: Any, own: Callable[..., Any], asked: set[str]) -> Callable[..., Any]:
+    """The one function through which all process groups are made."""
+    signature = inspect.signature(own)
+
+    @functools.wraps(own)
+    def make(*args: Any, **kwargs: Any) -> Any:
+        call = signature.bind(*args, **kwargs)
+        config = str(c10d.BackendConfig(c10d.Backend(call.arguments["backend"])))
+        if "nccl" not in config:
+            return own(*args, **kwargs)
+        name = str(call.arguments["backend"])
+        # Options and a device to connect at once are NCCL's own.
+        call.arguments.update(backend=_UNDERNEATH)
+        for unknown in ("backend_options", "pg_options", "device_id"):
+            call.arguments.pop(unknown, None)
+        group, store = own(*call.args, **call.kwargs)
+        if group in c10d._world.pg_map:
+            c10d._world.pg_map[group] = (name, c10d._world.pg_map[group][1])
+            c10d._world.pg_backend_config[group] = config
+            if "cpu" not in config:
+                asked.add(group.group_name)
+        return group, store
+
+    return make
+
+
+def _refusing_host_tensors(own: Callable[..., Any], c10d: Any, asked: set[str]) -> Callable[..., Any]:
+    """A collective that refuses the host's tensors where NCCL would."""
+    signature = inspect.signature(own)
+
+    @functools.wraps(own)
+    def collective(*args: Any, **kwargs: Any) -> Any:
+        call = signature.bind(*args, **kwargs).arguments
+        group = call.get("group") or c10d.GroupMember.WORLD
+        if getattr(group, "group_name", None) in asked:
+            for value in call.values():
+                for item in value if isinstance(value, (list, tuple)) else [value]:
+                    if isinstance(item, torch.Tensor) and device_of(item) is None:
+                        raise RuntimeError(f"No backend type associated with device type {item.device.type}")
+        return own(*args, **kwargs)
+
+    return collective
+
+
+# -- the buckets of DistributedDataParallel --------------------------------------------------------------------------
+
+
+class _Adopting(TorchDispatchMode):
+    """What C++ makes meanwhile is on this GPU: it cannot see that the parameters it makes it for are."""
+
+    def __init__(self, device: Device) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.device = device
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        storage = storage_of(out) if isinstance(out, torch.Tensor) else None
+        if storage is not None and getattr(storage, NAME, None) is FLOATING:
+            self.device.put(storage)
+        return out
+
+
+def _reducer(own: Any) -> Any:
+    """The part of DistributedDataParallel that holds the buckets, which are there from the start."""
+
+    class Reducer(own):  # type: ignore[misc]
+        def __init__(self, parameters: list[torch.Tensor], *args: Any, **kwargs: Any) -> None:
+            device = device_of(parameters[0])
+            self._making = contextlib.nullcontext() if device is None else _Adopting(device)
+            with self._making:
+                super().__init__(parameters, *args, **kwargs)
+
+        def _rebuild_buckets(self) -> bool:
+            with self._making:
+                return bool(super()._rebuild_buckets())
+
+    return Reducer
+
+
+def _refuse_shapes(*args: Any, **kwargs: Any) -> Any:
+    """In place of the first thing that DistributedDataParallel does with its parameters."""
+    raise NotMirrored(
+        "DistributedDataParallel is not mirrored in shapes-only mode: its C++ code reads values. "
+        "With compute=True it runs."
+    )
+
+
+# -- processes that this one starts ----------------------------------------------------------------------------------
+
+
+def _recipe(gpu: VirtualGPU) -> dict[str, Any]:
+    """What it takes to make the same virtual GPUs in another process."""
+    return {"gpu": gpu.spec.name, "count": gpu.count, "compute": gpu.compute, "mirror": gpu.mirror}
+
+
+def _in_child(make: Callable[[], VirtualGPU], *args: Any) -> None:
+    """The first function of a spawned process."""
+    with make():
+        _own_wrap(*args)

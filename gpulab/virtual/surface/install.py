@@ -1,0 +1,166 @@
+"""Everything that is replaced in PyTorch while a virtual GPU is in force, in one list."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..operations import autocast, watched
+from ..scope import in_force, ownership
+from ..scope.numbering import indexed
+from ..scope.patches import Patches
+from . import (
+    accelerator,
+    compiling,
+    creation,
+    cuda,
+    device_numbers,
+    distributed,
+    host_clock,
+    moving,
+    profiling,
+    scatter_gather,
+    storages,
+    streams,
+    tensors,
+)
+
+if TYPE_CHECKING:
+    from ..gpu import VirtualGPU
+
+
+def install(gpu: VirtualGPU, patches: Patches) -> None:
+    """Replace it all; `patches.restore()` puts it all back."""
+    if type(gpu.devices[0].generator) is not streams.Generator:
+        in_force.thread.device = 0  # a scope that begins, not one that goes on after an inner one
+    cuda.install(gpu, patches)
+    accelerator.install(gpu, patches)
+    scatter_gather.install(patches)
+    storages.install(patches)
+    tensors.install(patches)
+    creation.install(patches)
+    device_numbers.install(patches)
+    profiling.install(gpu, patches)
+    compiling.install(gpu, patches)
+    distributed.install(gpu, patches)
+    host_clock.install(gpu, patches)
+    patches.set(torch, "Generator", streams.Generator)
+    patches.set(torch._C._nn, "_parse_to", _parse_to)
+    patches.set(torch._C, "_group_tensors_by_device_and_dtype", _group)
+    patches.set(torch._C, "_is_any_autocast_enabled", _any_autocast)  # the key that mirrors stand on counts as one
+    patches.set(torch.autograd, "_make_grads", _gradients_there(torch.autograd._make_grads))
+    patches.set(torch, "clear_autocast_cache", _clearing(torch.clear_autocast_cache))
+    patches.set(threading.Thread, "_bootstrap_inner", _in_threads(vars(threading.Thread)["_bootstrap_inner"]))
+    if not gpu.compute:
+        # Else `Module.to` would make new parameters: tied weights apart, optimizers without theirs.
+        patches.set(torch.__future__, "_swap_module_params_on_conversion", True)
+        init = torch.nn.init
+        patches.set(init, "_no_grad_trunc_normal_", _without_values(vars(init)["_no_grad_trunc_normal_"]))
+        patches.set(torch.utils, "swap_tensors", _swapping(torch.utils.swap_tensors))
+
+
+def _parse_to(*args: Any, **kwargs: Any) -> tuple[Any, Any, bool, Any]:
+    """What `nn.Module.to` reads its arguments with."""
+    if args and isinstance(args[0], torch.Tensor):
+        other, *rest = args
+        args = (other.device, other.dtype, *rest)
+    if "tensor" in kwargs:
+        other = kwargs.pop("tensor")
+        args = (other.device, other.dtype, *args)
+    device, dtype, non_blocking, copy, _ = moving.parse_to(*args, **kwargs)
+    if copy:
+        raise RuntimeError(".to() does not accept copy argument")
+    if device is not None:
+        device = indexed(device)
+    return device, dtype, non_blocking, kwargs.get("memory_format")
+
+
+def _any_autocast() -> bool:
+    return any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
+
+
+def _gradients_there(own: Any) -> Any:
+    """Gradients that `backward` is given are on their outputs' devices, or are numbers and are brought there.
+
+    The check is that of validate_grad in autograd's engine, which sees what is behind the GPU.
+    """
+
+    def make(outputs: Any, grads: Any, is_grads_batched: bool) -> Any:
+        grads = list(grads)
+        for index, (output, grad) in enumerate(zip(outputs, grads, strict=False)):
+            if not isinstance(output, torch.Tensor) or not isinstance(grad, torch.Tensor):
+                continue
+            if any(map(torch._C._functorch.is_functorch_wrapped_tensor, (output, grad))):
+                continue  # a wrapper of torch.func does not know where what it wraps is
+            if grad.device != output.device:
+                if grad.dim():
+                    raise RuntimeError(
+                        f"invalid gradient at index {index} - expected device {output.device} but got {grad.device}"
+                    )
+                grads[index] = grad.to(output.device)
+        return own(outputs, grads, is_grads_batched)
+
+    return make
+
+
+def _group(lists: list[list[Any]], with_indices: bool = False) -> dict[Any, Any]:
+    """The tensors of optimizers by device and dtype, as PyTorch's C++ groups them by what is behind them."""
+    groups: dict[Any, Any] = {}
+    for index, first in enumerate(lists[0]):
+        key = (first.device, first.dtype)
+        if key not in groups:
+            groups[key] = ([[] for _ in lists], [])
+        parts, indices = groups[key]
+        for part, whole in zip(parts, lists, strict=True):
+            if whole:
+                part.append(whole[index])
+        if with_indices:
+            indices.append(index)
+    return groups
+
+
+def _swapping(own: Any) -> Any:
+    def swap_tensors(t1: torch.Tensor, t2: torch.Tensor) -> None:
+        with in_force.backing:
+            alike = t1.device == t2.device
+            if alike:
+                t1.data = t2.data  # PyTorch's own refuses while a graph holds the tensor
+        if not alike:
+            own(t1, t2)
+
+    return swap_tensors
+
+
+def _without_values(own: Any) -> Any:
+    """An initialisation that draws until its values will do, of tensors that have none."""
+
+    def initialise(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return tensor if tensors.where(tensor) is not None else own(tensor, *args, **kwargs)
+
+    return initialise
+
+
+def _clearing(own: Any) -> Any:
+    def clear_autocast_cache() -> None:
+        autocast.clear_cache()
+        own()
+
+    return clear_autocast_cache
+
+
+def _in_threads(own: Any) -> Any:
+    """Threads started from now on watch their operations too."""
+
+    def _bootstrap_inner(self: threading.Thread) -> None:
+        if isinstance(self, ownership.Bare):
+            own(self)
+            return
+        watched.enter()
+        try:
+            own(self)
+        finally:
+            watched.leave()
+
+    return _bootstrap_inner

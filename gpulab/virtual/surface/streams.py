@@ -1,0 +1,250 @@
+"""Streams, events and generators of a virtual GPU.
+
+Values are there when a call returns; the times are those of the device's clock, on which streams order what they are
+given.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..operations import copies
+from ..scope import in_force
+from ..scope.numbering import device_at, device_index, generators
+from ..scope.refusals import NotMirrored
+
+if TYPE_CHECKING:
+    from ..clock.clock import DeviceClock
+
+_numbers = itertools.count(1)
+CUDA = 1  # c10::DeviceType::CUDA
+
+
+_OwnStream: Any = torch.Stream
+_OwnGenerator: Any = torch.Generator
+
+
+class Stream(_OwnStream):  # type: ignore[misc]
+    """`torch.cuda.Stream`; tensors allocated under it come from its own pool of memory."""
+
+    def __new__(cls, device: Any = None, priority: int = 0, **kwargs: Any) -> Stream:
+        gpu = in_force.current
+        if gpu is None:
+            raise RuntimeError("no virtual GPU is in force")
+        if "stream_id" not in kwargs:
+            index = device_index(device)
+            kwargs = {"stream_id": next(_numbers), "device_index": index, "device_type": CUDA}
+        self: Stream = super().__new__(cls, **kwargs)
+        self._priority = max(-3, min(0, priority))
+        return self
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """All is done in `__new__`."""
+
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        """The least and the greatest priority."""
+        return 0, -3
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cuda", self.device_index)
+
+    @property
+    def cuda_stream(self) -> int:
+        return int(self.stream_id)
+
+    @property
+    def priority(self) -> int:
+        return int(self._priority)
+
+    @property
+    def _as_parameter_(self) -> ctypes.c_void_p:
+        return ctypes.c_void_p(self.cuda_stream)
+
+    def wait_event(self, event: Any) -> None:
+        event.wait(self)
+
+    def wait_stream(self, stream: Any) -> None:
+        other = device_at(stream.device_index).timer
+        device_at(self.device_index).timer.hold(self.stream_id, other.streams.get(stream.stream_id, 0.0))
+
+    def record_event(self, event: Event | None = None) -> Event:
+        event = Event() if event is None else event
+        event.record(self)
+        return event
+
+    def query(self) -> bool:
+        timer = device_at(self.device_index).timer
+        return _done(timer, timer.streams.get(self.stream_id, 0.0))
+
+    def is_capturing(self) -> bool:
+        return False
+
+    def synchronize(self) -> None:
+        device_at(self.device_index).synchronize(self.stream_id)
+        copies.waited_unasked()
+
+    def __enter__(self) -> Stream:
+        index = self.device_index
+        self._outer = (device_at(index).stream, in_force.thread.device)
+        device_at(index).stream, in_force.thread.device = self.stream_id, index
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        device_at(self.device_index).stream, in_force.thread.device = self._outer
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stream) and (self.stream_id, self.device_index) == (
+            other.stream_id,
+            other.device_index,
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.stream_id, self.device_index))
+
+    def __repr__(self) -> str:
+        return f"<torch.cuda.Stream device=cuda:{self.device_index} cuda_stream={self.stream_id:#x}>"
+
+
+class Event:
+    """`torch.cuda.Event`."""
+
+    def __init__(
+        self,
+        device: Any = None,
+        enable_timing: bool = False,
+        blocking: bool = False,
+        interprocess: bool = False,
+        external: bool = False,
+    ) -> None:
+        if isinstance(device, bool):  # torch.cuda.Event(True): its first argument is enable_timing
+            enable_timing, device = device, None
+        self.device = torch.device("cuda", device_index(device))
+        self.enable_timing = enable_timing
+        self._at: float | None = None
+        self._timer: DeviceClock | None = None  # of the GPU that it was recorded on
+
+    def record(self, stream: Any = None) -> None:
+        """Mark what has been given to `stream` (the current one) by now."""
+        device = device_at(None if stream is None else stream.device_index)
+        self.device, self._timer = device.name, device.timer
+        self._at = device.timer.mark(device.stream if stream is None else stream.stream_id)
+
+    def wait(self, stream: Any = None) -> None:
+        """Let what is given to `stream` (the current one) from now on wait for this event."""
+        if self._at is not None:
+            device = device_at(None if stream is None else stream.device_index)
+            device.timer.hold(device.stream if stream is None else stream.stream_id, self._at)
+
+    def query(self) -> bool:
+        """Whether all that it marks is done; True where it marks nothing."""
+        return self._timer is None or self._at is None or _done(self._timer, self._at)
+
+    def synchronize(self) -> None:
+        """Wait for what it marks."""
+        if self._timer is not None and self._at is not None:
+            self._timer.clock.wait(self._at, "event.synchronize")
+        if in_force.current is not None:
+            device_at(self.device.index).raise_fault()
+
+    def elapsed_time(self, end_event: Event) -> float:
+        """Milliseconds from this event to `end_event`, on the device's clock."""
+        if not (self.enable_timing and end_event.enable_timing):
+            raise ValueError("Both events must be created with argument 'enable_timing=True'.")
+        if self._at is None or end_event._at is None:
+            raise ValueError("Both events must be recorded before calculating elapsed time.")
+        if not (self.query() and end_event.query()):
+            raise ValueError("Both events must be completed before calculating elapsed time.")
+        return (end_event._at - self._at) * 1e3
+
+    def ipc_handle(self) -> bytes:
+        raise _not_mirrored("events shared between processes are")
+
+    @classmethod
+    def from_ipc_handle(cls, device: Any, handle: bytes) -> Event:
+        raise _not_mirrored("events shared between processes are")
+
+    def __repr__(self) -> str:
+        return f"<torch.cuda.Event {'recorded' if self._at is not None else 'uninitialized'}>"
+
+
+class CudaEvent(Event):
+    """`torch.cuda.Event`, which takes no device."""
+
+    def __init__(
+        self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, external: bool = False
+    ) -> None:
+        super().__init__(None, enable_timing, blocking, interprocess, external)
+
+
+class _AnyGenerator(type(_OwnGenerator)):  # type: ignore[misc]
+    """PyTorch's own generators are instances of what `torch.Generator` is here, too."""
+
+    def __instancecheck__(cls, item: Any) -> bool:
+        return isinstance(item, _OwnGenerator)
+
+
+class Generator(_OwnGenerator, metaclass=_AnyGenerator):  # type: ignore[misc]
+    """`torch.Generator`, which here can be one of a virtual GPU."""
+
+    gpulab_device: torch.device | None  # as it was named; `cuda` is the GPU that is current when it is used
+
+    def __new__(cls, device: Any = "cpu") -> Generator:
+        named = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+        on_gpu = named.type == "cuda"
+        self: Generator = super().__new__(cls, "cpu" if on_gpu else device)
+        self.gpulab_device = named if on_gpu else None
+        if on_gpu:
+            generators[self._cdata] = self
+        return self
+
+    def __init__(self, device: Any = "cpu") -> None:
+        """All is done in `__new__`."""
+
+    @property
+    def device(self) -> torch.device:
+        return self.gpulab_device or super().device
+
+    def get_offset(self) -> int:
+        if self.gpulab_device is None:
+            return int(super().get_offset())
+        raise _not_mirrored("the offset of a generator (get_state() has all of it) is")
+
+    def set_offset(self, offset: int) -> Generator:
+        if self.gpulab_device is None:
+            super().set_offset(offset)
+            return self
+        raise _not_mirrored("the offset of a generator (set_state() sets all of it) is")
+
+    def clone_state(self) -> Generator:
+        """Another generator of the same device, in the same state."""
+        other = Generator(self.device)
+        other.set_state(self.get_state())
+        return other
+
+    def __reduce__(self) -> Any:
+        return _generator, (self.device, self.get_state())
+
+
+def _done(timer: DeviceClock, at: float) -> bool:
+    """Whether the host's clock has reached `at`; GPUs that are no longer in force have done all."""
+    gpu = in_force.current
+    if gpu is None or gpu.clock is not timer.clock or timer.clock.host >= at:
+        return True
+    timer.clock.ask()
+    return timer.clock.host >= at
+
+
+def _generator(device: torch.device, state: torch.Tensor) -> Generator:
+    out = Generator(device)
+    out.set_state(state)
+    return out
+
+
+def _not_mirrored(what: str) -> Exception:
+    return NotMirrored(f"{what} not mirrored by the virtual GPU")

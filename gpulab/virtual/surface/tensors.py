@@ -1,0 +1,216 @@
+"""What Python asks a tensor about where it is and what it holds, answered for the virtual GPU.
+
+Stand-ins for attributes of `torch.Tensor`. For tensors that are on no virtual GPU, and within an operation, PyTorch's
+own answer holds. How a tensor gets to another device is `moving`, how a new one is made from data `creation`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..operations import copies, known_values
+from ..scope.in_force import backing, thread
+from ..scope.labels import FLOATING, device_of
+from ..scope.patches import Patches
+from ..scope.refusals import NoValues
+from . import creation, moving
+
+if TYPE_CHECKING:
+    from ..scope.device import Device
+
+Tensor = torch.Tensor
+_Base = torch._C.TensorBase
+_device_of_base = _Base.device.__get__
+_storage: Any = _Base.untyped_storage
+
+
+def install(patches: Patches) -> None:
+    """Replace the attributes for as long as a virtual GPU is in force."""
+    for name, value in {
+        "device": property(_device),
+        "is_cuda": property(_is_cuda),
+        "is_cpu": property(_is_cpu),
+        "is_meta": property(_is_meta),
+        "get_device": _get_device,
+        "to": moving.to,
+        "cuda": moving.cuda,
+        "cpu": moving.cpu,
+        "pin_memory": moving.pin_memory,
+        "is_pinned": moving.is_pinned,
+        "new_tensor": creation.new_tensor,
+        "new": creation.new,
+        "type": creation.typed,
+        "type_as": moving.type_as,
+        "numpy": _numpy,
+        "__array__": _array,
+        "__dlpack__": _dlpack,
+        "__cuda_array_interface__": property(_cuda_array_interface),
+        "tolist": _tolist,
+        "data_ptr": _data_ptr,
+        "record_stream": _record_stream,
+        "apply_": _host_only("apply_"),
+        "map_": _host_only("map_"),
+        "__bool__": _bool,
+        "__repr__": _repr,
+    }.items():
+        text = getattr(getattr(Tensor, name), "__doc__", None)
+        if isinstance(value, property):
+            value = property(value.fget, doc=text)
+        else:
+            value.__doc__ = text
+        patches.set(Tensor, name, value)
+    patches.set(torch, "get_device", _get_device)
+    for module in (torch, torch.utils.dlpack):
+        patches.set(module, "to_dlpack", _to_dlpack)
+
+
+def where(tensor: Tensor) -> Device | None:
+    """The virtual GPU of a tensor, as code outside an operation sees it."""
+    if thread.inside:
+        return None
+    try:
+        label = _storage(tensor)._gpulab
+    except (RuntimeError, NotImplementedError, ValueError):
+        # It has no storage, or is a lazy module's parameter, which refuses to show it.
+        with torch._C.DisableTorchFunctionSubclass():
+            return device_of(tensor)
+    return label.device if label is not None and label is not FLOATING and label.device.active else None
+
+
+# -- where is it? ----------------------------------------------------------------------------------------------------
+
+
+def _device(self: Tensor) -> torch.device:
+    device = where(self)
+    return _device_of_base(self) if device is None else device.name
+
+
+def _is_cuda(self: Tensor) -> bool:
+    return where(self) is not None or _Base.is_cuda.__get__(self)  # type: ignore[attr-defined]
+
+
+def _is_cpu(self: Tensor) -> bool:
+    return where(self) is None and _Base.is_cpu.__get__(self)  # type: ignore[attr-defined]
+
+
+def _is_meta(self: Tensor) -> bool:
+    return where(self) is None and _Base.is_meta.__get__(self)  # type: ignore[attr-defined]
+
+
+def _get_device(self: Tensor) -> int:
+    device = where(self)
+    return _Base.get_device(self) if device is None else device.index
+
+
+def _data_ptr(self: Tensor) -> int:
+    device = where(self)
+    if device is None:
+        return _Base.data_ptr(self)
+    label = _storage(self)._gpulab
+    if label.block is None or not self.numel():
+        return 0
+    address: int = label.block.address + self.storage_offset() * self.element_size()
+    return address
+
+
+def _record_stream(self: Tensor, stream: Any) -> None:
+    if where(self) is None:
+        _Base.record_stream(self, stream)
+
+
+# -- its values ------------------------------------------------------------------------------------------------------
+
+
+def _refuse_host(self: Tensor) -> None:
+    device = where(self)
+    if device is not None:
+        raise TypeError(
+            f"can't convert {device.name} device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host "
+            "memory first."
+        )
+
+
+def _numpy(self: Tensor, *, force: bool = False) -> Any:
+    if force and where(self) is not None:
+        return moving.cpu(self.detach()).resolve_conj().resolve_neg().numpy()
+    _refuse_host(self)
+    return _Base.numpy(self, force=force)
+
+
+_own_array: Any = Tensor.__array__
+_own_dlpack = Tensor.__dlpack__
+_own_cuda_array_interface: Any = vars(Tensor)["__cuda_array_interface__"]
+
+
+def _array(self: Tensor, dtype: Any = None) -> Any:
+    _refuse_host(self)
+    return _own_array(self, dtype=dtype)
+
+
+_array.__qualname__ = "Tensor.__array__"  # NumPy looks for this name where it has asked for too much
+
+
+def _dlpack(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+    if where(self) is not None:
+        raise BufferError(NO_EXPORT)
+    return _own_dlpack(self, *args, **kwargs)
+
+
+def _to_dlpack(tensor: Tensor) -> Any:
+    """`torch.utils.dlpack.to_dlpack`."""
+    if where(tensor) is not None:
+        raise BufferError(NO_EXPORT)
+    return torch._C._to_dlpack(tensor)
+
+
+NO_EXPORT = "a tensor on a virtual GPU cannot be exported to other libraries: what holds it is not a GPU"
+
+
+def _cuda_array_interface(self: Tensor) -> Any:
+    if where(self) is not None:
+        raise AttributeError(NO_EXPORT)
+    return _own_cuda_array_interface.__get__(self)
+
+
+def _tolist(self: Tensor) -> Any:
+    return _Base.tolist(self if where(self) is None else moving.cpu(self.detach()))
+
+
+def _bool(self: Tensor) -> bool:
+    device = where(self)
+    if device is not None and not device.compute and self.numel() == 1 and known_values.value(self) is None:
+        raise NoValues(
+            "a branch on a tensor's value: with compute=False the virtual GPU knows shapes, not values. "
+            "Use compute=True, or decide on something that does not come from a tensor."
+        )
+    return _Base.__bool__(self)
+
+
+def _host_only(name: str) -> Any:
+    own = getattr(_Base, name)
+
+    def run(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if where(self) is not None:
+            raise TypeError(f"{name} is only implemented on CPU tensors")
+        out: Tensor = own(self, *args, **kwargs)
+        return out
+
+    return run
+
+
+_own_repr: Any = Tensor.__repr__
+
+
+def _repr(self: Tensor, *, tensor_contents: Any = None) -> str:
+    device = where(self)
+    if device is None or device.compute:
+        if device is not None and not self.dim():
+            copies.read_back(device)  # PyTorch prints with modes off, so nobody sees it read the number
+        return str(_own_repr(self, tensor_contents=tensor_contents))
+    with backing:
+        return str(_own_repr(self)).replace("device='meta'", f"device='{device.name}'")
+
+
+__all__ = ["install", "where"]
