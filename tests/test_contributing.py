@@ -69,7 +69,7 @@ def test_the_example_of_an_exercise_gives_a_stub_and_its_check_judges(built, mon
 
 def test_the_example_of_a_simulator_is_whole():
     names = {}
-    exec("from dataclasses import dataclass\nfrom gpulab.sim.base import *\nfrom gpulab.sim.svg import *\n", names)
+    exec("from dataclasses import dataclass\nfrom gpulab.sim.base import *\nfrom gpulab.svg import *\n", names)
     exec("from gpulab.style import SKY\n", names)
     exec(block("class Lilies"), names)
     pond = names["Lilies"](days=3)

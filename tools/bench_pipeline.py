@@ -15,7 +15,7 @@ from time import perf_counter, sleep
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gpulab.sim.pipeline_model import Work
+    from gpulab.sim.pipeline.model import Work
 
 MIB = 2**20
 
@@ -26,8 +26,8 @@ def pipeline(*, quick: bool) -> Iterator[tuple[str, float, str, float | None, st
     Pageable memory, so that the loop waits for the GPU, then for the copy, then launches: the model has to get the
     order of all three right.
     """
-    from gpulab.sim.pipeline_model import PERIOD, Work, steady
-    from gpulab.sim.words import count
+    from gpulab.sim.base.words import count
+    from gpulab.sim.pipeline.model import PERIOD, Work, steady
 
     plain = Work(0.040, 0.0, 0, 2, False, 48 * MIB, False, False, False, 0.024, "T4")
     cases = [replace(plain, workers=workers) for workers in (0, 1, 2)]
@@ -53,7 +53,7 @@ def measure(work: Work, *, warm_up: int, steps: int) -> float:
     """
     from torch.utils.data import DataLoader, Dataset
 
-    from gpulab.sim.pipeline_model import AHEAD
+    from gpulab.sim.pipeline.model import AHEAD
 
     if work.pinned or work.side:
         raise ValueError("work is pinned or has a side stream; the stand-in for the GPU has neither")

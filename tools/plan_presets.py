@@ -1,10 +1,10 @@
 """The planned numbers behind `gpulab.sim.memory_budget`: every preset run through `gpulab.plan`, written as JSON.
 
 A plan takes longer than a slider may, so they are made here, once: `python tools/plan_presets.py` writes
-gpulab/sim/memory_plans.json anew (some minutes). A preset is planned in two parts. Its forward and backward passes,
-in each precision, with and without checkpointing, at a few batches: between them memory grows in a straight line. And
-the step of each optimizer, with gradients that are there from nothing. Of the passes there are one or two moments: the
-one with the most activations, and their end, when all gradients are there, where that is higher.
+gpulab/sim/memory_budget/plans.json anew (some minutes). A preset is planned in two parts. Its forward and backward
+passes, in each precision, with and without checkpointing, at a few batches: between them memory grows in a straight
+line. And the step of each optimizer, with gradients that are there from nothing. Of the passes there are one or two
+moments: the one with the most activations, and their end, when all gradients are there, where that is higher.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gpulab.planning import Plan, plan
 
-TARGET = Path(__file__).parents[1] / "gpulab" / "sim" / "memory_plans.json"
+TARGET = Path(__file__).parents[1] / "gpulab" / "sim" / "memory_budget" / "plans.json"
 GPU = "A100-80"
 PRECISIONS = ("fp32", "amp", "bf16")
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {

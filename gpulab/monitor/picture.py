@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable, Sequence
 
 from .. import style
-from ..sim.svg import BODY, HEAD, MARGIN, SMALL, Picture, lines, rect, shape, text, wrap
+from ..svg import BODY, HEAD, MARGIN, SMALL, Picture, lines, rect, shape, text, wrap
 from .reading import Reading, Slice, amount, memory, power
 from .summary import GPUSummary, Sample, Series, series_of, summarise
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from .. import style
 from ..memory.counters import MIB
-from ..sim.svg import BODY, MARGIN, SMALL, Picture, bar, line, rect, text
+from ..svg import BODY, MARGIN, SMALL, Picture, bar, line, rect, text
 
 if TYPE_CHECKING:
     from .result import Plan

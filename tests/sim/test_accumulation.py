@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpulab
-from gpulab.sim import svg
-from gpulab.sim.accumulation import Accumulation, _toy, draw, limits, simulate, training_bytes
+from gpulab import svg
+from gpulab.sim.accumulation.controls import Accumulation, _toy, draw, limits, simulate, training_bytes
 
 
 @st.composite

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpulab.sim import svg
-from gpulab.sim.allocator import EXAMPLES, Allocator, draw, limits, simulate
-from gpulab.sim.allocator_model import MOST_COMMANDS, Command, largest_request, read, run
-from gpulab.sim.live import Live
+from gpulab import svg
+from gpulab.sim.allocator.controls import EXAMPLES, Allocator, draw, limits, simulate
+from gpulab.sim.allocator.model import MOST_COMMANDS, Command, largest_request, read, run
+from gpulab.sim.base.live import Live
 from gpulab.virtual.memory.blocks import MiB
 from gpulab.virtual.memory.caching import CachingAllocator
 from gpulab.virtual.memory.settings import Settings

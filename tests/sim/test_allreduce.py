@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpulab.sim import svg
-from gpulab.sim.allreduce import FRAMES, AllReduce, draw, simulate
-from gpulab.sim.base import Flag, Slider
-from gpulab.sim.ring import (
+from gpulab import svg
+from gpulab.sim.allreduce.controls import FRAMES, AllReduce, draw, simulate
+from gpulab.sim.allreduce.model import (
     LINKS,
     MOST_GPUS,
     ONCE_US,
@@ -27,6 +26,7 @@ from gpulab.sim.ring import (
     sends,
     sent_bytes,
 )
+from gpulab.sim.base.simulator import Flag, Slider
 from gpulab.virtual.gpus.specs import SPECS
 
 MIB = 2**20

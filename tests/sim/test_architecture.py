@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpulab.sim import svg
-from gpulab.sim.architecture import Architecture, draw
-from gpulab.sim.architecture_model import (
+from gpulab import svg
+from gpulab.sim.architecture.controls import Architecture, draw
+from gpulab.sim.architecture.model import (
     FRAMES,
     INSTRUCTIONS,
     MOST_WAVES,
@@ -18,7 +18,7 @@ from gpulab.sim.architecture_model import (
     limits_of,
     simulate,
 )
-from gpulab.sim.live import Live
+from gpulab.sim.base.live import Live
 from gpulab.virtual.gpus.specs import SPECS
 
 DEFAULT = {

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 import pytest
 
 import gpulab.sim
-from gpulab import display, style
-from gpulab.sim import svg
-from gpulab.sim.base import Choice, Flag, Limit, Play, Result, Script, Simulator, Slider
-from gpulab.sim.controls import Control
-from gpulab.sim.live import CALM, Live
-from gpulab.sim.words import count, percent, size
+from gpulab import display, style, svg
+from gpulab.sim.base.controls import Control
+from gpulab.sim.base.live import CALM, Live
+from gpulab.sim.base.simulator import Choice, Flag, Limit, Play, Result, Script, Simulator, Slider
+from gpulab.sim.base.words import count, percent, size
 
 
 @dataclass(frozen=True)
@@ -181,7 +180,7 @@ class TestForms:
 
     def test_without_ipywidgets_the_still_picture_is_shown(self, monkeypatch):
         monkeypatch.setattr(display, "in_notebook", lambda: True)
-        monkeypatch.setitem(sys.modules, "gpulab.sim.live", None)
+        monkeypatch.setitem(sys.modules, "gpulab.sim.base.live", None)
         assert set(Kettle()._repr_mimebundle_()) == {"text/plain", "text/html", "image/svg+xml"}
 
     def test_the_still_page_has_the_picture_its_alt_text_and_the_table(self):
@@ -295,7 +294,9 @@ class TestLive:
         assert names.units == {"Water": "l", "Cups": "", "Warmth": "°C"}
 
     def test_without_anywidget_the_rest_works(self, monkeypatch):
-        monkeypatch.setattr("gpulab.sim.live._names_class", lambda: (_ for _ in ()).throw(ImportError("anywidget")))
+        monkeypatch.setattr(
+            "gpulab.sim.base.live._names_class", lambda: (_ for _ in ()).throw(ImportError("anywidget"))
+        )
         kettle = Kettle()
         kettle._live = live = Live(kettle)
         live._widgets["litres"].value = 2

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulab.sim.floats import BF16, E4M3, E5M2, FORMATS, FP16, FP32, TF32, walk, weight
+from gpulab.sim.base.floats import BF16, E4M3, E5M2, FORMATS, FP16, FP32, TF32, walk, weight
 
 DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
 SMALL_ONES = ["fp16", "bf16", "e4m3", "e5m2"]

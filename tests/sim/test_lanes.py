@@ -2,8 +2,8 @@ import re
 
 import pytest
 
-from gpulab.sim import svg
-from gpulab.sim.lanes import Axis, blocks, inside, joined, round_step, total, veil
+from gpulab import svg
+from gpulab.sim.base.lanes import Axis, blocks, inside, joined, round_step, total, veil
 from gpulab.style import INK, SKY
 
 AXIS = Axis(100, 500, 2.0)  # 200 pixels a second

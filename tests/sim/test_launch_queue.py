@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpulab.sim import svg
-from gpulab.sim.lanes import total
-from gpulab.sim.launch_queue import ITEMS, LaunchQueue, draw, simulate
-from gpulab.sim.launch_queue_model import GPUS, MODES, STEPS, Work, addition_us, run, seconds
-from gpulab.sim.launch_queue_picture import _lanes
+from gpulab import svg
+from gpulab.sim.base.lanes import total
+from gpulab.sim.launch_queue.controls import ITEMS, LaunchQueue, draw, simulate
+from gpulab.sim.launch_queue.model import GPUS, MODES, STEPS, Work, addition_us, run, seconds
+from gpulab.sim.launch_queue.picture import _lanes
 from gpulab.virtual.clock import rates
 
 US = 1e-6

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gpulab.sim import svg
-from gpulab.sim.floats import FP16
-from gpulab.sim.loss_scaling import LossScaling, draw
-from gpulab.sim.loss_scaling_model import REACH, STEPS, TO_INF, TO_NORMAL, TO_ZERO, Scaler, part, simulate, size
+from gpulab import svg
+from gpulab.sim.base.floats import FP16
+from gpulab.sim.loss_scaling.controls import LossScaling, draw
+from gpulab.sim.loss_scaling.model import REACH, STEPS, TO_INF, TO_NORMAL, TO_ZERO, Scaler, part, simulate, size
 
 DEFAULT = {
     "scale_power": 16,

@@ -8,12 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpulab import svg
 from gpulab.planning import plan
-from gpulab.sim import svg
-from gpulab.sim.memory_budget import MemoryBudget, axis, draw
-from gpulab.sim.memory_budget_model import MODELS, limits, simulate
-from gpulab.sim.memory_job import CONTEXT_BYTES, MOST, PARALLEL, deepspeed
-from gpulab.sim.memory_needs import (
+from gpulab.sim.memory_budget.controls import MemoryBudget, axis, draw
+from gpulab.sim.memory_budget.job import CONTEXT_BYTES, MOST, PARALLEL, deepspeed
+from gpulab.sim.memory_budget.model import MODELS, limits, simulate
+from gpulab.sim.memory_budget.needs import (
     CHECKPOINTING,
     OPTIMIZERS,
     PRECISIONS,

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gpulab.sim import svg
-from gpulab.sim.floats import FORMATS
-from gpulab.sim.number_formats import SHARES, NumberFormats, _basin, draw
-from gpulab.sim.number_formats_model import MOST_UPDATES, share, simulate, spacings
+from gpulab import svg
+from gpulab.sim.base.floats import FORMATS
+from gpulab.sim.number_formats.controls import SHARES, NumberFormats, _basin, draw
+from gpulab.sim.number_formats.model import MOST_UPDATES, share, simulate, spacings
 
 DEFAULT = {"value": 1.0, "exponent": 0, "negative": False, "format": "bf16", "update": 0.001}
 CLAIM_TOO_LARGE = {"value": 7.0, "exponent": 4}

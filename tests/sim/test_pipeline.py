@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpulab.sim import svg
-from gpulab.sim.pipeline import Pipeline, draw, simulate
-from gpulab.sim.pipeline_model import (
+from gpulab import svg
+from gpulab.sim.pipeline.controls import Pipeline, draw, simulate
+from gpulab.sim.pipeline.model import (
     AHEAD,
     BATCHES,
     EPOCHS,

@@ -5,10 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpulab.sim import svg
-from gpulab.sim.live import Live
-from gpulab.sim.race import Race, draw
-from gpulab.sim.race_model import (
+from gpulab import svg
+from gpulab.sim.base.live import Live
+from gpulab.sim.base.words import duration, many
+from gpulab.sim.race.controls import Race, draw
+from gpulab.sim.race.model import (
     CORE_LANES,
     CPU_BANDWIDTH,
     MOST_TASKS,
@@ -21,7 +22,6 @@ from gpulab.sim.race_model import (
     simulate,
     times,
 )
-from gpulab.sim.words import duration, many
 from gpulab.virtual.clock import rates
 from gpulab.virtual.gpus.specs import SPECS
 

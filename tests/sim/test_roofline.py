@@ -7,11 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from gpulab import VirtualGPU
-from gpulab.sim import svg
-from gpulab.sim.base import Choice, Flag
-from gpulab.sim.roofline import Roofline, draw
-from gpulab.sim.roofline_model import DTYPES, HEAD, OPERATIONS, image, simulate
+from gpulab import VirtualGPU, svg
+from gpulab.sim.base.simulator import Choice, Flag
+from gpulab.sim.roofline.controls import Roofline, draw
+from gpulab.sim.roofline.model import DTYPES, HEAD, OPERATIONS, image, simulate
 from gpulab.virtual.gpus.specs import SPECS
 
 DEFAULT = {
@@ -276,7 +275,7 @@ class TestPicture:
         assert len(views) == 1
 
     def test_each_operation_has_a_sign_of_its_own(self):
-        from gpulab.sim.roofline import _marker
+        from gpulab.sim.roofline.controls import _marker
 
         assert len({_marker(op, 0, 0, chosen=False) for op in OPERATIONS}) == len(OPERATIONS)
 
@@ -309,7 +308,7 @@ class TestControls:
 
     def test_the_slider_makes_room_for_a_size_from_code(self):
         pytest.importorskip("ipywidgets")
-        from gpulab.sim.live import Live
+        from gpulab.sim.base.live import Live
 
         sim = Roofline()
         sim._live = live = Live(sim)

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpulab.sim import svg
-from gpulab.sim.base import Slider
-from gpulab.sim.interruptions import AT_ONCE, Plan, best_interval, retried, young
-from gpulab.sim.spot import Spot, draw, simulate
-from gpulab.sim.spot_picture import LONGEST_INTERVAL, money, span
+from gpulab import svg
+from gpulab.sim.base.simulator import Slider
+from gpulab.sim.spot.controls import Spot, draw, simulate
+from gpulab.sim.spot.model import AT_ONCE, Plan, best_interval, retried, young
+from gpulab.sim.spot.picture import LONGEST_INTERVAL, money, span
 
 DEFAULT = {control.name: control.value for control in Spot.controls}
 

@@ -8,11 +8,10 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
-from gpulab import VirtualGPU
-from gpulab.sim import svg
-from gpulab.sim.base import Choice, Flag
-from gpulab.sim.step_memory import COLUMNS, StepMemory, draw
-from gpulab.sim.step_memory_model import FRAMES, MIB, PRECISIONS, Sizes, _run, cut, kept, limits, simulate
+from gpulab import VirtualGPU, svg
+from gpulab.sim.base.simulator import Choice, Flag
+from gpulab.sim.step_memory.controls import COLUMNS, StepMemory, draw
+from gpulab.sim.step_memory.model import FRAMES, MIB, PRECISIONS, Sizes, _run, cut, kept, limits, simulate
 
 DEFAULT = {
     "moment": 120, "layers": 24, "segments": 4, "again": False, "interior": 544, "boundary": 32, "parameters": 12,

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpulab.sim import svg
-from gpulab.sim.live import Live
-from gpulab.sim.transfers import Transfers, draw, simulate
-from gpulab.sim.transfers_machine import CONTEXT_BYTES
-from gpulab.sim.transfers_model import BYTES, GPUS, MOST_COMMANDS, SLOTS, read
+from gpulab import svg
+from gpulab.sim.base.live import Live
+from gpulab.sim.transfers.controls import Transfers, draw, simulate
+from gpulab.sim.transfers.machine import CONTEXT_BYTES
+from gpulab.sim.transfers.model import BYTES, GPUS, MOST_COMMANDS, SLOTS, read
 from gpulab.virtual.memory.out_of_memory import format_size
 
 DEFAULT = {

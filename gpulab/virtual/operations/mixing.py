@@ -1,7 +1,7 @@
 """Tensors of different devices in one operation: what CUDA takes, and CUDA's error where it does not.
 
-It decides by how the operation's CUDA kernel checks (`generated_checks` knows which begin with a generated check); copies
-between devices never come here.
+It decides by how the operation's CUDA kernel checks (`generated_checks` knows which begin with a
+generated check); copies between devices never come here.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""The simulator `gpulab.sim.accumulation`: its model, its picture, its controls."""

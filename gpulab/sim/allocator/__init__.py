@@ -1,0 +1,1 @@
+"""The simulator `gpulab.sim.allocator`: its model, its picture, its controls."""

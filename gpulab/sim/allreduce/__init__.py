@@ -1,0 +1,1 @@
+"""The simulator `gpulab.sim.allreduce`: its model, its picture, its controls."""

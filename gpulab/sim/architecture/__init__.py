@@ -1,0 +1,1 @@
+"""The simulator `gpulab.sim.architecture`: its model, its picture, its controls."""

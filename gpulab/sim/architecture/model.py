@@ -1,0 +1,317 @@
+"""A kernel on a GPU, clock by clock: blocks come to the SMs in waves, warps of 32 threads take turns on the lanes.
+
+A toy that is exact in itself: each thread has the same few instructions, and a warp waits for the result of one
+before the next. It knows nothing of what the instructions are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from ...virtual.gpus.specs import SPECS, Spec
+from ..base.simulator import Limit, Result, Row
+from ..base.words import count, duration, percent
+
+WARP = 32
+INSTRUCTIONS = 4  # of every thread, one after another
+MOST_WAVES = 32
+MOST_SMS, MOST_LANES = max(gpu.sms for gpu in SPECS.values()), 4 * WARP
+GOLDEN = 0.618034  # spreads the SMs over a round
+FRAMES = 241  # of Play; a kernel of more clocks is shown at this many of them
+TOY = "toy"
+VIRTUAL = "virtual: toy kernel"
+# What an SM has room for: resident warps and blocks (CUDA programming guide, technical specifications per compute
+# capability); the others have the most.
+ROOM = {(7, 5): (32, 16), (8, 6): (48, 16), (8, 9): (48, 24)}
+MOST_ROOM = (64, 32)
+BYTES = 8  # read and written per element, in fp32
+
+
+class Warp(NamedTuple):
+    """A warp on an SM: "issuing", "waiting" or "ready", and how much of its wait is over."""
+
+    state: str
+    waited: float
+    lanes: int  # how many of its 32 threads have an element
+
+
+class Wave(NamedTuple):
+    """Blocks that start together; `resident` of their places, `busy` of the lanes' time."""
+
+    blocks: int
+    start: int
+    clocks: int
+    resident: float
+    busy: float
+
+
+@dataclass(frozen=True)
+class Kernel(Result):
+    """One kernel over `elements` elements, a thread for each, and the clock at which it is looked at."""
+
+    gpu: str
+    sms: int
+    lanes: int  # in each SM
+    threads: int  # in each block
+    room: int  # for warps, in each SM
+    wait: int  # clocks
+    elements: int
+    frame: int
+
+    @property
+    def spec(self) -> Spec | None:
+        return SPECS.get(self.gpu)
+
+    @property
+    def rows_of_lanes(self) -> int:
+        """Warps that an SM can issue in one clock."""
+        return self.lanes // WARP
+
+    @property
+    def all_lanes(self) -> int:
+        return self.sms * self.lanes
+
+    @property
+    def warps_per_block(self) -> int:
+        return math.ceil(self.threads / WARP)
+
+    @cached_property
+    def blocks_per_sm(self) -> int:
+        """How many fit on an SM at a time."""
+        return min(self.room // self.warps_per_block, limits_of(self.gpu)[1])
+
+    @property
+    def places(self) -> int:
+        """Blocks that fit on the GPU at a time."""
+        return self.sms * self.blocks_per_sm
+
+    @property
+    def blocks(self) -> int:
+        return math.ceil(self.elements / self.threads)
+
+    @property
+    def resident(self) -> int:
+        """Warps on an SM in a full wave."""
+        return self.blocks_per_sm * self.warps_per_block
+
+    @property
+    def needed(self) -> int:
+        """Resident warps of an SM that hide the wait: while one waits, the others issue."""
+        return self.rows_of_lanes * (1 + self.wait)
+
+    @cached_property
+    def waves(self) -> tuple[Wave, ...]:
+        waves = []
+        start, left = 0, self.blocks
+        while left:
+            blocks = min(left, self.places)
+            clocks = INSTRUCTIONS * self.period(math.ceil(blocks / self.sms))
+            last = left == blocks
+            elements = self.elements - (self.blocks - blocks) * self.threads if last else blocks * self.threads
+            busy = elements * INSTRUCTIONS / (self.all_lanes * clocks)
+            waves.append(Wave(blocks, start, clocks, blocks / self.places, busy))
+            start, left = start + clocks, left - blocks
+        return tuple(waves)
+
+    @cached_property
+    def clocks(self) -> int:
+        return self.waves[-1].start + self.waves[-1].clocks
+
+    @property
+    def busy(self) -> float:
+        """Share of the lanes' time, first clock to last, that an element is worked on."""
+        return self.elements * INSTRUCTIONS / (self.all_lanes * self.clocks)
+
+    @cached_property
+    def clock(self) -> int:
+        """The one that is looked at."""
+        if self.clocks <= FRAMES:
+            return self.frame
+        return self.frame * (self.clocks - 1) // (FRAMES - 1)
+
+    @cached_property
+    def wave(self) -> int:
+        """Index of the wave at `clock`."""
+        return min(self.clock // self.waves[0].clocks, len(self.waves) - 1)
+
+    def period(self, blocks: int) -> int:
+        """Clocks from one instruction of a warp to its next, with so many blocks on its SM.
+
+        At the least its own wait; more where the warps are too many to take their turns meanwhile.
+        """
+        return max(1 + self.wait, math.ceil(blocks * self.warps_per_block / self.rows_of_lanes))
+
+    def blocks_on(self, sm: int) -> int:
+        """Blocks that are on the SM with this index at `clock`: they are dealt out to the SMs in turn."""
+        wave = self.waves[self.wave]
+        blocks = wave.blocks // self.sms + (sm < wave.blocks % self.sms)
+        return blocks if self.clock - wave.start < INSTRUCTIONS * self.period(blocks) else 0
+
+    def warps_on(self, sm: int) -> list[Warp]:
+        """Its warps at `clock`, in the order in which they take turns."""
+        blocks = self.blocks_on(sm)
+        period, since = self.period(blocks), self.clock - self.waves[self.wave].start
+        found = []
+        for index in range(blocks * self.warps_per_block):
+            first = (index // self.rows_of_lanes - self._ahead(sm, period)) % period
+            behind = (since - first) % period
+            if since >= first and behind <= self.wait:
+                state, waited = ("waiting" if behind else "issuing"), behind / (1 + self.wait)
+            else:
+                state, waited = "ready", 1.0
+            found.append(Warp(state, waited, self._lanes(sm, index)))
+        return found
+
+    def issuing_on(self, sm: int) -> list[int]:
+        """Lanes at work in each row of the SM at `clock`."""
+        blocks = self.blocks_on(sm)
+        period, since = self.period(blocks), self.clock - self.waves[self.wave].start
+        turn = (since + self._ahead(sm, period)) % period * self.rows_of_lanes
+        indexes = range(turn, min(turn + self.rows_of_lanes, blocks * self.warps_per_block))
+        return [self._lanes(sm, index) for index in indexes]
+
+    @cached_property
+    def working(self) -> list[list[int]]:
+        """`issuing_on` each SM."""
+        return [self.issuing_on(sm) for sm in range(self.sms)]
+
+    def _ahead(self, sm: int, period: int) -> int:
+        # SMs know nothing of one another: each is at another point of its round
+        return int(sm * GOLDEN % 1 * period)
+
+    def _lanes(self, sm: int, index: int) -> int:
+        place, warp = divmod(index, self.warps_per_block)
+        block = self.wave * self.places + sm + place * self.sms
+        threads = min(self.threads, self.elements - block * self.threads)
+        return max(0, min(WARP, threads - WARP * warp))
+
+    @property
+    def hidden(self) -> float:
+        """Share of the turns on a full SM at which some warp issues."""
+        return self.resident / (self.rows_of_lanes * self.period(self.blocks_per_sm))
+
+    @property
+    def finding(self) -> str:
+        found = f"{count(self.sms, 'SM')} × {self.lanes} lanes = {self.all_lanes:,} “CUDA cores”"
+        full = self.threads / (WARP * self.warps_per_block)
+        spread = self.busy / (full * self.hidden)
+        worst = min(full, self.hidden, spread)
+        last = self.waves[-1]
+        if worst >= 0.995:
+            return f"{found}, all at work: {self.resident} warps on each SM hide the wait, and every wave is full"
+        if worst == full:
+            return f"{found}, but blocks of {self.threads} fill {percent(full)} of their warps’ lanes"
+        if worst == self.hidden and self.resident < self.needed:
+            return (
+                f"{found}, at work {percent(self.busy)} of the time: to hide the wait, an SM needs"
+                f" {self.needed} warps, and has {self.resident}"
+            )
+        if last.blocks == self.places:
+            return (
+                f"{found} are at work {percent(self.busy)} of the time, in {count(len(self.waves), 'wave')} of blocks"
+            )
+        if len(self.waves) > 1:
+            return (
+                f"{found}, at work {percent(self.busy)} of the time: the last of {len(self.waves)} waves fills"
+                f" {last.blocks:,} of {self.places:,} places"
+            )
+        if last.blocks < self.sms:
+            return f"{found}; {count(last.blocks, 'block')} for {self.sms} SMs: {self.sms - last.blocks} have no work"
+        return (
+            f"{found}, at work {percent(self.busy)} of the time: the only wave fills {last.blocks:,} of"
+            f" {self.places:,} places"
+        )
+
+    def rows(self) -> list[Row]:
+        spec, last = self.spec, self.waves[-1]
+        cap = limits_of(self.gpu)[0]
+        recorded = "recorded: data sheet" if spec else ""
+        clock = clock_ghz(self.gpu)
+        rows = [
+            ("GPU", spec.product if spec else "a toy", recorded),
+            ("lanes (“CUDA cores”)", f"{self.sms} SMs × {self.lanes} = {self.all_lanes:,}", recorded),
+            ("a block", f"{count(self.threads, 'thread')} = {count(self.warps_per_block, 'warp')} of {WARP}", ""),
+            ("resident on an SM", f"{count(self.resident, 'warp')} = {count(self.blocks_per_sm, 'block')}", ""),
+            ("occupancy", f"{self.resident} of {cap} warps = {percent(self.resident / cap)}", ""),
+            ("resident on the GPU", f"{self.places * self.threads:,} threads", ""),
+            ("issuing in a clock", f"up to {self.sms * self.rows_of_lanes} warps", ""),
+            ("warps an SM needs to hide the wait", f"{self.needed} for {count(self.wait, 'clock')}", VIRTUAL),
+            ("blocks", f"{self.blocks:,} for {self.places:,} places", ""),
+            ("waves", f"{len(self.waves)}, the last with {count(last.blocks, 'block')}", ""),
+            ("time", f"{count(self.clocks, 'clock')}", VIRTUAL),
+            ("lanes at work, on average", percent(self.busy), VIRTUAL),
+            (
+                f"at clock {self.clock:,}, in wave {self.wave + 1}",
+                f"{sum(map(len, self.working)):,} warps issue, {sum(map(sum, self.working)):,} lanes work",
+                VIRTUAL,
+            ),
+        ]
+        if spec and spec.tflops["fp32"] and spec.tflops["fp16"]:
+            fp32, fp16 = spec.tflops["fp32"], spec.tflops["fp16"]
+            rows += [
+                ("peak of the lanes, fp32", f"{fp32:g} TFLOPS", recorded),
+                ("peak of the tensor cores, fp16", f"{fp16:g} TFLOPS = {fp16 / fp32:.2g} × the lanes", recorded),
+                ("one instruction on every element", duration(self.instruction_seconds), "virtual: at the peak"),
+                ("reading and writing every element", duration(self.memory_seconds), "virtual: at the peak"),
+            ]
+        else:
+            peak = 2 * self.all_lanes * clock / 1000
+            rows.append(("peak of the lanes, fp32", f"{peak:.3g} TFLOPS", f"virtual: at an A100’s {clock:.2f} GHz"))
+        return rows
+
+    @property
+    def instruction_seconds(self) -> float:
+        """One instruction on every element, all lanes at work."""
+        return math.ceil(self.elements / self.all_lanes) / clock_ghz(self.gpu) / 1e9
+
+    @property
+    def memory_seconds(self) -> float:
+        """Reading and writing each element once, at the data sheet's rate; 0 where there is no data sheet."""
+        return BYTES * self.elements / (self.spec.bandwidth_gbps * 1e9) if self.spec else 0.0
+
+
+def simulate(gpu: str, sms: int, lanes: int, threads: int, room: int, wait: int, elements: int, frame: int) -> Kernel:
+    """A kernel with a thread for each of `elements`, in blocks of `threads`, and what it is doing at `frame`."""
+    if lanes % WARP:
+        raise ValueError(f"lanes is {lanes}; it must be 32, 64, 96 or 128: a warp has {WARP} threads")
+    return Kernel(gpu, sms, lanes, threads, room, wait, elements, frame)
+
+
+def limits_of(gpu: str) -> tuple[int, int]:
+    """Warps and blocks that an SM of `gpu` has room for."""
+    return ROOM.get(SPECS[gpu].capability, MOST_ROOM) if gpu in SPECS else MOST_ROOM
+
+
+def clock_ghz(gpu: str) -> float:
+    """The clock at which a GPU has its peak: two operations a lane and clock; the toy has an A100's."""
+    spec = SPECS.get(gpu, SPECS["A100-80"])
+    return (spec.tflops["fp32"] or 0) * 1000 / (2 * spec.fp32_lanes)
+
+
+def limits(values: Mapping[str, Any]) -> dict[str, Limit]:
+    """A preset's SMs, lanes and room; a block that fits on an SM; a tensor of so many waves."""
+    gpu, threads = values["gpu"], values["threads"]
+    cap = limits_of(gpu)[0]
+    warps = math.ceil(threads / WARP)
+    room = min(max(values["room"], warps), cap)
+    words = f"a block has {count(warps, 'warp')}, and an SM has room for {cap}"
+    found = {"room": Limit(warps, cap, words)}
+    # a control that a preset holds is given its range back by name
+    sms, lanes = values["sms"], values["lanes"]
+    found |= {"sms": Limit(1, MOST_SMS, ""), "lanes": Limit(WARP, MOST_LANES, "")}
+    if gpu in SPECS:
+        sms = SPECS[gpu].sms
+        lanes = SPECS[gpu].fp32_lanes // sms
+        found["sms"] = Limit(sms, sms, f"{gpu} has {sms} SMs")
+        found["lanes"] = Limit(lanes, lanes, f"{gpu} has {lanes} lanes in each SM")
+    kernel = Kernel(gpu, sms, max(lanes // WARP, 1) * WARP, threads, room, values["wait"], 1, 0)
+    most = MOST_WAVES * kernel.places * threads
+    words = f"{MOST_WAVES} waves of {count(kernel.places, 'block')} of {count(threads, 'thread')} are {most:,}"
+    found["elements"] = Limit(1, most, words)
+    whole = simulate(gpu, sms, kernel.lanes, threads, room, values["wait"], min(values["elements"], most), 0)
+    found["frame"] = Limit(0, min(whole.clocks, FRAMES) - 1, f"the kernel takes {count(whole.clocks, 'clock')}")
+    return found

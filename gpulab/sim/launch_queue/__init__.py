@@ -1,0 +1,1 @@
+"""The simulator `gpulab.sim.launch_queue`: its model, its picture, its controls."""

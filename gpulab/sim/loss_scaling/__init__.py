@@ -1,0 +1,1 @@
+"""The simulator `gpulab.sim.loss_scaling`: its model, its picture, its controls."""

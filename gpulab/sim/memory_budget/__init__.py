@@ -1,0 +1,1 @@
+"""The simulator `gpulab.sim.memory_budget`: its model, its picture, its controls."""

@@ -1,0 +1,219 @@
+"""What one training step takes on each GPU of a group, against the memory that GPUs have.
+
+`needs` says what a model asks of one GPU, `job` what of it each rank holds; here it is compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ...virtual.gpus.specs import SPECS, Spec
+from ..base.simulator import Limit, Result, Row
+from ..base.words import many, percent, size
+from .job import CATEGORIES, MOST, PARALLEL_WORDS, Job, Moment, deepspeed
+from .needs import CHECKPOINTING, OPTIMIZERS, PRECISIONS, PRESETS, needs
+
+MODELS = {name: facts.words for name, facts in PRESETS.items()} | {
+    "gpt_7_5b": "GPT 7.5B (ZeRO paper's table)",
+    "custom": "GPT of free size",
+}
+_BY_MEMORY = sorted(SPECS.values(), key=lambda spec: spec.memory_bytes)
+TIGHT = 0.95  # of the memory: beyond it, the allocator's reserve decides
+COUNTED = ""
+
+
+class Fit(NamedTuple):
+    """One kind of GPU: `answer` is "fits", "tight" or "no", `largest` the largest batch, 0 if none."""
+
+    spec: Spec
+    answer: str
+    free: int
+    largest: int
+    no_units: bool  # bf16 without hardware for it
+
+    @property
+    def words(self) -> str:
+        batch = "any batch" if self.largest >= MOST else f"batch ≤ {self.largest:,}"
+        return f"{self.answer}: {batch if self.largest else 'not even batch 1'}"
+
+
+@dataclass(frozen=True)
+class Budget(Result):
+    """One rank's memory in the two fullest moments of a step, and which GPUs have it."""
+
+    job: Job
+    batch: int
+    pixels: bool
+    moments: tuple[Moment, Moment]  # as in `Job.moments`
+    fits: tuple[Fit, ...]
+
+    @property
+    def at_end(self) -> bool:
+        """Whether the peak is where all gradients are there."""
+        return self.moments[1].total >= self.moments[0].total
+
+    @property
+    def peak(self) -> Moment:
+        return self.moments[self.at_end]
+
+    @property
+    def states(self) -> int:
+        """Model states of a rank in bytes: weights, gradients, optimizer state, all of them, as the paper counts."""
+        stepping = self.job.stepping
+        return stepping.weights + stepping.gradients + stepping.optimizer
+
+    @property
+    def estimate(self) -> int | None:
+        """What DeepSpeed's own estimator says where it speaks (`deepspeed`)."""
+        if self.job.precision != "master" or self.job.optimizer != "adam" or self.job.sharded < 2:
+            return None
+        return deepspeed(self.job.sharded, self.job.needs.parameters, self.job.needs.largest_layer, self.job.ranks)
+
+    @property
+    def fitting(self) -> list[str]:
+        return [fit.spec.name for fit in self.fits if fit.answer != "no"]
+
+    @property
+    def finding(self) -> str:
+        peak, ranks = self.peak, self.job.ranks
+        most = max(peak[:-1])
+        what = CATEGORIES[Moment._fields[peak.index(most)]]
+        if ranks == 1:
+            share = f"{percent(most / peak.total)} of it {what}"
+            found = f"{self.job.needs.words}: {amount(peak.weights)} of weights take {amount(peak.total)} to train"
+            return f"{found} with batch {self.batch:,}, {share}; {self._who}"
+        if self.job.parallel == "ddp":
+            found = f"DDP shards nothing and adds buckets of {amount(self.job.buckets)}"
+        else:
+            found = f"after {PARALLEL_WORDS[self.job.parallel]} {amount(self.states)} of it are model states"
+        return f"Each of {ranks:,} ranks needs {amount(peak.total)} for batch {self.batch:,}: {found}; {self._who}"
+
+    @property
+    def _who(self) -> str:
+        names = self.fitting
+        if not names:
+            return "no GPU here has that"
+        if len(names) == len(self.fits):
+            return "every GPU here has that"
+        if len(names) == 1:
+            return f"only {names[0]} has that"
+        if len(names) == 2:
+            return f"only {names[0]} and {names[1]} have that"
+        return f"{len(names)} of {len(self.fits)} GPUs have that"
+
+    def rows(self) -> list[Row]:
+        job, asked = self.job, self.job.needs
+        data = many(job.length, "pixel") + " a side" if self.pixels else many(job.length, "token")
+        source = asked.source
+        paper = " copy, as in the ZeRO paper" if job.precision == "master" else ""
+        rows = [
+            ("model", f"{asked.words}, {asked.parameters:,} parameters", COUNTED),
+            ("optimizer, precision", f"{OPTIMIZERS[job.optimizer]}; {PRECISIONS[job.precision]}{paper}", COUNTED),
+            ("checkpointing", CHECKPOINTING[job.checkpointing], COUNTED),
+            ("batch of a rank", f"{self.batch:,} of {data}", COUNTED),
+            ("ranks", f"{job.ranks:,}" + (f", {PARALLEL_WORDS[job.parallel]}" if job.ranks > 1 else ""), COUNTED),
+            ("", "most activations | all gradients", ""),
+        ]
+        for name, words in CATEGORIES.items():
+            both = " | ".join(amount(getattr(moment, name)) for moment in self.moments)
+            own = {"context": "virtual: assumed", "communication": "virtual: formula"}
+            rows.append((words, both, own.get(name, source)))
+        both = " | ".join(amount(moment.total) for moment in self.moments)
+        rows.append(("total of a rank", both, source))
+        rows.append(("model states of a rank (ZeRO paper's count)", billions(self.states), source))
+        if self.estimate is not None:
+            rows.append(("the same by DeepSpeed's estimator", billions(self.estimate), "virtual: formula"))
+        sent = f"{billions(job.traffic)}, {job.volume}" if job.ranks > 1 else "none"
+        rows.append(("a rank sends in a step", sent, "virtual: ZeRO paper, section 7" if job.ranks > 1 else ""))
+        for fit in self.fits:
+            rows.append(
+                (
+                    f"{fit.spec.name}, {amount(fit.spec.memory_bytes)} (recorded)",
+                    fit.words + (", no bf16 units" if fit.no_units else ""),
+                    source,
+                )
+            )
+        return rows
+
+
+def billions(nbytes: int) -> str:
+    """Bytes in the ZeRO paper's unit and in the driver's: `31.4 GB (29.2 GiB)`."""
+    return f"{nbytes / 1e9:,.1f} GB ({nbytes / 2**30:,.1f} GiB)"
+
+
+def amount(nbytes: int) -> str:
+    """Bytes as MiB below 1 GiB, then as GiB, TiB, PiB."""
+    if nbytes < 10 * 2**30:
+        return size(nbytes)
+    unit = unit_of(nbytes)
+    return f"{nbytes / UNITS[unit]:,.1f} {unit}"
+
+
+UNITS = {"GiB": 2**30, "TiB": 2**40, "PiB": 2**50}
+
+
+def unit_of(nbytes: int) -> str:
+    """The unit in which so many bytes are at least 1, and GiB below."""
+    return next((unit for unit, each in reversed(UNITS.items()) if nbytes >= each), "GiB")
+
+
+def simulate(
+    model: str,
+    optimizer: str,
+    precision: str,
+    checkpointing: str,
+    batch: int,
+    sequence: int,
+    resolution: int,
+    ranks: int,
+    parallel: str,
+    layers: int,
+    hidden: int,
+) -> Budget:
+    """The memory of a step with `batch` samples on each of `ranks` GPUs.
+
+    A sample is `sequence` tokens, or an image of `resolution` pixels a side. `layers` and `hidden` (the width) count
+    for a model of free size, "custom".
+    """
+    pixels = takes_images(model)
+    length = resolution if pixels else sequence
+    job = Job(needs(model, layers, hidden), optimizer, precision, checkpointing, length, ranks, parallel)
+    moments = job.moments(batch)
+    total = max(moment.total for moment in moments)
+    return Budget(job, batch, pixels, moments, tuple(_fit(job, spec, total) for spec in _BY_MEMORY))
+
+
+def takes_images(model: str) -> bool:
+    return model in PRESETS and PRESETS[model].pixels
+
+
+def _fit(job: Job, spec: Spec, total: int) -> Fit:
+    free = spec.memory_bytes - total
+    answer = "no" if free < 0 else "tight" if total > TIGHT * spec.memory_bytes else "fits"
+    no_units = job.precision == "bf16" and not spec.has("bf16")
+    return Fit(spec, answer, free, job.largest(spec.memory_bytes), no_units)
+
+
+def limits(values: Mapping[str, Any]) -> dict[str, Limit]:
+    """A preset has its own sizes; text has no pixels, and images have no tokens."""
+    model = values["model"]
+    if model == "custom":
+        text = "a GPT takes tokens, not images"
+        return {
+            "layers": Limit(1, 128, ""),
+            "hidden": Limit(256, 16_384, ""),
+            "sequence": Limit(128, 32_768, ""),
+            "resolution": Limit(0, 0, text),
+        }
+    facts = PRESETS[model]
+    tokens, images = f"{facts.words} takes tokens, not images", f"{facts.words} takes images, not tokens"
+    least = facts.longest if model == "vit_b_16" else 64
+    reach = f"{facts.words} takes up to {facts.longest:,}"
+    return {
+        "layers": Limit(facts.layers, facts.layers, f"{facts.words} has {facts.layers}"),
+        "hidden": Limit(facts.hidden, facts.hidden, f"{facts.words} is {facts.hidden:,} wide"),
+        "sequence": Limit(0, 0, images) if facts.pixels else Limit(128, facts.longest, reach),
+        "resolution": Limit(least, facts.longest, reach) if facts.pixels else Limit(0, 0, tokens),
+    }

@@ -1,0 +1,1 @@
+"""The simulator `gpulab.sim.number_formats`: its model, its picture, its controls."""

@@ -1,0 +1,148 @@
+"""What six formats make of one number, and of a weight of this size that small updates should bring to zero.
+
+The rounding itself is in `floats`; here one value is put to all formats, and the answer put into words.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ..base.floats import FORMATS, TF32, Format, walk, weight
+from ..base.simulator import Result, Row
+from ..base.words import percent
+
+MOST_UPDATES = 1000
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The number in one format."""
+
+    format: Format
+    asked: float
+    value: float
+    path: tuple[float, ...]  # a weight of this value before and after each update, cut off where it stands still
+
+    @property
+    def outcome(self) -> str:
+        """What storing has done to the number, in a word or two: its error if it is of the same kind."""
+        if math.isinf(self.value):
+            return "overflow"
+        if abs(self.asked) > self.format.largest + self.format.spacing(self.format.largest) / 2:
+            return "clamped"
+        if self.value == 0:
+            return "underflow"
+        error = self.value / self.asked - 1  # both are exact to 53 bits, a format has 24 or fewer
+        return "none" if self.value == self.asked else f"{'+' if error > 0 else '-'}{percent(abs(error))}"
+
+    @property
+    def after(self) -> float:
+        return self.path[-1]
+
+    @property
+    def stuck(self) -> bool:
+        """Whether no update has moved it."""
+        return len(self.path) == 1
+
+
+@dataclass(frozen=True)
+class Number(Result):
+    """One number in all formats, one of them looked at closely."""
+
+    asked: float
+    share: float  # of the number that each update takes away
+    steps: int
+    chosen: Stored
+    all: tuple[Stored, ...]
+
+    @property
+    def change(self) -> float:
+        """What one update adds."""
+        return -self.share * self.asked
+
+    @property
+    def exact(self) -> float:
+        """Where the updates end without rounding."""
+        return self.asked * (1 - self.steps / round(1 / self.share)) + 0.0
+
+    @property
+    def updates(self) -> str:
+        return f"{self.steps:,} updates of -{share(self.share)}"
+
+    @property
+    def finding(self) -> str:
+        it, kind = self.chosen, self.chosen.format
+        asked, value, after, exact = map(show, (self.asked, it.value, it.after, self.exact))
+        if it.outcome == "overflow":
+            return f"{kind.name} ends at {show(kind.largest)}: {asked} becomes {value}"
+        if it.outcome == "clamped":
+            return f"{kind.name} ends at {show(kind.largest)} and has no inf: {asked} becomes {value}"
+        if it.outcome == "underflow":
+            return f"The smallest number of {kind.name} above 0 is {show(kind.smallest)}: {asked} becomes {value}"
+        if kind is TF32:
+            return f"tf32 is for products only: {asked} counts as {value} there; the weight stays fp32"
+        found = f"{kind.name} stores {asked}"
+        if it.outcome == "none":
+            found += " exactly"
+        elif value != asked:
+            found += f" as {value}"
+        if it.stuck:
+            return f"{found} and keeps it through {self.updates}: each is too small, and rounded away"
+        if abs(it.after - self.exact) >= 0.001 * abs(self.asked):
+            return f"{found}, but {self.updates} bring it to {after}, not to {exact}"
+        close = "" if after == exact else f", close to {exact}"
+        return f"{found}; {self.updates} bring it to {after}{close}"
+
+    def rows(self) -> list[Row]:
+        it = self.chosen
+        rows: list[Row] = [
+            ("number", show(self.asked), ""),
+            ("updates", f"{self.updates}, exact end {show(self.exact)}", ""),
+        ]
+        for stored in self.all:
+            bits = " ".join(stored.format.fields(stored.value))
+            end = "weight kept in fp32" if stored.format is TF32 else f"after the updates {show(stored.after)}"
+            rows.append((stored.format.name, f"{show(stored.value)}, error {stored.outcome}; {end}; bits {bits}", ""))
+        inner, outer = spacings(it)
+        apart = show(outer, 3) if inner == outer else f"{show(inner, 3)} towards 0, {show(outer, 3)} away from it"
+        smallest = f"{show(it.format.smallest)}, normal {show(it.format.smallest_normal)}"
+        return [
+            *rows,
+            (f"spacing of {it.format.name} here", apart, ""),
+            (f"largest of {it.format.name}", show(it.format.largest), ""),
+            (f"smallest of {it.format.name}", smallest, ""),
+        ]
+
+
+def simulate(value: float, exponent: int, format: str, update: float, negative: bool) -> Number:
+    """`value` times ten to the `exponent` in every format, and after updates that each take away `update` of it:
+    a thousand, or as many as would bring it to zero."""
+    # read as a decimal: 7.0 * 10.0**-8 would already be rounded twice
+    asked = float(f"{'-' if negative else ''}{value!r}e{exponent}")
+    steps = min(MOST_UPDATES, round(1 / update))
+    paths: dict[Format, tuple[float, ...]] = {}
+    found = []
+    for kind in FORMATS.values():
+        kept = weight(kind)
+        if kept not in paths:
+            paths[kept] = walk(kept, kept.store(asked), -update * asked, steps)
+        found.append(Stored(kind, asked, kind.store(asked), paths[kept]))
+    return Number(asked, update, steps, found[list(FORMATS).index(format)], tuple(found))
+
+
+def spacings(stored: Stored) -> tuple[float, float]:
+    """The distances from the stored value, or the largest where that is inf, to the next towards zero and away."""
+    kind, value = stored.format, min(abs(stored.value), stored.format.largest)
+    inner = value - (kind.beside(value)[0] or 0.0) if value else kind.smallest
+    return inner, kind.spacing(value)
+
+
+def show(value: float, digits: int = 6) -> str:
+    """`70000`, `0.0221863`, `1e-08`, `-0`, `inf`."""
+    return f"{value:.{digits}g}"
+
+
+def share(part: float) -> str:
+    """`0.1%`, written out, however small."""
+    return f"{100 * part:.8f}".rstrip("0").rstrip(".") + "%"

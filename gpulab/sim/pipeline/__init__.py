@@ -1,0 +1,1 @@
+"""The simulator `gpulab.sim.pipeline`: its model, its picture, its controls."""

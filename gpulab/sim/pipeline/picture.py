@@ -1,0 +1,201 @@
+"""The picture of `pipeline`: two short epochs over time, a step over the workers, and what each choice does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from ...style import BLUE, GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, RULE, SKY, VERMILLION, YELLOW
+from ...svg import MARGIN, SMALL, Picture, dot, key, line, polyline, rect, shape, text
+from ...virtual.clock.clock import Span
+from ..base.lanes import Axis, Stretch, blocks, cursor, inside, veil
+from ..base.words import count, duration, percent
+from .model import MOST_WORKERS, Run, Work
+
+if TYPE_CHECKING:
+    from .controls import Feed
+
+WIDTH, LEFT, RIGHT, SIDE = 860.0, 150.0, 772.0, 842.0
+WORKERS, WORKERS_HIGH = 24.0, 72.0
+READY, READY_HIGH = 104.0, 26.0
+MAIN, MAIN_HIGH = 140.0, 24.0
+PIN, PIN_HIGH = 171.0, 14.0
+COPY, COPY_HIGH = 192.0, 18.0
+GPU, GPU_HIGH = 217.0, 26.0
+LOW = GPU + GPU_HIGH + 4
+BELOW = 342.0
+
+
+def draw(feed: Feed) -> Picture:
+    """Two short epochs over time; a step over the workers; what each choice does."""
+    axis = Axis(LEFT, RIGHT, feed.run.end)
+    bars, words = _lanes(feed.work, feed.run)
+    body = [
+        *axis.draw(WORKERS - 6, LOW),
+        *bars,
+        veil(axis, feed.moment, WORKERS - 4, LOW),
+        *words,
+        cursor(axis, feed.moment, WORKERS - 6, LOW),
+        *_labels(feed),
+        *_legend(feed),
+        *_over_workers(feed),
+        *_buys(feed),
+    ]
+    return Picture(WIDTH, BELOW + 164, feed.finding, feed.describe(), tuple(body))
+
+
+@lru_cache(maxsize=4)
+def _lanes(work: Work, done: Run) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The bars, and the words over them. They stay while the moment moves."""
+    axis = Axis(LEFT, RIGHT, done.end)
+    bars: list[str] = []
+    words: list[str] = []
+
+    def lane(spans: Iterable[Span], top: float, high: float, fill: str, *names: str, hatched: bool = False) -> None:
+        here = list(spans)
+        bars.append(blocks(axis, map(_stretch, here), top, high, fill=fill, stroke=INK, hatched=hatched))
+        if high >= 14:
+            for span in here:
+                labels = names or (str(int(span.name) + 1),)
+                words.append(inside(axis, _stretch(span), labels, top + high / 2 + 5))
+
+    for worker in range(work.workers):
+        each = WORKERS_HIGH / work.workers
+        high = min(each - 1.5, 24)
+        top = WORKERS + worker * each + (each - high) / 2
+        bars.append(line(LEFT, top + high, RIGHT, top + high, stroke=RULE))
+        lane((s for s in done.spans if (s.where, s.stream) == ("worker", worker)), top, high, SKY)
+    bars.append(_ready(axis, done, max(1, work.workers * work.prefetch)))
+    kinds = ("host", "main", "pin", "to GPU", "kernels")
+    of = {kind: [span for span in done.spans if span.where == kind] for kind in kinds}
+    for top, high in ((MAIN, MAIN_HIGH), (PIN, PIN_HIGH), (COPY, COPY_HIGH), (GPU, GPU_HIGH)):
+        bars.append(rect(LEFT, top, RIGHT - LEFT, high, stroke=RULE))
+    lane((s for s in of["main"] if s.name == "start"), MAIN, MAIN_HIGH, BLUE, "starts workers", "starts")
+    lane((s for s in of["main"] if s.name != "start"), MAIN, MAIN_HIGH, SKY)
+    lane((s for s in of["host"] if s.name == "a batch"), MAIN, MAIN_HIGH, VERMILLION, "waits", hatched=True)
+    lane((s for s in of["host"] if s.name != "a batch"), MAIN, MAIN_HIGH, YELLOW, "waits")
+    lane(of["pin"], *((PIN, PIN_HIGH) if work.workers else (MAIN, MAIN_HIGH)), ORANGE)
+    lane(of["to GPU"], COPY, COPY_HIGH, PURPLE)
+    lane(of["kernels"], GPU, GPU_HIGH, GREEN)
+    x = axis.x(done.begun[1])
+    bars.append(line(x, WORKERS - 6, x, LOW, stroke=INK, dash="3 3"))
+    return tuple(bars), tuple(words)
+
+
+def _stretch(span: Span) -> Stretch:
+    return span.start, span.start + span.seconds
+
+
+def _ready(axis: Axis, done: Run, most: int) -> str:
+    """How many batches are ready to be taken, over time."""
+    low = READY + READY_HIGH
+    events = sorted([(at, 1) for at in done.arrivals] + [(at, -1) for at in done.taken])
+    if len(events) == len(done.taken):
+        return line(LEFT, low, RIGHT, low, stroke=RULE)
+    height, points = 0, [(axis.left, low)]
+    for at, change in events:
+        x = axis.x(at)
+        points.append((x, low - READY_HIGH * max(0, height) / most))
+        height += change
+        points.append((x, low - READY_HIGH * max(0, height) / most))
+    return shape([*points, (axis.right, low)], fill=SKY) + line(LEFT, low, RIGHT, low, stroke=RULE)
+
+
+def _labels(feed: Feed) -> list[str]:
+    work = feed.work
+    none = "0 workers" if not work.workers else count(work.workers, "worker")
+    middle = WORKERS + WORKERS_HIGH / 2
+    body = [
+        text(SIDE, WORKERS - 11, "busy", size=SMALL, anchor="end", fill=MUTED),
+        text(MARGIN, middle, none),
+        text(MARGIN, READY + 17, "batches ready"),
+        text(MARGIN, MAIN + 17, "main process"),
+        text(
+            MARGIN,
+            PIN + 12,
+            "nothing pinned" if not work.pinned else "thread that pins" if work.workers else "no thread pins",
+            size=SMALL,
+            fill=MUTED,
+        ),
+        text(MARGIN, COPY + 14, "copies to GPU"),
+        text(MARGIN, GPU + 18, f"{work.gpu} computes"),
+        text(SIDE, COPY + 14, percent(feed.copying), anchor="end", weight="bold"),
+        text(SIDE, GPU + 18, percent(feed.computing), anchor="end", weight="bold"),
+        text(LEFT, LOW + 16, "epoch 1", size=SMALL, fill=MUTED),
+    ]
+    x = Axis(LEFT, RIGHT, feed.run.end).x(feed.run.begun[1])
+    body.append(text(x, LOW + 16, "epoch 2", size=SMALL, fill=MUTED))
+    if work.workers:
+        most = work.workers * work.prefetch
+        body.append(text(MARGIN, middle + 18, "load batches", size=SMALL, fill=MUTED))
+        body.append(text(SIDE, READY + 17, f"of {most}", size=SMALL, anchor="end", fill=MUTED))
+        body.append(text(SIDE, middle + 5, percent(feed.loading), anchor="end", weight="bold"))
+    else:
+        words = "the main process loads every batch itself"
+        body.append(text((LEFT + RIGHT) / 2, middle + 5, words, anchor="middle", halo=True))
+        body.append(text(SIDE, MAIN + 17, percent(feed.loading + feed.pinning), anchor="end", weight="bold"))
+    if work.pinned and work.workers:
+        body.append(text(SIDE, PIN + 12, percent(feed.pinning), anchor="end", weight="bold"))
+    return body
+
+
+def _legend(feed: Feed) -> list[str]:
+    base = LOW + 62
+    return [
+        text(MARGIN, base - 22, f"at {duration(feed.moment) if feed.moment else 0}: {feed.now}", size=SMALL),
+        key(MARGIN, base, "loading", fill=SKY),
+        key(MARGIN + 98, base, "pinning", fill=ORANGE),
+        key(MARGIN + 196, base, "copying", fill=PURPLE),
+        key(MARGIN + 298, base, "computing", fill=GREEN),
+        key(MARGIN + 420, base, "waits for a batch", fill=VERMILLION, hatched=True),
+        key(MARGIN + 592, base, "waits for a copy or the GPU", fill=YELLOW),
+    ]
+
+
+def _over_workers(feed: Feed) -> list[str]:
+    """A step with each number of workers."""
+    left, right, top, low = 66.0, 370.0, BELOW + 18, BELOW + 122
+    most = max(feed.by_workers)
+    apart, unit = (right - left) / MOST_WORKERS, (low - top) / most
+
+    def place(workers: int) -> tuple[float, float]:
+        return left + workers * apart, low - feed.by_workers[workers] * unit
+
+    floor = low - feed.work.compute * unit
+    body = [
+        text(MARGIN, BELOW, "a step, over the number of workers (virtual)", size=SMALL, fill=MUTED),
+        line(left, top, left, low, stroke=MUTED),
+        line(left, low, right + 8, low, stroke=MUTED),
+        text(left - 8, top + 5, duration(most), size=SMALL, anchor="end", fill=MUTED),
+        line(left, floor, right + 8, floor, stroke=GREEN, width=2, dash="5 4"),
+        polyline([place(n) for n in range(MOST_WORKERS + 1)], stroke=INK, width=1.5),
+    ]
+    if floor - top > 20:
+        body.append(text(left - 8, floor + 5, duration(feed.work.compute), size=SMALL, anchor="end", fill=MUTED))
+    for n in range(MOST_WORKERS + 1):
+        x, y = place(n)
+        here = n == feed.work.workers
+        body.append(dot(x, y, 7 if here else 4, fill=VERMILLION if here else INK))
+        body.append(text(x, low + 18, str(n), size=SMALL, anchor="middle", weight="bold" if here else "", fill=INK))
+    body.append(text(right + 8, low + 36, feed.gains, size=SMALL, anchor="end"))
+    body.append(text(left, low + 36, "- - GPU alone", size=SMALL, fill=MUTED))
+    return body
+
+
+def _buys(feed: Feed) -> list[str]:
+    """What each choice does, against the same loop without it."""
+    left = 420.0
+    body = [text(left, BELOW, f"a step of {duration(feed.step)}: each choice alone (virtual)", size=SMALL, fill=MUTED)]
+    for row, change in enumerate(feed.changes):
+        base = BELOW + 25 + row * 23
+        nothing = change.nothing(feed.step)
+        fill = RULE if nothing else GREEN if change.seconds < 0 else VERMILLION
+        body.append(rect(left, base - 11, 12, 12, fill=fill if change.on else PAPER, stroke=INK))
+        if change.on:
+            tick = [(left + 2, base - 5), (left + 5, base - 2), (left + 10, base - 9)]
+            body.append(polyline(tick, stroke=INK, width=2))
+        body.append(text(left + 20, base, change.name, weight="" if nothing else "bold"))
+        words = change.words(feed.step)
+        body.append(text(SIDE, base, words, anchor="end", weight="" if nothing else "bold"))
+    return body

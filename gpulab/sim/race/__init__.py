@@ -1,0 +1,1 @@
+"""The simulator `gpulab.sim.race`: its model, its picture, its controls."""

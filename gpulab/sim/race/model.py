@@ -1,0 +1,303 @@
+"""The same tasks on a CPU and on a GPU: how long each takes, and how far each is at a given time.
+
+A toy: a task is 10 µs of arithmetic on one lane of the CPU, and all tasks are alike. Links and memories are those of
+`gpulab.virtual.clock.rates`; it knows nothing of what a task does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from ...virtual.clock import rates
+from ...virtual.gpus.specs import SPECS
+from ..base.simulator import Limit, Result, Row
+from ..base.words import count, duration, many, percent
+
+WARP = 32
+UNITS, UNIT = 2, 16  # a CPU core with AVX-512: its units, and the fp32 lanes of each
+CORE_LANES = UNITS * UNIT
+TASK = 10e-6  # seconds on one lane of the CPU
+CPU_BANDWIDTH = 90e9  # bytes per second, an assumption: two channels of DDR5
+TOY, LIKE = "toy", "T4"  # the toy has a T4's link and memory
+MOST_TASKS = 1_000_000  # of the plot
+MOST_LANES = max(gpu.fp32_lanes for gpu in SPECS.values())
+# Where the plot has points: whole numbers, about evenly spread over its logarithmic axis.
+PLACES: tuple[int, ...] = tuple(sorted({round(float(MOST_TASKS) ** (place / 96)) for place in range(97)}))
+VIRTUAL = "virtual: toy tasks"
+
+
+class Phase(NamedTuple):
+    """What a side does for a while: "serial", "copy in", "launch", "tasks", "copy out"; times in seconds."""
+
+    name: str
+    start: float
+    length: float
+
+    @property
+    def end(self) -> float:
+        return self.start + self.length
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two, from its start to its end."""
+
+    tasks: int
+    lanes: int
+    phases: tuple[Phase, ...]
+
+    @cached_property
+    def seconds(self) -> float:
+        return self.phases[-1].end
+
+    @property
+    def rounds(self) -> int:
+        return -(-self.tasks // self.lanes)
+
+    def spent(self, *names: str) -> float:
+        """Seconds in the phases of these names."""
+        return math.fsum(phase.length for phase in self.phases if phase.name in names)
+
+    def phase(self, time: float) -> str:
+        """The name of what it does at `time`, "" at the end."""
+        return next((phase.name for phase in self.phases if time < phase.end), "")
+
+    def done(self, time: float) -> int:
+        """Tasks that are computed at `time`."""
+        tasks = next(phase for phase in self.phases if phase.name == "tasks")
+        if time >= tasks.end:
+            return self.tasks
+        rounds = math.floor((time - tasks.start) / tasks.length * self.rounds + 1e-9)
+        return min(max(0, rounds) * self.lanes, self.tasks)
+
+    def working(self, time: float) -> int:
+        """Lanes that have a task at `time`."""
+        return min(self.lanes, self.tasks - self.done(time)) if self.phase(time) == "tasks" else 0
+
+
+@dataclass(frozen=True)
+class Contest(Result):
+    """The tasks, the two that race, and the moment at which they are looked at."""
+
+    gpu: str
+    tasks: int
+    cores: int
+    simd: int
+    lanes: int
+    ratio: float
+    kilobytes: int
+    serial: int
+    launch: int
+    time: int
+
+    @property
+    def share(self) -> float:
+        """Of the work that no second lane can help with."""
+        return self.serial / 100
+
+    @property
+    def warps(self) -> int:
+        return self.lanes // WARP
+
+    @property
+    def now(self) -> float:
+        """Seconds since the start."""
+        return self.time / 100 * max(self.cpu.seconds, self.gpu_side.seconds)
+
+    @cached_property
+    def cpu(self) -> Side:
+        return _side(self.tasks, self.cores * self.simd, self._cpu_phases(self.tasks, self.simd))
+
+    @cached_property
+    def simd_cpu(self) -> Side:
+        """The same cores with a task on each of their lanes."""
+        return _side(self.tasks, self.cores * CORE_LANES, self._cpu_phases(self.tasks, CORE_LANES))
+
+    @cached_property
+    def gpu_side(self) -> Side:
+        return _side(self.tasks, self.lanes, self._gpu_phases(self.tasks))
+
+    def _cpu_phases(self, tasks: int, simd: int) -> list[tuple[str, float]]:
+        rounds = -(-tasks // (self.cores * simd))
+        memory = tasks * self.kilobytes * 1000 / CPU_BANDWIDTH
+        compute = rounds * TASK * (1 - self.share)
+        return [("serial", tasks * TASK * self.share), ("tasks", max(compute, memory))]
+
+    def _gpu_phases(self, tasks: int) -> list[tuple[str, float]]:
+        reached = self._rates
+        nbytes = tasks * self.kilobytes * 1000
+        copy = reached.copy_us * 1e-6 + nbytes / (reached.pinned_gbps * 1e9) if nbytes else 0.0
+        compute = -(-tasks // self.lanes) * TASK * (1 - self.share) * self.ratio
+        return [
+            ("serial", tasks * TASK * self.share),  # on the CPU
+            ("copy in", copy),
+            ("launch", self.launch * 1e-6),
+            ("tasks", max(compute, nbytes / reached.memory_rate)),
+            ("copy out", copy),
+        ]
+
+    @cached_property
+    def _rates(self) -> rates.Rates:
+        return rates.of(LIKE if self.gpu == TOY else self.gpu)
+
+    @property
+    def speedup(self) -> float:
+        """The CPU's time over the GPU's."""
+        return self.cpu.seconds / self.gpu_side.seconds
+
+    @property
+    def amdahl(self) -> float:
+        """What no number of lanes gets beyond, over one lane of the CPU; inf if nothing is serial."""
+        return 1 / self.share if self.share else math.inf
+
+    def over_one_lane(self, tasks: int, side: str) -> float:
+        """Speed-up of "cpu", "simd" or "gpu" over one lane of the CPU, for so many tasks."""
+        phases = self._gpu_phases(tasks) if side == "gpu" else self._cpu_phases(tasks, self._simd(side))
+        return tasks * TASK / sum(length for _, length in phases)
+
+    @cached_property
+    def curves(self) -> dict[str, list[float]]:
+        """`over_one_lane` of each, at each of `PLACES`."""
+        return {side: [self.over_one_lane(tasks, side) for tasks in PLACES] for side in ("cpu", "gpu", "simd")}
+
+    def _simd(self, side: str) -> int:
+        return CORE_LANES if side == "simd" else self.simd
+
+    @cached_property
+    def crossover(self) -> int | None:
+        """From about so many tasks on the GPU is ahead, up to `MOST_TASKS`; None where it is not ahead in the end."""
+
+        def ahead(tasks: int) -> bool:
+            return self.over_one_lane(tasks, "gpu") > self.over_one_lane(tasks, "cpu")
+
+        lead = [gpu > cpu for cpu, gpu in zip(self.curves["cpu"], self.curves["gpu"], strict=True)]
+        behind = next((place for place in reversed(range(len(PLACES))) if not lead[place]), -1)
+        if behind == len(PLACES) - 1:
+            return None
+        low, high = PLACES[behind] if behind >= 0 else 0, PLACES[behind + 1]
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if ahead(middle) else (middle, high)
+        return high
+
+    @property
+    def crossing(self) -> str:
+        """`crossover` in words."""
+        if self.crossover is None:
+            return "not up to a million tasks"
+        if self.crossover == 1:
+            return "from the first task"
+        return f"from about {float(f'{self.crossover:.2g}'):,.0f} tasks"
+
+    def doing(self, side: Side) -> str:
+        """In words, what the side is at now."""
+        name = side.phase(self.now)
+        if name == "tasks":
+            return f"{side.working(self.now):,} at work"
+        serial = "one lane, serial part" if side is self.cpu else "waiting for the CPU"
+        return {"serial": serial, "copy in": "copying in", "launch": "launching", "copy out": "copying back"}.get(
+            name, "finished"
+        )
+
+    @property
+    def finding(self) -> str:
+        lanes = "one lane" if self.simd == 1 else f"{self.simd} lanes"
+        cpu = f"{count(self.cores, 'CPU core')} on {lanes}{' each' * (self.cores > 1)}"
+        gpu, tasks, speedup = f"{self.lanes:,} GPU lanes", many(self.tasks, "task"), self.speedup
+        if speedup >= 1.05:
+            found = f"{gpu} finish {tasks} {times(speedup)} as fast as {cpu}"
+        elif speedup <= 1 / 1.05:
+            found = f"{cpu} finish {tasks} {times(1 / speedup)} as fast as {gpu}"
+        else:
+            found = f"{tasks} take {gpu} about as long as {cpu}"
+        gpu_seconds = self.gpu_side.seconds
+        if min(side.spent("serial") / side.seconds for side in (self.cpu, self.gpu_side)) >= 0.5:
+            return f"{found}; what is serial, {self.serial}%, holds both below {times(self.amdahl)}"
+        if speedup >= 1.05 and self.simd < CORE_LANES:
+            again = gpu_seconds / self.simd_cpu.seconds
+            wins = f"the CPU would win by {times(again)}" if again >= 1 else f"the GPU still wins by {times(1 / again)}"
+            return f"{found}; with all {self.simd_cpu.lanes:,} CPU lanes {wins}"
+        if speedup >= 1.05:
+            return found if self.crossover is None else f"{found}; it is ahead {self.crossing}"
+        beside = self.gpu_side.spent("copy in", "launch", "copy out")
+        if beside >= self.gpu_side.spent("tasks"):
+            part = "nearly all" if beside >= 0.995 * gpu_seconds else percent(beside / gpu_seconds)
+            return f"{found}; copies and launch are {part} of the GPU’s time"
+        return f"{found}; a lane of the GPU is {self.ratio:g} times slower" if self.ratio > 1 else found
+
+    def rows(self) -> list[Row]:
+        cpu, gpu = self.cpu, self.gpu_side
+        source = "" if self.gpu == TOY else "recorded: data sheet"
+        link = f"virtual: {LIKE}’s link" if self.gpu == TOY else "virtual: its link"
+        one = self.tasks * TASK
+        limit = f"{times(self.amdahl)}, {self.serial}% is serial" if self.serial else "none, nothing is serial"
+        rows = [
+            ("tasks", f"{self.tasks:,}", ""),
+            ("CPU lanes", f"{count(self.cores, 'core')} × {UNITS} units × {UNIT} = {self.cores * CORE_LANES:,}", ""),
+            ("CPU lanes used", f"{count(self.cores, 'core')} × {self.simd} = {cpu.lanes:,}", ""),
+            ("GPU lanes", f"{self.lanes:,} = {many(self.warps, 'warp')} of {WARP}", source),
+            ("CPU, time", duration(cpu.seconds), VIRTUAL),
+            ("CPU with all its lanes, time", duration(self.simd_cpu.seconds), VIRTUAL),
+            ("GPU, time", duration(gpu.seconds), VIRTUAL),
+            ("of it, copies", duration(gpu.spent("copy in", "copy out")), link),
+            ("of it, launch", duration(gpu.spent("launch")), ""),
+            ("GPU over CPU", times(self.speedup), VIRTUAL),
+            ("CPU over one of its lanes", times(one / cpu.seconds), VIRTUAL),
+            ("GPU over one CPU lane", times(one / gpu.seconds), VIRTUAL),
+            ("Amdahl’s limit for both", limit, ""),
+            ("GPU ahead to stay", self.crossing, VIRTUAL),
+        ]
+        for name, side in (("CPU", cpu), ("GPU", gpu)):
+            done = side.done(self.now)
+            words = f"{done:,} done = {percent(done / self.tasks)}, {self.doing(side)}"
+            rows.append((f"{name} after {duration(self.now)}", words, VIRTUAL))
+        return rows
+
+
+def times(factor: float) -> str:
+    """`2.1 ×`, `85 ×`."""
+    return f"{factor:,.0f} ×" if factor >= 9.95 else f"{factor:.2g} ×"
+
+
+def simulate(
+    gpu: str,
+    tasks: int,
+    cores: int,
+    simd: int,
+    lanes: int,
+    ratio: float,
+    kilobytes: int,
+    serial: int,
+    launch: int,
+    time: int,
+) -> Contest:
+    """The race of `tasks` and where it stands after `time` percent of the slower one's time.
+
+    `simd` is how many lanes of a core the program uses, `ratio` the CPU's clock over the GPU's, `kilobytes` what a
+    task reads, and writes, `serial` the percentage of the work that is done by one CPU lane before the rest, `launch`
+    the µs of a kernel launch. The GPU copies the data there and back.
+    """
+    if lanes % WARP:
+        raise ValueError(f"lanes is {lanes}; it must be a multiple of {WARP}: a warp has {WARP} threads")
+    return Contest(gpu, tasks, cores, int(simd), lanes, float(ratio), kilobytes, serial, launch, time)
+
+
+def _side(tasks: int, lanes: int, phases: list[tuple[str, float]]) -> Side:
+    start, done = 0.0, []
+    for name, length in phases:
+        if length:
+            done.append(Phase(name, start, length))
+            start += length
+    return Side(tasks, lanes, tuple(done))
+
+
+def limits(values: Mapping[str, Any]) -> dict[str, Limit]:
+    """A preset's lanes; the toy's are free."""
+    if values["gpu"] not in SPECS:
+        return {"lanes": Limit(WARP, MOST_LANES, "")}
+    lanes = SPECS[values["gpu"]].fp32_lanes
+    return {"lanes": Limit(lanes, lanes, f"{values['gpu']} has {lanes:,} lanes")}

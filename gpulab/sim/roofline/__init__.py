@@ -1,0 +1,1 @@
+"""The simulator `gpulab.sim.roofline`: its model, its picture, its controls."""

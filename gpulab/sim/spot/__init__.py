@@ -1,0 +1,1 @@
+"""The simulator `gpulab.sim.spot`: its model, its picture, its controls."""

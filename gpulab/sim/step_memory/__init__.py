@@ -1,0 +1,1 @@
+"""The simulator `gpulab.sim.step_memory`: its model, its picture, its controls."""

@@ -1,0 +1,1 @@
+"""The simulator `gpulab.sim.transfers`: its model, its picture, its controls."""

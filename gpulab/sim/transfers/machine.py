@@ -1,0 +1,265 @@
+"""Three tensors, host memory, a GPU and the bus between them, while commands run.
+
+Memory goes through the virtual GPU's allocator and time through its clock, so both are those of a virtual GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+
+from ...virtual.clock.clock import Clock
+from ...virtual.clock.rates import Rates
+from ...virtual.gpus.specs import Link
+from ...virtual.memory.blocks import STEP, Block
+from ...virtual.memory.caching import CachingAllocator
+from ...virtual.memory.out_of_memory import OutOfMemory
+from .model import (
+    BYTES,
+    GPUS,
+    PARAMETERS,
+    SHAPES,
+    Command,
+    Held,
+    Line,
+    Outcome,
+    link_of,
+    rates_over,
+)
+
+CONTEXT_BYTES = 300 << 20  # as the virtual GPU's
+
+
+def run(
+    commands: Sequence[Command], assign: str, pinned: bool, non_blocking: bool, gpu: str, slot: int, room: int
+) -> Outcome:
+    """Run the commands on a GPU that a model has filled up to `room` MiB.
+
+    `assign` says what becomes of a copy: it gets a "new" name, or the "same" one, or weights and bias belong to a
+    "module", which moves as a whole.
+    """
+    link = link_of(gpu, slot)
+    machine = _Machine(GPUS[gpu].memory_bytes, rates_over(gpu, link), room, assign, non_blocking)
+    machine.make(pinned)
+    for command in commands:
+        machine.run(command)
+    return machine.outcome(link)
+
+
+@dataclass
+class _Tensor:
+    name: str
+    shape: tuple[int, ...]
+    pinned: bool = False
+    block: Block | None = None  # on the GPU
+
+    @property
+    def nbytes(self) -> int:
+        return 4 * prod(self.shape)
+
+    @property
+    def held(self) -> Held:
+        return Held(self.name, self.nbytes, self.shape, self.pinned)
+
+
+class _Refused(Exception):
+    """A line of Python that raised; `kind` says what sort of refusal it is."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+@dataclass
+class _Machine:
+    """Both memories and the clock, while the commands run."""
+
+    memory_bytes: int
+    rates: Rates
+    room: int
+    assign: str
+    non_blocking: bool
+    names: dict[str, _Tensor] = field(default_factory=dict)
+    lines: list[Line] = field(default_factory=list)
+    code: str = ""  # of the command that is run
+
+    def __post_init__(self) -> None:
+        self.allocator = CachingAllocator(self.memory_bytes, context_bytes=CONTEXT_BYTES)
+        full = (self.memory_bytes - CONTEXT_BYTES - (self.room << 20)) // STEP * STEP
+        self.allocator.allocate(full)
+        self.model_bytes = full
+        self.calls = self.allocator.memory.calls
+        self.clock = Clock(1, self.rates)
+        self.gpu = self.clock.devices[0]
+        self.locked: list[int] = []  # page-locked memory that nothing holds any more, which PyTorch keeps
+        self.shortage: OutOfMemory | None = None
+
+    def make(self, pinned: bool) -> None:
+        """The three tensors on the host."""
+        for name, shape in SHAPES.items():
+            if self.assign == "module" and name in PARAMETERS:
+                self.names[name] = _Tensor(f"layer.{PARAMETERS[name]}", shape)
+                if name == "weights":
+                    self.lines.append(Line("layer = nn.Linear(512, 512)", kind="made"))
+                continue
+            began = self.clock.host
+            self.names[name] = _Tensor(name, shape, pinned=pinned)
+            if pinned:
+                self._pin(BYTES[name])
+            code = f"{name} = torch.randn({', '.join(map(str, shape))}){'.pin_memory()' if pinned else ''}"
+            call = self.clock.host - began if pinned else None
+            self.lines.append(Line(code, call=call, kind="pinned" if pinned else "made"))
+
+    def run(self, command: Command) -> None:
+        began = self.clock.host
+        self.shortage = None
+        try:
+            if command.verb == "+":
+                line = self._add()
+            elif command.verb == "del":
+                line = self._delete(command.name)
+            else:
+                line = self._move(command.name, to_gpu=command.verb == "GPU")
+        except _Refused as error:
+            line = Line("", error=str(error), kind=error.kind)
+        timed = line.kind in ("copied", "run")
+        self.lines.append(replace(line, code=self.code, call=self.clock.host - began if timed else None))
+
+    # -- moving ------------------------------------------------------------------------------------------------------
+
+    def _move(self, name: str, *, to_gpu: bool) -> Line:
+        options = f'"{"cuda" if to_gpu else "cpu"}"{", non_blocking=True" if self.non_blocking else ""}'
+        if self.assign == "module" and name in PARAMETERS:
+            self.code = f"layer.to({options})"
+            there = [key for key in PARAMETERS if key in self.names]
+            moved = [self._copy(key, key, to_gpu) for key in there if (self.names[key].block is None) == to_gpu]
+        else:
+            source, target = name, name
+            if self.assign == "new":
+                source = name if to_gpu or f"{name}_gpu" not in self.names else f"{name}_gpu"
+                target = f"{name}_gpu" if to_gpu else name
+            self.code = f"{target} = {source}.to({options})"
+            if source not in self.names:
+                raise _Refused("name", f"NameError: name '{source}' is not defined")
+            moved = []
+            if (self.names[source].block is None) == to_gpu:
+                moved.append(self._copy(source, target, to_gpu))
+        if not moved:
+            return Line("", kind="there")
+        nbytes, seconds, pinned = zip(*moved, strict=True)
+        way = "to GPU" if to_gpu else "to host"
+        return Line("", way, sum(nbytes), len(moved), sum(seconds), all(pinned), kind="copied")
+
+    def _copy(self, source: str, target: str, to_gpu: bool) -> tuple[int, float, bool]:
+        """Copy a tensor and give its name to the copy: bytes, seconds on the bus, whether pinned."""
+        tensor = self.names[source]
+        label = target if "." not in tensor.name else tensor.name
+        nbytes = tensor.nbytes
+        if to_gpu:
+            copy, pinned = _Tensor(label, tensor.shape, block=self._allocate(nbytes)), tensor.pinned
+        else:
+            pinned = self.non_blocking  # PyTorch then takes pinned memory for the copy
+            copy = _Tensor(label, tensor.shape, pinned=pinned)
+            if pinned:
+                self._pin(nbytes, copied=False)
+        way = "to GPU" if to_gpu else "to host"
+        self.gpu.copy(0, nbytes, way, pinned=pinned, wait=not self.non_blocking)
+        self._bind(target, copy)
+        rate = self.rates.pinned_gbps if pinned else self.rates.pageable_gbps
+        return nbytes, self.rates.copy_us * 1e-6 + nbytes / (rate * 1e9), pinned
+
+    # -- the rest ----------------------------------------------------------------------------------------------------
+
+    def _delete(self, name: str) -> Line:
+        if self.assign == "new" and name not in self.names and f"{name}_gpu" in self.names:
+            name = f"{name}_gpu"
+        module = self.assign == "module" and name in PARAMETERS
+        self.code = f"del layer.{PARAMETERS[name]}" if module else f"del {name}"
+        if name not in self.names:
+            if module:
+                raise _Refused("name", f"AttributeError: 'Linear' object has no attribute '{PARAMETERS[name]}'")
+            raise _Refused("name", f"NameError: name '{name}' is not defined")
+        self._drop(self.names.pop(name))
+        return Line("", kind="freed")
+
+    def _add(self) -> Line:
+        if self.assign == "module":
+            used = ["weights", "bias"]
+            self.code = "out = layer.weight + layer.bias"
+        else:
+            used = [f"{key}_gpu" if f"{key}_gpu" in self.names else key for key in PARAMETERS]
+            self.code = f"out = {' + '.join(used)}"
+        for key in used:
+            if key not in self.names:
+                if self.assign == "module":
+                    raise _Refused("name", f"AttributeError: 'Linear' object has no attribute '{PARAMETERS[key]}'")
+                raise _Refused("name", f"NameError: name '{key}' is not defined")
+        one, two = (self.names[key] for key in used)
+        if (one.block is None) != (two.block is None):
+            raise _Refused(
+                "device",
+                "RuntimeError: Expected all tensors to be on the same device, but found at least two devices,"
+                " cuda:0 and cpu!",
+            )
+        out = _Tensor("out", one.shape)
+        if one.block is None:
+            self._bind("out", out)
+            return Line("", kind="run there")
+        out.block = self._allocate(out.nbytes)
+        moved = one.nbytes + two.nbytes + out.nbytes
+        self.gpu.kernel(0, self.rates.memory_seconds(moved) + self.rates.kernel_s, "add")
+        self._bind("out", out)
+        return Line("", kind="run")
+
+    def _allocate(self, nbytes: int) -> Block | None:
+        try:
+            block = self.allocator.allocate(nbytes)
+        except OutOfMemory as error:
+            self.shortage = error
+            raise _Refused("memory", f"torch.OutOfMemoryError: {error}") from None
+        calls = self.allocator.memory.calls
+        self.clock.spend((calls - self.calls) * self.rates.malloc_us * 1e-6)
+        self.calls = calls
+        return block
+
+    def _pin(self, nbytes: int, *, copied: bool = True) -> None:
+        """The host's time for page-locked memory, as the virtual GPU counts it."""
+        size = 1 << (nbytes - 1).bit_length()
+        if size in self.locked:
+            self.locked.remove(size)
+            self.clock.spend(nbytes / (self.rates.host_copy_gbps * 1e9) if copied else 0.0)
+        else:
+            self.clock.spend(self.rates.malloc_us * 1e-6 + nbytes / (self.rates.pin_gbps * 1e9))
+
+    def _bind(self, name: str, tensor: _Tensor) -> None:
+        """Give a name to a tensor; what had it is gone, since nothing else refers to it."""
+        before = self.names.get(name)
+        self.names[name] = tensor
+        if before is not None:
+            self._drop(before)
+
+    def _drop(self, tensor: _Tensor) -> None:
+        self.allocator.free(tensor.block)
+        if tensor.pinned:
+            self.locked.append(1 << (tensor.nbytes - 1).bit_length())
+
+    def outcome(self, link: Link) -> Outcome:
+        tensors = sorted(self.names.values(), key=lambda tensor: _order(tensor.name))
+        return Outcome(
+            host=tuple(tensor.held for tensor in tensors if tensor.block is None),
+            gpu=tuple(tensor.held for tensor in tensors if tensor.block is not None),
+            lines=tuple(self.lines),
+            reserved=self.allocator.statistics.current("reserved_bytes") - self.model_bytes,
+            free=self.allocator.memory.free_bytes,
+            rates=self.rates,
+            link=link,
+            finished=max(self.gpu.done, self.clock.host),
+            went_on=self.clock.host,
+            shortage=self.shortage,
+        )
+
+
+def _order(name: str) -> int:
+    """input_data, weights, bias, out, whatever each is called now."""
+    return next(i for i, part in enumerate(("input", "weight", "bias", "out")) if part in name)

@@ -1,0 +1,106 @@
+"""Commands such as `weights to GPU`, and what is known after them: which tensor lies where, and each line's cost.
+
+They are run in `machine`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from math import prod
+
+from ...virtual.clock.rates import Rates, of
+from ...virtual.gpus.specs import PCIE3, PCIE4, PCIE5, SPECS, Link
+from ...virtual.memory.out_of_memory import OutOfMemory
+
+SHAPES = {"input_data": (32, 3, 224, 224), "weights": (512, 512), "bias": (512,)}
+BYTES = {name: 4 * prod(shape) for name, shape in SHAPES.items()}  # float32
+PARAMETERS = {"weights": "weight", "bias": "bias"}  # their names in a Linear layer
+SLOTS = {3: PCIE3, 4: PCIE4, 5: PCIE5}
+GPUS = {name: gpu for name, gpu in SPECS.items() if gpu.host_link}
+MOST_COMMANDS = 40
+
+_COMMAND = re.compile(r"(?:(?P<name>\w+)\s+to\s+(?P<where>GPU|CPU)|del\s+(?P<gone>\w+)|(?P<sum>weights\s*\+\s*bias))$")
+_KNOWN = "Known: NAME to GPU, NAME to CPU, del NAME, weights + bias; NAME is input_data, weights, bias or all"
+
+
+@dataclass(frozen=True)
+class Command:
+    """`verb` is "GPU", "CPU", "del" or "+"."""
+
+    verb: str
+    name: str = ""
+
+    def __str__(self) -> str:
+        return {"del": f"del {self.name}", "+": "weights + bias"}.get(self.verb, f"{self.name} to {self.verb}")
+
+
+def read(text: str) -> list[Command]:
+    """The commands in `text`, apart by ; or lines, `all` being one for each tensor; ValueError for another word."""
+    found = []
+    for part in filter(None, map(str.strip, re.split(r"[;\n]", text))):
+        match = _COMMAND.match(part)
+        name = match and (match["name"] or match["gone"])
+        if not match or (name and name not in (*SHAPES, "all")):
+            raise ValueError(f"{part!r} is no command. {_KNOWN}.")
+        verb = match["where"] or ("del" if name else "+")
+        found += [Command(verb, each) for each in (SHAPES if name == "all" else [name or ""])]
+    if len(found) > MOST_COMMANDS:
+        raise ValueError(f"{len(found)} commands; there may be up to {MOST_COMMANDS}.")
+    return found
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the console, and what it did. Times in seconds."""
+
+    code: str
+    way: str = ""  # of a copy: "to GPU" or "to host"
+    nbytes: int = 0  # copied
+    copies: int = 0
+    copy: float = 0.0  # what the bus was busy for
+    pinned: bool = False  # all of the host's side of it
+    call: float | None = None  # until the host went on; None where no GPU is in it
+    error: str = ""  # Python's last line
+    kind: str = ""  # made, pinned, copied, there (already), freed, run, run there (on the host), name, device, memory
+
+
+@dataclass(frozen=True)
+class Held:
+    """A tensor where it lies; `pinned` only on the host."""
+
+    name: str
+    nbytes: int
+    shape: tuple[int, ...]
+    pinned: bool
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What there is after the last command, and all lines up to it."""
+
+    host: tuple[Held, ...]
+    gpu: tuple[Held, ...]
+    lines: tuple[Line, ...]
+    reserved: int  # by the allocator, for these tensors
+    free: int  # on the GPU, for anybody
+    rates: Rates
+    link: Link
+    finished: float  # when the GPU has done everything
+    went_on: float  # when the host had made its last call
+    shortage: OutOfMemory | None = None  # of the last command
+
+
+def link_of(gpu: str, slot: int) -> Link:
+    """The slower of the GPU's own link and its slot."""
+    own = GPUS[gpu].host_link
+    assert own is not None  # GPUS are those that have one
+    return min(own, SLOTS[slot], key=lambda link: link.both_ways_gbps)
+
+
+def rates_over(gpu: str, link: Link) -> Rates:
+    """What the GPU reaches, its copies slowed down as `link` is slower than its own."""
+    rates, own = of(gpu), GPUS[gpu].host_link
+    assert own is not None
+    slower = link.both_ways_gbps / own.both_ways_gbps
+    return replace(rates, pinned_gbps=rates.pinned_gbps * slower, pageable_gbps=rates.pageable_gbps * slower)
