@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 import gpulab
 from gpulab import svg
-from gpulab.sim.accumulation.controls import Accumulation, _toy, draw, limits, simulate, training_bytes
+from gpulab.sim.accumulation.controls import Accumulation
+from gpulab.sim.accumulation.model import _toy, limits, simulate, training_bytes
+from gpulab.sim.accumulation.picture import draw
 
 
 @st.composite

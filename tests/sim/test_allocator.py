@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpulab import svg
-from gpulab.sim.allocator.controls import EXAMPLES, Allocator, draw, limits, simulate
+from gpulab.sim.allocator.controls import EXAMPLES, Allocator, limits, simulate
 from gpulab.sim.allocator.model import MOST_COMMANDS, Command, largest_request, read, run
+from gpulab.sim.allocator.picture import draw
 from gpulab.sim.base.live import Live
 from gpulab.virtual.memory.blocks import MiB
 from gpulab.virtual.memory.caching import CachingAllocator

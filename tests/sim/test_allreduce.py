@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpulab import svg
-from gpulab.sim.allreduce.controls import FRAMES, AllReduce, draw, simulate
+from gpulab.sim.allreduce.controls import FRAMES, AllReduce, simulate
 from gpulab.sim.allreduce.model import (
     LINKS,
     MOST_GPUS,
@@ -26,6 +26,7 @@ from gpulab.sim.allreduce.model import (
     sends,
     sent_bytes,
 )
+from gpulab.sim.allreduce.picture import draw
 from gpulab.sim.base.simulator import Flag, Slider
 from gpulab.virtual.gpus.specs import SPECS
 

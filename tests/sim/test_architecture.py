@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpulab import svg
-from gpulab.sim.architecture.controls import Architecture, draw
+from gpulab.sim.architecture.controls import Architecture
 from gpulab.sim.architecture.model import (
     FRAMES,
     INSTRUCTIONS,
@@ -18,6 +18,7 @@ from gpulab.sim.architecture.model import (
     limits_of,
     simulate,
 )
+from gpulab.sim.architecture.picture import draw
 from gpulab.sim.base.live import Live
 from gpulab.virtual.gpus.specs import SPECS
 

@@ -78,7 +78,7 @@ class TestImport:
         assert loaded.strip() == "[]"
 
     @pytest.mark.parametrize(
-        "first", ["import gpulab.sim.accumulation", "from gpulab.sim.accumulation import simulate"]
+        "first", ["import gpulab.sim.accumulation", "from gpulab.sim.accumulation.model import simulate"]
     )
     def test_a_simulator_is_not_hidden_by_its_own_module(self, first):
         assert "(*, samples=100" in run(

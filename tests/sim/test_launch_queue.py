@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from gpulab import svg
 from gpulab.sim.base.lanes import total
-from gpulab.sim.launch_queue.controls import ITEMS, LaunchQueue, draw, simulate
+from gpulab.sim.launch_queue.controls import ITEMS, LaunchQueue, simulate
 from gpulab.sim.launch_queue.model import GPUS, MODES, STEPS, Work, addition_us, run, seconds
-from gpulab.sim.launch_queue.picture import _lanes
+from gpulab.sim.launch_queue.picture import _lanes, draw
 from gpulab.virtual.clock import rates
 
 US = 1e-6
@@ -260,8 +260,8 @@ class TestBadValues:
 
 def test_it_loads_no_torch_and_no_widgets():
     code = (
-        "import sys; from gpulab.sim.launch_queue import LaunchQueue; from gpulab.sim.pipeline import Pipeline\n"
-        "LaunchQueue().svg(); Pipeline().svg()\n"
+        "import sys, gpulab\n"
+        "gpulab.sim.launch_queue().svg(); gpulab.sim.pipeline().svg()\n"
         "print([name for name in ('torch', 'ipywidgets', 'matplotlib', 'numpy') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from gpulab import svg
 from gpulab.sim.base.floats import FP16
-from gpulab.sim.loss_scaling.controls import LossScaling, draw
+from gpulab.sim.loss_scaling.controls import LossScaling
 from gpulab.sim.loss_scaling.model import REACH, STEPS, TO_INF, TO_NORMAL, TO_ZERO, Scaler, part, simulate, size
+from gpulab.sim.loss_scaling.picture import draw
 
 DEFAULT = {
     "scale_power": 16,

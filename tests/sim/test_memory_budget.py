@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpulab import svg
 from gpulab.planning import plan
-from gpulab.sim.memory_budget.controls import MemoryBudget, axis, draw
+from gpulab.sim.memory_budget.controls import MemoryBudget
 from gpulab.sim.memory_budget.job import CONTEXT_BYTES, MOST, PARALLEL, deepspeed
 from gpulab.sim.memory_budget.model import MODELS, limits, simulate
 from gpulab.sim.memory_budget.needs import (
@@ -23,6 +23,7 @@ from gpulab.sim.memory_budget.needs import (
     matrices,
     plans,
 )
+from gpulab.sim.memory_budget.picture import axis, draw
 from gpulab.virtual.gpus.specs import SPECS
 from gpulab.virtual.scope.device import CONTEXT_BYTES as VIRTUAL_CONTEXT_BYTES
 

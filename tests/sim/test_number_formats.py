@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from gpulab import svg
 from gpulab.sim.base.floats import FORMATS
-from gpulab.sim.number_formats.controls import SHARES, NumberFormats, _basin, draw
+from gpulab.sim.number_formats.controls import SHARES, NumberFormats
 from gpulab.sim.number_formats.model import MOST_UPDATES, share, simulate, spacings
+from gpulab.sim.number_formats.picture import _basin, draw
 
 DEFAULT = {"value": 1.0, "exponent": 0, "negative": False, "format": "bf16", "update": 0.001}
 CLAIM_TOO_LARGE = {"value": 7.0, "exponent": 4}

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpulab import svg
-from gpulab.sim.pipeline.controls import Pipeline, draw, simulate
+from gpulab.sim.pipeline.controls import Pipeline, simulate
 from gpulab.sim.pipeline.model import (
     AHEAD,
     BATCHES,
@@ -23,6 +23,7 @@ from gpulab.sim.pipeline.model import (
     shown,
     steady,
 )
+from gpulab.sim.pipeline.picture import draw
 
 MS = 1e-3
 MIB = 2**20

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from gpulab import svg
 from gpulab.sim.base.live import Live
 from gpulab.sim.base.words import duration, many
-from gpulab.sim.race.controls import Race, draw
+from gpulab.sim.race.controls import Race
 from gpulab.sim.race.model import (
     CORE_LANES,
     CPU_BANDWIDTH,
@@ -22,6 +22,7 @@ from gpulab.sim.race.model import (
     simulate,
     times,
 )
+from gpulab.sim.race.picture import draw
 from gpulab.virtual.clock import rates
 from gpulab.virtual.gpus.specs import SPECS
 

@@ -9,8 +9,9 @@ from torch.nn import functional as F
 
 from gpulab import VirtualGPU, svg
 from gpulab.sim.base.simulator import Choice, Flag
-from gpulab.sim.roofline.controls import Roofline, draw
+from gpulab.sim.roofline.controls import Roofline
 from gpulab.sim.roofline.model import DTYPES, HEAD, OPERATIONS, image, simulate
+from gpulab.sim.roofline.picture import draw
 from gpulab.virtual.gpus.specs import SPECS
 
 DEFAULT = {
@@ -275,7 +276,7 @@ class TestPicture:
         assert len(views) == 1
 
     def test_each_operation_has_a_sign_of_its_own(self):
-        from gpulab.sim.roofline.controls import _marker
+        from gpulab.sim.roofline.picture import _marker
 
         assert len({_marker(op, 0, 0, chosen=False) for op in OPERATIONS}) == len(OPERATIONS)
 

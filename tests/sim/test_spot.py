@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from gpulab import svg
 from gpulab.sim.base.simulator import Slider
-from gpulab.sim.spot.controls import Spot, draw, simulate
+from gpulab.sim.spot.controls import Spot, simulate
 from gpulab.sim.spot.model import AT_ONCE, Plan, best_interval, retried, young
-from gpulab.sim.spot.picture import LONGEST_INTERVAL, money, span
+from gpulab.sim.spot.picture import LONGEST_INTERVAL, draw, money, span
 
 DEFAULT = {control.name: control.value for control in Spot.controls}
 

@@ -10,8 +10,9 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from gpulab import VirtualGPU, svg
 from gpulab.sim.base.simulator import Choice, Flag
-from gpulab.sim.step_memory.controls import COLUMNS, StepMemory, draw
+from gpulab.sim.step_memory.controls import StepMemory
 from gpulab.sim.step_memory.model import FRAMES, MIB, PRECISIONS, Sizes, _run, cut, kept, limits, simulate
+from gpulab.sim.step_memory.picture import COLUMNS, draw
 
 DEFAULT = {
     "moment": 120, "layers": 24, "segments": 4, "again": False, "interior": 544, "boundary": 32, "parameters": 12,

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from gpulab import svg
 from gpulab.sim.base.live import Live
-from gpulab.sim.transfers.controls import Transfers, draw, simulate
+from gpulab.sim.transfers.controls import Transfers, simulate
 from gpulab.sim.transfers.machine import CONTEXT_BYTES
 from gpulab.sim.transfers.model import BYTES, GPUS, MOST_COMMANDS, SLOTS, read
+from gpulab.sim.transfers.picture import draw
 from gpulab.virtual.memory.out_of_memory import format_size
 
 DEFAULT = {

@@ -1,0 +1,218 @@
+"""The GPU from afar and one SM from near: lanes, warps, waves of blocks. Draws a result of `model`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeAlias
+
+from ...style import GREEN, INK, MUTED, ORANGE, PAPER, RULE, SKY, VERMILLION
+from ...svg import MARGIN, SMALL, Picture, bar, boxes, key, length, line, marks, rect, shape, text
+from ..base.words import count, duration, many, percent
+from .model import WARP, Kernel
+
+Box: TypeAlias = tuple[float, float, float, float]
+WIDTH, HEIGHT = 860.0, 384.0
+RIGHT = WIDTH - MARGIN
+MAP_RIGHT, MAP_TOP, MAP_BOTTOM = 424.0, 40.0, 188.0
+CLOSE_LEFT = 448.0
+PARTS_TOP = 202.0
+CHART_TOP, CHART_BOTTOM = 296.0, 358.0
+
+
+def draw(kernel: Kernel) -> Picture:
+    """All SMs, one of them close up, what else is on the GPU, and the waves of the whole kernel."""
+    body = [*_map(kernel), *_close_up(kernel), *_parts(kernel), *_waves(kernel)]
+    return Picture(WIDTH, HEIGHT, kernel.finding, kernel.describe(), tuple(body))
+
+
+def _map(kernel: Kernel) -> list[str]:
+    """Each SM a tile; with its lanes where there is room for them."""
+    working = kernel.working
+    lanes = sum(map(sum, working))
+    across = max(range(1, kernel.sms + 1), key=lambda columns: _fit(columns, kernel.sms))
+    wide, high = _tile(across, kernel.sms)
+    pitch = int((wide - 14) / WARP * 10) / 10
+    with_lanes = pitch >= 3 and high >= 8 * kernel.rows_of_lanes
+    body = [
+        text(MARGIN, 14, f"clock {kernel.clock:,}: {lanes:,} of {kernel.all_lanes:,} lanes at work", weight="bold"),
+        _lane_key(MARGIN, 32, "lane at work" if with_lanes else "share of lanes at work", busy=True),
+        _lane_key(150, 32, "idle lane", busy=False) if with_lanes else "",
+        *_without([(262, 21, 16, 12)]),
+        text(284, 32, "SM without blocks", size=SMALL, fill=MUTED),
+    ]
+    full: list[Box] = []
+    empty: list[Box] = []
+    levels: list[Box] = []
+    for sm in range(kernel.sms):
+        x, y = MARGIN + sm % across * wide, MAP_TOP + sm // across * high
+        inner = (x + 1.5, y + 1.5, wide - 3, high - 3)
+        has_blocks = kernel.blocks_on(sm) > 0
+        (full if has_blocks else empty).append(inner)
+        if with_lanes:
+            named = high >= 40
+            top, room = y + (20 if named else 3), high - (24 if named else 6)
+            body += [text(x + 7, y + 17, f"SM {sm + 1}", size=SMALL, fill=MUTED)] if named else []
+            body += _lane_rows(
+                kernel, working[sm], x + 7, top, pitch, min(room / kernel.rows_of_lanes, 40), gap=pitch // 5 + 1
+            )
+        else:
+            part = sum(working[sm]) / kernel.lanes * (high - 3)
+            levels.append((x + 1.5, y + high - 1.5 - part, wide - 3, part))
+    lay = [boxes(levels, fill=ORANGE), boxes(full, stroke=INK), *_without(empty)]
+    return [*lay, *body] if with_lanes else [*body, *lay]
+
+
+def _fit(columns: int, tiles: int) -> float:
+    wide, high = _tile(columns, tiles)
+    return min(wide, 2.2 * high)
+
+
+def _tile(columns: int, tiles: int) -> tuple[float, float]:
+    return (MAP_RIGHT - MARGIN) / columns, (MAP_BOTTOM - MAP_TOP) / -(-tiles // columns)
+
+
+def _without(tiles: Iterable[Box]) -> list[str]:
+    """Tiles with nothing to do: a stroke across each."""
+    tiles = list(tiles)
+    return [boxes(tiles, fill=RULE), *(line(x, y + high, x + wide, y, stroke=MUTED) for x, y, wide, high in tiles)]
+
+
+def _lane_rows(
+    kernel: Kernel, working: list[int], x: float, top: float, pitch: float, high: float, gap: float
+) -> list[str]:
+    """Rows of 32: an idle lane is a low mark, one at work a high one."""
+    body = []
+    for row in range(kernel.rows_of_lanes):
+        y, lanes = top + row * high, working[row] if row < len(working) else 0
+        tall, low = high - 4, max(2, (high - 4) / 3)
+        body.append(marks(x, y + 2, lanes, pitch=pitch, height=tall, fill=ORANGE, gap=gap))
+        rest = x + lanes * pitch, y + 2 + tall - low
+        body.append(marks(*rest, WARP - lanes, pitch=pitch, height=low, fill=MUTED, gap=gap))
+    return body
+
+
+def _lane_key(x: float, y: float, words: str, *, busy: bool) -> str:
+    high = 12 if busy else 4
+    return marks(x, y - high + 1, 1, pitch=10, height=high, fill=ORANGE if busy else MUTED) + text(
+        x + 14, y, words, size=SMALL, fill=MUTED
+    )
+
+
+SLOT, SLOTS_ACROSS = 22.0, 16
+
+
+def _close_up(kernel: Kernel) -> list[str]:
+    """The first SM: its rows of lanes, and its resident warps, of which a few issue."""
+    warps = kernel.warps_on(0)
+    states = [warp.state for warp in warps]
+    words = f"SM 1: {many(len(warps), 'resident warp')}, {count(kernel.rows_of_lanes, 'row')} of {WARP} lanes"
+    body = [
+        text(CLOSE_LEFT, 14, words, weight="bold"),
+        rect(CLOSE_LEFT, 24, RIGHT - CLOSE_LEFT, MAP_BOTTOM - 24, stroke=INK),
+        *_lane_rows(kernel, kernel.working[0], CLOSE_LEFT + 14, 30, 11, 16, gap=2),
+    ]
+    top = 34 + 16 * kernel.rows_of_lanes
+    low = MAP_BOTTOM - 30
+    high = min((low - top - 4) / -(-kernel.room // SLOTS_ACROSS) - 4, 56)
+    free: list[Box] = []
+    waiting: list[Box] = []
+    issuing: list[Box] = []
+    ready: list[Box] = []
+    for slot in range(kernel.room):
+        x = CLOSE_LEFT + 14 + slot % SLOTS_ACROSS * SLOT
+        y = top + 4 + slot // SLOTS_ACROSS * (high + 4)
+        if slot >= len(warps):
+            free.append((x + 5, y + high / 2, SLOT - 14, 0.8))
+        elif warps[slot].state == "issuing":
+            issuing.append((x, y - 3, SLOT - 4, high + 3))
+        else:
+            part = high * warps[slot].waited
+            (ready if states[slot] == "ready" else waiting).append((x, y + high - part, SLOT - 4, part))
+    outlines = [
+        (CLOSE_LEFT + 14 + slot % SLOTS_ACROSS * SLOT, top + 4 + slot // SLOTS_ACROSS * (high + 4), SLOT - 4, high)
+        for slot in range(len(warps))
+        if states[slot] != "issuing"
+    ]
+    body += [
+        boxes(free, fill=MUTED),
+        boxes(waiting, fill=SKY),
+        boxes(ready, fill=GREEN),
+        *_hollow(ready),
+        boxes(outlines, stroke=INK),
+        boxes(issuing, fill=ORANGE, stroke=INK),
+    ]
+    bottom = top + -(-kernel.room // SLOTS_ACROSS) * (high + 4)
+    if bottom + 24 < low:
+        pause = f"a wait of {count(kernel.wait, 'clock')}" if kernel.wait else "no wait"
+        body.append(text(CLOSE_LEFT + 14, bottom + 24, f"after each instruction {pause}", size=SMALL, fill=MUTED))
+    y = MAP_BOTTOM - 11
+    for x, fill, state in ((14, ORANGE, "issuing"), (130, SKY, "waiting"), (248, GREEN, "ready")):
+        sample = (CLOSE_LEFT + x, y - 11.0, 16.0, 12.0)
+        body += [boxes([sample], fill=fill, stroke=INK), *(_hollow([sample]) if state == "ready" else ())]
+        words = f"{states.count(state)} {state}"
+        body.append(text(CLOSE_LEFT + x + 22, y, words, size=SMALL, fill=MUTED))
+    body.append(boxes([(CLOSE_LEFT + 336, y - 5, 8, 0.8)], fill=MUTED))
+    body.append(text(CLOSE_LEFT + 350, y, "free", size=SMALL, fill=MUTED))
+    return body
+
+
+def _hollow(slots: Iterable[Box]) -> list[str]:
+    """A second sign of the warps that are ready, beside their colour."""
+    return [boxes(((x + wide / 2 - 3, y + high / 2 - 2, 6, 4) for x, y, wide, high in slots), fill=PAPER)]
+
+
+def _parts(kernel: Kernel) -> list[str]:
+    """Tensor cores, caches, memory, with a preset's figures."""
+    spec = kernel.spec
+    name, tensor = "memory, beside the chip", ["products of small matrices,", "not used by this kernel"]
+    memory = ["far away: a load takes", "hundreds of clocks"]
+    if spec and spec.tflops["fp16"] and spec.tflops["fp32"]:
+        tensor = [
+            f"fp16 peak {spec.tflops['fp16']:g} TFLOPS: {spec.tflops['fp16'] / spec.tflops['fp32']:.2g} ×",
+            f"that of the lanes, {spec.tflops['fp32']:g} (recorded)",
+        ]
+        name = f"memory: {spec.memory_gb} GB, {spec.bandwidth_gbps:,.0f} GB/s (recorded)"
+        memory = [
+            f"{duration(kernel.memory_seconds)} to read and write the tensor,",
+            f"{duration(kernel.instruction_seconds)} for one instruction on it (virtual)",
+        ]
+    parts = (
+        (MARGIN, 250.0, "tensor cores, in each SM", tensor),
+        (MARGIN + 262, 190.0, "caches: L1, L2", ["L1 is in each SM,", "L2 is shared by all"]),
+        (MARGIN + 464, RIGHT - MARGIN - 464, name, memory),
+    )
+    body = []
+    for x, wide, name, words in parts:
+        body.append(rect(x, PARTS_TOP, wide, 62, stroke=INK))
+        body.append(text(x + 8, PARTS_TOP + 18, name))
+        body += [text(x + 8, PARTS_TOP + 36 + 17 * i, row, size=SMALL, fill=MUTED) for i, row in enumerate(words)]
+    for x in (MARGIN + 250, MARGIN + 452):
+        body.append(line(x, PARTS_TOP + 31, x + 12, PARTS_TOP + 31, stroke=INK, width=4))
+    return body
+
+
+def _waves(kernel: Kernel) -> list[str]:
+    """Time to the right: how many of the places have a block, and how much of the lanes' time is used."""
+    high, unit = CHART_BOTTOM - CHART_TOP, (RIGHT - MARGIN) / kernel.clocks
+    words = f"{many(kernel.clocks, 'clock')} (virtual), lanes at work {percent(kernel.busy)}"
+    body = [
+        text(MARGIN, CHART_TOP - 12, words, weight="bold"),
+        key(458, CHART_TOP - 12, "places with a block", fill=SKY),
+        key(622, CHART_TOP - 12, "lanes at work", fill=ORANGE, hatched=True),
+        key(744, CHART_TOP - 12, "no block", fill=RULE),
+        rect(MARGIN, CHART_TOP, RIGHT - MARGIN, high, fill=RULE),
+    ]
+    for index, wave in enumerate(kernel.waves):
+        x, wide = MARGIN + wave.start * unit, wave.clocks * unit
+        body.append(bar(x, CHART_BOTTOM - high * wave.resident, wide, high * wave.resident, fill=SKY, stroke=""))
+        busy = high * wave.busy
+        body.append(bar(x, CHART_BOTTOM - busy, wide, busy, fill=ORANGE, hatched=True, stroke=""))
+        body.append(line(x, CHART_TOP, x, CHART_BOTTOM, stroke=INK))
+        blocks = f"wave {index + 1}: {many(wave.blocks, 'block')}"
+        name = next((name for name in (blocks, str(index + 1)) if length(name, SMALL) + 6 < wide), "")
+        if name:
+            body.append(text(x + wide / 2, CHART_BOTTOM + 16, name, size=SMALL, fill=MUTED, anchor="middle"))
+    now = MARGIN + (kernel.clock + 0.5) * unit
+    body.append(line(now, CHART_TOP - 4, now, CHART_BOTTOM + 2, stroke=VERMILLION, width=3))
+    body.append(shape([(now - 6, CHART_TOP - 8), (now + 6, CHART_TOP - 8), (now, CHART_TOP + 2)], fill=VERMILLION))
+    return body
