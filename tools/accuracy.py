@@ -14,8 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import bert_large
-import published_speed
+from evidence import bert_large, published_speed
 
 from gpulab.validate import memory, predict
 from gpulab.validate.models import by_name

@@ -99,7 +99,10 @@ def virtual_gpu(effort: Effort) -> Iterator[Row]:
         yield Row(*figure)
 
 
-_FIGURES = "import bench_virtual, json, sys; print(json.dumps(list(bench_virtual.figures(quick=sys.argv[1] == '1'))))"
+_FIGURES = (
+    "import json, sys; from evidence import bench_virtual; "
+    "print(json.dumps(list(bench_virtual.figures(quick=sys.argv[1] == '1'))))"
+)
 
 
 def simulators(effort: Effort) -> Iterator[Row]:
@@ -137,8 +140,8 @@ def simulators(effort: Effort) -> Iterator[Row]:
 
 def key_to_picture(effort: Effort) -> Iterator[Row]:
     """From the press of a key on a slider to the new picture, and frames of Play, in JupyterLab in Chromium."""
-    from lab_server import LabServer, chromium, chromium_path
-    from notebook_page import NotebookPage, frames_per_second, key_to_picture_ms
+    from browser.lab_server import LabServer, chromium, chromium_path
+    from browser.notebook_page import NotebookPage, frames_per_second, key_to_picture_ms
 
     import gpulab
 
@@ -180,7 +183,8 @@ def data_loader(effort: Effort) -> Iterator[Row]:
 
 
 _PIPELINE = (
-    "import bench_pipeline, json, sys; print(json.dumps(list(bench_pipeline.pipeline(quick=sys.argv[1] == '1'))))"
+    "import json, sys; from evidence import bench_pipeline; "
+    "print(json.dumps(list(bench_pipeline.pipeline(quick=sys.argv[1] == '1'))))"
 )
 
 

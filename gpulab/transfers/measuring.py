@@ -11,7 +11,8 @@ from ..memory import counters
 from ..memory.counters import DeviceLike, Gpu
 from ..memory.source import numbers_of
 from ..timing import Timing
-from .results import Copy, Direction, Kind, Pinning, Series, Transfers, size
+from .picture import size
+from .results import Copy, Direction, Kind, Pinning, Series, Transfers
 
 if TYPE_CHECKING:
     import torch

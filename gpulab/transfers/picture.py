@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .results import Series, Transfers, size
-
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from .results import Series, Transfers
 
 
 def show(found: Transfers) -> None:
@@ -60,3 +60,11 @@ def _draw(times: Any, rates: Any, series: Series, color: str) -> None:
     between = [sizes[0] * (sizes[-1] / sizes[0]) ** (step / 100) for step in range(101)]
     times.plot(between, [line.ms(x) for x in between], color=color, linewidth=1.5, label=f"fit, {series.kind}")
     rates.plot(between, [x / line.ms(x) * 1e-6 for x in between], color=color, linewidth=1.5)
+
+
+def size(nbytes: float) -> str:
+    """Bytes as text, decimal as data sheets count: 1 MB is 10⁶ bytes."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if float(f"{nbytes:.3g}") >= scale:
+            return f"{nbytes / scale:.3g} {unit}"
+    return f"{nbytes:.3g} bytes"

@@ -9,6 +9,7 @@ from ..memory.source import Numbers
 from ..timing import Timing
 from ..timing.words import duration, rounded
 from .fit import Fit, fit
+from .picture import show, size
 
 Direction = Literal["h2d", "d2h", "d2d"]
 Kind = Literal["pinned", "pageable", "on the GPU"]
@@ -160,9 +161,7 @@ class Transfers:
 
     def plot(self) -> None:
         """Time and bandwidth by size, with the lines; needs matplotlib."""
-        from . import picture
-
-        picture.show(self)
+        show(self)
 
     def __str__(self) -> str:
         lines = [f"{self.route} ({self.gpu}): {self.numbers}, median, {self.how}"]
@@ -172,14 +171,6 @@ class Transfers:
         return "\n".join([*lines, *self.skipped])
 
     __repr__ = __str__
-
-
-def size(nbytes: float) -> str:
-    """Bytes as text, decimal as data sheets count: 1 MB is 10⁶ bytes."""
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if float(f"{nbytes:.3g}") >= scale:
-            return f"{nbytes / scale:.3g} {unit}"
-    return f"{nbytes:.3g} bytes"
 
 
 def _table(found: Transfers) -> list[str]:

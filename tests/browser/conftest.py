@@ -1,6 +1,6 @@
 """A JupyterLab server and a Chromium for the tests of one file, and where the screenshots go.
 
-How they are driven is in tools/lab_server.py and tools/notebook_page.py. Without a Chromium every test is skipped,
+How they are driven is in tools/browser/. Without a Chromium every test is skipped,
 and says so.
 """
 
@@ -8,9 +8,9 @@ import os
 from pathlib import Path
 
 import pytest
+from browser.lab_server import LabServer, chromium, chromium_path
+from browser.notebook_page import NotebookPage
 from courselib.lanes import CHROMIUM
-from lab_server import LabServer, chromium, chromium_path
-from notebook_page import NotebookPage
 
 
 @pytest.fixture(scope="module")  # not for the session: while Playwright runs, no other test can use asyncio

@@ -8,8 +8,8 @@ import functools
 
 import nbformat
 import pytest
+from browser.reading import LOWEST_CONTRAST, OPERABLE, nameless, picture, slider, wait_until
 from courselib.venv import ROOT
-from reading import LOWEST_CONTRAST, OPERABLE, nameless, picture, slider, wait_until
 
 pytestmark = pytest.mark.browser
 

@@ -4,7 +4,7 @@ One notebook with all of them; what they compute is tested without a browser.
 """
 
 import pytest
-from reading import LOWEST_CONTRAST, OPERABLE, nameless, picture, slider, wait_until
+from browser.reading import LOWEST_CONTRAST, OPERABLE, nameless, picture, slider, wait_until
 
 from gpulab import sim
 

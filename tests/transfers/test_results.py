@@ -4,7 +4,7 @@ import pytest
 
 from gpulab import style, timing
 from gpulab.transfers import Copy, Pinning, Series, Transfers, picture
-from gpulab.transfers.results import size
+from gpulab.transfers.picture import size
 
 
 def series(kind, latency_us, gbps, sizes=(1_000, 1_000_000, 1_000_000_000)):

@@ -3,8 +3,8 @@
 How close they are is reported by tools/accuracy.py and not asserted: libraries and driver are of 2022.
 """
 
-import bert_large
 import pytest
+from evidence import bert_large
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,11 @@
-"""A few rounds of the mixed use of tools/soak.py: nothing stays behind on the GPU, nor on the host."""
+"""A few rounds of the mixed use of tools/evidence/soak.py: nothing stays behind on the GPU, nor on the host."""
 
 import gc
 import warnings
 from collections import Counter
 
-import soak
 import torch
+from evidence import soak
 
 from gpulab.virtual.scope.labels import Label
 

@@ -9,8 +9,9 @@ import secrets
 import time
 from typing import Any, NamedTuple
 
-from lab_server import START_SECONDS, LabServer
 from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, ViewportSize
+
+from browser.lab_server import START_SECONDS, LabServer
 
 WINDOW: ViewportSize = {"width": 1440, "height": 900}
 RUN_SECONDS = 240

@@ -15,7 +15,7 @@ from pathlib import Path
 from time import perf_counter  # the real one, whatever a virtual GPU makes of it
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def figures(*, quick: bool) -> Iterator[tuple[str, float, str, float | None, str]]:
@@ -151,8 +151,8 @@ def planning() -> Iterator[tuple[str, float, str, float | None, str]]:
 
 def speed() -> Iterator[tuple[str, float, str, float | None, str]]:
     """How far predicted training speeds are from published ones; no real GPU has been recorded."""
-    from bert_large import predicted as of_bert
-    from published_speed import predicted as of_resnet
+    from evidence.bert_large import predicted as of_bert
+    from evidence.published_speed import predicted as of_resnet
 
     errors = [100 * abs(row.error) for row in of_resnet()] + [100 * abs(row.speed_error) for row in of_bert()]
     note = f"{len(errors)} published trainings; the whole table: tools/accuracy.py"

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from notebook_page import Node, NotebookPage
 from playwright.sync_api import Locator, Page
+
+from browser.notebook_page import Node, NotebookPage
 
 OPERABLE = {"button", "checkbox", "combobox", "image", "link", "radio", "radiogroup", "slider", "spinbutton", "textbox"}
 

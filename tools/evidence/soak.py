@@ -1,4 +1,4 @@
-"""Mixed use of the virtual GPU for a while: does the host's memory grow?  `python tools/soak.py [MINUTES]`
+"""Mixed use of the virtual GPU for a while: does the host's memory grow?  `python tools/evidence/soak.py [MINUTES]`
 
 Training with and without AMP in both backings, checkpointing, out of memory, memory history, trackers, threads, copies
 both ways, scopes entered and left. Prints the process's memory once a minute, and at the end its growth after the first

@@ -1,0 +1,133 @@
+"""The rooms of the package, lowest first: what stands above may import what stands below, and never the other way round.
+
+Imports at run time count, also those inside functions; imports for annotations alone do not.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parent.parent / "gpulab"
+
+# Rooms on one line stand side by side: they do not import each other.
+HOUSE = """
+    course nvml display
+    style svg
+    virtual
+    choice sim
+    diagnosis furniture data machine_card
+    machine memory
+    devices timing monitor planning
+    transfers distributed running
+    validate check
+    __main__ __init__
+"""
+VIRTUAL = """
+    gpus
+    memory
+    clock
+    scope
+    operations
+    surface
+    gpu
+    __init__
+"""
+
+
+def name_of(path: Path) -> str:
+    parts = ("gpulab", *path.relative_to(PACKAGE).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {name_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def at_run_time(node: ast.AST) -> Iterator[ast.AST]:
+    """The nodes below `node`, but what only a type checker reads."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+            continue
+        yield child
+        yield from at_run_time(child)
+
+
+def imports(name: str) -> set[str]:
+    """The modules of the package that `name` imports."""
+    path, found = MODULES[name], set()
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    for node in at_run_time(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            parts = package.split(".")
+            base = ".".join(parts[: len(parts) - node.level + 1]) if node.level else ""
+            home = ".".join(filter(None, [base, node.module]))
+            found |= {f"{home}.{alias.name}" if f"{home}.{alias.name}" in MODULES else home for alias in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return (found & MODULES.keys()) - {name}
+
+
+IMPORTS = {name: imports(name) for name in MODULES}
+
+
+def order(house: str) -> dict[str, int]:
+    return {room: level for level, line in enumerate(house.strip().splitlines()) for room in line.split()}
+
+
+def room(name: str, of: str) -> str:
+    """The room of `of` that a module stands in; the package itself is the room `__init__`."""
+    return name.removeprefix(of).lstrip(".").partition(".")[0] or "__init__"
+
+
+@pytest.mark.parametrize(("of", "house"), [("gpulab", HOUSE), ("gpulab.virtual", VIRTUAL)])
+def test_imports_run_downwards(of: str, house: str) -> None:
+    level = order(house)
+    assert {room(name, of) for name in MODULES if name == of or name.startswith(of + ".")} == set(level)
+    upwards = [
+        f"{name} imports {other}"
+        for name, others in IMPORTS.items()
+        if name == of or name.startswith(of + ".")
+        for other in others
+        if other == of or other.startswith(of + ".")
+        if room(name, of) != room(other, of) and level[room(other, of)] >= level[room(name, of)]
+    ]
+    assert not upwards
+
+
+def test_no_module_imports_itself_by_a_detour() -> None:
+    try:
+        TopologicalSorter(IMPORTS).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(reversed(error.args[1])))
+
+
+@pytest.mark.parametrize("lower", ["gpus", "memory", "clock"])
+def test_the_lower_rooms_of_the_virtual_gpu_know_no_torch(lower: str) -> None:
+    for path in (PACKAGE / "virtual" / lower).glob("*.py"):
+        for node in at_run_time(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            home = node.module or "" if isinstance(node, ast.ImportFrom) and not node.level else ""
+            assert not any(name.partition(".")[0] == "torch" for name in [*names, home]), path.name
+
+
+def test_each_folder_says_what_it_is() -> None:
+    for name, path in MODULES.items():
+        assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), f"{name} has no docstring"
+
+
+@pytest.mark.parametrize(
+    "simulator", sorted({name.split(".")[2] for name in MODULES if name.count(".") == 3 and ".sim." in name} - {"base"})
+)
+def test_a_model_knows_no_picture_and_a_picture_no_controls(simulator: str) -> None:
+    here = f"gpulab.sim.{simulator}."
+    for name in (name for name in MODULES if name.startswith(here)):
+        above = {"controls": set(), "picture": {"controls"}}.get(name.removeprefix(here), {"controls", "picture"})
+        assert not {here + part for part in above} & IMPORTS[name], name
+    others = {
+        other for name in MODULES if name.startswith(here) for other in IMPORTS[name] if other.startswith("gpulab.sim.")
+    }
+    assert all(other.startswith((here, "gpulab.sim.base")) for other in others)
