@@ -33,7 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
     running.add_options(run)
     validate = commands.add_parser("validate", help="measure a real GPU, for holding the virtual one against it")
     validate.add_argument("out", nargs="?", type=Path, metavar="OUT.json", help="default: named after the GPU, here")
-    validate.add_argument("--minutes", type=float, default=8, help="about how long it may take (default: 8)")
+    validate.add_argument("--minutes", type=float, default=16, help="about how long it may take (default: 16)")
     validate.add_argument(
         "--section", nargs="+", metavar="NAME", help="only these, in this order (device is always in)"
     )

@@ -13,6 +13,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ import torch
 
 from ..diagnosis import driver
 from ..virtual.scope import in_force
-from . import memory, speed
+from . import host, kernels, memory, speed, sustained
 from .models import Model, models, optimizers
 from .operators import MODES, operators
 
@@ -34,6 +35,7 @@ OTHER_RULES = {
     "expandable_segments:True": "expandable_segments:False",
 }
 MiB = 1 << 20
+MINUTES = 16.0  # with what begins shortly before the end, below 20
 
 Tell = Callable[[str], None]
 
@@ -58,6 +60,17 @@ class Effort:
     sizes: int | None = None  # the first so many batch sizes of each model
     cudnn: bool = True
     times: bool = True
+    host_calls: int = 500
+    shapes: tuple[tuple[int, int, int], ...] = kernels.SHAPES
+    touched_mib: tuple[float, ...] = kernels.TOUCHED
+    layers: tuple[str, ...] | None = None
+    layer_batch: int = 64
+    attention: tuple[tuple[int, ...], ...] = kernels.ATTENTION
+    small_batches: tuple[int, ...] = (1, 2, 4, 16)
+    small_models: tuple[str, ...] = ("resnet18", "resnet50", "mobilenet_v3_large", "vit_b_16")
+    sustained_s: float = 32.0  # for each of two loads
+    sustained_side: int = 4096
+    sustained_images: int = 256
 
 
 @dataclass(frozen=True)
@@ -92,7 +105,7 @@ def check() -> None:
 def record(
     path: Path,
     *,
-    minutes: float = 8,
+    minutes: float = MINUTES,
     sections: tuple[str, ...] | None = None,
     kind: str = MEASURED,
     effort: Effort | None = None,
@@ -245,6 +258,93 @@ def _operations(run: Run, modes: tuple[str, ...], measure: Callable[..., dict[st
     return out
 
 
+def _first_calls(run: Run) -> dict[str, float]:
+    scope = in_force.current
+    return host.first_calls(None if scope is None else scope.spec.name)
+
+
+def _host(run: Run) -> dict[str, float]:
+    """Microseconds of the host by call; which host it is."""
+    out: dict[str, Any] = {"processor": _processor(), "cores": os.cpu_count()}
+    for name, us in host.costs(run.effort.host_calls):
+        out[f"{name}_us"] = us
+        run.keep(out)
+    return out
+
+
+def _processor() -> str:
+    """The name of this machine's processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:  # not Linux
+        return platform.processor() or platform.machine()
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.machine()
+
+
+def _rows(run: Run, makers: Iterator[Callable[[], Any]]) -> list[Any]:
+    """One row after another until the time is up; one that fails keeps its error, one out of memory too."""
+    rows: list[Any] = []
+    for make in makers:
+        if run.over:
+            break
+        memory.fresh()
+        try:
+            made = make()
+            rows += made if isinstance(made, list) else [made]
+        except Exception as error:
+            rows.append({"error": _short(error)})
+        run.keep(rows)
+    return rows
+
+
+def _products(run: Run) -> list[Any]:
+    names = [name for name in speed.PRECISIONS if _has_bf16() or name in ("fp32", "fp16")]
+    return _rows(run, (partial(kernels.product, shape, name) for shape in run.effort.shapes for name in names))
+
+
+def _touched(run: Run) -> list[Any]:
+    return _rows(run, (partial(kernels.touched, mib) for mib in run.effort.touched_mib))
+
+
+def _layers(run: Run) -> list[Any]:
+    modes = ["fp32", "amp_fp16", *(["amp_bf16"] if _has_bf16() else [])]
+    dtypes = [torch.float32, torch.float16, *([torch.bfloat16] if _has_bf16() else [])]
+
+    def makers() -> Iterator[Callable[[], Any]]:
+        for one in kernels.layers(run.effort.layer_batch):
+            if run.effort.layers is None or one.name in run.effort.layers:
+                for mode, train in product(modes, (True, False)):
+                    yield partial(kernels.layer, one, mode, train=train)
+        for shape, dtype, causal in product(run.effort.attention, dtypes, (True, False)):
+            yield partial(kernels.attention, shape, dtype, causal=causal)
+
+    return _rows(run, makers())
+
+
+def _small_steps(run: Run) -> list[Any]:
+    """Training and inference in small batches, where the host is the limit: by events, and by the host's clock."""
+    modes = {"fp32": None, "amp_fp16": torch.float16} | ({"amp_bf16": torch.bfloat16} if _has_bf16() else {})
+    wanted = [m for m in models() if m.name in run.effort.small_models]
+    return _rows(
+        run,
+        (
+            partial(speed.small_step, model, batch, mode, dtype)
+            for model in wanted
+            for batch in run.effort.small_batches
+            for mode, dtype in modes.items()
+        ),
+    )
+
+
+def _sustained(run: Run) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for name, load in sustained.loads(run.effort.sustained_side, run.effort.sustained_images).items():
+        out[name] = sustained.sustained(*load, seconds=run.effort.sustained_s)
+        run.keep(out)
+    return out
+
+
 def _saved(run: Run) -> dict[str, Any]:
     return _operations(run, tuple(MODES), memory.saved)
 
@@ -314,12 +414,20 @@ def _steps(run: Run) -> list[dict[str, Any]]:
     return rows
 
 
+# What a lent GPU must not end without comes first; `steps` takes what time is left, and `ops` the rest.
 SECTIONS: dict[str, Callable[[Run], Any]] = {
     "device": _device,
-    "allocator": _allocator,
-    "saved": _saved,
+    "first_calls": _first_calls,
+    "host": _host,
     "copies": _copies,
     "matmul": _matmul,
-    "ops": _times,
+    "products": _products,
+    "touched": _touched,
+    "layers": _layers,
+    "small_steps": _small_steps,
+    "sustained": _sustained,
+    "allocator": _allocator,
+    "saved": _saved,
     "steps": _steps,
+    "ops": _times,
 }

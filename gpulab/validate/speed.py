@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
+from .models import Model
 from .operators import DEVICE, Case, autocast
 
 MiB = 1 << 20
@@ -112,3 +114,38 @@ def operation(case: Case, dtype: torch.dtype | None) -> dict[str, float]:
 
     gradient = torch.randn_like(forward())
     return {"forward_ms": timed(forward, 10, 3), "both_ms": timed(lambda: forward().backward(gradient), 10, 3)}
+
+
+def small_step(model: Model, batch: int, mode: str, dtype: torch.dtype | None) -> dict[str, Any]:
+    """Milliseconds of a training step with AdamW and of inference: between events, and of the host's clock."""
+    net = model.make().to(DEVICE).train()
+    optimizer = torch.optim.AdamW(net.parameters())
+    x, y = model.batch(batch)
+
+    def step() -> None:
+        with autocast(dtype):
+            loss = F.cross_entropy(net(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def infer() -> None:
+        with torch.inference_mode(), autocast(dtype):
+            net(x)
+
+    row: dict[str, Any] = {"model": model.name, "batch": batch, "mode": mode, "optimizer": "adamw"}
+    row |= {"train_ms": timed(step, 7, 3), "train_host_ms": host_ms(step, 7)}
+    net.eval()
+    return row | {"infer_ms": timed(infer, 7, 3), "infer_host_ms": host_ms(infer, 7)}
+
+
+def host_ms(run: Callable[[], object], repeat: int) -> float:
+    """Median milliseconds of the host's clock for `run` alone, without the wait for the device after it."""
+    times = []
+    for _ in range(repeat):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        run()
+        times.append((time.perf_counter() - began) * 1e3)
+    torch.cuda.synchronize()
+    return statistics.median(times)

@@ -4,17 +4,21 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from gpulab import VirtualGPU
 from gpulab.__main__ import main
-from gpulab.validate import memory, models, recorder
+from gpulab.validate import host, memory, models, recorder, sustained
 
 LITTLE = recorder.Effort(
     events=60, other_rules=False, copies=(1000,), products=(16,), launches=3, elements=1000,
-    operators=("linear", "dropout", "sdpa_causal"), models=("mlp",), sizes=1,
+    operators=("linear", "dropout", "sdpa_causal"), models=("mlp",), sizes=1, host_calls=2, shapes=((16, 16, 17),),
+    touched_mib=(0.5, 1), layers=("depthwise3x3", "batch_norm_channels_last"), layer_batch=1,
+    attention=((1, 2, 16, 64),),
+    small_batches=(1,), small_models=("resnet18",), sustained_s=0.01, sustained_side=64, sustained_images=1,
 )  # fmt: skip
 
 
@@ -79,6 +83,84 @@ class TestSections:
         assert all(row["both_ms"] > row["forward_ms"] > 0 for row in recording["ops"].values())
 
 
+class TestTime:
+    def test_first_calls_are_those_of_a_fresh_process(self, recording):
+        found = recording["first_calls"]
+        assert found["context_s"] > 0
+        names = {name.removesuffix("_first_s") for name in found if name.endswith("_first_s")}
+        assert names >= {"add", "matmul_fp32", "matmul_fp16", "convolution", "attention_fp16"}
+        assert all(f"{name}_second_s" in found for name in names)
+
+    def test_a_process_for_first_calls_that_fails_says_why(self):
+        with pytest.raises(RuntimeError, match="ValueError: name is 'P4000'"):
+            host.first_calls("P4000")
+
+    def test_the_host_has_a_name_and_a_cost_for_each_kind_of_call(self, recording):
+        found = recording["host"]
+        assert found["processor"]
+        assert {"add_us", "linear_grad_us", "cast_fp16_us", "event_record_us", "item_us"} <= set(found)
+        assert {f"AdamW_{kind}_100_us" for kind in ("plain", "foreach", "fused")} <= set(found)
+        assert all(value >= 0 for name, value in found.items() if name.endswith("_us"))
+
+    def test_products_have_their_shape_and_their_precision(self, recording):
+        assert [(row["mnk"], row["precision"]) for row in recording["products"]] == [
+            ([16, 16, 17], name) for name in ("fp32", "tf32", "fp16", "bf16")
+        ]
+
+    def test_what_is_touched_in_turn_is_said(self, recording):
+        half, *rest = recording["touched"]
+        assert half["bytes_between"] == 2 * half["bytes_each"] * half["pairs"] == 1 << 19
+        assert [(row["bytes_each"], row["pairs"]) for row in rest] == [(1 << 19, 1), (1 << 18, 2)]
+
+    def test_layers_are_timed_in_training_and_in_inference(self, recording):
+        rows = recording["layers"]
+        assert {
+            (row["name"], row["mode"], row["train"]) for row in rows if not row["name"].startswith("attention")
+        } == {
+            (name, mode, train)
+            for name in ("depthwise3x3", "batch_norm_channels_last")
+            for mode in ("fp32", "amp_fp16", "amp_bf16")
+            for train in (True, False)
+        }
+        assert all(row["both_ms"] > row["forward_ms"] > 0 for row in rows if row["train"])
+
+    def test_small_steps_are_timed_by_both_clocks(self, recording):
+        assert [row["mode"] for row in recording["small_steps"]] == ["fp32", "amp_fp16", "amp_bf16"]
+        for row in recording["small_steps"]:
+            assert min(row[f"{what}_ms"] for what in ("train", "train_host", "infer", "infer_host")) > 0
+
+    def test_what_is_kept_up_is_a_rate_for_each_load(self, recording):
+        products, images = recording["sustained"].values()
+        assert (products["unit"], images["unit"]) == ("TFLOP/s", "images/s")
+        assert all(rate > 0 for _, rate in products["rates"] + images["rates"])
+        assert products["read_by"].startswith("no readings") or products["fields"][1] == "power_w"
+
+    def test_a_driver_that_does_not_tell_leaves_a_gap(self, monkeypatch):
+        answer = subprocess.CompletedProcess([], 0, stdout="69.53, 1590, [N/A], 61\n")
+        monkeypatch.setattr(subprocess, "run", lambda *args, **kwargs: answer)
+        assert sustained._by_smi() == (69.53, 1590.0, None, 61.0)
+        answer.stdout = ""
+        assert sustained._by_smi() == (None, None, None, None)
+
+    def test_the_readings_are_those_of_the_gpu_that_works(self, monkeypatch):
+        class Driver:
+            NVMLError = RuntimeError
+            NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
+            nvmlDeviceGetCount = staticmethod(lambda: 2)
+            nvmlDeviceGetHandleByIndex = staticmethod(lambda index: index)
+            nvmlDeviceGetUUID = staticmethod(lambda index: ["GPU-aa", "GPU-bb"][index])
+            nvmlDeviceGetPowerUsage = staticmethod(lambda handle: 71_500)
+            nvmlDeviceGetClockInfo = staticmethod(lambda handle, which: 1500 + which)
+
+            @staticmethod
+            def nvmlDeviceGetTemperature(handle, which):
+                raise RuntimeError("Not Supported")
+
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid="bb"))
+        assert sustained._handle(Driver) == 1
+        assert sustained._by_nvml(Driver, 1) == (71.5, 1501, 1502, None)
+
+
 class TestTrouble:
     def test_a_section_that_fails_says_so_and_costs_no_other(self, tmp_path, monkeypatch):
         def broken(run):
@@ -137,7 +219,7 @@ class TestRefusals:
 
     def test_the_command_names_the_sections_there_are(self, capsys):
         assert main(["validate", "--section", "steps", "stops"]) == 2
-        assert "section is 'stops'; there are device, allocator, saved, " in capsys.readouterr().out
+        assert "section is 'stops'; there are device, first_calls, host, " in capsys.readouterr().out
 
     def test_the_device_is_always_recorded_and_nothing_twice(self):
         assert recorder.chosen(["steps", "saved", "steps"]) == ("device", "steps", "saved")
