@@ -1,7 +1,8 @@
-"""How exact the virtual GPU is: `python tools/accuracy.py [--gpu 8.0 …] [--quick] [--readme]`.
+"""How exact the virtual GPU is: `python tools/accuracy.py [--gpu 8.0 …] [--quick] [--write]`.
 
 Runs recorded training steps on the virtual GPU and prints, as Markdown, what was recorded and by how much the
-prediction is off; `--readme` puts it between the two marks in README.md. It is no test: a miss is shown as it is.
+prediction is off; `--write` makes docs/accuracy.md of it, and the three lines between the two marks in README.md. It is
+no test: a miss is shown as it is.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from gpulab.validate.models import by_name
 
 ROOT = Path(__file__).resolve().parent.parent
 STAND_IN = ROOT / "tests" / "virtual" / "torch_cuda" / "steps.json"
-BEGIN, END = "<!-- accuracy: written by `python tools/accuracy.py --readme` -->\n", "<!-- accuracy: end -->\n"
+BEGIN, END = "<!-- accuracy: written by `python tools/accuracy.py --write` -->\n", "<!-- accuracy: end -->\n"
 MiB = 1 << 20
 
 COLUMNS = {"fp32": "fp32", "amp_fp16": "AMP fp16", "amp_bf16": "AMP bf16", "accum4_bf16": "4 micro-batches, bf16"}
@@ -142,13 +143,13 @@ def bert(rows: Sequence[bert_large.Predicted]) -> str:
     return "\n".join(lines)
 
 
-def speeds(rows: Sequence[bert_large.Predicted]) -> str:
-    """Published training speeds; of BERT-large, `rows`."""
+def speeds(resnets: Sequence[published_speed.Predicted], berts: Sequence[bert_large.Predicted]) -> str:
+    """Published training speeds."""
     lines = ["| samples per second | published | virtual | |", "|---|---|---|---|"]
-    for resnet in published_speed.predicted():
+    for resnet in resnets:
         name, published = f"ResNet-50, {resnet.training.name}", resnet.training.images_per_second
         lines.append(_published(name, published, resnet.images_per_second, resnet.error, 0))
-    for row in rows:
+    for row in berts:
         name = f"BERT-large, V100-16, {row.training.name}"
         lines.append(_published(name, row.training.samples_per_second, row.samples_per_second, row.speed_error, 2))
     return "\n".join(lines)
@@ -169,36 +170,72 @@ def times(rows: Sequence[predict.Trained]) -> str:
     return "- " + "; ".join(parts) + "." if parts else "- No step times were recorded."
 
 
-def report(capabilities: Sequence[str], *, quick: bool) -> Iterator[str]:
-    """The parts of the report, each as soon as it is there."""
+@dataclass
+class Report:
+    """The parts of docs/accuracy.md, and the lines of it that README.md keeps."""
+
+    parts: list[str]
+    brief: list[str]
+
+    def add(self, part: str) -> None:
+        """A part, printed as soon as it is there."""
+        print(part, end="\n\n", flush=True)
+        self.parts.append(part)
+
+
+def report(capabilities: Sequence[str], *, quick: bool) -> Report:
+    """All of it; `quick` leaves out what is published."""
+    out = Report([], [])
     real = [(path, predict.load(path)) for path in predict.recordings()]
     real = [(path, recording) for path, recording in real if predict.is_of_a_gpu(recording)]
+    out.add("## Real GPUs")
     for path, recording in real:
         steps = list(predict.steps(recording, lambda row: row["mode"] in COLUMNS and row["optimizer"] == "adamw"))
-        rows = [measured_row(step, recording["device"]["name"]) for step in steps]
-        yield f"Measured on {recording['device']['name']}, torch {recording['device']['torch']} (`{path.name}`): {WHAT}"
-        yield table(rows)
-        yield summary(rows, recording["device"]["name"])
-        yield times(steps)
+        rows, device = [measured_row(step, recording["device"]["name"]) for step in steps], recording["device"]
+        out.add(f"Measured on {device['name']}, torch {device['torch']} (`{path.name}`): {WHAT}")
+        out.add(table(rows))
+        out.add("\n".join([summary(rows, device["name"]), times(steps)]))
+        out.brief += [summary(rows, device["name"]), times(steps)]
     if not real:
-        yield "No real GPU has been recorded yet."
-    yield REFERENCE
-    shown, lines = False, []
+        out.add("No real GPU has been recorded yet.")
+    out.add("## PyTorch's own CUDA code, without a GPU")
+    out.add(REFERENCE)
+    everything: list[Row] = []
+    lines = []
     for capability in capabilities:
         rows = list(stand_in_rows(capability))
-        if not shown:
-            yield f"{rows[0].gpu}: {WHAT}"
-            yield table(rows)
-            shown = True
+        if not everything:
+            out.add(f"{rows[0].gpu}: {WHAT}")
+            out.add(table(rows))
+        everything += rows
         lines.append(summary(rows, rows[0].gpu))
-    yield "\n".join(lines)
-    yield "Left out: " + "; ".join(f"{name} ({why})" for name, why in NO_REFERENCE.items()) + "."
+    out.add("\n".join(lines))
+    out.add("Left out: " + "; ".join(f"{name} ({why})" for name, why in NO_REFERENCE.items()) + ".")
+    out.brief.append(
+        f"- Peak memory of {len(everything)} training steps against PyTorch's own CUDA code: "
+        f"{_spread([row.allocated for row in everything])}."
+    )
     if not quick:
-        published = list(bert_large.predicted())
-        yield BERT
-        yield bert(published)
-        yield SPEED
-        yield speeds(published)
+        berts, resnets = list(bert_large.predicted()), list(published_speed.predicted())
+        out.add("## Published memory")
+        out.add(BERT)
+        out.add(bert(berts))
+        out.add("## Published speed")
+        out.add(SPEED)
+        out.add(speeds(resnets, berts))
+        memory_off = [row.error for row in berts]
+        speed_off = [row.error for row in resnets] + [row.speed_error for row in berts]
+        out.brief.append(
+            f"- Peak memory of BERT-large against {len(memory_off)} published figures: {_range(memory_off)}."
+        )
+        out.brief.append(f"- Speed of training against {len(speed_off)} published figures: {_range(speed_off)}.")
+    return out
+
+
+def _range(errors: Sequence[float]) -> str:
+    middle = median(abs(error) for error in errors)
+    low, high = (f"{100 * found:+.1f}".replace("-", "−") for found in (min(errors), max(errors)))
+    return f"median error {100 * middle:.1f} %, from {low} to {high} %"
 
 
 WHAT = "peak allocated of a training step with AdamW, recorded in MiB, and how much the prediction is off."
@@ -215,6 +252,13 @@ Training speeds that NVIDIA (ResNet-50, its own container and fused kernels) and
 beside the virtual clock's; its rates come from published microbenchmarks, and nothing was fitted to these:"""
 
 
+HEAD = """\
+# How exact the virtual GPU is
+
+Written by `python tools/accuracy.py --write`; nothing here is a limit that a test holds, a miss is shown as it is. How
+the virtual GPU works and what it leaves out is in [virtual_gpu.md](virtual_gpu.md)."""
+
+
 def write_readme(text: str, path: Path = ROOT / "README.md") -> None:
     """Replace what stands between the marks; raises ValueError where they are missing."""
     old = path.read_text(encoding="utf-8")
@@ -228,15 +272,15 @@ def write_readme(text: str, path: Path = ROOT / "README.md") -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpu", nargs="+", default=["8.0", "7.5", "9.0"], metavar="CAPABILITY", help="default: all")
-    parser.add_argument("--quick", action="store_true", help="without BERT-large")
-    parser.add_argument("--readme", action="store_true", help="rewrite the section in README.md")
+    parser.add_argument("--quick", action="store_true", help="without what is published")
+    parser.add_argument("--write", action="store_true", help="rewrite docs/accuracy.md and its lines in README.md")
     args = parser.parse_args()
-    parts = []
-    for part in report(args.gpu, quick=args.quick):
-        print(part, end="\n\n", flush=True)
-        parts.append(part)
-    if args.readme:
-        write_readme("\n\n".join(parts))
+    if args.write and (args.quick or args.gpu != parser.get_default("gpu")):
+        parser.error("--write writes the whole report: leave out --quick and --gpu")
+    made = report(args.gpu, quick=args.quick)
+    if args.write:
+        (ROOT / "docs" / "accuracy.md").write_text("\n\n".join([HEAD, *made.parts]) + "\n", encoding="utf-8")
+        write_readme("\n".join(made.brief))
     return 0
 
 

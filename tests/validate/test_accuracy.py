@@ -35,6 +35,26 @@ def test_the_readme_keeps_what_stands_outside_the_marks(tmp_path):
         accuracy.write_readme("new", path)
 
 
-def test_the_readme_of_the_course_has_the_marks_in_order():
+def test_the_readme_of_the_course_has_the_marks_in_order_and_three_lines_between_them():
     text = (accuracy.ROOT / "README.md").read_text()
-    assert 0 < text.index(accuracy.BEGIN) < text.index(accuracy.END)
+    begin, end = text.index(accuracy.BEGIN), text.index(accuracy.END)
+    assert 0 < begin < end
+    assert len(text[begin + len(accuracy.BEGIN) : end].splitlines()) == 3
+
+
+def test_the_lines_of_the_readme_are_on_the_page_that_they_stand_for():
+    page = (accuracy.ROOT / "docs" / "accuracy.md").read_text()
+    assert page.startswith(accuracy.HEAD)
+    for part in ("## Real GPUs", "## PyTorch's own CUDA code", "## Published memory", "## Published speed"):
+        assert part in page
+
+
+def test_a_range_has_the_middle_and_both_ends():
+    assert accuracy._range([-0.101, 0.02, -0.06]) == "median error 6.0 %, from −10.1 to +2.0 %"
+
+
+def test_a_part_of_the_report_is_not_written_for_the_whole(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["accuracy.py", "--write", "--quick"])
+    with pytest.raises(SystemExit):
+        accuracy.main()
+    assert "leave out --quick and --gpu" in capsys.readouterr().err

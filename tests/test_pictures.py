@@ -1,0 +1,29 @@
+"""The pictures of README.md are those that the code draws today; `python tools/pictures.py` makes them anew."""
+
+import html
+import re
+
+import pictures
+import pytest
+
+README = (pictures.ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", pictures.SIMULATORS)
+def test_a_simulator_in_the_readme_is_as_it_draws_itself(name):
+    assert (pictures.FOLDER / f"{name}.svg").read_text(encoding="utf-8") == pictures.drawn(name)
+
+
+def test_every_picture_says_what_it_shows():
+    words = pictures.alts(pictures.timeline())
+    assert README == pictures.with_alts(README, words)
+    shown = re.findall(r'<img src="docs/pictures/(\w+)\.(\w+)"[^>]*? alt="([^"]*)"', README)
+    assert {name for name, _, _ in shown} == set(words)
+    for name, kind, alt in shown:
+        assert (pictures.FOLDER / f"{name}.{kind}").is_file()
+        assert html.unescape(alt) == words[name]
+
+
+def test_a_picture_that_the_readme_does_not_show_is_named():
+    with pytest.raises(ValueError, match=r"docs/pictures/nothing 0 times"):
+        pictures.with_alts(README, {"nothing": "x"})
