@@ -3,34 +3,15 @@ import xml.etree.ElementTree as ET
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import gpulab
-from gpulab import svg
 from gpulab.sim.accumulation.controls import Accumulation
-from gpulab.sim.accumulation.model import _toy, limits, simulate, training_bytes
+from gpulab.sim.accumulation.model import _toy, simulate, training_bytes
 from gpulab.sim.accumulation.picture import draw
 
+from . import states
 
-@st.composite
-def states(draw_from):
-    samples = draw_from(st.integers(16, 512))
-    batch = draw_from(st.integers(1, 64))
-    steps = draw_from(st.integers(1, limits({"samples": samples, "batch": batch})["steps"].high))
-    divide = draw_from(st.sampled_from(["steps", "window", "items"]))
-    return {
-        "samples": samples,
-        "batch": batch,
-        "steps": steps,
-        "divide": divide,
-        "last": draw_from(st.sampled_from(["step", "drop"])),
-        "tokens": draw_from(st.booleans()),
-    }
-
-
-def whole_range(test):
-    return settings(deadline=None)(given(values=states())(test))
+whole_range = states.whole_range(Accumulation)
 
 
 DEFAULT = {"samples": 100, "batch": 8, "steps": 4, "divide": "steps", "last": "step", "tokens": False}
@@ -219,13 +200,6 @@ class TestOverTheWholeRange:
         epoch = simulate(**values)
         assert epoch.micro_batch_bytes == training_bytes(min(values["batch"], values["samples"]))
         assert epoch.whole_batch_bytes == training_bytes(min(values["batch"] * values["steps"], values["samples"]))
-
-    @whole_range
-    def test_the_picture_is_whole_and_its_title_has_room(self, values, check_picture):
-        picture = draw(simulate(**values))
-        check_picture(picture.text(note=Accumulation.leaves_out))
-        room = picture.width - 2 * svg.MARGIN
-        assert len(svg.wrap(picture.title, room, svg.HEAD, bold=True)) <= picture.head_lines
 
 
 class TestPicture:

@@ -227,7 +227,6 @@ class TestByHand:
 
 
 class TestOverTheWholeRange:
-    @settings(deadline=None)
     @given(values=states())
     def test_totals_add_up(self, values):
         result = simulate(**values)
@@ -242,7 +241,6 @@ class TestOverTheWholeRange:
         assert result.run.failures == sum(m.error is not None for m in result.run.moments)
         assert len(result.run.moments) == result.step + 1
 
-    @settings(deadline=None)
     @given(values=states())
     def test_each_living_tensor_is_one_block(self, values):
         result = simulate(**values)
@@ -258,17 +256,14 @@ class TestOverTheWholeRange:
         assert set(names) <= set(living)
         assert set(living) - set(names) <= failed
 
-    @settings(deadline=None)
     @given(values=states())
-    def test_the_picture_is_whole_and_its_title_has_room(self, values, check_picture):
+    def test_the_picture_of_any_script_is_whole(self, values, check_picture):
         picture = draw(simulate(**values))
-        text = picture.text(note=Allocator.leaves_out)
-        check_picture(text)
-        assert len(text) < 60_000
+        check_picture(picture.text(note=Allocator.leaves_out))
         room = picture.width - 2 * svg.MARGIN
         assert len(svg.wrap(picture.title, room, svg.HEAD, bold=True)) <= picture.head_lines
 
-    @settings(deadline=None, max_examples=40)
+    @settings(max_examples=40)
     @given(
         script=scripts(most=14),
         memory=st.integers(32, 120),
@@ -284,7 +279,6 @@ class TestOverTheWholeRange:
 
         assert found == max((mib for mib in range(1, memory + 2) if granted(mib)), default=0) * MiB
 
-    @settings(deadline=None)
     @given(values=states())
     def test_a_step_changes_nothing_before_it(self, values):
         whole = simulate(**values | {"step": MOST_COMMANDS})

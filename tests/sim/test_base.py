@@ -1,7 +1,6 @@
 import base64
 import html.parser
 import inspect
-import json
 import os
 import re
 import subprocess
@@ -13,9 +12,8 @@ import pytest
 
 import gpulab.sim
 from gpulab import display, style, svg
-from gpulab.sim.base.controls import Control
 from gpulab.sim.base.live import CALM, Live
-from gpulab.sim.base.simulator import Choice, Flag, Limit, Play, Result, Script, Simulator, Slider
+from gpulab.sim.base.simulator import Choice, Flag, Limit, Play, Result, Simulator, Slider
 from gpulab.sim.base.words import count, percent, size
 
 
@@ -318,83 +316,6 @@ class TestLive:
     def test_the_view_and_its_script_are_small(self):
         script = Live(Kettle()).box.children[-1].children[0]._esm
         assert len(script) < 5000
-
-
-@pytest.fixture(params=gpulab.sim.__all__)
-def simulator(request):
-    return getattr(gpulab.sim, request.param)
-
-
-class TestEverySimulator:
-    """What holds for each of them; a new one is tested by being listed in `gpulab.sim.__all__`."""
-
-    def test_the_controls_are_the_arguments_of_the_model(self, simulator):
-        assert [control.name for control in simulator.controls] == list(inspect.signature(simulator.model).parameters)
-
-    def test_each_control_takes_its_default_and_both_ends(self, simulator):
-        for control in simulator.controls:
-            for value in ends(control):
-                assert control.check(value, "test") == value
-
-    def test_the_class_is_exported_under_its_own_name(self, simulator):
-        assert getattr(gpulab.sim, simulator._name()) is simulator
-
-    def test_labels_fit_beside_their_sliders(self, simulator):
-        for control in simulator.controls:
-            if not isinstance(control, Flag):
-                shown = f"{control.label} ({control.unit})" if isinstance(control, Slider) else control.label
-                assert len(shown.removesuffix(" ()")) <= 24
-            if isinstance(control, Choice):
-                assert max(map(len, control.options.values())) <= 29
-
-    def test_it_says_what_it_leaves_out(self, simulator):
-        assert simulator.leaves_out.endswith(".")
-        assert simulator.leaves_out.split(".")[0] in simulator().svg()
-
-    def test_every_end_of_every_control_is_drawn_without_a_clash(self, simulator, check_picture):
-        for control in simulator.controls:
-            for value in ends(control):
-                sim = simulator()
-                asked = sim._asked | {control.name: value}
-                present = sim._within(asked)
-                check_picture(simulator.draw(simulator.model(**present)).text(note=simulator.leaves_out))
-
-    def test_the_picture_keeps_its_size(self, simulator):
-        sizes = set()
-        for control in simulator.controls:
-            for value in ends(control):
-                sim = simulator()
-                root = ET.fromstring(
-                    simulator.draw(simulator.model(**sim._within(sim._asked | {control.name: value}))).text()
-                )
-                sizes.add(root.get("viewBox"))
-        assert len(sizes) == 1
-
-    def test_every_row_says_where_its_number_comes_from(self, simulator):
-        for _, value, source in simulator().result.rows():
-            assert source.split(":")[0] in ("measured", "virtual", "recorded", "")
-            assert value
-
-    def test_the_text_is_the_same_in_another_process(self, simulator):
-        name = simulator._name()
-        code = f"import gpulab; s = gpulab.sim.{name}(); print(repr(s), s.svg(), s._still(), sep='\\n')"
-        sim = simulator()
-        here = f"{sim!r}\n{sim.svg()}\n{sim._still()}\n"
-        assert run(code, PYTHONHASHSEED="1") == run(code, PYTHONHASHSEED="2") == here
-
-    def test_the_widget_view_stays_out_of_the_saved_sizes(self, simulator):
-        bundle = simulator()._repr_mimebundle_()
-        assert len(json.dumps(bundle)) < 60_000
-
-
-def ends(control: Control) -> list[object]:
-    if isinstance(control, Slider):
-        return [control.low, control.value, control.high]
-    if isinstance(control, Choice):
-        return list(control.options)
-    if isinstance(control, Script):
-        return ["", control.value, *control.examples, *control.buttons.values()]
-    return [False, True]
 
 
 class TestColours:

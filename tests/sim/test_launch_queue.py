@@ -4,15 +4,14 @@ import sys
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from gpulab import svg
 from gpulab.sim.base.lanes import total
-from gpulab.sim.launch_queue.controls import ITEMS, LaunchQueue, simulate
-from gpulab.sim.launch_queue.model import GPUS, MODES, STEPS, Work, addition_us, run, seconds
-from gpulab.sim.launch_queue.picture import _lanes, draw
+from gpulab.sim.launch_queue.controls import LaunchQueue, simulate
+from gpulab.sim.launch_queue.model import STEPS, Work, addition_us, run, seconds
+from gpulab.sim.launch_queue.picture import _lanes
 from gpulab.virtual.clock import rates
+
+from . import states
 
 US = 1e-6
 EAGER = Work(launch=5, kernel=20, kernels=24, item=0, streams=1, filling=True, mode="eager")
@@ -20,24 +19,7 @@ LATENCY = rates.of("T4").launch_us * US  # from a launch to the start of its ker
 COPY = rates.of("T4").copy_us * US
 
 
-@st.composite
-def states(draw_from):
-    gpu = draw_from(st.sampled_from(["", *GPUS]))
-    return {
-        "gpu": gpu,
-        "kernel": addition_us(gpu) if gpu else draw_from(st.integers(1, 200)),
-        "launch": draw_from(st.integers(1, 50)),
-        "kernels": draw_from(st.integers(1, 200)),
-        "item": draw_from(st.sampled_from(list(ITEMS))),
-        "mode": draw_from(st.sampled_from(MODES)),
-        "streams": draw_from(st.integers(1, 4)),
-        "fills": draw_from(st.sampled_from(["all", "quarter"])),
-        "moment": draw_from(st.integers(0, 100)),
-    }
-
-
-def whole_range(test):
-    return settings(deadline=None, max_examples=60)(given(values=states())(test))
+whole_range = states.whole_range(LaunchQueue, examples=60)
 
 
 DEFAULT = {control.name: control.value for control in LaunchQueue.controls}
@@ -194,15 +176,6 @@ class TestOverTheWholeRange:
         assert both <= compiled * (1 + 1e-9)
         if values["streams"] == 1:  # else fewer kernels may also be fewer side by side
             assert compiled <= eager * (1 + 1e-9)
-
-    @whole_range
-    def test_the_picture_is_whole_and_its_title_has_room(self, values, check_picture):
-        picture = draw(simulate(**values))
-        document = picture.text(note=LaunchQueue.leaves_out)
-        check_picture(document)
-        assert len(document) < 60_000
-        room = picture.width - 2 * svg.MARGIN
-        assert len(svg.wrap(picture.title, room, svg.HEAD, bold=True)) <= picture.head_lines
 
     @pytest.mark.parametrize("argument", ["launch", "kernel"])
     def test_longer_launches_and_kernels_make_longer_steps(self, argument):

@@ -11,6 +11,8 @@ from gpulab.sim.loss_scaling.controls import LossScaling
 from gpulab.sim.loss_scaling.model import REACH, STEPS, TO_INF, TO_NORMAL, TO_ZERO, Scaler, part, simulate, size
 from gpulab.sim.loss_scaling.picture import draw
 
+from . import states
+
 DEFAULT = {
     "scale_power": 16,
     "step": 1,
@@ -20,20 +22,8 @@ DEFAULT = {
     "growth_interval": 2000,
 }
 
-states = st.fixed_dictionaries(
-    {
-        "scale_power": st.integers(0, 24),
-        "step": st.integers(1, STEPS),
-        "largest_power": st.floats(-20, 10),
-        "spread": st.floats(1, 10),
-        "bad_batches": st.integers(0, 200),
-        "growth_interval": st.integers(1, 3000),
-    }
-)
 
-
-def whole_range(test):
-    return settings(deadline=None, max_examples=60)(given(values=states)(test))
+whole_range = states.whole_range(LossScaling, examples=60)
 
 
 def scales(run):

@@ -5,27 +5,25 @@ import xml.etree.ElementTree as ET
 import plan_presets
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from gpulab import svg
 from gpulab.planning import plan
 from gpulab.sim.memory_budget.controls import MemoryBudget
 from gpulab.sim.memory_budget.job import CONTEXT_BYTES, MOST, PARALLEL, deepspeed
-from gpulab.sim.memory_budget.model import MODELS, limits, simulate
+from gpulab.sim.memory_budget.model import simulate
 from gpulab.sim.memory_budget.needs import (
     CHECKPOINTING,
     OPTIMIZERS,
-    PRECISIONS,
     Formula,
     gpt_parameters,
     layer_activations,
     matrices,
     plans,
 )
-from gpulab.sim.memory_budget.picture import axis, draw
+from gpulab.sim.memory_budget.picture import axis
 from gpulab.virtual.gpus.specs import SPECS
 from gpulab.virtual.scope.device import CONTEXT_BYTES as VIRTUAL_CONTEXT_BYTES
+
+from . import states
 
 DEFAULT = {control.name: control.value for control in MemoryBudget.controls}
 PLANNED = ("resnet50", "vit_b_16", "gpt2", "llama_7b")
@@ -36,24 +34,7 @@ def budget(**values):
     return MemoryBudget(**values).result
 
 
-@st.composite
-def states(draw_from):
-    values = {
-        "model": draw_from(st.sampled_from(list(MODELS))),
-        "optimizer": draw_from(st.sampled_from(list(OPTIMIZERS))),
-        "precision": draw_from(st.sampled_from(list(PRECISIONS))),
-        "checkpointing": draw_from(st.sampled_from(list(CHECKPOINTING))),
-        "batch": draw_from(st.integers(1, 1024)),
-        "ranks": draw_from(st.integers(1, 1024)),
-        "parallel": draw_from(st.sampled_from(list(PARALLEL))),
-    }
-    for name, limit in limits(values).items():
-        values[name] = draw_from(st.integers(limit.low, limit.high))
-    return values
-
-
-def whole_range(test):
-    return settings(deadline=None)(given(values=states())(test))
+whole_range = states.whole_range(MemoryBudget)
 
 
 class TestTheZeroPaper:
@@ -286,13 +267,9 @@ class TestOverTheWholeRange:
         assert full <= 1.1 * none  # between the stored points
 
     @whole_range
-    def test_the_picture_is_whole_and_its_title_has_room(self, values, check_picture):
-        result = simulate(**values)
-        picture = draw(result)
-        check_picture(picture.text(note=MemoryBudget.leaves_out))
-        room = picture.width - 2 * svg.MARGIN
-        assert len(svg.wrap(picture.title, room, svg.HEAD, bold=True)) <= picture.head_lines
-        assert result.peak.total <= axis(result.peak.total)
+    def test_the_axis_reaches_beyond_the_peak(self, values):
+        peak = simulate(**values).peak.total
+        assert peak <= axis(peak)
 
 
 class TestWhatItShows:

@@ -2,33 +2,22 @@ import math
 import re
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example
 
 from gpulab import svg
 from gpulab.sim.base.floats import FORMATS
-from gpulab.sim.number_formats.controls import SHARES, NumberFormats
+from gpulab.sim.number_formats.controls import NumberFormats
 from gpulab.sim.number_formats.model import MOST_UPDATES, share, simulate, spacings
 from gpulab.sim.number_formats.picture import _basin, draw
+
+from . import states
 
 DEFAULT = {"value": 1.0, "exponent": 0, "negative": False, "format": "bf16", "update": 0.001}
 CLAIM_TOO_LARGE = {"value": 7.0, "exponent": 4}
 CLAIM_TOO_SMALL = {"value": 1.0, "exponent": -8}
 
-states = st.fixed_dictionaries(
-    {
-        # what a slider stops at, and anything else that code may ask for
-        "value": st.one_of(st.integers(100, 999).map(lambda hundredths: hundredths / 100), st.floats(1, 9.99)),
-        "exponent": st.integers(-46, 38),
-        "negative": st.booleans(),
-        "format": st.sampled_from(list(FORMATS)),
-        "update": st.sampled_from(SHARES),
-    }
-)
 
-
-def whole_range(test):
-    return settings(deadline=None)(given(values=states)(test))
+whole_range = states.whole_range(NumberFormats)
 
 
 def stored(**values):

@@ -4,10 +4,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from gpulab import svg
 from gpulab.sim.pipeline.controls import Pipeline, simulate
 from gpulab.sim.pipeline.model import (
     AHEAD,
@@ -23,7 +20,8 @@ from gpulab.sim.pipeline.model import (
     shown,
     steady,
 )
-from gpulab.sim.pipeline.picture import draw
+
+from . import states
 
 MS = 1e-3
 MIB = 2**20
@@ -33,26 +31,7 @@ PLAIN = Work(60 * MS, 0.0, 0, 2, False, 64 * MIB, False, False, False, 25 * MS, 
 PAGEABLE, PINNED = 64 * MIB / 6e9 + 8e-6, 64 * MIB / 12e9 + 8e-6  # PCIe 3 x16, and 8 µs for each copy
 
 
-@st.composite
-def states(draw_from):
-    return {
-        "gpu": draw_from(st.sampled_from(GPUS)),
-        "load": draw_from(st.integers(1, 200)),
-        "spread": draw_from(st.integers(0, 100)),
-        "workers": draw_from(st.integers(0, MOST_WORKERS)),
-        "prefetch": draw_from(st.integers(1, 8)),
-        "persistent": draw_from(st.booleans()),
-        "batch": draw_from(st.integers(1, 512)),
-        "pinned": draw_from(st.booleans()),
-        "non_blocking": draw_from(st.booleans()),
-        "side": draw_from(st.booleans()),
-        "compute": draw_from(st.integers(1, 200)),
-        "moment": draw_from(st.integers(0, 100)),
-    }
-
-
-def whole_range(test):
-    return settings(deadline=None, max_examples=40)(given(values=states())(test))
+whole_range = states.whole_range(Pipeline, examples=40)
 
 
 class TestByHand:
@@ -273,15 +252,6 @@ class TestOverTheWholeRange:
     def test_where_all_batches_are_alike_more_workers_never_hurt(self, values):
         steps = simulate(**values | {"spread": 0}).by_workers
         assert all(two <= one * (1 + 1e-6) + 1e-5 for one, two in itertools.pairwise(steps[1:]))
-
-    @whole_range
-    def test_the_picture_is_whole_and_its_title_has_room(self, values, check_picture):
-        picture = draw(simulate(**values))
-        document = picture.text(note=Pipeline.leaves_out)
-        check_picture(document)
-        assert len(document) < 60_000
-        room = picture.width - 2 * svg.MARGIN
-        assert len(svg.wrap(picture.title, room, svg.HEAD, bold=True)) <= picture.head_lines
 
     @pytest.mark.parametrize("argument", ["load", "batch", "compute"])
     def test_more_of_anything_never_makes_a_step_shorter(self, argument):

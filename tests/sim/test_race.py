@@ -2,8 +2,6 @@ import math
 import xml.etree.ElementTree as ET
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from gpulab import svg
 from gpulab.sim.base.live import Live
@@ -16,15 +14,15 @@ from gpulab.sim.race.model import (
     PLACES,
     TASK,
     TOY,
-    WARP,
     Contest,
     limits,
     simulate,
     times,
 )
-from gpulab.sim.race.picture import draw
 from gpulab.virtual.clock import rates
 from gpulab.virtual.gpus.specs import SPECS
+
+from . import states
 
 DEFAULT = {
     "gpu": TOY,
@@ -50,25 +48,7 @@ def bare(**values):
     return simulate(**BARE | values)
 
 
-@st.composite
-def states(draw_from):
-    gpu = draw_from(st.sampled_from([TOY, TOY, *SPECS]))
-    return {
-        "gpu": gpu,
-        "tasks": draw_from(st.one_of(st.integers(1, 1000), st.integers(1, 100_000))),
-        "cores": draw_from(st.integers(1, 64)),
-        "simd": draw_from(st.sampled_from([1, 8, 16, 32])),
-        "lanes": SPECS[gpu].fp32_lanes if gpu in SPECS else WARP * draw_from(st.integers(1, 592)),
-        "ratio": draw_from(st.integers(10, 60)) / 10,
-        "kilobytes": draw_from(st.integers(0, 64)),
-        "serial": draw_from(st.integers(0, 50)),
-        "launch": draw_from(st.integers(0, 100)),
-        "time": draw_from(st.integers(0, 100)),
-    }
-
-
-def whole_range(test):
-    return settings(deadline=None)(given(values=states())(test))
+whole_range = states.whole_range(Race)
 
 
 class TestByHand:
@@ -218,15 +198,6 @@ class TestOverTheWholeRange:
             assert other.gpu_side.seconds >= seen.gpu_side.seconds
         assert simulate(**values | {"simd": CORE_LANES}).cpu.seconds <= seen.cpu.seconds
         assert simulate(**values | {"cores": values["cores"] + 1}).cpu.seconds <= seen.cpu.seconds
-
-    @whole_range
-    def test_the_picture_is_whole_and_its_title_has_room(self, values, check_picture):
-        picture = draw(simulate(**values))
-        text = picture.text(note=Race.leaves_out)
-        check_picture(text)
-        assert len(text) < 60_000
-        room = picture.width - 2 * svg.MARGIN
-        assert len(svg.wrap(picture.title, room, svg.HEAD, bold=True)) <= picture.head_lines
 
 
 class TestSimulator:

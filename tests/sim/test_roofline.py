@@ -7,12 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from gpulab import VirtualGPU, svg
+from gpulab import VirtualGPU
 from gpulab.sim.base.simulator import Choice, Flag
 from gpulab.sim.roofline.controls import Roofline
 from gpulab.sim.roofline.model import DTYPES, HEAD, OPERATIONS, image, simulate
-from gpulab.sim.roofline.picture import draw
 from gpulab.virtual.gpus.specs import SPECS
+
+from . import states
 
 DEFAULT = {
     "gpu": "T4", "dtype": "fp16", "op": "matmul", "rows": 4096, "columns": 4096, "depth": 4096, "channels_last": False
@@ -20,21 +21,7 @@ DEFAULT = {
 SIZES = st.one_of(st.sampled_from([1, 16, 64, 100, 640, 641, 4096, 4097, 16384]), st.integers(1, 16384))
 
 
-@st.composite
-def states(draw_from):
-    return {
-        "gpu": draw_from(st.sampled_from(list(SPECS))),
-        "dtype": draw_from(st.sampled_from(list(DTYPES))),
-        "op": draw_from(st.sampled_from(list(OPERATIONS))),
-        "rows": draw_from(SIZES),
-        "columns": max(64, draw_from(SIZES)),
-        "depth": max(16, draw_from(SIZES)),
-        "channels_last": draw_from(st.booleans()),
-    }
-
-
-def whole_range(test):
-    return settings(deadline=None)(given(values=states())(test))
+whole_range = states.whole_range(Roofline)
 
 
 @contextlib.contextmanager
@@ -117,8 +104,8 @@ class TestAgainstTheClock:
         for compute in (False, True):
             self.compare(values, spans(values, compute=compute))
 
-    @settings(deadline=None, max_examples=40)
-    @given(values=states())
+    @settings(max_examples=40)
+    @given(values=states.of(Roofline))
     def test_any_state(self, values):
         need = simulate(**values).operation.nbytes
         if 2 * need < SPECS[values["gpu"]].memory_bytes:
@@ -234,21 +221,8 @@ class TestOverTheWholeRange:
         assert result.reached <= result.peak
         assert result.operation is result.operations[values["op"]]
 
-    @whole_range
-    def test_the_picture_is_whole_and_its_title_has_room(self, values, check_picture):
-        picture = draw(simulate(**values))
-        check_picture(picture.text(note=Roofline.leaves_out))
-        room = picture.width - 2 * svg.MARGIN
-        assert len(svg.wrap(picture.title, room, svg.HEAD, bold=True)) <= picture.head_lines
-
-    @whole_range
-    def test_every_number_says_where_it_comes_from(self, values):
-        for _, value, source in simulate(**values).rows():
-            assert value
-            assert source.split(":")[0] in ("virtual", "recorded", "")
-
-    @settings(deadline=None, max_examples=30)
-    @given(values=states(), name=st.sampled_from(["rows", "columns", "depth"]), more=st.integers(1, 5000))
+    @settings(max_examples=30)
+    @given(values=states.of(Roofline), name=st.sampled_from(["rows", "columns", "depth"]), more=st.integers(1, 5000))
     def test_more_takes_no_less_memory_time(self, values, name, more):
         one, two = simulate(**values), simulate(**values | {name: values[name] + more})
         for op in ("matmul", "gelu", "layer_norm", "conv"):

@@ -3,14 +3,14 @@ import random
 import statistics
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpulab import svg
 from gpulab.sim.base.simulator import Slider
 from gpulab.sim.spot.controls import Spot, simulate
 from gpulab.sim.spot.model import AT_ONCE, Plan, best_interval, retried, young
 from gpulab.sim.spot.picture import LONGEST_INTERVAL, draw, money, span
+
+from . import states
 
 DEFAULT = {control.name: control.value for control in Spot.controls}
 
@@ -24,9 +24,7 @@ def of_control(control):
     )
 
 
-def whole_range(test):
-    states = st.fixed_dictionaries({control.name: of_control(control) for control in Spot.controls})
-    return settings(deadline=None)(given(values=states)(test))
+whole_range = states.whole_range(Spot)
 
 
 def at(**values):
@@ -221,15 +219,6 @@ class TestOverTheWholeRange:
     @whole_range
     def test_the_formula_lies_in_the_plot(self, values):
         assert 1 / 60 <= simulate(**values).young <= LONGEST_INTERVAL / 60
-
-    @whole_range
-    def test_the_picture_is_whole_and_its_title_has_room(self, values, check_picture):
-        picture = draw(simulate(**values))
-        document = picture.text(note=Spot.leaves_out)
-        check_picture(document)
-        assert len(document) < 60_000
-        room = picture.width - 2 * svg.MARGIN
-        assert len(svg.wrap(picture.title, room, svg.HEAD, bold=True)) <= picture.head_lines
 
 
 class TestWords:

@@ -3,16 +3,16 @@ import xml.etree.ElementTree as ET
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
-from gpulab import VirtualGPU, svg
+from gpulab import VirtualGPU
 from gpulab.sim.base.simulator import Choice, Flag
 from gpulab.sim.step_memory.controls import StepMemory
-from gpulab.sim.step_memory.model import FRAMES, MIB, PRECISIONS, Sizes, _run, cut, kept, limits, simulate
+from gpulab.sim.step_memory.model import FRAMES, MIB, Sizes, _run, cut, kept, limits, simulate
 from gpulab.sim.step_memory.picture import COLUMNS, draw
+
+from . import states
 
 DEFAULT = {
     "moment": 120, "layers": 24, "segments": 4, "again": False, "interior": 544, "boundary": 32, "parameters": 12,
@@ -20,25 +20,7 @@ DEFAULT = {
 }  # fmt: skip
 
 
-@st.composite
-def states(draw_from):
-    layers, interior = draw_from(st.integers(1, 48)), draw_from(st.integers(1, 1000))
-    return {
-        "moment": draw_from(st.integers(0, FRAMES)),
-        "layers": layers,
-        "segments": draw_from(st.integers(1, layers)),
-        "again": draw_from(st.booleans()),
-        "interior": interior,
-        "boundary": draw_from(st.integers(1, min(200, interior))),
-        "parameters": draw_from(st.integers(0, 200)),
-        "cost": draw_from(st.integers(1, 100)),
-        "precision": draw_from(st.sampled_from(list(PRECISIONS))),
-        "micro_batches": draw_from(st.integers(1, 8)),
-    }
-
-
-def whole_range(test):
-    return settings(deadline=None)(given(values=states())(test))
+whole_range = states.whole_range(StepMemory)
 
 
 def sizes(layers, interior, boundary, weights=0, **others):
@@ -322,19 +304,6 @@ class TestOverTheWholeRange:
         gradients = [moment.gradients for moment in simulate(**values).moments]
         assert gradients == sorted(gradients)
         assert gradients[-1] == values["layers"] * simulate(**values).sizes.gradients
-
-    @whole_range
-    def test_the_picture_is_whole_and_its_title_has_room(self, values, check_picture):
-        step = simulate(**values)
-        picture = draw(step)
-        text = picture.text(note=StepMemory.leaves_out)
-        check_picture(text)
-        assert len(text) < 60_000
-        room = picture.width - 2 * svg.MARGIN
-        assert len(svg.wrap(picture.title, room, svg.HEAD, bold=True)) <= picture.head_lines
-        for _, value, source in step.rows():
-            assert value
-            assert source in ("virtual", "")
 
 
 class TestPicture:
