@@ -1,7 +1,8 @@
-"""The handwritten digits that every lesson trains on: real data, no download.
+"""The handwritten digits that every lesson trains on, and recorded speeds of image models: real data, no download.
 
 1797 grey images of 8×8 pixels, ten classes: the test part of the UCI set "Optical Recognition of
-Handwritten Digits" (E. Alpaydin and C. Kaynak, 1998, CC BY 4.0), as whole numbers 0 to 16 in the package.
+Handwritten Digits" (E. Alpaydin and C. Kaynak, 1998, CC BY 4.0), as whole numbers 0 to 16 in the package. The speeds are from the
+`results` folder of pytorch-image-models (R. Wightman, Hugging Face, Apache-2.0).
 """
 
 from __future__ import annotations
@@ -39,3 +40,33 @@ def digits(split: Literal["train", "test"] | None = None) -> Digits:
     table = table[part]
     images = (table[:, :64].to(torch.float32) / 16).reshape(-1, 1, 8, 8)
     return Digits(images, table[:, 64].clone())
+
+
+class Speed(NamedTuple):
+    """What one image model reached in inference, square images of `image_size` pixels: recorded, images per second.
+
+    `gpu_images_per_s`: RTX 3090, PyTorch 2.4, CUDA 12.4, AMP in fp16, eager, batches of `gpu_batch`.
+    `cpu_images_per_s`: Intel i9-10940X (14 cores), PyTorch 2.4, fp32, compiled, batches of one image.
+    """
+
+    model: str
+    image_size: int
+    gpu_batch: int
+    gpu_images_per_s: float
+    cpu_images_per_s: float
+
+
+def speeds() -> list[Speed]:
+    """Recorded inference speeds of the models of `timm` that were timed on both machines at the same image size."""
+    raw = gzip.decompress(resources.files("gpulab").joinpath("timm_speeds.csv.gz").read_bytes()).decode()
+    rows = csv.DictReader(raw.splitlines())
+    return [
+        Speed(
+            row["model"],
+            int(row["image_size"]),
+            int(row["gpu_batch"]),
+            float(row["gpu_images_per_s"]),
+            float(row["cpu_images_per_s"]),
+        )
+        for row in rows
+    ]
