@@ -66,3 +66,13 @@ def test_the_speeds_are_those_published():
     assert (vit.gpu_batch, vit.gpu_images_per_s, vit.cpu_images_per_s) == (1024, 1570.66, 32.37)
     ratios = [row.gpu_images_per_s / row.cpu_images_per_s for row in speeds.values()]
     assert statistics.median(ratios) == pytest.approx(44.4, abs=0.05)
+
+
+def test_the_copies_are_those_published_in_milliseconds():
+    copies = data.copies()
+    assert list(copies) == ["pageable", "pinned", "pinned, V100"]
+    assert copies["pageable"][1024] == pytest.approx(1024 / 0.166182e9 * 1e3)
+    assert copies["pinned"][1 << 20] == pytest.approx(0.0948, rel=1e-3)
+    assert copies["pinned, V100"][40_000_000] == pytest.approx(3.70, rel=2e-3)  # the log's own: 0.00369 s
+    copies["pinned"].clear()
+    assert data.copies()["pinned"]
