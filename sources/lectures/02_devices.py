@@ -584,7 +584,7 @@ for other in (torch.device("cuda:0"), torch.device("cuda", 0), torch.device("cud
 print("x.device.type == 'cuda':", x.device.type == "cuda", "· x.is_cuda:", x.is_cuda)
 
 # %% equal-explain [markdown]
-# A tensor's device always has a number; a device that you write may have none, and **the two are not equal**, nor is a
+# A GPU tensor's device has a number; a device that you write may have none, and **the two are not equal**, nor is a
 # string ever equal to a device. Compare `device.type` when you mean the kind, and both type and index when you mean
 # the place. Many a home-made “is my model on the GPU?” fails here; one stands under *Common mistakes*.
 

@@ -77,8 +77,8 @@ print(f"the fastest of four took {min(times) * 1e6:.0f} µs: {rate:,.0f} TFLOP/s
 # get back is real, and its values are a promise.
 #
 # That is a feature: the host needs some microseconds for an operation (the model assumes 5; with autograd and an optimizer it
-# is more, lesson 01), and by running ahead it keeps the GPU supplied. Watch two moments: when the call returns, and when the GPU is done. (In float64, at which most GPUs are slow, three launches are
-# a long queue.)
+# is more, lesson 01), and by running ahead it keeps the GPU supplied. Watch two moments: when the call returns, and when
+# the GPU is done. (In float64, at which a T4 is slow, three launches are a long queue.)
 
 # %% queue-run tags=["host-dependent"]
 def host_times(work, repeats=3):
