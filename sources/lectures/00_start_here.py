@@ -168,17 +168,17 @@ for device in (torch.device("cpu"), gpu.device):
     print(f"{device}: {seconds:.2f} s, {8 * len(images) / seconds:,.0f} images/s ({numbers})")
 
 # %% train-after [markdown]
-# Compare the two lines. A GPU can be tens of times as fast as a CPU (lesson 01 has the recorded figures for seven hundred
-# models), and with a network this small you see little of that: each kernel takes the GPU a few microseconds, and the host
-# needs at least as long to launch it. Lesson 01 finds the size from which the GPU wins, and lesson 03 explains the comment in
-# the last line but one of `train`.
+# Compare the two lines. A GPU can be tens of times as fast as a CPU (recorded: lesson 01), and with a network this small you
+# see little of that: each kernel takes the GPU a few microseconds, and the host at least as long to launch it. Lesson 03
+# explains the comment in the last line but one of `train`.
 #
 # If your GPU is virtual, nobody has waited for the second time. `time.perf_counter()` reads the clock of the virtual
-# machine: your Python code takes what it takes here, launches, kernels and copies take what the model says of that
-# GPU, and computing the values on your processor counts nothing. So the bar runs longer than the line below it says. For a
-# network this small the model is too kind: it assumes 5 µs of the host's time for an operation, and real training
-# has taken 32 to 34 µs for a kernel (recorded: BERT and OPT on an A100). Do not conclude from these two lines which is faster.
-# (The first time is really the CPU's, and a little long: while a virtual GPU is in force, it looks at every operation.)
+# machine: your Python code takes what it takes here, launches, kernels and copies what the model says of that GPU, and
+# computing the values counts nothing. So the bar runs longer than the line below it says. (The first time is really the
+# CPU's, and a little long: a virtual GPU in force looks at every operation.)
+#
+# For a network this small the model is too kind: it assumes 5 µs of the host's time for an operation, where real training
+# has taken 32 to 34 µs for a kernel (recorded: BERT and OPT on an A100). So these two lines do not say which is faster.
 #
 # Did it learn?
 

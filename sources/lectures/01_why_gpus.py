@@ -407,7 +407,7 @@ from torch.utils.flop_counter import flop_registry
 BY_HAND = {"native_batch_norm": 8, "relu_": 1, "add_": 1, "max_pool2d_with_indices": 9}  # operations per number
 NAMES = {"convolution": "convolutions", "native_batch_norm": "batch norms", "relu_": "ReLUs", "add_": "additions"}
 
-
+# %% network-class
 class Operations(TorchDispatchMode):
     """Notes name, FLOPs, bytes and two events of every operation in its block."""
 
@@ -861,9 +861,8 @@ gpulab.quiz(1)
 # - Luo et al., *Benchmarking and Dissecting the Nvidia Hopper GPU Architecture via Microbenchmarking*, arXiv 2402.13499 (latencies).
 # - Ivanov et al., *Data Movement Is All You Need*, arXiv 2007.00072 (the BERT table).
 # - Nishanth et al., *Performance of CPUs and GPUs on Deep Learning Models for Heterogeneous Datasets*, IEEE, 2022.
-# - R. Wightman, *PyTorch Image Models* (`timm`), folder `results` (the speeds of GPU and CPU; Apache-2.0). Hugging Face,
-#   *transformers* documentation, SDPA training tables of BERT and OPT on an A100: 17 ms for a step of BERT-base that has some 530
-#   kernels (counted on the virtual GPU), and 34 µs a kernel for OPT.
+# - R. Wightman, *PyTorch Image Models*, folder `results` (Apache-2.0). Hugging Face, *transformers* documentation, SDPA training
+#   tables of BERT and OPT on an A100 (17 ms for some 530 kernels of BERT-base, counted here).
 # - Amdahl 1967; Gustafson, *Reevaluating Amdahl's Law*, CACM 31(5), 1988. Krizhevsky et al., *ImageNet Classification with Deep
 #   Convolutional Neural Networks*, 2012. OpenAI, *GPT-4 System Card*, 2023 (end of training).
 # - Peaks, lanes, bandwidths: NVIDIA's data sheets of T4, V100, A100, H100, L4; Ada whitepaper. GPT-4's operations and machines:

@@ -389,11 +389,11 @@ pin_guess.compare(round(first[inline] / first["x.to(device)"], 1), gpu.numbers)
 
 # %% pinned-explain [markdown]
 # The line that looks most careful is the slowest. Both it and `x.to(device)` copy every byte once on the host, into
-# page-locked memory, and both copies are then fetched by the GPU. Two things are lost in line. The first time fresh pages must be
-# locked; PyTorch keeps pinned blocks and uses them again, so later calls cost less. And nothing is pipelined: the driver sends
+# page-locked memory, from where the GPU fetches it. Two things are lost in line. The first time fresh pages must be locked
+# (PyTorch keeps pinned blocks, so later calls cost less). And nothing is pipelined: the driver sends
 # one piece while it stages the next, but here the transfer begins when the last byte has been copied, on the thread that
-# should be launching kernels. How much that is depends on the host: PyTorch's guide measured up to twice the time; 3.5
-# and 1.1 on a virtual T4 are what its model assumes (2 GB/s into fresh pages, 10 into old ones).
+# should be launching kernels. How much that is depends on the host: PyTorch's guide measured up to twice the time; the
+# virtual GPU's factors are what its model assumes (2 GB/s into fresh pages, 10 into old ones).
 #
 # Pinned memory pays where the pinning is done **beforehand or by somebody else**: `DataLoader(pin_memory=True)` pins in a
 # thread of its own while your step runs; a buffer that you fill again and again is pinned once. And it is not free:

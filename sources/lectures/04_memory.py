@@ -934,6 +934,11 @@ def peak_and_reset():
     return peak
 
 
+def tokens(*shape):
+    return lambda: torch.zeros(shape, dtype=torch.long)
+
+
+# %% where-phases
 def phases(network, batch, steps=2):
     """For each step the peaks of forward, backward and optimizer.step(), in MiB."""
     with gpulab.VirtualGPU("H200", compute=False), torch.device("cuda"):
@@ -951,11 +956,6 @@ def phases(network, batch, steps=2):
             found[-1]["step()"] = peak_and_reset()
             optimizer.zero_grad()
         return found
-
-
-def tokens(*shape):
-    return lambda: torch.zeros(shape, dtype=torch.long)
-
 
 # %% where-show
 cases = {
