@@ -821,7 +821,7 @@ for name, model in (("linear, ReLU", lean.to(gpu.device)), ("linear and four mor
 # **Timing on zeros.** Products of zeros flip fewer transistors, need less power, and let the clock stay up: 894 TFLOP/s on zeros
 # against 769 to 798 on random numbers, the same 8192³ product on the same H200 (recorded). Time on data like yours.
 #
-# **Timing without waiting.** PyTorch returns before the GPU is done, and a stopwatch then shows the launch. Whole benchmarks of
+# **Timing without waiting.** PyTorch returns before the GPU is done, and a stopwatch then shows the launch. Some benchmarks of
 # “1000 times faster” are nothing else. Lesson 03 takes that apart.
 
 # %% quiz-text [markdown]

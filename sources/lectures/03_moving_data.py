@@ -720,7 +720,7 @@ gradients = [torch.randn(64, 64, device=device) for _ in range(100)]
 one_by_one = gpu_ms(lambda: [g.norm().item() for g in gradients])
 at_once = gpu_ms(lambda: torch.stack([g.norm() for g in gradients]).tolist())
 print(f"100 norms, .item() on each: {one_by_one:.2f} ms; stacked, read once: {at_once:.2f} ms ({gpu.numbers})")
-print(f"{one_by_one / at_once:.1f} times as long for the same hundred numbers")
+print(f"{one_by_one / at_once:.1f} times as long for the same hundred numbers ({gpu.numbers})")
 
 # %% web-text [markdown]
 # ## What the web says
