@@ -1,8 +1,8 @@
 """The handwritten digits that every lesson trains on, recorded speeds of image models and of copies: no download.
 
 1797 grey images of 8×8 pixels, ten classes: the test part of the UCI set "Optical Recognition of
-Handwritten Digits" (E. Alpaydin and C. Kaynak, 1998, CC BY 4.0), as whole numbers 0 to 16 in the package. The speeds are from the
-`results` folder of pytorch-image-models (R. Wightman, Hugging Face, Apache-2.0).
+Handwritten Digits" (E. Alpaydin and C. Kaynak, 1998, CC BY 4.0), as whole numbers 0 to 16 in the package. The
+speeds are from the `results` folder of pytorch-image-models (R. Wightman, Hugging Face, Apache-2.0).
 """
 
 from __future__ import annotations

@@ -452,7 +452,7 @@ wait_guess.compare(round(held["x.to(device)"], 1), gpu.numbers)
 # One says that `non_blocking` on unpinned memory “may be slower”, another that “the CPU continues immediately”. Neither
 # is right. CUDA may synchronise with the stream and stage first, so for one large tensor it gains little and costs nothing. (Up
 # to 64 KB CUDA may take the bytes along with the command, and go on.) Only the last row is asynchronous. For many *small*
-# tensors `non_blocking` does gain from ordinary memory too: PyTorch waits once at the end, and not after each.
+# tensors `non_blocking` does gain from ordinary memory too: the host waits once at the end, and not after each.
 
 # %% waits-many tags=["host-dependent"]
 small = [torch.zeros(1000) for _ in range(1000)]
@@ -703,7 +703,7 @@ print(f"the loop without it: {1 - without / with_item:.1%} shorter ({gpu.numbers
 # Nearly all of the time “is” in `.item()`: the host waits there for work that has to be done anyway. What removing it buys
 # is another thing, the **head start**. After a wait the queue is empty, and the GPU idles until the next launch arrives. On a
 # T4, which needs 12 ms for this product in float64, that is next to nothing. A GPU that is done sooner loses the same
-# microseconds of a shorter step:
+# microseconds (some 16, as the model has it) of a shorter step:
 
 # %% hidden-cost-gpus tags=["host-dependent"]
 for name in ("T4", "A100-80", "H100"):
