@@ -638,7 +638,7 @@ with tempfile.TemporaryDirectory() as folder, gpulab.VirtualGPU("H100"):
         step()
     kernels = sum(event.get("cat") == "kernels" for event in json.loads(path.read_text())["traceEvents"])
 print(f"{kernels} kernels in a step; 5 µs of the host's time for each, as the model assumes: {5 * kernels} µs (virtual)")
-print(f"32 to 34 µs for each, as in steps of BERT and OPT (recorded): {32 * kernels} to {34 * kernels} µs (computed)")
+print(f"32 to 34 µs for each, as in training passes of BERT and OPT (recorded): {32 * kernels} to {34 * kernels} µs (computed)")
 
 # %% tiny-host tags=["host-dependent"]
 code = f"""
@@ -656,9 +656,9 @@ print(f"the same step on this CPU, in a process of its own: {float(took):.0f} µ
 # %% tiny-explain [markdown]
 # Not at all. The step is a queue of thirteen small kernels, and its time is that of the **host**, which launches them one by
 # one: Python, the dispatcher, autograd and the optimizer take longer for each than either GPU does. How long, the model only
-# assumes, and kindly. In published steps that wait for the host, each kernel took 32 to 34 µs (recorded: BERT and OPT in training on
-# an A100). At that price your CPU wins: it runs the same Python and the same autograd, and has nothing to launch. With half a
-# million rows in a batch the same code is ten times as fast on the H100.
+# assumes, and kindly. In published training passes that wait for the host, forward and backward, each kernel took 32 to 34 µs
+# (recorded: BERT and OPT on an A100). Hold that against your CPU's time: it runs the same Python and the same autograd, and has
+# nothing to launch, so it usually wins. With half a million rows in a batch the same code is ten times as fast on the H100 (virtual).
 #
 # That is what a much-quoted IEEE study measured (Nishanth et al. 2022, an Intel i5 against a GTX 1650): CNNs 8.8 times
 # as fast on the GPU, RNNs 4.9 times, and **a plain network 1.2 times faster on the CPU**. The web made “4.9 to 8.8 times for

@@ -303,8 +303,8 @@ for kind, (latency, bandwidth) in lines.items():
     print(f"furthest from the line: {worst[0]:.0%}, at {worst[1] // 1024} KiB")
 
 # %% cost-check-text [markdown]
-# Not quite a line: where the driver changes its way of copying there are kinks, and 32 KiB of pinned memory take no longer than
-# 16. Up to a sixth off, for two numbers, will do for planning. Does a line also tell what larger copies take? Fit the
+# Not quite a line: there are kinks, probably where the driver changes its way of copying, and 32 KiB of pinned memory take no
+# longer than 16. Up to a sixth off, for two numbers, will do for planning. Does a line also tell what larger copies take? Fit the
 # pinned copies of another machine, a V100 on PCIe 3, up to 10 MB, and look beyond:
 
 # %% cost-check
