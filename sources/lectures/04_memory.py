@@ -137,7 +137,7 @@ print(f"the GPU: {total:,} bytes = {total / 1e9:.2f} GB = {total / GIB:.2f} GiB 
 # %% units-text [markdown]
 # The last line is worth a look. **GB** is 10⁹ bytes, **GiB** 2³⁰: 7.4 % apart. **MB** and **MiB** are 4.9 % apart.
 # Model sizes count GB, PyTorch's messages GiB and MiB, `nvidia-smi` MiB. The “GB” of memory that NVIDIA sells are nearly GiB: an
-# A100 of 80 GB has 85.1 × 10⁹ bytes, 79.3 GiB, and this T4 would have 15.7 GiB of its 16 if ECC did not take a sixteenth
+# A100 of 80 GB has 85.1 × 10⁹ bytes, 79.3 GiB, and a T4 would have 15.7 GiB of its 16 if ECC did not take a sixteenth
 # (computed from recorded sizes; lesson 02). This course divides by 2²⁰ and writes MiB.
 #
 # One more thing about “the last reference”. A tensor is a view of a *storage*, and the storage is what holds memory.
@@ -480,7 +480,7 @@ gpulab.sim.memory_budget(precision="fp32")
 # ## What the forward pass keeps
 #
 # Weights and moments are easy to count; for activations, look into autograd. Each operation keeps what its derivative
-# needs. The hook below sees every tensor that is kept. Several operations may keep the same storage: count it once.
+# needs. The hook below sees every tensor that autograd keeps. Several operations may keep the same storage: count it once.
 
 # %% kept-hook
 def kept_for_backward(function):
