@@ -235,7 +235,8 @@ gpulab.style.show(figure, alt="Time over size on logarithmic axes. Both curves a
     "KiB on the copy's rises with the size; the other stays flat up to a MiB and ends far below.")
 
 # %% make-after [markdown]
-# The copy is limited by the bus (a few GB/s from ordinary memory), the making by the GPU's own memory (hundreds). And
+# The copy is limited by the bus (a few GB/s from ordinary memory; lesson 03 has recorded ones), the making by the GPU's own
+# memory (hundreds). And
 # this is the copy alone: the host also had to find room for the tensor and to fill it. For a model of 28 GB that is
 # 28 GB of host memory, so large models are built on the device, or on `meta` and filled there (lesson 13).
 #

@@ -964,7 +964,6 @@ cases = {
     "ResNet-50, 64 images": (torchvision.models.resnet50, lambda: torch.randn(64, 3, 224, 224)),
     "GPT-2 small, 1 × 128": (lambda: GPT(12, 768, 128), tokens(1, 128)),
     "GPT-2 small, 4 × 1024": (lambda: GPT(12, 768, 1024), tokens(4, 1024)),
-    "GPT-2 XL, 1 × 1024": (lambda: GPT(48, 1600, 1024), tokens(1, 1024)),
 }
 for name, case in cases.items():
     first, second = phases(*case)
