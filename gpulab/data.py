@@ -1,7 +1,8 @@
-"""The handwritten digits that every lesson trains on: real data, no download.
+"""The handwritten digits that every lesson trains on, recorded speeds of image models and of copies: no download.
 
 1797 grey images of 8×8 pixels, ten classes: the test part of the UCI set "Optical Recognition of
-Handwritten Digits" (E. Alpaydin and C. Kaynak, 1998, CC BY 4.0), as whole numbers 0 to 16 in the package.
+Handwritten Digits" (E. Alpaydin and C. Kaynak, 1998, CC BY 4.0), as whole numbers 0 to 16 in the package. The
+speeds are from the `results` folder of pytorch-image-models (R. Wightman, Hugging Face, Apache-2.0).
 """
 
 from __future__ import annotations
@@ -39,3 +40,80 @@ def digits(split: Literal["train", "test"] | None = None) -> Digits:
     table = table[part]
     images = (table[:, :64].to(torch.float32) / 16).reshape(-1, 1, 8, 8)
     return Digits(images, table[:, 64].clone())
+
+
+class Speed(NamedTuple):
+    """What one image model reached in inference, square images of `image_size` pixels: recorded, images per second.
+
+    `gpu_images_per_s`: RTX 3090, PyTorch 2.4, CUDA 12.4, AMP in fp16, eager, batches of `gpu_batch`.
+    `cpu_images_per_s`: Intel i9-10940X (14 cores), PyTorch 2.4, fp32, compiled, batches of one image.
+    """
+
+    model: str
+    image_size: int
+    gpu_batch: int
+    gpu_images_per_s: float
+    cpu_images_per_s: float
+
+
+def speeds() -> list[Speed]:
+    """Recorded inference speeds of the models of `timm` that were timed on both machines at the same image size."""
+    raw = gzip.decompress(resources.files("gpulab").joinpath("timm_speeds.csv.gz").read_bytes()).decode()
+    rows = csv.DictReader(raw.splitlines())
+    return [
+        Speed(
+            row["model"],
+            int(row["image_size"]),
+            int(row["gpu_batch"]),
+            float(row["gpu_images_per_s"]),
+            float(row["cpu_images_per_s"]),
+        )
+        for row in rows
+    ]
+
+
+# 10⁹ bytes per second by bytes.
+_RTX6000 = {  # pageable, pinned
+    1024: (0.166182, 0.143581),
+    2048: (0.315349, 0.294239),
+    4096: (0.597544, 0.514139),
+    8192: (0.951496, 0.873362),
+    16384: (1.43369, 1.51713),
+    32768: (2.19823, 2.99854),
+    65536: (2.62084, 4.90551),
+    131072: (3.19112, 6.95676),
+    262144: (3.49482, 8.69639),
+    524288: (3.69481, 10.1432),
+    1048576: (3.75782, 11.0621),
+}
+_V100 = {
+    100_000: 9.2,
+    200_000: 10.5,
+    400_000: 11.4,
+    1_000_000: 11.7,
+    2_000_000: 12.1,
+    4_000_000: 12.3,
+    10_000_000: 12.4,
+    20_000_000: 12.4,
+    30_000_000: 12.4,
+    32_000_000: 10.5,
+    36_000_000: 12.2,
+    40_000_000: 10.8,
+    44_000_000: 12.4,
+    60_000_000: 12.4,
+}
+
+
+def copies() -> dict[str, dict[int, float]]:
+    """Recorded times of copies from the host to a GPU, in milliseconds, by the number of bytes.
+
+    "pageable" and "pinned": a Quadro RTX 6000, 1 KiB to 1 MiB, each the mean of 100 calls of cudaMemcpy, one after the
+    other (github.com/npho/cse554, assignment1/host_GPU/benchmark.csv). "pinned, V100": a V100 with 32 GB on PCIe 3,
+    100 kB to 60 MB, the mean of 100 copies that were queued together, by NVIDIA's bandwidthTest
+    (github.com/microsoft/superbenchmark, tests/data/cuda_memory_h2d_bw.log; MIT).
+    """
+    return {
+        "pageable": {size: size / pageable * 1e-6 for size, (pageable, _) in _RTX6000.items()},
+        "pinned": {size: size / pinned * 1e-6 for size, (_, pinned) in _RTX6000.items()},
+        "pinned, V100": {size: size / rate * 1e-6 for size, rate in _V100.items()},
+    }

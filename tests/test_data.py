@@ -1,4 +1,6 @@
-"""The digits are those that were published, in the shapes and types that a model wants."""
+"""The digits and the speeds are those that were published, in the shapes and types that a lesson wants."""
+
+import statistics
 
 import pytest
 import torch
@@ -55,3 +57,22 @@ def test_the_digits_are_on_the_cpu_and_float32_whatever_the_defaults_are():
     finally:
         torch.set_default_dtype(before)
     assert (images.dtype, images.device.type, labels.device.type) == (torch.float32, "cpu", "cpu")
+
+
+def test_the_speeds_are_those_published():
+    speeds = {(row.model, row.image_size): row for row in data.speeds()}
+    assert len(speeds) == len(data.speeds()) == 708
+    vit = speeds["vit_base_patch16_224", 224]
+    assert (vit.gpu_batch, vit.gpu_images_per_s, vit.cpu_images_per_s) == (1024, 1570.66, 32.37)
+    ratios = [row.gpu_images_per_s / row.cpu_images_per_s for row in speeds.values()]
+    assert statistics.median(ratios) == pytest.approx(44.4, abs=0.05)
+
+
+def test_the_copies_are_those_published_in_milliseconds():
+    copies = data.copies()
+    assert list(copies) == ["pageable", "pinned", "pinned, V100"]
+    assert copies["pageable"][1024] == pytest.approx(1024 / 0.166182e9 * 1e3)
+    assert copies["pinned"][1 << 20] == pytest.approx(0.0948, rel=1e-3)
+    assert copies["pinned, V100"][40_000_000] == pytest.approx(3.70, rel=2e-3)  # the log's own: 0.00369 s
+    copies["pinned"].clear()
+    assert data.copies()["pinned"]

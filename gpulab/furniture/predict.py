@@ -6,6 +6,7 @@ Typing is optional: a notebook run from top to bottom, or in CI, goes on without
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 from ..display import in_notebook, show
@@ -29,23 +30,24 @@ class Prediction:
         number = _number("actual", actual)
         if source not in ("measured", "virtual", "recorded", "computed"):
             raise ValueError(f"source must be 'measured', 'virtual', 'recorded' or 'computed', not {source!r}")
-        print(self._verdict(number, f"{_text(number)} {self.unit}".rstrip(), source))
+        print(self._verdict(number, _with_unit(number, self.unit), source))
 
     def _verdict(self, actual: float, shown: str, source: str) -> str:
         if self.value is None:
             return f"{source}: {shown} (no prediction was typed)"
-        yours = f"your prediction: {_text(self.value)} {self.unit}".rstrip()
+        yours = f"your prediction: {_with_unit(self.value, self.unit)}"
         return f"{source}: {shown} · {yours}: {how_far(self.value, actual)}"
 
     def __repr__(self) -> str:
-        guess = "no prediction yet" if self.value is None else f"{_text(self.value)} {self.unit}".rstrip()
+        guess = "no prediction yet" if self.value is None else _with_unit(self.value, self.unit)
         return f"Prediction({self.question!r}: {guess})"
 
 
 def predict(question: str, *, unit: str = "", guess: float | None = None) -> Prediction:
     """Ask for a number before the cell that finds it out; keep the answer in a variable and `.compare` it later.
 
-    `guess` answers from code, where typing into the box is not possible. Raises TypeError when `question` or
+    The unit is added where the question does not name it itself, as in “how many MiB …?” or “…, in MiB?”. `guess`
+    answers from code, where typing into the box is not possible. Raises TypeError when `question` or
     `unit` is no text or `guess` no number.
     """
     for name, value in (("question", question), ("unit", unit)):
@@ -54,7 +56,8 @@ def predict(question: str, *, unit: str = "", guess: float | None = None) -> Pre
     prediction = Prediction(question, unit)
     if guess is not None:
         prediction.set(guess)
-    asked = f"Predict: {question}" + (f" (in {unit})" if unit else "")
+    told = unit and re.search(rf"\b(how many|in) {re.escape(unit)}\b", question, re.IGNORECASE)
+    asked = f"Predict: {question}" + (f" (in {unit})" if unit and not told else "")
     show(asked, widget=(lambda: _box(prediction, asked)) if in_notebook() else None)
     return prediction
 
@@ -81,6 +84,12 @@ def _number(name: str, value: Any) -> float:
 
 def _text(value: float) -> str:
     return f"{value:,.0f}" if value == round(value) and abs(value) < 1e15 else f"{value:.4g}"
+
+
+def _with_unit(value: float, unit: str) -> str:
+    """`1 sample`, `2 samples`, `1 ms`; a factor stays `1 times`."""
+    word = unit.removesuffix("s") if value == 1 and len(unit) > 3 and unit.isalpha() and unit != "times" else unit
+    return f"{_text(value)} {word}".rstrip()
 
 
 def _box(prediction: Prediction, asked: str) -> Any:

@@ -117,9 +117,9 @@ print("this script would use:", chosen)
 # `device.type == "cuda"`. Google's TPUs come with a package of their own, `torch_xla`.
 
 # %% properties-text [markdown]
-# Ask a GPU what it is before you tune anything. The memory is in bytes. Vendors divide it by 10⁹ and say GB; PyTorch's
-# messages and `nvidia-smi` divide by 2²⁰ or 2³⁰ and mean MiB and GiB. On a 16 GB card that is a difference of 1.1 GiB,
-# and the driver keeps a little more for itself.
+# Ask a GPU what it is before you tune anything. The memory is in bytes. PyTorch's messages and `nvidia-smi` divide it by
+# 2²⁰ or 2³⁰ and mean MiB and GiB. NVIDIA sells it in “GB” that are nearly GiB, of which the driver keeps one or two per
+# cent. T4 and L4 show less, since the bits that correct errors (ECC) take a sixteenth of their memory.
 
 # %% properties
 properties = torch.cuda.get_device_properties(device)
@@ -127,6 +127,10 @@ total = properties.total_memory
 print(f"{properties.name}, {torch.cuda.device_count()} of them visible ({gpu.numbers})")
 print(f"compute capability {properties.major}.{properties.minor}, {properties.multi_processor_count} multiprocessors")
 print(f"memory: {total:,} bytes = {total / 2**20:,.0f} MiB = {total / 2**30:.2f} GiB = {total / 1e9:.2f} GB")
+for name, sold in (("RTX4090", 24), ("A100-80", 80), ("H100", 80), ("T4", 16), ("L4", 24)):
+    with gpulab.VirtualGPU(name, compute=False):
+        seen = torch.cuda.get_device_properties(0).total_memory
+    print(f"{name:<8} sold with {sold} GB: {seen / 1e9:5.1f} · 10⁹ bytes, {seen / 2**30:4.1f} GiB (recorded, CUDA's view)")
 
 # %% none-text [markdown]
 # ### The same questions where there is no GPU
@@ -231,7 +235,8 @@ gpulab.style.show(figure, alt="Time over size on logarithmic axes. Both curves a
     "KiB on the copy's rises with the size; the other stays flat up to a MiB and ends far below.")
 
 # %% make-after [markdown]
-# The copy is limited by the bus (a few GB/s from ordinary memory), the making by the GPU's own memory (hundreds). And
+# The copy is limited by the bus (a few GB/s from ordinary memory; lesson 03 has recorded ones), the making by the GPU's own
+# memory (hundreds). And
 # this is the copy alone: the host also had to find room for the tensor and to fill it. For a model of 28 GB that is
 # 28 GB of host memory, so large models are built on the device, or on `meta` and filled there (lesson 13).
 #
@@ -268,7 +273,7 @@ for code, call in calls.items():
 copies_guess.compare(copies)
 
 # %% tensor-explain [markdown]
-# Two of six. `.to` copies when device or dtype change, or when you insist; otherwise you get **the same object**. That
+# Two of six. `.to` copies when device, dtype or memory format change, or when you insist; otherwise you get **the same object**. That
 # is what makes it safe to write `.to(device)` everywhere: the second call is free.
 #
 # It is also what makes one function behave in two ways. This one changes its batch in place. On which device does the
@@ -580,7 +585,7 @@ for other in (torch.device("cuda:0"), torch.device("cuda", 0), torch.device("cud
 print("x.device.type == 'cuda':", x.device.type == "cuda", "· x.is_cuda:", x.is_cuda)
 
 # %% equal-explain [markdown]
-# A tensor's device always has a number; a device that you write may have none, and **the two are not equal**, nor is a
+# A GPU tensor's device has a number; a device that you write may have none, and **the two are not equal**, nor is a
 # string ever equal to a device. Compare `device.type` when you mean the kind, and both type and index when you mean
 # the place. Many a home-made “is my model on the GPU?” fails here; one stands under *Common mistakes*.
 
@@ -711,12 +716,27 @@ print("now the line is right:", blamed == 7)
 # %% late-remedies [markdown]
 # Three ways to the line, cheapest first:
 #
-# 1. **Read what the kernel wrote.** `t >= 0 && t < n_classes` is a label, `srcIndex < srcSelectDimSize` an embedding or
-#    `index_select`, `index out of bounds` an index in brackets. It goes to stderr: in Jupyter look in the terminal, too.
+# 1. **Read what the kernel wrote.** `t >= 0 && t < n_classes` is a label; `vectorized gather kernel index out of bounds` are
+#    rows taken by their numbers: an embedding, `index_select`, `table[ids]`; `index out of bounds` another index in
+#    brackets. It goes to stderr: in Jupyter look in the terminal, too.
 # 2. **Run the step on the CPU**, where the check happens at the call and names the value.
 # 3. **`CUDA_LAUNCH_BLOCKING=1`**, or `torch.cuda.synchronize()` after each suspicious line: the first that raises is
 #    right behind the fault. For debugging only; both make everything slower.
 #
+# One operation may have several kernels, and so several texts. Most answers on the web quote an embedding's old one, which
+# remains for up to 16 ids (PyTorch 2.8 and later; before it, for any number):
+
+# %% late-embedding
+import contextlib
+import io
+
+for count in (16, 17):
+    said = io.StringIO()
+    with gpulab.VirtualGPU("T4"), contextlib.redirect_stderr(said):
+        F.embedding(torch.full((count,), 100, device="cuda"), torch.zeros(100, 64, device="cuda"))
+    print(count, "ids:", re.search("Assertion .*failed", said.getvalue()).group(), "(virtual)")
+
+# %% late-causes [markdown]
 # The usual causes are labels counted from 1, a padding label of -1 where `ignore_index` is -100, a tokenizer larger than
 # the embedding, and a head with too few classes. Check once, on the host, when the data come in:
 # `assert 0 <= y.min() and y.max() < classes`.
@@ -730,9 +750,9 @@ print("now the line is right:", blamed == 7)
 # | “`model.to(device)` moves the model.” | Parameters, buffers and gradients, in place. Not plain attributes, not what is in a list, not the optimizer's state. | *A question worth asking* |
 # | “Make the optimizer after the move; the parameters become other objects.” | Good rule, wrong reason: CPU to GPU keeps the objects. State, `assign=True` and `meta` are the danger. | *The optimizer and the move* |
 # | “`next(model.parameters()).device` is the model's device.” | It is the first parameter's. | *A question worth asking* |
-# | “Tensors of different devices cannot be combined.” | With four exceptions: Python numbers, 0-dimensional CPU tensors, CPU indices, `copy_`. | *Together on one device* |
+# | “Tensors of different devices cannot be combined.” | With exceptions: Python numbers, 0-dimensional CPU tensors, CPU indices in brackets, `copy_`. | *Together on one device* |
 # | “Move the loss function to the GPU, so that it computes there.” | Wrong: it computes where its inputs are. It needs a move only if it holds tensors, such as class weights. | next cell |
-# | “Create tensors on the target device.” | True, and for 16 MiB worth a factor of tens. | *Made there, or moved there* |
+# | “Create tensors on the target device.” | True, and for 16 MiB worth a factor of tens (virtual). | *Made there, or moved there* |
 
 # %% web-criterion
 logits, y = torch.randn(4, 10, device=device), labels[:4].to(device)

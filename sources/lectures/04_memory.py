@@ -124,7 +124,7 @@ books("reset_peak_memory_stats()")
 # context and nothing else, on a real GPU it has several parts: the context, with the kernels that were loaded
 # so far (PyTorch asks for lazy loading, which in its own measurement took the context from 667 to 287 MB: recorded);
 # memory that libraries such as NCCL take without PyTorch; and **other processes**, your own forgotten notebooks first
-# among them. No PyTorch function shows those. `nvidia-smi` lists them.
+# among them. `nvidia-smi` lists those, and so does `torch.cuda.list_gpu_processes()`.
 
 # %% driver-run
 free, total = torch.cuda.mem_get_info()
@@ -136,8 +136,9 @@ print(f"the GPU: {total:,} bytes = {total / 1e9:.2f} GB = {total / GIB:.2f} GiB 
 
 # %% units-text [markdown]
 # The last line is worth a look. **GB** is 10⁹ bytes, **GiB** 2³⁰: 7.4 % apart. **MB** and **MiB** are 4.9 % apart.
-# Data sheets and model sizes count GB, PyTorch's messages GiB and MiB, `nvidia-smi` MiB. An L4 is sold with 24 GB;
-# `nvidia-smi` shows 23034 MiB (recorded), which is 24.2 GB or 22.5 GiB. This course divides by 2²⁰ and writes MiB.
+# Model sizes count GB, PyTorch's messages GiB and MiB, `nvidia-smi` MiB. The “GB” of memory that NVIDIA sells are nearly GiB: an
+# A100 of 80 GB has 85.1 × 10⁹ bytes, 79.3 GiB, and a T4 would have 15.7 GiB of its 16 if ECC did not take a sixteenth
+# (computed from recorded sizes; lesson 02). This course divides by 2²⁰ and writes MiB.
 #
 # One more thing about “the last reference”. A tensor is a view of a *storage*, and the storage is what holds memory.
 # Keep one row, and you keep the matrix:
@@ -196,11 +197,11 @@ VOCABULARY, TOKENS, WIDTH = 50_257, 64, 64
 class GPT(nn.Module):
     """Token and position embeddings, some blocks, and a head that shares the token embedding's weights."""
 
-    def __init__(self, layers=4):
+    def __init__(self, layers=4, width=WIDTH, tokens=TOKENS):
         super().__init__()
-        self.token, self.position = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(TOKENS, WIDTH)
-        self.blocks = nn.Sequential(*(Block(WIDTH) for _ in range(layers)))
-        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.token, self.position = nn.Embedding(VOCABULARY, width), nn.Embedding(tokens, width)
+        self.blocks = nn.Sequential(*(Block(width, heads=max(4, width // 64)) for _ in range(layers)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, VOCABULARY, bias=False)
         self.head.weight = self.token.weight
 
     def forward(self, ids):
@@ -270,7 +271,7 @@ optimizer.zero_grad()
 # weights, Adam's state and logits in the table above: predict.
 
 # %% peak-predict
-peak_guess = gpulab.predict("The peak of one such step, in MiB?", unit="MiB")
+peak_guess = gpulab.predict("The peak of one such step?", unit="MiB")
 
 # %% peak-run
 def step():
@@ -296,6 +297,27 @@ print(f"above weights and Adam's state: {above:.1f} MiB, {above * MIB / buckets[
 # More than three times the logits, on top of weights and Adam's state. The moment is the beginning of backward, when
 # **three tensors of the logits' size** are alive: the log-probabilities that `cross_entropy` kept, their gradient, and
 # the gradient of the logits, which is being made from it. Gradients of weights do not exist yet.
+#
+# This model is narrow, and its vocabulary is not. What are the three in a real one? Three sizes, 1024 tokens, shapes only:
+
+# %% share-run
+def logits_share(layers, width, tokens=1024):
+    """Three tensors of the logits' size, as a part of what backward's peak has above the weights."""
+    with gpulab.VirtualGPU("H200", compute=False), torch.device("cuda"):
+        model, ids = GPT(layers, width, tokens), torch.zeros(1, tokens, dtype=torch.long)
+        weights = torch.cuda.memory_allocated()
+        F.cross_entropy(model(ids)[0], ids[0]).backward()
+        return 3 * tokens * VOCABULARY * 4 / (torch.cuda.max_memory_allocated() - weights)
+
+
+for name, layers, width in (("this one, longer", 4, 64), ("GPT-2 small", 12, 768), ("GPT-2 XL", 48, 1600)):
+    share = logits_share(layers, width)
+    print(f"{name:<17} {layers:>2} layers, width {width:>5}: {share:>4.0%} are the three of the logits (virtual H200)")
+
+# %% share-explain [markdown]
+# Each token costs 12 bytes for each word of the vocabulary, and some 66 for each layer and unit of width (in this block,
+# float32). Where layers × width is less than about a fifth of the vocabulary, the logits weigh more; GPT-2 small is the even
+# case, and in larger models the layers decide.
 #
 # Now a change that looks like nothing. The next function gives the logits a name, as most training loops do:
 
@@ -409,7 +431,7 @@ class Layer(nn.Module):
 
 
 # %% llama-predict
-adam_guess = gpulab.predict("The peak of a training step of this model with torch.optim.AdamW, in GB?", unit="GB")
+adam_guess = gpulab.predict("The peak of a training step of this model with torch.optim.AdamW?", unit="GB")
 
 # %% llama-run
 def llama_step(**options):
@@ -458,7 +480,7 @@ gpulab.sim.memory_budget(precision="fp32")
 # ## What the forward pass keeps
 #
 # Weights and moments are easy to count; for activations, look into autograd. Each operation keeps what its derivative
-# needs. The hook below sees every tensor that is kept. Several operations may keep the same storage: count it once.
+# needs. The hook below sees every tensor that autograd keeps. Several operations may keep the same storage: count it once.
 
 # %% kept-hook
 def kept_for_backward(function):
@@ -558,8 +580,8 @@ for name, (held, left, peak) in rows.items():
 # %% allocator-text [markdown]
 # ## The caching allocator
 #
-# Why does PyTorch not ask the driver for each tensor? Because `cudaMalloc` takes some 100 µs and `cudaFree` waits for the
-# GPU to finish its work, while a small kernel takes a few. So the allocator takes *segments* from the driver, cuts *blocks*
+# Why does PyTorch not ask the driver for each tensor? Because `cudaMalloc` takes long (the model assumes 100 µs) and `cudaFree`
+# waits for the GPU to finish its work, while a small kernel takes a few microseconds. So the allocator takes *segments* from the driver, cuts *blocks*
 # from them, and keeps both. Predict: a tensor of 9 MiB, from an empty cache.
 
 # %% allocator-predict
@@ -899,7 +921,61 @@ step_guess.compare(1 + peaks.index(max(peaks)), gpu.numbers)
 
 # %% log-explain [markdown]
 # The second. Adam makes its moments in its first `step()`, after the peak has passed. A job that survives step 1 can run
-# out of memory in step 2: a test of one step proves nothing.
+# out of memory in step 2: a test of one step proves little. Is that always so? Try networks of several kinds and sizes, again
+# with shapes only, and ask which phase is the fullest:
+
+# %% where-run
+import torchvision
+
+
+def peak_and_reset():
+    peak = torch.cuda.max_memory_allocated() / MIB
+    torch.cuda.reset_peak_memory_stats()
+    return peak
+
+
+def tokens(*shape):
+    return lambda: torch.zeros(shape, dtype=torch.long)
+
+
+# %% where-phases
+def phases(network, batch, steps=2):
+    """For each step the peaks of forward, backward and optimizer.step(), in MiB."""
+    with gpulab.VirtualGPU("H200", compute=False), torch.device("cuda"):
+        model, x, found = network(), batch(), []
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(steps):
+            peak_and_reset()
+            logits = model(x).flatten(0, -2)
+            loss = F.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.long))
+            del logits
+            found.append({"forward": peak_and_reset()})
+            loss.backward()
+            found[-1]["backward"] = peak_and_reset()
+            optimizer.step()
+            found[-1]["step()"] = peak_and_reset()
+            optimizer.zero_grad()
+        return found
+
+# %% where-show
+cases = {
+    "MLP, 512 rows": (lambda: nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 2048)), lambda: torch.randn(512, 512)),
+    "ResNet-50, 1 image": (torchvision.models.resnet50, lambda: torch.randn(1, 3, 224, 224)),
+    "ResNet-50, 64 images": (torchvision.models.resnet50, lambda: torch.randn(64, 3, 224, 224)),
+    "GPT-2 small, 1 × 128": (lambda: GPT(12, 768, 128), tokens(1, 128)),
+    "GPT-2 small, 4 × 1024": (lambda: GPT(12, 768, 1024), tokens(4, 1024)),
+}
+for name, case in cases.items():
+    first, second = phases(*case)
+    fullest, top = max(second, key=second.get), max(first.values())
+    higher = round(max(second.values()) / top - 1, 2) + 0.0
+    print(f"{name:<22} fullest in {fullest:<9} {second[fullest]:>7,.0f} MiB, step 2 against step 1 {higher:+.0%} (virtual H200)")
+
+# %% where-explain [markdown]
+# What decides is activations against parameters. As backward begins there are weights, moments and activations; in `step()` weights,
+# moments, gradients and (with `foreach`) temporaries, 8 bytes per parameter in place of the activations. Where the activations
+# are more, backward is fullest, and step 2 more than step 1 by the moments. Where they are less, as with one image, with few
+# tokens, or with the seven billion parameters above, `step()` is, and step 1 shows it already.
 #
 # From then on every line is the same, and this is what you look for in a log: **allocated between steps must
 # repeat.** If it climbs, something keeps tensors (lesson 05). If only reserved climbs, it is fragmentation, or batches of
@@ -1051,10 +1127,11 @@ gpulab.quiz(4)
 #    counts everybody. `empty_cache()` moves only the second, and with it the fourth.
 # 2. Float32 training with Adam holds 16 bytes per parameter, and the default step needs 20 for a moment. Autocast does
 #    not change that.
-# 3. Activations are what derivatives need. For language models look at the logits first, three times over, and do not
-#    give them a name.
-# 4. Allocated is rounded. Below 10 MiB a segment has 20; a small live block pins a large segment.
-# 5. Peaks come at the beginning of backward, and in step 2. Between steps, allocated must repeat.
+# 3. Activations are what derivatives need. In a language model count the logits, three times over: where layers × width is
+#    small against the vocabulary, they are most of it. Do not give them a name.
+# 4. Allocated is rounded. From 1 to 10 MiB a segment has 20; a small live block pins a large segment.
+# 5. The peak is at the beginning of backward where activations outweigh 8 bytes per parameter (Adam), else in `step()`.
+#    Measure two steps. Between steps, allocated must repeat.
 #
 # **For the checklist:** log allocated and peak per epoch, with a reset · every number with its unit and its GPU · one
 # snapshot before guessing · two steps before “it fits”.

@@ -197,7 +197,7 @@ gpulab.check.bound_by(bound_by)
 # %% try-text [markdown]
 # Your two functions together tell why a language model writes slowly and reads fast. These are four of the layers of a
 # block of an 8-billion-parameter model (4096 wide, in bf16), once for a single token, as in writing, and once for 2048 tokens,
-# as in reading a prompt. The GPU is an H100: 989 TFLOP/s, 3350 GB/s, 5 µs for a launch (recorded, recorded, typical).
+# as in reading a prompt. The GPU is an H100: 989 TFLOP/s, 3350 GB/s, 5 µs for a launch (recorded, recorded, assumed).
 
 # %% try-it tags=["needs-answer"]
 like = {"bias": False, "device": "meta", "dtype": torch.bfloat16}

@@ -175,9 +175,9 @@ def plot(found):
         fitted = [latency * 1e-3 + x / bandwidth * 1e-6 for x in grid]
         axes.plot(grid, fitted, "-", color=points.get_color(), linewidth=1.5)
     axes.set(xscale="log", yscale="log", xlabel="size (bytes)", ylabel="time (ms, virtual)")
-    axes.set_title("From 1 MB on, nearly all of the time is bandwidth")
+    axes.set_title("The model of a T4: from 1 MB on, nearly all of the time is bandwidth")
     axes.legend()
-    gpulab.style.show(figure, alt="Time of copies from 1 MB to 1 GB: two lines; pageable memory takes twice as long.")
+    gpulab.style.show(figure, alt="Time of copies from 1 MB to 1 GB: two lines; the model has pageable memory take twice as long.")
 
 # %% benchmark-try tags=["needs-answer"]
 def once(fn):
@@ -193,6 +193,18 @@ for kind, (ms, latency, bandwidth) in found.items():
 _, latency, bandwidth = found["pageable"]
 guess.compare(round(latency * 1e-3 + 1e9 / bandwidth * 1e-6, 1), "virtual")
 plot(found)
+
+# %% benchmark-recorded-text [markdown]
+# A virtual GPU's copies lie on a line because its model is one: your function has found its constants. Copies of a real
+# GPU have kinks. Give your function recorded times of a Quadro RTX 6000 in place of a timer, and see how far its line is off:
+
+# %% benchmark-recorded tags=["needs-answer"]
+for kind in ("pinned", "pageable"):
+    recorded = gpulab.data.copies()[kind]
+    times = iter(recorded.values())
+    _, latency, bandwidth = transfer_benchmark(list(recorded), False, torch.device("cpu"), lambda fn: next(times))
+    worst = max(abs((latency * 1e-3 + size / bandwidth * 1e-6) / ms - 1) for size, ms in recorded.items())
+    print(f"{kind:<9} latency {latency:.1f} µs, {bandwidth:.1f} GB/s, at worst {worst:.0%} off a recorded time (recorded)")
 
 # %% benchmark-real [markdown]
 # On a real GPU, take out the line with `VirtualGPU`: the same two functions measure it.

@@ -23,6 +23,46 @@ def test_without_a_prediction_the_number_is_shown_all_the_same(capsys):
 
 
 @pytest.mark.parametrize(
+    ("question", "unit", "asked"),
+    [
+        ("The peak of a step?", "GB", "The peak of a step? (in GB)"),
+        ("The peak of a step, in GB?", "GB", "The peak of a step, in GB?"),
+        ("How many MiB are reserved?", "MiB", "How many MiB are reserved?"),
+        ("It takes how many times as long?", "times", "It takes how many times as long?"),
+        (
+            "A 3 MiB tensor does not fit. What was tried?",
+            "MiB",
+            "A 3 MiB tensor does not fit. What was tried? (in MiB)",
+        ),
+        ("How many minutes?", "min", "How many minutes? (in min)"),
+        ("Which part, in per cent?", "%", "Which part, in per cent? (in %)"),
+    ],
+)
+def test_the_unit_is_asked_for_once(capsys, question, unit, asked):
+    gpulab.predict(question, unit=unit)
+    assert capsys.readouterr().out == f"Predict: {asked}\n"
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "shown"),
+    [
+        (1, "samples", "1 sample"),
+        (2, "samples", "2 samples"),
+        (1.5, "samples", "1.5 samples"),
+        (1, "bytes", "1 byte"),
+        (1, "ms", "1 ms"),
+        (1, "times", "1 times"),
+        (1, "GB/s", "1 GB/s"),
+        (1, "", "1"),
+    ],
+)
+def test_one_of_something_is_singular(capsys, value, unit, shown):
+    gpulab.predict("How many?", unit=unit, guess=value).compare(value, "computed")
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert said == f"computed: {shown} · your prediction: {shown}: exact to half a per cent"
+
+
+@pytest.mark.parametrize(
     ("guess", "actual", "words"),
     [
         (4, 4, "exact to half a per cent"),

@@ -11,6 +11,8 @@ from gpulab.virtual.gpu import VirtualGPU
 
 MiB, GiB = 1 << 20, 1 << 30
 
+GATHERED = 'ind >=0 && ind < ind_dim_size && "vectorized gather kernel index out of bounds"'
+SCATTERED = 'idx_dim >= 0 && idx_dim < index_size && "scatter gather kernel index out of bounds"'
 # A call with an index out of range, and the condition that CUDA's kernel states.
 FAULTS = {
     "cross_entropy": (lambda x: F.cross_entropy(x, ids(1, 9, 0, 0)), "t >= 0 && t < n_classes"),
@@ -19,12 +21,25 @@ FAULTS = {
         "t >= 0 && t < n_classes",
     ),
     "nll_loss": (lambda x: F.nll_loss(x, ids(0, 1, 2, -1)), "t >= 0 && t < n_classes"),
-    "embedding": (lambda x: F.embedding(ids(4), x), "srcIndex < srcSelectDimSize"),
-    "index_select": (lambda x: x.index_select(0, ids(4)), "srcIndex < srcSelectDimSize"),
-    "gather": (lambda x: x.gather(1, ids(4)[None]), "idx_dim >= 0 && idx_dim < index_size"),
-    "scatter": (lambda x: x.scatter(1, ids(4)[None], 1.0), "idx_dim >= 0 && idx_dim < index_size"),
-    "scatter_add": (lambda x: x.scatter_add(1, ids(4)[None], x), "idx_dim >= 0 && idx_dim < index_size"),
+    # Up to 16 ids have a kernel of their own; more are a gather, of 16 bytes at a time where the rows allow it.
+    "embedding of 16 ids": (lambda x: F.embedding(ids(*range(1, 17)), x), "srcIndex < srcSelectDimSize"),
+    "embedding": (lambda x: F.embedding(ids(*[4] * 17), x), GATHERED),
+    "embedding of a batch of texts": (lambda x: F.embedding(ids(*[4] * 32).view(2, 16), x), GATHERED),
+    "embedding of 12-byte rows": (lambda x: F.embedding(ids(*[4] * 17), x[:, :3].contiguous()), SCATTERED),
+    "index_select of 16": (lambda x: x.index_select(0, ids(*[4] * 16)), "srcIndex < srcSelectDimSize"),
+    "index_select": (lambda x: x.index_select(0, ids(*[4] * 17)), GATHERED),
+    "index_select of columns": (lambda x: x.index_select(-1, ids(*[4] * 17)), SCATTERED),
+    "gather": (lambda x: x.gather(1, ids(4)[None]), SCATTERED),
+    "gather of rows": (lambda x: x.gather(0, ids(4, 4)[:, None].expand(2, 4)), GATHERED),
+    "scatter": (lambda x: x.scatter(1, ids(4)[None], x), SCATTERED),
+    "scatter of a number": (
+        lambda x: x.scatter(1, ids(4)[None], 1.0),
+        'idx_dim >= 0 && idx_dim < index_size && "index out of bounds"',
+    ),
+    "scatter_add": (lambda x: x.scatter_add(1, ids(4)[None], x), SCATTERED),
     "index": (lambda x: x[ids(4)], "-sizes[i] <= index && index < sizes[i]"),
+    "index of rows": (lambda x: x[ids(4, 4)], GATHERED),
+    "index of columns": (lambda x: x[:, ids(4, 4)], "-sizes[i] <= index && index < sizes[i]"),
     "assigned by index": (lambda x: x.__setitem__((ids(4), ids(0)), 0.0), "-sizes[i] <= index && index < sizes[i]"),
     "filled by index": (lambda x: x.index_fill(0, ids(4), 1.0), "idx >= -self_dim_size && idx < self_dim_size"),
     "index_copy": (lambda x: x.index_copy(0, ids(4), x[:1]), "idx >= 0 && idx < self_dim_size"),

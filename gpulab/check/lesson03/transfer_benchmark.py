@@ -307,7 +307,7 @@ def judge_copies(trial: Trial, case: Case, timer: LineTimer) -> None:
                 "pinning is inside the clock",
                 expected="the source pinned before, once",
                 got=inside,
-                likely="pinning copies the data on the host first, and takes longer than the transfer",
+                likely="pinning locks pages and copies the data on the host first: that time is not the transfer's",
                 read=PINNED,
             )
         if made:

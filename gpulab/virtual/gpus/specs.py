@@ -33,8 +33,9 @@ class Spec:
     """One GPU.
 
     `product` is what `torch.cuda.get_device_name` answers; `tflops` maps "fp32", "tf32", "fp16", "bf16" to the peak
-    in 10¹² operations per second (products accumulated in fp32); `memory_gb` is the figure it is sold under,
-    `memory_bytes` what CUDA can see, which changes by a few percent with driver and ECC.
+    in 10¹² operations per second (products accumulated in fp32); `memory_gb` is the figure it is sold under, which is
+    nearer to GiB than to 10⁹ bytes; `memory_bytes` what CUDA can see, which changes by a few percent with the driver,
+    and by a sixteenth on GDDR memory with ECC.
     """
 
     name: str

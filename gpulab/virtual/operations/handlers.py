@@ -31,7 +31,7 @@ Kwargs = dict[str, Any]
 def recover(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs, error: Exception) -> Any:
     """What a GPU does where the CPU has refused: an assertion fails in the kernel, or 16 bits are no obstacle."""
     text = str(error)
-    condition = assertions.failed(func, error)
+    condition = assertions.failed(func, error, args, kwargs)
     if condition is not None:
         _fail(device, condition)
         with backing:
