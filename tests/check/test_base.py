@@ -395,7 +395,8 @@ def test_lines_of_libraries_are_left_out():
     assert all("tests/check" in line or "lambda" in line for line in failed.notes if line.startswith("in "))
 
 
-def test_the_seed_draws_the_same_inputs_again():
+def test_the_seed_draws_the_same_inputs_again(monkeypatch):
+    monkeypatch.delenv("GPULAB_CHECK_SEED")
     seen = []
 
     def student(x, times):
@@ -416,7 +417,8 @@ def test_a_seed_that_is_no_whole_number_is_named(seed):
         token_weighting(right, seed=seed)
 
 
-def test_inputs_do_not_follow_a_seed_that_the_student_sets():
+def test_inputs_do_not_follow_a_seed_that_the_student_sets(monkeypatch):
+    monkeypatch.delenv("GPULAB_CHECK_SEED")
     seen = []
 
     def student(x, times):
@@ -427,6 +429,15 @@ def test_inputs_do_not_follow_a_seed_that_the_student_sets():
     token_weighting(student)
     token_weighting(student)
     assert len({tuple(x.tolist()) for x in seen}) == 4
+
+
+def test_the_environment_can_fix_the_seed_of_checks_that_are_given_none(monkeypatch):
+    monkeypatch.setenv("GPULAB_CHECK_SEED", "21")
+    assert "seed=21)" in str(failure(lambda x, times: x))
+    assert "seed=4)" in str(failure(lambda x, times: x, seed=4))
+    monkeypatch.setenv("GPULAB_CHECK_SEED", "one")
+    with pytest.raises(ValueError, match="GPULAB_CHECK_SEED must be a whole number, not 'one'"):
+        token_weighting(right)
 
 
 def test_a_check_that_is_not_in_the_course_is_refused():
