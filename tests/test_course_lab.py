@@ -303,11 +303,17 @@ class TestLanes:
 
 class TestBusy:
     def test_a_busy_process_computes_and_ends_with_its_block(self) -> None:
-        with pytest.raises(ZeroDivisionError), busy(2) as numbers:
-            children = [psutil.Process(number) for number in numbers]
-            while any(sum(child.cpu_times()[:2]) < 0.3 for child in children):
-                assert all(child.is_running() for child in children)
-            raise ZeroDivisionError
+        children: list[psutil.Process] = []
+
+        def fails_beside_two() -> None:
+            with busy(2) as numbers:
+                children.extend(map(psutil.Process, numbers))
+                while any(sum(child.cpu_times()[:2]) < 0.3 for child in children):
+                    assert all(child.is_running() for child in children)
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            fails_beside_two()
         assert not any(child.is_running() for child in children)
 
     @pytest.mark.skipif(os.name == "nt", reason="a process keeps the number of a parent that has gone there")

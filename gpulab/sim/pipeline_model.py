@@ -226,8 +226,9 @@ def run(work: Work, epochs: int, batches: int, *, record: bool = False, used: bo
             computed.append(gpu.kernel(0, work.compute, str(number)))
     clock.record = None
     gpu.synchronize()
-    times = (begun, asked, taken, computed, loader.loaded, loader.pinned, loader.there)
-    return Run(_shown(spans), *map(tuple, times), clock.host)
+    loaded, pinned, copied = map(tuple, (loader.loaded, loader.pinned, loader.there))
+    times = (tuple(begun), tuple(asked), tuple(taken), tuple(computed))
+    return Run(_shown(spans), *times, loaded, pinned, copied, clock.host)
 
 
 def _shown(spans: list[Span]) -> tuple[Span, ...]:
@@ -254,9 +255,10 @@ class Steady(NamedTuple):
 def steady(work: Work) -> Steady:
     """After the batches asked for at the beginning, over whole rounds of workers and of loading times.
 
-    Each stage (a worker, the thread that pins, the host, the copies, the kernels) is timed from one end of a batch's work to the end
-    of the same work `rounds` batches later, which holds all that it does for so many. In the long run all stages go at
-    one pace, that of the slowest: one that now goes faster lives on batches that wait between them, and they run out.
+    Each stage (a worker, the thread that pins, the host, the copies, the kernels) is timed from one end of a batch's
+    work to the end of the same work `rounds` batches later, which holds all that it does for so many. In the long run
+    all stages go at one pace, that of the slowest: one that now goes faster lives on batches that wait between them,
+    and they run out.
     """
     whole = math.lcm(PERIOD, max(1, work.workers))
     rounds = whole * math.ceil(LEAST_ROUNDS / whole)

@@ -1,4 +1,5 @@
 import dataclasses
+import itertools
 import math
 import xml.etree.ElementTree as ET
 
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpulab.planning import plan
-from gpulab.sim import svg
+from gpulab.sim import memory_needs, svg
 from gpulab.sim.memory_budget import MemoryBudget, axis, draw
 from gpulab.sim.memory_budget_model import MODELS, limits, simulate
 from gpulab.sim.memory_job import CONTEXT_BYTES, MOST, PARALLEL, deepspeed
@@ -272,6 +273,17 @@ class TestOverTheWholeRange:
     def test_sharding_more_takes_less_of_model_states(self, values):
         found = [simulate(**values | {"parallel": parallel}).states for parallel in ("ddp", "zero1", "zero2", "zero3")]
         assert found == sorted(found, reverse=True)
+
+    @pytest.mark.parametrize("model", ["resnet50", "vit_b_16", "gpt2", "llama_7b"])
+    def test_more_data_never_takes_less_between_and_beyond_what_was_planned(self, model):
+        planned = memory_needs.needs(model, 0, 0)
+        for kind, most in planned.most.items():
+            lines = most, planned.ends[kind]
+            found = [
+                max(sum(memory_needs._between(line, size / 20)) for line in lines)
+                for size in range(1, 20 * round(most[-1][0]) + 40)
+            ]
+            assert all(one <= two + 8 for one, two in itertools.pairwise(found)), kind  # bytes are rounded
 
     @whole_range
     def test_more_samples_never_take_less(self, values):

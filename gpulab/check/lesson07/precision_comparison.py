@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ..base import CheckFailed, Trial, check
+from ..base import OPTIMIZERS, CheckFailed, Trial, check
 from ..measure import virtual_gpu
 from ..wording import show
 from .sections import AUTOCAST, SAVES, SCALER, TF32
@@ -151,7 +151,9 @@ def _one(
 
 
 @check(
-    lesson=7, says="the same start for each precision, true fp32, its own peak, a clock that waits, every skip counted"
+    lesson=7,
+    says="the same start for each precision, true fp32, its own peak, a clock that waits, every skip counted",
+    imports=[OPTIMIZERS],
 )
 def precision_comparison(student: Any, trial: Trial) -> None:
     """Check a function of (make_model, loss_fn, x, y, steps, warm_up) that trains the same network in several
