@@ -65,12 +65,12 @@ def bound(port: int = 0) -> socket.socket:
     return taken
 
 
-def answers(address: str, patience_seconds: float = 10) -> int:
+def answers(address: str, patience_seconds: float = HANG_SECONDS) -> int:
     """The status of the page; a server prints its address a moment before it listens."""
     end = time.monotonic() + patience_seconds
     while True:
         try:
-            with urllib.request.urlopen(address, timeout=20) as page:
+            with urllib.request.urlopen(address, timeout=HANG_SECONDS) as page:
                 return int(page.status)
         except urllib.error.URLError as error:
             if not isinstance(error.reason, ConnectionRefusedError) or time.monotonic() > end:
@@ -210,17 +210,15 @@ def test_lab_prints_an_address_that_answers_runs_the_course_s_python_and_ends_at
             data=b'{"name": "python3"}',
             headers={"Content-Type": "application/json"},
         )
-        with urllib.request.urlopen(request, timeout=20) as answer:
+        with urllib.request.urlopen(request, timeout=HANG_SECONDS) as answer:
             kernel = json.load(answer)["id"]
         commands = subprocess.check_output(["ps", "-eo", "args", "-ww"], text=True).splitlines()
         kernels = [command for command in commands if f"kernel-{kernel}" in command]
         assert [command.split()[0] for command in kernels] == [str(ready.python)]
-        began = time.monotonic()
         server.send_signal(signal.SIGINT)
-        rest, _ = server.communicate(timeout=20)
+        rest, _ = server.communicate(timeout=HANG_SECONDS)
         assert server.returncode == 0
         assert "Traceback" not in rest
-        assert time.monotonic() - began < 10
     finally:
         if server.poll() is None:
             server.kill()

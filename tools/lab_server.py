@@ -24,12 +24,12 @@ from urllib.error import URLError
 import nbformat
 from courselib.lab import lab_command, write_overrides
 from courselib.lanes import CHROMIUM
+from courselib.patience import HANG_SECONDS
 from courselib.venv import ROOT, Venv
 from playwright.sync_api import Browser, sync_playwright
 
 FOLDERS = ("notebooks", "exercises", "solutions")
 TRUSTED = ("notebooks", "solutions")
-START_SECONDS = 90
 
 _ARGUMENTS = (
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
@@ -134,10 +134,10 @@ class LabServer:
         request = urllib.request.Request(f"http://127.0.0.1:{self._port}/api/status")
         request.add_header("Authorization", f"token {self._environ['JUPYTER_TOKEN']}")
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy knows this machine's ports
-        end = time.monotonic() + START_SECONDS
+        end = time.monotonic() + HANG_SECONDS
         while process.poll() is None and time.monotonic() < end:
             try:
-                opener.open(request, timeout=20).close()
+                opener.open(request, timeout=HANG_SECONDS).close()
                 return
             except URLError:
                 time.sleep(0.2)

@@ -9,7 +9,8 @@ import secrets
 import time
 from typing import Any, NamedTuple
 
-from lab_server import START_SECONDS, LabServer
+from courselib.patience import HANG_SECONDS
+from lab_server import LabServer
 from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, ViewportSize
 
 WINDOW: ViewportSize = {"width": 1440, "height": 900}
@@ -31,6 +32,8 @@ class NotebookPage:
 
     def __init__(self, browser: Browser, server: LabServer, path: str) -> None:
         self.page: Page = browser.new_page(viewport=WINDOW)
+        self.page.set_default_timeout(HANG_SECONDS * 1000)
+        self.page.set_default_navigation_timeout(HANG_SECONDS * 1000)
         self.console: list[str] = []
         self.page.on("console", self._note)
         self.page.on("pageerror", lambda error: self.console.append(f"page error: {error}"))
@@ -49,7 +52,6 @@ class NotebookPage:
                     && panel.sessionContext.session?.kernel?.status === 'idle';
             }}""",
             arg=path,
-            timeout=START_SECONDS * 1000,
         )
 
     def switch_to(self, path: str) -> None:

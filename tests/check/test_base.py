@@ -17,6 +17,7 @@ import warnings
 import nbformat
 import pytest
 import torch
+from courselib.patience import HANG_SECONDS
 from nbclient import NotebookClient
 from torch import nn
 
@@ -543,7 +544,9 @@ for cell in {CELLS!r}:
     shell.run_cell(cell)
     print("--")
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=HANG_SECONDS
+    )
     _, stub, none, wrong, alive = (part.strip() for part in done.stdout.removesuffix("--\n").split("--\n"))
     assert stub == "token_weighting: not attempted yet"
     assert none.splitlines()[0] == "✘ token_weighting: there is nothing to check: the object is None"
@@ -557,7 +560,7 @@ for cell in {CELLS!r}:
 @pytest.mark.slow
 def test_a_notebook_stores_the_sentinel_and_the_message_as_errors():
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS])
-    NotebookClient(notebook, allow_errors=True, timeout=120, kernel_name="python3").execute()
+    NotebookClient(notebook, allow_errors=True, timeout=HANG_SECONDS, kernel_name="python3").execute()
     _, stub, none, wrong, alive = (cell.outputs for cell in notebook.cells)
     assert [(out.output_type, out.ename, out.evalue) for out in stub] == [
         ("error", "NotAttempted", "token_weighting: not attempted yet")

@@ -4,6 +4,7 @@ import time
 from dataclasses import replace
 
 import pytest
+from courselib.patience import HANG_SECONDS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -234,9 +235,8 @@ class TestTheLoader:
                 return index, data.get_worker_info().id
 
         def settles_at(count):
-            for _ in range(500):
-                if asked.value >= count:
-                    break
+            end = time.monotonic() + HANG_SECONDS
+            while asked.value < count and time.monotonic() < end:
                 time.sleep(0.01)
             time.sleep(0.1)  # one more would be loaded by now
             return asked.value
