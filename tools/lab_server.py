@@ -147,6 +147,7 @@ class LabServer:
 def _environ(folder: Path) -> dict[str, str]:
     """The environment of the server and its kernels: the course's, and none of the person's Jupyter folders."""
     environ = {k: v for k, v in os.environ.items() if not k.startswith(("JUPYTER", "IPYTHON", "GPULAB_"))}
+    environ |= {k: v for k, v in os.environ.items() if k == "GPULAB_CHECK_SEED"}
     for name in ("CONFIG", "DATA", "RUNTIME"):
         environ[f"JUPYTER_{name}_DIR"] = str(folder / "jupyter" / name.lower())
     return environ | {
