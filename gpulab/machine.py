@@ -11,7 +11,7 @@ import os
 import random
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from .choice import DEFAULT, choose
@@ -34,6 +34,8 @@ class Machine:
     `device` is where tensors go. `numbers` says what this notebook's bytes and times are. `virtual_of`
     names the GPU that is stood in for, None for a real one. `total_memory` is the GPU's in bytes (for
     Apple's GPU, the most that Metal recommends), None on the CPU. `notes` are sentences for the reader.
+    `threads` is how many threads PyTorch computes with on the CPU, and `threads_because` why they are fewer than it
+    would take, "" where they are not.
     """
 
     device: torch.device
@@ -43,6 +45,8 @@ class Machine:
     total_memory: int | None = None
     capability: tuple[int, int] | None = None
     notes: tuple[str, ...] = ()
+    threads: int = field(default=1, compare=False)
+    threads_because: str = field(default="", compare=False)
 
     def close(self) -> None:
         """End the virtual GPU that `setup` put in place; what was on it is on the CPU afterwards."""
@@ -60,6 +64,9 @@ _lent = _stays = False
 
 def setup(gpu: str | None = None, *, seed: int = 0) -> Machine:
     """Choose the device, seed the random generators, show the machine card, and return the machine.
+
+    On the CPU, PyTorch then computes with no more threads than this process has processors for, counting those that
+    other programs keep busy; it never gets more than it had.
 
     `gpu` is "auto", "real", "virtual:NAME" or a bare NAME such as "T4"; without it the environment
     variable GPULAB_GPU decides, and without that "auto": the CUDA GPU if it works, else a virtual T4.
@@ -85,6 +92,8 @@ def setup(gpu: str | None = None, *, seed: int = 0) -> Machine:
             machine = _auto() if mode == "auto" else _real("GPULAB_GPU" if gpu is None else "gpu")
     _put_in_force(machine.virtual_of)
     _seed(seed)
+    threads, because = _cap_threads()
+    machine = replace(machine, threads=threads, threads_because=because)
     earlier, _current = _current, machine
     card = _card(machine, seed, earlier)
     show(as_text(card), svg=as_svg(card), html=as_html(card))
@@ -256,6 +265,32 @@ def _seed(seed: int) -> None:
     except ImportError:
         return
     numpy.random.seed(seed)
+
+
+_threads: tuple[int, int] | None = None  # what PyTorch had by itself, and what `_cap_threads` made of it
+
+
+def _cap_threads() -> tuple[int, str]:
+    """Let PyTorch compute with no more threads than have a processor each: how many, and why they are fewer.
+
+    Beside other programs, every operation would wait for the thread whose processor is taken. A number that somebody
+    has chosen is never raised, and one in the environment is left alone.
+    """
+    global _threads
+    import torch
+
+    from .diagnosis.host import read_processors
+
+    now = torch.get_num_threads()
+    if (now == 1 and _threads is None) or os.environ.get("OMP_NUM_THREADS") or os.environ.get("MKL_NUM_THREADS"):
+        return now, ""
+    own = _threads[0] if _threads is not None and _threads[1] == now else now
+    here = read_processors()
+    count = min(own, here.threads)
+    if count != now:
+        torch.set_num_threads(count)
+    _threads = own, count
+    return count, here.why if count < own else ""
 
 
 def _card(machine: Machine, seed: int, earlier: Machine | None) -> Card:

@@ -1,13 +1,45 @@
-"""Virtual GPUs for tests that ask only what torch.cuda says, and a look that none stays in force after a module."""
+"""The same examples, inputs and random numbers in every run; virtual GPUs for tests that ask only what torch.cuda says.
 
+`make explore` draws all of these afresh: it gives `--hypothesis-profile=explore`, GPULAB_CHECK_SEED, and by
+GPULAB_EXAMPLES how many times as many examples.
+"""
+
+import os
+import random
 import sys
 
 import hypothesis
 import pytest
 
 # No test is about time: a slow machine must not fail one.
-hypothesis.settings.register_profile("gpulab", deadline=None)
+hypothesis.settings.register_profile("gpulab", deadline=None, derandomize=True, database=None)
+hypothesis.settings.register_profile("explore", deadline=None, derandomize=False, database=None, print_blob=True)
 hypothesis.settings.load_profile("gpulab")
+
+# What checks draw their inputs with; processes that a test starts have it too.
+os.environ.setdefault("GPULAB_CHECK_SEED", "0")
+
+
+def pytest_collection_modifyitems(items):
+    """More examples of every property, also of those that say how many they take."""
+    times = float(os.environ.get("GPULAB_EXAMPLES", "1"))
+    if hypothesis.settings.get_current_profile_name() != "explore" or times == 1:
+        return
+    held = "_hypothesis_internal_use_settings"  # tests/test_examples.py looks whether this takes hold
+    for test in {item.function for item in items if hasattr(getattr(item, "function", None), held)}:
+        own = getattr(test, held)
+        setattr(test, held, hypothesis.settings(own, max_examples=max(1, round(times * own.max_examples))))
+
+
+@pytest.fixture(autouse=True)
+def the_same_random_numbers():
+    """Whatever ran before."""
+    seed = int(os.environ["GPULAB_CHECK_SEED"])
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed)
+    if "torch" in sys.modules:
+        sys.modules["torch"].default_generator.manual_seed(seed)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from courselib.patience import HANG_SECONDS
 from courselib.venv import ROOT
 
 
@@ -14,7 +15,7 @@ from courselib.venv import ROOT
 def test_a_quick_benchmark_writes_its_rows_as_json_and_prints_them(tmp_path):
     file = tmp_path / "figures.json"
     command = [sys.executable, str(ROOT / "tools" / "bench.py"), "--quick", "--json", str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=HANG_SECONDS)
     assert done.returncode == 0, done.stderr
     document = json.loads(file.read_text(encoding="utf-8"))
     assert document["quick"] is True

@@ -12,7 +12,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +19,7 @@ import pytest
 from courselib import commands, installing
 from courselib.installing import Size, check_space, drop_half_installed, reason_to_start_anew, set_up
 from courselib.lock import only_one
+from courselib.patience import HANG_SECONDS
 from courselib.pip import Digest, explain_pip_failure
 from courselib.terminal import Stop
 from courselib.venv import Stamp, Venv
@@ -58,7 +58,7 @@ def course(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=120,
+        timeout=HANG_SECONDS,
     )
 
 
@@ -165,13 +165,11 @@ class TestCommands:
 
 
 class TestASecondRun:
-    def test_takes_no_pip_and_well_under_two_seconds(self, tmp_path: Path) -> None:
+    def test_takes_no_pip(self, tmp_path: Path) -> None:
         root = course_copy(tmp_path)
         light_venv(root)  # it has no pip, so a call of pip would fail
-        began = time.monotonic()
         done = course(root, "setup")
         assert done.stdout == f"{root / '.venv'} is ready.\n"
-        assert time.monotonic() - began < 1.5
 
     def test_is_ready_for_fewer_extras_and_any_build_of_torch_but_not_for_more(self, tmp_path: Path) -> None:
         venv = light_venv(course_copy(tmp_path))
@@ -287,7 +285,7 @@ class TestOneSetUpAtATime:
         child = self.holder(file, 1)
         said: list[str] = []
         with only_one(file, lambda: said.append("waiting")):
-            assert child.wait(10) == 0
+            assert child.wait(HANG_SECONDS) == 0
         assert said == ["waiting"]
         assert file.read_text() == "unchanged"
 
@@ -296,7 +294,7 @@ class TestOneSetUpAtATime:
         file.touch()
         child = self.holder(file, 60)
         child.send_signal(signal.SIGKILL if os.name != "nt" else signal.SIGTERM)
-        child.wait(10)
+        child.wait(HANG_SECONDS)
         said: list[str] = []
         with only_one(file, lambda: said.append("waiting")):
             pass

@@ -6,6 +6,8 @@ import dataclasses
 import os
 import platform
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 from xml.etree import ElementTree
@@ -17,7 +19,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gpulab import VirtualGPU, choice, machine, machine_card
-from gpulab.diagnosis import driver, pytorch
+from gpulab.diagnosis import driver, host, pytorch
 from gpulab.virtual.gpus.specs import SPECS
 
 NO_DRIVER = "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU"
@@ -425,3 +427,77 @@ def test_any_card_is_well_formed_and_its_lines_stay_inside(heading: str, note: s
     for node in picture.iter("{http://www.w3.org/2000/svg}text"):
         assert float(node.attrib["y"]) < height - 10
         assert len(node.text or "") <= 74
+
+
+# Threads on the CPU
+
+
+@pytest.fixture
+def pytorch_threads(monkeypatch: pytest.MonkeyPatch, no_gpu: None) -> list[int]:
+    """A PyTorch that computes with so many threads, and the numbers that it was given; nobody has chosen one."""
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    given: list[int] = [8]
+    monkeypatch.setattr(machine, "_threads", None)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: given[-1])
+    monkeypatch.setattr(torch, "set_num_threads", given.append)
+    return given
+
+
+def processors(monkeypatch: pytest.MonkeyPatch, *of: float) -> None:
+    monkeypatch.setattr(host, "read_processors", lambda: host.Processors(*of))  # type: ignore[arg-type]
+
+
+def test_threads_that_have_no_processor_are_not_started(
+    monkeypatch: pytest.MonkeyPatch, pytorch_threads: list[int], shown: Shown
+) -> None:
+    processors(monkeypatch, 8, 8, None, 6.0)
+    gpu = machine.setup("T4")
+    assert pytorch_threads == [8, 2]
+    assert (gpu.threads, gpu.threads_because) == (2, "other programs keep 6.0 of 8 processors busy")
+    assert "6.0" not in shown.text  # the card of a virtual GPU says nothing of the host
+
+
+def test_a_machine_that_is_quiet_again_gives_back_what_setup_took(
+    monkeypatch: pytest.MonkeyPatch, pytorch_threads: list[int]
+) -> None:
+    processors(monkeypatch, 8, 8, None, 6.0)
+    machine.setup("T4")
+    processors(monkeypatch, 8, 8)
+    assert machine.setup("T4").threads == 8
+    assert machine.setup("T4").threads_because == ""
+    assert pytorch_threads == [8, 2, 8]
+
+
+def test_a_number_that_the_user_has_set_is_never_raised(
+    monkeypatch: pytest.MonkeyPatch, pytorch_threads: list[int]
+) -> None:
+    processors(monkeypatch, 64, 64)
+    pytorch_threads.append(3)
+    assert machine.setup("T4").threads == 3
+    processors(monkeypatch, 64, 64, None, 62.0)
+    assert machine.setup("T4").threads == 2
+    pytorch_threads.append(1)
+    processors(monkeypatch, 64, 64)
+    assert machine.setup("T4").threads == 1
+    assert pytorch_threads == [8, 3, 2, 1]
+
+
+@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "MKL_NUM_THREADS"])
+def test_a_number_in_the_environment_is_left_alone(
+    name: str, monkeypatch: pytest.MonkeyPatch, pytorch_threads: list[int]
+) -> None:
+    monkeypatch.setenv(name, "8")
+    processors(monkeypatch, 2, 2, 1.0, 2.0)
+    assert machine.setup("T4").threads == 8
+    assert pytorch_threads == [8]
+
+
+def test_pytorch_itself_takes_the_number() -> None:
+    code = (
+        "import os, torch; [os.environ.pop(name, 0) for name in ('OMP_NUM_THREADS', 'MKL_NUM_THREADS')];"
+        "from gpulab.diagnosis import host; host.read_processors = lambda: host.Processors(4, 4, 1.0);"
+        "torch.set_num_threads(4); import gpulab; gpu = gpulab.setup('T4'); print(torch.get_num_threads(), gpu.threads)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "1 1"

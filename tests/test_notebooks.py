@@ -11,6 +11,7 @@ from urllib.parse import unquote
 import nbclient
 import nbformat
 import pytest
+from courselib.patience import HANG_SECONDS
 
 import gpulab
 
@@ -180,7 +181,7 @@ def test_an_unsolved_exercise_runs_through_and_every_error_is_not_attempted(path
     monkeypatch.setenv("GPULAB_GPU", "virtual:T4")
     monkeypatch.setenv("GPULAB_PROGRESS", str(tmp_path / "progress.json"))
     notebook = nbformat.read(path, as_version=4)
-    client = nbclient.NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(path.parent)}})
+    client = nbclient.NotebookClient(notebook, timeout=HANG_SECONDS, resources={"metadata": {"path": str(path.parent)}})
     asyncio.run(client.async_execute())
     errors = [(c, o) for c in notebook.cells for o in c.get("outputs", []) if o.output_type == "error"]
     assert {o.ename for _, o in errors} == {"NotAttempted"}

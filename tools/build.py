@@ -24,6 +24,7 @@ from typing import Any
 
 import jupytext
 import nbformat
+from courselib.patience import HANG_SECONDS
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
@@ -31,7 +32,6 @@ from traitlets.config import Config
 
 ROOT = Path(__file__).resolve().parent.parent
 GPU = "virtual:T4"
-CELL_TIMEOUT_SECONDS = 120
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 FORM = "1"  # raise it when this file gives other notebooks for the same sources
 
@@ -157,7 +157,7 @@ def execute(notebook: NotebookNode, folder: Path) -> None:
         progress = str(Path(scratch) / "progress.json")
         client = NotebookClient(
             notebook,
-            timeout=CELL_TIMEOUT_SECONDS,
+            timeout=HANG_SECONDS,
             kernel_name="python3",
             record_timing=False,
             store_widget_state=False,

@@ -7,10 +7,12 @@ and judges with `trial.expect`; it never reads the source. `guard` holds the stu
 from __future__ import annotations
 
 import inspect
+import os
 import random
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from importlib import import_module
 from types import MappingProxyType
 from typing import Any, NoReturn
 
@@ -18,6 +20,24 @@ from ..course import lesson as course_lesson
 from . import guard, settings
 from .measure import copy_of, same
 from .wording import clip, frames, show, signature_of, text_of
+
+OPTIMIZERS = "torch._dynamo"  # imported by the first optimizer of a process: some seconds, more from a slow disk
+
+# A call that did not return: after what, what it did instead, and what that likely means.
+_OVER = {
+    "processor": ("after {} of processor time", "was still computing", "a loop whose end is never reached"),
+    "idle": (
+        "within {}",
+        "was waiting and computed nothing",
+        "a wait for something that never comes, such as a lock, an event or a queue; or a long sleep",
+    ),
+    "wall": (
+        "within {}",
+        "was still running",
+        "a loop that sleeps and whose end is never reached, or a wait for another process",
+    ),
+    "import": ("within {}", "was still importing a module", "a module whose own code does not come to its end"),
+}
 
 
 class NotAttempted(NotImplementedError):
@@ -130,13 +150,14 @@ class Trial:
         if isinstance(outcome.error, NotAttempted) or _is_plain_stub(outcome.error):
             raise NotAttempted(f"{self.name}: not attempted yet") from None
         put_back = "; ".join(outcome.left_behind) + " (put back now)" if outcome.left_behind else ""
-        if outcome.timed_out:
+        if outcome.over:
+            summary, got, likely = _OVER[outcome.over]
             on = "" if outcome.ended else ", and goes on in the background until the kernel restarts"
             self.fail(
-                f"{who} did not return within {outcome.limit:.0f} s",
+                f"{who} did not return {summary.format(f'{outcome.limit:g} s')}",
                 expected="an answer in a moment: the inputs are tiny",
-                got=f"a call that was still running{on}",
-                likely="a loop whose end is never reached, or a wait for something that never comes",
+                got=f"a call that {got}{on}",
+                likely=likely,
             )
         if outcome.error is not None:
             name, text = type(outcome.error).__name__, text_of(outcome.error)
@@ -179,11 +200,14 @@ class Trial:
         return [f"(your function printed: {text})"] if text else []
 
 
-def check(*, lesson: int, says: str) -> Callable[[Callable[[Any, Trial], None]], Callable[..., None]]:
+def check(
+    *, lesson: int, says: str, imports: Sequence[str] = ()
+) -> Callable[[Callable[[Any, Trial], None]], Callable[..., None]]:
     """Make a check of `lesson` out of a function `(student, trial)` that raises when the answer is wrong.
 
-    `says` is the line that a right answer is told. The check takes the student's object and, to draw the
-    same inputs again, `seed=`.
+    `says` is the line that a right answer is told. `imports` names what PyTorch imports when the answer first needs
+    it, such as `OPTIMIZERS`: it is imported before the student's time runs. The check takes the student's object and,
+    to draw the same inputs again, `seed=`.
     """
 
     def decorate(body: Callable[[Any, Trial], None]) -> Callable[..., None]:
@@ -192,10 +216,12 @@ def check(*, lesson: int, says: str) -> Callable[[Callable[[Any, Trial], None]],
             raise ValueError(f"check {name!r} is not in the course table of lesson {lesson:02d}")
 
         def run(student: Any, *, seed: int | None = None) -> None:
-            drawn = random.SystemRandom().randrange(2**31) if seed is None else seed
+            drawn = _drawn_seed() if seed is None else seed
             if not isinstance(drawn, int) or isinstance(drawn, bool):
                 raise TypeError(f"seed must be a whole number, as a failed check prints it, not {show(drawn)}")
             trial = Trial(name, lesson)
+            for module in imports:
+                import_module(module)
             try:
                 settings.in_clean_state(lambda: body(student, trial), seed=drawn)
             except CheckFailed as failed:
@@ -212,6 +238,16 @@ def check(*, lesson: int, says: str) -> Callable[[Callable[[Any, Trial], None]],
         return run
 
     return decorate
+
+
+def _drawn_seed() -> int:
+    """A new one for each check; where GPULAB_CHECK_SEED is set, as in the course's own tests, that one."""
+    fixed = os.environ.get("GPULAB_CHECK_SEED")
+    if not fixed:
+        return random.SystemRandom().randrange(2**31)
+    if not fixed.isdecimal():
+        raise ValueError(f"the environment variable GPULAB_CHECK_SEED must be a whole number, not {fixed!r}")
+    return int(fixed)
 
 
 def _is_plain_stub(error: BaseException | None) -> bool:

@@ -2,23 +2,33 @@
 
 The code runs in a thread of its own, so that a call which never returns cannot take the kernel with it, and
 so that grad mode or autocast it switches never reach the notebook. No signals: they need the main thread.
+
+What is limited is the processor time that the call uses, so that a slow answer on a busy machine is not taken for an
+endless one. A call that uses none, or little, is ended by the wall clock, which goes slower on a busy machine. While
+the call imports a module, both stand still.
 """
 
 from __future__ import annotations
 
 import io
-import time
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from . import settings
+from . import settings, worker
+from .processor import TICK, FairClock, ProcessorTime
 from .worker import Worker
 
-LIMIT_SECONDS = 5.0
+LIMIT_SECONDS = 5.0  # of processor time
+IDLE_SECONDS = 10.0  # in which a call uses next to no processor time
+WALL_SECONDS = 60.0
+_NEXT_TO_NONE = 0.01  # of the time
 _KEEP_CHARACTERS = 200
+
+
+Over = Literal["", "processor", "idle", "wall", "import"]
 
 
 @dataclass(frozen=True)
@@ -27,17 +37,16 @@ class Outcome:
 
     value: Any = None
     error: BaseException | None = None
-    timed_out: bool = False
+    over: Over = ""  # which limit it went over
+    limit: float = 0.0  # that limit, in seconds
     ended: bool = True  # False when the thread could not be stopped
-    limit: float = 0.0
     left_behind: tuple[str, ...] = ()
 
 
 class Guard:
-    """Runs calls one at a time. The time limit is `LIMIT_SECONDS`, and more where the processor is shared."""
+    """Runs calls one at a time."""
 
     def __init__(self) -> None:
-        self._limit = LIMIT_SECONDS * _slowdown()
         self._out = _Capped()
 
     def run(self, function: Callable[..., Any], args: Sequence[Any], inside: AbstractContextManager[Any]) -> Outcome:
@@ -52,21 +61,26 @@ class Guard:
             finally:
                 box["changed"] = settings.changed(before, settings.local())
 
-        before, states, worker = settings.shared(), settings.random_states(), Worker(work)
+        before, states, thread = settings.shared(), settings.random_states(), Worker(work)
+        over: Over = ""
+        limit = 0.0
         try:
             with redirect_stdout(self._out), redirect_stderr(self._out), warnings.catch_warnings():
                 warnings.showwarning = self._out.take_warning
+                watch = _Watch(thread)
                 try:
-                    timed_out = not worker.wait(self._limit)
+                    thread.start()
+                    while not over and not thread.wait(TICK):
+                        over, limit = watch.over()
                 finally:  # also when the student presses stop
-                    ended = worker.end()
+                    ended = thread.end(for_imports=0.0 if over == "import" else worker.IMPORT_SECONDS)
             left = tuple((settings.changed(before, settings.shared()) | box.get("changed", {})).values())
         finally:
             settings.put_back(before, also=box.get("changed", {}))
             settings.put_back_random(states)
-        if timed_out:
-            return Outcome(timed_out=True, ended=ended, limit=self._limit, left_behind=left)
-        return Outcome(box.get("value"), worker.error, limit=self._limit, left_behind=left)
+        if over:
+            return Outcome(over=over, limit=limit, ended=ended, left_behind=left)
+        return Outcome(box.get("value"), thread.error, left_behind=left)
 
     def printed(self) -> str:
         """The beginning of what the calls printed, and how much there was."""
@@ -97,9 +111,44 @@ class _Capped(io.TextIOBase):
         return f"{kept} … and {more:,} more characters" if more > 0 else kept
 
 
-def _slowdown() -> float:
-    """How many times longer than its processor time this thread takes just now, from 1 to 10."""
-    wall, processor = time.perf_counter(), time.thread_time()
-    while (used := time.thread_time() - processor) < 0.005:
-        pass
-    return min(max((time.perf_counter() - wall) / used, 1.0), 10.0)
+class _Watch:
+    """How long a call has been at work, for somebody who looks every `TICK`."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker, self._processor, self._clock = worker, ProcessorTime(), FairClock()
+        self._used = self._at = 0.0  # processor time; seconds of the clock
+        self._spared_used = self._spared_wall = self._import = 0.0  # in imports; in the one that goes on
+        self._moved, self._moved_used = 0.0, 0.0  # when the call was last seen to compute
+        self._children: float | None = None
+
+    def over(self) -> tuple[Over, float]:
+        """The limit that the call is over, and its seconds; ("", 0) while it is within all."""
+        last_used, last_at = self._used, self._at
+        self._used, self._at = self._processor.used(), self._clock.now()
+        if self._worker.importing():
+            self._spared_used += self._used - last_used
+            self._spared_wall += self._at - last_at
+            self._import += self._at - last_at
+            self._computes()
+            return ("import", worker.IMPORT_SECONDS) if self._import > worker.IMPORT_SECONDS else ("", 0.0)
+        self._import = 0.0
+        if self._used - self._spared_used > LIMIT_SECONDS:
+            return "processor", LIMIT_SECONDS
+        if self._at - self._spared_wall > WALL_SECONDS:
+            return "wall", WALL_SECONDS
+        return ("idle", IDLE_SECONDS) if self._is_idle() else ("", 0.0)
+
+    def _computes(self) -> None:
+        self._moved, self._moved_used = self._at, self._used
+
+    def _is_idle(self) -> bool:
+        little = _NEXT_TO_NONE * IDLE_SECONDS
+        if self._children is None:
+            self._children = self._processor.of_children()
+        if self._used - self._moved_used > little:
+            self._computes()
+        if self._at - self._moved <= IDLE_SECONDS:
+            return False
+        before, self._children = self._children, self._processor.of_children()
+        self._computes()
+        return self._children - before <= little  # those that are no longer there make it less

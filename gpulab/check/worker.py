@@ -1,7 +1,8 @@
 """One call in a thread of its own that can be waited for, interrupted by the student, and ended from outside.
 
 Python has no way to end a thread but to raise in it, and code that catches everything goes on. Neither does a
-call into C that never comes back end: such a thread is left behind.
+call into C that never comes back end: such a thread is left behind. So is one that imports: half a module in
+`sys.modules` would fail every later import of it.
 """
 
 from __future__ import annotations
@@ -9,12 +10,17 @@ from __future__ import annotations
 import contextvars
 import ctypes
 import functools
+import sys
 import threading
 import time
 from collections.abc import Callable
 
+from .processor import FairClock, thread_seconds
+
+IMPORT_SECONDS = 60.0  # that an import is given to come to its end
 _POLITE_SECONDS = 0.2
 _END_SECONDS = 1.0
+_PAUSE = 0.002  # between two exceptions
 _DEPTH = 20
 _raise_in = ctypes.PYFUNCTYPE(None, ctypes.c_ulong, ctypes.py_object)(("PyThreadState_SetAsyncExc", ctypes.pythonapi))
 _calm = ctypes.PYFUNCTYPE(None, ctypes.c_ulong, ctypes.c_void_p)(("PyThreadState_SetAsyncExc", ctypes.pythonapi))
@@ -48,44 +54,80 @@ class Worker:
     def __init__(self, call: Callable[[], object]) -> None:
         self.error: BaseException | None = None
         self._call, self._over, self._done = call, False, threading.Event()
+        self._dropped, self._running = False, threading.Event()  # ended before it began; it has begun
         context = contextvars.copy_context()  # so that a notebook's display finds its cell
         self.thread = threading.Thread(target=context.run, args=(self._run,), name="gpulab check", daemon=True)
 
-    def wait(self, seconds: float) -> bool:
-        """Start, and say whether the call was over in this time."""
+    def start(self) -> None:
         self.thread.start()
+
+    def wait(self, seconds: float) -> bool:
+        """Whether the call is over within this time."""
         self._done.wait(seconds)  # not join: interrupted, it takes the thread for ended (Python 3.11)
         return self._done.is_set()
 
-    def end(self) -> bool:
-        """See the thread to its end, raising `TimeUp` in it until then; False when that was in vain for a second.
+    def importing(self) -> bool:
+        """Whether the thread is within an import just now."""
+        frame = sys._current_frames().get(self.thread.ident or 0)
+        while frame is not None:
+            if frame.f_code.co_filename.startswith("<frozen importlib"):
+                return True
+            frame = frame.f_back
+        return False
+
+    def end(self, *, for_imports: float = IMPORT_SECONDS) -> bool:
+        """See the thread to its end, raising `TimeUp` in it until then; False when that is in vain: for a second in
+        which the thread did nothing, or for a second of its own processor time.
 
         A bare `except` in a loop catches what strikes inside its try. So after a while each exception brings the next
         as it is caught, which strikes in the handler, and so on outwards. (Python 3.12 takes the jump at the end of a
         handler for a part of the try: there a loop with `except: pass` may go on.)
+
+        An import is waited for, `for_imports` seconds long. Between the look at the thread's frames and the exception
+        it does not run: Python gives another thread its turn after 5 ms, and this one has only just got it.
         """
-        thread, started = self.thread.ident or 0, time.monotonic()
+        self._dropped = True
+        thread = self.thread.ident
+        if thread is None:  # stop was pressed while the thread was being started: it finds nothing to do
+            return True
+        self._running.wait()
+        clock, imports = FairClock(), FairClock()
         strike: type[BaseException] = TimeUp
+        mark, first, latest = 0.0, thread_seconds(self.thread.native_id), 0.0
         while not self._done.is_set() and self.thread.is_alive():
-            spent = time.monotonic() - started
-            if spent > _END_SECONDS:
-                _settle()
-                return False
+            if self.importing():  # nothing to do but wait; the second begins afterwards
+                if imports.now() > for_imports:
+                    _settle()
+                    return False
+                clock = FairClock()
+                mark, first, latest = 0.0, thread_seconds(self.thread.native_id), 0.0
+                self._done.wait(_PAUSE)
+                continue
+            spent = clock.now()
+            if spent - mark > _END_SECONDS:
+                now = thread_seconds(self.thread.native_id)
+                own = 0.0 if now is None or first is None else now - first
+                if own - latest < 0.01 or own > _END_SECONDS:
+                    _settle()
+                    return False
+                mark, latest = spent, own  # it runs, but others want the processor too
             if spent > _POLITE_SECONDS and strike is TimeUp:
                 for _ in range(_DEPTH):
                     bring = functools.partial(_raise_in, thread, strike)  # C code: nothing can strike within it
                     strike = type("TimeUp", (TimeUp,), {"__init__": staticmethod(bring)})
-            if not self._over:
+            if not self._over and not self.importing():
                 _raise_in(thread, strike)
-            self._done.wait(0.002)
+            self._done.wait(_PAUSE)
         self.thread.join()
         _settle()
         return True
 
     def _run(self) -> None:
         calm = functools.partial(_calm, threading.get_ident(), None)
+        self._running.set()
         try:
-            self._call()
+            if not self._dropped:
+                self._call()
         except BaseException as error:
             self._over = True  # nobody raises here from now on, and what is pending is taken back: no bytecode that
             calm()  # could be interrupted lies before or between these two

@@ -8,14 +8,17 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from time import process_time, sleep
+from typing import Any
 
 from .. import course
 from .finding import Finding, gib
 
 OLDEST_PYTHON = (3, 11)
+_LOOK_SECONDS = 0.1
 _GIB = 2**30
 
 
@@ -39,11 +42,30 @@ class Memory:
 
 @dataclass(frozen=True)
 class Processors:
-    """Logical processors in the host, those this process may run on, and its share of time if limited."""
+    """Logical processors in the host, those this process may run on, and its share of time if limited.
+
+    `busy`: how many of the allowed ones other programs keep at work.
+    """
 
     host: int
     allowed: int
     share: float | None = None
+    busy: float = 0.0
+
+    @property
+    def threads(self) -> int:
+        """How many threads have a processor each. More would wait for one another at the end of every operation."""
+        free = min(self.allowed - self.busy + 0.5, self.allowed if self.share is None else self.share)
+        return max(1, int(free + 1e-9))
+
+    @property
+    def why(self) -> str:
+        """What `threads` are limited by, "" where it is the number of processors alone."""
+        if self.threads == int(self.share or 0) or (self.share is not None and self.share < 1):
+            return f"{self.share:g} processors' worth of time is allowed"
+        if self.threads < self.allowed:
+            return f"other programs keep {self.busy:.1f} of {self.allowed} processors busy"
+        return f"{self.allowed} of {self.host} processors are allowed" if self.allowed < self.host else ""
 
 
 @dataclass(frozen=True)
@@ -74,7 +96,39 @@ def read_processors() -> Processors:
         allowed = len(os.sched_getaffinity(0))
     else:
         allowed = host
-    return Processors(host, allowed, read_limits().processors)
+    return Processors(host, allowed, read_limits().processors, read_busy(allowed))
+
+
+def read_busy(allowed: int) -> float:
+    """How many of the `allowed` processors others keep at work: by the load of the last minute and at this moment.
+
+    The lower of the two: the load counts what this process itself has computed, a moment may be an odd one.
+    """
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else float(allowed)  # not on Windows
+    return min(load, _busy_now()) if load >= 0.5 else 0.0
+
+
+def _busy_now() -> float:
+    """How many processors that this process may run on are at work for others, in a tenth of a second."""
+    import psutil
+
+    at = process_time()
+    before = psutil.cpu_times(percpu=True)
+    sleep(_LOOK_SECONDS)
+    after, own = psutil.cpu_times(percpu=True), process_time() - at
+    mine: Iterable[int] = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(after))
+    busy = 0.0
+    for number in mine:
+        if number < min(len(before), len(after)):
+            passed = sum(after[number]) - sum(before[number])
+            waited = _waiting(after[number]) - _waiting(before[number])
+            busy += 1 - waited / passed if passed > 0 else 0.0
+    return max(0.0, busy - own / _LOOK_SECONDS)
+
+
+def _waiting(times: Any) -> float:
+    """Seconds in which a processor had nothing to do, from psutil's table."""
+    return float(times.idle + getattr(times, "iowait", 0.0))
 
 
 def read_disk(folder: Path | None = None) -> Disk:
@@ -173,15 +227,19 @@ def judge_processors(processors: Processors) -> list[Finding]:
     """How many processors this process may use, which is not always how many there are."""
     here, host = processors.allowed, processors.host
     what = f"{here} of {host} for this process"
-    if processors.share is not None and processors.share < here:
-        return [
-            Finding(
-                "Processors",
-                "note",
-                f"{what}, with {processors.share:g} processors' worth of time",
-                "Give DataLoader no more workers than that: os.cpu_count() does not know of this limit.",
-            )
-        ]
+    limited = processors.share is not None and processors.share < here
+    if limited:
+        what += f", with {processors.share:g} processors' worth of time"
+    if processors.busy >= 0.5:
+        what += f"; other programs keep {processors.busy:.1f} busy"
+    count = processors.threads
+    what += f"; gpulab.setup() lets PyTorch compute with {count} {'thread' if count == 1 else 'threads'} at most"
+    if limited:
+        do = "Give DataLoader no more workers than that: os.cpu_count() does not know of this limit."
+        return [Finding("Processors", "note", what, do)]
+    if processors.busy >= 0.5 and count < here:
+        do = "Where this machine is yours, end what computes beside it, and run gpulab.setup() again."
+        return [Finding("Processors", "note", what, do)]
     return [Finding("Processors", "ok", what)]
 
 

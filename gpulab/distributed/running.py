@@ -24,6 +24,7 @@ from .folder import Folder, Report, kept
 from .result import RankFailed, Run, TimeLimit, failure_text, first_failure, limit_text, on_screen
 
 _LOOK = 0.1  # seconds between two looks at the launcher
+_PATIENCE = 10.0  # seconds that ranks have to write where they are: a moment, where the processor is theirs
 
 
 def run(
@@ -128,10 +129,12 @@ def _where_they_are(folder: Folder, launcher: subprocess.Popen[bytes]) -> Report
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, processes.ASK)
         asked = [rank for rank, pid in folder.pids().items() if pid in alive]
-        patience = time.monotonic() + 1.0
-        while time.monotonic() < patience and not all(folder.stacks(rank) for rank in asked):
+        patience, quiet = time.monotonic() + _PATIENCE, 0
+        stacks: list[str] = []
+        while time.monotonic() < patience and quiet < 4:  # after that nothing more comes
             time.sleep(0.05)
-        time.sleep(0.1)  # for the rest of what they write
+            before, stacks = stacks, [folder.stacks(rank) for rank in asked]
+            quiet = quiet + 1 if all(stacks) and stacks == before else 0
     return Report(stopped=alive)
 
 

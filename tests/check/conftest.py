@@ -13,5 +13,6 @@ def progress_elsewhere(tmp_path, monkeypatch):
 @pytest.fixture
 def short_limit(monkeypatch):
     """For code that never returns: 0.3 s is enough to know."""
-    monkeypatch.setattr(guard, "LIMIT_SECONDS", 0.3)
-    monkeypatch.setattr(guard, "_slowdown", lambda: 1.0)
+    for name in ("LIMIT_SECONDS", "IDLE_SECONDS"):
+        monkeypatch.setattr(guard, name, 0.3)
+    monkeypatch.setattr(guard, "WALL_SECONDS", 2.0)

@@ -1,9 +1,11 @@
 """A student's code in bounds: whatever it does, the call ends and the notebook finds all as it was."""
 
 import contextlib
+import importlib
 import io
 import os
 import random
+import subprocess
 import sys
 import threading
 import time
@@ -12,9 +14,12 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from courselib.busy import busy
+from courselib.patience import HANG_SECONDS
 
-from gpulab.check import settings
-from gpulab.check.guard import Guard, _slowdown
+from gpulab.check import guard, processor, settings, worker
+from gpulab.check.guard import Guard
+from gpulab.check.processor import FairClock, ProcessorTime
 
 PRECISIONS = (
     "cuda.matmul.fp32_precision",
@@ -40,7 +45,8 @@ def no_thread_is_left():
     assert threads() == []
     yield
     for thread in threads():
-        thread.join(5)
+        thread.join(HANG_SECONDS)
+    assert threads() == []
 
 
 def raising(error):
@@ -52,7 +58,7 @@ def raising(error):
 
 def test_a_value_comes_back():
     outcome = run(lambda a, b: a + b, 2, 3)
-    assert (outcome.value, outcome.error, outcome.timed_out, outcome.left_behind) == (5, None, False, ())
+    assert (outcome.value, outcome.error, outcome.over, outcome.left_behind) == (5, None, "", ())
 
 
 @pytest.mark.parametrize("error", [ValueError("x"), SystemExit(3), KeyboardInterrupt(), MemoryError(), GeneratorExit()])
@@ -131,45 +137,287 @@ IN_3_12 = pytest.mark.skipif(
 )
 def test_an_endless_loop_is_ended(short_limit, function):
     outcome = run(function)
-    assert outcome.timed_out
+    assert outcome.over in ("processor", "wall")  # the wall's, where it sleeps now and then
     assert outcome.ended
     assert threads() == []
 
 
+def test_the_limit_is_of_processor_time(short_limit):
+    outcome = run(loop)
+    assert (outcome.over, outcome.limit) == ("processor", 0.3)
+
+
+def test_the_work_of_a_thread_that_the_call_starts_counts(short_limit):
+    over = threading.Event()
+
+    def spin():
+        while not over.is_set():
+            sum(range(1000))
+
+    def waits_for_a_thread():
+        thread = threading.Thread(target=spin)
+        thread.start()
+        try:
+            while thread.is_alive():
+                thread.join(0.01)
+        finally:
+            over.set()
+
+    assert run(waits_for_a_thread).over == "processor"
+
+
+def test_the_work_of_a_thread_that_was_there_before_does_not_count(monkeypatch):
+    if not processor._TELLS:
+        pytest.skip("NOT tested: this system does not tell the processor time of another thread")
+    monkeypatch.setattr(guard, "LIMIT_SECONDS", 0.3)
+    over = threading.Event()
+
+    def spin():
+        while not over.is_set():
+            sum(range(1000))
+
+    widget = threading.Thread(target=spin)
+    widget.start()
+
+    def waits_for_it():
+        while processor.thread_seconds(widget.native_id) < began + 1:
+            time.sleep(0.01)
+        return "done"
+
+    began = processor.thread_seconds(widget.native_id)
+    try:
+        assert run(waits_for_it).value == "done"
+    finally:
+        over.set()
+        widget.join()
+
+
+def test_a_wait_that_computes_nothing_is_told_sooner_than_one_that_does(monkeypatch):
+    monkeypatch.setattr(guard, "IDLE_SECONDS", 1.0)
+    monkeypatch.setattr(guard, "WALL_SECONDS", 4.0)
+    never = threading.Event()
+
+    def waits():
+        while not never.wait(0.5):
+            pass
+
+    def polls():
+        while not never.is_set():
+            sum(range(20_000))
+            time.sleep(0.001)
+
+    assert run(waits).over == "idle"
+    assert run(polls).over == "wall"
+
+
+def test_a_call_that_waits_for_a_process_at_work_is_not_idle(monkeypatch):
+    monkeypatch.setattr(guard, "IDLE_SECONDS", 0.5)
+    code = "import time\nwhile time.process_time() < 2: sum(range(100_000))"
+    outcome = run(subprocess.run, [sys.executable, "-c", code])
+    assert outcome.over == ""
+    assert outcome.value.returncode == 0
+
+
 @pytest.mark.parametrize("catches", [(), BaseException])
 def test_a_call_that_sleeps_is_left_behind_and_ends_when_it_wakes(catches, short_limit, capfd):
+    wakes = threading.Lock()
+    wakes.acquire()
+
     def sleeper():
         with contextlib.suppress(catches):
-            time.sleep(2.5)
+            wakes.acquire()  # in C: nothing reaches it
         print("good morning")
 
     outcome = run(sleeper)
-    assert outcome.timed_out
+    assert outcome.over == "idle"
     assert not outcome.ended
     [thread] = threads()
-    thread.join(5)
+    wakes.release()
+    thread.join(HANG_SECONDS)
     assert not thread.is_alive()
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.slow
+def test_a_right_answer_beside_many_busy_processes_is_not_taken_for_an_endless_one(monkeypatch):
+    monkeypatch.setattr(guard, "WALL_SECONDS", 30.0)
+
+    def half_a_second():
+        while time.thread_time() < 0.5:
+            pass
+        return "done"
+
+    with busy(6 * (os.cpu_count() or 1)):
+        assert run(half_a_second).value == "done"
+
+
+def test_stop_while_the_thread_is_being_started_leaves_none_behind():
+    called = []
+    never_started = worker.Worker(lambda: called.append(1))
+    assert never_started.end()
+    never_started.start()
+    never_started.thread.join()
+    assert called == []
+
+
+# --- the clocks ----------------------------------------------------------------------------------------
+
+
+def test_a_pause_of_the_whole_process_counts_as_a_moment(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(processor, "monotonic", lambda: now[0])
+    monkeypatch.setattr(processor, "_share_of_the_processor", lambda: 1.0)
+    clock = FairClock()
+    for _ in range(5):
+        now[0] += 0.1
+        clock.now()
+    assert clock.seconds == pytest.approx(0.5)
+    now[0] += 3600
+    assert clock.now() == pytest.approx(0.7)
+
+
+def test_time_passes_by_the_share_of_the_processor_that_there_is(monkeypatch):
+    now, share = [0.0], [1.0]
+    monkeypatch.setattr(processor, "monotonic", lambda: now[0])
+    monkeypatch.setattr(processor, "_share_of_the_processor", lambda: share[0])
+    clock = FairClock()
+
+    def pass_time(seconds):
+        for _ in range(round(seconds / 0.1)):
+            now[0] += 0.1
+            clock.now()
+        return clock.seconds
+
+    assert pass_time(10) == pytest.approx(10)
+    share[0] = 0.1
+    pass_time(2)
+    before = clock.seconds
+    assert pass_time(20) == pytest.approx(before + 2)
+    share[0] = 1.0
+    pass_time(2)
+    before = clock.seconds
+    assert pass_time(5) == pytest.approx(before + 5)
+
+
+def test_the_share_of_the_processor_is_a_share():
+    assert 0 < processor._share_of_the_processor() <= 1
+
+
+@pytest.mark.parametrize("tells", [True, False])
+def test_processor_time_is_of_others_than_the_one_who_asks(monkeypatch, tells):
+    if tells and not processor._TELLS:
+        pytest.skip("NOT tested: this system does not tell the processor time of another thread")
+    monkeypatch.setattr(processor, "_TELLS", tells)
+    until = time.thread_time() + 0.2
+    counted = ProcessorTime()
+    while time.thread_time() < until:
+        pass
+    assert counted.used() < 0.1
+
+    def work():
+        while time.thread_time() < 0.2:
+            pass
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert 0.19 < counted.used() < 0.4
+
+
+# --- imports -------------------------------------------------------------------------------------------
+
+SLOW_MODULE = """
+import threading, {name}_gate as gate
+half = 1
+gate.reached.set()
+{wait}
+whole = 2
+"""
+WAITS = {
+    "sleeping": "gate.go_on.acquire()",
+    "computing": "while not gate.go_on.acquire(timeout=0): sum(range(1000))",
+}
+
+
+@pytest.fixture
+def slow_module(request, tmp_path, monkeypatch):
+    """A module that is imported until its gate is opened; the gate."""
+    name = f"slow_{request.param}"
+    gate = type(sys)(f"{name}_gate")
+    gate.reached, gate.go_on = threading.Event(), threading.Semaphore(0)
+    monkeypatch.setitem(sys.modules, gate.__name__, gate)
+    (tmp_path / f"{name}.py").write_text(SLOW_MODULE.format(name=name, wait=WAITS[request.param]))
+    monkeypatch.syspath_prepend(tmp_path)
+    yield name, gate
+    gate.go_on.release()
+    sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("slow_module", WAITS, indirect=True)
+def test_time_in_an_import_does_not_count(short_limit, slow_module):
+    name, gate = slow_module
+    looks = []
+    watch = guard._Watch.over
+
+    def over(self):
+        looks.append(self._worker.importing())
+        if sum(looks) == 10:  # a second: more than three times the limit
+            gate.go_on.release()
+        return watch(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(guard._Watch, "over", over)
+        outcome = run(lambda: importlib.import_module(name).whole)
+    assert (outcome.value, outcome.over) == (2, "")
+
+
+@pytest.mark.parametrize("slow_module", WAITS, indirect=True)
+def test_no_thread_is_ended_within_an_import(short_limit, slow_module):
+    """The student presses stop, a moment before the module is there: it is there as a whole, and then the call ends."""
+    name, gate = slow_module
+    after = []
+
+    def imports_and_goes_on():
+        importlib.import_module(name)
+        after.append("imported")
+        loop()
+
+    stopped = worker.Worker(imports_and_goes_on)
+    stopped.start()
+    assert gate.reached.wait(HANG_SECONDS)
+    threading.Timer(0.5, gate.go_on.release).start()
+    assert stopped.end()
+    assert isinstance(stopped.error, worker.TimeUp)
+    assert sys.modules[name].whole == 2
+    assert importlib.import_module(name).whole == 2
+
+
+@pytest.mark.parametrize("slow_module", WAITS, indirect=True)
+def test_an_import_that_does_not_come_to_its_end_is_left_alone(short_limit, slow_module, monkeypatch):
+    monkeypatch.setattr(worker, "IMPORT_SECONDS", 0.5)
+    name, gate = slow_module
+    outcome = run(importlib.import_module, name)
+    assert (outcome.over, outcome.limit, outcome.ended) == ("import", 0.5, False)
+    gate.go_on.release()  # it goes on in the background, and comes to its end after all
+    for thread in threads():
+        thread.join(HANG_SECONDS)
+    assert sys.modules[name].whole == 2
+    assert importlib.import_module(name).whole == 2
 
 
 def test_stop_in_the_notebook_ends_the_call_and_puts_all_back():
     out, dtype = sys.stdout, torch.get_default_dtype()
 
-    def busy():
+    def presses_stop():
         torch.set_default_dtype(torch.float64)
+        os.kill(os.getpid(), 2)
         loop()
 
-    timer = threading.Timer(0.1, lambda: os.kill(os.getpid(), 2))
-    timer.start()
     with pytest.raises(KeyboardInterrupt):
-        run(busy)
+        run(presses_stop)
     assert sys.stdout is out
     assert torch.get_default_dtype() is dtype
     assert threads() == []
-
-
-def test_the_limit_is_longer_where_the_processor_is_shared():
-    assert 1.0 <= _slowdown() <= 10.0
 
 
 # --- printing ------------------------------------------------------------------------------------------

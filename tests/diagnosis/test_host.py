@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections import namedtuple
 from pathlib import Path
 
 import psutil
@@ -112,7 +114,81 @@ def test_a_share_of_processor_time_below_the_count_is_a_note() -> None:
     assert finding.status == "note"
     assert "64 of 64 for this process, with 1.5 processors' worth of time" in finding.what
     assert only(host.judge_processors(Processors(64, 2, 2.0))).status == "ok"
-    assert only(host.judge_processors(Processors(8, 4))).what == "4 of 8 for this process"
+    assert only(host.judge_processors(Processors(8, 4))).what == (
+        "4 of 8 for this process; gpulab.setup() lets PyTorch compute with 4 threads at most"
+    )
+
+
+@pytest.mark.parametrize(
+    ("processors", "threads", "why"),
+    [
+        (Processors(8, 8), 8, ""),
+        (Processors(8, 4), 4, "4 of 8 processors are allowed"),
+        (Processors(64, 64, 2.0), 2, "2 processors' worth of time is allowed"),
+        (Processors(64, 64, 1.5), 1, "1.5 processors' worth of time is allowed"),
+        (Processors(64, 64, 0.5), 1, "0.5 processors' worth of time is allowed"),
+        (Processors(64, 64, 4.0, busy=30.0), 4, "4 processors' worth of time is allowed"),
+        (Processors(2, 2, busy=0.4), 2, ""),
+        (Processors(2, 2, busy=0.9), 1, "other programs keep 0.9 of 2 processors busy"),
+        (Processors(8, 4, 4.0, busy=2.0), 2, "other programs keep 2.0 of 4 processors busy"),
+        (Processors(2, 2, busy=2.0), 1, "other programs keep 2.0 of 2 processors busy"),
+    ],
+)
+def test_a_thread_has_a_processor_of_its_own(processors: Processors, threads: int, why: str) -> None:
+    assert (processors.threads, processors.why) == (threads, why)
+
+
+def test_a_busy_machine_is_a_note_with_what_others_take_and_the_threads_that_are_left() -> None:
+    finding = only(host.judge_processors(Processors(4, 4, busy=3.2)))
+    assert finding.status == "note"
+    assert finding.what == (
+        "4 of 4 for this process; other programs keep 3.2 busy; "
+        "gpulab.setup() lets PyTorch compute with 1 thread at most"
+    )
+    assert "run gpulab.setup() again" in finding.do
+
+
+class TestBusy:
+    @pytest.mark.parametrize(
+        ("load", "now", "busy"),
+        [
+            (3.0, 1.2, 1.2),  # the load is partly what this process itself did
+            (1.0, 4.0, 1.0),  # this moment is an odd one
+            (0.1, 4.0, 0.0),
+        ],
+    )
+    def test_the_lower_of_load_and_moment_counts(
+        self, load: float, now: float, busy: float, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(os, "getloadavg", lambda: (load, 9.0, 9.0), raising=False)
+        monkeypatch.setattr(host, "_busy_now", lambda: now)
+        assert host.read_busy(4) == busy
+
+    def test_a_system_without_a_load_is_judged_by_the_moment(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delattr(os, "getloadavg", raising=False)
+        monkeypatch.setattr(host, "_busy_now", lambda: 1.5)
+        assert host.read_busy(4) == 1.5
+
+    def test_processors_that_this_process_may_not_use_and_its_own_work_do_not_count(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        times = namedtuple("times", "user system idle iowait")
+        before = [times(0.0, 0.0, 0.0, 0.0)] * 4
+        after = [
+            times(1.0, 0.0, 0.0, 0.0),
+            times(0.5, 0.5, 0.0, 0.0),
+            times(0.0, 0.0, 0.5, 0.5),
+            times(0, 0.25, 0.75, 0),
+        ]
+        tables, own = iter([before, after]), iter([7.0, 7.025])
+        monkeypatch.setattr(psutil, "cpu_times", lambda percpu: next(tables))
+        monkeypatch.setattr(host, "process_time", lambda: next(own))
+        monkeypatch.setattr(host, "sleep", lambda seconds: None)
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {1, 2, 3}, raising=False)
+        assert host._busy_now() == pytest.approx(1 + 0 + 0.25 - 0.25)
+
+    def test_this_machine_is_read(self) -> None:
+        assert 0 <= host._busy_now() <= (os.cpu_count() or 1)
 
 
 @pytest.mark.parametrize(

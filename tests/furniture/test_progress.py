@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from courselib.patience import HANG_SECONDS
 from filelock import FileLock
 
 from gpulab import course
@@ -266,14 +267,14 @@ def test_a_process_that_is_killed_while_it_writes_leaves_the_record_as_it_was(fi
         "os.replace = lambda *args: os._exit(9)\n"
         "progress.record('checks', 8, 'token_weighting')\n"
     )
-    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 9
+    assert subprocess.run([sys.executable, "-c", code], timeout=HANG_SECONDS, check=False).returncode == 9
     assert contents(file)["checks"] == {"8": ["accumulation_amp"]}
     assert progress.record("checks", 8, "token_weighting") == ()  # its lock went with it
 
 
 def test_two_processes_at_once_lose_nothing(file):
     code = (
-        "import sys\nfrom gpulab.furniture import progress\n"
+        f"import sys\nfrom gpulab.furniture import progress\nprogress._LOCK_SECONDS = {HANG_SECONDS}\n"
         "for i in range(25):\n"
         "    assert progress.record('checks', 8, f'{sys.argv[1]}-{i}') == ()\n"
     )

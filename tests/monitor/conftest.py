@@ -12,6 +12,7 @@ from typing import Any
 
 import pynvml
 import pytest
+from courselib.patience import HANG_SECONDS
 
 MIB = 2**20
 
@@ -144,7 +145,7 @@ def watching() -> list[str]:
 @pytest.fixture(autouse=True)
 def no_thread_stays() -> Any:
     yield
-    until = time.monotonic() + 10
+    until = time.monotonic() + HANG_SECONDS
     while watching() and time.monotonic() < until:
         time.sleep(0.01)
     assert watching() == []

@@ -12,6 +12,7 @@ from typing import Any
 
 import ipywidgets
 import pytest
+from courselib.patience import HANG_SECONDS
 
 from gpulab import display
 from gpulab.monitor import Watch, view
@@ -22,7 +23,7 @@ def watching() -> int:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + HANG_SECONDS
     while not condition() and time.monotonic() < end:
         time.sleep(0.005)
     assert condition()

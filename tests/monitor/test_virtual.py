@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from courselib.patience import HANG_SECONDS
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -175,7 +176,7 @@ def test_watching_changes_no_number_of_what_it_watches() -> None:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + HANG_SECONDS
     while not condition() and time.monotonic() < end:
         time.sleep(0.01)
     assert condition()

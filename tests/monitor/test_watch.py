@@ -12,6 +12,7 @@ from typing import Any
 
 import pynvml
 import pytest
+from courselib.patience import HANG_SECONDS
 
 from gpulab import monitor
 from gpulab.monitor import Watch
@@ -24,7 +25,7 @@ def watching() -> int:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + HANG_SECONDS
     while not condition() and time.monotonic() < end:
         time.sleep(0.005)
     assert condition()
@@ -184,14 +185,14 @@ def test_an_interrupt_of_a_real_program_ends_it_at_once() -> None:
         "    threading.Timer(0.5, _thread.interrupt_main).start()\n"
         "    while True: time.sleep(0.01)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=HANG_SECONDS)
     assert done.stderr.rstrip().endswith("KeyboardInterrupt")
     assert done.stderr.count('File "') == 1, "of the script, and of nothing else"
 
 
 def test_a_program_that_ends_while_it_is_watched_ends_quietly() -> None:
     script = "import gpulab.monitor\nseen = gpulab.monitor.watch(every=0.05)\nseen.start()\nprint('end')\n"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=HANG_SECONDS)
     assert (done.stdout, done.stderr, done.returncode) == ("end\n", "", 0)
 
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from courselib.patience import HANG_SECONDS
 
 
 @pytest.mark.parametrize("mode", ["bfloat16", "autocast"])
@@ -14,7 +15,7 @@ def test_seven_billion_weights(mode):
     script = Path(__file__).with_name("seven_billion.py")
     env = {**os.environ, "PYTHONPATH": str(script.parents[2])}
     command = [sys.executable, str(script), mode]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True, env=env)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS, check=True, env=env)
     found = json.loads(done.stdout)
     weights = 6_738_415_616 * (2 if mode == "bfloat16" else 4)  # those of Llama 2
     assert found["fits"]

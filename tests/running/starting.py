@@ -7,6 +7,8 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from courselib.patience import HANG_SECONDS
+
 from gpulab.running import command
 from gpulab.running.report import Report
 
@@ -41,4 +43,4 @@ def start(*arguments, env=None, module="gpulab", **how):
     words = [sys.executable, "-m", module, *map(str, words)]
     kept = {name: value for name, value in os.environ.items() if name not in ("GPULAB_GPU", "RANK", "WORLD_SIZE")}
     env = {**kept, "OMP_NUM_THREADS": "1", **(env or {})}
-    return subprocess.run(words, capture_output=True, text=True, timeout=120, env=env, **how)
+    return subprocess.run(words, capture_output=True, text=True, timeout=HANG_SECONDS, env=env, **how)

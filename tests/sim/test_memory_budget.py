@@ -1,4 +1,5 @@
 import dataclasses
+import itertools
 import math
 import xml.etree.ElementTree as ET
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 from gpulab.planning import plan
+from gpulab.sim.memory_budget import needs as memory_needs
 from gpulab.sim.memory_budget.controls import MemoryBudget
 from gpulab.sim.memory_budget.job import CONTEXT_BYTES, MOST, PARALLEL, deepspeed
 from gpulab.sim.memory_budget.model import simulate
@@ -254,6 +256,17 @@ class TestOverTheWholeRange:
     def test_sharding_more_takes_less_of_model_states(self, values):
         found = [simulate(**values | {"parallel": parallel}).states for parallel in ("ddp", "zero1", "zero2", "zero3")]
         assert found == sorted(found, reverse=True)
+
+    @pytest.mark.parametrize("model", ["resnet50", "vit_b_16", "gpt2", "llama_7b"])
+    def test_more_data_never_takes_less_between_and_beyond_what_was_planned(self, model):
+        planned = memory_needs.needs(model, 0, 0)
+        for kind, most in planned.most.items():
+            lines = most, planned.ends[kind]
+            found = [
+                max(sum(memory_needs._between(line, size / 20)) for line in lines)
+                for size in range(1, 20 * round(most[-1][0]) + 40)
+            ]
+            assert all(one <= two + 8 for one, two in itertools.pairwise(found)), kind  # bytes are rounded
 
     @whole_range
     def test_more_samples_never_take_less(self, values):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from courselib.patience import HANG_SECONDS
 
 TOOLS = Path(__file__).resolve().parent.parent / "virtual" / "torch_cuda"
 TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
@@ -50,7 +51,7 @@ def test_a_real_gpu_is_asked_in_pytorchs_own_way(tmp_path):
     finally:
         sys.path.remove(str(TOOLS))
     command = [sys.executable, "-W", "ignore", "-c", SCRIPT]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=HANG_SECONDS)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "0.000 ms, median of 3 runs, all alike (measured, CUDA events)",

@@ -29,7 +29,7 @@ def layout(gpu):
 
 
 def test_it_loads_neither_torch_nor_jupyter():
-    code = "import gpulab.virtual.allocator, sys; print({'torch', 'numpy', 'IPython', 'ipywidgets'} & set(sys.modules))"
+    code = "import gpulab.virtual.memory.caching, sys; print({'torch', 'numpy', 'IPython', 'ipywidgets'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
 
 

@@ -155,6 +155,19 @@ def test_perf_counter_has_the_hosts_own_time_and_not_that_of_a_gpus_work(ticking
     assert clock.perf_counter() - before == pytest.approx(0.75 + clock.host)
 
 
+def test_a_check_can_leave_out_the_hosts_own_time(ticking):
+    make, pass_ = ticking
+    clock = make()
+    clock.ignores_own = True
+    before = clock.perf_counter()
+    pass_(0.5)
+    operation(clock, pass_, 7.0)
+    pass_(0.25)
+    assert clock.perf_counter() - before == pytest.approx(T4.host_us * US)
+    clock.devices[0].synchronize()
+    assert clock.perf_counter() - before == pytest.approx(clock.host)
+
+
 def test_a_short_pause_beside_an_operation_is_the_launch_that_the_model_knows(ticking):
     make, pass_ = ticking
     clock = make()

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch._dynamo  # it replaces torch.manual_seed, and is imported by the first optimizer anyway
+from courselib.patience import HANG_SECONDS
 
 from gpulab.virtual.gpu import VirtualGPU
 
@@ -185,7 +186,7 @@ def start(*arguments, check=True, **environment):
     """Run a script as a user would, with a virtual GPU started before it."""
     command = [sys.executable, *(arguments if arguments[0] == "-m" else ("-c", START, *arguments))]
     env = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS, env=env)
     assert not check or done.returncode == 0, done.stderr
     return done
 
@@ -248,7 +249,11 @@ def test_spawned_processes_have_the_same_gpus():
 @pytest.mark.slow
 def test_a_script_that_chooses_its_gpu_at_the_top_may_start_processes():
     done = subprocess.run(
-        [sys.executable, str(SCRIPTS / "spawn_setup.py")], capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, str(SCRIPTS / "spawn_setup.py")],
+        capture_output=True,
+        text=True,
+        timeout=HANG_SECONDS,
+        check=True,
     )
     for rank in range(2):
         assert done.stdout.count(f"rank {rank}: NVIDIA A100-SXM4-80GB 1000") == 1, done.stdout

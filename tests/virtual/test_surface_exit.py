@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from courselib.patience import HANG_SECONDS
 
 from gpulab.virtual.scope import in_force
 
@@ -178,7 +179,7 @@ def test_tensors_of_a_scope_that_has_ended_are_the_hosts():
 def in_thread(work):
     """What `work` gives in a new thread; its error is raised here."""
     with ThreadPoolExecutor(1) as pool:
-        return pool.submit(work).result(timeout=60)
+        return pool.submit(work).result(timeout=HANG_SECONDS)
 
 
 def test_operations_in_a_new_thread_are_seen():
@@ -257,8 +258,10 @@ def test_a_thread_of_one_scope_serves_the_next():
     with ThreadPoolExecutor(1) as pool:
         for compute in (True, False, True):
             with scope(compute=compute):
-                work.append(pool.submit(lambda: (torch.ones(3, device="cuda").is_cuda, modes())).result(timeout=60))
-        assert pool.submit(lambda: torch.ones(3).device.type).result(timeout=60) == "cpu"
+                work.append(
+                    pool.submit(lambda: (torch.ones(3, device="cuda").is_cuda, modes())).result(timeout=HANG_SECONDS)
+                )
+        assert pool.submit(lambda: torch.ones(3).device.type).result(timeout=HANG_SECONDS) == "cpu"
     assert [seen for seen, _ in work] == [True, True, True]
 
 

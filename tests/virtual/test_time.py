@@ -88,15 +88,15 @@ def test_without_waiting_a_timer_of_python_sees_the_launch_only(gpu):
     a = torch.zeros(4096, 4096, device="cuda")
     a @ a  # takes its memory from the driver
     torch.cuda.synchronize()
-    # The best of a few: this machine has other things to do, too.
+    # The best of some: this machine has other things to do, too.
+    expected = 2 * 4096**3 / (gpu.rates.tflops["fp32"] * 1e12)
     launch, whole, kept = [], [], []
-    for _ in range(5):
+    while len(launch) < 50 and min(launch, default=1) >= expected / 4:
         began = time.perf_counter()
         kept.append(a @ a)  # this machine takes its time to free memory, too
         launch.append(time.perf_counter() - began)
         torch.cuda.synchronize()
         whole.append(time.perf_counter() - began)
-    expected = 2 * 4096**3 / (gpu.rates.tflops["fp32"] * 1e12)
     assert min(launch) < expected / 4
     assert min(whole) > expected
 
@@ -105,7 +105,8 @@ def test_timers_of_python_are_put_back():
     before = time.perf_counter, time.perf_counter_ns, timeit.default_timer
     with VirtualGPU("T4"):
         assert time.perf_counter is not before[0]
-        assert abs(time.perf_counter_ns() * 1e-9 - time.perf_counter()) < 1
+        sooner, between, later = time.perf_counter(), time.perf_counter_ns() * 1e-9, time.perf_counter()
+        assert sooner <= between + 1e-6 <= later + 2e-6
         assert time.time() > 1.7e9  # dates stay dates
     assert (time.perf_counter, time.perf_counter_ns, timeit.default_timer) == before
 

@@ -11,7 +11,7 @@ T4 = rates.published(rates.spec("T4"))
 
 
 def test_loads_no_torch():
-    code = "import sys, gpulab.virtual.work; print('torch' in sys.modules)"
+    code = "import sys, gpulab.virtual.clock.work; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
 
 

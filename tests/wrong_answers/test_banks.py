@@ -1,30 +1,48 @@
-"""Every check passes the right answers of its bank, and tells every wrong one what it is: without a GPU, and with a
-virtual one in force, as students have it."""
+"""Every check passes the right answers of its bank, and tells every wrong one what it is.
+
+All are tried without a GPU, and with a virtual one in force, as students have it. Where the check opens a virtual GPU
+of its own for every call, an answer meets the same in both, and one right and one wrong answer are tried in the second.
+"""
 
 import functools
+import os
 from importlib import import_module
 
 import pytest
 
 import gpulab
+from gpulab.check.guard import Guard
 from gpulab.course import LESSONS
+from gpulab.virtual.scope import in_force
 
 BANKS = {
     lesson.number: [import_module(f".lesson{lesson.number:02d}.{name}", __package__).BANK for name in lesson.checks]
     for lesson in LESSONS
     if lesson.written and lesson.checks
 }
+OWN_GPU = {  # the checks whose answers never see the notebook's GPU; a test below holds it
+    *("device_agnostic", "model_device", "move_batch", "late_error"),
+    *("honest_timer", "transfer_benchmark", "hidden_syncs", "prefetcher"),
+    *("memory_profiler", "memory_tracker", "oom_golf", "batch_search", "memory_leak"),
+    *("checkpoint_budget", "offload_activations", "amp_step"),
+}
 MOST_LINES = 10  # wrapped, so that a message is seen without scrolling
-SEED = 1  # of the wrong answers; the right ones are tried with several
+BASE = int(os.environ["GPULAB_CHECK_SEED"])  # another one in each `make explore`
+SEED = BASE + 1  # of the wrong answers; the right ones are tried with several
 
 
 # What a test asks for by the name of its argument: of each bank these answers, one by one.
 ANSWERS = {
     "right": lambda bank: bank.right_answers,
-    "right_anywhere": lambda bank: bank.right_answers + bank.right_on_gpu,
+    "right_anywhere": lambda bank: some(bank, bank.right_answers) + bank.right_on_gpu,
     "wrong": lambda bank: [wrong for wrong in bank.wrong_answers if not wrong.on_gpu],
-    "wrong_anywhere": lambda bank: bank.wrong_answers,
+    "wrong_anywhere": lambda bank: some(bank, bank.wrong_answers),
 }
+
+
+def some(bank, answers):
+    """Those that are tried with a GPU in force, too."""
+    return answers[:1] if bank.name in OWN_GPU else answers
 
 
 def pytest_generate_tests(metafunc):
@@ -71,18 +89,33 @@ class Cases:
 
     @pytest.mark.filterwarnings("error")
     def test_a_right_answer_passes(self, bank, right, capsys):
-        assert_passes(bank, right, capsys, range(3))
+        assert_passes(bank, right, capsys, range(BASE, BASE + 3))
 
     def test_a_wrong_answer_fails_in_its_own_words(self, bank, wrong):
         assert_its_own_words(failure_here(bank, wrong.answer), wrong, bank)
 
     def test_a_right_answer_passes_with_a_virtual_gpu_in_force(self, bank, right_anywhere, capsys):
         with gpulab.VirtualGPU("T4"):
-            assert_passes(bank, right_anywhere, capsys, [3])
+            assert_passes(bank, right_anywhere, capsys, [BASE + 3])
 
     def test_a_wrong_answer_fails_in_the_same_words_with_a_virtual_gpu_in_force(self, bank, wrong_anywhere):
         with gpulab.VirtualGPU("T4"):
             assert_its_own_words(failure(bank, wrong_anywhere.answer), wrong_anywhere, bank)
+
+    def test_whether_an_answer_sees_the_notebooks_gpu(self, bank, monkeypatch):
+        seen, run = set(), Guard.run
+
+        def watched(self, function, args, inside):
+            def call(*args):
+                seen.add(in_force.current is notebooks)
+                return function(*args)
+
+            return run(self, call, args, inside)
+
+        with gpulab.VirtualGPU("T4") as notebooks:
+            monkeypatch.setattr(Guard, "run", watched)
+            bank.check(bank.right_answers[0], seed=SEED)
+        assert (True not in seen) == (bank.name in OWN_GPU)
 
     def test_no_two_wrong_answers_are_told_the_same(self, bank):
         """Unless the bank says that they are the same misconception."""

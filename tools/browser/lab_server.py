@@ -24,12 +24,12 @@ from urllib.error import URLError
 import nbformat
 from courselib.lab import lab_command, write_overrides
 from courselib.lanes import CHROMIUM
+from courselib.patience import HANG_SECONDS
 from courselib.venv import ROOT, Venv
 from playwright.sync_api import Browser, sync_playwright
 
 FOLDERS = ("notebooks", "exercises", "solutions")
 TRUSTED = ("notebooks", "solutions")
-START_SECONDS = 90
 
 _ARGUMENTS = (
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
@@ -134,10 +134,10 @@ class LabServer:
         request = urllib.request.Request(f"http://127.0.0.1:{self._port}/api/status")
         request.add_header("Authorization", f"token {self._environ['JUPYTER_TOKEN']}")
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy knows this machine's ports
-        end = time.monotonic() + START_SECONDS
+        end = time.monotonic() + HANG_SECONDS
         while process.poll() is None and time.monotonic() < end:
             try:
-                opener.open(request, timeout=20).close()
+                opener.open(request, timeout=HANG_SECONDS).close()
                 return
             except URLError:
                 time.sleep(0.2)
@@ -147,6 +147,7 @@ class LabServer:
 def _environ(folder: Path) -> dict[str, str]:
     """The environment of the server and its kernels: the course's, and none of the person's Jupyter folders."""
     environ = {k: v for k, v in os.environ.items() if not k.startswith(("JUPYTER", "IPYTHON", "GPULAB_"))}
+    environ |= {k: v for k, v in os.environ.items() if k == "GPULAB_CHECK_SEED"}
     for name in ("CONFIG", "DATA", "RUNTIME"):
         environ[f"JUPYTER_{name}_DIR"] = str(folder / "jupyter" / name.lower())
     return environ | {

@@ -9,9 +9,10 @@ import secrets
 import time
 from typing import Any, NamedTuple
 
+from courselib.patience import HANG_SECONDS
 from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, ViewportSize
 
-from browser.lab_server import START_SECONDS, LabServer
+from browser.lab_server import LabServer
 
 WINDOW: ViewportSize = {"width": 1440, "height": 900}
 RUN_SECONDS = 240
@@ -32,6 +33,8 @@ class NotebookPage:
 
     def __init__(self, browser: Browser, server: LabServer, path: str) -> None:
         self.page: Page = browser.new_page(viewport=WINDOW)
+        self.page.set_default_timeout(HANG_SECONDS * 1000)
+        self.page.set_default_navigation_timeout(HANG_SECONDS * 1000)
         self.console: list[str] = []
         self.page.on("console", self._note)
         self.page.on("pageerror", lambda error: self.console.append(f"page error: {error}"))
@@ -50,7 +53,6 @@ class NotebookPage:
                     && panel.sessionContext.session?.kernel?.status === 'idle';
             }}""",
             arg=path,
-            timeout=START_SECONDS * 1000,
         )
 
     def switch_to(self, path: str) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
+from courselib.patience import HANG_SECONDS
 from playwright.sync_api import Locator, Page
 
 from browser.notebook_page import Node, NotebookPage
@@ -49,11 +51,12 @@ def picture(box: Locator) -> tuple[str | None, ...]:
 
 def wait_until(page: Page, condition: Callable[[], Any], what: str) -> None:
     """Wait for something in the kernel or on disk that the page cannot wait for."""
-    for _ in range(100):
+    end = time.monotonic() + HANG_SECONDS
+    while time.monotonic() < end:
         if condition():
             return
         page.wait_for_timeout(50)
-    raise TimeoutError(f"not within 5 s: {what}")
+    raise TimeoutError(f"not within {HANG_SECONDS} s: {what}")
 
 
 def nameless(notebook: NotebookPage, box: Locator) -> list[Node]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from .installing import set_up
 from .lab import open_lab
-from .lanes import LINT_LANES, run_lanes, run_tests
+from .lanes import LINT_LANES, run_exploring, run_lanes, run_tests
 from .terminal import Stop, say
 from .venv import Venv
 
@@ -52,6 +52,11 @@ COMMANDS = {
         AUTHOR,
         lambda venv: run_tests(venv, os.environ.get("LANE") or None),
     ),
+    "explore": Command(
+        "look for what `make test` does not meet: new random examples, a busy machine",
+        AUTHOR,
+        lambda venv: run_exploring(venv, os.environ.get("LANE") or None),
+    ),
     "doctor": Command(
         "check this machine, and say what to do for each failing line",
         STUDENT,
@@ -83,7 +88,8 @@ def help_text() -> str:
     rows = "\n".join(f"  make {name:10} {command.purpose}" for name, command in COMMANDS.items())
     return (
         f"{rows}\n\n"
-        "Settings, after the command: TORCH=cpu (torch's smaller build, without CUDA), PORT=8890, LANE=unit.\n"
+        "Settings, after the command: TORCH=cpu (torch's smaller build, without CUDA), PORT=8890, LANE=unit;\n"
+        "for explore EXAMPLES=20 (times as many as the tests draw), BUSY=16 (processes that keep the machine busy).\n"
         "Without make: python tools/course.py lab, and likewise for the others."
     )
 

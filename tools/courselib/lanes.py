@@ -3,22 +3,30 @@
 Each lane runs even if one before it failed; the whole fails if any did.
 """
 
+import os
+import random
 import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from .busy import busy
+from .patience import HANG_SECONDS
 from .terminal import Stop, say
 from .venv import Venv
 
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 
+# What checks draw, and the order of sets of strings. Hypothesis draws the same by itself: tests/conftest.py.
+EVERY_TIME_THE_SAME = {"GPULAB_CHECK_SEED": "0", "PYTHONHASHSEED": "0"}
+TIMES, BUSY = 10, 8  # `make explore`: so many times the examples; so many busy processes
+
 _SIDE_BY_SIDE = ("-n", "2", "--dist", "loadscope")
 _NBVAL = (
-    *("-m", "pytest", "--nbval-current-env", "--nbval-cell-timeout=120"),
+    *("-m", "pytest", "--nbval-current-env", f"--nbval-cell-timeout={HANG_SECONDS}"),
     *_SIDE_BY_SIDE,
     *("-p", "no:cacheprovider"),
 )
@@ -32,6 +40,8 @@ class Lane:
     title: str
     arguments: tuple[str, ...]
     missing: str = ""  # why it cannot run here; printed, and no failure
+    environ: Mapping[str, str] = field(default_factory=lambda: EVERY_TIME_THE_SAME)
+    beside: int = 0  # processes that keep the machine busy meanwhile
 
 
 def lanes_for_tests(chromium: str | None) -> list[Lane]:
@@ -52,6 +62,30 @@ def lanes_for_tests(chromium: str | None) -> list[Lane]:
     ]
 
 
+def lanes_for_exploring(times: float, processes: int, seed: int) -> list[Lane]:
+    """What `make explore` runs: what `make test` has fixed is drawn by `seed`, and the machine is kept busy."""
+    drawn = {"GPULAB_CHECK_SEED": str(seed), "GPULAB_EXAMPLES": str(times)}
+    explore = ("-m", "pytest", "--hypothesis-profile=explore", *_SIDE_BY_SIDE, "-p", "no:cacheprovider")
+    return [
+        Lane(
+            "properties",
+            f"{times:g} times the examples of every property, all of them new (GPULAB_CHECK_SEED={seed})",
+            (*explore, "tests", "--ignore=tests/browser", "-m", "hypothesis"),
+            environ=drawn,
+        ),
+        Lane(
+            "busy",
+            f"checks, wrong answers and what starts processes, beside {processes} busy processes",
+            (*explore, *(f"tests/{name}" for name in LOAD_SENSITIVE)),
+            environ=drawn | {"GPULAB_EXAMPLES": "1"},
+            beside=processes,
+        ),
+    ]
+
+
+_SEEDS = 10**9
+LOAD_SENSITIVE = ("check", "wrong_answers", "distributed", "planning", "running", "monitor")
+
 LINT_LANES = (
     Lane("ruff", "lint", ("-m", "ruff", "check", ".")),
     Lane("format", "formatting", ("-m", "ruff", "format", "--check", ".")),
@@ -62,13 +96,37 @@ LINT_LANES = (
 def run_tests(venv: Venv, only: str | None) -> int:
     """The test lanes, or the one named `only`; 1 if any failed."""
     found = next(filter(None, map(shutil.which, CHROMIUM)), None)
-    lanes = lanes_for_tests(found)
+    return run_lanes(venv, _chosen(lanes_for_tests(found), only))
+
+
+def run_exploring(venv: Venv, only: str | None) -> int:
+    """The lanes that explore, or the one named `only`.
+
+    Of the environment, EXAMPLES and BUSY say how much, and GPULAB_CHECK_SEED gives the checks an earlier run's inputs.
+    """
+    times, processes = _number("EXAMPLES", TIMES, 0.01), int(_number("BUSY", BUSY, 0))
+    seed = int(_number("GPULAB_CHECK_SEED", random.SystemRandom().randrange(_SEEDS), 0, _SEEDS))
+    return run_lanes(venv, _chosen(lanes_for_exploring(times, processes, seed), only))
+
+
+def _number(name: str, usual: float, least: float, most: float = 1000) -> float:
+    text = os.environ.get(name) or str(usual)
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not least <= number <= most:
+        raise Stop(f"{name}={text} is no number from {least:g} to {most:g}: give one, as in `make explore {name}=20`.")
+    return number
+
+
+def _chosen(lanes: list[Lane], only: str | None) -> list[Lane]:
     if only is not None:
         names = [lane.name for lane in lanes]
         lanes = [lane for lane in lanes if lane.name == only]
         if not lanes:
             raise Stop(f"LANE={only} is not known: use one of {', '.join(names)}, or leave it out for all.")
-    return run_lanes(venv, lanes)
+    return lanes
 
 
 def run_lanes(venv: Venv, lanes: Sequence[Lane]) -> int:
@@ -98,5 +156,7 @@ def _run(venv: Venv, lane: Lane) -> int:
             # not the person's own, and one for each kernel: what one solves must not show in another
             "GPULAB_PROGRESS": str(Path(temporary) / "progress-{pid}.json"),
             "OMP_NUM_THREADS": "1",  # two notebooks run side by side; more threads than cores slow both down
+            **lane.environ,
         }
-        return subprocess.call([str(venv.python), *lane.arguments], cwd=venv.root, env=environ)
+        with busy(lane.beside):
+            return subprocess.call([str(venv.python), *lane.arguments], cwd=venv.root, env=environ)

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...virtual.gpu import VirtualGPU
 from ...virtual.operations import copies
-from ..base import Trial, check
+from ..base import OPTIMIZERS, Trial, check
 from ..wording import show
 from .common import COST, PINNED, scope
 
@@ -207,7 +207,11 @@ def explain(error: str) -> str:
     return ""
 
 
-@check(lesson=3, says="one copy inside the clock, sizes that do not fit left out, latency and bandwidth from the line")
+@check(
+    lesson=3,
+    says="one copy inside the clock, sizes that do not fit left out, latency and bandwidth from the line",
+    imports=[OPTIMIZERS],
+)
 def transfer_benchmark(student: Any, trial: Trial) -> None:
     """Check a function of (sizes, pinned, device, timer) that gives (ms, latency_us, bandwidth_gbps)."""
     trial.function(student, ("sizes", "pinned", "device", "timer"))

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..base import Trial, check
+from ..base import OPTIMIZERS, Trial, check
 from ..wording import show
 from .common import FOUR_BUCKETS, KEEPS, MIB, SEVEN_BILLION, gpus
 
@@ -281,7 +281,11 @@ def _mistakes(
     }
 
 
-@check(lesson=4, says="all five buckets as a real step fills them, to the byte, on the CPU and on a GPU")
+@check(
+    lesson=4,
+    says="all five buckets as a real step fills them, to the byte, on the CPU and on a GPU",
+    imports=[OPTIMIZERS],
+)
 def memory_buckets(student: Any, trial: Trial) -> None:
     """Check a function of (model, inputs, optimizer, amp): it predicts the bytes of "weights", "buffers", "gradients",
     "optimizer_state" and "activations" of a training step, in a dict."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ..base import Trial, check
+from ..base import OPTIMIZERS, Trial, check
 from ..wording import show
 from .common import ALLOCATOR, FOUR_NUMBERS, KEEPS, MIB, Suspect, gpus, is_number, judge_mib, near, no_gpu
 from .profiler_truth import GPU, NOISE, Broken, Estimate, Seen, Sizes, Truth, call, estimate, measure
@@ -18,6 +18,7 @@ KEYS = {"source", "kept_mib", "peak_mib"}
 @check(
     lesson=4,
     says="what the pass keeps and its peak, on the right GPU, with and without gradients, and an estimate on the CPU",
+    imports=[OPTIMIZERS],
 )
 def memory_profiler(student: Any, trial: Trial) -> None:
     """Check a function of (model, inputs, grad): it measures one forward pass, prints it in MiB and returns a dict with

@@ -46,6 +46,7 @@ SCENES: tuple[Callable[[Scenes], None], ...] = (
 @check(
     lesson=4,
     says="exact when nested, on several GPUs, on none, after errors; as gpulab's own on 40 random traces",
+    imports=["torch.fx.experimental.symbolic_shapes"],
 )
 def memory_tracker(student: Any, trial: Trial) -> None:
     """Check the class GPUMemoryTracker(device=None): a context manager for the peak and the change of allocated GPU

@@ -126,18 +126,33 @@ Line: TypeAlias = list[tuple[float, Passes]]  # how much data, and what it takes
 
 
 def _lines(facts: Facts, found: Any, moment: str) -> dict[str, Line]:
-    """For each kind of pass a line; at its end where that is nowhere near the peak, gradients alone."""
+    """For each kind of pass a line. Of the end the plans know only where it is the higher of the two moments."""
     lines = {}
     for kind, points in found["passes"].items():
-        known = {(one["batch"], one["length"]): one for one in found[moment][kind]}
-        nothing = dict.fromkeys(Passes._fields, 0)
-        nothing["gradients"] = found["states"]["bf16" if kind.startswith("bf16") else "fp32"]["sgd"]["gradients"]
-        lines[kind] = [
-            (_size(facts, batch, length, found["length"]), Passes(*(one[name] for name in Passes._fields)))
-            for batch, length in ((one["batch"], one["length"]) for one in points)
-            for one in (known.get((batch, length), nothing),)
-        ]
+        known: Line = [_point(facts, one, found["length"]) for one in found[moment][kind]]
+        lines[kind] = known
+        if moment == "ends":
+            nothing = dict.fromkeys(Passes._fields, 0)
+            nothing["gradients"] = found["states"]["bf16" if kind.startswith("bf16") else "fp32"]["sgd"]["gradients"]
+            lines[kind] = [
+                (size, dict(known).get(size) or _lower(known, size, other, Passes(**nothing)))
+                for size, other in (_point(facts, one, found["length"]) for one in points)
+            ]
     return lines
+
+
+def _point(facts: Facts, one: Any, usual: int) -> tuple[float, Passes]:
+    return _size(facts, one["batch"], one["length"], usual), Passes(*(one[name] for name in Passes._fields))
+
+
+def _lower(known: Line, size: float, other: Passes, gradients: Passes) -> Passes:
+    """An end that is lower than the `other` moment: on the line of the ends that are known, or gradients alone."""
+    if not known:
+        return gradients
+    found = _between(known, size) if len(known) > 1 else known[0][1]
+    beside, room = sum(found[1:]), max(0, sum(other) - found.gradients)
+    part = min(1.0, room / beside) if beside else 0.0
+    return Passes(found.gradients, *(int(part * value) for value in found[1:]))
 
 
 def _size(facts: Facts, batch: int, length: int, usual: int) -> float:
@@ -197,11 +212,14 @@ class Planned:
 
 
 def _between(line: Line, size: float) -> Passes:
-    """On the straight line between the two points around `size`; beyond the ends, on that of the last two."""
+    """On the straight line between the two points around `size`; beyond the ends, on that of the last two. Before the
+    first nothing grows towards less data."""
     place = min(max(bisect_left(line, size, key=lambda point: point[0]), 1), len(line) - 1)
     (low, one), (high, two) = line[place - 1], line[place]
     part = (size - low) / (high - low)
-    return Passes(*(max(0, round(a + (b - a) * part)) for a, b in zip(one, two, strict=True)))
+    return Passes(
+        *(a if part < 0 and b < a else max(0, round(a + (b - a) * part)) for a, b in zip(one, two, strict=True))
+    )
 
 
 # -- formulas ---------------------------------------------------------------------------------------------------------

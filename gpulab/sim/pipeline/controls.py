@@ -56,24 +56,20 @@ class Feed(Result):
     @property
     def computing(self) -> float:
         """The share of the time in which the GPU computes."""
-        return self._share(self.work.compute)
+        return self.work.compute / self.step
 
     @property
     def copying(self) -> float:
-        return self._share(self.work.copy)
+        return self.work.copy / self.step
 
     @property
     def loading(self) -> float:
         """The share of the time in which a worker, or without one the main process, loads."""
-        return self._share(self.work.load / max(1, self.work.workers))
+        return self.work.load / self.step / max(1, self.work.workers)
 
     @property
     def pinning(self) -> float:
-        return self._share(self.work.pin)
-
-    def _share(self, seconds: float) -> float:
-        """Of a step, which is a mean over a finite run and good to a per cent or two."""
-        return min(1.0, seconds / self.step)
+        return self.work.pin / self.step
 
     @property
     def enough(self) -> int:

@@ -26,6 +26,7 @@ START = 0.016
 # the long run every worker has every one of them.
 PERIOD = 11
 WARM_UP = 2 * PERIOD
+LEAST_ROUNDS = 4 * PERIOD
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,9 @@ class Loader:
         # when each page-locked block can be used again
         self.locked = [0.0] * (work.workers * work.prefetch + AHEAD + 2 if used else 0)
         self.epoch = -1
+        self.loaded: list[float] = []  # when the worker of each batch, in order of the batches, was done with it
+        self.pinned: list[float] = []  # when the thread that pins was done with each, in the order of pinning
+        self.there: list[float] = []  # when each was on the GPU
         self.loading = [work.loading(number) for number in range(PERIOD)]
         self.pin, self.fresh_pin = work.pin, work.fresh_pin
 
@@ -114,6 +118,7 @@ class Loader:
         start, seconds = max(self.free[worker], self.clock.host), self.loading[number % PERIOD]
         self._record(str(number), "worker", worker, start, seconds)
         self.free[worker] = start + seconds
+        self.loaded.append(start + seconds)
         heapq.heappush(self.arrivals, (start + seconds, self.asked))
         self.asked += 1
 
@@ -143,6 +148,7 @@ class Loader:
         if self.work.pinned:
             start = max(at, self.pinner)
             at = self.pinner = start + self._pinning(start)
+            self.pinned.append(at)
             self._record(str(self.epoch * self.batches + index), "pin", 0, start, at - start)
         self.ready[index] = at
 
@@ -155,6 +161,7 @@ class Loader:
 
     def copied(self, end: float) -> None:
         """The batch taken last has been copied to the GPU at `end`."""
+        self.there.append(end)
         if self.work.pinned:
             heapq.heappush(self.locked, end)
 
@@ -172,6 +179,9 @@ class Run:
     asked: tuple[float, ...]  # when the host asked for each batch
     taken: tuple[float, ...]  # when it had it
     computed: tuple[float, ...]  # when the GPU was done with each
+    loaded: tuple[float, ...]  # when a worker was done with each
+    pinned: tuple[float, ...]  # when the thread that pins was done with one, in the order of pinning
+    copied: tuple[float, ...]  # when each was on the GPU
     end: float
 
     @cached_property
@@ -216,7 +226,9 @@ def run(work: Work, epochs: int, batches: int, *, record: bool = False, used: bo
             computed.append(gpu.kernel(0, work.compute, str(number)))
     clock.record = None
     gpu.synchronize()
-    return Run(_shown(spans), tuple(begun), tuple(asked), tuple(taken), tuple(computed), clock.host)
+    loaded, pinned, copied = map(tuple, (loader.loaded, loader.pinned, loader.there))
+    times = (tuple(begun), tuple(asked), tuple(taken), tuple(computed))
+    return Run(_shown(spans), *times, loaded, pinned, copied, clock.host)
 
 
 def _shown(spans: list[Span]) -> tuple[Span, ...]:
@@ -241,12 +253,21 @@ class Steady(NamedTuple):
 
 @lru_cache(maxsize=256)
 def steady(work: Work) -> Steady:
-    """The mean over whole rounds of workers and of loading times."""
-    rounds = math.lcm(PERIOD, max(1, work.workers))
-    done = run(work, 1, WARM_UP + rounds + 1, used=True)
-    first, last = WARM_UP, WARM_UP + rounds
+    """After the batches asked for at the beginning, over whole rounds of workers and of loading times.
+
+    Each stage (a worker, the thread that pins, the host, the copies, the kernels) is timed from one end of a batch's
+    work to the end of the same work `rounds` batches later, which holds all that it does for so many. In the long run
+    all stages go at one pace, that of the slowest: one that now goes faster lives on batches that wait between them,
+    and they run out.
+    """
+    whole = math.lcm(PERIOD, max(1, work.workers))
+    rounds = whole * math.ceil(LEAST_ROUNDS / whole)
+    first = WARM_UP + work.workers * work.prefetch
+    last = first + rounds
+    done = run(work, 1, last + 1, used=True)
     fetch = sum(done.taken[first:last]) - sum(done.asked[first:last])
-    return Steady((done.computed[last] - done.computed[first]) / rounds, fetch / rounds)
+    stages = filter(None, (done.loaded, done.pinned, done.asked, done.copied, done.computed))
+    return Steady(max(times[last] - times[first] for times in stages) / rounds, fetch / rounds)
 
 
 def first_wait(done: Run, epoch: int) -> float:

@@ -1,0 +1,61 @@
+"""The tests draw the same examples in every run; with the profile `explore` new ones, and more of them."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+A_TEST = """
+import json, random, sys
+from pathlib import Path
+from hypothesis import given, settings, strategies as st
+
+drawn = []
+
+@settings(max_examples=30)
+@given(st.integers(0, 10**9))
+def test_property(n):
+    drawn.append(n)
+
+def test_after():
+    other = random.random()
+    Path("drawn.json").write_text(json.dumps([drawn, other]))
+"""
+
+
+def drawn(folder, *options, **environment):
+    """What a test in a folder below the one of conftest.py draws."""
+    below = folder / "tests" / "below"
+    below.mkdir(parents=True, exist_ok=True)
+    (below.parent / "conftest.py").write_text((TESTS / "conftest.py").read_text())
+    (below / "test_it.py").write_text(A_TEST)
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("GPULAB_", "PYTEST_"))}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *options, "tests"]
+    done = subprocess.run(command, cwd=folder, env=environ | environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return (folder / "drawn.json").read_text()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "pytest.ini").touch()
+    return tmp_path
+
+
+def test_every_run_draws_the_same_examples_and_random_numbers(folder):
+    first = drawn(folder)
+    assert first.count(",") >= 30
+    assert drawn(folder, PYTHONHASHSEED="7") == first
+    assert not (folder / ".hypothesis").exists()
+
+
+def test_exploring_draws_new_ones_and_more_of_them(folder):
+    explore = "--hypothesis-profile=explore"
+    first = drawn(folder, explore, GPULAB_EXAMPLES="10")
+    second = drawn(folder, explore, GPULAB_EXAMPLES="10", GPULAB_CHECK_SEED="5")
+    assert first != second
+    assert first.count(",") >= 290
+    assert first.partition("]")[2] != second.partition("]")[2]
