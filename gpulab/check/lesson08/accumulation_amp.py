@@ -183,6 +183,8 @@ def _overflow(student: Any, trial: Trial) -> None:
         *(case.batches, case.steps, case.max_norm),
         explain=partial(explain, log),
     )
-    inputs = f"{len(windows(case.batches, case.steps))} windows, of which number {overflows // case.steps + 1} overflows"
+    inputs = (
+        f"{len(windows(case.batches, case.steps))} windows, of which number {overflows // case.steps + 1} overflows"
+    )
     judge_skipped(trial, log, len(case.want) - 1, inputs)
     judge_weights(trial, case.model, optimizer, case.start, within=1e-5)

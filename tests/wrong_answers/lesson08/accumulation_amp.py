@@ -111,7 +111,9 @@ def lets_the_optimizer_advance_the_schedule(
 
 
 @BANK.right
-def looks_at_the_gradients_after_unscaling(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
+def looks_at_the_gradients_after_unscaling(
+    model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm
+):
     for window in windows(micro_batches, steps):
         optimizer.zero_grad()
         backward(model, scaler, loss_fn, window, len(window))
