@@ -214,10 +214,43 @@ print(f"computed: 1/3 = {100 / 3:.0f} %")
 # %% again-explain [markdown]
 # A little less than a third. The optimizer's step is not repeated. And PyTorch stops the second forward pass of a
 # segment as soon as all that backward wants is there again: the last operations of a block are left out (*early
-# stop*).
+# stop*). A recorded run says the same of an older library: BERT-large on a V100, 7.75 samples/s without and 5.99 with
+# checkpointing, so 29 % longer, for 1906 MiB less memory (Hugging Face, 2022).
 #
-# A recorded run says the same of an older library: BERT-large on a V100, 7.75 samples/s without and 5.99 with
-# checkpointing, 23 % fewer, for 1906 MiB less memory (Hugging Face, 2022).
+# But “two products for one” is a rule for products. Where memory traffic takes the time (batch norm, ReLU, the sums),
+# backward costs less than twice the forward pass, so forward is more than a third of both. A ResNet-50:
+
+# %% again-resnet
+import torchvision
+
+
+def resnet(again):
+    """A builder for `gpulab.plan`: a training step of ResNet-50, its bottlenecks computed again in backward or not."""
+
+    def build(batch):
+        with torch.device("cuda"):
+            network, images = torchvision.models.resnet50(), torch.randn(batch, 3, 224, 224)
+        update = torch.optim.SGD(network.parameters(), lr=0.1)
+        for stage in (network.layer1, network.layer2, network.layer3, network.layer4):
+            for block in stage if again else ():
+                block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+
+        def step():
+            network(images).square().mean().backward()
+            update.step(), update.zero_grad()
+
+        return step
+
+    return build
+
+
+whole_net, checkpointed = (gpulab.plan(resnet(again), batch=64, gpu="T4") for again in (False, True))
+for name, found in (("ResNet-50, batch 64", whole_net), ("each bottleneck is a segment", checkpointed)):
+    print(f"{name:<34} peak {found.peak_allocated / 2**20:7,.0f} MiB   {found.step_ms:6.1f} ms a step (virtual T4)")
+print(f"longer by {100 * (checkpointed.step_ms / whole_net.step_ms - 1):.0f} %")
+
+# %% again-rule [markdown]
+# So count on **about a third where products dominate, more where memory traffic does**, and measure your own.
 #
 # The result must not change. Dropout is the hard part: the second forward pass has to draw the *same* masks. So
 # `checkpoint` notes the state of the random generators, of the CPU and of the GPUs whose tensors it is given, and
@@ -699,11 +732,12 @@ print("bytes on the GPU more than before the step:", torch.cuda.memory_allocated
 print(f"7B parameters, 28 GB each way over 12 GB/s: {2 * 28 / 12:.1f} s a step (computed)")
 
 # %% lora-text [markdown]
-# ## LoRA: small gradients, the same activations
+# ## LoRA: small gradients, most of the activations
 #
 # LoRA freezes the model and adds to a `Linear` two thin matrices that are trained. Gradients and optimizer state all
 # but vanish. Often that is told as “fine-tuning in a fraction of the memory”. Here every linear layer gets rank 8:
-# 1.4 % of the parameters are trained (computed). How much of the activations is left?
+# 1.4 % of the parameters are trained (computed). How much of the activations is left? (The paper adapts attention only;
+# that is in the table too.)
 
 # %% lora-predict
 lora_guess = gpulab.predict("Activations with LoRA, against full fine-tuning", unit="%")
@@ -723,11 +757,14 @@ class LoRA(nn.Module):
         return self.linear(x) + self.up(self.down(x))
 
 
-def with_lora(blocks):
+def with_lora(blocks, names=("qkv", "out", "up", "down")):
     blocks.requires_grad_(False)
     for block in blocks:
-        for name in ("qkv", "out", "up", "down"):
+        for name in names:
             setattr(block, name, LoRA(getattr(block, name)))
+
+
+attention_lora = functools.partial(with_lora, names=("qkv",))
 
 
 def first_frozen(blocks):
@@ -754,18 +791,23 @@ def planned(change=lambda blocks: None, forward=plain):
 
 
 # %% lora-table
-plans = {"full": planned(), "LoRA": planned(with_lora), "first 6 of 8 frozen": planned(first_frozen)}
+plans = {"full": planned(), "LoRA": planned(with_lora), "LoRA on attention only": planned(attention_lora)}
+plans["first 6 of 8 frozen"] = planned(first_frozen)
 plans["LoRA, checkpointed"] = planned(with_lora, every_block)
 print("MiB at the peak (virtual)   weights  gradients  state  activations  all together")
 for name, found in plans.items():
     parts = [found.weights, found.gradients, found.optimizer_state, found.activations, found.peak_allocated]
     print(f"{name:<23}", "".join(f"{nbytes / 2**20:11,.0f}" for nbytes in parts))
-lora_guess.compare(round(100 * plans["LoRA"].activations / plans["full"].activations), "virtual")
+share = {name: round(100 * found.activations / plans["full"].activations) for name, found in plans.items()}
+lora_guess.compare(share["LoRA"], "virtual")
+print(f"with LoRA on attention only: {share['LoRA on attention only']} % (virtual)")
 
 # %% lora-explain [markdown]
 # Nearly all. Backward has to reach the thin matrices of the *first* block, so it passes through every layer above,
 # and needs what they kept: the inputs of the thin matrices, which are the inputs of the large ones, of GELU, of the
-# norms, of attention. What LoRA saves is what depends on the parameters.
+# norms, of attention. With adapters on attention only (the recipe of the paper), a frozen `Linear` of the MLP keeps no
+# input, since it has no gradient to compute, and about two thirds are left. Either way, what LoRA saves most is what
+# depends on the parameters.
 #
 # Frozen layers *below* everything that is trained are another matter. Backward never gets there, nothing is kept, and
 # their backward pass falls away too.
@@ -815,8 +857,8 @@ gpulab.style.show(
 )
 
 # %% price-explain [markdown]
-# Memory that costs no time comes first: attention kernel, fused optimizer, mixed precision. All three make the step
-# faster. Only then checkpointing, which sells time for memory. The step inside backward comes last, since it takes
+# Memory that costs no time comes first: attention kernel, fused optimizer, mixed precision. All three make *this* step
+# faster (autocast makes a small one slower, lesson 07). Only then checkpointing, which sells time for memory. The step inside backward comes last, since it takes
 # clipping and accumulation away. And a remedy for what is not in the peak buys no memory: at this batch, the fused
 # optimizer, until checkpointing has lowered the rest.
 #
@@ -832,14 +874,14 @@ print(f"  here {each[0]:,.0f} MiB ({gpu.numbers})")
 #
 # | you will read | verdict | tested in |
 # |---|---|---|
-# | “Checkpointing saves 50–70 % of the memory for 30 % more compute.” | The time is right: one forward pass more, at most a third. The saving is of activations only, and depends on the segments: none of it with one, most of it with one for each block. | *A question worth asking*, *Keep the input* |
+# | “Checkpointing saves 50–70 % of the memory for 30 % more compute.” | The time is right: one forward pass more, about a third where products dominate, more where memory traffic does. The saving is of activations only, and depends on the segments: none of it with one, most of it with one for each block. | *A question worth asking*, *Keep the input* |
 # | “It brings memory down to $O(\sqrt L)$.” | Only with about $\sqrt L$ segments, and these are best only where a layer keeps as much as it is given. In general $\sqrt{L\,I/b}$. A fixed 4 is neither. | *How many segments* |
 # | “Memory for compute.” | True, and the two exchange rates differ: by block, by operation, by kernel. | *Keep what was dear*, *Attention* |
 # | “Always enable gradient checkpointing.” | No: it costs time even where the peak is elsewhere. First what costs nothing. | *The price list* |
 # | “The model is too large: checkpoint it.” | It lowers activations. Weights, gradients and optimizer state stay. | first plot |
 # | “`model.gradient_checkpointing_enable()`” | A method of Hugging Face's models. An `nn.Module` has none. | *Common mistakes* |
 # | “FlashAttention is an approximation.” | It is the same sum in another order. | next cell |
-# | “LoRA fine-tunes in a fraction of the memory.” | A fraction of gradients and state; nearly all of the activations. | *LoRA* |
+# | “LoRA fine-tunes in a fraction of the memory.” | A fraction of gradients and state. Of the activations nearly all stay with adapters on every `Linear`, two thirds with adapters on attention only. | *LoRA* |
 
 # %% web-attention
 q, k, v = (torch.randn(2, 4, 64, 32, device=gpu.device) for _ in "qkv")
@@ -1005,11 +1047,11 @@ gpulab.quiz(6)
 #
 # 1. What counts is the peak. Lower it, then ask where the next one is: activations, gradients, or the optimizer's
 #    step.
-# 2. Checkpointing costs one forward pass, at most a third of the step's time. One segment saves nothing; for
-#    transformers, cut at every block; in general at $\sqrt{L\,I/b}$ segments.
-# 3. First what costs no time: attention kernels, `fused=True`, mixed precision.
-# 4. LoRA lowers gradients and state, and keeps the activations. Checkpointing does the opposite. Together they lower
-#    both.
+# 2. Checkpointing costs one forward pass: about a third of the step's time where products dominate, more where memory
+#    traffic does. One segment saves nothing; for transformers, cut at every block; in general at $\sqrt{L\,I/b}$ segments.
+# 3. First what costs no time: attention kernels, `fused=True`, mixed precision where products are large.
+# 4. LoRA lowers gradients and state, and keeps most of the activations. Checkpointing does the opposite. Together they
+#    lower both.
 # 5. The bus is slower than the GPU: recompute before you offload, unless little is sent.
 #
 # **For the checklist:** `use_reentrant=False` · no `None` in `.grad` after the first backward · no Python randomness

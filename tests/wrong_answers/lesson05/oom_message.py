@@ -522,7 +522,6 @@ def prescribes_what_is_on(message):
 @BANK.wrong(
     WHY + "expandable segments are on already: live tensors are in the way",
     "says that they are on",
-    same_as="prescribes_what_is_on",
 )
 def prescribes_what_is_on_where_nobody_else_is(message):
     read = answer(message)
