@@ -2,7 +2,7 @@
 # # 07 · Mixed precision
 #
 # **Promise:** you use 16-bit arithmetic where it is free, keep float32 where it is not, and know beforehand what it
-# saves on your model: often much time, and often no memory.
+# saves on your model: time where products are large, memory where activations are.
 #
 # After this lesson you can
 #
@@ -315,11 +315,72 @@ for n in (8, 512, 4096, 32768):
 # activations are gone; and the step is *slower*, because casts are kernels too and the GPU waits for the host to
 # launch them. The speed-up in the last rows depends on what you compare with.
 #
-# Two recorded anchors: BERT-large on a V100 at batch 4 went from 14949 to 13939 MiB, **7 % less memory**, and from 8.86
-# to 18.64 samples/s, **2.1 times as fast** (Hugging Face). ResNet-50: 3.3 times as fast on a V100 against fp32, 2.6
-# times on an A100 against TF32 (NVIDIA).
+# Eight linear layers with Adam are the hard case for memory. Real networks beside them:
+
+# %% real-models
+import torchvision
+
+
+class GPT2(nn.Module):
+    """Of the size of GPT-2 small: twelve layers of 768, on 1024 tokens."""
+
+    def __init__(self):
+        super().__init__()
+        options = {"activation": "gelu", "batch_first": True, "norm_first": True, "bias": True}
+        self.embed, self.head = nn.Embedding(50257, 768), nn.Linear(768, 50257, bias=False)
+        self.layers = nn.Sequential(*[nn.TransformerEncoderLayer(768, 12, 3072, **options) for _ in range(12)])
+
+    def forward(self, ids):
+        return self.head(self.layers(self.embed(ids)))
+
+
+def peak_of(network, half):
+    """A builder for `gpulab.plan`: a training step with AdamW, in float32 or under bf16 autocast."""
+
+    def build(batch):
+        with torch.device("cuda"):
+            model = network()
+            ids, images = torch.randint(50257, (batch, 1024)), torch.randn(batch, 3, 224, 224)
+        optimizer = torch.optim.AdamW(model.parameters())
+
+        def step():
+            with torch.autocast("cuda", dtype=torch.bfloat16, enabled=half):
+                output = model(ids if network is GPT2 else images)
+                labels = torch.randint(1000, output.shape[:-1], device="cuda")
+                loss = F.cross_entropy(output.flatten(0, -2), labels.flatten())
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+
+    return build
+
+
+# %% real-run
+for name, network, n in (
+    ("ResNet-50", torchvision.models.resnet50, 8),
+    ("ResNet-50", torchvision.models.resnet50, 64),
+    ("GPT-2 small, 1024 tokens", GPT2, 1),
+    ("GPT-2 small, 1024 tokens", GPT2, 8),
+):
+    full, mixed = (gpulab.plan(peak_of(network, half), batch=n, gpu="A100-80").peak_allocated for half in (False, True))
+    print(f"{name:<25} batch {n:>2}: {full / 2**20:6,.0f} MiB, bf16 {mixed / 2**20:6,.0f}: saves {1 - mixed / full:.0%} (virtual)")
+
+# %% real-explain [markdown]
+# By kind of layer:
 #
-# So use mixed precision for speed. Memory comes along when activations dominate; otherwise look in lesson 06.
+# - **Convolutions** save early: their rows are pixels, and BatchNorm and ReLU between them keep 16-bit tensors too. What
+#   does not shrink in a ResNet-50 is 16 bytes for each of 26 million parameters.
+# - **Linear layers** save from as many rows (samples × tokens) as they have outputs: one text of 1024 tokens is not enough.
+# - **Layer norm, softmax and the loss** stay float32: for a language model the logits are the largest tensor of all.
+#
+# Recorded: BERT-large on a V100 at batch 4 went from 14949 to 13939 MiB, **7 % less memory**, and from 8.86 to 18.64
+# samples/s, **2.1 times as fast**. With micro-batches of one text (512 tokens) and checkpointing, fp16 *raised* the
+# driver's figure, from 6775 to **7275 MiB**: fewer rows than the layers have outputs, and a 16-bit copy of every weight
+# (Hugging Face, 2022). ResNet-50: 3.3 times as fast on a V100 against fp32, 2.6 times on an A100 against TF32 (NVIDIA).
+#
+# So plan it on your own model. Where activations dominate, memory comes along with the speed; otherwise look in lesson 06.
 
 # %% gpus-text [markdown]
 # ## Which GPU is fast in what
@@ -621,8 +682,8 @@ moving.compare(round(shares[1]), "computed")
 # %% weights-explain [markdown]
 # (A fifth never moves in any precision: pixels that are always empty, units that are off.) A weight moves when the
 # update is more than half its spacing, which is 0.2 to 0.4 % of the weight. Adam's updates are about the learning
-# rate. So pure bf16 trains from scratch at $10^{-3}$, and at $10^{-5}$ only weights near zero learn. The loss falls a
-# little nevertheless, so nobody notices.
+# rate. So the pure bf16 weights of this network learn at $10^{-3}$, and at $10^{-5}$ only those near zero do. The loss
+# falls a little nevertheless, so nobody notices.
 #
 # Those who keep 16-bit weights keep the lost part elsewhere: a float32 copy in the optimizer, stochastic rounding, or
 # a compensation buffer (Kahan). For **inference** none of this matters: nothing is updated, and
@@ -719,7 +780,7 @@ torch.backends.fp32_precision = torch.backends.cuda.matmul.fp32_precision = "non
 # fp8 is no dtype of autocast. With 4 or 3 significant bits a tensor needs a scale of its own; **e4m3** has the bits,
 # for weights and activations, and **e5m2** the range, for gradients. Libraries do it (torchao, Transformer Engine)
 # from compute capability 8.9 on. Recorded by torchtitan on 8 H100s (96 GB), Llama-3.1-8B: bf16 with compile 6667
-# tokens/s, with fp8 8532, at the same memory (77.0 and 76.8 GiB).
+# tokens/s *per GPU*, with fp8 8532, at the same memory (77.0 and 76.8 GiB a GPU).
 
 # %% web-text [markdown]
 # ## What the web says
@@ -727,7 +788,7 @@ torch.backends.fp32_precision = torch.backends.cuda.matmul.fp32_precision = "non
 # | you will read | verdict | tested in |
 # |---|---|---|
 # | “AMP: −50 % memory, +20 to 30 % speed” | Each holds for some batch. Parameters, gradients and Adam's state do not shrink. | *What it saves* |
-# | “2× speed and 2× memory” | Speed: often, with large products. Memory: never quite. | *What it saves* |
+# | “2× speed and 2× memory” | Speed: often, with large products. Memory: from nothing to nearly half, never quite. | *What it saves* |
 # | “Halves activations, nearly doubles throughput” | Right for large batches of matrix products; against TF32 rather than fp32. | *What it saves* |
 # | “FP16 is 2 to 8 times as fast” | Peak against peak. | *Which GPU is fast in what* |
 # | “Tensor cores: 12 × CUDA cores” | V100 against P100. On one chip 8 to 16, at the peak. | *Which GPU is fast in what* |
@@ -851,8 +912,8 @@ gpulab.quiz(7)
 #
 # 1. 16 bits are enough for products and too few for sums of small changes: autocast runs products in 16 bits;
 #    weights, their gradients and the optimizer stay float32.
-# 2. Memory falls only when there are more rows than a layer has outputs, and never for parameters, gradients and
-#    Adam. Speed is the reason to use it.
+# 2. Activations fall where there are more rows than a layer has outputs, which for convolutions is soon; parameters,
+#    gradients and Adam stay. From nothing (small Linears) to nearly half (ResNet-50, batch 64): plan it.
 # 3. bf16 where the hardware has it (`is_bf16_supported(including_emulation=False)`), without a scaler. fp16 elsewhere,
 #    always with one.
 # 4. scale, backward, unscale, clip, step, update. Without clipping no unscale.

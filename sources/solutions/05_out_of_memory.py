@@ -184,7 +184,7 @@ def train(model, optimizer, batches, held_out):
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        losses.append(loss.item())  # a number: mse_loss's tensor would keep all squared differences
+        losses.append(loss.item())  # a number: mse_loss's tensor has the storage of all differences
         row = (output.detach() - y).square().sum(1).argmax()
         hardest.append(x[row].cpu())  # a copy: a view would keep the batch
 
