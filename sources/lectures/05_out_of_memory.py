@@ -244,8 +244,9 @@ except torch.OutOfMemoryError as error:
 # %% holders-text [markdown]
 # ## Who keeps a tensor alive
 #
-# A tensor's memory is given back at the moment when the last reference to it goes. There is no other rule, and no
-# garbage to collect on the GPU. (Only Python objects that refer to each other in a circle wait for `gc.collect()`.) So
+# A tensor's memory goes back to PyTorch's cache at the moment when the last reference to it goes. There is no garbage to
+# collect on the GPU. (Python objects that refer to each other in a circle wait for `gc.collect()`; a tensor marked with
+# `record_stream` waits for that stream, lesson 03.) So
 # the question after an out-of-memory error is always: *who holds a reference?*
 #
 # While an `except` block runs, Python holds the exception; the exception holds its traceback; the traceback holds the
@@ -339,7 +340,8 @@ print(f"after %xdel features: {alive():.1f} MiB ({gpu.numbers})")
 # %% cache-text [markdown]
 # ## What `empty_cache` does
 #
-# It gives back to the driver the segments in which no tensor lives. That is all. Below, two tensors are alive.
+# It gives back to the driver the segments in which no tensor lives (of an expandable segment, the pages). That is all.
+# Below, two tensors are alive.
 
 # %% cache-predict
 cache_guess = gpulab.predict("How much allocated memory does empty_cache() free while both are alive?", unit="MiB")
@@ -386,8 +388,9 @@ except torch.OutOfMemoryError:
 del first, whole
 
 # %% retry-explain [markdown]
-# So at the moment of the error `empty_cache` has been tried already, and calling it in an `except` block, or before
-# every step, changes nothing about it. It adds cost: each step must take its memory from the driver again.
+# So at the moment of the error `empty_cache` has been tried already, and calling it in an `except` block changes nothing
+# about it. After every step it adds cost: the next one must take its memory from the driver again. (How much, a virtual
+# GPU cannot find out: the model assumes 100 µs for each segment taken.)
 
 # %% cache-cost
 def step_time(clean):
@@ -416,11 +419,11 @@ print(f"with empty_cache() after every step: {cleaned / plain:.2f} times as long
 # %% leaks-text [markdown]
 # ## Leaks that are, and leaks that are not
 #
-# “`losses.append(loss)` leaks the whole graph” is in nearly every tutorial. Does it? The cell trains 5 steps and keeps
+# “`losses.append(loss)` leaks the whole graph” is in many tutorials. Does it? The cell trains 5 steps and keeps
 # each loss, with its graph, in a list. One step saves 12 layers × 2048 × 96 numbers for backward: 9.4 MB (computed).
 
 # %% leaks-predict
-leak_guess = gpulab.predict("By how many bytes does each step of that loop raise the live memory?", unit="bytes")
+leak_guess = gpulab.predict("What does each step of that loop add to the live memory?", unit="bytes")
 
 # %% leaks-run
 x, y = torch.randn(2048, 96, device=device), torch.randint(10, (2048,), device=device)
@@ -520,14 +523,14 @@ for (name, size), style in zip(grown.items(), ("-", "-", "-", "--", "-"), strict
     axes.plot(steps, [n * size / MIB for n in steps], style, label=name)
     if steps[-1] < 40:
         axes.plot(steps[-1], steps[-1] * size / MIB, "x", color="#111111", markersize=9)
-axes.set(title="Kept in a list: four kinds grow, one does not", xlabel="steps")
+axes.set(title="Kept in a list: four kinds grow, one hardly does", xlabel="steps")
 axes.set_ylabel(f"kept, MiB ({gpu.numbers})")
 axes.legend(loc="upper right")
 gpulab.style.show(
     figure,
     alt="Memory kept over 40 steps for five kinds of lists. Losses without backward reach the limit of 128 MiB within "
     "15 steps; rows of a batch grow steadily to 30 MiB; outputs and mean squared errors grow slowly; "
-    "losses after backward stay at zero. A cross marks the end.",
+    "losses after backward stay near zero. A cross marks the end.",
 )
 
 # %% census-text [markdown]
@@ -959,7 +962,7 @@ gpulab.sim.step_memory(segments=1, moment=80)
 # |---|---|---|
 # | “`empty_cache()` fixes out-of-memory errors.” “Call it between epochs.” | It frees no tensor, PyTorch does it itself before it fails, and it costs time. It helps between jobs of different size in one process, and other processes. | *What `empty_cache` does*, *The largest batch that fits* |
 # | “`empty_cache` or a restart cures fragmentation.” | A restart does. `empty_cache` only while nothing lives in the segments. Expandable segments avoid much of it. | *Fragmentation* |
-# | “`losses.append(loss)` leaks the graph.” | After `backward()`: 512 bytes a step. Without backward: everything. With `mse_loss`: its elements, even detached. | *Leaks that are, and leaks that are not* |
+# | “`losses.append(loss)` leaks the graph.” | After `backward()`: 512 bytes a step. Without backward: everything. With `mse_loss`: as much as its elements, even detached. | *Leaks that are, and leaks that are not* |
 # | “Forgetting `zero_grad()` fills the memory.” | Wrong: gradients are added in place. | *No leak: a forgotten `zero_grad`* |
 # | “`zero_grad(set_to_none=True)` saves memory.” | True, and the default. | same cell |
 # | “In-place activations save memory.” | ReLU: no, the same bytes are kept. LeakyReLU and ELU: yes, a tensor a layer. | next cell |
@@ -1079,7 +1082,7 @@ gpulab.quiz(5)
 # 1. The message is an account: capacity = free + this process + others; this process = context + allocated + cached.
 #    “Tried” is one segment, and 20 MiB of it means only that the GPU is full.
 # 2. Memory goes with the last reference: a list, a graph, a view, a traceback, `Out`. In `except`, take a note and leave.
-# 3. After `backward()` a loss is 512 bytes. Without it, it is all activations; and some losses carry their elements.
+# 3. After `backward()` a loss is 512 bytes. Without it, it is all activations; and some losses have the storage of all their elements.
 # 4. `empty_cache` frees no tensor. Between attempts of different size it makes room; after the error it is too late.
 # 5. A batch fits when two whole steps fit. Garbage first, then what costs no time, then time, then another result.
 #

@@ -205,7 +205,7 @@ gpulab.style.show(
 # forward has two in backward. A step is 1 + 2 = 3 forward passes. Checkpointing adds one.
 
 # %% again-predict
-time_guess = gpulab.predict("A step with every block checkpointed takes how many per cent longer?", unit="%")
+time_guess = gpulab.predict("How much longer does a step with every block checkpointed take?", unit="%")
 
 # %% again-run
 time_guess.compare(round(100 * (each[1] / nothing[1] - 1)), gpu.numbers)
@@ -293,7 +293,7 @@ for keep in (True, False):
 # layer. A transformer's layer is not. Its best number for $L = 16$?
 
 # %% segments-predict
-segments_guess = gpulab.predict("Best number of segments for 16 encoder layers", unit="segments")
+segments_guess = gpulab.predict("The best cut of 16 encoder layers", unit="segments")
 
 # %% segments-run
 def thin_layer():
@@ -368,8 +368,9 @@ gpulab.sim.step_memory()
 # %% selective-text [markdown]
 # ## Keep what was dear, compute again what was cheap
 #
-# A block's time and its bytes are not in the same places. Its matrix products and attention take nearly all of the
-# time. Normalisation, GELU, dropout and the sums are quick to repeat, and keep about half of the bytes. *Selective*
+# A block's time and its bytes are not in the same places. Its matrix products and attention take most of the time (of a
+# T4 in float32, nearly all). Normalisation, GELU, dropout and the sums are quick to repeat, and keep about half of the
+# bytes. *Selective*
 # checkpointing keeps the results of the operations you name, and computes the rest again. The operations are those
 # that PyTorch runs below `nn.Linear`: `aten.addmm` is the product with a bias, `aten.mm` without.
 
@@ -396,7 +397,8 @@ report("keep products and attention", dear)
 report("each block is a segment", each)
 
 # %% selective-explain [markdown]
-# On the virtual T4, two fifths of the saving for a tenth of the price. In place of the list you may pass a function
+# On the virtual T4, two fifths of the saving for a tenth of the price. (With tensor cores products are cheaper, and the
+# rest weighs more.) In place of the list you may pass a function
 # that decides for each call (`CheckpointPolicy.MUST_SAVE` or `PREFER_RECOMPUTE`). `torch.compile` chooses by itself
 # what to keep, and `torch._functorch.config.activation_memory_budget` (experimental) asks it for less.
 #
@@ -448,7 +450,7 @@ for name, pieces, again in (("in one piece", 1, False), ("4 pieces", 4, False), 
 # At 4096 tokens, 12 heads, fp16: how many times the bytes does the formula keep?
 
 # %% attention-predict
-attention_guess = gpulab.predict("Bytes the formula keeps at 4096 tokens, against the kernel's", unit="times")
+attention_guess = gpulab.predict("What the formula keeps at 4096 tokens, against the kernel", unit="times")
 
 # %% attention-run
 def formula(q, k, v):
@@ -506,7 +508,8 @@ gpulab.style.show(
 # Read the table before the plot. Checkpointing makes the formula *keep* as little as the kernel does, and its **peak
 # stays**: in backward the whole table is there again. The kernel's never is. And the kernel, which computes the
 # scores twice, is the *fastest*: the formula is slow because of the bytes it writes and reads, not because of its
-# arithmetic (lesson 01). Computing again is no loss when it saves memory traffic.
+# arithmetic (lesson 01). Computing again is no loss when it saves memory traffic. (So does the model of the virtual GPU
+# count; measured, it is the main result of the FlashAttention paper.)
 #
 # It is no approximation: the result is that of the formula, to rounding. So use it first, before any checkpointing.
 # What can take it away from you:
@@ -547,7 +550,7 @@ with gpulab.VirtualGPU("T4"), warnings.catch_warnings():  # a T4 also where the 
 # many bytes for each parameter does the default AdamW take *during its step*, beside weights, gradients and state?
 
 # %% optimizer-predict
-temporary_guess = gpulab.predict("Temporary bytes of AdamW's step, for each parameter", unit="bytes")
+temporary_guess = gpulab.predict("What AdamW's step takes for the moment, for each parameter", unit="bytes")
 
 # %% optimizer-run
 def optimizer_cost(make):
@@ -657,10 +660,10 @@ for name, build in (
 # the host, and fetches it in backward. You change one line. The bytes cross the bus twice; pinned memory crosses a
 # PCIe 3.0 link at about 12 GB/s.
 #
-# Checkpointing added a quarter to the step's time. What does offloading add?
+# Checkpointing added nearly a third to the step's time. What does offloading add?
 
 # %% offload-predict
-offload_guess = gpulab.predict("A step with offloaded activations takes how many per cent longer?", unit="%")
+offload_guess = gpulab.predict("How much longer does a step with offloaded activations take?", unit="%")
 
 # %% offload-run
 def offloaded(forward, blocks, x):
@@ -678,8 +681,8 @@ base, away = (offload[name][1] for name in ("no checkpointing", "all kept tensor
 offload_guess.compare(round(100 * (away / base - 1)), gpu.numbers)
 
 # %% offload-explain [markdown]
-# Computing again is the cheaper way to have a byte back, on this GPU and link. Compare the two for one block: how
-# long does the GPU compute it, and how long does the bus carry what it keeps? A faster GPU makes recomputation
+# Computing again is the cheaper way to have a byte back, on this GPU and link (the model assumes 12 GB/s). Compare the two
+# for one block: how long does the GPU compute it, and how long does the bus carry what it keeps? A faster GPU makes recomputation
 # cheaper, and leaves the bus as it is. (Copies and kernels share one stream here, so they wait for each other;
 # libraries that offload use a second one, lesson 03.)
 #
@@ -708,7 +711,7 @@ count = sent(Block(128, 4).to(gpu.device), torch.randn(4, 64, 128, device=gpu.de
 print({name: f"{nbytes / 2**10:,.0f} KiB (counted)" for name, nbytes in count.items()})
 
 # %% offload-weights [markdown]
-# Every weight goes to the host too, and comes back as a second copy, though it never left. On this small block they
+# The weights go to the host too, and come back as second copies, though they never left. On this small block they
 # are a large part of the traffic. Your own pair of hooks can leave them, and small tensors, where they are. That is
 # the third exercise.
 #
@@ -858,8 +861,8 @@ gpulab.style.show(
 
 # %% price-explain [markdown]
 # Memory that costs no time comes first: attention kernel, fused optimizer, mixed precision. All three make *this* step
-# faster (autocast makes a small one slower, lesson 07). Only then checkpointing, which sells time for memory. The step inside backward comes last, since it takes
-# clipping and accumulation away. And a remedy for what is not in the peak buys no memory: at this batch, the fused
+# faster (autocast makes a small one slower, lesson 07). Only then checkpointing, which sells time for memory. The step
+# inside backward comes last, since it takes clipping and accumulation away. And a remedy for what is not in the peak buys no memory: at this batch, the fused
 # optimizer, until checkpointing has lowered the rest.
 #
 # On a real GPU, hold the plan against the measurement:

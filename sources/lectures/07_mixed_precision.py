@@ -43,7 +43,7 @@ device = gpu.device
 # How much does autocast save?
 
 # %% question-predict
-guess = gpulab.predict("Under autocast, the forward pass holds how many times the bytes of float32?", unit="times")
+guess = gpulab.predict("What the forward pass holds under autocast, against float32", unit="times")
 
 # %% question-run
 def deep_net(width=1024, depth=8):
@@ -313,7 +313,7 @@ for n in (8, 512, 4096, 32768):
 # No single pair of figures could be right: depending on the row, mixed precision is slower, the same, or ten times as
 # fast, and saves nothing or a sixth. At batch 8 nothing is saved, since the peak comes in the optimizer step, when
 # activations are gone; and the step is *slower*, because casts are kernels too and the GPU waits for the host to
-# launch them. The speed-up in the last rows depends on what you compare with.
+# launch them (5 µs each, the model assumes). The speed-up in the last rows depends on what you compare with.
 #
 # Eight linear layers with Adam are the hard case for memory. Real networks beside them:
 
@@ -373,7 +373,7 @@ for name, network, n in (
 # - **Convolutions** save early: their rows are pixels, and BatchNorm and ReLU between them keep 16-bit tensors too. What
 #   does not shrink in a ResNet-50 is 16 bytes for each of 26 million parameters.
 # - **Linear layers** save from as many rows (samples × tokens) as they have outputs: one text of 1024 tokens is not enough.
-# - **Layer norm, softmax and the loss** stay float32: for a language model the logits are the largest tensor of all.
+# - **Layer norm, softmax and the loss** stay float32: for a language model the logits are often the largest tensor.
 #
 # Recorded: BERT-large on a V100 at batch 4 went from 14949 to 13939 MiB, **7 % less memory**, and from 8.86 to 18.64
 # samples/s, **2.1 times as fast**. With micro-batches of one text (512 tokens) and checkpointing, fp16 *raised* the
@@ -385,8 +385,8 @@ for name, network, n in (
 # %% gpus-text [markdown]
 # ## Which GPU is fast in what
 #
-# Three reasons make 16 bits faster: tensor cores multiply them at many times the float32 rate; every operation that
-# waits for memory moves half the bytes; and what memory is saved allows a larger batch. The first depends on the GPU.
+# Three reasons make 16 bits faster: tensor cores multiply them at many times the float32 rate; an operation that waits
+# for memory, and stays in 16 bits, moves half the bytes; and what memory is saved allows a larger batch. The first depends on the GPU.
 #
 # PyTorch has a function to ask. Ask a T4, the GPU that free notebooks lend you:
 
@@ -395,7 +395,7 @@ with gpulab.VirtualGPU("T4", compute=False):
     print("T4, torch.cuda.is_bf16_supported():", torch.cuda.is_bf16_supported())
 
 # %% gpus-predict
-slower = gpulab.predict("On the T4, a bf16 matrix product takes how many times as long as one in fp16?", unit="times")
+slower = gpulab.predict("On the T4, the time of a bf16 matrix product against one in fp16", unit="times")
 
 # %% gpus-run
 def tflops(dtype, n=4096, tf32=False):
@@ -612,7 +612,7 @@ def train_step(model, optimizer, scaler, x, y, dtype, max_norm=1.0):
 
 # %% order-text-2 [markdown]
 # `max_norm` is meant for the true gradient. Clip before `unscale_`, and you clip one that is 65536 times as long:
-# every step gets the length `max_norm / 65536`. SGD stands still; Adam divides by that length again and hides it, in
+# nearly every step gets the length `max_norm / 65536`. SGD stands still; Adam divides by that length again and hides it, in
 # part.
 #
 # Without clipping (or logging the norm), leave `unscale_` out: `step` does it. It is harmless and needless:

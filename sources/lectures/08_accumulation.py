@@ -188,7 +188,7 @@ gpulab.style.show(
 
 # %% drift-text [markdown]
 # Two things to take from the plot. The two large-batch runs lie on each other; the rounding of each update grows over
-# the run, but never to anything you would see. And **the small batch learns faster per epoch**: at the same learning
+# the run, here to nothing you would see. And **the small batch learns faster per epoch here**: at the same learning
 # rate it makes four times as many updates. A large batch is not a gift. You choose it when the gradient of a small one
 # is too noisy, when a published recipe asks for it, or when the GPU is idle with less, and then the learning rate
 # has to go with it (see *Learning rate and schedule*).
