@@ -106,7 +106,7 @@ print(f"afterwards: {alive():.2f} MiB in live tensors ({gpu.numbers})")
 # %% message-text [markdown]
 # ## The message, number by number
 #
-# The message is a complete account of the GPU at the moment of failure. Here is one in full: eight
+# The message is an account of the GPU's memory at the moment of failure. Here is one in full: eight
 # transformer layers, trained on a whole virtual T4 with a batch that is too large. Shapes only, so it runs anywhere.
 
 # %% message-run
@@ -173,10 +173,10 @@ for number, size in zip(re.findall(r"Process (\d+)", recorded), figures(recorded
 #
 # - **No process at all**, where the driver's library is missing (Jetson); or **17179869184.00 GiB**, which is “unknown”,
 #   under Windows and WSL. Then the message cannot tell yours from others': ask `nvidia-smi`.
-# - **Another last sentence.** “expandable_segments is enabled”: what is cached lies in the way of live tensors, and the
+# - **Another last sentence** (PyTorch 2.15). “expandable_segments is enabled”: what is cached lies in the way of live tensors, and the
 #   setting helps no further. “exceeds the expandable-segment reserve”: a limit that you have set.
 # - **No message.** Under Windows, since driver 536.40, a full GPU spills into the host's memory. Nothing is raised, the
-#   step takes many times as long, and PyTorch counts more allocated than the GPU has. The driver's setting is called
+#   step takes many times as long, and PyTorch may count more allocated than the GPU has. The driver's setting is called
 #   *CUDA – Sysmem Fallback Policy*: “Prefer No Sysmem Fallback” brings the error back.
 
 # %% tried-text [markdown]
@@ -491,7 +491,7 @@ for name, size in grown.items():
 # **`mse_loss` keeps the memory of its elements.** It allocates its output at full size, 20,480 numbers, and only then
 # resizes it to a scalar, which leaves the storage as large as it was. (The squares go into a second tensor, which is
 # freed.) `detach()` shares the storage, so it leaks just as much. `binary_cross_entropy` comes to the same by another
-# way: it reduces within the tensor of its elements. `cross_entropy` and `l1_loss` return a scalar of its own.
+# way: it reduces within the tensor of its elements. `cross_entropy` and `l1_loss` return a scalar of their own.
 #
 # **One row keeps the batch.** A view has no memory of its own, and keeps all of its storage alive.
 #
@@ -648,7 +648,7 @@ print(f"with `del output` at the end of the loop's body: {peak_of(lambda: passes
 # %% eval-text [markdown]
 # ## Evaluation keeps nothing, if you say so
 #
-# `model.eval()` changes dropout and BatchNorm. It has nothing to do with memory:
+# `model.eval()` changes dropout and BatchNorm. The graph is built all the same (dropout's masks excepted):
 
 # %% eval-run
 def kept_by_forward():
@@ -1082,7 +1082,8 @@ gpulab.quiz(5)
 # 1. The message is an account: capacity = free + this process + others; this process = context + allocated + cached.
 #    “Tried” is one segment, and 20 MiB of it means only that the GPU is full.
 # 2. Memory goes with the last reference: a list, a graph, a view, a traceback, `Out`. In `except`, take a note and leave.
-# 3. After `backward()` a loss is 512 bytes. Without it, it is all activations; and some losses have the storage of all their elements.
+# 3. After `backward()` a loss is 512 bytes. Without it, it is all activations; and some losses have the storage of all
+#    their elements.
 # 4. `empty_cache` frees no tensor. Between attempts of different size it makes room; after the error it is too late.
 # 5. A batch fits when two whole steps fit. Garbage first, then what costs no time, then time, then another result.
 #

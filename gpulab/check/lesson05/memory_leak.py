@@ -141,8 +141,8 @@ WHY = {
     "validation, and a number in the list",
     "view": "x[i] is a view, also after detach(): it has no memory of its own, and keeps the batch's. Copy it to the "
     "host",
-    "elements": "mse_loss returns a scalar whose storage is as large as its elements, which are as many as the outputs, "
-    "and detach() shares it: keep loss.item(). Kept outputs take the same bytes",
+    "elements": "mse_loss returns a scalar whose storage is as large as its elements, which are as many as the "
+    "outputs, and detach() shares it: keep loss.item(). Kept outputs take the same bytes",
     "gpu": "a detached copy on the GPU is memory of the GPU: .cpu() moves it to where there is more",
 }
 
