@@ -568,25 +568,31 @@ print(f"mean of the images:                    {x.mean().item():.4f}")
 # bf16 has float32's range and needs none, so `enabled=` turns it into a no-op, and the same loop serves both.
 
 # %% amp-run
-def train_epoch_amp(model, batches, steps, max_norm, dtype=torch.float16, device="cuda"):
-    """One epoch with autocast, accumulation and clipping; the gradient norm of each window, and the schedule's count."""
+def update_amp(model, optimizer, scaler, schedule, window, max_norm, dtype, device="cuda"):
+    """One window with autocast, accumulation and clipping; returns the gradient's norm."""
+    optimizer.zero_grad()
+    for a, b in window:
+        with torch.autocast(device, dtype=dtype):
+            loss = F.cross_entropy(model(a), b) / len(window)
+        scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+    scale = scaler.get_scale()  # 1.0 without a scaler
+    scaler.step(optimizer)
+    scaler.update()
+    if scaler.get_scale() >= scale:  # it falls when the step was skipped
+        schedule.step()
+    return norm
+
+
+# %% amp-epoch
+def train_epoch_amp(model, batches, steps, max_norm, dtype=torch.float16):
+    """One epoch; returns the gradient norm of each window, and how often the schedule advanced."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=3)
-    scaler = torch.amp.GradScaler(device, enabled=dtype is torch.float16)
-    norms = []
-    for window in windows(batches, steps):
-        optimizer.zero_grad()
-        for a, b in window:
-            with torch.autocast(device, dtype=dtype):
-                loss = F.cross_entropy(model(a), b) / len(window)
-            scaler.scale(loss).backward()
-        scaler.unscale_(optimizer)
-        norms.append(nn.utils.clip_grad_norm_(model.parameters(), max_norm))
-        scale = scaler.get_scale()  # 1.0 without a scaler
-        scaler.step(optimizer)
-        scaler.update()
-        if scaler.get_scale() >= scale:  # it falls when the step was skipped
-            schedule.step()
+    scaler = torch.amp.GradScaler("cuda", enabled=dtype is torch.float16)
+    rest = optimizer, scaler, schedule
+    norms = [update_amp(model, *rest, window, max_norm, dtype) for window in windows(batches, steps)]
     return torch.stack(norms), schedule.last_epoch
 
 
