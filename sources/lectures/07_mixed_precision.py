@@ -726,7 +726,8 @@ print(f"default {default:.2f} ms, allow_tf32 off {exact:.2f} ms (virtual)")
 conv_guess.compare(exact / default, "virtual")
 
 # %% tf32-explain [markdown]
-# **Convolutions use TF32 by default, matrix products do not.** TF32 takes float32 tensors, keeps 11 significant bits
+# **Convolutions use TF32 by default, matrix products do not.** (The factor comes from the two rates that the model
+# assumes.) TF32 takes float32 tensors, keeps 11 significant bits
 # of each factor, and adds in float32. So it saves no memory, needs no scaler, and is no “simplified AMP”. It costs
 # digits:
 
