@@ -561,7 +561,8 @@ print(f"mean of the images:                    {x.mean().item():.4f}")
 # 1. `scaler.unscale_(optimizer)`, so that `.grad` holds the real gradient;
 # 2. `clip_grad_norm_`, on the gradient of the whole window;
 # 3. `scaler.step(optimizer)` and `scaler.update()`;
-# 4. `scheduler.step()`, **unless the step was skipped**, which shows in a scale that has fallen (lesson 07);
+# 4. `scheduler.step()`, **unless the step was skipped**, which shows in a scale that has fallen (lesson 07; to read it
+#    waits for the GPU, once a window);
 # 5. `optimizer.zero_grad()`, skipped or not.
 #
 # The forward pass runs under `torch.autocast`, here in fp16, for which a T4 too has tensor cores. fp16 needs the scaler;
