@@ -90,6 +90,66 @@ def test_every_error_that_a_lecture_raises_is_in_the_index():
                     assert flat(output.evalue)[:25].strip() in index, output.evalue
 
 
+def test_the_messages_are_in_alphabetical_order_and_each_is_there_once():
+    names = [re.sub(r"[^a-z0-9 ]", "", cells[0].lower()).strip() for _, cells in ERRORS]
+    assert names == sorted(names)
+    quotes = [" … ".join(re.findall(r"`+ ?(.+?) ?`+(?!\w)", cells[0])) for _, cells in ERRORS]
+    pieces = [
+        [flat(p).strip() for p in re.split(r"…|\.\.\.|Error: |Warning: ", quote) if len(p) > 20] for quote in quotes
+    ]
+    for i, mine in enumerate(pieces):
+        others = [flat(quote) for j, quote in enumerate(quotes) if j != i]
+        assert not mine or not any(all(piece in other for piece in mine) for other in others), quotes[i]
+
+
+@pytest.mark.parametrize(("number", "cells"), ERRORS, ids=[cells[0][:50] for _, cells in ERRORS])
+def test_a_row_is_understood_without_its_neighbour(number, cells):
+    assert not re.match(r"the same\b|as above|see above", " ".join(cells[1:]).lower())
+
+
+# What to try when memory runs out, by what it costs: the lecture, the checklist and the interview say one order.
+REMEDIES = (
+    "garbage",
+    "no_grad",
+    "expandable segments",
+    "kernels that write less",
+    "autocast",
+    "micro-batches",
+    "checkpointing",
+    "offloading",
+    "lora",
+    "several gpus",
+)
+
+
+def remedies_of(page):
+    if page == "lecture":
+        text = notebook_source("05", "the order is that of the price")
+        rows = re.findall(r"^\| (.+?) \|", text, re.MULTILINE)[1:]
+        return "\n".join(rows)
+    text = (DOCS / page).read_text(encoding="utf-8")
+    if page == "cheatsheet.md":
+        return "\n".join(
+            re.findall(r"^\d+\. (.+)$", text.partition("## When it does not fit")[2].partition("\n## ")[0], re.M)
+        )
+    return re.search(r"^\*\*In which order do you try remedies\?\*\* (.+)$", text, re.MULTILINE)[1]
+
+
+def notebook_source(number, words):
+    """The cell of a lecture's text that has these words."""
+    path = ROOT / "notebooks" / f"{WRITTEN[number].name}.ipynb"
+    cells = [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "markdown"]
+    return next(source for source in cells if words in " ".join(source.split()).lower())
+
+
+@pytest.mark.parametrize("page", ["lecture", "cheatsheet.md", "interview.md"])
+def test_the_remedies_are_in_the_same_order_everywhere(page):
+    text = remedies_of(page).lower()
+    places = {name: text.find(name) for name in REMEDIES}
+    assert -1 not in places.values(), places
+    assert sorted(places, key=places.get) == list(REMEDIES)
+
+
 def test_the_glossary_is_in_alphabetical_order_and_names_lessons_that_are_there():
     lines = (DOCS / "glossary.md").read_text(encoding="utf-8").splitlines()
     terms = [line for line in lines if line.startswith("**")]

@@ -106,7 +106,7 @@ print(f"afterwards: {alive():.2f} MiB in live tensors ({gpu.numbers})")
 # %% message-text [markdown]
 # ## The message, number by number
 #
-# The message is a complete account of the GPU at the moment of failure. Here is one in full: eight
+# The message is an account of the GPU's memory at the moment of failure. Here is one in full: eight
 # transformer layers, trained on a whole virtual T4 with a batch that is too large. Shapes only, so it runs anywhere.
 
 # %% message-run
@@ -126,24 +126,58 @@ print(textwrap.fill(message.partition("  See")[0], 110))
 # | total capacity | the GPU | – |
 # | is free | what the driver has left, for every process | what PyTorch has left |
 # | this process has … in use | context + all that PyTorch has reserved | live tensors |
+# | Process 16497 has … in use | another process; **in a container also yours**, under its number outside | always another one's |
 # | allowed (only with a limit) | the most that PyTorch may reserve | – |
-# | allocated by PyTorch | live tensors, rounded up to blocks | – |
+# | allocated by PyTorch | live tensors, rounded up to blocks; private pools | – |
+# | with … in private pools | of it, what is free for CUDA graphs and for nothing else | tensors of yours |
 # | reserved but unallocated | PyTorch's cache: free pieces inside its segments | a leak; or: memory you can count on |
 #
 # Two sums tie them together. *Capacity = free + this process + other processes*. *This process = context + allocated +
 # reserved but unallocated*. Whatever is left over in the first is somebody else's.
 
 # %% message-sums
-numbers = {}
-for name, text in {"capacity": "capacity of ", "free": "of which ", "process": "this process has ",
-                   "allocated": "allocated memory ", "cached": "PyTorch, and "}.items():
-    size, unit = message.split(text)[1].split()[:2]
-    numbers[name] = float(size) * {"bytes": 1 / MIB, "KiB": 1 / 1024, "MiB": 1, "GiB": 1024}[unit]
+import re
 
+
+def figures(text, words):
+    """The figures in these words, in MiB; # stands for number and unit."""
+    found = re.findall(words.replace("#", r"([\d.]+) (bytes|KiB|MiB|GiB)"), text)
+    return [float(size) * {"bytes": 1 / MIB, "KiB": 1 / 1024, "MiB": 1, "GiB": 1024}[unit] for size, unit in found]
+
+
+parts = {"capacity": "capacity of #", "free": "of which # is free", "process": "this process has # memory",
+         "allocated": "# is allocated by", "cached": "# is reserved by PyTorch but"}
+numbers = {name: figures(message, words)[0] for name, words in parts.items()}
 left_over = numbers["capacity"] - numbers["free"] - numbers["process"]
 context = numbers["process"] - numbers["allocated"] - numbers["cached"]
 print(f"other processes: {left_over:4.0f} MiB (virtual, from rounded figures: 0 within ±10)")
 print(f"CUDA context:    {context:4.0f} MiB (virtual, from rounded figures)")
+
+# %% container-text [markdown]
+# The driver knows processes by the host's numbers. In a container yours has another number inside than outside, so
+# PyTorch does not recognise it, and there is no “this process”. Colab, Kaggle and most clusters are containers. Such a
+# message, recorded on an 80 GB GPU:
+
+# %% container-run
+recorded = """Tried to allocate 594.00 MiB. GPU 0 has a total capacity of 79.33 GiB of which 508.44 MiB is free. \
+Process 62912 has 494.00 MiB memory in use. Process 113443 has 78.33 GiB memory in use. Of the allocated memory \
+74.24 GiB is allocated by PyTorch, with 57.88 MiB allocated in private pools (e.g., CUDA Graphs), and 185.89 MiB is \
+reserved by PyTorch but unallocated."""
+reserved = figures(recorded, "# is allocated by")[0] + figures(recorded, "# is reserved by PyTorch but")[0]
+for number, size in zip(re.findall(r"Process (\d+)", recorded), figures(recorded, r"Process \d+ has # memory"), strict=True):
+    print(f"process {number} has {size:7,.0f} MiB, as much as PyTorch has reserved: {size >= reserved} (recorded)")
+
+# %% container-explain [markdown]
+# Yours is the one that has at least what PyTorch has reserved; of several, the smallest. The other is somebody else's, and
+# 494 MiB is all that ending it would bring. Three more forms:
+#
+# - **No process at all**, where the driver's library is missing (Jetson); or **17179869184.00 GiB**, which is “unknown”,
+#   under Windows and WSL. Then the message cannot tell yours from others': ask `nvidia-smi`.
+# - **Another last sentence** (PyTorch 2.15). “expandable_segments is enabled”: what is cached lies in the way of live tensors, and the
+#   setting helps no further. “exceeds the expandable-segment reserve”: a limit that you have set.
+# - **No message.** Under Windows, since driver 536.40, a full GPU spills into the host's memory. Nothing is raised, the
+#   step takes many times as long, and PyTorch may count more allocated than the GPU has. The driver's setting is called
+#   *CUDA – Sysmem Fallback Policy*: “Prefer No Sysmem Fallback” brings the error back.
 
 # %% tried-text [markdown]
 # ### “Tried to allocate” is a segment
@@ -196,8 +230,10 @@ except torch.OutOfMemoryError as error:
 # | you see | cause | remedy |
 # |---|---|---|
 # | tried > capacity (or > allowed) | one request is too large | look at its shape; then the batch |
-# | free ≥ tried, and “allowed” is there | a limit on this process | raise the limit |
-# | cached ≥ tried | fragmentation | expandable segments |
+# | free ≥ tried, and “allowed” is there; or “exceeds the … reserve” | a limit on this process | raise the limit |
+# | free > tried, and neither | the message does not tell | its last sentence, the line that raised it |
+# | cached ≥ tried, and expandable segments are not on | fragmentation | expandable segments |
+# | nobody's share is told, and it may be what is missing | the message does not tell | `nvidia-smi` |
 # | others hold what is missing | another process | `nvidia-smi`; end it, or take another GPU |
 # | none of these: allocated ≈ all | live tensors fill the GPU | find garbage; then fewer bytes per step |
 #
@@ -208,8 +244,9 @@ except torch.OutOfMemoryError as error:
 # %% holders-text [markdown]
 # ## Who keeps a tensor alive
 #
-# A tensor's memory is given back at the moment when the last reference to it goes. There is no other rule, and no
-# garbage to collect on the GPU. (Only Python objects that refer to each other in a circle wait for `gc.collect()`.) So
+# A tensor's memory goes back to PyTorch's cache at the moment when the last reference to it goes. There is no garbage to
+# collect on the GPU. (Python objects that refer to each other in a circle wait for `gc.collect()`; a tensor marked with
+# `record_stream` waits for that stream, lesson 03.) So
 # the question after an out-of-memory error is always: *who holds a reference?*
 #
 # While an `except` block runs, Python holds the exception; the exception holds its traceback; the traceback holds the
@@ -303,7 +340,8 @@ print(f"after %xdel features: {alive():.1f} MiB ({gpu.numbers})")
 # %% cache-text [markdown]
 # ## What `empty_cache` does
 #
-# It gives back to the driver the segments in which no tensor lives. That is all. Below, two tensors are alive.
+# It gives back to the driver the segments in which no tensor lives (of an expandable segment, the pages). That is all.
+# Below, two tensors are alive.
 
 # %% cache-predict
 cache_guess = gpulab.predict("How much allocated memory does empty_cache() free while both are alive?", unit="MiB")
@@ -350,8 +388,9 @@ except torch.OutOfMemoryError:
 del first, whole
 
 # %% retry-explain [markdown]
-# So at the moment of the error `empty_cache` has been tried already, and calling it in an `except` block, or before
-# every step, changes nothing about it. It adds cost: each step must take its memory from the driver again.
+# So at the moment of the error `empty_cache` has been tried already, and calling it in an `except` block changes nothing
+# about it. After every step it adds cost: the next one must take its memory from the driver again. (How much, a virtual
+# GPU cannot find out: the model assumes 100 µs for each segment taken.)
 
 # %% cache-cost
 def step_time(clean):
@@ -380,11 +419,11 @@ print(f"with empty_cache() after every step: {cleaned / plain:.2f} times as long
 # %% leaks-text [markdown]
 # ## Leaks that are, and leaks that are not
 #
-# “`losses.append(loss)` leaks the whole graph” is in nearly every tutorial. Does it? The cell trains 5 steps and keeps
+# “`losses.append(loss)` leaks the whole graph” is in many tutorials. Does it? The cell trains 5 steps and keeps
 # each loss, with its graph, in a list. One step saves 12 layers × 2048 × 96 numbers for backward: 9.4 MB (computed).
 
 # %% leaks-predict
-leak_guess = gpulab.predict("By how many bytes does each step of that loop raise the live memory?", unit="bytes")
+leak_guess = gpulab.predict("What does each step of that loop add to the live memory?", unit="bytes")
 
 # %% leaks-run
 x, y = torch.randn(2048, 96, device=device), torch.randint(10, (2048,), device=device)
@@ -449,9 +488,10 @@ for name, size in grown.items():
 # %% leaks-surprise [markdown]
 # Two of these surprise most people.
 #
-# **`mse_loss` keeps its elements.** It squares the differences into a new tensor and then reduces it *within the same
-# storage*: the scalar it returns sits in front of all 20,480 elements. `detach()` shares the storage, so it leaks just
-# as much. `cross_entropy` and `l1_loss` return a scalar of its own.
+# **`mse_loss` keeps the memory of its elements.** It allocates its output at full size, 20,480 numbers, and only then
+# resizes it to a scalar, which leaves the storage as large as it was. (The squares go into a second tensor, which is
+# freed.) `detach()` shares the storage, so it leaks just as much. `binary_cross_entropy` comes to the same by another
+# way: it reduces within the tensor of its elements. `cross_entropy` and `l1_loss` return a scalar of their own.
 #
 # **One row keeps the batch.** A view has no memory of its own, and keeps all of its storage alive.
 #
@@ -459,11 +499,19 @@ for name, size in grown.items():
 # end, since each waits for the GPU), or a *copy on the host* (`row.cpu()`).
 
 # %% leaks-storage
-losses = {"mse_loss": F.mse_loss, "smooth_l1_loss": F.smooth_l1_loss, "l1_loss": F.l1_loss, "huber_loss": F.huber_loss}
-for name, loss_fn in losses.items():
-    loss = loss_fn(torch.randn(2048, 10, device=device), zeros)
-    own = loss.detach().clone()
-    print(f"{name:<15} storage {loss.untyped_storage().nbytes():>7,} bytes, cloned {own.untyped_storage().nbytes()}")
+def loss_bytes(loss_fn):
+    """Bytes alive at most while the loss is computed, and those of its storage, and of a clone's."""
+    scores = torch.rand(2048, 10, device=device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    loss = loss_fn(scores, zeros)
+    peak = torch.cuda.max_memory_allocated(device) - before
+    return peak, loss.untyped_storage().nbytes(), loss.detach().clone().untyped_storage().nbytes()
+
+
+for loss_fn in (F.mse_loss, F.smooth_l1_loss, F.binary_cross_entropy, F.l1_loss, F.huber_loss):
+    peak, kept, cloned = loss_bytes(loss_fn)
+    print(f"{loss_fn.__name__:<20} at most {peak:>7,} bytes, its storage {kept:>6,}, a clone's {cloned} ({gpu.numbers})")
 
 # %% leaks-plot
 import matplotlib.pyplot as plt
@@ -475,22 +523,21 @@ for (name, size), style in zip(grown.items(), ("-", "-", "-", "--", "-"), strict
     axes.plot(steps, [n * size / MIB for n in steps], style, label=name)
     if steps[-1] < 40:
         axes.plot(steps[-1], steps[-1] * size / MIB, "x", color="#111111", markersize=9)
-axes.set(title="Kept in a list: four kinds grow, one does not", xlabel="steps")
+axes.set(title="Kept in a list: four kinds grow, one hardly does", xlabel="steps")
 axes.set_ylabel(f"kept, MiB ({gpu.numbers})")
 axes.legend(loc="upper right")
 gpulab.style.show(
     figure,
     alt="Memory kept over 40 steps for five kinds of lists. Losses without backward reach the limit of 128 MiB within "
     "15 steps; rows of a batch grow steadily to 30 MiB; outputs and mean squared errors grow slowly; "
-    "losses after backward stay at zero. A cross marks the end.",
+    "losses after backward stay near zero. A cross marks the end.",
 )
 
 # %% census-text [markdown]
 # ### Find it: a census
 #
 # When memory grows and you do not see why, count what is alive. Python's garbage collector has a list of every tensor
-# that ever passed through Python and still lives, those too that only a graph holds. Group them by shape: the shape
-# tells you what they are. What operations keep to themselves (a softmax, a mask) is not in the list.
+# that has a Python object, those too that only a graph holds. Group them by shape: the shape tells you what they are.
 
 # %% census-run
 def census(most=2):
@@ -516,8 +563,30 @@ kept.clear()
 
 # %% census-explain [markdown]
 # The list holds three scalars. What grew has the shape of a hidden layer: activations, so a graph is alive that was never
-# run backward. For the *line of code* that asked for each block, record the history with
-# `torch.cuda.memory._record_memory_history()` and look at a snapshot, as in lesson 04.
+# run backward.
+#
+# The census has a gap. What an operation saves of its *inputs* is a tensor that Python has seen. What it saves of its
+# *output* (`exp`, `sigmoid`, `tanh`, softmax) is a copy without a Python object, as is what it keeps to itself (a mask).
+# The same counting in a process of its own, on the CPU:
+
+# %% census-gap
+import subprocess
+import sys
+
+code = """
+import gc, torch
+x, w = torch.randn(256, 64), torch.randn(64, 96, requires_grad=True)
+for f in (torch.nn.functional.gelu, torch.exp, torch.sigmoid, torch.tanh):
+    kept = [f(x @ w).sum() for _ in range(4)]  # each graph keeps one tensor of 256 x 96
+    seen = sum(type(thing) is torch.Tensor and thing.shape == (256, 96) for thing in gc.get_objects())
+    print(f"{f.__name__:<8} saved 4 tensors, found by the census: {seen}")
+"""
+print(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout, end="")
+
+# %% census-gap-text [markdown]
+# On a real GPU these are under *not seen*: read that number too, and look for a shape only if it is small. (A virtual GPU
+# looks at every tensor, so there the census misses nothing.) For the *line of code* that asked for each block, record
+# the history with `torch.cuda.memory._record_memory_history()` and look at a snapshot, as in lesson 04.
 #
 # ### No leak: a forgotten `zero_grad`
 #
@@ -579,7 +648,7 @@ print(f"with `del output` at the end of the loop's body: {peak_of(lambda: passes
 # %% eval-text [markdown]
 # ## Evaluation keeps nothing, if you say so
 #
-# `model.eval()` changes dropout and BatchNorm. It has nothing to do with memory:
+# `model.eval()` changes dropout and BatchNorm. The graph is built all the same (dropout's masks excepted):
 
 # %% eval-run
 def kept_by_forward():
@@ -684,29 +753,14 @@ with gpulab.VirtualGPU("T4", compute=False):
 # from above without it tends to end on one of its own sizes, since it made the segments for them.
 
 # %% search-powers
-def sample_time(batch):
-    """Microseconds per sample of a whole step, by the clock of the virtual T4."""
-    with gpulab.VirtualGPU("T4", compute=False):
-        network = wide()
-        optimizer = torch.optim.Adam(network.parameters())
-        step_wide(network, optimizer, batch)
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        step_wide(network, optimizer, batch)
-        end.record()
-        end.synchronize()
-        return start.elapsed_time(end) / batch * 1000
-
-
-power, multiple = 1 << largest.bit_length() - 1, largest // 64 * 64
-print(f"the largest power of two leaves {1 - power / largest:.0%} of the largest batch unused (virtual)")
-for batch in (power, multiple):
-    print(f"batch {batch:>7,}: {sample_time(batch):.1f} µs a sample (virtual)")
+power = 1 << largest.bit_length() - 1
+print(f"the largest power of two, {power:,}, leaves {1 - power / largest:.0%} of the largest batch unused (virtual)")
 
 # %% search-powers-explain [markdown]
-# A power of two is neither needed nor faster. Bisect, and round down to a multiple of 8 or 64 where the batch is a
-# dimension of a matrix product: alignment matters a little (lesson 11 measures it). Then leave 5 to 10% free. The line
-# is straight on average only: sequences differ in length (search with the **longest**), and others use the GPU.
+# A power of two is not needed. Bisect, and round down to a multiple of 8 or 64 where the batch is a dimension of a matrix
+# product: tensor cores want it so. (How much that matters the virtual clock cannot tell: it knows nothing of alignment.)
+# Then leave 5 to 10% free. The line is straight on average only: sequences differ in length (search with the
+# **longest**), and others use the GPU.
 #
 # A search must also clean up. Its steps move the weights, fill the optimizer's state, and advance BatchNorm's averages
 # and the random numbers. Exercise 1 asks for all of it. Or plan it on shapes, and touch nothing:
@@ -870,21 +924,21 @@ gpulab.style.show(
 )
 
 # %% remedies-table [markdown]
-# The tables of the web, put right and in the order of their price:
+# The tables of the web, put right. The order is that of the price: first what leaves the result as it is (to rounding),
+# by the time it takes; then what changes the result; then money. The [checklist](../docs/cheatsheet.md) has the same.
 #
 # | remedy | what it takes away | what it costs |
 # |---|---|---|
 # | remove garbage: lists, tracebacks, `Out`, idle kernels | what should not be there | nothing |
 # | `no_grad` or `inference_mode` in validation | the graph | nothing |
 # | expandable segments | waste between tensors | next to nothing |
-# | 16-bit autocast | part of the activations; not weights, gradients, state (07) | usually *gains* time; care with fp16 |
+# | kernels that write less: attention, fused loss, fused optimizer (06) | the largest single tensors | nothing |
+# | 16-bit autocast (07) | part of the activations; not weights, gradients, state | large products *gain* time, small steps lose some; care with fp16 |
 # | micro-batches with accumulation (08) | activations, in proportion | some speed; BatchNorm |
-# | fused loss, shorter sequences, memory-efficient attention (06) | the largest single tensors | nothing, or context |
-# | 8-bit or factored optimizer state (06) | most of Adam's moments | some care |
-# | checkpointing (06) | activations inside layers | about a third more compute at most |
+# | checkpointing (06) | activations inside layers | about a third more time where products dominate, more where memory traffic does |
 # | offloading (06) | activations, state | the bus |
-# | LoRA (06), a smaller model | gradients and state, or everything | another result |
-# | several GPUs (13) | a share of everything | GPUs |
+# | another training: an optimizer with less state (06), LoRA (06), shorter sequences, a smaller model | moments; gradients and state; everything | another result |
+# | another GPU, or several GPUs (13) | a share of everything | money |
 #
 # Smaller batches *without* accumulation are cheap too, but change the training.
 
@@ -908,34 +962,34 @@ gpulab.sim.step_memory(segments=1, moment=80)
 # |---|---|---|
 # | “`empty_cache()` fixes out-of-memory errors.” “Call it between epochs.” | It frees no tensor, PyTorch does it itself before it fails, and it costs time. It helps between jobs of different size in one process, and other processes. | *What `empty_cache` does*, *The largest batch that fits* |
 # | “`empty_cache` or a restart cures fragmentation.” | A restart does. `empty_cache` only while nothing lives in the segments. Expandable segments avoid much of it. | *Fragmentation* |
-# | “`losses.append(loss)` leaks the graph.” | After `backward()`: 512 bytes a step. Without backward: everything. With `mse_loss`: its elements, even detached. | *Leaks that are, and leaks that are not* |
+# | “`losses.append(loss)` leaks the graph.” | After `backward()`: 512 bytes a step. Without backward: everything. With `mse_loss`: as much as its elements, even detached. | *Leaks that are, and leaks that are not* |
 # | “Forgetting `zero_grad()` fills the memory.” | Wrong: gradients are added in place. | *No leak: a forgotten `zero_grad`* |
 # | “`zero_grad(set_to_none=True)` saves memory.” | True, and the default. | same cell |
-# | “In-place ReLU saves activations.” | The same bytes are kept; at most one tensor less *while* it runs. | next cell |
-# | “Batch sizes must be powers of two.” | Unnecessary. | *The largest batch that fits* |
+# | “In-place activations save memory.” | ReLU: no, the same bytes are kept. LeakyReLU and ELU: yes, a tensor a layer. | next cell |
+# | “Batch sizes must be powers of two.” | Unnecessary, and it may leave nearly half of the room unused. | *The largest batch that fits* |
 # | “A better DataLoader fixes out-of-memory errors.” | Workers live in the host's memory. Only the batches that you moved count on the GPU. | text |
 # | “Preload the data to the GPU.” “Never put the whole data set there.” | Count its bytes: half a MB of digits, yes; ImageNet, no. | next cell |
 # | “Smaller batch, fewer updates: use accumulation.” | Accumulation keeps the updates of the large batch. | lesson 08 |
 
 # %% web-inplace
-def relu_network(inplace, norm):
+def bytes_of(kind, inplace, norm):
+    """MiB kept after forward by six layers with this activation, and the most on the way; without rounding to blocks."""
     torch.manual_seed(0)
     between = nn.BatchNorm1d if norm else nn.Identity
-    layers = [layer for _ in range(6) for layer in (nn.Linear(96, 96), between(96), nn.ReLU(inplace))]
-    return nn.Sequential(*layers).to(device)
+    layers = [layer for _ in range(6) for layer in (nn.Linear(96, 96), between(96), kind(inplace=inplace))]
+    network = nn.Sequential(*layers).to(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_stats(device)["requested_bytes.all.current"]
+    output = network(x)  # held, or its graph would go
+    stats = torch.cuda.memory_stats(device)
+    return [(stats[f"requested_bytes.all.{when}"] - before) / MIB for when in ("current", "peak")]
 
 
 for norm in (False, True):
-    for inplace in (False, True):
-        network = relu_network(inplace, norm)
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_stats(device)["requested_bytes.all.current"]  # without rounding to blocks
-        output = network(x)
-        stats = torch.cuda.memory_stats(device)
-        kept, peak = ((stats[f"requested_bytes.all.{k}"] - before) / MIB for k in ("current", "peak"))
-        name = ("Linear, BatchNorm, ReLU" if norm else "Linear, ReLU") + ", in place" * inplace
-        print(f"{name:<34} kept {kept:4.1f} MiB, at most {peak:4.1f} MiB ({gpu.numbers})")
-        del network, output
+    for kind in (nn.ReLU, nn.LeakyReLU, nn.ELU):
+        (kept, peak), (kept_in, peak_in) = bytes_of(kind, False, norm), bytes_of(kind, True, norm)
+        name = f"Linear, {'BatchNorm, ' * norm}{kind.__name__}"
+        print(f"{name:<28} kept {kept:4.1f} MiB, in place {kept_in:4.1f}; at most {peak:4.1f}, in place {peak_in:4.1f} ({gpu.numbers})")
 
 # %% web-data
 images, labels = gpulab.data.digits()
@@ -945,8 +999,9 @@ print(f"ImageNet's training images at 224 × 224: {imagenet / 1e9:.0f} GB as byt
 
 # %% web-explain [markdown]
 # Why does in-place ReLU save nothing? ReLU's backward needs its *output*. Out of place, the input goes as soon as
-# nobody needs it, and `Linear` does not need its output; in place, output and input are one. Kept is one tensor in both
-# cases, and the difference is the moment in between.
+# nobody needs it, and neither `Linear` nor BatchNorm needs its output; in place, output and input are one. Kept is one
+# tensor in both cases, and the difference is the moment in between. LeakyReLU and ELU save their *input*; in place they
+# save the output instead, which the next layer keeps anyway: one tensor a layer less.
 #
 # ## Common mistakes
 #
@@ -1027,9 +1082,10 @@ gpulab.quiz(5)
 # 1. The message is an account: capacity = free + this process + others; this process = context + allocated + cached.
 #    “Tried” is one segment, and 20 MiB of it means only that the GPU is full.
 # 2. Memory goes with the last reference: a list, a graph, a view, a traceback, `Out`. In `except`, take a note and leave.
-# 3. After `backward()` a loss is 512 bytes. Without it, it is all activations; and some losses carry their elements.
+# 3. After `backward()` a loss is 512 bytes. Without it, it is all activations; and some losses have the storage of all
+#    their elements.
 # 4. `empty_cache` frees no tensor. Between attempts of different size it makes room; after the error it is too late.
-# 5. A batch fits when two whole steps fit. Garbage first, then the remedies in the order of their price.
+# 5. A batch fits when two whole steps fit. Garbage first, then what costs no time, then time, then another result.
 #
 # **For the checklist:** `no_grad` in validation · `.item()` or a copy on the host for what is kept · recover outside
 # `except` · two steps for a batch search · `PYTORCH_ALLOC_CONF=expandable_segments:True` where sizes vary.
@@ -1047,7 +1103,10 @@ gpulab.quiz(5)
 #   exception handler can't allocate memory”; *Autograd mechanics*, “Locally disabling gradient computation”;
 #   `torch.cuda.set_per_process_memory_fraction`, `torch.cuda.memory_stats`.
 # - PyTorch source, version 2.15: `c10/cuda/CUDACachingAllocator.cpp` (segments, retries, the message),
-#   `aten/src/ATen/native/Loss.cpp` (`mse_loss` and `smooth_l1_loss` reduce into the storage of their elements).
+#   `aten/src/ATen/native/Loss.cpp` (the outputs of `mse_loss` and `smooth_l1_loss` are allocated at full size and resized;
+#   `binary_cross_entropy` reduces into its elements).
+# - NVIDIA, knowledge base article 5490: driver 536.40 and shared memory under Windows. The recorded message: a vLLM
+#   server's log, published on GitHub.
 # - Z. DeVito, *A guide to PyTorch's CUDA caching allocator*, 2022. IPython documentation, *Output caching system*,
 #   `%xdel`, `%reset`.
 # - Russakovsky et al., *ImageNet Large Scale Visual Recognition Challenge*, arXiv 1409.0575, for the number of images.

@@ -205,7 +205,7 @@ gpulab.style.show(
 # forward has two in backward. A step is 1 + 2 = 3 forward passes. Checkpointing adds one.
 
 # %% again-predict
-time_guess = gpulab.predict("A step with every block checkpointed takes how many per cent longer?", unit="%")
+time_guess = gpulab.predict("How much longer does a step with every block checkpointed take?", unit="%")
 
 # %% again-run
 time_guess.compare(round(100 * (each[1] / nothing[1] - 1)), gpu.numbers)
@@ -214,10 +214,43 @@ print(f"computed: 1/3 = {100 / 3:.0f} %")
 # %% again-explain [markdown]
 # A little less than a third. The optimizer's step is not repeated. And PyTorch stops the second forward pass of a
 # segment as soon as all that backward wants is there again: the last operations of a block are left out (*early
-# stop*).
+# stop*). A recorded run says the same of an older library: BERT-large on a V100, 7.75 samples/s without and 5.99 with
+# checkpointing, so 29 % longer, for 1906 MiB less memory (Hugging Face, 2022).
 #
-# A recorded run says the same of an older library: BERT-large on a V100, 7.75 samples/s without and 5.99 with
-# checkpointing, 23 % fewer, for 1906 MiB less memory (Hugging Face, 2022).
+# But “two products for one” is a rule for products. Where memory traffic takes the time (batch norm, ReLU, the sums),
+# backward costs less than twice the forward pass, so forward is more than a third of both. A ResNet-50:
+
+# %% again-resnet
+import torchvision
+
+
+def resnet(again):
+    """A builder for `gpulab.plan`: ResNet-50 forward and backward, its bottlenecks computed again or not."""
+
+    def build(batch):
+        with torch.device("cuda"):
+            network, images = torchvision.models.resnet50(), torch.randn(batch, 3, 224, 224)
+        for stage in (network.layer1, network.layer2, network.layer3, network.layer4):
+            for block in stage if again else ():
+                block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+
+        def step():
+            network(images).square().mean().backward()
+            network.zero_grad()
+
+        return step
+
+    return build
+
+
+# %% again-resnet-run
+whole_net, checkpointed = (gpulab.plan(resnet(again), batch=64, gpu="T4") for again in (False, True))
+for name, found in (("ResNet-50, batch 64", whole_net), ("each bottleneck is a segment", checkpointed)):
+    print(f"{name:<34} peak {found.peak_allocated / 2**20:7,.0f} MiB   {found.step_ms:6.1f} ms both passes (virtual T4)")
+print(f"longer by {100 * (checkpointed.step_ms / whole_net.step_ms - 1):.0f} %")
+
+# %% again-rule [markdown]
+# So count on **about a third where products dominate, more where memory traffic does**, and measure your own.
 #
 # The result must not change. Dropout is the hard part: the second forward pass has to draw the *same* masks. So
 # `checkpoint` notes the state of the random generators, of the CPU and of the GPUs whose tensors it is given, and
@@ -260,7 +293,7 @@ for keep in (True, False):
 # layer. A transformer's layer is not. Its best number for $L = 16$?
 
 # %% segments-predict
-segments_guess = gpulab.predict("Best number of segments for 16 encoder layers", unit="segments")
+segments_guess = gpulab.predict("The best cut of 16 encoder layers", unit="segments")
 
 # %% segments-run
 def thin_layer():
@@ -335,8 +368,9 @@ gpulab.sim.step_memory()
 # %% selective-text [markdown]
 # ## Keep what was dear, compute again what was cheap
 #
-# A block's time and its bytes are not in the same places. Its matrix products and attention take nearly all of the
-# time. Normalisation, GELU, dropout and the sums are quick to repeat, and keep about half of the bytes. *Selective*
+# A block's time and its bytes are not in the same places. Its matrix products and attention take most of the time (of a
+# T4 in float32, nearly all). Normalisation, GELU, dropout and the sums are quick to repeat, and keep about half of the
+# bytes. *Selective*
 # checkpointing keeps the results of the operations you name, and computes the rest again. The operations are those
 # that PyTorch runs below `nn.Linear`: `aten.addmm` is the product with a bias, `aten.mm` without.
 
@@ -363,7 +397,8 @@ report("keep products and attention", dear)
 report("each block is a segment", each)
 
 # %% selective-explain [markdown]
-# On the virtual T4, two fifths of the saving for a tenth of the price. In place of the list you may pass a function
+# On the virtual T4, two fifths of the saving for a tenth of the price. (With tensor cores products are cheaper, and the
+# rest weighs more.) In place of the list you may pass a function
 # that decides for each call (`CheckpointPolicy.MUST_SAVE` or `PREFER_RECOMPUTE`). `torch.compile` chooses by itself
 # what to keep, and `torch._functorch.config.activation_memory_budget` (experimental) asks it for less.
 #
@@ -415,7 +450,7 @@ for name, pieces, again in (("in one piece", 1, False), ("4 pieces", 4, False), 
 # At 4096 tokens, 12 heads, fp16: how many times the bytes does the formula keep?
 
 # %% attention-predict
-attention_guess = gpulab.predict("Bytes the formula keeps at 4096 tokens, against the kernel's", unit="times")
+attention_guess = gpulab.predict("What the formula keeps at 4096 tokens, against the kernel", unit="times")
 
 # %% attention-run
 def formula(q, k, v):
@@ -473,7 +508,8 @@ gpulab.style.show(
 # Read the table before the plot. Checkpointing makes the formula *keep* as little as the kernel does, and its **peak
 # stays**: in backward the whole table is there again. The kernel's never is. And the kernel, which computes the
 # scores twice, is the *fastest*: the formula is slow because of the bytes it writes and reads, not because of its
-# arithmetic (lesson 01). Computing again is no loss when it saves memory traffic.
+# arithmetic (lesson 01). Computing again is no loss when it saves memory traffic. (So does the model of the virtual GPU
+# count; measured, it is the main result of the FlashAttention paper.)
 #
 # It is no approximation: the result is that of the formula, to rounding. So use it first, before any checkpointing.
 # What can take it away from you:
@@ -514,7 +550,7 @@ with gpulab.VirtualGPU("T4"), warnings.catch_warnings():  # a T4 also where the 
 # many bytes for each parameter does the default AdamW take *during its step*, beside weights, gradients and state?
 
 # %% optimizer-predict
-temporary_guess = gpulab.predict("Temporary bytes of AdamW's step, for each parameter", unit="bytes")
+temporary_guess = gpulab.predict("What AdamW's step takes for the moment, for each parameter", unit="bytes")
 
 # %% optimizer-run
 def optimizer_cost(make):
@@ -624,10 +660,10 @@ for name, build in (
 # the host, and fetches it in backward. You change one line. The bytes cross the bus twice; pinned memory crosses a
 # PCIe 3.0 link at about 12 GB/s.
 #
-# Checkpointing added a quarter to the step's time. What does offloading add?
+# Checkpointing added nearly a third to the step's time. What does offloading add?
 
 # %% offload-predict
-offload_guess = gpulab.predict("A step with offloaded activations takes how many per cent longer?", unit="%")
+offload_guess = gpulab.predict("How much longer does a step with offloaded activations take?", unit="%")
 
 # %% offload-run
 def offloaded(forward, blocks, x):
@@ -645,8 +681,8 @@ base, away = (offload[name][1] for name in ("no checkpointing", "all kept tensor
 offload_guess.compare(round(100 * (away / base - 1)), gpu.numbers)
 
 # %% offload-explain [markdown]
-# Computing again is the cheaper way to have a byte back, on this GPU and link. Compare the two for one block: how
-# long does the GPU compute it, and how long does the bus carry what it keeps? A faster GPU makes recomputation
+# Computing again is the cheaper way to have a byte back, on this GPU and link (the model assumes 12 GB/s). Compare the two
+# for one block: how long does the GPU compute it, and how long does the bus carry what it keeps? A faster GPU makes recomputation
 # cheaper, and leaves the bus as it is. (Copies and kernels share one stream here, so they wait for each other;
 # libraries that offload use a second one, lesson 03.)
 #
@@ -675,7 +711,7 @@ count = sent(Block(128, 4).to(gpu.device), torch.randn(4, 64, 128, device=gpu.de
 print({name: f"{nbytes / 2**10:,.0f} KiB (counted)" for name, nbytes in count.items()})
 
 # %% offload-weights [markdown]
-# Every weight goes to the host too, and comes back as a second copy, though it never left. On this small block they
+# The weights go to the host too, and come back as second copies, though they never left. On this small block they
 # are a large part of the traffic. Your own pair of hooks can leave them, and small tensors, where they are. That is
 # the third exercise.
 #
@@ -699,11 +735,12 @@ print("bytes on the GPU more than before the step:", torch.cuda.memory_allocated
 print(f"7B parameters, 28 GB each way over 12 GB/s: {2 * 28 / 12:.1f} s a step (computed)")
 
 # %% lora-text [markdown]
-# ## LoRA: small gradients, the same activations
+# ## LoRA: small gradients, most of the activations
 #
 # LoRA freezes the model and adds to a `Linear` two thin matrices that are trained. Gradients and optimizer state all
 # but vanish. Often that is told as “fine-tuning in a fraction of the memory”. Here every linear layer gets rank 8:
-# 1.4 % of the parameters are trained (computed). How much of the activations is left?
+# 1.4 % of the parameters are trained (computed). How much of the activations is left? (The paper adapts attention only;
+# that is in the table too.)
 
 # %% lora-predict
 lora_guess = gpulab.predict("Activations with LoRA, against full fine-tuning", unit="%")
@@ -723,11 +760,14 @@ class LoRA(nn.Module):
         return self.linear(x) + self.up(self.down(x))
 
 
-def with_lora(blocks):
+def with_lora(blocks, names=("qkv", "out", "up", "down")):
     blocks.requires_grad_(False)
     for block in blocks:
-        for name in ("qkv", "out", "up", "down"):
+        for name in names:
             setattr(block, name, LoRA(getattr(block, name)))
+
+
+attention_lora = functools.partial(with_lora, names=("qkv",))
 
 
 def first_frozen(blocks):
@@ -754,18 +794,23 @@ def planned(change=lambda blocks: None, forward=plain):
 
 
 # %% lora-table
-plans = {"full": planned(), "LoRA": planned(with_lora), "first 6 of 8 frozen": planned(first_frozen)}
+plans = {"full": planned(), "LoRA": planned(with_lora), "LoRA on attention only": planned(attention_lora)}
+plans["first 6 of 8 frozen"] = planned(first_frozen)
 plans["LoRA, checkpointed"] = planned(with_lora, every_block)
 print("MiB at the peak (virtual)   weights  gradients  state  activations  all together")
 for name, found in plans.items():
     parts = [found.weights, found.gradients, found.optimizer_state, found.activations, found.peak_allocated]
     print(f"{name:<23}", "".join(f"{nbytes / 2**20:11,.0f}" for nbytes in parts))
-lora_guess.compare(round(100 * plans["LoRA"].activations / plans["full"].activations), "virtual")
+share = {name: round(100 * found.activations / plans["full"].activations) for name, found in plans.items()}
+lora_guess.compare(share["LoRA"], "virtual")
+print(f"with LoRA on attention only: {share['LoRA on attention only']} % (virtual)")
 
 # %% lora-explain [markdown]
 # Nearly all. Backward has to reach the thin matrices of the *first* block, so it passes through every layer above,
 # and needs what they kept: the inputs of the thin matrices, which are the inputs of the large ones, of GELU, of the
-# norms, of attention. What LoRA saves is what depends on the parameters.
+# norms, of attention. With adapters on attention only (the recipe of the paper), a frozen `Linear` of the MLP keeps no
+# input, since it has no gradient to compute, and about two thirds are left. Either way, what LoRA saves most is what
+# depends on the parameters.
 #
 # Frozen layers *below* everything that is trained are another matter. Backward never gets there, nothing is kept, and
 # their backward pass falls away too.
@@ -815,9 +860,9 @@ gpulab.style.show(
 )
 
 # %% price-explain [markdown]
-# Memory that costs no time comes first: attention kernel, fused optimizer, mixed precision. All three make the step
-# faster. Only then checkpointing, which sells time for memory. The step inside backward comes last, since it takes
-# clipping and accumulation away. And a remedy for what is not in the peak buys no memory: at this batch, the fused
+# Memory that costs no time comes first: attention kernel, fused optimizer, mixed precision. All three make *this* step
+# faster (autocast makes a small one slower, lesson 07). Only then checkpointing, which sells time for memory. The step
+# inside backward comes last, since it takes clipping and accumulation away. And a remedy for what is not in the peak buys no memory: at this batch, the fused
 # optimizer, until checkpointing has lowered the rest.
 #
 # On a real GPU, hold the plan against the measurement:
@@ -832,14 +877,14 @@ print(f"  here {each[0]:,.0f} MiB ({gpu.numbers})")
 #
 # | you will read | verdict | tested in |
 # |---|---|---|
-# | “Checkpointing saves 50–70 % of the memory for 30 % more compute.” | The time is right: one forward pass more, at most a third. The saving is of activations only, and depends on the segments: none of it with one, most of it with one for each block. | *A question worth asking*, *Keep the input* |
+# | “Checkpointing saves 50–70 % of the memory for 30 % more compute.” | The time is right: one forward pass more, about a third where products dominate, more where memory traffic does. The saving is of activations only, and depends on the segments: none of it with one, most of it with one for each block. | *A question worth asking*, *Keep the input* |
 # | “It brings memory down to $O(\sqrt L)$.” | Only with about $\sqrt L$ segments, and these are best only where a layer keeps as much as it is given. In general $\sqrt{L\,I/b}$. A fixed 4 is neither. | *How many segments* |
 # | “Memory for compute.” | True, and the two exchange rates differ: by block, by operation, by kernel. | *Keep what was dear*, *Attention* |
 # | “Always enable gradient checkpointing.” | No: it costs time even where the peak is elsewhere. First what costs nothing. | *The price list* |
 # | “The model is too large: checkpoint it.” | It lowers activations. Weights, gradients and optimizer state stay. | first plot |
 # | “`model.gradient_checkpointing_enable()`” | A method of Hugging Face's models. An `nn.Module` has none. | *Common mistakes* |
 # | “FlashAttention is an approximation.” | It is the same sum in another order. | next cell |
-# | “LoRA fine-tunes in a fraction of the memory.” | A fraction of gradients and state; nearly all of the activations. | *LoRA* |
+# | “LoRA fine-tunes in a fraction of the memory.” | A fraction of gradients and state. Of the activations nearly all stay with adapters on every `Linear`, two thirds with adapters on attention only. | *LoRA* |
 
 # %% web-attention
 q, k, v = (torch.randn(2, 4, 64, 32, device=gpu.device) for _ in "qkv")
@@ -1005,11 +1050,11 @@ gpulab.quiz(6)
 #
 # 1. What counts is the peak. Lower it, then ask where the next one is: activations, gradients, or the optimizer's
 #    step.
-# 2. Checkpointing costs one forward pass, at most a third of the step's time. One segment saves nothing; for
-#    transformers, cut at every block; in general at $\sqrt{L\,I/b}$ segments.
-# 3. First what costs no time: attention kernels, `fused=True`, mixed precision.
-# 4. LoRA lowers gradients and state, and keeps the activations. Checkpointing does the opposite. Together they lower
-#    both.
+# 2. Checkpointing costs one forward pass: about a third of the step's time where products dominate, more where memory
+#    traffic does. One segment saves nothing; for transformers, cut at every block; in general at $\sqrt{L\,I/b}$ segments.
+# 3. First what costs no time: attention kernels, `fused=True`, mixed precision where products are large.
+# 4. LoRA lowers gradients and state, and keeps most of the activations. Checkpointing does the opposite. Together they
+#    lower both.
 # 5. The bus is slower than the GPU: recompute before you offload, unless little is sent.
 #
 # **For the checklist:** `use_reentrant=False` · no `None` in `.grad` after the first backward · no Python randomness

@@ -2,7 +2,7 @@
 # # 07 · Mixed precision
 #
 # **Promise:** you use 16-bit arithmetic where it is free, keep float32 where it is not, and know beforehand what it
-# saves on your model: often much time, and often no memory.
+# saves on your model: time where products are large, memory where activations are.
 #
 # After this lesson you can
 #
@@ -43,7 +43,7 @@ device = gpu.device
 # How much does autocast save?
 
 # %% question-predict
-guess = gpulab.predict("Under autocast, the forward pass holds how many times the bytes of float32?", unit="times")
+guess = gpulab.predict("What the forward pass holds under autocast, against float32", unit="times")
 
 # %% question-run
 def deep_net(width=1024, depth=8):
@@ -313,19 +313,82 @@ for n in (8, 512, 4096, 32768):
 # No single pair of figures could be right: depending on the row, mixed precision is slower, the same, or ten times as
 # fast, and saves nothing or a sixth. At batch 8 nothing is saved, since the peak comes in the optimizer step, when
 # activations are gone; and the step is *slower*, because casts are kernels too and the GPU waits for the host to
-# launch them. The speed-up in the last rows depends on what you compare with.
+# launch them (5 µs each, the model assumes). The speed-up in the last rows depends on what you compare with.
 #
-# Two recorded anchors: BERT-large on a V100 at batch 4 went from 14949 to 13939 MiB, **7 % less memory**, and from 8.86
-# to 18.64 samples/s, **2.1 times as fast** (Hugging Face). ResNet-50: 3.3 times as fast on a V100 against fp32, 2.6
-# times on an A100 against TF32 (NVIDIA).
+# Eight linear layers with Adam are the hard case for memory. Real networks beside them:
+
+# %% real-models
+import torchvision
+
+
+class GPT2(nn.Module):
+    """Of the size of GPT-2 small: twelve layers of 768, on 1024 tokens."""
+
+    def __init__(self):
+        super().__init__()
+        options = {"activation": "gelu", "batch_first": True, "norm_first": True, "bias": True}
+        self.embed, self.head = nn.Embedding(50257, 768), nn.Linear(768, 50257, bias=False)
+        self.layers = nn.Sequential(*[nn.TransformerEncoderLayer(768, 12, 3072, **options) for _ in range(12)])
+
+    def forward(self, ids):
+        return self.head(self.layers(self.embed(ids)))
+
+
+# %% real-step
+def planned_peak(network, inputs, batch, half):
+    """Peak bytes of a training step with AdamW on an A100, in float32 or under bf16 autocast."""
+    def build(batch):
+        with torch.device("cuda"):
+            model, x = network(), inputs(batch)
+        optimizer = torch.optim.AdamW(model.parameters())
+
+        def step():
+            with torch.autocast("cuda", dtype=torch.bfloat16, enabled=half):
+                scores = model(x).flatten(0, -2)
+                loss = F.cross_entropy(scores, torch.zeros(len(scores), dtype=torch.long, device="cuda"))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+    return gpulab.plan(build, batch=batch, gpu="A100-80").peak_allocated
+
+
+# %% real-run
+def pictures(n):
+    return torch.randn(n, 3, 224, 224)
+
+
+def texts(n):
+    return torch.randint(50257, (n, 1024))
+
+
+nets = {"ResNet-50": (torchvision.models.resnet50, pictures, (8, 64)), "GPT-2 small": (GPT2, texts, (1, 8))}
+for name, (network, inputs, batches) in nets.items():
+    for n in batches:
+        full, mixed = (planned_peak(network, inputs, n, half) for half in (False, True))
+        print(f"{name:<11} batch {n:>2}: {full / 2**20:6,.0f} MiB, bf16 {mixed / 2**20:6,.0f}: saves {1 - mixed / full:.0%} (virtual)")
+
+# %% real-explain [markdown]
+# By kind of layer:
 #
-# So use mixed precision for speed. Memory comes along when activations dominate; otherwise look in lesson 06.
+# - **Convolutions** save early: their rows are pixels, and BatchNorm and ReLU between them keep 16-bit tensors too. What
+#   does not shrink in a ResNet-50 is 16 bytes for each of 26 million parameters.
+# - **Linear layers** save from as many rows (samples × tokens) as they have outputs: one text of 1024 tokens is not enough.
+# - **Layer norm, softmax and the loss** stay float32: for a language model the logits are often the largest tensor.
+#
+# Recorded: BERT-large on a V100 at batch 4 went from 14949 to 13939 MiB, **7 % less memory**, and from 8.86 to 18.64
+# samples/s, **2.1 times as fast**. With micro-batches of one text (512 tokens) and checkpointing, fp16 *raised* the
+# driver's figure, from 6775 to **7275 MiB**: fewer rows than the layers have outputs, and a 16-bit copy of every weight
+# (Hugging Face, 2022). ResNet-50: 3.3 times as fast on a V100 against fp32, 2.6 times on an A100 against TF32 (NVIDIA).
+#
+# So plan it on your own model. Where activations dominate, memory comes along with the speed; otherwise look in lesson 06.
 
 # %% gpus-text [markdown]
 # ## Which GPU is fast in what
 #
-# Three reasons make 16 bits faster: tensor cores multiply them at many times the float32 rate; every operation that
-# waits for memory moves half the bytes; and what memory is saved allows a larger batch. The first depends on the GPU.
+# Three reasons make 16 bits faster: tensor cores multiply them at many times the float32 rate; an operation that waits
+# for memory, and stays in 16 bits, moves half the bytes; and what memory is saved allows a larger batch. The first depends on the GPU.
 #
 # PyTorch has a function to ask. Ask a T4, the GPU that free notebooks lend you:
 
@@ -334,7 +397,7 @@ with gpulab.VirtualGPU("T4", compute=False):
     print("T4, torch.cuda.is_bf16_supported():", torch.cuda.is_bf16_supported())
 
 # %% gpus-predict
-slower = gpulab.predict("On the T4, a bf16 matrix product takes how many times as long as one in fp16?", unit="times")
+slower = gpulab.predict("On the T4, the time of a bf16 matrix product against one in fp16", unit="times")
 
 # %% gpus-run
 def tflops(dtype, n=4096, tf32=False):
@@ -551,7 +614,7 @@ def train_step(model, optimizer, scaler, x, y, dtype, max_norm=1.0):
 
 # %% order-text-2 [markdown]
 # `max_norm` is meant for the true gradient. Clip before `unscale_`, and you clip one that is 65536 times as long:
-# every step gets the length `max_norm / 65536`. SGD stands still; Adam divides by that length again and hides it, in
+# nearly every step gets the length `max_norm / 65536`. SGD stands still; Adam divides by that length again and hides it, in
 # part.
 #
 # Without clipping (or logging the norm), leave `unscale_` out: `step` does it. It is harmless and needless:
@@ -621,8 +684,8 @@ moving.compare(round(shares[1]), "computed")
 # %% weights-explain [markdown]
 # (A fifth never moves in any precision: pixels that are always empty, units that are off.) A weight moves when the
 # update is more than half its spacing, which is 0.2 to 0.4 % of the weight. Adam's updates are about the learning
-# rate. So pure bf16 trains from scratch at $10^{-3}$, and at $10^{-5}$ only weights near zero learn. The loss falls a
-# little nevertheless, so nobody notices.
+# rate. So the pure bf16 weights of this network learn at $10^{-3}$, and at $10^{-5}$ only those near zero do. The loss
+# falls a little nevertheless, so nobody notices.
 #
 # Those who keep 16-bit weights keep the lost part elsewhere: a float32 copy in the optimizer, stochastic rounding, or
 # a compensation buffer (Kahan). For **inference** none of this matters: nothing is updated, and
@@ -663,7 +726,8 @@ print(f"default {default:.2f} ms, allow_tf32 off {exact:.2f} ms (virtual)")
 conv_guess.compare(exact / default, "virtual")
 
 # %% tf32-explain [markdown]
-# **Convolutions use TF32 by default, matrix products do not.** TF32 takes float32 tensors, keeps 11 significant bits
+# **Convolutions use TF32 by default, matrix products do not.** (The factor comes from the two rates that the model
+# assumes.) TF32 takes float32 tensors, keeps 11 significant bits
 # of each factor, and adds in float32. So it saves no memory, needs no scaler, and is no “simplified AMP”. It costs
 # digits:
 
@@ -719,7 +783,7 @@ torch.backends.fp32_precision = torch.backends.cuda.matmul.fp32_precision = "non
 # fp8 is no dtype of autocast. With 4 or 3 significant bits a tensor needs a scale of its own; **e4m3** has the bits,
 # for weights and activations, and **e5m2** the range, for gradients. Libraries do it (torchao, Transformer Engine)
 # from compute capability 8.9 on. Recorded by torchtitan on 8 H100s (96 GB), Llama-3.1-8B: bf16 with compile 6667
-# tokens/s, with fp8 8532, at the same memory (77.0 and 76.8 GiB).
+# tokens/s *per GPU*, with fp8 8532, at the same memory (77.0 and 76.8 GiB a GPU).
 
 # %% web-text [markdown]
 # ## What the web says
@@ -727,7 +791,7 @@ torch.backends.fp32_precision = torch.backends.cuda.matmul.fp32_precision = "non
 # | you will read | verdict | tested in |
 # |---|---|---|
 # | “AMP: −50 % memory, +20 to 30 % speed” | Each holds for some batch. Parameters, gradients and Adam's state do not shrink. | *What it saves* |
-# | “2× speed and 2× memory” | Speed: often, with large products. Memory: never quite. | *What it saves* |
+# | “2× speed and 2× memory” | Speed: often, with large products. Memory: from nothing to nearly half, never quite. | *What it saves* |
 # | “Halves activations, nearly doubles throughput” | Right for large batches of matrix products; against TF32 rather than fp32. | *What it saves* |
 # | “FP16 is 2 to 8 times as fast” | Peak against peak. | *Which GPU is fast in what* |
 # | “Tensor cores: 12 × CUDA cores” | V100 against P100. On one chip 8 to 16, at the peak. | *Which GPU is fast in what* |
@@ -851,8 +915,8 @@ gpulab.quiz(7)
 #
 # 1. 16 bits are enough for products and too few for sums of small changes: autocast runs products in 16 bits;
 #    weights, their gradients and the optimizer stay float32.
-# 2. Memory falls only when there are more rows than a layer has outputs, and never for parameters, gradients and
-#    Adam. Speed is the reason to use it.
+# 2. Activations fall where there are more rows than a layer has outputs, which for convolutions is soon; parameters,
+#    gradients and Adam stay. From nothing (small Linears) to nearly half (ResNet-50, batch 64): plan it.
 # 3. bf16 where the hardware has it (`is_bf16_supported(including_emulation=False)`), without a scaler. fp16 elsewhere,
 #    always with one.
 # 4. scale, backward, unscale, clip, step, update. Without clipping no unscale.

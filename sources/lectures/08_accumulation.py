@@ -188,7 +188,7 @@ gpulab.style.show(
 
 # %% drift-text [markdown]
 # Two things to take from the plot. The two large-batch runs lie on each other; the rounding of each update grows over
-# the run, but never to anything you would see. And **the small batch learns faster per epoch**: at the same learning
+# the run, here to nothing you would see. And **the small batch learns faster per epoch here**: at the same learning
 # rate it makes four times as many updates. A large batch is not a gift. You choose it when the gradient of a small one
 # is too noisy, when a published recipe asks for it, or when the GPU is idle with less, and then the learning rate
 # has to go with it (see *Learning rate and schedule*).
@@ -455,8 +455,25 @@ for name, way in (("mean of means", ("mean", 2)), ("sum over tokens", ("sum", to
 # %% token-explain [markdown]
 # So: `reduction="sum"`, divided by the tokens of the **whole window**. That number must be known before the first
 # backward, which is another reason to cut the windows first. (Or: leave the sums undivided, count as you go, and divide
-# the gradients once before clipping. In fp16 the sums may overflow; then divide first.)
-#
+# the gradients once before clipping. In fp16 that is asking for an overflow: the summed loss is float32, but the
+# gradient of a logit is fp16, and undivided it comes near 1 before the scaler multiplies it by 65536.)
+
+# %% token-fp16
+def scaled_logit_gradient(divide_by, scale=65536.0):
+    """The loss over 512 tokens in float32, and the gradient of its fp16 logits, as under autocast with a scaler."""
+    draw = torch.Generator().manual_seed(0)
+    logits = torch.randn(512, 1000, generator=draw).half().requires_grad_()
+    words = torch.randint(1000, (512,), generator=draw)
+    loss = F.cross_entropy(logits.float(), words, reduction="sum") / divide_by
+    (loss * scale).backward()
+    return loss, logits.grad
+
+
+for name, divide_by in (("sum, undivided", 1), ("divided by the tokens", 512)):
+    loss, gradients = scaled_logit_gradient(divide_by)
+    print(f"{name:<22} loss finite: {loss.isfinite().item()} · scaled gradient of the logits finite: {gradients.isfinite().all().item()}")
+
+# %% token-padding-trap [markdown]
 # One more trap sits here. A micro-batch of nothing but padding happens, in fine-tuning where only the answer carries
 # labels and a long prompt was cut. The mean over no token is 0/0. What follows depends on who divides:
 
@@ -543,29 +560,40 @@ print(f"mean of the images:                    {x.mean().item():.4f}")
 #
 # 1. `scaler.unscale_(optimizer)`, so that `.grad` holds the real gradient;
 # 2. `clip_grad_norm_`, on the gradient of the whole window;
-# 3. `scaler.step(optimizer)`, `scaler.update()`, `scheduler.step()`, `optimizer.zero_grad()`.
+# 3. `scaler.step(optimizer)` and `scaler.update()`;
+# 4. `scheduler.step()`, **unless the step was skipped**, which shows in a scale that has fallen (lesson 07; to read it
+#    waits for the GPU, once a window);
+# 5. `optimizer.zero_grad()`, skipped or not.
 #
 # The forward pass runs under `torch.autocast`, here in fp16, for which a T4 too has tensor cores. fp16 needs the scaler;
 # bf16 has float32's range and needs none, so `enabled=` turns it into a no-op, and the same loop serves both.
 
 # %% amp-run
-def train_epoch_amp(model, batches, steps, max_norm, dtype=torch.float16, device="cuda"):
-    """One epoch with autocast, accumulation and clipping; returns the gradient norm of each update."""
+def update_amp(model, optimizer, scaler, schedule, window, max_norm, dtype, device="cuda"):
+    """One window with autocast, accumulation and clipping; returns the gradient's norm."""
+    optimizer.zero_grad()
+    for a, b in window:
+        with torch.autocast(device, dtype=dtype):
+            loss = F.cross_entropy(model(a), b) / len(window)
+        scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+    scale = scaler.get_scale()  # 1.0 without a scaler
+    scaler.step(optimizer)
+    scaler.update()
+    if scaler.get_scale() >= scale:  # it falls when the step was skipped
+        schedule.step()
+    return norm
+
+
+# %% amp-epoch
+def train_epoch_amp(model, batches, steps, max_norm, dtype=torch.float16):
+    """One epoch; returns the gradient norm of each window, and how often the schedule advanced."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=3)
-    scaler = torch.amp.GradScaler(device, enabled=dtype is torch.float16)
-    norms = []
-    for window in windows(batches, steps):
-        optimizer.zero_grad()
-        for a, b in window:
-            with torch.autocast(device, dtype=dtype):
-                loss = F.cross_entropy(model(a), b) / len(window)
-            scaler.scale(loss).backward()
-        scaler.unscale_(optimizer)
-        norms.append(nn.utils.clip_grad_norm_(model.parameters(), max_norm))
-        scaler.step(optimizer)
-        scaler.update()
-        schedule.step()
+    scaler = torch.amp.GradScaler("cuda", enabled=dtype is torch.float16)
+    rest = optimizer, scaler, schedule
+    norms = [update_amp(model, *rest, window, max_norm, dtype) for window in windows(batches, steps)]
     return torch.stack(norms), schedule.last_epoch
 
 
@@ -573,7 +601,10 @@ def train_epoch_amp(model, batches, steps, max_norm, dtype=torch.float16, device
 model = make_cnn().to(gpu.device)
 on_gpu = [(a.to(gpu.device), b.to(gpu.device)) for a, b in ten_batches]
 norms, advanced = train_epoch_amp(model, on_gpu, steps=4, max_norm=1.0)
-print("updates:", len(norms), "· schedule advanced:", advanced)
+print("windows:", len(norms), "· schedule advanced:", advanced)
+broken = [(a * float("inf") if i == 5 else a, b) for i, (a, b) in enumerate(on_gpu)]  # in the second window
+norms, advanced = train_epoch_amp(make_cnn().to(gpu.device), broken, steps=4, max_norm=1.0)
+print("with an overflow in the second window:", len(norms), "windows · schedule advanced:", advanced)
 print("dtype of the parameters:", {p.dtype for p in model.parameters()})
 print("dtype of the gradients: ", {p.grad.dtype for p in model.parameters()})
 
@@ -854,11 +885,12 @@ gpulab.quiz(8)
 # 2. The gradient is the full batch's **to rounding**, as long as no sample sees another. BatchNorm does.
 # 3. What shrinks is what backward keeps. Parameters, gradients and optimizer state stay, and the gradients are alive
 #    during the forward pass from the second micro-batch on.
-# 4. Once per window: unscale, clip, step, update, schedule, `zero_grad`. The last window is a window too.
+# 4. Once per window: unscale, clip, step, update, `zero_grad`, and the schedule if the step was not skipped. The last
+#    window is a window too.
 # 5. Use the largest micro-batch that fits. Steps cost speed.
 #
 # **For the checklist:** accumulation divides by what the window holds · the last window steps · clip after unscale ·
-# the schedule counts updates · no BatchNorm across micro-batches.
+# the schedule counts updates that happened · no BatchNorm across micro-batches.
 
 # %% next [markdown]
 # ## What next

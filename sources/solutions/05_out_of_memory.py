@@ -184,7 +184,7 @@ def train(model, optimizer, batches, held_out):
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        losses.append(loss.item())  # a number: mse_loss's tensor would keep all squared differences
+        losses.append(loss.item())  # a number: mse_loss's tensor has the storage of all differences
         row = (output.detach() - y).square().sum(1).argmax()
         hardest.append(x[row].cpu())  # a copy: a view would keep the batch
 
@@ -224,7 +224,7 @@ gpulab.check.memory_leak(train)
 # **Build** a reader of out-of-memory messages: the figures in bytes, and the remedy that they call for. **Why:** most
 # answers to “I get this error, what now?” stand in the error.
 #
-# 20 minutes · difficulty ●●○
+# 25 minutes · difficulty ●●●
 #
 # First a question, to be sure what the first number is:
 
@@ -233,47 +233,68 @@ gpulab.quiz(5, "twenty")
 
 # %% read_oom tags=["solution"]
 def read_oom(message):
-    """What an out-of-memory message says, as a dictionary. Sizes are in bytes.
+    """What an out-of-memory message says, as a dictionary. Sizes are in bytes; None is for what it does not say.
 
-    tried, capacity, free, process, allocated, cached   the figures of the message; `process` is what “this process” has
-                in use, `cached` what is reserved but unallocated
-    allowed     the limit on this process (“… allowed;”), None where the message has none
-    others      what other processes hold, from the figures; less than 64 MiB counts as 0, since the figures are rounded
+    tried, capacity, free, allocated, cached   the figures that belong to every message; `cached` is what is reserved
+                but unallocated
+    process     what “this process” has in use. In a container it has no such line: yours is the smallest of the
+                “Process 123 has …” that is at least allocated + cached. A figure above the capacity is none
+    allowed     the limit on this process (“… allowed;”)
+    pools       what is “allocated in private pools”
+    others      what other processes hold, from the figures; less than 64 MiB counts as 0, since the figures are rounded.
+                None without `process`
     tensor      (smallest, largest): the sizes of a tensor for which PyTorch tries a segment like this one. Give the
                 lower bound itself as the smallest, 2**20 for 20 MiB; only for 2 MiB it is 1, as no tensor has 0 bytes
-    need        what live tensors would take if the request had succeeded, at the least
-    remedy      "smaller request", "raise the limit", "expandable segments", "end the other process" or "free tensors"
+    need        what live tensors would take if the request had succeeded, at the least. What is in pools is not live
+    remedy      "smaller request", "raise the limit", "expandable segments", "end the other process", "free tensors" or
+                None, by the table *Which cause is it?*
+
+    Raises ValueError, with the names of what is missing, where one of the first five is not found: other versions and
+    allocators have messages of other forms.
     """
     # TODO: find each figure by the words around it; the rest follows from them
     ### BEGIN SOLUTION
     units = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
-    def figure(pattern):
-        found = re.search(pattern.replace("#", r"([\d.]+) (bytes|KiB|MiB|GiB)"), message)
-        return round(float(found[1]) * units[found[2]]) if found else None
+    def figures(words):
+        found = re.findall(words.replace("#", r"([\d.]+) (bytes|KiB|MiB|GiB)"), message)
+        return [round(float(number) * units[unit]) for number, unit in found]
 
     patterns = {
         "tried": "Tried to allocate #", "capacity": "total capacity of #", "free": "of which # is free",
-        "process": "this process has # memory in use", "allocated": "# is allocated by PyTorch",
-        "cached": "# is reserved by PyTorch", "allowed": "# allowed;",
+        "allocated": "# is allocated by PyTorch", "cached": "# is reserved by PyTorch but",
+        "allowed": "# allowed;", "pools": "with # allocated in private pools",
     }
-    read = {name: figure(pattern) for name, pattern in patterns.items()}
-    tried, mib = read["tried"], 2**20
-    others = read["capacity"] - read["free"] - read["process"]
-    others = others if others >= 64 * mib else 0
-    known = {2 * mib: (1, mib), 20 * mib: (mib, 20 * mib)}
-    tensor = known.get(tried, (max(10 * mib, tried - 2 * mib), tried))
-    if tried > min(read["capacity"], read["allowed"] or read["capacity"]):
+    read = {name: next(iter(figures(words)), None) for name, words in patterns.items()}
+    tried, capacity, free, allocated, cached, allowed, pools = read.values()
+    missing = [name for name in ("tried", "capacity", "free", "allocated", "cached") if read[name] is None]
+    if missing:
+        raise ValueError(f"a message of another form: {', '.join(missing)} not found")
+
+    lines = [size for size in figures(r"Process \d+ has # memory in use") if size >= allocated + cached]
+    process = min(figures("this process has # memory in use") or lines, default=None)
+    process = process if process is not None and process <= capacity else None
+    others = None if process is None else capacity - free - process
+    others = 0 if others is not None and others < 64 * 2**20 else others
+
+    known = {2 * 2**20: (1, 2**20), 20 * 2**20: (2**20, 20 * 2**20)}
+    tensor = known.get(tried, (max(10 * 2**20, tried - 2 * 2**20), tried))
+    if tried > min(capacity, allowed or capacity):
         remedy = "smaller request"
-    elif read["allowed"] is not None and read["free"] >= tried:
+    elif (allowed is not None and free >= tried) or "exceeds the expandable-segment reserve" in message:
         remedy = "raise the limit"
-    elif read["cached"] >= tried:
+    elif free > tried:
+        remedy = None
+    elif cached >= tried and "expandable_segments is enabled" not in message:
         remedy = "expandable segments"
-    elif others >= tried - read["free"] > 0:
+    elif others is None and capacity - free - allocated - cached >= tried - free:
+        remedy = None
+    elif others and others >= tried - free:
         remedy = "end the other process"
     else:
         remedy = "free tensors"
-    return read | {"others": others, "tensor": tensor, "need": read["allocated"] + tensor[0], "remedy": remedy}
+    need = allocated - (pools or 0) + tensor[0]
+    return read | {"process": process, "others": others, "tensor": tensor, "need": need, "remedy": remedy}
     ### END SOLUTION
 
 # %% check-message tags=["check"]
@@ -283,7 +304,8 @@ gpulab.check.oom_message(read_oom)
 # <details><summary>Hint 1</summary>
 #
 # Every figure is a number, a blank and one of four units: `([\d.]+) (bytes|KiB|MiB|GiB)`. What differs is the words
-# before or after it. Other processes may have a line of their own: do not take theirs for yours.
+# before or after it. Other processes may have a line of their own, before yours or after it: do not take theirs for
+# yours. `re.findall` gives all of them.
 #
 # </details>
 # <details><summary>Hint 2</summary>
@@ -295,7 +317,8 @@ gpulab.check.oom_message(read_oom)
 # <details><summary>Hint 3</summary>
 #
 # The table *Which cause is it?* of the lecture is a chain of `if` and `elif`, in its order. Free and cached are never
-# added. “Others hold what is missing”: others is more than 0, and at least tried − free.
+# added. “Others hold what is missing”: others is more than 0, and at least tried − free. Where `others` is None, they
+# hold at most capacity − free − allocated − cached.
 #
 # </details>
 

@@ -150,7 +150,7 @@ for batch in (8, 256):
         print(f"    {name}: {row['ms']:.3f} ms a step, peak {row['peak_bytes'] / 2**20:5.2f} MiB, {row['skipped']} skipped")
 
 # %% compare-use-answer [markdown]
-# On the virtual T4: at both. A slow-down is a valid result. This network is far too small to fill the GPU; casts,
+# On the virtual T4, by its clock: at both. A slow-down is a valid result. This network is far too small to fill the GPU; casts,
 # scaling and the search for `inf` are kernels of their own, and a GPU that waits for the host gains nothing from faster
 # products. The peak falls by some per cent at best, as parameters, gradients and cuBLAS's workspace do not shrink.
 

@@ -46,7 +46,8 @@ def train_epoch(model, optimizer, loss_fn, micro_batches, steps):
     # TODO: cut the micro-batches into windows, weight each loss by its share of the window, step once per window
     ### BEGIN SOLUTION
     # Another right way: weight each mean by len(x), and divide all gradients by the window's samples right before
-    # step(). It needs no look-ahead, and costs a pass over the gradients; in fp16 such sums are closer to overflow.
+    # step(). It needs no look-ahead, and costs a pass over the gradients; in fp16 the gradients of the logits, larger by
+    # the window's samples, are closer to overflow.
     total, samples = 0.0, 0
     for start in range(0, len(micro_batches), steps):
         window = micro_batches[start : start + steps]
@@ -153,7 +154,7 @@ def train_epoch_amp(model, optimizer, scaler, scheduler, loss_fn, micro_batches,
 
     model, optimizer, loss_fn, micro_batches, steps   as in exercise 1, on the CPU; micro-batches of equal size
     scaler     a torch.amp.GradScaler, switched on (as it would be for fp16)
-    scheduler  a learning-rate schedule that counts updates of the weights
+    scheduler  a learning-rate schedule that counts updates of the weights; a step that the scaler skips is none
     max_norm   the largest norm that the gradient of a window may have when the optimizer steps
 
     The forward pass and the loss run under autocast on the CPU in bfloat16. Returns nothing.
@@ -169,9 +170,11 @@ def train_epoch_amp(model, optimizer, scaler, scheduler, loss_fn, micro_batches,
             scaler.scale(loss).backward()
         scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+        before = scaler.get_scale()
         scaler.step(optimizer)
         scaler.update()
-        scheduler.step()
+        if scaler.get_scale() >= before:  # it falls when the step was skipped
+            scheduler.step()
     ### END SOLUTION
 
 # %% check-amp tags=["check"]
@@ -192,7 +195,8 @@ gpulab.check.accumulation_amp(train_epoch_amp)
 # <details><summary>Hint 3</summary>
 #
 # After the inner loop, in this order: `scaler.unscale_(optimizer)`, `nn.utils.clip_grad_norm_(...)`,
-# `scaler.step(optimizer)`, `scaler.update()`, `scheduler.step()`.
+# `scaler.step(optimizer)`, `scaler.update()`; then `scheduler.step()`, unless the step was skipped. The scale,
+# `scaler.get_scale()`, tells: what does `update` do to it after an overflow?
 #
 # </details>
 

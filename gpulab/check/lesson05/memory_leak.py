@@ -107,7 +107,7 @@ def reference(
 ) -> tuple[list[Any], list[Any], list[Any]]:
     """The loop, right by default, or with the leaks named.
 
-    losses   number · elements: the tensor of mse_loss, with the storage of its elements
+    losses   number · elements: the tensor of mse_loss, whose storage is as large as its elements
     scores   number · graph: with the graph of the validation
     hardest  host · view: a row that keeps its batch · gpu: a copy of the row on the GPU
     """
@@ -141,8 +141,8 @@ WHY = {
     "validation, and a number in the list",
     "view": "x[i] is a view, also after detach(): it has no memory of its own, and keeps the batch's. Copy it to the "
     "host",
-    "elements": "mse_loss returns a scalar in the storage of its elements, which are as many as the outputs, and "
-    "detach() shares it: keep loss.item(). Kept outputs take the same bytes",
+    "elements": "mse_loss returns a scalar whose storage is as large as its elements, which are as many as the "
+    "outputs, and detach() shares it: keep loss.item(). Kept outputs take the same bytes",
     "gpu": "a detached copy on the GPU is memory of the GPU: .cpu() moves it to where there is more",
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ...virtual.memory.out_of_memory import Shortage, format_size
@@ -18,8 +19,22 @@ OTHER = "end the other process"
 LIMIT = "raise the limit"
 SMALLER = "smaller request"
 REMEDIES = (FREE, EXPAND, OTHER, LIMIT, SMALLER)
-FIGURES = ("tried", "capacity", "free", "process", "allocated", "cached", "allowed")
+NEEDED = ("tried", "capacity", "free", "allocated", "cached")  # without these a message is of no known form
+FIGURES = ("tried", "capacity", "free", "allocated", "cached", "process", "allowed", "pools")
 KEYS = (*FIGURES, "others", "tensor", "need", "remedy")
+# The last sentences of PyTorch 2.15 where expandable segments are on, and where a request is larger than one of them.
+ENABLED = (
+    " expandable_segments is enabled. If instead the process is running out of virtual address space (VSZ),"
+    " expandable segments may be over-reserving VA (each segment reserves ~9/8 of device memory, times the number of"
+    " streams); reduce it via PYTORCH_CUDA_ALLOC_CONF expandable_segments_reserve /"
+    " expandable_segments_reserve_by_class."
+)
+RESERVE = (
+    " This allocation exceeds the expandable-segment reserve of # for this stream, and a single allocation cannot span"
+    " expandable segments. Raise PYTORCH_CUDA_ALLOC_CONF expandable_segments_reserve or"
+    " expandable_segments_reserve_by_class (or unset it) so that a segment is at least # for it."
+)
+NOT_AVAILABLE = "17179869184.00 GiB"  # 2**64 - 1 bytes: what NVML answers under Windows and WSL
 
 
 @dataclass(frozen=True)
@@ -28,27 +43,58 @@ class Case:
 
     text: str
     figures: dict[str, int | None]
-    others: int
+    others: int | None
     tensor: tuple[int, int]
     need: int
-    remedy: str
+    remedy: str | None
     why: str  # what the figures say
 
 
-def case(short: Shortage, remedy: str, why: str, *, neighbour: int = 0) -> Case:
-    """The message of `short`, with a line for another process that has `neighbour` bytes."""
+def line(size: int | str) -> str:
+    """What the message says of a process that it knows by its number."""
+    written = size if isinstance(size, str) else format_size(size)
+    return f"Process {random.randint(1000, 90000)} has {written} memory in use. "
+
+
+def case(
+    short: Shortage,
+    remedy: str | None,
+    why: str,
+    *,
+    neighbour: int = 0,
+    lines: tuple[int | str, ...] | None = None,
+    known: bool = True,
+    pools: int = 0,
+    ending: str = "",
+) -> Case:
+    """The message of `short`.
+
+    neighbour  the bytes of another process that has a line before this one's
+    lines      the lines of numbered processes that stand in place of all these, as in a container
+    known      whether one of them can be told to be this process's
+    pools      what of the allocated bytes lies in private pools
+    ending     the last sentences, in place of the advice about fragmentation
+    """
     text = short.text()
+    own = f"Including non-PyTorch memory, this process has {format_size(short.process)} memory in use. "
     if neighbour:
-        line = f"Process {random.randint(1000, 90000)} has {format_size(neighbour)} memory in use. "
-        text = text.replace("Including non-PyTorch", line + "Including non-PyTorch")
+        text = text.replace(own, line(neighbour) + own)
+    if lines is not None:
+        text = text.replace(own, "".join(map(line, lines)))
+    if pools:
+        said = f"is allocated by PyTorch, with {format_size(pools)} allocated in private pools (e.g., CUDA Graphs), and"
+        text = text.replace("is allocated by PyTorch, and", said)
+    if ending:
+        text = text.partition(" If reserved but")[0] + ending
     figures: dict[str, int | None] = {
         "tried": short.tried,
         "capacity": short.total,
         "free": short.free,
-        "process": short.process,
         "allocated": short.allocated,
         "cached": short.unallocated,
+        "process": short.process if known else None,
         "allowed": short.allowed,
+        "pools": pools or None,
     }
     if short.tried == 2 * MIB:
         tensor = (1, MIB)
@@ -56,9 +102,9 @@ def case(short: Shortage, remedy: str, why: str, *, neighbour: int = 0) -> Case:
         tensor = (MIB, 20 * MIB)
     else:
         tensor = (short.tried - 2 * MIB, short.tried)
-    others = short.total - short.free - short.process
-    others = others if others >= 64 * MIB else 0
-    return Case(text, figures, others, tensor, short.allocated + tensor[0], remedy, why)
+    left = short.total - short.free - short.process
+    others = None if not known else left if left >= 64 * MIB else 0
+    return Case(text, figures, others, tensor, short.allocated - pools + tensor[0], remedy, why)
 
 
 def shortage(
@@ -107,7 +153,7 @@ def cases() -> list[Case]:
     tried = round(total * some(1.5, 4.0), 2)
     live = some(0.5, 1.5)
     outer = shortage(total, live, 0.004, tried, free=rest(live, 0.004))
-    small = shortage(total, total - 0.36, 0.0, 2 / 1024, free=0.01)
+    small = shortage(total, total - 0.351, 0.0, 2 / 1024, free=0.001)
     cached = some(1.2, 1.3)
     live = some(2.2, 2.3)
     limited_pieces = shortage(total, live, cached, 1.0, free=rest(live, cached), allowed=4.0)
@@ -126,6 +172,20 @@ def cases() -> list[Case]:
     live = random.randint(200, 300) / 1024
     twelve = shortage(total, live, 3 / 1024, 12 / 1024, free=5 / 1024)
     holds = "another process holds more than is missing"
+    live = some(4.0, 5.0)  # of a container: this process, a larger and a smaller one
+    large, little = round((total - live - 0.12 - 0.35 - 1.2) * GIB), round(0.7 * GIB)
+    crowd = shortage(total, live, 0.12, 2.5, free=total - live - 0.12 - 0.35 - (large + little) / GIB)
+    live, held = some(8.0, 8.5), some(2.1, 2.4)
+    pooled = shortage(total, live, 0.1, 1.5, free=0.3)
+    live = some(6.0, 6.5)
+    enabled = shortage(total, live, 2.0, 1.5, free=0.3)
+    enabled_alone = shortage(total, total - 0.35 - 2.0 - 0.3, 2.0, 1.5, free=0.3)
+    reserve = shortage(total, some(1.0, 2.0), 0.1, 3.0, free=some(5.0, 6.0))
+    spilled = shortage(total, total + some(1.0, 2.0), 0.3, 0.5, free=0.0)
+    silent = shortage(total, some(3.0, 4.0), 0.1, 1.5, free=0.4)
+    plenty = shortage(total, some(3.0, 4.0), 0.1, 1.5, free=some(4.0, 5.0))
+    far = RESERVE.replace("#", format_size(2 * GIB), 1).replace("#", format_size(3 * GIB), 1)
+    unknown = "no line of a process, or none that can be this one's: the figures do not say who holds the rest"
     return [
         case(full, FREE, "live tensors are nearly all of the capacity; neither the cache nor anyone else holds 20 MiB"),
         case(pieces, EXPAND, "more is reserved but unallocated than was tried: it lies in pieces"),
@@ -144,16 +204,41 @@ def cases() -> list[Case]:
         case(rounded, FREE, "nobody else holds memory, but for roundings"),
         case(least, OTHER, holds),
         case(twelve, OTHER, holds),
+        case(full, FREE, "this process, under its number outside the container, holds it all", lines=(full.process,)),
+        case(crowd, OTHER, "of three numbered processes another holds most", lines=(little, large, crowd.process)),
+        case(crowd, OTHER, "of three numbered processes another holds most", lines=(crowd.process, large, little)),
+        case(pooled, OTHER, "others hold what is missing, whatever private pools hold", pools=round(held * GIB)),
+        case(enabled, OTHER, "expandable segments are on already, and others hold what is missing", ending=ENABLED),
+        case(enabled_alone, FREE, "expandable segments are on already: live tensors are in the way", ending=ENABLED),
+        case(reserve, LIMIT, "one request exceeds the reserve of an expandable segment, which is a limit", ending=far),
+        case(spilled, FREE, "PyTorch's own memory is all of the capacity", lines=(NOT_AVAILABLE,), known=False),
+        case(silent, None, unknown, lines=(), known=False),
+        case(silent, None, unknown, lines=(NOT_AVAILABLE, NOT_AVAILABLE), known=False),
+        case(plenty, None, "more is free than was tried, and no limit is named: the figures do not explain it"),
+    ]
+
+
+def others_forms() -> list[str]:
+    """Messages of other versions, allocators and moments, in which needed figures are missing."""
+    a, b, c = (f"{random.uniform(1, 20):.2f} GiB" for _ in range(3))
+    return [
+        f"CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; {a} total capacity; {b} already allocated; 11.75 MiB"
+        f" free; {c} reserved in total by PyTorch) If reserved memory is >> allocated memory try setting"
+        " max_split_size_mb to avoid fragmentation.",
+        "CUDA out of memory. Tried to allocate more than 1EB memory.",
+        f"Allocation on device 0 would exceed allowed memory. (out of memory)\nCurrently allocated     : {a}\n"
+        f"Requested               : {b}\nDevice limit            : {c}\nFree (according to CUDA): 12.00 MiB",
     ]
 
 
 @check(lesson=5, says="every figure in bytes, what they add up to, and the remedy that they call for")
 def oom_message(student: Any, trial: Trial) -> None:
     """Check a function of (message): it returns a dictionary with the figures of an out-of-memory message in bytes,
-    the bytes of others, the bounds of the tensor's size, the least need, and one of five remedies."""
+    the bytes of others, the bounds of the tensor's size, the least need, and one of five remedies; None for what the
+    message does not say, and ValueError for one of another form."""
     trial.function(student, ("message",))
     for one in cases():
-        got = trial.call(student, one.text, explain=_explain)
+        got = trial.call(student, one.text, explain=partial(_explain, one))
         trial.expect(
             isinstance(got, dict),
             "what came back is no dictionary",
@@ -169,6 +254,37 @@ def oom_message(student: Any, trial: Trial) -> None:
         _judge_tensor(trial, got["tensor"], one)
         _judge_need(trial, got["need"], one)
         _judge_remedy(trial, got["remedy"], one)
+    for text in others_forms():
+        _judge_refusal(trial, student, text)
+
+
+def _judge_refusal(trial: Trial, student: Any, text: str) -> None:
+    """A message without the needed figures is refused, by the name of at least one of them."""
+
+    def ask(message: str) -> tuple[bool, Any]:
+        try:
+            return False, student(message)
+        except ValueError as error:
+            return True, str(error)
+
+    refused, got = trial.call(ask, text, explain=lambda error: "that a search found nothing is the sign: look for it")
+    form = text.splitlines()[0][:60]
+    trial.expect(
+        refused,
+        "a message of another form is not refused",
+        expected=f"ValueError for “{form}…”",
+        got=show(got),
+        likely="what is not found must not be passed over: an answer from half of the figures is silently wrong",
+        read=MESSAGE,
+    )
+    trial.expect(
+        any(name in got for name in NEEDED[1:]),
+        "the error does not say what was not found",
+        expected=f"a ValueError whose text has the names of the missing figures, of {', '.join(NEEDED)}",
+        got=got or "no text",
+        likely="a number that could not be made of a text raises ValueError too: look for what is missing yourself",
+        read=MESSAGE,
+    )
 
 
 def _close(got: Any, want: int, slack: float = 0.0) -> bool:
@@ -180,19 +296,39 @@ def _close(got: Any, want: int, slack: float = 0.0) -> bool:
 def _judge_figure(trial: Trial, key: str, got: Any, one: Case) -> None:
     want = one.figures[key]
     if want is None:
+        silent = "no line of this message can be this process's: none is there, or it holds more than the GPU"
+        if NOT_AVAILABLE in one.text and isinstance(got, int | float) and got > 2**60:
+            silent = "17179869184.00 GiB are 2**64 bytes: what the driver says where it does not know (Windows, WSL)"
+        summaries = {
+            "allowed": "a message without a limit gives no “allowed”",
+            "pools": "a message without private pools gives no “pools”",
+            "process": "a message that does not say what this process has gives no “process”",
+        }
         trial.expect(
             got is None,
-            "a message without a limit gives no “allowed”",
-            expected="None for allowed",
+            summaries[key],
+            expected=f"None for {key}",
             got=show(got),
+            likely={"process": silent}.get(key, ""),
             read=MESSAGE,
         )
         return
     likely = ""
     number = isinstance(got, int | float) and not isinstance(got, bool)
-    if got is None:
+    contained = "this process has" not in one.text
+    if key == "process" and contained and got is None:
+        likely = (
+            "there is no “this process” in a container: the driver numbers processes as the host does, and yours is "
+            "one of the “Process 123 has …”"
+        )
+    elif key == "process" and contained and not _close(got, want):
+        likely = (
+            "several processes may be listed: yours is the smallest that has at least what PyTorch has reserved, "
+            "allocated + cached"
+        )
+    elif got is None:
         likely = "nothing was found in the text: look at what stands before and after this figure, and at its unit"
-    elif key == "process" and one.others > GIB and _close(got, one.others):
+    elif key == "process" and (one.others or 0) > GIB and _close(got, one.others or 0):
         likely = "this is the line of another process; yours begins with “Including non-PyTorch memory”"
     elif isinstance(got, str):
         likely = "a text was cut out of the message: make a number of it, and multiply by its unit"
@@ -215,6 +351,16 @@ def _judge_figure(trial: Trial, key: str, got: Any, one: Case) -> None:
 
 def _judge_others(trial: Trial, got: Any, one: Case) -> None:
     likely, figures = "", one.figures
+    if one.others is None:
+        trial.expect(
+            got is None,
+            "a message that does not say what this process has does not say what others have",
+            expected="None for others",
+            got=show(got),
+            likely="capacity − free − allocated − cached is an upper bound: the context of this process is in it too",
+            read=MESSAGE,
+        )
+        return
     process, allocated, cached = (figures[k] or 0 for k in ("process", "allocated", "cached"))
     capacity, free = figures["capacity"] or 0, figures["free"] or 0
     if _close(got, process - allocated - cached, 20 * MIB) or _close(got, process - allocated, 20 * MIB):
@@ -272,6 +418,8 @@ def _judge_need(trial: Trial, got: Any, one: Case) -> None:
         likely = "what was tried is for one tensor more; what is allocated already is needed too"
     elif _close(got, (one.figures["process"] or 0) + tried):
         likely = "the cache is no need: what this line needs is the live tensors and one more"
+    elif one.figures["pools"] and _close(got, (one.figures["allocated"] or 0) + one.tensor[0], MIB):
+        likely = "what private pools hold is counted as allocated, and is kept for CUDA graphs: no live tensor is in it"
     elif _close(got, (one.figures["allocated"] or 0) + tried):
         likely = "“Tried to allocate” is the segment: at the least, the tensor is the smallest that leads to it"
     elif _close(got, tried - (one.figures["free"] or 0)):
@@ -292,20 +440,27 @@ def _number(value: Any) -> bool:
 
 def _judge_remedy(trial: Trial, got: Any, one: Case) -> None:
     tried, free, cached = (one.figures[key] or 0 for key in ("tried", "free", "cached"))
-    likely = {
-        (EXPAND, FREE): "free and cached are not one piece of memory: only where the cache alone is enough for the "
+    on = "expandable_segments is enabled" in one.text
+    reasons: dict[tuple[str, str | None], str] = {
+        (EXPAND, FREE): "the last sentence of the message says that they are on: what is left lies between live tensors"
+        if on
+        else "free and cached are not one piece of memory: only where the cache alone is enough for the "
         "request do pieces explain the error",
         (OTHER, FREE): "what others hold must be at least what is missing, tried − free"
         if one.others
         else "nobody else holds memory here: capacity − free − this process is zero",
         (OTHER, EXPAND): "the cache alone would be enough: the table asks for that before it asks for others",
-        (EXPAND, OTHER): "the cache alone is not enough for the request",
+        (EXPAND, OTHER): "the last sentence of the message says that they are on"
+        if on
+        else "the cache alone is not enough for the request",
         (LIMIT, OTHER): "“allowed” is there, but less is free than was tried: the limit is not what failed",
         (FREE, EXPAND): "the cache alone would be enough for the request, if it were in one piece",
         (FREE, OTHER): "this process holds little; capacity − free − this process shows who holds the rest"
-        if one.others >= tried
+        if (one.others or 0) >= tried
         else "compare what others hold with what is missing, tried − free, and not with all that was tried",
-        (FREE, LIMIT): "more is free than was tried: it is the limit that failed",
+        (FREE, LIMIT): "more is free than was tried: it is the limit that failed"
+        if one.figures["allowed"] is not None
+        else "the last sentence of the message names the limit: the reserve of an expandable segment",
         (
             EXPAND,
             LIMIT,
@@ -315,9 +470,14 @@ def _judge_remedy(trial: Trial, got: Any, one: Case) -> None:
         (FREE, SMALLER): "nothing that is freed makes room for a request larger than the GPU: look at its shape",
         (EXPAND, SMALLER): "no cache can hold a request larger than the GPU: look at its shape",
         (OTHER, SMALLER): "not even an empty GPU has room for this request: look at its shape",
-    }.get((got if isinstance(got, str) else "", one.remedy), "")
-    if isinstance(got, str) and "empty_cache" in got:
+    }
+    likely = reasons.get((got if isinstance(got, str) else "", one.remedy), "")
+    if one.remedy is None:
+        likely = "where the message does not tell, the answer is None, and nvidia-smi or its last sentence is read next"
+    elif isinstance(got, str) and "empty_cache" in got:
         likely = "empty_cache frees no tensor, and PyTorch has done it by itself before it raised the error"
+    elif got is None:
+        likely = "the figures do tell: None is for messages that name neither the process nor a limit that explains it"
     elif got not in REMEDIES:
         likely = f"one of: {', '.join(REMEDIES)}"
     trial.expect(
@@ -330,11 +490,17 @@ def _judge_remedy(trial: Trial, got: Any, one: Case) -> None:
     )
 
 
-def _explain(error: str) -> str:
+def _explain(one: Case, error: str) -> str:
+    if error.startswith(("TypeError", "AttributeError", "IndexError")) and "this process has" not in one.text:
+        return "“this process” is not in every message: in a container yours is one of “Process 123 has”"
+    if error.startswith("IndexError") and one.figures["pools"]:
+        return "“with … allocated in private pools” may stand between the figures: anchor each to its own words"
     if "NoneType" in error:
         return "a search found nothing: not every message has every part (“allowed” is there only with a limit)"
     if error.startswith("KeyError"):
         return "units are bytes, KiB, MiB or GiB; a dot or a semicolon may follow the unit"
-    if error.startswith("ValueError"):
+    if error.startswith("ValueError: could not convert"):
         return "a number was cut out with something around it: take digits and dot only, and the unit apart from them"
+    if error.startswith("ValueError"):
+        return "this message has all that is needed: tried, capacity, free, allocated and cached"
     return ""

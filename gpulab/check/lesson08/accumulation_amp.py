@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -23,9 +24,21 @@ from .amp_calls import (
     judge_autocast,
     judge_order,
     judge_scaler,
+    judge_skipped,
     watched,
 )
-from .common import Batch, Loop, Recorder, judge, judge_place, judge_weights, one_at_a_time, replica, rows_seen
+from .common import (
+    Batch,
+    Loop,
+    Recorder,
+    judge,
+    judge_place,
+    judge_weights,
+    one_at_a_time,
+    replica,
+    rows_seen,
+    windows,
+)
 from .misconceptions import AMP
 
 
@@ -119,11 +132,11 @@ def prepare(count: int, steps: int, max_norm: float) -> Case:
     return Case(model, batches, steps, max_norm, loop, list(loop()), start, single.peak)
 
 
-@check(lesson=8, says="unscale, clip, step, update, schedule: once a window, in this order, under autocast")
+@check(lesson=8, says="unscale, clip, step, update once a window, under autocast; a skipped step advances no schedule")
 def accumulation_amp(student: Any, trial: Trial) -> None:
     """Check a function of (model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm): one epoch
     of equal micro-batches under autocast, the mean over each window clipped to `max_norm`, the schedule advanced
-    with each step."""
+    with each step that is not skipped."""
     parameters = ("model", "optimizer", "scaler", "scheduler", "loss_fn", "micro_batches", "steps", "max_norm")
     trial.function(student, parameters)
     # the first never clips and shows the averaging, the second always clips
@@ -134,7 +147,7 @@ def accumulation_amp(student: Any, trial: Trial) -> None:
         losses: list[torch.dtype | None] = []
         model.register_forward_pre_hook(lambda *_, seen=forwards: seen.append(autocast_dtype()))
         seen, optimizer, saved = rows_seen(model), Recorder(model), SavedBytes(model.parameters())
-        schedule, scaler = LoggingSchedule(optimizer, log), LoggingScaler(log)
+        schedule, scaler = LoggingSchedule(optimizer, log), LoggingScaler(log, growth_interval=10_000)
         trial.call(
             student,
             *(model, optimizer, scaler, schedule, watched(loss_fn, losses), batches, case.steps, case.max_norm),
@@ -155,3 +168,23 @@ def accumulation_amp(student: Any, trial: Trial) -> None:
         judge(trial, optimizer.gradients, case.want, case.loop, found, 0.02, inputs, **values)
         judge_order(trial, log, len(batches))
         one_at_a_time(trial, saved, seen, len(batches[0][0]), case.allowed)
+    _overflow(student, trial)
+
+
+def _overflow(student: Any, trial: Trial) -> None:
+    """An epoch in which the scale grows, one window overflows, and the scale grows again."""
+    case, overflows = prepare(10, 2, 1e6), random.choice([4, 5])
+    log: list[str] = []
+    optimizer = Recorder(case.model)
+    schedule, scaler = LoggingSchedule(optimizer, log), LoggingScaler(log, growth_interval=2)
+    trial.call(
+        student,
+        *(case.model, optimizer, scaler, schedule, watched(loss_fn, [], overflows)),
+        *(case.batches, case.steps, case.max_norm),
+        explain=partial(explain, log),
+    )
+    inputs = (
+        f"{len(windows(case.batches, case.steps))} windows, of which number {overflows // case.steps + 1} overflows"
+    )
+    judge_skipped(trial, log, len(case.want) - 1, inputs)
+    judge_weights(trial, case.model, optimizer, case.start, within=1e-5)

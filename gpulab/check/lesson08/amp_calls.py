@@ -17,10 +17,10 @@ SCALE = 8.0  # small: with a large one, gradients that were never cleared are di
 
 
 class LoggingScaler(torch.amp.GradScaler):
-    """A GradScaler for the CPU that writes down in which order it is used."""
+    """A GradScaler for the CPU that writes down in which order it is used: of a step, whether it was skipped."""
 
-    def __init__(self, log: list[str]) -> None:
-        super().__init__("cpu", init_scale=SCALE, growth_interval=10_000)
+    def __init__(self, log: list[str], growth_interval: int) -> None:
+        super().__init__("cpu", init_scale=SCALE, growth_interval=growth_interval)
         self.log = log
 
     def scale(self, outputs: Any) -> Any:
@@ -33,8 +33,16 @@ class LoggingScaler(torch.amp.GradScaler):
         super().unscale_(optimizer)
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
-        self.log.append("step")
-        return super().step(optimizer, *args, **kwargs)
+        place, made = len(self.log), []
+        self.log.append("step")  # before it is made: the optimizer's own hooks may advance the schedule
+        watch = optimizer.register_step_pre_hook(lambda *_: made.append(True))
+        try:
+            result: float | None = super().step(optimizer, *args, **kwargs)
+        finally:
+            watch.remove()
+        if not made:
+            self.log[place] = "skip"
+        return result
 
     def update(self, new_scale: float | torch.Tensor | None = None) -> None:
         self.log.append("update")
@@ -59,12 +67,18 @@ def autocast_dtype() -> torch.dtype | None:
     return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
 
 
-def watched(loss_fn: Callable[..., torch.Tensor], seen: list[torch.dtype | None]) -> Callable[..., torch.Tensor]:
-    """`loss_fn`, which notes in `seen` what autocast was when it was called."""
+def watched(
+    loss_fn: Callable[..., torch.Tensor], seen: list[torch.dtype | None], overflows: int | None = None
+) -> Callable[..., torch.Tensor]:
+    """`loss_fn`, which notes in `seen` what autocast was when it was called; the loss of call number `overflows`,
+    counted from 0, has a gradient of inf and NaN."""
 
     def call(*args: Any, **options: Any) -> torch.Tensor:
         seen.append(autocast_dtype())
-        return loss_fn(*args, **options)
+        loss = loss_fn(*args, **options)
+        if len(seen) - 1 == overflows and loss.requires_grad:
+            loss.register_hook(lambda gradient: gradient * float("inf"))
+        return loss
 
     return call
 
@@ -169,18 +183,58 @@ def judge_order(trial: Trial, log: list[str], micro: int) -> None:
         )
 
 
+def judge_skipped(trial: Trial, log: list[str], made: int, inputs: str) -> None:
+    """One window of an epoch overflowed: its step is skipped, and whatever counts updates does not count it."""
+    steps, skipped, advanced = (log.count(event) for event in ("step", "skip", "scheduler"))
+    happened = f"{steps} steps and {skipped} skipped, for {inputs}"
+    likely = "its inf is in .grad still: clear the gradients at the start of each window, stepped or not"
+    if not skipped:
+        likely = (
+            "inf never came to the scaler: it looks for it in .grad, lowers the scale and skips. A loss that is looked "
+            "at on the way, or a nan_to_num, hides the overflow, and the scale stays too high"
+        )
+    trial.expect(
+        (steps, skipped) == (made, 1),
+        "an overflow in one micro-batch does not skip the step of its window, and only that",
+        expected=f"{made} steps and 1 skipped",
+        got=happened,
+        likely=likely,
+        read=PRECISION,
+    )
+    after = [log[i + 1 :] for i, event in enumerate(log) if event == "skip"]
+    following = after[0][: next((i for i, event in enumerate(after[0]) if event == "scale"), None)]
+    trial.expect(
+        "scheduler" not in following,
+        "scheduler.step runs after a skipped step too",
+        expected=f"{made} times: once after each step that was made",
+        got=f"{advanced} times, where {happened}",
+        likely="the schedule counts updates of the weights, and a skipped step is none. scaler.step does not say "
+        "whether it stepped: compare scaler.get_scale() before scaler.update() and after it",
+        read=PRECISION,
+    )
+    trial.expect(
+        advanced == made,
+        "scheduler.step is left out after steps that were made",
+        expected=f"{made} times: once after each step that was made",
+        got=f"{advanced} times, where {happened}",
+        likely="after a skipped step the scale is smaller than before; after a good one it is the same, or larger "
+        "where it grew. Read it before scaler.update() and after it, and ask for >=",
+        read=PRECISION,
+    )
+
+
 def explain(log: list[str], error: str) -> str:
     """What an exception likely means, from its text and from what the scaler was asked before it."""
     if "called after step()" in error or "has already been called" in error:
         since = log[len(log) - log[::-1].index("update") :] if "update" in log else log
-        if "step" not in since:
+        if not {"step", "skip"} & set(since):
             return (
                 "unscale_ divides the gradients in place, so it may run once between two updates: after the last "
                 "micro-batch of the window, not after each"
             )
-        if since[0] == "step":
+        if since[0] in ("step", "skip"):
             return "scaler.update stands before scaler.step: it ends the scaler's step, so it comes after it"
-        if "unscale_()" in error and since[-1] == "step":
+        if "unscale_()" in error and since[-1] in ("step", "skip"):
             return "scaler.unscale_ comes before scaler.step, and clipping between them"
         return "scaler.update() is missing after scaler.step(optimizer): the scaler takes it all for one step"
     if "_scale is None" in error:

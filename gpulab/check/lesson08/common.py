@@ -36,7 +36,11 @@ class Recorder(torch.optim.SGD):
         with torch.enable_grad():
             loss = closure() if closure else None
         self.gradients.append(flat_gradient(self.param_groups[0]["params"]))
-        super().step()
+        with torch.no_grad():  # not super().step(), which would run the hooks of a step a second time
+            for group in self.param_groups:
+                for p in group["params"]:
+                    if p.grad is not None:
+                        p.add_(p.grad, alpha=-group["lr"])
         return loss
 
 

@@ -35,7 +35,7 @@ class StepMemory(Simulator[Step]):
     draw = staticmethod(draw)
     limits = staticmethod(limits)
     leaves_out = (
-        "All layers are alike; backward takes twice forward. Loss and optimizer (Adam, the default) take as long as a"
-        " layer. Left out: the allocator, workspaces, what a layer needs only while it runs, what 16-bit training keeps"
-        " in float32."
+        "All layers are alike; backward takes twice forward, as products do. Loss and optimizer (Adam, the default)"
+        " take as long as a layer. Left out: the allocator, workspaces, what a layer needs only while it runs, what"
+        " 16-bit training keeps in float32."
     )

@@ -185,7 +185,7 @@ def _log_sigmoid_backward(gpu: VirtualGPU, device: Device, func: Any, args: Args
 
 
 def _reduced_loss(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """The loss is reduced within the storage of its elements, and keeps all of it."""
+    """The output is allocated at full size and resized to a scalar: its storage stays as large as the elements."""
     if gpu.compute or (len(args) > 2 and not args[2]):
         return plain(gpu, device, func, args, kwargs)
     with backing:

@@ -27,9 +27,11 @@ for _ in range(2):
         if (i + 1) % window == 0 or i + 1 == len(loader):
             scaler.unscale_(optimizer)
             nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)
+            scale = scaler.get_scale()
             scaler.step(optimizer)
             scaler.update()
-            scheduler.step()
+            if scaler.get_scale() >= scale:  # it falls when the step was skipped
+                scheduler.step()
             optimizer.zero_grad(set_to_none=True)
             losses.append(running.item())
             running.zero_()

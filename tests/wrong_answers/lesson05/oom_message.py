@@ -14,22 +14,37 @@ PATTERNS = {
     "tried": "Tried to allocate #",
     "capacity": "total capacity of #",
     "free": "of which # is free",
-    "process": "this process has # memory in use",
     "allocated": "# is allocated by PyTorch",
-    "cached": "# is reserved by PyTorch",
+    "cached": "# is reserved by PyTorch but",
     "allowed": "# allowed;",
+    "pools": "with # allocated in private pools",
 }
+NEEDED = ("tried", "capacity", "free", "allocated", "cached")
+OWN, NUMBERED = "this process has # memory in use", r"Process \d+ has # memory in use"
+
+
+def all_figures(message, pattern, units=UNITS):
+    found = re.findall(pattern.replace("#", r"([\d.]+) (bytes|KiB|MiB|GiB)"), message)
+    return [round(float(size) * units[unit]) for size, unit in found]
 
 
 def figures(message, units=UNITS, patterns=PATTERNS):
-    read = {}
-    for name, pattern in patterns.items():
-        found = re.search(pattern.replace("#", r"([\d.]+) (bytes|KiB|MiB|GiB)"), message)
-        read[name] = round(float(found[1]) * units[found[2]]) if found else None
+    read = {name: next(iter(all_figures(message, pattern, units)), None) for name, pattern in patterns.items()}
+    if missing := [name for name in NEEDED if name in patterns and read[name] is None]:
+        raise ValueError(f"not found: {missing}")
     return read
 
 
+def own_process(message, read):
+    own = all_figures(message, OWN)
+    if not own:
+        own = sorted(size for size in all_figures(message, NUMBERED) if size >= read["allocated"] + read["cached"])
+    return own[0] if own and own[0] <= read["capacity"] else None
+
+
 def left_over(read):
+    if read["process"] is None:
+        return None
     others = read["capacity"] - read["free"] - read["process"]
     return others if others >= 64 * MIB else 0
 
@@ -38,30 +53,36 @@ def bounds(tried):
     return {2 * MIB: (1, MIB), 20 * MIB: (MIB, 20 * MIB)}.get(tried, (tried - 2 * MIB, tried))
 
 
-def remedy(read, others):
-    if read["tried"] > read["capacity"]:
+def remedy(read, message):
+    tried, free, others = read["tried"], read["free"], read["others"]
+    if tried > read["capacity"]:
         return "smaller request"
-    if read["allowed"] is not None and read["free"] >= read["tried"]:
+    if (read["allowed"] is not None and free >= tried) or "exceeds the expandable-segment reserve" in message:
         return "raise the limit"
-    if read["cached"] >= read["tried"]:
+    if free > tried:
+        return None
+    if read["cached"] >= tried and "expandable_segments is enabled" not in message:
         return "expandable segments"
-    if others >= read["tried"] - read["free"] > 0:
-        return "end the other process"
-    return "free tensors"
+    if others is None:
+        at_most = read["capacity"] - free - read["allocated"] - read["cached"]
+        return None if at_most >= tried - free else "free tensors"
+    return "end the other process" if others >= tried - free > 0 else "free tensors"
 
 
 def answer(message, **changes):
-    """A right answer, but for the parts that `changes` computes from the figures."""
+    """A right answer, but for the parts that `changes` computes from the figures, each before what follows from it."""
     read = figures(message)
-    others = left_over(read)
-    tensor = bounds(read["tried"])
-    right = {
-        "others": others,
-        "tensor": tensor,
-        "need": read["allocated"] + tensor[0],
-        "remedy": remedy(read, others),
+    parts = {
+        "process": lambda read: own_process(message, read),
+        "others": left_over,
+        "tensor": lambda read: bounds(read["tried"]),
+        "need": lambda read: read["allocated"] - (read["pools"] or 0) + read["tensor"][0],
+        "remedy": lambda read: remedy(read, message),
     }
-    return read | right | {name: compute(read) for name, compute in changes.items()}
+    right = dict(read)
+    for name, compute in parts.items():
+        right[name] = compute(right)
+    return right | {name: compute(right) for name, compute in changes.items()}
 
 
 # --- right ---------------------------------------------------------------------------------------------
@@ -74,28 +95,51 @@ def reads_with_one_pattern_each(message):
 
 @BANK.right
 def reads_by_splitting(message):
-    def after(text, end=None):
-        part = message.split(text)[1] if end is None else message.split(end)[0].split(text)[-1]
-        size, unit = part.replace(";", " ").replace(".  ", " ").split()[:2]
-        return float(size.strip(",")) * UNITS[unit.strip(".,;")]
+    def size(text):
+        number, unit = text.split()[:2]
+        return float(number) * UNITS[unit.strip(".,;")]
 
+    def before(text):
+        return size(" ".join(message.split(text)[0].split()[-2:])) if text in message else None
+
+    ends = (
+        "Tried to allocate ",
+        "total capacity of ",
+        "of which ",
+        " is allocated by PyTorch",
+        " is reserved by PyTorch",
+    )
+    if not all(end in message for end in ends):
+        raise ValueError(f"no figure for {' or '.join(NEEDED)}")
     read = {
-        "tried": after("Tried to allocate "),
-        "capacity": after("total capacity of "),
-        "free": after("of which "),
-        "process": after("this process has "),
-        "allocated": after("Of the allocated memory "),
-        "cached": after(" by PyTorch, and "),
-        "allowed": after("memory in use. ", " allowed") if " allowed" in message else None,
+        "tried": size(message.split("Tried to allocate ")[1]),
+        "capacity": size(message.split("total capacity of ")[1]),
+        "free": size(message.split("of which ")[1]),
+        "allocated": before(" is allocated by PyTorch"),
+        "cached": before(" is reserved by PyTorch"),
+        "allowed": before(" allowed;"),
+        "pools": before(" allocated in private pools"),
     }
-    others = left_over(read)
-    tensor = list(bounds(read["tried"]))
-    return {
-        "others": others,
-        "tensor": tensor,
-        "need": read["allocated"] + tensor[0],
-        "remedy": remedy(read, others),
-    } | read
+    sentences = [part.split(" has ")[-1] for part in message.split(" memory in use")[:-1]]
+    whose = ["this process" in part for part in message.split(" memory in use")[:-1]]
+    sizes = [size(part) for part in sentences]
+    mine = [value for value, own in zip(sizes, whose, strict=True) if own] or [
+        value for value in sorted(sizes) if value >= read["allocated"] + read["cached"]
+    ]
+    read["process"] = mine[0] if mine and mine[0] <= read["capacity"] else None
+    read["others"] = left_over(read)
+    read["tensor"] = list(bounds(read["tried"]))
+    read["need"] = read["allocated"] - (read["pools"] or 0) + read["tensor"][0]
+    return read | {"remedy": remedy(read, message)}
+
+
+@BANK.right
+def asks_for_the_unknown_first(message):
+    named = dict.fromkeys(NEEDED, "?") | {k: v[0] for k in NEEDED if (v := all_figures(message, PATTERNS[k]))}
+    if "?" in named.values():
+        unknown = ", ".join(name for name, value in named.items() if value == "?")
+        raise ValueError(f"I do not know this form: {unknown}")
+    return answer(message)
 
 
 # --- wrong: the figures --------------------------------------------------------------------------------
@@ -103,7 +147,8 @@ def reads_by_splitting(message):
 
 @BANK.wrong("the figure for tried is wrong", "multiply by it")
 def forgets_the_units(message):
-    return figures(message, dict.fromkeys(UNITS, 1)) | {"others": 0, "tensor": (1, 1), "need": 1, "remedy": ""}
+    rest = {"process": 0, "others": 0, "tensor": (1, 1), "need": 1, "remedy": ""}
+    return figures(message, dict.fromkeys(UNITS, 1)) | rest
 
 
 @BANK.wrong("the figure for tried is wrong", "10**6 and 10**9 are MB and GB")
@@ -118,8 +163,8 @@ def leaves_texts(message):
 
 @BANK.wrong("the figure for process is wrong", "the line of another process")
 def takes_the_neighbours_line(message):
-    size, unit = re.search(r"[Pp]rocess (?:\d+ )?has ([\d.]+) (\w+) memory", message).groups()
-    return answer(message) | {"process": float(size) * UNITS[unit]}
+    own = all_figures(message, r"[Pp]rocess (?:\d+ )?has # memory")
+    return answer(message) | {"process": own[0] if own else None}
 
 
 @BANK.wrong("the figure for free is wrong", "this is the figure for cached")
@@ -129,7 +174,7 @@ def takes_the_cache_for_free(message):
 
 @BANK.wrong("the figure for cached is wrong", "nothing was found in the text")
 def looks_for_other_words(message):
-    return answer(message) | {"cached": figures(message, patterns={"cached": "cached #"})["cached"]}
+    return answer(message) | {"cached": next(iter(all_figures(message, "cached #")), None)}
 
 
 @BANK.wrong("a message without a limit gives no “allowed”")
@@ -165,12 +210,123 @@ def stops_at_the_figures(message):
     return figures(message)
 
 
+# --- wrong: the forms of the message -------------------------------------------------------------------
+
+
+@BANK.wrong("your function raised TypeError", "in a container yours is one of")
+def expects_this_process(message):
+    own = re.search(r"this process has ([\d.]+) (\w+) memory", message)
+    return answer(message) | {"process": float(own[1]) * UNITS[own[2]]}
+
+
+@BANK.wrong("your function raised IndexError", "in a container yours is one of")
+def cuts_at_this_process(message):
+    size, unit = message.split("this process has ")[1].split()[:2]
+    return answer(message) | {"process": float(size) * UNITS[unit]}
+
+
+@BANK.wrong("the figure for process is wrong", "there is no “this process” in a container")
+def finds_no_process_in_a_container(message):
+    return answer(message, process=lambda read: next(iter(all_figures(message, OWN)), None))
+
+
+@BANK.wrong("the figure for process is wrong", "at least what PyTorch has reserved")
+def takes_the_first_line_in_a_container(message):
+    lines = all_figures(message, OWN) or all_figures(message, NUMBERED)
+    return answer(message, process=lambda read: lines[0] if lines else None)
+
+
+@BANK.wrong(
+    "the figure for process is wrong",
+    "at least what PyTorch has reserved",
+    same_as="takes_the_first_line_in_a_container",
+)
+def takes_the_largest_line_in_a_container(message):
+    lines = all_figures(message, OWN) or all_figures(message, NUMBERED)
+    return answer(message, process=lambda read: max(lines, default=None))
+
+
+@BANK.wrong(
+    "the figure for process is wrong",
+    "at least what PyTorch has reserved",
+    same_as="takes_the_first_line_in_a_container",
+)
+def adds_all_lines_in_a_container(message):
+    lines = all_figures(message, OWN) or all_figures(message, NUMBERED)
+    return answer(message, process=lambda read: sum(lines) if lines else None)
+
+
+@BANK.wrong("a message that does not say what this process has gives no “process”", "are 2**64 bytes")
+def believes_the_driver(message):
+    lines = all_figures(message, OWN) or [
+        size for size in all_figures(message, NUMBERED) if size >= figures(message)["allocated"]
+    ]
+    return answer(message) | {"process": min(lines, default=None)}
+
+
+@BANK.wrong("a message that does not say what this process has gives no “process”", "can be this process's")
+def puts_reserved_for_the_process(message):
+    return answer(message, process=lambda read: read["process"] or read["allocated"] + read["cached"])
+
+
+@BANK.wrong("a message that does not say what this process has does not say what others have", "an upper bound")
+def takes_the_bound_for_others(message):
+    def others(read):
+        return max(0, read["capacity"] - read["free"] - read["allocated"] - read["cached"])
+
+    return answer(message, others=lambda read: others(read) if read["others"] is None else read["others"])
+
+
+@BANK.wrong("the figure for allocated is wrong", "this is the figure for pools")
+def takes_the_pools_for_allocated(message):
+    return answer(message, allocated=lambda read: read["pools"] or read["allocated"])
+
+
+@BANK.wrong("the figure for pools is wrong", "nothing was found in the text")
+def passes_the_pools_over(message):
+    return answer(message, pools=lambda read: None)
+
+
+@BANK.wrong("a message without private pools gives no “pools”")
+def writes_zero_for_no_pools(message):
+    return answer(message, pools=lambda read: read["pools"] or 0)
+
+
+@BANK.wrong("a message of another form is not refused", "silently wrong")
+def answers_whatever_comes(message):
+    try:
+        return answer(message)
+    except ValueError:
+        return dict.fromkeys((*PATTERNS, "process", "others", "tensor", "need")) | {"remedy": "free tensors"}
+
+
+@BANK.wrong("the error does not say what was not found", "look for what is missing yourself")
+def refuses_without_a_word(message):
+    try:
+        return answer(message)
+    except ValueError:
+        raise ValueError("no out-of-memory message") from None
+
+
+@BANK.wrong("your function raised TypeError", "is the sign: look for it")
+def stumbles_over_other_forms(message):
+    read = {name: next(iter(all_figures(message, pattern)), None) for name, pattern in PATTERNS.items()}
+    return {"left": read["capacity"] - read["free"]} and answer(message)
+
+
+@BANK.wrong("your function raised ValueError", "this message has all that is needed")
+def refuses_what_has_no_limit(message):
+    if "allowed;" not in message:
+        raise ValueError("not found: allowed")
+    return answer(message)
+
+
 # --- wrong: what they add up to ------------------------------------------------------------------------
 
 
 @BANK.wrong("what other processes hold is wrong", "own context and cache are taken for somebody else's")
 def takes_the_context_for_others(message):
-    return answer(message, others=lambda read: read["process"] - read["allocated"])
+    return answer(message, others=lambda read: (read["process"] or 0) - read["allocated"])
 
 
 @BANK.wrong(
@@ -184,7 +340,10 @@ def takes_all_but_its_tensors_for_others(message):
 
 @BANK.wrong("what other processes hold is wrong", "less than 64 MiB counts as 0")
 def takes_roundings_for_others(message):
-    return answer(message, others=lambda read: max(0, read["capacity"] - read["free"] - read["process"]))
+    def others(read):
+        return max(0, read["capacity"] - read["free"] - (read["process"] or 0))
+
+    return answer(message, others=others)
 
 
 @BANK.wrong("what other processes hold is wrong", "what is left over in the first of the two sums")
@@ -238,7 +397,12 @@ def takes_what_is_missing_for_the_need(message):
 
 @BANK.wrong("the least need is wrong", "the cache is no need")
 def counts_the_cache_as_need(message):
-    return answer(message, need=lambda read: read["process"] + read["tried"])
+    return answer(message, need=lambda read: (read["process"] or 0) + read["tried"])
+
+
+@BANK.wrong("the least need is wrong", "no live tensor is in it")
+def counts_the_pools_as_need(message):
+    return answer(message, need=lambda read: read["allocated"] + read["tensor"][0])
 
 
 # --- wrong: the remedy ---------------------------------------------------------------------------------
@@ -325,13 +489,15 @@ def blames_every_limit(message):
 
 @BANK.wrong(WHY + "the cache would be enough, whoever else holds memory", "before it asks for others")
 def asks_for_others_before_pieces(message):
-    return changed(message, "end the other process", lambda read: read["others"] >= read["tried"] - read["free"] > 0)
+    return changed(
+        message, "end the other process", lambda read: (read["others"] or 0) >= read["tried"] - read["free"] > 0
+    )
 
 
 @BANK.wrong(WHY + "others hold less than is missing, and live tensors nearly all", "at least what is missing")
 def blames_any_other_process(message):
     def blamed(read):
-        return read["others"] > 0 and read["remedy"] == "free tensors"
+        return (read["others"] or 0) > 0 and read["remedy"] == "free tensors"
 
     read = answer(message)
     return read | {"remedy": "end the other process" if blamed(read) else read["remedy"]}
@@ -344,3 +510,52 @@ def compares_others_with_all_that_was_tried(message):
     read = answer(message)
     little = read["remedy"] == "end the other process" and read["others"] < read["tried"]
     return read | {"remedy": "free tensors" if little else read["remedy"]}
+
+
+@BANK.wrong(WHY + "expandable segments are on already, and others hold what is missing", "says that they are on")
+def prescribes_what_is_on(message):
+    read = answer(message)
+    on = "expandable_segments is enabled" in message
+    return read | {"remedy": "expandable segments" if on and read["cached"] >= read["tried"] else read["remedy"]}
+
+
+@BANK.wrong(
+    WHY + "expandable segments are on already: live tensors are in the way",
+    "says that they are on",
+)
+def prescribes_what_is_on_where_nobody_else_is(message):
+    read = answer(message)
+    on = "expandable_segments is enabled" in message and not read["others"]
+    return read | {"remedy": "expandable segments" if on and read["cached"] >= read["tried"] else read["remedy"]}
+
+
+@BANK.wrong(
+    WHY + "one request exceeds the reserve of an expandable segment, which is a limit", "the reserve of an expandable"
+)
+def never_reads_the_last_sentence(message):
+    read = answer(message)
+    return read | {"remedy": "free tensors" if "reserve of" in message else read["remedy"]}
+
+
+@BANK.wrong(
+    WHY + "no line of a process, or none that can be this one's: the figures do not say who holds the rest",
+    "the answer is None",
+)
+def guesses_where_the_message_is_silent(message):
+    read = answer(message)
+    return read | {"remedy": read["remedy"] or "free tensors"}
+
+
+@BANK.wrong(
+    WHY + "more is free than was tried, and no limit is named: the figures do not explain it",
+    "nvidia-smi or its last sentence",
+)
+def explains_what_is_not_explained(message):
+    read = answer(message)
+    return read | {"remedy": "free tensors" if read["free"] > read["tried"] and not read["remedy"] else read["remedy"]}
+
+
+@BANK.wrong(WHY + "PyTorch's own memory is all of the capacity", "the figures do tell")
+def gives_up_without_a_process(message):
+    read = answer(message)
+    return read | {"remedy": None if read["process"] is None else read["remedy"]}

@@ -28,19 +28,21 @@ def backward(model, scaler, loss_fn, window, divisor):
 
 
 def finish(model, optimizer, scaler, max_norm):
-    """The right end of a window, without the schedule."""
+    """The right end of a window, without the schedule; whether the optimizer stepped."""
     scaler.unscale_(optimizer)
     clip_grad_norm_(model.parameters(), max_norm)
+    before = scaler.get_scale()
     scaler.step(optimizer)
     scaler.update()
+    return scaler.get_scale() >= before
 
 
 def train(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
     for window in windows(micro_batches, steps):
         optimizer.zero_grad()
         backward(model, scaler, loss_fn, window, len(window))
-        finish(model, optimizer, scaler, max_norm)
-        scheduler.step()
+        if finish(model, optimizer, scaler, max_norm):
+            scheduler.step()
 
 
 # --- right ---------------------------------------------------------------------------------------------
@@ -60,8 +62,8 @@ def windows_by_a_counter(model, optimizer, scaler, scheduler, loss_fn, micro_bat
             loss = loss_fn(model(x), y)
         (scaler.scale(loss) / held).backward()
         if (i + 1) % steps == 0 or (i + 1) == len(micro_batches):
-            finish(model, optimizer, scaler, max_norm)
-            scheduler.step()
+            if finish(model, optimizer, scaler, max_norm):
+                scheduler.step()
             optimizer.zero_grad(set_to_none=True)
 
 
@@ -73,9 +75,10 @@ def gradients_divided_before_clipping(model, optimizer, scaler, scheduler, loss_
         scaler.unscale_(optimizer)
         for p in model.parameters():
             p.grad.div_(len(window))
-        clip_grad_norm_(model.parameters(), max_norm)
+        norm = clip_grad_norm_(model.parameters(), max_norm)
         scaler.step(optimizer)
-        scheduler.step()
+        if norm.isfinite():
+            scheduler.step()
         scaler.update()
 
 
@@ -87,9 +90,40 @@ def clips_to_a_scaled_norm(model, optimizer, scaler, scheduler, loss_fn, micro_b
             for x, y in window:
                 scaler.scale(loss_fn(model(x), y) / len(window)).backward()
         clip_grad_norm_(model.parameters(), max_norm * scaler.get_scale())
+        scale = scaler.get_scale()
         scaler.step(optimizer)
         scaler.update()
-        scheduler.step()
+        skipped = scaler.get_scale() < scale
+        if not skipped:
+            scheduler.step()
+
+
+@BANK.right
+def lets_the_optimizer_advance_the_schedule(
+    model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm
+):
+    hook = optimizer.register_step_post_hook(lambda *_: scheduler.step())
+    for window in windows(micro_batches, steps):
+        optimizer.zero_grad()
+        backward(model, scaler, loss_fn, window, len(window))
+        finish(model, optimizer, scaler, max_norm)
+    hook.remove()
+
+
+@BANK.right
+def looks_at_the_gradients_after_unscaling(
+    model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm
+):
+    for window in windows(micro_batches, steps):
+        optimizer.zero_grad()
+        backward(model, scaler, loss_fn, window, len(window))
+        scaler.unscale_(optimizer)
+        good = all(p.grad.isfinite().all() for p in model.parameters())
+        clip_grad_norm_(model.parameters(), max_norm)
+        scaler.step(optimizer)
+        scaler.update()
+        if good:
+            scheduler.step()
 
 
 # --- wrong: the scaler ---------------------------------------------------------------------------------
@@ -337,6 +371,76 @@ def divides_after_clipping(model, optimizer, scaler, scheduler, loss_fn, micro_b
 
 
 # --- wrong: the schedule -------------------------------------------------------------------------------
+
+
+def with_schedule(args, advance):
+    """A right epoch but for the schedule: advance(scale before update, scale after it)."""
+    model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm = args
+    for window in windows(micro_batches, steps):
+        optimizer.zero_grad()
+        backward(model, scaler, loss_fn, window, len(window))
+        scaler.unscale_(optimizer)
+        clip_grad_norm_(model.parameters(), max_norm)
+        before = scaler.get_scale()
+        scaler.step(optimizer)
+        scaler.update()
+        if advance(before, scaler.get_scale()):
+            scheduler.step()
+
+
+@BANK.wrong("scheduler.step runs after a skipped step too", "a skipped step is none")
+def schedules_skipped_steps(*args):
+    with_schedule(args, lambda before, after: True)
+
+
+@BANK.wrong("scheduler.step runs after a skipped step too", same_as="schedules_skipped_steps")
+def asks_whether_a_gradient_is_there(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
+    for window in windows(micro_batches, steps):
+        optimizer.zero_grad()
+        backward(model, scaler, loss_fn, window, len(window))
+        finish(model, optimizer, scaler, max_norm)
+        if any(p.grad is not None for p in model.parameters()):
+            scheduler.step()
+
+
+@BANK.wrong("scheduler.step runs after a skipped step too", same_as="schedules_skipped_steps")
+def compares_the_scale_before_update_only(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
+    for window in windows(micro_batches, steps):
+        optimizer.zero_grad()
+        backward(model, scaler, loss_fn, window, len(window))
+        scaler.unscale_(optimizer)
+        clip_grad_norm_(model.parameters(), max_norm)
+        before = scaler.get_scale()
+        scaler.step(optimizer)
+        if scaler.get_scale() >= before:
+            scheduler.step()
+        scaler.update()
+
+
+@BANK.wrong("scheduler.step is left out after steps that were made", "or larger where it grew")
+def asks_for_the_same_scale(*args):
+    with_schedule(args, lambda before, after: after == before)
+
+
+@BANK.wrong("an overflow in one micro-batch does not skip the step of its window, and only that", "is in .grad still")
+def clears_only_after_a_step(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
+    optimizer.zero_grad()
+    for window in windows(micro_batches, steps):
+        backward(model, scaler, loss_fn, window, len(window))
+        if finish(model, optimizer, scaler, max_norm):
+            scheduler.step()
+            optimizer.zero_grad()
+
+
+@BANK.wrong("an overflow in one micro-batch does not skip the step of its window, and only that", "hides the overflow")
+def makes_numbers_of_inf(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
+    for window in windows(micro_batches, steps):
+        optimizer.zero_grad()
+        backward(model, scaler, loss_fn, window, len(window))
+        for p in model.parameters():
+            p.grad.nan_to_num_(0.0, 0.0, 0.0)
+        if finish(model, optimizer, scaler, max_norm):
+            scheduler.step()
 
 
 @BANK.wrong("scheduler.step runs for every micro-batch", "counts updates of the weights")
