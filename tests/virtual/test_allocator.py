@@ -29,7 +29,8 @@ def layout(gpu):
 
 
 def test_it_loads_neither_torch_nor_jupyter():
-    code = "import gpulab.virtual.memory.caching, sys; print({'torch', 'numpy', 'IPython', 'ipywidgets'} & set(sys.modules))"
+    heavy = {"torch", "numpy", "IPython", "ipywidgets"}
+    code = f"import gpulab.virtual.memory.caching, sys; print({heavy} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
 
 
