@@ -686,7 +686,7 @@ def run(script, **environment):
     """What the script prints on this notebook's GPU, and the assertion that its kernels wrote."""
     launcher = ["-m", "gpulab", "run", "--gpu", gpu.virtual_of] if gpu.virtual_of else []
     command = [sys.executable, *launcher, str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, timeout=100)
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})
     said = re.search("Assertion .*failed", done.stderr + done.stdout)
     print(done.stdout.rstrip())
     print("written to stderr by the kernel:", said.group() if said else "nothing")
