@@ -37,6 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     validate.add_argument(
         "--section", nargs="+", metavar="NAME", help="only these, in this order (device is always in)"
     )
+    validate.add_argument("--quick", action="store_true", help="a little of everything, to see that it works")
     options = parser.parse_args(arguments)
 
     if options.command == "run":
@@ -44,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a console without ● or → prints a question mark
     if options.command == "validate":
-        return _validate(options.out, minutes=options.minutes, sections=options.section)
+        return _validate(options.out, minutes=options.minutes, sections=options.section, quick=options.quick)
     return _doctor(as_json=options.json) if options.command == "doctor" else _progress()
 
 
@@ -68,14 +69,15 @@ def _progress() -> int:
     return 0
 
 
-def _validate(out: Path | None, *, minutes: float, sections: list[str] | None) -> int:
+def _validate(out: Path | None, *, minutes: float, sections: list[str] | None, quick: bool) -> int:
     from .validate import recorder
 
     try:
         chosen = recorder.chosen(sections)
         recorder.check()
         out = out or recorder.default_path()
-        recording = recorder.record(out, minutes=minutes, sections=chosen)
+        effort = recorder.QUICK if quick else None
+        recording = recorder.record(out, minutes=minutes, sections=chosen, effort=effort)
     except recorder.NoRealGPU as reason:
         print(reason)
         return 2

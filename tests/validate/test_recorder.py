@@ -11,15 +11,9 @@ import torch
 
 from gpulab import VirtualGPU
 from gpulab.__main__ import main
-from gpulab.validate import host, memory, models, recorder, sustained
+from gpulab.validate import host, memory, models, recorder, sections, sustained
 
-LITTLE = recorder.Effort(
-    events=60, other_rules=False, copies=(1000,), products=(16,), launches=3, elements=1000,
-    operators=("linear", "dropout", "sdpa_causal"), models=("mlp",), sizes=1, host_calls=2, shapes=((16, 16, 17),),
-    touched_mib=(0.5, 1), layers=("depthwise3x3", "batch_norm_channels_last"), layer_batch=1,
-    attention=((1, 2, 16, 64),),
-    small_batches=(1,), small_models=("resnet18",), sustained_s=0.01, sustained_side=64, sustained_images=1,
-)  # fmt: skip
+LITTLE = recorder.QUICK
 
 
 def quiet(text):
@@ -169,7 +163,8 @@ class TestTrouble:
 
         monkeypatch.setitem(recorder.SECTIONS, "copies", broken)
         with VirtualGPU("T4", compute=False):
-            made = recorder.record(tmp_path / "x.json", kind="virtual", effort=LITTLE, tell=quiet)
+            few = ("device", "copies", "saved", "steps")
+            made = recorder.record(tmp_path / "x.json", kind="virtual", effort=LITTLE, sections=few, tell=quiet)
         assert recorder.failed(made) == ["copies"]
         assert made["copies"] == {
             "rows": [{"bytes": 1}], "error": "RuntimeError: CUDA error: the second line tells more",
@@ -186,7 +181,7 @@ class TestTrouble:
     def test_a_row_that_runs_out_of_memory_keeps_its_error(self, tmp_path):
         huge = models.Model("huge", lambda: torch.nn.Linear(1 << 16, 1 << 17, device="meta"), None, (1,))
         with VirtualGPU("T4", compute=False), pytest.MonkeyPatch.context() as patch:
-            patch.setattr(recorder, "models", lambda: [huge])
+            patch.setattr(sections, "models", lambda: [huge])
             effort = recorder.Effort(times=False)
             made = recorder.record(tmp_path / "x.json", kind="virtual", effort=effort, sections=("steps",), tell=quiet)
         assert all(row["error"].startswith(("OutOfMemoryError", "NotImplementedError")) for row in made["steps"])

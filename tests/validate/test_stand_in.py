@@ -22,12 +22,13 @@ pytestmark = [
 ]
 
 RECORD = """
+import dataclasses
 import sys
 from pathlib import Path
 from gpulab.validate import recorder
-effort = recorder.Effort(
-    events=150, copies=(1000,), products=(16,), launches=3, elements=1000,
-    operators=("linear", "conv3x3", "sdpa_causal"), models=("mlp", "unet"), sizes=1,
+effort = dataclasses.replace(
+    recorder.QUICK, events=150, other_rules=True,
+    operators=("linear", "conv3x3", "sdpa_causal"), models=("mlp", "unet"),
 )
 kind = "PyTorch's CUDA code on a stand-in driver; no kernel ran"
 recorder.record(Path(sys.argv[1]), kind=kind, effort=effort)
