@@ -253,6 +253,20 @@ class TestLanes:
         assert set(without.values()) == {""}
         assert {lane.missing for lane in lanes_for_tests("/usr/bin/chromium")} == {""}
 
+    def test_as_many_run_side_by_side_as_asked_for(self, monkeypatch):
+        monkeypatch.delenv("WORKERS", raising=False)
+        assert self.workers() == {"2"}
+        monkeypatch.setenv("WORKERS", "8")
+        assert self.workers() == {"8"}
+        monkeypatch.setenv("WORKERS", "many")
+        with pytest.raises(Stop, match="WORKERS=many is no number from 1 to 64: give one, such as WORKERS=2"):
+            self.workers()
+
+    @staticmethod
+    def workers():
+        lanes = [lane.arguments for lane in lanes_for_tests(None)]
+        return {arguments[arguments.index("-n") + 1] for arguments in lanes if "-n" in arguments}
+
     def test_one_lane_can_be_named_and_an_unknown_one_is_answered_with_the_names(
         self, ready: Venv, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -295,7 +309,7 @@ class TestLanes:
         assert seeds[2] == "12"
         assert [lane.beside for lane in ran] == [8, 8, 3]
         monkeypatch.setenv("BUSY", "many")
-        with pytest.raises(Stop, match="BUSY=many is no number from 0 to 1000: give one, as in `make explore BUSY=20`"):
+        with pytest.raises(Stop, match="BUSY=many is no number from 0 to 1000: give one, such as BUSY=8"):
             run_exploring(ready, None)
 
 

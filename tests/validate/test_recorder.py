@@ -76,8 +76,6 @@ class TestSections:
         assert recording["matmul"]["matmul"][0]["tf32_ms"] > 0
         assert all(row["both_ms"] > row["forward_ms"] > 0 for row in recording["ops"].values())
 
-
-class TestTime:
     def test_first_calls_are_those_of_a_fresh_process(self, recording):
         found = recording["first_calls"]
         assert found["context_s"] > 0

@@ -24,12 +24,16 @@ CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 EVERY_TIME_THE_SAME = {"GPULAB_CHECK_SEED": "0", "PYTHONHASHSEED": "0"}
 TIMES, BUSY = 10, 8  # `make explore`: so many times the examples; so many busy processes
 
-_SIDE_BY_SIDE = ("-n", "2", "--dist", "loadscope")
-_NBVAL = (
-    *("-m", "pytest", "--nbval-current-env", f"--nbval-cell-timeout={HANG_SECONDS}"),
-    *_SIDE_BY_SIDE,
-    *("-p", "no:cacheprovider"),
-)
+WORKERS = 2  # processes that run tests side by side; WORKERS=8 on a larger machine
+
+
+def _side_by_side() -> tuple[str, ...]:
+    return "-n", str(int(_number("WORKERS", WORKERS, 1, 64))), "--dist", "loadscope"
+
+
+def _nbval() -> tuple[str, ...]:
+    limit = f"--nbval-cell-timeout={HANG_SECONDS}"
+    return "-m", "pytest", "--nbval-current-env", limit, *_side_by_side(), "-p", "no:cacheprovider"
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,7 @@ class Lane:
 
 def lanes_for_tests(chromium: str | None) -> list[Lane]:
     """What `make test` runs, in order."""
-    unit = ("-m", "pytest", "tests", "--ignore=tests/browser", "-m", "not browser", *_SIDE_BY_SIDE)
+    unit = ("-m", "pytest", "tests", "--ignore=tests/browser", "-m", "not browser", *_side_by_side())
     strict = ("--nbval", "--nbval-sanitize-with", "tests/nbval_sanitize.cfg", "notebooks", "solutions")
     no_browser = "browser tests NOT run: no Chromium on PATH (" + ", ".join(CHROMIUM) + ")"
     return [
@@ -57,15 +61,15 @@ def lanes_for_tests(chromium: str | None) -> list[Lane]:
             ("-m", "pytest", "tests/browser"),
             missing="" if chromium else no_browser,
         ),
-        Lane("notebooks", "lectures and solutions print what is stored in them", (*_NBVAL, *strict)),
-        Lane("exercises", "exercises run without a solution", (*_NBVAL, "--nbval-lax", "exercises")),
+        Lane("notebooks", "lectures and solutions print what is stored in them", (*_nbval(), *strict)),
+        Lane("exercises", "exercises run without a solution", (*_nbval(), "--nbval-lax", "exercises")),
     ]
 
 
 def lanes_for_exploring(times: float, processes: int, seed: int) -> list[Lane]:
     """What `make explore` runs: what `make test` has fixed is drawn by `seed`, and the machine is kept busy."""
     drawn = {"GPULAB_CHECK_SEED": str(seed), "GPULAB_EXAMPLES": str(times)}
-    explore = ("-m", "pytest", "--hypothesis-profile=explore", *_SIDE_BY_SIDE, "-p", "no:cacheprovider")
+    explore = ("-m", "pytest", "--hypothesis-profile=explore", *_side_by_side(), "-p", "no:cacheprovider")
     return [
         Lane(
             "properties",
@@ -116,7 +120,7 @@ def _number(name: str, usual: float, least: float, most: float = 1000) -> float:
     except ValueError:
         number = -1.0
     if not least <= number <= most:
-        raise Stop(f"{name}={text} is no number from {least:g} to {most:g}: give one, as in `make explore {name}=20`.")
+        raise Stop(f"{name}={text} is no number from {least:g} to {most:g}: give one, such as {name}={usual:g}.")
     return number
 
 
