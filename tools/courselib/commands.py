@@ -88,9 +88,8 @@ def help_text() -> str:
     rows = "\n".join(f"  make {name:10} {command.purpose}" for name, command in COMMANDS.items())
     return (
         f"{rows}\n\n"
-        "Settings, after the command: TORCH=cpu (torch's smaller build, without CUDA), PORT=8890, LANE=unit, WORKERS=8\n"
-        "(tests side by side); for explore EXAMPLES=20 (times as many as the tests draw), BUSY=16 (processes that keep\n"
-        "the machine busy).\n"
+        "Settings, after the command: TORCH=cpu (torch's smaller build, without CUDA), PORT=8890,\n"
+        "LANE=unit, WORKERS=8 (tests side by side); for explore EXAMPLES=20 (times as many as the tests draw), BUSY=16 (busy processes).\n"
         "Without make: python tools/course.py lab, and likewise for the others."
     )
 
