@@ -88,8 +88,8 @@ def help_text() -> str:
     rows = "\n".join(f"  make {name:10} {command.purpose}" for name, command in COMMANDS.items())
     return (
         f"{rows}\n\n"
-        "Settings, after the command: TORCH=cpu (torch's smaller build, without CUDA), PORT=8890,\n"
-        "LANE=unit, WORKERS=8 (tests side by side); for explore EXAMPLES=20 (times as many as the tests draw), BUSY=16 (busy processes).\n"
+        "Settings, after the command: TORCH=cpu (torch's smaller build, without CUDA), PORT=8890, LANE=unit,\n"
+        "WORKERS=8 (tests side by side); for explore EXAMPLES=20 (times as many as the tests draw), BUSY=16.\n"
         "Without make: python tools/course.py lab, and likewise for the others."
     )
 
