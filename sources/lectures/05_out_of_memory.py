@@ -246,8 +246,8 @@ except torch.OutOfMemoryError as error:
 #
 # A tensor's memory goes back to PyTorch's cache at the moment when the last reference to it goes. There is no garbage to
 # collect on the GPU. (Python objects that refer to each other in a circle wait for `gc.collect()`; a tensor marked with
-# `record_stream` waits for that stream, lesson 03.) So
-# the question after an out-of-memory error is always: *who holds a reference?*
+# `record_stream` waits for that stream, lesson 03.) So where tensors are what fills the GPU, the question is: *who holds a
+# reference?*
 #
 # While an `except` block runs, Python holds the exception; the exception holds its traceback; the traceback holds the
 # frame of every function on the way; and a frame holds the function's variables. Ask it:
