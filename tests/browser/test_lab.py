@@ -204,14 +204,15 @@ def test_a_drag_moves_the_picture_and_leaves_out_what_lies_between(lecture, simu
     page.mouse.down()
     page.mouse.move(x + 20, y, steps=5)
     wait_until(page, lambda: picture(simulator) != before, "another picture during the drag")
-    page.wait_for_timeout(500)
+    lecture.at_rest()
     page.evaluate(MANY_MOVES, [x + 20, y])
-    page.wait_for_timeout(500)
     page.mouse.up()
-    assert page.evaluate("window.gpulabDrawn") in range(1, 11), "pictures drawn for 80 moves in a moment"
     samples = int(handle.get_attribute("aria-valuetext").split()[0])
     assert samples > 200
-    assert f"{-(-samples // 8)} micro-batches" in picture(simulator)[0].replace(",", ""), "the last move counts"
+    pieces = f"{-(-samples // 8)} micro-batches"
+    wait_until(page, lambda: pieces in picture(simulator)[0].replace(",", ""), "the picture of the last move")
+    lecture.at_rest()
+    assert page.evaluate("window.gpulabDrawn") in range(1, 11), "pictures drawn for 80 moves in a moment"
 
 
 def test_every_control_of_a_simulator_has_a_name(lecture, simulator):

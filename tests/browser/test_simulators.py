@@ -43,14 +43,14 @@ playing = pytest.mark.parametrize(
 
 
 def settled(notebook, box):
-    """What the picture says once nothing more comes."""
+    """What the picture says once the kernel has answered all that was asked, and nothing more comes."""
     last = None
-    for _ in range(40):
+    for _ in range(1000):
+        notebook.at_rest()
         said = picture(box)
         if said == last:
             return said
         last = said
-        notebook.page.wait_for_timeout(120)
     pytest.fail("the picture does not come to rest")
 
 
@@ -124,6 +124,7 @@ def test_play_moves_the_picture_and_stop_goes_back(opened):
     settled(notebook, box)
     paused = handle.get_attribute("aria-valuenow")
     notebook.page.wait_for_timeout(400)
+    settled(notebook, box)
     assert handle.get_attribute("aria-valuenow") == paused
     box.get_by_role("button", name="Step", exact=True).click()
     wait_until(notebook.page, lambda: handle.get_attribute("aria-valuenow") != paused, "one step")

@@ -15,7 +15,6 @@ from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, Viewport
 from browser.lab_server import LabServer
 
 WINDOW: ViewportSize = {"width": 1440, "height": 900}
-RUN_SECONDS = 240
 
 _PANEL = "window.jupyterapp.shell.currentWidget"
 
@@ -176,8 +175,13 @@ class NotebookPage:
                 await Promise.race([window.jupyterapp.commands.execute(name, given), late]);
                 clearTimeout(timer);
             }""",
-            [name, arguments or {}, RUN_SECONDS],
+            [name, arguments or {}, HANG_SECONDS],
         )
+
+    def at_rest(self) -> None:
+        """Wait until the kernel has taken what the page has sent it, and the page has drawn what came back."""
+        self._settle()
+        self.page.evaluate("() => new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)))")
 
     def _settle(self) -> None:
         # A command ends with the kernel's reply, and outputs may come after it: a round trip of our own is the last.

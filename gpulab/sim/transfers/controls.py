@@ -88,7 +88,7 @@ class Crossings(Result):
                 f" {size(self.gpu_bytes)} on the GPU, where {self.reserved} stay reserved"
             )
         if last.kind == "made":
-            return f"All three tensors, {size(self.host_bytes)}, lie in host memory: PyTorch computes with them on the CPU"
+            return f"All three tensors, {size(self.host_bytes)}, lie in host memory: they are computed with on the CPU"
         if last.kind == "pinned":
             pinning = math.fsum(line.call or 0.0 for line in out.lines)
             saved = self.host_bytes * (1 / out.rates.pageable_gbps - 1 / out.rates.pinned_gbps) * 1e-9
