@@ -144,16 +144,15 @@ class NotebookPage:
         self.page.wait_for_function("(name) => document.body.dataset.jpThemeName === name", arg=name)
 
     def spoken(self, within: Locator) -> list[Node]:
-        """What Chromium tells a screen reader of `within` and what is in it."""
+        """What Chromium tells a screen reader of what is in `within`, at one moment: a picture may change meanwhile."""
         session = self.page.context.new_cdp_session(self.page)
         mark = secrets.token_hex(4)
         within.evaluate("(node, mark) => { node.dataset.gpulabMark = mark; }", mark)
         root = session.send("DOM.getDocument", {"depth": 0})["root"]["nodeId"]
-        query = {"nodeId": root, "selector": f'[data-gpulab-mark="{mark}"] *'}
-        inside = set()
-        for node in session.send("DOM.querySelectorAll", query)["nodeIds"]:
-            inside.add(session.send("DOM.describeNode", {"nodeId": node})["node"]["backendNodeId"])
-        nodes = session.send("Accessibility.getFullAXTree")["nodes"]
+        query = {"nodeId": root, "selector": f'[data-gpulab-mark="{mark}"]'}
+        marked = session.send("DOM.querySelector", query)["nodeId"]
+        itself = session.send("DOM.describeNode", {"nodeId": marked})["node"]["backendNodeId"]
+        nodes = session.send("Accessibility.queryAXTree", {"nodeId": marked})["nodes"]
         session.detach()
 
         def text(node: dict[str, Any], key: str) -> str:
@@ -162,7 +161,7 @@ class NotebookPage:
         return [
             Node(text(node, "role"), text(node, "name"), text(node, "value"))
             for node in nodes
-            if not node["ignored"] and node.get("backendDOMNodeId") in inside
+            if not node["ignored"] and node.get("backendDOMNodeId") != itself
         ]
 
     def _command(self, name: str, arguments: dict[str, Any] | None = None) -> None:
@@ -177,6 +176,16 @@ class NotebookPage:
             }""",
             [name, arguments or {}, HANG_SECONDS],
         )
+
+    def is_busy(self) -> bool:
+        """Whether the kernel runs a cell."""
+        busy: bool = self.page.evaluate(f"{_PANEL}.sessionContext.session.kernel.status !== 'idle'")
+        return busy
+
+    def interrupt(self) -> None:
+        """Press stop, and wait until the kernel is idle."""
+        self._command("notebook:interrupt-kernel")
+        self._settle()
 
     def at_rest(self) -> None:
         """Wait until the kernel has taken what the page has sent it, and the page has drawn what came back."""
