@@ -6,7 +6,9 @@ GPULAB_EXAMPLES how many times as many examples.
 
 import os
 import random
+import signal
 import sys
+import threading
 
 import hypothesis
 import pytest
@@ -15,6 +17,10 @@ import pytest
 hypothesis.settings.register_profile("gpulab", deadline=None, derandomize=True, database=None)
 hypothesis.settings.register_profile("explore", deadline=None, derandomize=False, database=None, print_blob=True)
 hypothesis.settings.load_profile("gpulab")
+
+# A suite that a shell has started in the background ignores Ctrl-C, and so would all that it starts.
+if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # What checks draw their inputs with; processes that a test starts have it too.
 os.environ.setdefault("GPULAB_CHECK_SEED", "0")

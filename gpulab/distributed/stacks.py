@@ -43,6 +43,8 @@ def _unescaped(text: str) -> str:
 def _own(path: str, script: str) -> bool:
     if path == script:
         return True
+    if path.startswith("<"):  # "<frozen importlib._bootstrap>", "<string>": no file of anybody's
+        return False
     path, home = os.path.abspath(path), os.path.dirname(os.path.abspath(script))
     return path.startswith(home + os.sep) and not path.startswith(tuple(folder + os.sep for folder in _LIBRARIES))
 

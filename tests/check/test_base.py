@@ -328,7 +328,7 @@ def test_an_endless_loop_is_told_and_ended(student, short_limit, capfd):
     token_weighting(right)  # the next one runs as ever
 
 
-def test_a_sleep_that_cannot_be_ended_is_told(short_limit):
+def test_a_sleep_that_cannot_be_ended_is_told(short_idle):
     wakes = threading.Lock()
     wakes.acquire()
     failed = failure(lambda x, times: wakes.acquire())

@@ -104,7 +104,7 @@ def loop_that_catches_at_two_depths():
     def inner():
         while True:
             try:
-                time.sleep(0.001)
+                time.sleep(0.0001)
             except:  # noqa: E722
                 print("retrying")
 
@@ -137,7 +137,7 @@ IN_3_12 = pytest.mark.skipif(
 )
 def test_an_endless_loop_is_ended(short_limit, function):
     outcome = run(function)
-    assert outcome.over in ("processor", "wall")  # the wall's, where it sleeps now and then
+    assert outcome.over == "processor"
     assert outcome.ended
     assert threads() == []
 
@@ -219,7 +219,7 @@ def test_a_call_that_waits_for_a_process_at_work_is_not_idle(monkeypatch):
 
 
 @pytest.mark.parametrize("catches", [(), BaseException])
-def test_a_call_that_sleeps_is_left_behind_and_ends_when_it_wakes(catches, short_limit, capfd):
+def test_a_call_that_sleeps_is_left_behind_and_ends_when_it_wakes(catches, short_idle, capfd):
     wakes = threading.Lock()
     wakes.acquire()
 
@@ -354,7 +354,7 @@ def slow_module(request, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("slow_module", WAITS, indirect=True)
-def test_time_in_an_import_does_not_count(short_limit, slow_module):
+def test_time_in_an_import_does_not_count(short_limit, short_idle, slow_module):
     name, gate = slow_module
     looks = []
     watch = guard._Watch.over
@@ -372,7 +372,7 @@ def test_time_in_an_import_does_not_count(short_limit, slow_module):
 
 
 @pytest.mark.parametrize("slow_module", WAITS, indirect=True)
-def test_no_thread_is_ended_within_an_import(short_limit, slow_module):
+def test_no_thread_is_ended_within_an_import(slow_module):
     """The student presses stop, a moment before the module is there: it is there as a whole, and then the call ends."""
     name, gate = slow_module
     after = []
@@ -393,7 +393,7 @@ def test_no_thread_is_ended_within_an_import(short_limit, slow_module):
 
 
 @pytest.mark.parametrize("slow_module", WAITS, indirect=True)
-def test_an_import_that_does_not_come_to_its_end_is_left_alone(short_limit, slow_module, monkeypatch):
+def test_an_import_that_does_not_come_to_its_end_is_left_alone(short_limit, short_idle, slow_module, monkeypatch):
     monkeypatch.setattr(worker, "IMPORT_SECONDS", 0.5)
     name, gate = slow_module
     outcome = run(importlib.import_module, name)

@@ -198,6 +198,17 @@ def test_a_library_beside_the_script_is_not_the_students_own():
     assert where(text, script) == "train.py, line 3"
 
 
+@pytest.mark.parametrize("nobodys", ["<frozen importlib._bootstrap>", "<string>", "<stdin>"])
+def test_what_is_no_file_is_not_the_students_own(nobodys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = (
+        f'Current thread 0x00007f0b (most recent call first):\n  File "{nobodys}", line 241 in _call\n'
+        '  File "started.py", line 3 in <module>\n'
+    )
+    assert where(text, "started.py") == "started.py, line 3"
+    assert where(text, nobodys) == f"{nobodys}, line 241, in _call"
+
+
 def test_of_a_rank_that_died_the_thread_that_died_counts(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = (

@@ -168,6 +168,18 @@ def test_a_check_can_leave_out_the_hosts_own_time(ticking):
     assert clock.perf_counter() - before == pytest.approx(clock.host)
 
 
+def test_asking_again_and_again_then_takes_no_longer_than_a_launch_each_time(ticking):
+    make, pass_ = ticking
+    clock = make()
+    clock.ignores_own = True
+    clock.ask()
+    for _ in range(10):
+        before = clock.host
+        pass_(0.5)
+        clock.ask()
+        assert clock.host - before == pytest.approx(101 * US)
+
+
 def test_a_short_pause_beside_an_operation_is_the_launch_that_the_model_knows(ticking):
     make, pass_ = ticking
     clock = make()

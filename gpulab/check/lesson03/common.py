@@ -133,6 +133,7 @@ def clocks_here() -> tuple[Any, ...]:
 
 @contextlib.contextmanager
 def scope(name: str = "T4", *, compute: bool) -> Iterator[VirtualGPU]:
-    """A virtual GPU for one call."""
+    """A virtual GPU for one call. What is measured there is the GPU's work, however busy this machine is."""
     with virtual_gpu(name, compute=compute) as gpu:
+        gpu.clock.ignores_own = True
         yield gpu
