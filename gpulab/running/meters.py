@@ -30,7 +30,7 @@ class VirtualMeter:
     def __init__(self, gpu: VirtualGPU, watches: list[Watch]) -> None:
         self.clock = gpu.clock
         self.source = gpu.rates.source
-        self.launch = gpu.rates.host_us * 1e-6
+        self.launch = (gpu.rates.host.operation_us + gpu.rates.host.launch_us) * 1e-6
         self.watches = watches
 
     def reading(self, device: Any) -> tuple[Any, int]:

@@ -12,6 +12,8 @@ from collections import deque
 from dataclasses import dataclass
 from threading import get_ident
 
+from .hosts import Costs
+from .power import Budget
 from .rates import Rates
 
 real = time.perf_counter  # as it was before a scope replaced it
@@ -76,7 +78,7 @@ class Clock:
 
     def __init__(self, count: int, rates: Rates, *, counts_host: bool = False) -> None:
         self.rates = rates
-        self.host_s, self.launch_s = rates.host_us * 1e-6, rates.launch_us * 1e-6
+        self.costs, self.launch_s = Costs(rates.host), rates.launch_us * 1e-6
         self.host = self.waited = self.own = 0.0
         self.counts_host = counts_host
         self.ignores_own = False  # for a check: then what a program measures does not hang on how busy this machine is
@@ -151,7 +153,7 @@ class Clock:
         if not self._inside:
             self._account(real(), True)
             self._after_operation = True
-        self.host += 1e-6
+        self.host += self.costs.event
 
     def ask(self) -> None:
         """The host asks whether something is done; asking again and again takes the time that it really takes."""
@@ -191,20 +193,31 @@ class DeviceClock:
         self.compute = Engine()
         self.copies = {"to GPU": Engine(), "to host": Engine()}
         self.queue: deque[float] = deque(maxlen=QUEUE)
+        self.budget = None if clock.rates.power is None else Budget(clock.rates.power)
         self.done = 0.0
         self.busy = self.flops = 0.0
         self.kernels = self.copied = 0
 
-    def kernel(self, stream: int, seconds: float, name: str, flops: float = 0.0, host_seconds: float = 0.0) -> float:
-        """The host launches a kernel of `seconds`; when it will be done. `host_seconds` come on top of a launch."""
+    def kernel(
+        self,
+        stream: int,
+        seconds: float,
+        name: str,
+        flops: float = 0.0,
+        host_seconds: float | None = None,
+        joules: float = 0.0,
+    ) -> float:
+        """The host launches a kernel of `seconds`; when it will be done. `host_seconds`: None for a plain operation."""
         clock = self.clock
         began = clock.host
-        host = clock.host = began + clock.host_s + host_seconds
+        host = clock.host = began + (clock.costs.plain if host_seconds is None else host_seconds)
         queue = self.queue
         if len(queue) == QUEUE and queue[0] > host:
             clock.wait(queue[0], "the launch queue is full")
             host = clock.host
         ready = host + clock.launch_s
+        if self.budget is not None:
+            seconds = self.budget.spend(max(ready, self.streams.get(stream, 0.0)), seconds, joules)
         if not self.several:
             if stream == 0:
                 start = self.streams[0]
@@ -242,7 +255,7 @@ class DeviceClock:
         """
         clock = self.clock
         rates = clock.rates
-        clock.host += clock.host_s
+        clock.host += clock.costs.plain
         if not self.several and stream != 0:
             self._begin_several()
         name = f"copy {way}, {'pinned' if pinned else 'pageable'}"

@@ -79,6 +79,8 @@ class Device:
         self.allocator = CachingAllocator(spec.memory_bytes, settings, context_bytes=CONTEXT_BYTES, device=index)
         self._memory = self.allocator.memory
         self._calls = 0
+        self.touched = 0.0  # bytes that kernels have read or written, without what they found in L2
+        self.moved = 0  # of those, the bytes of the operation that is being charged
         self.pending: deque[Block | None] = deque()
         self.lock = threading.RLock()
         self.generator = torch.Generator()

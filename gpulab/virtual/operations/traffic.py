@@ -1,0 +1,105 @@
+"""What an operation reads and writes, and how long that takes: from the GPU's memory, or from its L2 cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+if TYPE_CHECKING:
+    from ..scope.device import Device
+
+Tensor = torch.Tensor
+Args = tuple[Any, ...]
+_nbytes: Any = torch._C.TensorBase.nbytes.__get__  # type: ignore[attr-defined]
+_storage: Any = torch._C.TensorBase.untyped_storage
+
+
+class Cost(NamedTuple):
+    """Of one operation on a GPU: seconds beside a kernel's least time, floating-point operations, kernels, joules."""
+
+    seconds: float
+    flops: float = 0.0
+    kernels: int = 1
+    joules: float = 0.0
+
+
+Rule = Callable[["Device", Any, Args, Any], Cost]
+
+
+def traffic(*items: Any) -> int:
+    """Bytes of all tensors in `items`, and in the lists among them."""
+    total = 0
+    for item in items:
+        if isinstance(item, Tensor):
+            total += _size(item)
+        elif item.__class__ is list or item.__class__ is tuple:
+            total += traffic(*item)
+    return total
+
+
+def _size(tensor: Tensor) -> int:
+    try:
+        return int(_nbytes(tensor))
+    except (RuntimeError, NotImplementedError):  # a sparse tensor: its values
+        return int(tensor._values().nbytes if tensor.layout is torch.sparse_coo else tensor.values().nbytes)
+
+
+def reading(device: Device, *items: Any, times: int = 1) -> float:
+    """Seconds of reading every tensor in `items`, `times` times over, each time all of them."""
+    seconds = 0.0
+    for _ in range(times):
+        for item in items:
+            if isinstance(item, Tensor):
+                seconds += _touch(device, item, False)
+            elif item.__class__ is list or item.__class__ is tuple:
+                seconds += reading(device, *item)
+    return seconds
+
+
+def writing(device: Device, *items: Any) -> float:
+    """Seconds of writing every tensor in `items`."""
+    seconds = 0.0
+    for item in items:
+        if isinstance(item, Tensor):
+            seconds += _touch(device, item, True)
+        elif item.__class__ is list or item.__class__ is tuple:
+            seconds += writing(device, *item)
+    return seconds
+
+
+def _touch(device: Device, tensor: Tensor, writes: bool) -> float:
+    """Seconds of reading or writing a tensor once.
+
+    A cache keeps what was touched last. So a tensor is still in L2 where it and all that has been touched since are
+    smaller than that. What is written stays there until it has to go, and its way to memory is saved where it is
+    written again before.
+    """
+    nbytes = _size(tensor)
+    rates = device.timer.clock.rates
+    try:
+        block = _storage(tensor)._gpulab.block
+    except (RuntimeError, NotImplementedError, AttributeError):
+        block = None
+    if block is None:
+        device.moved += nbytes
+        return nbytes / rates.memory_rate
+    at = device.touched
+    since = at - (block.written if writes else block.touched)
+    if since + nbytes <= rates.l2_holds:
+        seconds = nbytes / rates.l2_rate
+    else:
+        device.moved += nbytes
+        seconds = nbytes / rates.memory_rate
+        if at - block.touched + nbytes > rates.l2_holds:
+            device.touched = at = at + nbytes
+    block.touched = at
+    if writes:
+        block.written = at
+    return seconds
+
+
+def writes(device: Device, func: Any, args: Args, out: Any) -> Cost:
+    """The results are written, and nothing is read that counts."""
+    return Cost(writing(device, out), kernels=1 if traffic(out) else 0)
