@@ -36,7 +36,7 @@ class Estimate(TorchDispatchMode):
         dtypes = {t.dtype for t in made if isinstance(t, torch.Tensor) and t.dtype in torchs._FLOAT_TYPES}
         with (
             mock.patch.object(torchs, "get_device_tflops", self._tflops),
-            mock.patch.object(torchs, "get_device_dram_gbps", lambda device=None: self.spec.bandwidth_gbps),
+            mock.patch.object(torchs, "get_device_dram_gbps", return_value=self.spec.bandwidth_gbps),
         ):
             products = torchs.get_compute_time(packet, args, kwargs, out, dtypes) if len(dtypes) == 1 else 0.0
             moved = torchs.get_transfer_time(given, made)

@@ -40,7 +40,7 @@ SETTINGS = (
     Setting("infer-amp-nchw-pt240-cu124-rtx4090", "RTX4090", False, False, True),
     Setting("infer-amp-nchw-pt291-cu128-4090", "RTX4090", False, False, True),
     Setting("infer-amp-nchw-pt291-cu130-5090", "RTX5090", False, False, True),
-    Setting("infer-amp-nchw-pt291-cu130-pro6000maxq", "RTXPRO6000-MaxQ", False, False, True),
+    Setting("infer-amp-nchw-pt291-cu130-pro6000maxq", "RTXPRO6000-MAXQ", False, False, True),
 )
 
 

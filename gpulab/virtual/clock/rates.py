@@ -22,7 +22,7 @@ RECORDINGS = Path(__file__).resolve().parents[2] / "recordings"
 
 
 class Tiling(NamedTuple):
-    """How a product is shared out: `tiles` of `height` × `width`, each in `splits` parts along the depth, in `waves`."""
+    """How a product is shared out: `tiles` of `height` × `width`, in `splits` parts along the depth, in `waves`."""
 
     seconds: float
     height: int
@@ -43,8 +43,9 @@ class Rates:
     from the host, to another GPU. `copy_us`: what a copy to or from the host takes beside its bytes. `kernel_us`: what
     a kernel takes at least. `launch_us`: from the host's call to the start on an idle GPU. `host`: what launches.
     `pin_gbps`: the rate at which the host copies into fresh pinned memory, `host_copy_gbps` into such as it has
-    already. `malloc_us`: one call of the driver that takes memory or gives it back. `power`: None where the board's
-    limit is never reached. All times in microseconds.
+    already. `malloc_us`: one call of the driver that takes memory or gives it back. `first_ms`: what the first call of
+    "cublas" and "cudnn" takes beside its work. `power`: None where the board's limit is never reached. Times are in
+    microseconds where nothing else is said.
     """
 
     source: str
@@ -65,6 +66,7 @@ class Rates:
     pin_gbps: float
     host_copy_gbps: float
     malloc_us: float
+    first_ms: Mapping[str, float]
     power: Power | None
 
     def product_seconds(self, rows: int, columns: int, depth: int, count: int, dtype: str, aligned: int = 16) -> float:
@@ -164,13 +166,13 @@ _L2_HOLDS = {(8, 0): 0.55, (9, 0): 0.6, (10, 0): 0.6}
 _L2_HOLDS_ELSE = 0.9
 
 
-# Picojoules of a product's multiply-adds, per floating-point operation on tensor cores: from what boards sustain at their
+# Picojoules of a product's multiply-adds, per floating-point operation on tensor cores: what boards sustain at their
 # limit. 7.5: a T4 24 TFLOP/s at 70 W (NVIDIA's forum); 8.9: an L40S 266 at 350 W, an L4 52 to 59 at 72 W; 9.0: an H100
 # PCIe 496 at 350 W; 12.0: an RTX PRO 6000 391 at 600 W, its Max-Q 229 at 300 W. Other boards do not meet their limit.
 _TENSOR_PJ = {(7, 5): 2.3, (8, 9): 1.0, (9, 0): 0.56, (12, 0): 1.1}
 _LANES_PJ = {(7, 5): 12.0, (8, 9): 5.0, (9, 0): 4.0, (12, 0): 5.0}  # in fp32 lanes: a T4 4.3 TFLOP/s, an L40S 47
-# Picojoules per byte from and to memory, GDDR (an L40 845 GB/s at 199 W) and HBM (an A100 1372 at 227 W, an H200 3759 at
-# 572 W): te42kyfo/gpu-benches, gpu-roofline.
+# Picojoules per byte from and to memory, GDDR (an L40 845 GB/s at 199 W) and HBM (an A100 1372 at 227 W, an H200 3759
+# at 572 W): te42kyfo/gpu-benches, gpu-roofline.
 _GDDR_PJ, _HBM_PJ = 160.0, 110.0
 _WITH_HBM = ((7, 0), (8, 0), (9, 0), (10, 0))
 _IDLE = 0.22  # part of the limit that a board draws without computing, clocks up: an assumption
@@ -225,6 +227,7 @@ def published(gpu: Spec) -> Rates:
         pin_gbps=2.0,
         host_copy_gbps=10.0,
         malloc_us=100.0,
+        first_ms={"cublas": 60.0, "cudnn": 300.0},  # tens and hundreds of milliseconds; hosts and disks differ
         power=_power(gpu, tensor, fp32),
     )
 

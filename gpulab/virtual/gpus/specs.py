@@ -96,8 +96,8 @@ _ROWS = (
         watts=170,
         host_link=PCIE4,
         gpu_link=None,
-        source="NVIDIA's deviceQuery (SMs, lanes, memory, CUDA 12.4 driver); fp32: 2 operations x lanes x 1.777 GHz; "
-        "fp16: NVIDIA GA10x tensor cores, twice the fp32 rate",
+        source="NVIDIA's deviceQuery (SMs, lanes, memory, CUDA 12.4 driver); fp32: 2 operations x lanes x 1.777 "
+        "GHz; fp16: NVIDIA GA10x tensor cores, twice the fp32 rate",
     ),
     Spec(
         name="RTX3090",
@@ -114,8 +114,8 @@ _ROWS = (
         watts=350,
         host_link=PCIE4,
         gpu_link=None,
-        source="NVIDIA GA102 whitepaper; NVIDIA's deviceQuery (SMs, lanes, L2, memory, CUDA 12.1 driver). Two boards can be "
-        "joined by an NVLink bridge, which is left out",
+        source="NVIDIA GA102 whitepaper; NVIDIA's deviceQuery (SMs, lanes, L2, memory, CUDA 12.1 driver). Two "
+        "boards can be joined by an NVLink bridge, which is left out",
     ),
     Spec(
         name="A10G",
@@ -132,9 +132,9 @@ _ROWS = (
         watts=300,
         host_link=PCIE4,
         gpu_link=None,
-        source="torch's device properties (SMs, L2, memory, CUDA 13.0 driver); nvidia-smi (watts); rates: the GA102's, 128 lanes "
-        "x 2 and 512 operations on tensor cores per SM and clock at 1.71 GHz, and 69.5 measured (zzc0721/"
-        "torch-performance-test-data); bandwidth: as sold",
+        source="torch's device properties (SMs, L2, memory, CUDA 13.0 driver); nvidia-smi (watts); rates: the "
+        "GA102's, 128 lanes x 2 and 512 operations on tensor cores per SM and clock at 1.71 GHz, and 69.5 "
+        "measured (zzc0721/torch-performance-test-data); bandwidth: as sold",
     ),
     Spec(
         name="RTX4090",
@@ -167,8 +167,8 @@ _ROWS = (
         watts=72,
         host_link=PCIE4,
         gpu_link=None,
-        source="NVIDIA L4 datasheet (its tensor rates, halved: they are with sparsity); NVIDIA's deviceQuery (SMs, "
-        "lanes, memory, CUDA 12.0 driver)",
+        source="NVIDIA L4 datasheet (its tensor rates, halved: they are with sparsity); NVIDIA's deviceQuery "
+        "(SMs, lanes, memory, CUDA 12.0 driver)",
     ),
     Spec(
         name="L40S",
@@ -184,8 +184,8 @@ _ROWS = (
         watts=350,
         host_link=PCIE4,
         gpu_link=None,
-        source="NVIDIA L40S datasheet (its tensor rates, halved: they are with sparsity); NVIDIA's deviceQuery (SMs, lanes, L2, "
-        "memory, CUDA 12.4 driver)",
+        source="NVIDIA L40S datasheet (its tensor rates, halved: they are with sparsity); NVIDIA's deviceQuery "
+        "(SMs, lanes, L2, memory, CUDA 12.4 driver)",
     ),
     Spec(
         name="V100-16",
@@ -269,7 +269,7 @@ _ROWS = (
         "deviceQuery, CUDA 13.0 driver",
     ),
     Spec(
-        name="H100-PCIe",
+        name="H100-PCIE",
         product="NVIDIA H100 PCIe",
         capability=(9, 0),
         sms=114,
@@ -282,8 +282,8 @@ _ROWS = (
         watts=350,
         host_link=PCIE5,
         gpu_link=None,
-        source="NVIDIA H100 datasheet (its tensor rates, halved: they are with sparsity); nvaccelinfo (SMs, L2, memory, CUDA 12.7 "
-        "driver). Pairs can be joined by NVLink bridges, which are left out",
+        source="NVIDIA H100 datasheet (its tensor rates, halved: they are with sparsity); nvaccelinfo (SMs, L2, "
+        "memory, CUDA 12.7 driver). Pairs can be joined by NVLink bridges, which are left out",
     ),
     Spec(
         name="H200",
@@ -316,8 +316,8 @@ _ROWS = (
         watts=700,
         host_link=Link("NVLink-C2C", 900),
         gpu_link=None,
-        source="NVIDIA GH200 datasheet, 96 GB of HBM3 (tensor rates without sparsity); NVIDIA's deviceQuery (SMs, lanes, L2, "
-        "memory, CUDA 12.2 driver); its 700 W are one of the settings that systems have",
+        source="NVIDIA GH200 datasheet, 96 GB of HBM3 (tensor rates without sparsity); NVIDIA's deviceQuery "
+        "(SMs, lanes, L2, memory, CUDA 12.2 driver); its 700 W are one of the settings that systems have",
     ),
     Spec(
         name="B200",
@@ -334,8 +334,8 @@ _ROWS = (
         # The DGX B200 has PCIe 5 processors; which link the GPU has was not found on a page of NVIDIA.
         host_link=None,
         gpu_link=Link("NVLink 5", 1800),
-        source="NVIDIA Blackwell datasheet, HGX B200 (as cited by torch's device_info); memory: DGX B200 user guide, "
-        "and to the MiB torch's device properties",
+        source="NVIDIA Blackwell datasheet, HGX B200 (as cited by torch's device_info); memory: DGX B200 user "
+        "guide, and to the MiB torch's device properties",
     ),
     Spec(
         name="RTX5090",
@@ -372,7 +372,7 @@ _ROWS = (
         source="NVIDIA RTX Blackwell PRO whitepaper; nvidia-smi (watts); llama.cpp's device list (memory, to the MiB)",
     ),
     Spec(
-        name="RTXPRO6000-MaxQ",
+        name="RTXPRO6000-MAXQ",
         product="NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition",
         capability=(12, 0),
         sms=188,
@@ -385,8 +385,8 @@ _ROWS = (
         watts=300,
         host_link=PCIE5,
         gpu_link=None,
-        source="NVIDIA RTX PRO 6000 Blackwell Max-Q datasheet (fp32, bandwidth, watts); fp16: 1024 operations per SM and clock at "
-        "2.288 GHz, TF32 half of that; memory, to the MiB: llama.cpp's device list",
+        source="NVIDIA RTX PRO 6000 Blackwell Max-Q datasheet (fp32, bandwidth, watts); fp16: 1024 operations "
+        "per SM and clock at 2.288 GHz, TF32 half of that; memory, to the MiB: llama.cpp's device list",
     ),
 )
 

@@ -43,6 +43,7 @@ def _mm(device: Device, func: Any, args: Args, out: Any) -> Cost:
     rows, depth, columns = one.shape[-2], one.shape[-1], other.shape[-1]
     if not (rows and depth and columns and count):
         return writes(device, func, args, out)
+    device.load("cublas")
     name, rates = precision(one.dtype), device.timer.clock.rates
     moved = reading(device, args) + writing(device, out)
     found = work.product(rates, rows, columns, depth, count, name, moved, _aligned(one, other, out))
@@ -94,6 +95,7 @@ def _convolved(
     images: list[Tensor],
 ) -> Cost:
     """`parts` of a convolution that spends `moved` seconds on memory; `images` are what has channels."""
+    device.load("cudnn")
     rates = device.timer.clock.rates
     name = precision(tensor.dtype, convolution=True)
     done = work.convolved(
@@ -141,6 +143,7 @@ def _recurrent(passes: int) -> Rule:
     """cuDNN's recurrent layers: the products of all steps' inputs at once, those of the states one after another."""
 
     def found(device: Device, func: Any, args: Args, out: Any) -> Cost:
+        device.load("cudnn")
         rates = device.timer.clock.rates
         tensor, weights, stride = args[0], args[1], args[2]
         position = _argument(func, "batch_first")

@@ -80,6 +80,7 @@ class Device:
         self._memory = self.allocator.memory
         self._calls = 0
         self.touched = 0.0  # bytes that kernels have read or written, without what they found in L2
+        self.loaded: set[str] = set()  # libraries whose kernels are there
         self.moved = 0  # of those, the bytes of the operation that is being charged
         self.pending: deque[Block | None] = deque()
         self.lock = threading.RLock()
@@ -167,6 +168,13 @@ class Device:
         clock = self.timer.clock
         clock.spend((self._memory.calls - self._calls) * clock.rates.malloc_us * 1e-6)
         self._calls = self._memory.calls
+
+    def load(self, library: str) -> None:
+        """A library is called: the first time the host waits until its kernels are loaded."""
+        if library not in self.loaded:
+            self.loaded.add(library)
+            clock = self.timer.clock
+            clock.spend(clock.rates.first_ms[library] * 1e-3)
 
     def put(self, storage: Any) -> None:
         """Label a storage that has appeared on this GPU."""

@@ -1,0 +1,134 @@
+"""What docs/accuracy.md says of the clock: predicted speeds beside published ones, a line a set, the worst by name."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from statistics import median, quantiles
+from typing import NamedTuple
+
+from . import published_others, published_timm
+from .published_timm import Half
+
+LAUNCH_BOUND = 0.7  # of the published step: kernels that cover less of it leave the GPU waiting for the host
+SHOWN = 3  # rows of a set that are named
+
+
+class Pair(NamedTuple):
+    """Samples, tokens or steps per second, `formula` by `RuntimeEstimator`'s (0 where it was not asked)."""
+
+    name: str
+    published: float
+    virtual: float
+    formula: float
+    kernels: float  # share of the published step that the virtual kernels cover
+
+    @property
+    def ratio(self) -> float:
+        return self.virtual / self.published
+
+
+class Set(NamedTuple):
+    """Rows that belong together; `failed` are those that could not be run, and why."""
+
+    name: str
+    pairs: Sequence[Pair]
+    failed: Sequence[str]
+
+
+def timm_sets(count: int, half: Half, processes: int) -> Iterable[Set]:
+    """The first `count` rows of that half of each of timm's settings."""
+    for setting in published_timm.SETTINGS:
+        rows = published_timm.all_of(published_timm.sample(setting, count, half), processes)
+        yield Set(
+            setting.name,
+            [
+                Pair(
+                    f"{done.row.model} {done.row.image_size}",
+                    done.row.samples_per_s,
+                    done.virtual,
+                    done.formula,
+                    done.busy * done.row.samples_per_s / done.virtual,
+                )
+                for done in rows
+                if not done.failed
+            ],
+            [f"{done.row.model} {done.row.image_size}: {done.failed}" for done in rows if done.failed],
+        )
+
+
+def other_sets() -> Iterable[Set]:
+    """The speeds of `others.csv`, by source and GPU."""
+    sets: dict[str, tuple[list[Pair], list[str]]] = defaultdict(lambda: ([], []))
+    for done in published_others.predicted():
+        row = done.row
+        if not row.unit.endswith("/s"):
+            continue
+        pairs, failed = sets[f"{row.source}, {row.gpu}"]
+        if done.failed:
+            failed.append(f"{row.setting}: {done.failed}")
+        else:
+            kernels = done.busy * row.value / done.virtual
+            pairs.append(Pair(row.setting, row.value, done.virtual, 0.0, kernels))
+    return [Set(name, *found) for name, found in sets.items()]
+
+
+HEAD = (
+    "| set | rows | virtual / published: median (quartiles) | median error | within 25 % | rank | the same by"
+    " formulas: median error, after one factor | ours after one factor | worst |\n|" + "---|" * 9
+)
+
+
+def line(found: Set) -> str:
+    """One row of the table."""
+    ratios = [pair.ratio for pair in found.pairs]
+    low, middle, high = quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+    formulas = [pair.formula / pair.published for pair in found.pairs if pair.formula]
+    worst = sorted(found.pairs, key=lambda pair: max(pair.ratio, 1 / pair.ratio), reverse=True)[:SHOWN]
+    cells = [
+        found.name,
+        str(len(ratios)),
+        f"{middle:.2f} ({low:.2f}–{high:.2f})",
+        _percent(_error(ratios)),
+        _percent(sum(abs(ratio - 1) <= 0.25 for ratio in ratios) / len(ratios)),
+        f"{rank(found.pairs):.3f}" if len(ratios) > 2 else "–",
+        f"{_percent(_error(formulas))}, {_percent(_error(_centred(formulas)))}" if formulas else "–",
+        _percent(_error(_centred(ratios))),
+        ", ".join(f"{pair.name} {pair.ratio:.2f}" for pair in worst),
+    ]
+    return "| " + " | ".join(cells) + " |"
+
+
+def rank(pairs: Sequence[Pair]) -> float:
+    """Spearman's rank correlation of predicted and published speeds."""
+    places = []
+    for values in ([pair.virtual for pair in pairs], [pair.published for pair in pairs]):
+        order = sorted(range(len(values)), key=values.__getitem__)
+        places.append({index: place for place, index in enumerate(order)})
+    n = len(pairs)
+    return 1 - 6 * sum((places[0][i] - places[1][i]) ** 2 for i in range(n)) / (n * (n * n - 1))
+
+
+def launch_bound(sets: Iterable[Set]) -> list[str]:
+    """For each source the factor of its host, and the spread of its launch-bound rows that remains."""
+    lines = []
+    for found in sets:
+        ratios = [pair.ratio for pair in found.pairs if pair.kernels < LAUNCH_BOUND]
+        if ratios:
+            factor = median(ratios)
+            off = max(max(ratio / factor, factor / ratio) for ratio in ratios) - 1
+            lines.append(f"- {found.name}: {len(ratios)} rows, factor {factor:.2f}, then at most {_percent(off)} off.")
+    return lines
+
+
+def _centred(ratios: Sequence[float]) -> list[float]:
+    middle = median(ratios)
+    return [ratio / middle for ratio in ratios]
+
+
+def _error(ratios: Sequence[float]) -> float:
+    return median(abs(ratio - 1) for ratio in ratios)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
