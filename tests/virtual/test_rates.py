@@ -68,6 +68,15 @@ RECORDING = {
         }
         for n in (1 << 20, 1 << 24, 1 << 28)
     ],
+    "host": {
+        "add": 6.0, "matmul": 7.0, "matmul_grad": 10.0, "linear_no_grad": 16.0, "cast_fp16": 8.0, "event_record": 9.0,
+        "forward_50": 1000.0, "forward_backward_50": 4000.0, "AdamW_foreach_100": 2400.0,
+    },
+    "first_calls": {
+        "matmul_fp32_first_s": 0.09, "matmul_fp32_second_s": 0.01, "convolution_first_s": 0.5,
+        "convolution_second_s": 0.02,
+    },
+    "touched": [{"bytes_each": 1 << 19, "pairs": 1, "bytes_between": 1 << 20, "ms": 0.002 + 2**20 / 1.3e9}],
     "matmul": {
         "launch_us": 3.5, "launch_host_us": 3.4,
         "matmul": [
@@ -85,15 +94,23 @@ def test_a_recording_gives_the_rates_it_was_made_of():
     assert found.memory_gbps == pytest.approx(230, rel=1e-6)
     assert found.copy_us == pytest.approx(10, rel=1e-4)
     assert found.pin_gbps == pytest.approx(3)
-    assert found.host.launch_us == 3.5
+    assert dict(found.first_ms) == pytest.approx({"cublas": 80, "cudnn": 480})
+    assert found.l2_gbps == pytest.approx(1300)
+    host = found.host
+    assert (host.launch_us, host.operation_us, host.layer_us, host.recorded_us) == (3.0, 3.0, 9.0, 3.0)
+    assert (host.backward_us, host.cast_us, host.tensor_us, host.event_us) == (9.0, 5.0, 2.0, 9.0)
+    assert host.source == "recorded on the host of Tesla T4"
     assert dict(found.tflops) == {**rates.published(spec("T4")).tflops, "fp32": 5.0, "fp16": 25.0}
 
 
-@pytest.mark.parametrize("section", ["copies", "matmul"])
+@pytest.mark.parametrize("section", ["copies", "matmul", "host", "first_calls", "touched"])
 def test_what_a_recording_lacks_stays_as_published(section):
     found = rates.recorded(spec("T4"), {**RECORDING, section: {"error": "out of time"}})
     published = rates.published(spec("T4"))
-    unchanged = {"copies": "pinned_gbps memory_gbps", "matmul": "tflops host"}[section]
+    unchanged = {
+        "copies": "pinned_gbps memory_gbps", "matmul": "tflops", "host": "host", "first_calls": "first_ms",
+        "touched": "l2_gbps",
+    }[section]  # fmt: skip
     for field in unchanged.split():
         assert getattr(found, field) == getattr(published, field)
 

@@ -231,9 +231,16 @@ def image(rows: int) -> tuple[int, int]:
 
 def _product(reached: Rates, dtype: str, width: int, rows: int, columns: int, depth: int) -> Operation:
     nbytes = width * (rows * depth + depth * columns + rows * columns)
-    found = work.product(reached, rows, columns, depth, 1, dtype, reached.memory_seconds(nbytes))
+    aligned = _aligned(width * depth, width * columns)
+    found = work.product(reached, rows, columns, depth, 1, dtype, reached.memory_seconds(nbytes), aligned)
     shape = f"{rows} × {depth} by {depth} × {columns}"
-    return _operation(reached, "matmul", shape, [(found, nbytes)], reached.tiling(rows, columns, depth, 1, dtype))
+    tiling = reached.tiling(rows, columns, depth, 1, dtype, aligned)
+    return _operation(reached, "matmul", shape, [(found, nbytes)], tiling)
+
+
+def _aligned(*widths: int) -> int:
+    """The power of two of bytes, up to 16, at which all rows of so many bytes begin."""
+    return min(16, *(width & -width for width in widths))
 
 
 def _elementwise(reached: Rates, name: str, width: int, rows: int, columns: int) -> Operation:

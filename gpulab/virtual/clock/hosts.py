@@ -88,6 +88,30 @@ SERVER = replace(
 HOSTS: Mapping[str, Host] = MappingProxyType({host.name: host for host in (SERVER, REFERENCE)})
 
 
+def recorded(costs: Mapping[str, float], name: str) -> Host:
+    """The host of a recording, from the microseconds of its section "host" (`gpulab.validate.host`).
+
+    There the driver's part is in every call; it cannot be told apart, and is taken to be the reference's, or half of
+    the shortest call. Raises KeyError for what is missing.
+    """
+    launch = min(REFERENCE.launch_us, costs["add"] / 2)
+    layers, tensors = 50, 100
+    # A linear layer runs back as two products and a sum, and adds to two gradients; an AdamW for lists calls a dozen.
+    backward = (costs[f"forward_backward_{layers}"] - costs[f"forward_{layers}"]) / (5 * layers)
+    return Host(
+        name=name,
+        operation_us=costs["add"] - launch,
+        layer_us=max(0.0, costs["linear_no_grad"] - costs["matmul"]),
+        recorded_us=max(0.0, costs["matmul_grad"] - costs["matmul"]),
+        backward_us=max(0.0, backward - launch),
+        cast_us=max(0.0, costs["cast_fp16"] - launch),
+        tensor_us=costs[f"AdamW_foreach_{tensors}"] / (12 * tensors),
+        event_us=costs["event_record"],
+        launch_us=launch,
+        source=f"recorded on {name}",
+    )
+
+
 def host(which: str | float | Host) -> Host:
     """A host by its name, by how many times as long as the reference it takes, or itself.
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..gpus.specs import Spec, spec
+from . import hosts
 from .hosts import SERVER, Host
 from .power import Power
 
@@ -200,6 +201,8 @@ def published(gpu: Spec) -> Rates:
 
     def reached(name: str) -> float:
         peak = gpu.tflops[name]
+        if peak is None and name == "tf32" and gpu.has(name):
+            peak = (gpu.tflops["fp16"] or 0) / 2  # as measured where no page of the vendor has it: the tables above
         return fp32 if peak is None or not gpu.has(name) else peak * tensor
 
     link = gpu.host_link.one_way_gbps if gpu.host_link else 64.0  # B200's is not published: as PCIe 5 x16
@@ -233,7 +236,10 @@ def published(gpu: Spec) -> Rates:
 
 
 def recorded(gpu: Spec, recording: Mapping[str, Any]) -> Rates:
-    """Rates from the microbenchmarks of a recording: `copies` and `matmul`; what it lacks stays as published."""
+    """Rates from the microbenchmarks of a recording; what it lacks stays as published.
+
+    Its sections "copies", "matmul", "host", "first_calls" and "touched" are read.
+    """
     rates = published(gpu)
     name = recording.get("device", {}).get("name", "a GPU")
     changed: dict[str, Any] = {"source": f"recorded on {name}"}
@@ -258,9 +264,27 @@ def recorded(gpu: Spec, recording: Mapping[str, Any]) -> Rates:
             for name in ("fp32", "tf32", "fp16", "bf16")
         }
         changed["tflops"] = {**rates.tflops, **{name: value for name, value in best.items() if value}}
-        if "launch_us" in products:
-            changed["host"] = replace(rates.host, launch_us=products["launch_us"])
+    if isinstance(recording.get("host"), Mapping) and "add" in recording["host"]:
+        changed["host"] = hosts.recorded(recording["host"], f"the host of {name}")
+    changed["first_ms"] = {**rates.first_ms, **_first_ms(recording.get("first_calls"))}
+    inside = [row for row in recording.get("touched") or () if isinstance(row, Mapping)]
+    in_l2 = [row for row in inside if 2 * rates.l2_bytes / 10 < row["bytes_between"] < rates.l2_holds / 2]
+    if in_l2:  # two tensors of each pair, one read and one written
+        reached = max(2 * row["bytes_each"] / (row["ms"] * 1e-3 - rates.kernel_s) for row in in_l2)
+        changed["l2_gbps"] = max(reached * 1e-9, changed.get("memory_gbps", rates.memory_gbps))
     return replace(rates, **changed)
+
+
+def _first_ms(found: Any) -> dict[str, float]:
+    """What the first call of a library took beside the second, of a recording's section "first_calls"."""
+    if not isinstance(found, Mapping):
+        return {}
+    calls = {"cublas": "matmul_fp32", "cudnn": "convolution"}
+    return {
+        library: max(0.0, found[f"{call}_first_s"] - found[f"{call}_second_s"]) * 1e3
+        for library, call in calls.items()
+        if f"{call}_first_s" in found
+    }
 
 
 def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:

@@ -105,8 +105,8 @@ _ROWS = (
         capability=(8, 6),
         sms=82,
         fp32_lanes=10496,
-        # TF32: half of fp16's, as its tensor cores have it; not found on a page of NVIDIA.
-        tflops=_tflops(35.6, 35.6, 71, 71),
+        # Not found on a page of NVIDIA: the TF32 rate.
+        tflops=_tflops(35.6, None, 71, 71),
         memory_gb=24,
         memory_bytes=25_414_860_800,
         bandwidth_gbps=936,
@@ -124,7 +124,7 @@ _ROWS = (
         sms=80,
         fp32_lanes=10240,
         # Not found on a page of NVIDIA or AWS: any rate, and the host's link (taken to be PCIe 4).
-        tflops=_tflops(35, 35, 70, 70),
+        tflops=_tflops(35, None, 70, 70),
         memory_gb=24,
         memory_bytes=22587 * _MiB,
         bandwidth_gbps=600,
@@ -343,8 +343,8 @@ _ROWS = (
         capability=(12, 0),
         sms=170,
         fp32_lanes=21760,
-        # fp32: 2 operations x lanes x 2.407 GHz; TF32: half of fp16's.
-        tflops=_tflops(104.8, 104.8, 209.5, 209.5),
+        # fp32: 2 operations x lanes x 2.407 GHz. Not found on a page of NVIDIA: the TF32 rate.
+        tflops=_tflops(104.8, None, 209.5, 209.5),
         memory_gb=32,
         memory_bytes=33_680_457_728,
         bandwidth_gbps=1792,
@@ -360,7 +360,7 @@ _ROWS = (
         capability=(12, 0),
         sms=188,
         fp32_lanes=24064,
-        # TF32: half of fp16's.
+        # TF32: half of fp16's, as its generation has it; not found on a page of NVIDIA.
         tflops=_tflops(125, 251.9, 503.8, 503.8),
         memory_gb=96,
         memory_bytes=97247 * _MiB,
@@ -377,6 +377,7 @@ _ROWS = (
         capability=(12, 0),
         sms=188,
         fp32_lanes=24064,
+        # TF32: half of fp16's, as its generation has it; not found on a page of NVIDIA.
         tflops=_tflops(110, 220, 440, 440),
         memory_gb=96,
         memory_bytes=97247 * _MiB,
@@ -386,7 +387,7 @@ _ROWS = (
         host_link=PCIE5,
         gpu_link=None,
         source="NVIDIA RTX PRO 6000 Blackwell Max-Q datasheet (fp32, bandwidth, watts); fp16: 1024 operations "
-        "per SM and clock at 2.288 GHz, TF32 half of that; memory, to the MiB: llama.cpp's device list",
+        "per SM and clock at 2.288 GHz; memory, to the MiB: llama.cpp's device list",
     ),
 )
 

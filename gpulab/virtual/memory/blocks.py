@@ -5,7 +5,6 @@ It knows how to keep blocks, not when to split, merge or release one; that is `c
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 
 from .statistics import Counters
@@ -17,7 +16,6 @@ SMALL_SEGMENT = 2 * MiB
 BIG_REQUEST = 10 * MiB  # from here a segment is made to measure, in steps of STEP
 STEP = 2 * MiB
 
-NEVER = -math.inf
 FREE, LIVE, UNMAPPED, GONE = range(4)  # the states of a block
 
 # Free blocks are sorted by one integer, size before address: one comparison where a pair takes three.
@@ -27,9 +25,7 @@ ADDRESS_BITS = 64
 class Block:
     """A stretch of a segment. What `allocate` returns is valid until it is freed, and never handed out again."""
 
-    __slots__ = (
-        "address", "idle_since", "next", "pool", "prev", "requested", "size", "state", "touched", "written",
-    )  # fmt: skip
+    __slots__ = ("address", "idle_since", "next", "pool", "prev", "requested", "size", "state")
 
     idle_since: int  # how many searches there had been when it was last freed; for whole segments only
     requested: int
@@ -41,7 +37,6 @@ class Block:
         self.prev = prev
         self.next = next
         self.state = FREE
-        self.touched = self.written = NEVER  # how many bytes the GPU had touched when it was last touched, and written
 
     @property
     def stream(self) -> int:

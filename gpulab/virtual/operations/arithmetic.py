@@ -101,16 +101,11 @@ def _convolved(
     done = work.convolved(
         rates, tensor.shape, weight.shape, out.shape, name, groups=groups, transposed=transposed, parts=parts
     )
-    plain = traffic([image for image in images if image.is_contiguous() and not _is_both(image)])
+    plain = traffic([image for image in images if image.is_contiguous()])
     depthwise = weight.shape[1] == 1 and groups > 1
     backward = parts != ("forward",)
     found = work.convolution(rates, done, name, moved, 0 if depthwise else plain, backward=backward)
     return _cost(device, found, name, len(parts))
-
-
-def _is_both(image: Tensor) -> bool:
-    """Whether channels last is the same order: one channel, or one pixel."""
-    return image.dim() == 4 and image.is_contiguous(memory_format=torch.channels_last)
 
 
 def _attention(share: float) -> Rule:

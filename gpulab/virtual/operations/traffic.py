@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,6 +11,7 @@ import torch
 if TYPE_CHECKING:
     from ..scope.device import Device
 
+_NEVER = (-math.inf, -math.inf, 0)
 Tensor = torch.Tensor
 Args = tuple[Any, ...]
 _nbytes: Any = torch._C.TensorBase.nbytes.__get__  # type: ignore[attr-defined]
@@ -79,24 +81,22 @@ def _touch(device: Device, tensor: Tensor, writes: bool) -> float:
     nbytes = _size(tensor)
     rates = device.timer.clock.rates
     try:
-        block = _storage(tensor)._gpulab.block
+        address = _storage(tensor)._gpulab.block.address
     except (RuntimeError, NotImplementedError, AttributeError):
-        block = None
-    if block is None:
         device.moved += nbytes
         return nbytes / rates.memory_rate
-    at = device.touched
-    since = at - (block.written if writes else block.touched)
-    if since + nbytes <= rates.l2_holds:
+    at, cached = device.touched, device.cached
+    touched, written, size = cached.get(address, _NEVER)
+    if size < nbytes:
+        touched = written = -math.inf
+    if at - (written if writes else touched) + nbytes <= rates.l2_holds:
         seconds = nbytes / rates.l2_rate
     else:
         device.moved += nbytes
         seconds = nbytes / rates.memory_rate
-        if at - block.touched + nbytes > rates.l2_holds:
+        if at - touched + nbytes > rates.l2_holds:
             device.touched = at = at + nbytes
-    block.touched = at
-    if writes:
-        block.written = at
+    cached[address] = at, at if writes else written, nbytes
     return seconds
 
 

@@ -81,6 +81,8 @@ class Device:
         self._calls = 0
         self.touched = 0.0  # bytes that kernels have read or written, without what they found in L2
         self.loaded: set[str] = set()  # libraries whose kernels are there
+        # Of each address: that count when it was last touched, and when it was last written; and the bytes there.
+        self.cached: dict[int, tuple[float, float, int]] = {}
         self.moved = 0  # of those, the bytes of the operation that is being charged
         self.pending: deque[Block | None] = deque()
         self.lock = threading.RLock()
