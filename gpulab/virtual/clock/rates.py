@@ -251,8 +251,10 @@ def recorded(gpu: Spec, recording: Mapping[str, Any]) -> Rates:
             changed[key] = statistics.mean(1e-9 / slope for _, slope in fits)
             latencies += [at_zero for at_zero, _ in fits] if key == "pinned_gbps" else []
         changed["copy_us"] = max(0.0, statistics.mean(latencies) * 1e6)
-        _, slope = line([(row["bytes"], row["d2d"] * 1e-3) for row in copies])
-        changed["memory_gbps"] = 2e-9 / slope
+        outside = [row for row in copies if row["bytes"] > rates.l2_bytes]  # smaller ones are L2's
+        if len(outside) >= 2:
+            _, slope = line([(row["bytes"], row["d2d"] * 1e-3) for row in outside])
+            changed["memory_gbps"] = 2e-9 / slope
         pinned = [row["bytes"] / row["pin_ms"] * 1e-6 for row in copies if row.get("pin_ms")]
         changed |= {"pin_gbps": statistics.median(pinned)} if pinned else {}
     products = recording.get("matmul")
