@@ -45,8 +45,7 @@ def attend(
                 query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
             )
     if autocast.casting():
-        query, key, value = autocast.lower((query, key, value))
-        attn_mask = autocast.lower(attn_mask)
+        query, key, value, attn_mask = autocast.lower((query, key, value, attn_mask))
     if query.dim() == key.dim() == value.dim() == 3:
         # a batch of one
         mask = attn_mask if attn_mask is None or attn_mask.dim() < 3 else attn_mask.unsqueeze(0)

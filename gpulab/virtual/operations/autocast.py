@@ -78,14 +78,14 @@ def casting() -> bool:
     return torch.is_autocast_enabled("cuda")
 
 
-def lower(tree: Any) -> Any:
+def lower(args: tuple[Any, ...]) -> tuple[Any, ...]:
     """The arguments of an operation of the first list."""
-    return _cast(tree, torch.get_autocast_dtype("cuda"))
+    return _cast_last_first(args, torch.get_autocast_dtype("cuda"))
 
 
-def to_float(tree: Any) -> Any:
+def to_float(args: tuple[Any, ...]) -> tuple[Any, ...]:
     """The arguments of an operation that autocast runs in float32."""
-    return _cast(tree, torch.float32)
+    return _cast_last_first(args, torch.float32)
 
 
 def overload(name: str) -> Any:
@@ -111,11 +111,11 @@ def kernel(name: str, change: Change | None = None) -> Callable[..., Any]:
 
 
 def _lowered(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return op, lower(args), lower(kwargs)
+    return op, lower(args), kwargs
 
 
 def _widened(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return op, to_float(args), to_float(kwargs)
+    return op, to_float(args), kwargs
 
 
 def _dtype_set(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -139,7 +139,7 @@ def _dtype_appended(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 def _promoted(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     dtypes = [t.dtype for t in _tensors((args, tuple(kwargs.values()))) if _eligible(t)]
     widest = torch.float32 if torch.float32 in dtypes else torch.get_autocast_dtype("cuda")
-    return op, _cast(args, widest), _cast(kwargs, widest)
+    return op, _cast_last_first(args, widest), kwargs
 
 
 def _refused(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -178,6 +178,11 @@ def _eligible(tensor: Any) -> bool:
         and tensor.dtype is not torch.float64
         and _on_gpu(tensor)
     )
+
+
+def _cast_last_first(args: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+    """In the order of C++, where each is the argument of a call: compilers evaluate the last first."""
+    return tuple([_cast(item, dtype) for item in reversed(args)])[::-1]
 
 
 def _cast(tree: Any, dtype: torch.dtype) -> Any:
