@@ -121,7 +121,7 @@ def _widened(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _dtype_set(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     place = [argument.name for argument in op._schema.arguments].index("dtype")
     given = args[place] if len(args) > place else kwargs.get("dtype")
-    if given is None and _eligible(args[0]):
+    if given is None and eligible(args[0]):
         args = args[:place]
         kwargs = {**kwargs, "dtype": torch.float32}
         for argument in op._schema.arguments[len(args) : place]:
@@ -130,14 +130,14 @@ def _dtype_set(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _dtype_appended(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if not _eligible(args[0]):
+    if not eligible(args[0]):
         return op, args, kwargs
     filled = (*args, *(kwargs.get(a.name, a.default_value) for a in op._schema.arguments[len(args) :]))
     return overload(APPEND_DTYPE[op.name().removeprefix("aten::")]), filled, {"dtype": torch.float32}
 
 
 def _promoted(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    dtypes = [t.dtype for t in _tensors((args, tuple(kwargs.values()))) if _eligible(t)]
+    dtypes = [t.dtype for t in _tensors((args, tuple(kwargs.values()))) if eligible(t)]
     widest = torch.float32 if torch.float32 in dtypes else torch.get_autocast_dtype("cuda")
     return op, _cast_last_first(args, widest), kwargs
 
@@ -170,7 +170,7 @@ def _on_gpu(tensor: Tensor) -> bool:
     return in_force.current is not None and device_of(tensor) is not None
 
 
-def _eligible(tensor: Any) -> bool:
+def eligible(tensor: Any) -> bool:
     """Whether autocast may cast it: on a GPU, floating, and not float64."""
     return (
         isinstance(tensor, Tensor)
@@ -187,7 +187,7 @@ def _cast_last_first(args: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ..
 
 def _cast(tree: Any, dtype: torch.dtype) -> Any:
     if isinstance(tree, Tensor):
-        return _cast_tensor(tree, dtype) if tree.dtype is not dtype and _eligible(tree) else tree
+        return _cast_tensor(tree, dtype) if tree.dtype is not dtype and eligible(tree) else tree
     if type(tree) is tuple:
         return tuple([_cast(item, dtype) for item in tree])
     if type(tree) is list:

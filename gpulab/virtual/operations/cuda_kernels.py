@@ -82,6 +82,20 @@ def _adds_in_place(tensor: Tensor, bias: Tensor) -> bool:
     return not others and forward_ad._current_level < 0 and type(bias) in (Tensor, torch.nn.Parameter)
 
 
+def _softmax(name: str) -> Callable[..., Tensor]:
+    whole, part = getattr(aten, name).int, getattr(aten, f"_{name}").default
+
+    def run(tensor: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+        """CUDA's kernel reads float16 where float32 is asked for: nothing is cast before (softmax in SoftMax.cpp)."""
+        half = tensor.dtype is torch.float16 and here(tensor)
+        if dtype is None and autocast.casting() and autocast.eligible(tensor):
+            dtype = torch.float32
+        with autocast.below():
+            return part(tensor, dim, True) if half and dtype is torch.float32 else whole(tensor, dim, dtype)
+
+    return run
+
+
 def _quantile(op: Any) -> Callable[..., Tensor]:
     def run(tensor: Tensor, q: float, *args: Any, **kwargs: Any) -> Tensor:
         """In C++ the number becomes a tensor that nothing sees, on the device behind the GPU."""
@@ -104,10 +118,12 @@ def _one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
 MIRRORS: dict[str, Callable[..., Any]] = {
     "dropout": _dropout,
     "linear": _linear,
+    "log_softmax.int": _softmax("log_softmax"),
     "one_hot": _one_hot,
     "nanquantile.scalar": _quantile(aten.nanquantile.default),
     "quantile.scalar": _quantile(aten.quantile.default),
     "rms_norm": _rms_norm,
     "scaled_dot_product_attention": attention.attend,
+    "softmax.int": _softmax("softmax"),
     **recurrent.MIRRORS,
 }

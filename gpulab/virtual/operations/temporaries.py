@@ -110,7 +110,12 @@ def _convolution_backward(device: Device, args: Any, out: Any) -> list[Any]:
 
 def _product(device: Device, args: Any, out: Any) -> list[int]:
     """Gradient times output, before its sum is taken away."""
-    return [out.nbytes]
+    return [args[1].nbytes]
+
+
+def _safe_softmax(device: Device, args: Any, out: Any) -> list[int]:
+    """Where the scores are minus infinity, which rows are so throughout, and the zero that is written there."""
+    return [out.numel(), out.numel() // max(1, out.shape[args[1]]), out.element_size()]
 
 
 _PRODUCTS: dict[Any, Rule] = {
@@ -146,7 +151,10 @@ OF: dict[Any, Rule] = {
     aten.convolution.default: _convolution,
     aten.convolution_backward.default: _convolution_backward,
     aten._softmax_backward_data.default: _product,
+    aten._safe_softmax.default: _safe_softmax,
     aten._scaled_dot_product_cudnn_attention_backward.default: attention.cudnn_backward_temporaries,
     aten._scaled_dot_product_flash_attention_backward.default: attention.flash_backward_temporaries,
+    aten._scaled_dot_product_flash_attention.default: attention.flash_forward_temporaries,
+    aten._scaled_dot_product_efficient_attention.default: attention.efficient_forward_temporaries,
     aten._scaled_dot_product_efficient_attention_backward.default: attention.efficient_backward_temporaries,
 }
