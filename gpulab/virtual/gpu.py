@@ -20,7 +20,7 @@ from .clock.hosts import Host
 from .clock.timeline import Timeline, recording
 from .gpus.specs import Spec, spec
 from .memory.settings import Settings
-from .operations import temporaries, watched
+from .operations import products, watched
 from .operations.copies import PinnedCache
 from .scope import in_force, ownership
 from .scope.device import Device
@@ -62,7 +62,7 @@ class VirtualGPU:
         self.mirror = bool(mirror)
         self.backing = torch.device("cpu" if compute else "meta")
         self.plans_convolutions = True  # False leaves out the workspaces of cuDNN's convolutions
-        self.keeps_workspaces = temporaries.keeps_workspaces()
+        self.keeps_workspaces = products.keeps_workspaces()
         self.counts_host = bool(counts_host)
         found = rates.of(self.spec.name)
         self.rates = found if host is None else replace(found, host=hosts.host(host))

@@ -142,6 +142,23 @@ def test_every_declared_difference_is_still_one(recorders):
     assert set(found) == set(DIFFERENT)
 
 
+ATTENTION = ("sdpa", "multihead", "softmax", "log_softmax", "linear", "matmul")
+
+
+@recorded
+@pytest.mark.parametrize(("capability", "mode"), [("7.5", "fp16"), ("8.0", "fp32"), ("8.0", "autocast_fp16")])
+def test_attention_allocates_what_it_does_on_cuda(recorders, capability, mode):
+    """Every allocation and free, but for their order: results stand before what a kernel takes beside them."""
+    names = {row["op"] for row in rows_of(capability, mode) if row["op"].startswith(ATTENTION)}
+    compared = 0
+    for name, theirs, mine in run(recorders, capability, mode, compute=False, only=names):
+        for events in ("forward_events", "backward_events"):
+            if "error" not in theirs and events in theirs:
+                assert sorted(mine[events]) == sorted(theirs[events]), (name, events)
+                compared += 1
+    assert compared > 100
+
+
 STEPS = [
     ("8.0", "mlp", 4096), ("8.0", "resnet18", 8), ("7.5", "mobilenet_v3_large", 64), ("8.0", "vit_b_16", 8),
     ("8.0", "convnext_tiny", 8), ("7.5", "swin_t", 8), ("8.0", "gpt2_small", 2), ("9.0", "gpt2_small_ckpt", 8),

@@ -15,7 +15,7 @@ from ..scope import in_force
 from ..scope.in_force import backing
 from ..scope.labels import STAYS, device_of
 from . import autocast
-from .results import map_tensors
+from .results import map_tensors, place
 
 if TYPE_CHECKING:
     from ..gpu import VirtualGPU
@@ -45,8 +45,7 @@ def attend(
                 query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
             )
     if autocast.casting():
-        query, key, value = autocast.lower((query, key, value))
-        attn_mask = autocast.lower(attn_mask)
+        query, key, value, attn_mask = autocast.lower((query, key, value, attn_mask))
     if query.dim() == key.dim() == value.dim() == 3:
         # a batch of one
         mask = attn_mask if attn_mask is None or attn_mask.dim() < 3 else attn_mask.unsqueeze(0)
@@ -255,13 +254,17 @@ def efficient_forward(gpu: VirtualGPU, device: Device, func: Any, args: Any, kwa
         # The seed is known to the host where it is needed; without dropout two empty scalars stand for it.
         if not gpu.compute:
             seeds = [torch.empty((), dtype=torch.int64, device="meta") for _ in range(2)]
-            return shapes[0], shapes[1], *(_seeds(0, p) if p else seeds)
+            seeds = _seeds(0, p) if p else seeds
+            place(device, seeds)  # before the results
+            return shapes[0], shapes[1], *seeds
         seed = _seed(device, p)
+        seeds = _seeds(seed, p)
+        place(device, seeds)
         out, total = _forward(q, k, v, bias, p, causal, _scale(q, kwargs.get("scale")), seed)
         made = torch.zeros(shapes[1].shape, dtype=shapes[1].dtype)
         if made.numel():
             made[..., : total.shape[-1]].copy_(total)
-        return _laid_out(out, shapes[0]), made, *_seeds(seed, p)
+        return _laid_out(out, shapes[0]), made, *seeds
 
 
 def _seeds(seed: int, p: float) -> list[Tensor]:
@@ -323,20 +326,51 @@ def cudnn_backward_temporaries(device: Device, args: Any, out: Any) -> list[int]
     return [args[1].numel() * 4 + args[5].nbytes]
 
 
+def flash_forward_temporaries(device: Device, args: Any, out: Any) -> list[int]:
+    """With dropout: the seed and its offset."""
+    return [16] if len(args) > 3 and args[3] else []
+
+
 def flash_backward_temporaries(device: Device, args: Any, out: Any) -> list[int]:
-    """The gradient made contiguous, the row sums, and float32 sums of the query's gradient."""
-    q = args[1]
+    """Gradient and output made contiguous, the row sums, float32 sums of the query's gradient."""
+    grad, q, k, _, result = args[:5]
     batch, heads, length, width = q.shape
-    length, width = -(-length // 128) * 128, -(-width // 32) * 32
-    return [args[0].nbytes, args[0].nbytes, batch * heads * length * 4, batch * heads * length * width * 4]
+    length, width = _rounded(length, 128), _rounded(width, 32 if width <= 128 else 64)
+    laid = [t.nbytes for t in (grad, result) if not t.transpose(1, 2).is_contiguous()]
+    return [*laid, batch * heads * length * 4, batch * heads * length * width * 4, *_of_every_head(q, k, k)]
 
 
-def efficient_backward_temporaries(device: Device, args: Any, out: Any) -> list[Any]:
-    """The row sums of gradient times output, then float32 sums of the query's gradient."""
-    grad, q = args[:2]
+def efficient_forward_temporaries(device: Device, args: Any, out: Any) -> list[int]:
+    """Wide heads in 16 bits: the output in float32."""
+    result = out[0]
+    return [result.numel() * 4] if result.dtype in _HALVES and result.shape[-1] > 128 else []
+
+
+def efficient_backward_temporaries(device: Device, args: Any, out: Any) -> list[int]:
+    """The gradient made contiguous, the row sums of gradient times output, float32 sums of the query's gradient.
+
+    These are kept in tiles with a lock each (kernel_backward.h). Wide heads in 16 bits have such sums of key and value
+    as well; their size is what was recorded.
+    """
+    grad, q, k, v = args[:4]
     batch, heads, length, width = q.shape
+    float32 = q.dtype is torch.float32
+    tall = 64 if width <= 64 or (float32 and device.spec.capability < (8, 0)) else 128
+    sums = (_rounded(length, tall) // tall) * (_rounded(width, 64) // 64) * (tall * 64 * 4 + 16)
+    if not float32 and width > 128:
+        sums += _rounded(k.shape[2], 64) * _rounded(width, 128) * 6
     rows = batch * heads * length * 4
-    sums = batch * heads * (-(-length // 64) * 64 * -(-width // 64) * 64 * 4 + 64)
-    if q.dtype is torch.float32:
-        return [[grad.nbytes, rows, rows], [rows, sums]]
-    return [rows, sums]
+    turned = [rows, -rows] if length > 1 and heads > 1 else []
+    products = [grad.nbytes, rows, *turned, -grad.nbytes] if float32 else [rows]
+    laid = [] if grad.transpose(1, 2).is_contiguous() else [grad.nbytes]
+    return [*laid, *_of_every_head(q, k, v), *products, batch * heads * sums]
+
+
+def _rounded(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
+
+
+def _of_every_head(q: Tensor, k: Tensor, v: Tensor) -> list[int]:
+    """Where heads share keys and values: their gradients head by head, before these are added."""
+    heads, shared = q.shape[1], k.shape[1]
+    return [t.nbytes // shared * heads for t in (k, v)] if shared != heads else []

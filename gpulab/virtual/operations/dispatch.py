@@ -184,10 +184,15 @@ def _run(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
     else:
         place(device, out)
     if func in temporaries.OF and gpu.mirror:
-        device.touch(temporaries.OF[func](device, args, out))
+        device.touch(temporaries.OF[func](device, _by_place(func, args, kwargs) if kwargs else args, out))
     cost.charge(device, func, args, out)
     clock.leave()
     return out
+
+
+def _by_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """All arguments in the order of the schema."""
+    return *args, *(kwargs.get(a.name, a.default_value) for a in func._schema.arguments[len(args) :])
 
 
 def _run_add(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -1,18 +1,17 @@
-"""What CUDA's kernels allocate beside their results: workspaces of cuBLAS, partial sums, intermediate results.
+"""What CUDA's kernels allocate beside their results: workspaces, clones, partial sums, intermediate results.
 
-Each rule gives the bytes for one call. They are freed when the call returns, so that they count for the peak only.
-Operations that are not listed take nothing of importance.
+Each rule gives the bytes for one call, whose arguments it is given by place. They are freed when the call returns, so
+that they count for the peak only. Operations that are not listed take nothing of importance.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import attention
+from . import attention, products
 from .reductions import THREADS_PER_SM, Kernel, buffers
 
 if TYPE_CHECKING:
@@ -21,37 +20,6 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 aten = torch.ops.aten
 Rule = Callable[["Device", Any, Any], list[int]]
-
-
-def keeps_workspaces() -> bool:
-    """Whether each handle of cuBLAS keeps its workspace: from 2.15 on PyTorch takes one anew for every call."""
-    older = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 15)
-    return older or os.environ.get("TORCH_CUBLAS_WORKSPACE_CACHE") == "1"
-
-
-_LT_BYTES = 1 << 20
-
-
-def workspace_bytes(capability: tuple[int, int]) -> int:
-    """What PyTorch gives cuBLAS (getChosenWorkspaceSize in CUDABlas.cpp)."""
-    return 4096 * 8 * 1024 if capability >= (9, 0) else 4096 * 2 * 1024 + 16 * 8 * 1024
-
-
-def _workspace(device: Device, args: Any, out: Any) -> list[int]:
-    size = workspace_bytes(device.spec.capability)
-    if not device.keeps_workspaces:
-        return [size]
-    # The thread that runs backward has a handle, and so a workspace, of its own.
-    key = device.stream, torch._C._current_graph_task_id() != -1
-    if key not in device.workspaces:
-        device.workspaces[key] = device.allocate(size)
-    return []
-
-
-def _addmm(device: Device, args: Any, out: Any) -> list[int]:
-    bias, _, other = args[:3]
-    fused = bias.dim() == 1 and bias.is_contiguous() and min(other.shape) > 1 and bias.dtype != torch.float64
-    return [_LT_BYTES] if fused and not device.keeps_workspaces else _workspace(device, args, out)
 
 
 def _reduce(device: Device, tensor: Tensor, dims: Any, kernel: Kernel) -> list[int]:
@@ -142,23 +110,27 @@ def _convolution_backward(device: Device, args: Any, out: Any) -> list[Any]:
 
 def _product(device: Device, args: Any, out: Any) -> list[int]:
     """Gradient times output, before its sum is taken away."""
-    return [out.nbytes]
+    return [args[1].nbytes]
 
 
+def _safe_softmax(device: Device, args: Any, out: Any) -> list[int]:
+    """Where the scores are minus infinity, which rows are so throughout, and the zero that is written there."""
+    return [out.numel(), out.numel() // max(1, out.shape[args[1]]), out.element_size()]
+
+
+_PRODUCTS: dict[Any, Rule] = {
+    **dict.fromkeys((aten.mm.default, aten.mm.out), products.mm),
+    **dict.fromkeys((aten.addmm.default, aten.addmm_.default, aten.addmm.out), products.addmm),
+    **dict.fromkeys((aten._addmm_activation.default, aten._addmm_activation.out), products.addmm_activation),
+    **dict.fromkeys((aten.bmm.default, aten.bmm.out), products.bmm),
+    **dict.fromkeys((aten.baddbmm.default, aten.baddbmm_.default, aten.baddbmm.out), products.baddbmm),
+    **dict.fromkeys((aten.addbmm.default, aten.addbmm_.default, aten.addbmm.out), products.addbmm),
+    **dict.fromkeys((aten.mv.default, aten.mv.out), products.mv),
+    **dict.fromkeys((aten.addmv.default, aten.addmv_.default, aten.addmv.out), products.addmv),
+    **dict.fromkeys((aten.dot.default, aten.vdot.default), products.dot),
+}
 OF: dict[Any, Rule] = {
-    **dict.fromkeys(
-        (
-            aten.mm.default,
-            aten.bmm.default,
-            aten.baddbmm.default,
-            aten.mv.default,
-            aten.addmv.default,
-            aten.dot.default,
-        ),
-        _workspace,
-    ),
-    aten.addmm.default: _addmm,
-    aten._addmm_activation.default: _addmm,
+    **_PRODUCTS,
     aten.sum.default: _whole(_sum),
     aten.sum.dim_IntList: _dims(1, _sum),
     aten.mean.default: _whole(_sum),
@@ -179,7 +151,10 @@ OF: dict[Any, Rule] = {
     aten.convolution.default: _convolution,
     aten.convolution_backward.default: _convolution_backward,
     aten._softmax_backward_data.default: _product,
+    aten._safe_softmax.default: _safe_softmax,
     aten._scaled_dot_product_cudnn_attention_backward.default: attention.cudnn_backward_temporaries,
     aten._scaled_dot_product_flash_attention_backward.default: attention.flash_backward_temporaries,
+    aten._scaled_dot_product_flash_attention.default: attention.flash_forward_temporaries,
+    aten._scaled_dot_product_efficient_attention.default: attention.efficient_forward_temporaries,
     aten._scaled_dot_product_efficient_attention_backward.default: attention.efficient_backward_temporaries,
 }

@@ -185,12 +185,15 @@ class Device:
     def touch(self, sizes: Iterable[int | list[int]]) -> None:
         """What a kernel takes beside its results, and gives back: it counts for peaks and for what is reserved.
 
-        A list among the sizes is a phase: what it holds is given back before what follows it is taken.
+        A list among the sizes is a phase: what it holds is given back before what follows it is taken. A negative size
+        gives back the last that was taken of it.
         """
-        held = []
+        held: list[Label] = []
         for size in sizes:
             if isinstance(size, list):
                 self.touch(size)
+            elif size < 0:
+                del held[max(place for place, label in enumerate(held) if label.nbytes == -size)]
             else:
                 held.append(self.allocate(size))
                 if self.observer is not None:

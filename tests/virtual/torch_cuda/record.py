@@ -1,7 +1,7 @@
-"""Record what PyTorch's own CUDA code does, without a GPU: ops.json, steps.json, errors.json and
+"""Record what PyTorch's own CUDA code does, without a GPU: ops.json, steps.json, errors.json, products.json and
 ops_cudnn.json beside this.
 
-    python tests/virtual/torch_cuda/record.py [ops] [ops_cudnn] [steps] [errors] [--capability 7.5 8.0 9.0]
+    python tests/virtual/torch_cuda/record.py [ops] [ops_cudnn] [steps] [errors] [products] [--capability 7.5 8.0 9.0]
 
 Needs Linux, gcc and a CUDA build of torch with its libraries from PyPI. The stand-in (driver.c, cudnn.c, cublaslt.c,
 nothing.c, loaded before CUDA's libraries) answers the calls that PyTorch makes to CUDA.
@@ -105,7 +105,7 @@ def write(name: str, head: dict, table: list[dict]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", nargs="*", default=["ops", "ops_cudnn", "steps", "errors"])
+    parser.add_argument("what", nargs="*", default=["ops", "ops_cudnn", "steps", "errors", "products"])
     parser.add_argument("--capability", nargs="*", default=list(stand_in.GPUS))
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
