@@ -97,14 +97,15 @@ def _name(func: Any) -> str:
 
 def _moves(device: Device, func: Any, args: Args, out: Any) -> Cost:
     """All arguments are read, all results written."""
-    nothing = not traffic(args, out)
-    return Cost(reading(device, args) + writing(device, out), kernels=0 if nothing else 1)
+    seconds = reading(device, args) + writing(device, out)
+    return Cost(seconds, kernels=1 if seconds else 0)  # without bytes there is no kernel
 
 
 def _in_place(device: Device, func: Any, args: Args, out: Any) -> Cost:
     """Nothing is returned; what is written in place is read and written."""
     written = [args[i] for i in _written(func) if i < len(args)]
-    return Cost(reading(device, args) + writing(device, written), kernels=1 if traffic(args) else 0)
+    seconds = reading(device, args) + writing(device, written)
+    return Cost(seconds, kernels=1 if seconds else 0)
 
 
 def _picks(device: Device, func: Any, args: Args, out: Any) -> Cost:
@@ -125,12 +126,12 @@ def _dropped(device: Device, func: Any, args: Args, out: Any) -> Cost:
 
 def _norm(device: Device, func: Any, args: Args, out: Any) -> Cost:
     """Statistics first: what is normalised is read for them, and again."""
-    return Cost(reading(device, args[0], times=2) + reading(device, *args[1:]) + writing(device, out))
+    return Cost(reading(device, args[0], args[0]) + reading(device, *args[1:]) + writing(device, out))
 
 
 def _norm_backward(device: Device, func: Any, args: Args, out: Any) -> Cost:
     """The gradient and what was normalised are read for two sums, and again."""
-    return Cost(reading(device, *args[:2], times=2) + reading(device, *args[2:]) + writing(device, out))
+    return Cost(reading(device, *args[:2], *args[:2]) + reading(device, *args[2:]) + writing(device, out))
 
 
 def _batch_norm(device: Device, func: Any, args: Args, out: Any) -> Cost:
