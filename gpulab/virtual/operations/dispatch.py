@@ -184,7 +184,7 @@ def _run(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
     else:
         place(device, out)
     if func in temporaries.OF and gpu.mirror:
-        device.touch(temporaries.OF[func](device, _by_place(func, args, kwargs) if kwargs else args, out))
+        temporaries.take(device, func, _by_place(func, args, kwargs) if kwargs else args, out)
     cost.charge(device, func, args, out)
     clock.leave()
     return out

@@ -118,6 +118,19 @@ def _safe_softmax(device: Device, args: Any, out: Any) -> list[int]:
     return [out.numel(), out.numel() // max(1, out.shape[args[1]]), out.element_size()]
 
 
+def take(device: Device, func: Any, args: tuple[Any, ...], out: Any) -> None:
+    """What an operation that is listed takes and gives back; raises torch.OutOfMemoryError where that does not fit.
+
+    A convolution goes on without: PyTorch then tries cuDNN's next plan (Conv_v8.cpp), which may need none.
+    """
+    try:
+        device.touch(OF[func](device, args, out))
+    except torch.OutOfMemoryError:
+        if func not in _GOES_ON:
+            raise
+
+
+_GOES_ON = (aten.convolution.default, aten.convolution_backward.default)
 _PRODUCTS: dict[Any, Rule] = {
     **dict.fromkeys((aten.mm.default, aten.mm.out), products.mm),
     **dict.fromkeys((aten.addmm.default, aten.addmm_.default, aten.addmm.out), products.addmm),
