@@ -26,6 +26,7 @@ SAMPLE = 512 * 2**10  # bytes that a forward pass saves for a sample
 ROOM = 128  # MiB that PyTorch may take
 MOST = 500
 ATTEMPTS = 24  # more than twice the 9 that halving the interval takes
+ENOUGH = 2 * ATTEMPTS  # then the search is ended
 
 
 class Activations(torch.autograd.Function):
@@ -70,6 +71,10 @@ class Bug(RuntimeError):
     """A fault of the program that has nothing to do with memory."""
 
 
+class TooMany(BaseException):
+    """Ends a search that tries one batch after the other; no `except Exception` keeps it."""
+
+
 def limited() -> VirtualGPU:
     from ...virtual.gpus.specs import spec
 
@@ -109,6 +114,8 @@ class Job:
     def loss_of(self, batch: int) -> torch.Tensor:
         """The loss of a fresh batch of so many samples."""
         self.batches.append(batch)
+        if self.tried > ENOUGH:
+            raise TooMany
         self.alive.append(requested())
         self.cached.append(torch.cuda.memory_reserved() - torch.cuda.memory_allocated())
         if self.failure and batch >= self.failure:
@@ -117,6 +124,11 @@ class Job:
             torch.empty(batch * self.tensor_mib * MIB, dtype=torch.uint8, device="cuda")
         loss: torch.Tensor = self.model(torch.randn(batch, WIDTH, device="cuda"))
         return loss
+
+    @property
+    def tried(self) -> int:
+        """How many different batches."""
+        return len(set(self.batches))
 
     def step(self, batch: int, *, backward: bool = True) -> None:
         self.optimizer.zero_grad()
@@ -181,11 +193,16 @@ def _run(student: Any, trial: Trial, job: Job, most: int) -> tuple[Any, dict[str
 
     def search(model: Any, optimizer: Any, loss_of: Any, most: int) -> Any:
         box["before"] = state_of(job)
-        result = student(model, optimizer, loss_of, most)
+        try:
+            result = student(model, optimizer, loss_of, most)
+        except TooMany:
+            return None
         box["after"] = state_of(job)
         return result
 
     got = trial.call(search, job.model, job.optimizer, job.loss_of, most, explain=_explain)
+    if job.tried > ENOUGH:
+        _judge_attempts(trial, job, most)
     return got, box["before"], box["after"]
 
 
@@ -212,11 +229,15 @@ def _search(student: Any, trial: Trial, job: Job, most: int) -> None:
         likely="a copy, an exception kept in a variable, or the last attempt's loss: whatever holds a reference",
         read=HOLDERS,
     )
+    _judge_attempts(trial, seen, most)
+
+
+def _judge_attempts(trial: Trial, job: Job, most: int) -> None:
     trial.expect(
-        len(set(seen.batches)) <= ATTEMPTS,
+        job.tried <= ATTEMPTS,
         "the search takes too many attempts",
         expected=f"at most {ATTEMPTS} batches tried: halving the interval takes {most.bit_length()}",
-        got=f"{len(set(seen.batches))} batches tried",
+        got=f"more than {ENOUGH} batches tried, then ended" if job.tried > ENOUGH else f"{job.tried} batches tried",
         likely="one batch after the other; each attempt may take minutes on a real model",
         read=SEARCH,
     )
