@@ -170,16 +170,29 @@ def test_a_check_can_leave_out_the_hosts_own_time(ticking):
     assert clock.perf_counter() - before == pytest.approx(clock.host)
 
 
-def test_asking_again_and_again_then_takes_no_longer_than_a_launch_each_time(ticking):
+def test_asking_again_and_again_then_is_not_charged_for_one_long_pause(ticking):
     make, pass_ = ticking
     clock = make()
     clock.ignores_own = True
     clock.ask()
     for _ in range(10):
+        for pause, counted in ((0.5, 101 * US), (1e-6, 2 * US), (1e-6, 2 * US)):
+            before = clock.host
+            pass_(pause)
+            clock.ask()
+            assert clock.host - before == pytest.approx(counted)
+
+
+def test_one_who_sleeps_between_the_questions_gets_on(ticking):
+    make, pass_ = ticking
+    clock = make()
+    clock.ignores_own = True
+    clock.ask()
+    for pause, counted in ((0.010, 100 * US), (0.011, 0.011), (0.010, 0.010), (0.5, 0.020), (0.010, 0.010)):
         before = clock.host
-        pass_(0.5)
+        pass_(pause)
         clock.ask()
-        assert clock.host - before == pytest.approx(101 * US)
+        assert clock.host - before == pytest.approx(counted + US)
 
 
 def test_a_short_pause_beside_an_operation_is_the_launch_that_the_model_knows(ticking):

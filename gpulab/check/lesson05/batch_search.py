@@ -216,8 +216,7 @@ def _search(student: Any, trial: Trial, job: Job, most: int) -> None:
     seen.begin = job.begin
     _judge_number(trial, got, most)
     right = Job(job.start, job.trained, job.adam)
-    slack = max(8, got // 10)
-    if not (right.fits(got or 1) and not right.fits(got + slack)):
+    if not (right.fits(got or 1) and not right.fits(got + 1)):
         _judge_batch(trial, got, seen, right)
     _judge_state(trial, before, after, grads)
     left = end - job.begin
@@ -365,12 +364,13 @@ def _judge_batch(trial: Trial, got: int, seen: Job, right: Job) -> None:
             read=CACHE,
             **rows,
         )
-    trial.fail(
-        "a larger batch fits too",
-        likely="this batch fits, and larger ones do: is high the first that failed?",
-        read=SEARCH,
-        **rows,
-    )
+    if got + 1 in seen.batches:
+        likely = f"batch {got + 1} was tried, and it fits: the answer is the last one that fitted, without a margin"
+    elif any(batch > got for batch in seen.batches):
+        likely = f"batch {got + 1} was never tried: the search goes on until high is low + 1"
+    else:
+        likely = "this batch fits, and larger ones do: is high the first that failed?"
+    trial.fail("a larger batch fits too", likely=likely, read=SEARCH, **rows)
 
 
 def _judge_state(trial: Trial, before: dict[str, Any], after: dict[str, Any], grads: list[bool]) -> None:

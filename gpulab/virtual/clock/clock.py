@@ -86,7 +86,7 @@ class Clock:
         self.devices = [DeviceClock(self, index) for index in range(count)]
         self._began = self._last = real()  # until `_last` the host's own time is accounted for
         self._after_operation = False
-        self._asked = False
+        self._asked, self._asked_after = False, 0.0  # the host's last call was a question, and the pause before it
         self._inside, self._thread = False, 0  # whether a thread is doing a GPU's work, and which
         self._shown = 0.0
 
@@ -156,12 +156,18 @@ class Clock:
         self.host += self.costs.event
 
     def ask(self) -> None:
-        """The host asks whether something is done; asking again and again takes the time that it really takes."""
+        """The host asks whether something is done; asking again and again takes the time that it really takes.
+
+        With `ignores_own`, a pause counts up to twice the one before it (from LAUNCHING up): a program that sleeps
+        between its questions gets on, and one that does not is not charged for what else this machine had to do.
+        """
         if self._asked:
             now = real()
             gap = now - self._last
-            self.host += min(gap, LAUNCHING) if self.ignores_own else gap
-            self._last = now
+            self.host += min(gap, max(LAUNCHING, 2 * self._asked_after)) if self.ignores_own else gap
+            self._last, self._asked_after = now, gap
+        else:
+            self._asked_after = 0.0
         self.call()
         self._asked = True
 

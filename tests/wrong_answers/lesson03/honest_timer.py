@@ -91,6 +91,38 @@ def nanoseconds(fn, repeats, warm_up):
 
 
 @BANK.right
+def asks_the_event_now_and_then(fn, repeats, warm_up):
+    for _ in range(warm_up):
+        fn()
+    times = []
+    for _ in range(repeats):
+        start, end = events()
+        start.record()
+        fn()
+        end.record()
+        while not end.query():
+            time.sleep(0.01)
+        times.append(start.elapsed_time(end))
+    return statistics.median(times)
+
+
+@BANK.right
+def asks_the_stream_now_and_then(fn, repeats, warm_up):
+    def drain():
+        while not torch.cuda.current_stream().query():
+            time.sleep(0.0005)
+
+    times = []
+    for _ in range(warm_up + repeats):
+        drain()
+        start = time.perf_counter()
+        fn()
+        drain()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[warm_up:]) * 1e3
+
+
+@BANK.right
 def with_the_courses_own(fn, repeats, warm_up):
     return gpulab.timing.measure(fn, repeat=repeats, warm_up=warm_up).median_ms
 

@@ -219,6 +219,25 @@ def begins_below_most(model, optimizer, loss_of, most):
     return kept(model, optimizer, lambda: bisect(optimizer, loss_of, most, high=most // 8))
 
 
+@BANK.wrong("a larger batch fits too", "goes on until high is low + 1")
+def stops_when_near_enough(model, optimizer, loss_of, most):
+    def search():
+        low, high = 0, most + 1
+        while high - low > max(1, low // 16):
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(optimizer, loss_of, middle) else (low, middle)
+            optimizer.zero_grad()
+        return low
+
+    return kept(model, optimizer, search)
+
+
+@BANK.wrong("a larger batch fits too", "without a margin")
+def leaves_a_margin(model, optimizer, loss_of, most):
+    found = kept(model, optimizer, lambda: bisect(optimizer, loss_of, most))
+    return found - 1 if 1 < found < most else found
+
+
 @BANK.wrong("the result is wrong where all batches up to `most` fit", "begin with high = most + 1")
 def never_tries_most(model, optimizer, loss_of, most):
     return kept(model, optimizer, lambda: bisect(optimizer, loss_of, most, high=most))
