@@ -272,3 +272,40 @@ def test_only_gpus_that_have_tf32_use_it_for_convolutions(name, faster):
                 seconds.append(gpu.clock.busy() - before)
     assert (seconds[0] < 0.9 * seconds[1]) == faster
     assert (seconds[0] == pytest.approx(seconds[1])) != faster
+
+
+def depthwise_backward(dtype, layout, channels=64, side=56, stride=1, taps=3, batch=8):
+    """Seconds of the kernels of a depthwise convolution's backward, on an A100."""
+    with VirtualGPU("A100-80", compute=False) as gpu:
+        form = {"device": "cuda", "dtype": dtype}
+        layer = nn.Conv2d(channels, channels, taps, stride, taps // 2, groups=channels, bias=False, **form)
+        x = torch.zeros(batch, channels, side, side, requires_grad=True, **form).to(memory_format=layout)
+        layer = layer.to(memory_format=layout)
+        out = layer(x)
+        grad = torch.ones_like(out)
+        spans = kernels_of(gpu, lambda: torch.autograd.grad(out, [x, layer.weight], grad))
+    return sum(span.seconds for span in spans if span.name.startswith("convolution_backward"))
+
+
+@pytest.mark.parametrize(
+    ("shape", "quick"),
+    [
+        ({}, True),
+        ({"taps": 5}, True),
+        ({"taps": 7}, False),
+        ({"channels": 16}, False),
+        ({"stride": 2}, False),
+        ({"stride": 2, "channels": 256}, True),
+        ({"stride": 2, "batch": 1}, True),
+        ({"stride": 3}, False),
+        ({"dtype": torch.bfloat16}, False),
+        ({"dtype": torch.float32}, False),
+    ],
+)
+def test_cudnn_takes_the_depthwise_convolutions_that_pytorch_gives_it(shape, quick):
+    """With channels first these of float16; with channels last all."""
+    shape = {"dtype": torch.float16} | shape
+    first = depthwise_backward(layout=torch.contiguous_format, **shape)
+    last = depthwise_backward(layout=torch.channels_last, **shape)
+    assert (first == pytest.approx(last, rel=0.01)) == quick
+    assert first >= 0.99 * last

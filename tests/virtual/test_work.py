@@ -64,7 +64,8 @@ def test_a_depthwise_convolutions_backward_is_many_times_its_forward(dtype, meas
     """On an A100, forward and backward over forward: github.com/pytorch/pytorch/issues/18631, for 3 × 3."""
     a100 = rates.of("A100-40")
     nbytes = (4 if dtype == "fp32" else 2) * 2 * 64 * 32 * 56 * 56
-    found = work.convolved(a100, *DEPTHWISE, dtype, groups=32, parts=("forward", "input", "weight"))
+    parts = ("forward", "input", "weight")
+    found = work.convolved(a100, *DEPTHWISE, dtype, groups=32, by_cudnn=dtype == "fp16", parts=parts)
     forward, by_input, by_weight = (max(seconds, a100.memory_seconds(nbytes)) for seconds, _ in found)
     assert (forward + by_input + by_weight) / forward == pytest.approx(measured, rel=0.6)
 
@@ -72,7 +73,10 @@ def test_a_depthwise_convolutions_backward_is_many_times_its_forward(dtype, meas
 @pytest.mark.parametrize(("dtype", "copied"), [("fp32", False), ("tf32", True), ("fp16", True)])
 def test_tensor_cores_copy_plain_images(dtype, copied):
     found = work.convolution(T4, [(1e-3, 5.0)], dtype, 1e-6, 300, backward=True)
-    assert found.copies == (T4.memory_seconds(600) if copied else 0)
+    if copied:  # at no more than the memory's rate
+        assert T4.memory_seconds(600) < found.copies < 2 * T4.memory_seconds(600)
+    else:
+        assert found.copies == 0
     assert found.seconds == 1e-3 + found.copies
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from statistics import median, quantiles
 from typing import NamedTuple
 
-from . import published_others, published_timm
+from . import published_others, published_speed, published_timm
 from .published_timm import Half
 
 LAUNCH_BOUND = 0.7  # of the published step: kernels that cover less of it leave the GPU waiting for the host
@@ -57,20 +57,36 @@ def timm_sets(count: int, half: Half, processes: int) -> Iterable[Set]:
         )
 
 
-def other_sets() -> Iterable[Set]:
-    """The speeds of `others.csv`, by source and GPU."""
+class Memory(NamedTuple):
+    """Published bytes of a training and ours, in `unit`."""
+
+    source: str
+    setting: str
+    gpu: str
+    unit: str
+    published: float
+    virtual: float
+
+    @property
+    def error(self) -> float:
+        return self.virtual / self.published - 1
+
+
+def others() -> tuple[Sequence[Set], Sequence[Memory]]:
+    """The speeds of `others.csv` by source and GPU, and its memories."""
     sets: dict[str, tuple[list[Pair], list[str]]] = defaultdict(lambda: ([], []))
+    memories = []
     for done in published_others.predicted():
         row = done.row
-        if not row.unit.endswith("/s"):
-            continue
         pairs, failed = sets[f"{row.source}, {row.gpu}"]
         if done.failed:
-            failed.append(f"{row.setting}: {done.failed}")
-        else:
+            failed.append(f"{row.setting}, {row.unit}: {done.failed}")
+        elif row.unit.endswith("/s"):
             kernels = done.busy * row.value / done.virtual
-            pairs.append(Pair(row.setting, row.value, done.virtual, 0.0, kernels))
-    return [Set(name, *found) for name, found in sets.items()]
+            pairs.append(Pair(row.setting, row.value, done.virtual, done.formula, kernels))
+        else:
+            memories.append(Memory(row.source, row.setting, row.gpu, row.unit, row.value, done.virtual))
+    return [Set(name, *found) for name, found in sets.items() if found[0] or found[1]], memories
 
 
 HEAD = (
@@ -97,6 +113,32 @@ def line(found: Set) -> str:
         ", ".join(f"{pair.name} {pair.ratio:.2f}" for pair in worst),
     ]
     return "| " + " | ".join(cells) + " |"
+
+
+def failures(sets: Iterable[Set]) -> list[str]:
+    """Rows that could not be run, each by name."""
+    return [f"- {found.name}: {failed}" for found in sets for failed in found.failed]
+
+
+def memory_table(memories: Sequence[Memory]) -> str:
+    """Each source and unit in one row: the errors, and the worst by name."""
+    groups: dict[tuple[str, str, str], list[Memory]] = defaultdict(list)
+    for memory in memories:
+        groups[memory.source, memory.gpu, memory.unit].append(memory)
+    lines = ["| source, GPU, what | rows | median error | within 5 % | further off |", "|" + "---|" * 5]
+    for key, rows in groups.items():
+        errors = [abs(row.error) for row in rows]
+        off = [f"{row.setting} {100 * row.error:+.1f} %".replace("-", "−") for row in rows if abs(row.error) > 0.05]
+        near = _percent(sum(error <= 0.05 for error in errors) / len(errors))
+        cells = (", ".join(key), str(len(rows)), f"{100 * median(errors):.1f} %", near, "; ".join(off) or "–")
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def loops() -> str:
+    """What boards with small power limits sustain."""
+    rates = {name: published_speed.loop(name) for name in ("T4", "L4")}
+    return "; ".join(f"{name} {rate:.1f} TFLOP/s" for name, rate in rates.items())
 
 
 def rank(pairs: Sequence[Pair]) -> float:

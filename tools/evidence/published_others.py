@@ -24,6 +24,8 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 from gpulab import VirtualGPU
 
+from . import formulas
+
 Half = Literal["look", "judge"]
 Way = Literal["kept", "made", "flash", "nano", "plain"]
 
@@ -41,10 +43,12 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Predicted:
-    """`virtual` is in the row's unit; `busy` is the share of the step in which the GPU computes."""
+    """`virtual` is in the row's unit, and so is `formula`, by `RuntimeEstimator`'s; `busy` is the share of the step in
+    which the GPU computes."""
 
     row: Row
     virtual: float = 0.0
+    formula: float = 0.0
     busy: float = 0.0
     failed: str = ""
 
@@ -102,15 +106,32 @@ def _predict(group: Sequence[Row]) -> list[Predicted]:
         seconds, busy = _timed(gpu, training)
         reserved = torch.cuda.max_memory_reserved()
         values = {
-            "samples/s": training.samples / seconds,
-            "tokens/s": training.tokens / seconds,
-            "iterations/s": 1 / seconds,
             "allocated MB": torch.cuda.max_memory_allocated() / 1e6,
             "reserved GB": reserved / 1e9,
             "reserved GiB": reserved / 2**30,
-        }
+        } | _speeds(training, seconds)
+        by_formula = _speeds(training, _estimated(gpu, training))
         del training
-    return [Predicted(row, values[row.unit], busy / seconds) for row in group]
+    return [Predicted(row, values[row.unit], by_formula.get(row.unit, 0.0), busy / seconds) for row in group]
+
+
+def _speeds(training: Training, seconds: float) -> dict[str, float]:
+    return {
+        "samples/s": training.samples / seconds,
+        "tokens/s": training.tokens / seconds,
+        "iterations/s": 1 / seconds,
+    }
+
+
+def _estimated(gpu: VirtualGPU, training: Training) -> float:
+    """Seconds of a step by the formulas."""
+    seconds = 0.0
+    for share, update in ((1 - 1 / training.accumulation, False), (1 / training.accumulation, True)):
+        if share:
+            with formulas.Estimate(gpu.spec) as estimate:
+                training.step(update)
+            seconds += share * estimate.seconds
+    return seconds
 
 
 def _timed(gpu: VirtualGPU, training: Training) -> tuple[float, float]:

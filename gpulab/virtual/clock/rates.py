@@ -84,7 +84,7 @@ class Rates:
         of two of bytes, up to 16, that every row of the operands begins at.
         """
         rate = self.tflops[dtype] * 1e12 * (_ALIGNED[aligned] if dtype in _ON_TENSOR_CORES else 1.0) / self.sms
-        size = _BYTES[dtype]
+        size = BYTES[dtype]
         fetched = size * _SHARED.get(self.capability, 1.0) / (self.l2_rate / self.sms)
         written = size / (self.memory_rate / self.sms)
         best = None
@@ -129,7 +129,7 @@ class Rates:
 _TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64), (64, 32), (32, 64))
 _LEAST_DEPTH = 256  # of a part of a product that is split
 _FILL = 1e-6  # seconds until a tile's first operands have come: an assumption
-_BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp64": 8}
+BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp64": 8}
 _ON_TENSOR_CORES = ("tf32", "fp16", "bf16")
 _ALIGNED = {16: 1.0, 8: 0.85, 4: 0.7, 2: 0.5}  # part of the rate by the bytes that rows of operands are aligned to
 _SHARED = {(9, 0): 0.5, (10, 0): 0.5}  # part of a tile's operands that it fetches itself: clusters share the rest

@@ -9,13 +9,16 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .rates import Rates
+from .rates import BYTES, Rates
 
 # Part of a large product's rate that attention reaches: flash attention as FlashAttention-2 on an A100 (arXiv
 # 2307.08691: up to 73 % of the peak forward, 63 % backward); the memory-efficient kernels: an assumption.
 FLASH, FLASH_BACKWARD, EFFICIENT = 0.8, 0.7, 0.4
 
 _ON_TENSOR_CORES = ("fp16", "bf16", "tf32")
+# Part of the memory's rate at which images change their layout: 540 of 800 GB/s on a V100, nchwToNhwcKernel in training
+# ResNet-50 (github.com/PaddlePaddle/Paddle/issues/19425: 5.3 s for 128 steps with 128 images).
+_TRANSPOSED = 0.68
 _GATHERING = 0.75  # part of the rate of a convolution on tensor cores that reads images with channels first: assumed
 _CHANNELS = {"fp16": 8, "bf16": 8, "tf32": 4}  # tensor cores take so many at a time; fewer are filled up
 
@@ -61,7 +64,7 @@ def convolution(
     seconds, flops = sum(part for part, _ in parts), sum(flops for _, flops in parts)
     if dtype not in _ON_TENSOR_CORES or not plain_bytes:
         return Work(seconds, moving, flops)
-    copied = Work(seconds, moving, flops, rates.memory_seconds(2 * plain_bytes))
+    copied = Work(seconds, moving, flops, rates.memory_seconds(2 * plain_bytes) / _TRANSPOSED)
     gathered = Work(seconds / _GATHERING, moving, flops)
     return copied if backward else min(copied, gathered, key=lambda way: way.seconds)
 
@@ -75,12 +78,13 @@ def convolved(
     *,
     groups: int = 1,
     transposed: bool = False,
+    by_cudnn: bool = True,
     parts: Sequence[str] = ("forward",),
 ) -> list[tuple[float, float]]:
     """Seconds and operations of the parts of a convolution, as products of matrices (im2col, without the copies).
 
     `tensor`, `weight` and `out` are shapes as PyTorch has them; `parts` are "forward", or "input" and "weight", the
-    gradients of those.
+    gradients of those. `by_cudnn`: of a depthwise convolution, whether cuDNN does it, or a kernel of PyTorch.
     """
     sides = convolution_products(tensor, weight, out, groups=groups, transposed=transposed)
     made = {"forward": "big" if transposed else "small", "input": "small" if transposed else "big", "weight": "weight"}
@@ -90,27 +94,25 @@ def convolved(
         if not flops:
             seconds = 0.0
         elif 1 in (sides["small"][1], sides["big"][1]) and groups > 1:  # depthwise: no product of matrices
-            seconds = _depthwise(rates, (out, tensor), math.prod(weight[2:]), part, dtype)
+            seconds = _depthwise(rates, (out, tensor), math.prod(weight[2:]), part, dtype, by_cudnn)
         else:
             seconds = rates.product_seconds(*_filled(*sides[made[part]], dtype), groups, dtype)
         found.append((seconds, flops))
     return found
 
 
-def _depthwise(rates: Rates, sides: tuple[Shape, Shape], window: int, part: str, dtype: str) -> float:
+def _depthwise(rates: Rates, sides: tuple[Shape, Shape], window: int, part: str, dtype: str, by_cudnn: bool) -> float:
     """No product of matrices: the lanes do it, and load a number of the image for each multiply-add.
 
-    The weight's gradient goes through image and gradient once for each tap. In single precision that is PyTorch's own
-    kernel (DepthwiseConv2d.cu), a block for each tap, which finds nothing of the others'; in half precision it is
-    cuDNN's, which is taken to find it in L2. On an A100 forward and backward together take 17.6 and 3.4 times as long
-    as forward alone (github.com/pytorch/pytorch/issues/18631).
+    The weight's gradient goes through image and gradient once for each tap. PyTorch's own kernel (DepthwiseConv2d.cu)
+    has a block for each tap, which finds nothing of the others'; cuDNN's is taken to find it in L2. On an A100 forward
+    and backward together take 17.6 times (PyTorch's, fp32) and 3.4 times (cuDNN's, fp16) as long as forward alone
+    (github.com/pytorch/pytorch/issues/18631).
     """
     small, big = sides
     if part == "weight":
         numbers = window * (math.prod(small) + math.prod(big))
-        if dtype in ("fp16", "bf16"):
-            return numbers * 2 / rates.l2_rate
-        return rates.memory_seconds(numbers * (8 if dtype == "fp64" else 4))
+        return numbers * BYTES[dtype] / rates.l2_rate if by_cudnn else rates.memory_seconds(numbers * BYTES[dtype])
     adds = math.prod(small) * window
     return max(2 * adds / (rates.tflops["fp32"] * 1e12), adds / (rates.loads_per_us * 1e6))
 

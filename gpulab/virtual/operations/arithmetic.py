@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -69,7 +69,8 @@ def _cost(device: Device, found: work.Work, dtype: str, kernels: int = 1) -> Cos
 def _conv_forward(device: Device, func: Any, args: Args, out: Any) -> Cost:
     tensor, weight, *_, transposed, _, groups = args[:9]
     moved = reading(device, tensor, weight) + writing(device, out)
-    return _convolved(device, tensor, weight, out, transposed, groups, ("forward",), moved, [tensor, out])
+    found = _Convolution(tensor, weight, out, args[3], args[5], transposed, groups)
+    return _convolved(device, found, ("forward",), moved, [tensor, out])
 
 
 def _conv_backward(device: Device, func: Any, args: Args, out: Any) -> Cost:
@@ -80,31 +81,63 @@ def _conv_backward(device: Device, func: Any, args: Args, out: Any) -> Cost:
     moved = reading(device, *[grad] * len(parts), tensor if mask[1] else None, weight if mask[0] else None)
     moved += writing(device, out)
     images = [grad] * len(parts) + [image for image, wanted in ((out[0], mask[0]), (tensor, mask[1])) if wanted]
-    return _convolved(device, tensor, weight, grad, transposed, groups, parts, moved, images)
+    found = _Convolution(tensor, weight, grad, args[4], args[6], transposed, groups)
+    return _convolved(device, found, parts, moved, images)
 
 
-def _convolved(
-    device: Device,
-    tensor: Tensor,
-    weight: Tensor,
-    out: Tensor,
-    transposed: bool,
-    groups: int,
-    parts: tuple[str, ...],
-    moved: float,
-    images: list[Tensor],
-) -> Cost:
+class _Convolution(NamedTuple):
+    """What a convolution is given; `out` is its result, or the gradient of that."""
+
+    tensor: Tensor
+    weight: Tensor
+    out: Tensor
+    stride: list[int]
+    dilation: list[int]
+    transposed: bool
+    groups: int
+
+    @property
+    def depthwise(self) -> bool:
+        return self.weight.shape[1] == 1 and self.groups > 1
+
+    def by_cudnn(self, plain: bool) -> bool:
+        """Whether cuDNN does a depthwise convolution: PyTorch's `use_cudnn_depthwise`, for cuDNN from 8.2 on."""
+        if not plain:
+            return True
+        if self.tensor.dtype is not torch.float16 or self.tensor.dim() != 4 or max(self.dilation) > 1:
+            return False
+        (batch, channels, _, width), (*_, high, side) = self.tensor.shape, self.weight.shape
+        stride = self.stride[-1]
+        if channels < 32 or high != side or side not in (1, 3, 5) or width < 7 or stride > 2:
+            return False
+        if stride == 1:
+            return True
+        if batch == 1:
+            return side > 1 or width <= 28
+        if side == 1:
+            return batch <= 16 and channels >= 128 and width <= 7
+        return channels >= 512 or (channels >= 256 and width >= 28)
+
+
+def _convolved(device: Device, given: _Convolution, parts: tuple[str, ...], moved: float, images: list[Tensor]) -> Cost:
     """`parts` of a convolution that spends `moved` seconds on memory; `images` are what has channels."""
     device.load("cudnn")
     rates = device.timer.clock.rates
-    name = precision(tensor.dtype, convolution=True)
-    done = work.convolved(
-        rates, tensor.shape, weight.shape, out.shape, name, groups=groups, transposed=transposed, parts=parts
-    )
+    name = precision(given.tensor.dtype, convolution=True)
     plain = traffic([image for image in images if image.is_contiguous()])
-    depthwise = weight.shape[1] == 1 and groups > 1
+    done = work.convolved(
+        rates,
+        given.tensor.shape,
+        given.weight.shape,
+        given.out.shape,
+        name,
+        groups=given.groups,
+        transposed=given.transposed,
+        by_cudnn=not given.depthwise or given.by_cudnn(bool(plain)),
+        parts=parts,
+    )
     backward = parts != ("forward",)
-    found = work.convolution(rates, done, name, moved, 0 if depthwise else plain, backward=backward)
+    found = work.convolution(rates, done, name, moved, 0 if given.depthwise else plain, backward=backward)
     return _cost(device, found, name, len(parts))
 
 
