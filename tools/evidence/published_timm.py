@@ -46,12 +46,14 @@ SETTINGS = (
 
 @dataclass(frozen=True)
 class Predicted:
-    """`virtual` and `formula` in samples per second; `busy` is the share of the step in which the GPU computes."""
+    """`virtual` and `formula` in samples per second; `busy` is the share of the step in which the GPU computes;
+    `grouped`: whether the model has grouped convolutions that are not depthwise."""
 
     row: Measurement
     virtual: float = 0.0
     formula: float = 0.0
     busy: float = 0.0
+    grouped: bool = False
     failed: str = ""
 
     @property
@@ -118,8 +120,10 @@ def _predict(row: Measurement, setting: Setting) -> Predicted:
         seconds, busy = gpu.clock.host - began, gpu.clock.busy() - busy
         with formulas.Estimate(gpu.spec) as estimate:
             step()
-        del model, images, step
-    return Predicted(row, row.batch / seconds, row.batch / estimate.seconds, busy / seconds)
+        convolutions = [layer for layer in model.modules() if isinstance(layer, torch.nn.Conv2d)]
+        grouped = any(1 < layer.groups < layer.in_channels for layer in convolutions)
+        del model, images, step, convolutions
+    return Predicted(row, row.batch / seconds, row.batch / estimate.seconds, busy / seconds, grouped)
 
 
 @contextlib.contextmanager
