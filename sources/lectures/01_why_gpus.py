@@ -145,8 +145,8 @@ for name, (sms, lanes, clock, memory) in machines.items():
 import matplotlib.pyplot as plt
 
 gpulab.style.use()
-cpu, gpu = "infer-fp32-nchw-pt240-cpu-i9_10940x-dynamo", "infer-amp-nchw-pt240-cu124-rtx3090"
-ratios = sorted(gain.ratio for gain in gpulab.data.gains(cpu, gpu, equal_batch=False))
+slow, fast = "infer-fp32-nchw-pt240-cpu-i9_10940x-dynamo", "infer-amp-nchw-pt240-cu124-rtx3090"
+ratios = sorted(gain.ratio for gain in gpulab.data.gains(slow, fast, equal_batch=False))
 low, median, high = (ratios[round(share * (len(ratios) - 1))] for share in (0.1, 0.5, 0.9))
 print(f"{len(ratios)} models: 10 % below {low:.0f} times, half below {median:.0f}, 90 % below {high:.0f} (recorded)")
 print(f"the least {ratios[0]:.0f} times, the most {ratios[-1]:.0f} (recorded)")

@@ -76,3 +76,27 @@ def test_events_the_hosts_clock_and_the_gpus_agree_where_the_host_is_the_limit()
     by_events, by_clock = start.elapsed_time(end) / 1e3, gpu.clock.host - at
     assert by_events == pytest.approx(by_clock, rel=0.05)
     assert wall >= by_clock * (1 - 1e-9)
+
+
+def host_us(function):
+    """What a second call with a small tensor takes on the host."""
+    with VirtualGPU("T4", compute=False, host="reference") as gpu, torch.no_grad():
+        x = torch.zeros(8, 8, device="cuda")
+        function(x)
+        began = gpu.clock.host
+        function(x)
+        return 1e6 * (gpu.clock.host - began)
+
+
+class Activation(torch.nn.Module):
+    def forward(self, x):
+        return torch.nn.functional.gelu(x)
+
+
+def test_a_layers_call_costs_more_than_a_lines():
+    reference = hosts.REFERENCE
+    plain = reference.operation_us + reference.launch_us
+    for function in (torch.relu, torch.nn.functional.gelu, lambda x: x @ x, lambda x: x + 1):
+        assert host_us(function) == pytest.approx(plain)
+    for layer in (torch.nn.ReLU(), Activation()):
+        assert host_us(layer) == pytest.approx(plain + reference.layer_us)

@@ -7,7 +7,10 @@ than they show. What was touched a moment ago is read from the L2 cache.
 
 from __future__ import annotations
 
+import os
+import sys
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -59,7 +62,7 @@ def _host_seconds(costs: Costs, func: Any, args: Args) -> float:
     layer = _LAYERS.get(func)
     if layer is None:
         layer = _LAYERS[func] = _is_layer(func)
-    seconds = costs.cast if func is _CAST else costs.plain + costs.layer if layer else costs.plain
+    seconds = costs.cast if func is _CAST else costs.plain + costs.layer if layer and _in_forward() else costs.plain
     return float(seconds + costs.recorded if _recording() else seconds)
 
 
@@ -75,6 +78,26 @@ def _is_layer(func: Any) -> bool:
     """Whether a layer is what usually calls this."""
     name = _name(func)
     return any(part in name for part in _LAYER_NAMES) and not name.startswith("_foreach")
+
+
+def _in_forward() -> bool:
+    """Whether a `forward` called this operation, and not a line of a program that stands by itself."""
+    frame: Any = sys._getframe(3)
+    while frame is not None:
+        code = frame.f_code
+        try:
+            kind = _FRAMES[code]
+        except KeyError:
+            ours = code.co_filename.startswith(_BETWEEN)
+            kind = _FRAMES[code] = "forward" if code.co_name == "forward" else "between" if ours else "program"
+        if kind != "between":
+            return kind == "forward"
+        frame = frame.f_back
+    return False
+
+
+_BETWEEN = tuple(str(folder) + os.sep for folder in (Path(torch.__file__).parent, Path(__file__).parents[2]))
+_FRAMES: dict[Any, str] = {}
 
 
 def fused(device: Device, name: str, *moved: Any) -> None:
