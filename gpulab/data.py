@@ -81,6 +81,31 @@ def _measurements() -> tuple[Measurement, ...]:
     )
 
 
+class Training(NamedTuple):
+    """A number that was published for a training: recorded, `value` in `unit`; `setting` is as its source names it."""
+
+    source: str
+    setting: str
+    gpu: str
+    unit: str
+    value: float
+    note: str
+
+
+def trainings(source: str | None = None) -> list[Training]:
+    """Published speeds and memories of trainings, of one source, or of all.
+
+    What the sources are and their settings: `gpulab/published/README.md`. Raises ValueError for an unknown source, and
+    names all.
+    """
+    text = resources.files("gpulab").joinpath("published", "others.csv").read_text(encoding="utf-8")
+    rows = [Training(**{**row, "value": float(row["value"])}) for row in csv.DictReader(text.splitlines())]  # type: ignore[arg-type]
+    names = list(dict.fromkeys(row.source for row in rows))
+    if source is not None and source not in names:
+        raise ValueError(f"source is {source!r}; it must be one of {', '.join(names)}")
+    return [row for row in rows if source in (None, row.source)]
+
+
 class Gain(NamedTuple):
     """One model in two settings; `ratio` is how many times as fast the second is."""
 

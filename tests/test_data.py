@@ -98,6 +98,19 @@ def test_a_cpu_and_a_gpu_have_no_batch_in_common():
     assert statistics.median(gain.ratio for gain in gains) == pytest.approx(44.4, abs=0.05)
 
 
+def test_the_trainings_are_those_published():
+    rows = {(row.setting, row.unit): row for row in data.trainings("rasbt gpt2 by hand")}
+    assert rows["+ FlashAttention", "tokens/s"].value == 91901
+    assert rows["baseline fp32", "reserved GiB"].gpu == "A100-40"
+    assert len(data.trainings()) == 81
+    assert {row.unit for row in data.trainings("NVIDIA DLE")} == {"samples/s"}
+
+
+def test_an_unknown_source_is_named_with_those_that_there_are():
+    with pytest.raises(ValueError, match="source is 'nvidia'; it must be one of Korthikanti formula, rasbt vit_l_16"):
+        data.trainings("nvidia")
+
+
 def test_the_copies_are_those_published_in_milliseconds():
     copies = data.copies()
     assert list(copies) == ["pageable", "pinned", "pinned, V100"]

@@ -8,37 +8,25 @@ and setting, one half to look at while rules are made, the other to judge them b
 from __future__ import annotations
 
 import contextlib
-import csv
 import gc
 import hashlib
 import itertools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
-from gpulab import VirtualGPU
+from gpulab import VirtualGPU, data
+from gpulab.data import Training as Row
 
 from . import formulas
 
 Half = Literal["look", "judge"]
 Way = Literal["kept", "made", "flash", "nano", "plain"]
-
-
-class Row(NamedTuple):
-    """One published number; `setting` says what was run."""
-
-    source: str
-    setting: str
-    gpu: str
-    unit: str
-    value: float
-    note: str
 
 
 @dataclass(frozen=True)
@@ -67,13 +55,6 @@ class Training(NamedTuple):
     accumulation: int = 1
 
 
-def rows() -> list[Row]:
-    """Everything in `others.csv`."""
-    text = resources.files("gpulab").joinpath("published", "others.csv").read_text(encoding="utf-8")
-    table = csv.DictReader(text.splitlines())
-    return [Row(r["source"], r["setting"], r["gpu"], r["unit"], float(r["value"]), r["note"]) for r in table]
-
-
 def half_of(row: Row) -> Half:
     """Whether a row is to look at, or to judge by; all rows of one training are in the same half."""
     return "judge" if int(hashlib.sha256(f"{row.source} {row.setting}".encode()).hexdigest(), 16) % 2 else "look"
@@ -81,7 +62,7 @@ def half_of(row: Row) -> Half:
 
 def predicted(sources: Sequence[str] | None = None) -> Iterator[Predicted]:
     """Every row of these sources, or of all, in the order of the table."""
-    chosen = [row for row in rows() if sources is None or row.source in sources]
+    chosen = [row for row in data.trainings() if sources is None or row.source in sources]
     for _, group in itertools.groupby(chosen, lambda row: row[:3]):
         yield from predict(list(group))
 
@@ -268,7 +249,7 @@ RASBT_GPT2 = "rasbt gpt2 by hand"
 
 def _rasbt_gpt2(setting: str) -> Training:
     """Batch 8 of 1024 tokens, vocabulary 50,257, AdamW; each setting has what those before it have. PyTorch 2.6."""
-    settings = list(dict.fromkeys(row.setting for row in rows() if row.source == RASBT_GPT2))
+    settings = list(dict.fromkeys(row.setting for row in data.trainings() if row.source == RASBT_GPT2))
     level = settings.index(setting)
     torch.backends.cuda.matmul.allow_tf32 = level >= 2
     with torch.device("cuda"):
