@@ -468,7 +468,7 @@ gpulab.style.show(figure, alt="Roofline of an A100 with the operations of ResNet
     "slope of the memory, convolutions spread around the ridge at 153 operations per byte.")
 
 # %% network-explain [markdown]
-# Nearly 99 % of the operations take about a third of the time. A network is not its FLOPs, and “most operations
+# Nearly 99 % of the operations take two fifths of the time. A network is not its FLOPs, and “most operations
 # wait for memory” is true of the very networks that GPUs are sold for.
 #
 # A measurement of another network says the same (recorded; Ivanov et al., a BERT encoder layer in training, on a V100):
@@ -561,7 +561,7 @@ axes.set_yticks([0.1, 1, 10], ["0.1", "1", "10"])
 axes.set_title("A large product pays the way to the GPU, a ReLU does not")
 axes.legend()
 gpulab.style.show(figure, alt="How many times as fast as an ideal CPU a virtual A100 is, against the size of a matrix, both axes "
-    "logarithmic. The product rises from far below 1 to 7, later where data is copied; the ReLU stays below 1.")
+    "logarithmic. The product rises from far below 1 to about 9, later where data is copied; the ReLU stays below 1.")
 
 # %% small-explain [markdown]
 # A GPU pays from where the time it saves exceeds the time it costs. The product crosses over because its arithmetic

@@ -310,10 +310,10 @@ for n in (8, 512, 4096, 32768):
     print(f"batch {n:>5}: {mixed[0] / full[0]:21.2f}×{full[1] / mixed[1]:17.2f}×{quick[1] / mixed[1]:16.2f}×")
 
 # %% step-explain [markdown]
-# No single pair of figures could be right: depending on the row, mixed precision is slower, the same, or ten times as
-# fast, and saves nothing or a sixth. At batch 8 nothing is saved, since the peak comes in the optimizer step, when
-# activations are gone; and the step is *slower*, because casts are kernels too and the GPU waits for the host to
-# launch them. The speed-up in the last rows depends on what you compare with.
+# No single pair of figures could be right: depending on the row, mixed precision is slower or eight times as fast, and
+# saves nothing or a sixth. At batch 8 nothing is saved, since the peak comes in the optimizer step, when activations are
+# gone. Up to batch 512 the step is *slower*: casts are operations too, and the GPU waits for the host that launches them.
+# The speed-up in the last rows depends on what you compare with.
 #
 # Eight linear layers with Adam are the hard case for memory. Real networks beside them:
 
@@ -404,7 +404,7 @@ def tflops(dtype, n=4096, tf32=False):
     """10¹² operations per second of an n × n matrix product."""
     torch.backends.cuda.matmul.allow_tf32 = tf32
     a, b = (torch.ones(n, n, dtype=dtype, device="cuda") for _ in range(2))
-    took = gpulab.timing.measure(lambda: a @ b, repeat=3).median_ms
+    took = gpulab.timing.measure(lambda: a @ b, repeat=3, warm_up=50).median_ms  # what the board can keep up
     torch.backends.cuda.matmul.allow_tf32 = False
     return 2 * n**3 / took / 1e9
 
@@ -424,6 +424,9 @@ slower.compare(rates["T4"][2] / rates["T4"][3], "virtual")
 # bf16 runs, correctly, and gives up the speed you wanted. (The model takes the float32 rate for it.) Ask with
 # `including_emulation=False`, or for capability 8.0: Ampere (2020) and later have bf16 and TF32, Volta and Turing
 # fp16 only.
+#
+# And a T4 that promises 65 TFLOP/s? It begins with 49, and its 70 W allow 23 of them in the long run (a forum of NVIDIA's has
+# 24, recorded). The L4, at 72 W, is in the same position; the A100 at 400 W is not.
 #
 # “Tensor cores are 12 times as fast as CUDA cores” compares two chips, and “2 to 8 times” is peak against peak. By
 # the vendor's own peaks:
@@ -830,7 +833,7 @@ torch.backends.fp32_precision = torch.backends.cuda.matmul.fp32_precision = "non
 # | “AMP: −50 % memory, +20 to 30 % speed” | Each holds for some batch. Parameters, gradients and Adam's state do not shrink. | *What it saves* |
 # | “2× speed and 2× memory” | Speed: often, with large products. Memory: from nothing to nearly half, never quite. | *What it saves* |
 # | “Halves activations, nearly doubles throughput” | Right for large batches of matrix products; against TF32 rather than fp32. | *What it saves* |
-# | “FP16 is 2 to 8 times as fast” | Peak against peak. | *Which GPU is fast in what* |
+# | “FP16 is 2 to 8 times as fast” | Peak against peak. Whole trainings: 2 to 4 times (recorded). | *Which GPU is fast in what* |
 # | “Tensor cores: 12 × CUDA cores” | V100 against P100. On one chip 8 to 16, at the peak. | *Which GPU is fast in what* |
 # | “AMP needs a V100, A100 or H100” | T4, L4 and RTX have tensor cores; bf16 autocast runs on the CPU. | next cell |
 # | “There are two precisions, fp16 and fp32” | TF32, bf16 and fp8 are missing. | *What 16 bits keep* |

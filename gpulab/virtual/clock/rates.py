@@ -184,10 +184,12 @@ def _power(gpu: Spec, tensor: float, fp32: float) -> Power | None:
     if gpu.capability not in _TENSOR_PJ:
         return None
     per_flop, lane = _TENSOR_PJ[gpu.capability], _LANES_PJ[gpu.capability]
+    on_tensor_cores = {"tf32": 2 * per_flop, "fp16": per_flop, "bf16": per_flop}
     found = Power(
         gpu.watts,
         _IDLE * gpu.watts,
-        {"fp32": lane, "tf32": 2 * per_flop, "fp16": per_flop, "bf16": per_flop, "fp64": 2 * lane},
+        {"fp32": lane, "fp64": 2 * lane}
+        | {name: needed if gpu.has(name) else lane for name, needed in on_tensor_cores.items()},
         _HBM_PJ if gpu.capability in _WITH_HBM else _GDDR_PJ,
     )
     most = tensor * (gpu.tflops["fp16"] or 0) * per_flop
