@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from . import arithmetic
-from .traffic import Args, Cost, Rule, reading, traffic, writes, writing
+from .traffic import Args, Cost, Rule, moving, reading, traffic, writes, writing
 
 if TYPE_CHECKING:
-    from ..clock.hosts import Costs
     from ..scope.device import Device
 
 _graph_task: Any = torch._C._current_graph_task_id
@@ -30,59 +29,68 @@ aten = torch.ops.aten
 def charge(device: Device, func: Any, args: Args, out: Any) -> None:
     """Put an operation that has been run on the clocks of host and device, in the current stream."""
     try:
-        rule = RULES[func]
+        rule, name, kind = _KNOWN[func]
     except KeyError:
-        rule = RULES[func] = _rule(func)
-    cost = rule(device, func, args, out)
-    if not cost.kernels:
-        return
+        rule, name, kind = _KNOWN[func] = RULES.get(func) or _rule(func), _name(func), _kind(func)
     timer = device.timer
     clock = timer.clock
-    rates = clock.rates
-    seconds = cost.seconds / cost.kernels + rates.kernel_s
-    name, flops, joules = _name(func), cost.flops / cost.kernels, cost.joules / cost.kernels
+    rates, costs = clock.rates, clock.costs
+    flops = joules = 0.0
+    kernels = 1
+    if rule is _moves:
+        seconds = moving(device, args, out)
+        if not seconds:
+            return  # without bytes there is no kernel
+    else:
+        seconds, flops, kernels, joules = rule(device, func, args, out)
+        if not kernels:
+            return
+        if kernels > 1:
+            seconds, flops, joules = seconds / kernels, flops / kernels, joules / kernels
     if rates.power is not None:
-        joules += device.moved * rates.power.per_byte_pj * 1e-12 / cost.kernels
+        joules += device.moved * rates.power.per_byte_pj * 1e-12 / kernels
         device.moved = 0
-    host_s = _host_seconds(clock.costs, func, args)
-    for _ in range(cost.kernels):
-        end = timer.kernel(device.stream, seconds, name, flops, host_s, joules)
-        host_s = clock.costs.launch
+    if _graph_task() != -1:
+        host_s = costs.backward
+    elif kind == "plain":
+        host_s = costs.plain
+        first = args[0] if args else None
+        if first.__class__ is list or first.__class__ is tuple:
+            host_s += costs.tensor * len(first)
+        elif _recording():
+            host_s += costs.recorded
+    else:
+        host_s = costs.cast if kind == "cast" else costs.plain + costs.layer if _in_forward() else costs.plain
+        if _recording():
+            host_s += costs.recorded
+    seconds += rates.kernel_s
+    end = timer.kernel(device.stream, seconds, name, flops, host_s, joules)
+    for _ in range(kernels - 1):
+        end = timer.kernel(device.stream, seconds, name, flops, costs.launch, joules)
     if device.blocking:
         clock.wait(end, name)
 
 
-def _host_seconds(costs: Costs, func: Any, args: Args) -> float:
-    """The host's time for an operation of one kernel."""
-    if _graph_task() != -1:
-        return float(costs.backward)
-    first = args[0] if args else None
-    if first.__class__ is list or first.__class__ is tuple:
-        return float(costs.plain + costs.tensor * len(first))
-    layer = _LAYERS.get(func)
-    if layer is None:
-        layer = _LAYERS[func] = _is_layer(func)
-    seconds = costs.cast if func is _CAST else costs.plain + costs.layer if layer and _in_forward() else costs.plain
-    return float(seconds + costs.recorded if _recording() else seconds)
+_KNOWN: dict[Any, tuple[Rule, str, str]] = {}  # of an operation: its rule, its name, what the host does for it
 
 
-_CAST = aten._to_copy.default
-_LAYERS: dict[Any, bool] = {}
+def _kind(func: Any) -> str:
+    """Whether a layer is what usually calls this, or it is a cast, or neither."""
+    if func is aten._to_copy.default:
+        return "cast"
+    name = _name(func)
+    return "layer" if any(part in name for part in _LAYER_NAMES) and not name.startswith("_foreach") else "plain"
+
+
 _LAYER_NAMES = (
     "convolution", "addmm", "mm", "bmm", "baddbmm", "embedding", "dropout", "norm", "pool", "relu", "elu", "silu",
     "sigmoid", "hardtanh", "softmax", "attention", "loss", "_rnn", "upsample", "mish",
 )  # fmt: skip
 
 
-def _is_layer(func: Any) -> bool:
-    """Whether a layer is what usually calls this."""
-    name = _name(func)
-    return any(part in name for part in _LAYER_NAMES) and not name.startswith("_foreach")
-
-
 def _in_forward() -> bool:
     """Whether a `forward` called this operation, and not a line of a program that stands by itself."""
-    frame: Any = sys._getframe(3)
+    frame: Any = sys._getframe(2)
     while frame is not None:
         code = frame.f_code
         try:
@@ -120,8 +128,8 @@ def _name(func: Any) -> str:
 
 def _moves(device: Device, func: Any, args: Args, out: Any) -> Cost:
     """All arguments are read, all results written."""
-    seconds = reading(device, args) + writing(device, out)
-    return Cost(seconds, kernels=1 if seconds else 0)  # without bytes there is no kernel
+    seconds = moving(device, args, out)
+    return Cost(seconds, kernels=1 if seconds else 0)
 
 
 def _in_place(device: Device, func: Any, args: Args, out: Any) -> Cost:
