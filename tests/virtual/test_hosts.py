@@ -100,3 +100,35 @@ def test_a_layers_call_costs_more_than_a_lines():
         assert host_us(function) == pytest.approx(plain)
     for layer in (torch.nn.ReLU(), Activation()):
         assert host_us(layer) == pytest.approx(plain + reference.layer_us)
+
+
+def test_plan_and_report_agree_with_the_events_where_the_host_is_the_limit():
+    from gpulab import planning
+    from gpulab.running.meters import VirtualMeter
+
+    def build(batch):
+        model, x = deep().to("cuda"), torch.zeros(batch, 64, device="cuda")
+
+        def step():
+            model.zero_grad()
+            model(x).sum().backward()
+
+        return step
+
+    planned = planning.plan(build, batch=8, gpu="A100-80").step_ms
+    with VirtualGPU("A100-80", compute=False) as gpu:
+        step, spent = build(8), []
+        for _ in range(3):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            began, busy, kernels = gpu.clock.host, gpu.clock.busy(), gpu.clock.kernels()
+            start.record()
+            step()
+            end.record()
+            torch.cuda.synchronize()
+            spent.append(gpu.clock.host - began)
+        time = VirtualMeter(gpu, []).time(0)
+        busy, kernels = gpu.clock.busy() - busy, gpu.clock.kernels() - kernels
+    assert busy < 0.3 * spent[-1]
+    assert start.elapsed_time(end) == pytest.approx(planned, rel=0.05)
+    assert 1e3 * spent[-1] == pytest.approx(planned, rel=0.05)
+    assert time.launch == pytest.approx(spent[-1] / kernels, rel=0.15)  # beside events

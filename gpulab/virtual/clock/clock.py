@@ -102,6 +102,10 @@ class Clock:
         """Kernels that GPU `index` was given."""
         return self.devices[index].kernels
 
+    def launching(self, index: int = 0) -> float:
+        """Seconds of the host's time that the launches of GPU `index` took."""
+        return self.devices[index].launching
+
     def flops(self, index: int = 0) -> float:
         """Floating-point operations in matrix products, convolutions and attention."""
         return self.devices[index].flops
@@ -189,7 +193,8 @@ class Clock:
 
 
 class DeviceClock:
-    """Streams and engines of one GPU. `busy`, `kernels`, `flops` and `copied` (bytes) add up what it was given."""
+    """Streams and engines of one GPU. `busy`, `kernels`, `flops` and `copied` (bytes) add up what it was given,
+    `launching` what its kernels' launches took of the host's time."""
 
     def __init__(self, clock: Clock, index: int) -> None:
         self.clock = clock
@@ -201,7 +206,7 @@ class DeviceClock:
         self.queue: deque[float] = deque(maxlen=QUEUE)
         self.budget = None if clock.rates.power is None else Budget(clock.rates.power)
         self.done = 0.0
-        self.busy = self.flops = 0.0
+        self.busy = self.flops = self.launching = 0.0
         self.kernels = self.copied = 0
 
     def kernel(
@@ -216,7 +221,10 @@ class DeviceClock:
         """The host launches a kernel of `seconds`; when it will be done. `host_seconds`: None for a plain operation."""
         clock = self.clock
         began = clock.host
-        host = clock.host = began + (clock.costs.plain if host_seconds is None else host_seconds)
+        if host_seconds is None:
+            host_seconds = clock.costs.plain
+        self.launching += host_seconds
+        host = clock.host = began + host_seconds
         queue = self.queue
         if len(queue) == QUEUE and queue[0] > host:
             clock.wait(queue[0], "the launch queue is full")
