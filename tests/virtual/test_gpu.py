@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from gpulab import VirtualGPU
 from gpulab.virtual.scope import device as device_module
+from gpulab.virtual.scope.ownership import dense
 
 
 def mlp():
@@ -153,6 +154,26 @@ def test_gradients_are_summed_in_place_where_only_the_engine_holds_them():
         assert torch.cuda.memory_stats()["requested_bytes.all.peak"] - before == 3 * 4_000_000
         assert torch.allclose(x.grad, 2 * x.detach() + 1, atol=1e-6)
         assert torch.equal(seed, torch.ones_like(seed))
+
+
+@pytest.mark.parametrize("dims", [(0, 1, 2, 3), (0, 2, 1, 3), (0, 2, 3, 1), (3, 1, 0, 2)])
+def test_they_may_lie_in_any_order_of_dimensions(dims):
+    """Those of attention lie by position, then by head."""
+    with VirtualGPU("T4", compute=False):
+        x = torch.randn(4, 8, 16, 1024, device="cuda", requires_grad=True)
+        back = [dims.index(d) for d in range(4)]
+        seed = torch.randn_like(x).permute(dims).contiguous().permute(back)
+        y = x * 2 + x * 3
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        y.backward(seed)
+        assert torch.cuda.max_memory_allocated() - before == 2 * x.nbytes
+
+
+def test_but_in_one_piece():
+    x = torch.randn(4, 6, 8)
+    assert all(dense(t) for t in (x, x.permute(2, 0, 1), x[1:2, 2], x.permute(1, 0, 2).contiguous().mT, x[:, :0]))
+    assert not any(dense(t) for t in (x[..., :4], x[::2], x[:, :1].expand_as(x), x[:1, :, ::2].permute(2, 1, 0)))
 
 
 def test_a_gradient_that_someone_else_holds_is_not_written_over():

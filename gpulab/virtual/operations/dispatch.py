@@ -209,7 +209,7 @@ def _run_add(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str
             and into.shape == more.shape
             and into.dtype is more.dtype
             and ownership.owns(into, references)
-            and (into.is_contiguous() or into.is_contiguous(memory_format=torch.channels_last))
+            and ownership.dense(into)
         ):
             _run(gpu, torch.ops.aten.add_.Tensor, args, kwargs)
             return into

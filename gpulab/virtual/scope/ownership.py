@@ -73,6 +73,19 @@ def owns(tensor: torch.Tensor, references: int) -> bool:
     return references <= alone[0] and uses <= alone[1] and storage_uses <= alone[2]
 
 
+def dense(tensor: torch.Tensor) -> bool:
+    """Whether its elements fill one piece of memory, whatever dimension comes first (is_non_overlapping_and_dense)."""
+    if tensor.is_contiguous():
+        return True
+    nearest = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride != nearest:
+                return False
+            nearest *= size
+    return True
+
+
 def with_autograd(run: Callable[[], T]) -> T:
     """Call `run` with autograd, which is off in this thread while an operation is handled: in another thread."""
     found: list[T] = []
