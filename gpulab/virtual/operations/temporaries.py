@@ -108,6 +108,12 @@ def _convolution_backward(device: Device, args: Any, out: Any) -> list[Any]:
     return phases
 
 
+def _of_biases(device: Device, args: Any, out: Any) -> list[Any]:
+    """Of a recurrent cell: the gradients of biases are sums of the gates'."""
+    gates, biased = [t for t in out if t is not None and t.dim() == 2], args[-1]
+    return [_reduce(device, gates[0], [0], _sum(gates[0]))] if biased and gates else []
+
+
 def _product(device: Device, args: Any, out: Any) -> list[int]:
     """Gradient times output, before its sum is taken away."""
     return [args[1].nbytes]
@@ -163,6 +169,9 @@ OF: dict[Any, Rule] = {
     aten.huber_loss.default: _loss,
     aten.convolution.default: _convolution,
     aten.convolution_backward.default: _convolution_backward,
+    **dict.fromkeys(
+        (aten._thnn_fused_lstm_cell_backward_impl.default, aten._thnn_fused_gru_cell_backward.default), _of_biases
+    ),
     aten._softmax_backward_data.default: _product,
     aten._safe_softmax.default: _safe_softmax,
     aten._scaled_dot_product_cudnn_attention_backward.default: attention.cudnn_backward_temporaries,
