@@ -189,6 +189,49 @@ def test_a_gradient_that_someone_else_holds_is_not_written_over():
         assert torch.equal(x.grad, torch.full_like(x, 5))
 
 
+class Scattered(torch.autograd.Function):
+    """Its gradient is scattered into zeros that it keeps."""
+
+    @staticmethod
+    def forward(ctx, x, zeros):
+        ctx.zeros = zeros
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, grad):
+        at = torch.arange(8, device=grad.device)
+        return ctx.zeros.index_put((at,), grad, accumulate=True) + ctx.zeros.scatter_add(
+            0, at[:, None], grad[:, :1]
+        ), None
+
+
+def test_gradients_are_scattered_into_the_zeros_made_for_them():
+    """As without a dispatch mode: one tensor, not the zeros and their copy."""
+    with VirtualGPU("T4"):
+        x = torch.randn(1000, 1000, device="cuda", requires_grad=True)
+        at = torch.arange(10, device="cuda")
+        for forward in (
+            lambda: x[at], lambda: x.index_select(0, at), lambda: x.gather(0, at[None, :]), lambda: x.topk(2, 0)[0],
+        ):  # fmt: skip
+            y = forward()
+            seed = torch.ones_like(y)
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            y.backward(seed)
+            assert x.nbytes <= torch.cuda.max_memory_allocated() - before < 1.5 * x.nbytes
+            assert x.grad.sum() == y.numel()
+            x.grad = None
+
+
+def test_but_not_into_zeros_that_someone_else_holds():
+    with VirtualGPU("T4"):
+        zeros = torch.zeros(8, 8, device="cuda")
+        x = torch.randn(8, 8, device="cuda", requires_grad=True)
+        Scattered.apply(x, zeros).sum().backward()
+        assert not zeros.any()
+        assert x.grad.sum() == 64 + 8
+
+
 # -- limits ----------------------------------------------------------------------------------------------------------
 
 
