@@ -20,7 +20,7 @@ from .clock.hosts import Host
 from .clock.timeline import Timeline, recording
 from .gpus.specs import Spec, spec
 from .memory.settings import Settings
-from .operations import products, watched
+from .operations import above_autograd, products, watched
 from .operations.copies import PinnedCache
 from .scope import in_force, ownership
 from .scope.device import Device
@@ -87,7 +87,7 @@ class VirtualGPU:
         return f"<VirtualGPU {many}{self.spec.name}, {kind}{'' if self.active else ', not in force'}>"
 
     def start(self) -> VirtualGPU:
-        ownership.prepare()
+        ownership.prepare(above_autograd.include)
         if self.active:
             raise RuntimeError(f"{self!r} is in force already")
         self.clock = Clock(self._count, self.rates, counts_host=self.counts_host)

@@ -29,8 +29,6 @@ DIFFERENT = {
     "dropout_one": "p=1 keeps a scalar of 4 bytes on the GPU, here on the host",
     "ctc": "cuDNN's and the CPU's algorithms keep other things",
     "embedding_bag": "the CPU keeps one offset more",
-    "lstm_cell": "the fused cell of CUDA is not mirrored",
-    "gru_cell": "the fused cell of CUDA is not mirrored",
     "lstm_projected": "the stand-in for cuDNN forgets the projection's weights",
     "affine_grid": "autocast reaches into it on CUDA",
     # Without a GPU cuDNN's reserve is unknown: the stand-in has none, the virtual GPU what backward cannot do without.

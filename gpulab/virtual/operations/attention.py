@@ -1,7 +1,7 @@
-"""Attention as CUDA does it: which kernel is taken, what it keeps for backward, and its values computed here.
+"""Attention as CUDA does it: what the chosen kernel keeps for backward, and its values computed here.
 
-The choice follows ATen/native/transformers/cuda/sdp_utils.cpp. Above autograd the kernel's own operation is called, so
-that PyTorch's autograd keeps what it keeps on a GPU; below, the operation is computed in float32.
+Above autograd the kernel's own operation is called, so that PyTorch's autograd keeps what it keeps on a GPU; below, the
+operation is computed in float32.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from ..scope import in_force
 from ..scope.in_force import backing
 from ..scope.labels import STAYS, device_of
 from . import autocast
+from .attention_choice import choose
 from .results import map_tensors, place
 
 if TYPE_CHECKING:
@@ -51,9 +52,14 @@ def attend(
         mask = attn_mask if attn_mask is None or attn_mask.dim() < 3 else attn_mask.unsqueeze(0)
         q, k, v = (t.unsqueeze(0) for t in (query, key, value))
         return attend(q, k, v, mask, dropout_p, is_causal, scale=scale).squeeze(0)
-    kind = _choose(device.spec.capability, query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+    kind = choose(device.spec.capability, query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
     if kind == "math":
         with torch.autocast("cuda", enabled=False):
+            if is_causal and attn_mask is None:
+                square = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device)
+                return _masked(query, key, value, square.tril(), dropout_p, scale, enable_gqa)
+            if attn_mask is not None and not is_causal:
+                return _masked(query, key, value, attn_mask, dropout_p, scale, enable_gqa)
             return aten._scaled_dot_product_attention_math(
                 query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
             )[0]
@@ -89,6 +95,27 @@ def _cudnn(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, p: float, causa
 _FUSED = {"flash": _flash, "efficient": _efficient, "cudnn": _cudnn}
 
 
+def _masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, p: float, scale: float | None, gqa: bool) -> Tensor:
+    """Operation by operation (_scaled_dot_product_attention_math in attention.cpp), the mask added in place.
+
+    PyTorch itself adds it so, but not while a dispatch mode is active.
+    """
+    dtype = q.dtype
+    if dtype in _HALVES and not torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed():
+        q, k, v = (t.float() for t in (q, k, v))
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    root = math.sqrt(abs(scale))
+    scaled = q * math.copysign(root, scale)
+    keys, values = (_shared(q, k), _shared(q, v)) if gqa else (k, v)
+    mask = _as_bias(mask, q)
+    weights = torch.matmul(scaled, keys.transpose(-2, -1) * root).add_(mask)
+    weights = aten._safe_softmax(weights, -1)
+    if p:
+        weights = aten.dropout(weights, p, True)
+    both = weights.to(dtype), torch.matmul(weights, values).to(dtype)  # PyTorch gives back both
+    return both[1]
+
+
 def _padded(tensor: Tensor, multiple: int) -> Tensor:
     missing = -tensor.shape[-1] % multiple
     return torch.nn.functional.pad(tensor, (0, missing)) if missing else tensor
@@ -99,41 +126,6 @@ def _as_bias(mask: Tensor, like: Tensor) -> Tensor:
         return mask
     zero, low = (torch.scalar_tensor(x, dtype=like.dtype, device=like.device) for x in (0.0, -math.inf))
     return torch.where(mask, zero, low)
-
-
-def _choose(
-    capability: tuple[int, int], q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, p: float, causal: bool, gqa: bool
-) -> str:
-    """ "cudnn", "flash", "efficient" or "math"."""
-    backends = torch.backends.cuda
-    ready = all(t.dim() == 4 for t in (q, k, v)) and all(t.stride(-1) == 1 and t.shape[-2] for t in (q, k, v))
-    ready = ready and (gqa or q.shape[1] == k.shape[1] == v.shape[1]) and q.shape[0] == k.shape[0] == v.shape[0]
-    ready = ready and q.dtype == k.dtype == v.dtype
-    width = q.shape[-1]
-    even = width == k.shape[-1] == v.shape[-1] and width % 8 == 0 and (width <= 128 or width == 256)
-    fixed = mask is None or not (mask.requires_grad and torch.is_grad_enabled())
-    cudnn = ready and capability >= (8, 0) and backends.cudnn_sdp_enabled() and q.dtype in _HALVES
-    cudnn = cudnn and even and fixed and p * 16 == int(p * 16)
-    if cudnn and capability in ((9, 0), (10, 0)):
-        return "cudnn"  # elsewhere it comes last
-    if ready and backends.flash_sdp_enabled() and capability >= (8, 0) and mask is None and q.dtype in _HALVES:
-        square = not causal or q.shape[-2] == k.shape[-2]
-        grad = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))
-        wide = capability in ((8, 6), (8, 9)) and width > 192 and grad
-        if width == k.shape[-1] == v.shape[-1] and width <= 256 and square and not wide:
-            return "flash"
-    half = q.dtype in _HALVES
-    align = 8 if half else 4 if capability >= (8, 0) else 1
-    aligned = width % align == 0 and v.shape[-1] % align == 0
-    known = (torch.float32, torch.float16) if capability < (8, 0) else (torch.float32, *_HALVES)
-    mixed = gqa and q.shape[1] != k.shape[1] != v.shape[1]
-    if ready and backends.mem_efficient_sdp_enabled() and q.dtype in known and aligned and not mixed:
-        return "efficient"
-    if not backends.math_sdp_enabled():
-        if cudnn:
-            return "cudnn"
-        raise RuntimeError("No available kernel. Aborting execution.")
-    return "math"
 
 
 # -- values ----------------------------------------------------------------------------------------------------------

@@ -110,7 +110,7 @@ def kernel(name: str, change: Change | None = None) -> Callable[..., Any]:
     return run
 
 
-def _lowered(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def lowered(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return op, lower(args), kwargs
 
 
@@ -149,7 +149,7 @@ def _refused(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 LISTS: list[tuple[Any, Change]] = [
-    (LOWER, _lowered),
+    (LOWER, lowered),
     (FLOAT, _widened),
     (SET_DTYPE, _dtype_set),
     (APPEND_DTYPE, _dtype_appended),

@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 
 from ..scope import in_force
 from ..scope.labels import device_of
-from . import attention, autocast, fused, recurrent
+from . import attention, autocast, cells, fused, recurrent
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -126,4 +126,5 @@ MIRRORS: dict[str, Callable[..., Any]] = {
     "scaled_dot_product_attention": attention.attend,
     "softmax.int": _softmax("softmax"),
     **recurrent.MIRRORS,
+    **cells.MIRRORS,
 }

@@ -13,7 +13,7 @@ import torch
 
 from ..scope.in_force import backing
 from ..scope.labels import STAYS, storage_of
-from . import assertions, attention, error_words, random, recurrent, refused, shapes_only
+from . import assertions, attention, cells, error_words, random, recurrent, refused, shapes_only
 from .results import map_tensors
 from .shapes_only import KNOWN
 from .sixteen_bit import HALVES, in_float
@@ -260,6 +260,10 @@ HANDLERS |= {
     aten._scaled_dot_product_efficient_attention_backward.default: attention.efficient_backward,
     aten._scaled_dot_product_cudnn_attention.default: attention.cudnn_forward,
     aten._scaled_dot_product_cudnn_attention_backward.default: attention.cudnn_backward,
+    aten._thnn_fused_lstm_cell.default: cells.lstm_forward,
+    aten._thnn_fused_lstm_cell_backward_impl.default: cells.lstm_backward,
+    aten._thnn_fused_gru_cell.default: cells.gru_forward,
+    aten._thnn_fused_gru_cell_backward.default: cells.gru_backward,
     aten._cudnn_rnn.default: recurrent.forward,
     aten._cudnn_rnn_backward.default: recurrent.backward,
     aten._cudnn_rnn_flatten_weight.default: recurrent.flatten,
