@@ -51,12 +51,12 @@ def _counts(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 # An addition of gradients, and gradients that are written into zeros.
-_WRITTEN = {
+_WRITTEN: dict[Any, Callable[[torch.Tensor], torch.Tensor]] = {
     aten.add.Tensor: lambda x: x * x + x.sin(),
     aten.scatter.src: lambda x: x.sort()[0],
-    aten.scatter_add.default: lambda x: x.gather(0, torch.tensor([1, 0])),
-    aten.index_add.default: lambda x: x.index_select(0, torch.tensor([1, 0])),
-    aten.index_put.default: lambda x: x[torch.tensor([1, 0])],
+    aten.scatter_add.default: lambda x: x.gather(0, torch.tensor([1, 0], device="cpu")),
+    aten.index_add.default: lambda x: x.index_select(0, torch.tensor([1, 0], device="cpu")),
+    aten.index_put.default: lambda x: x[torch.tensor([1, 0], device="cpu")],
 }
 
 
@@ -65,7 +65,7 @@ def _alone() -> dict[Any, tuple[int, int, int]]:
     """The references to a tensor that only the engine or its formula has, as each operation meets it."""
     found = {}
     for func, forward in _WRITTEN.items():
-        x = torch.zeros(2, requires_grad=True)
+        x = torch.zeros(2, requires_grad=True, device="cpu")
         y = forward(x)
         probe = _Probe()
         with probe:
