@@ -64,7 +64,7 @@ print(f"the fastest of four took {min(times) * 1e6:.0f} µs: {rate:,.0f} TFLOP/s
 # %% question-answer [markdown]
 # Hundreds of TFLOP/s, and with a faster host thousands, from a card whose maker promises a few. No single GPU comes near
 # that in fp32. The arithmetic is right, the clock is right, and the result is absurd: when the clock was stopped, **the
-# product had not been computed**. It had only been asked for, and the rate is one of the host: a quicker one “computes” faster.
+# product had not been computed**. It had only been asked for.
 #
 # Absurd results are the lucky case. With other sizes the same mistake gives a plausible number, and it ends up in a
 # report. This lesson is about what happens between asking and having: for work, and then for data.
@@ -112,12 +112,12 @@ print(f"3 products: queued after {returned:.2f} ms, done after {done:.2f} ms ({g
 # %% simulator-queue-text [markdown]
 # ### See it move
 #
-# The simulator opens on six steps of 24 kernels, and a host that takes 5 µs for each: a good one. Two timers stand under the
-# picture, one of them wrong. Try this:
+# The simulator opens on six steps of 24 kernels and a good host, 5 µs for each. Two timers stand under the picture, one of
+# them wrong. Try this:
 #
 # 1. Read the loss *every step*. Now both timers agree. Did the step become much slower?
-# 2. Set it back to *never*, *Kernel time* to 3 µs and *Launch cost* to 15 µs, as a line of Python has it on this notebook's
-#    virtual GPU. Who waits for whom now, and how much of the time does a kernel run?
+# 2. Set it back to *never*, *Kernel time* to 3 µs and *Launch cost* to the virtual host's 15 µs. Who waits for whom now, and
+#    how much of the time does a kernel run?
 # 3. Set *Kernel time* to 200 µs and *Kernels per step* to 200. The queue is full, the host waits, and the timer still
 #    lies.
 
@@ -266,7 +266,7 @@ for name, convert in conversions.items():
 #
 # Two numbers would predict every transfer of your program, if copies kept to a line. The virtual GPU's do, for that is how
 # its model makes them. So try it on recorded ones: a Quadro RTX 6000, 1 KiB to 1 MiB, from ordinary (**pageable**) and from
-# page-locked (**pinned**) memory; the next section says what that is. Your GPU's own times stand beside them, in both cases a
+# page-locked (**pinned**) memory; the next section says what that is. Your GPU's own times stand beside them, also a
 # hundred copies one after the other. (The recorded were called from C; yours have Python's part in their latency.)
 
 # %% cost-predict
@@ -346,8 +346,8 @@ gpulab.style.show(
 #
 # The dotted lines stand at latency × bandwidth: there, half of the time is latency. On the left of it the size hardly
 # matters, so *fewer* copies are what helps (below 16 KiB not even pinned memory gained anything here); on the right only the
-# bytes matter. A batch of a thousand tensors of 4 kB is far on the left, and Python's part comes on top: the virtual host takes
-# 15 µs to ask for each, longer than the link needs for it.
+# bytes matter. A batch of a thousand tensors of 4 kB is far on the left, where the virtual host takes longer to ask for a copy
+# (15 µs) than the link for making it:
 
 # %% cost-many
 many = [torch.zeros(1000).pin_memory() for _ in range(1000)]
