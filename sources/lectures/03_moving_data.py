@@ -158,7 +158,7 @@ print(f"{took:.3f} ms: {2 * n**3 / took / 1e9:.1f} TFLOP/s ({gpu.numbers})")
 # %% clock-warm-text [markdown]
 # Below the data sheet, as it should be. One trap is left: the **first** run. It takes memory from the driver, and on a
 # real GPU it also loads the kernel's code. The first of all creates the libraries' handles: the model assumes 60 ms for cuBLAS,
-# spent at the top of this notebook. Autotuning, where it is on, runs in the first call too. So call the work a few times
+# spent further up. Autotuning, where it is on, runs in the first call too. So call the work a few times
 # before the clock starts.
 
 # %% clock-warm
@@ -198,16 +198,14 @@ for name, work in benchmarks.items():
     print(f"benchmark {name:<5} {2 * n**3 / gpu_ms(work) / 1e9:>10,.1f} TFLOP/s ({gpu.numbers})")
 
 # %% sheet-explain [markdown]
-# *One* claims hundreds of TFLOP/s, and its clock is a good one: but the events stand in the current stream, the product runs in
-# another, and nothing makes the one wait for the other. *Two* is true and answers another question: fp16 on tensor cores, set
-# beside an fp32 peak, “beats” it. *Three* is what you asked for. More ways to beat a data sheet:
+# *One* claims hundreds of TFLOP/s, with a good clock: but the events stand in the current stream, the product runs in another, and
+# nothing makes the one wait for the other. *Two* is true and answers another question: fp16 on tensor cores, set beside
+# an fp32 peak, “beats” it. *Three* is what you asked for. More ways to report too much:
 #
 # - **Time on zeros.** Recorded on an H200, 8192³ in bf16: 769–798 TFLOP/s on random data, 894 on zeros. Bits that do not
 #   flip take less power, and the clock stays higher.
-# - **Quote the sparse peak.** NVIDIA prints 1,979 TFLOP/s for an H100's bf16, with a footnote: with sparsity. Dense it is
-#   989.
-# - **Stop early.** A board's power is limited on average. A T4 multiplies in fp16 at 40 TFLOP/s in the few runs above
-#   (virtual), and in a long loop at its 70 W at 24 (recorded, NVIDIA's forum).
+# - **Quote the sparse peak.** NVIDIA prints 1,979 TFLOP/s for an H100's bf16, with a footnote: with sparsity. Dense: 989.
+# - **Stop early.** A T4 does 40 TFLOP/s in *two* (virtual), and 24 in a loop, at its limit of 70 W (recorded).
 # - **Count another model's operations**, or let the result be in cache.
 #
 # A rate well above the peak is a fault of the benchmark; `gpulab.timing.mfu` refuses it. (A few per cent may be the card:
@@ -267,7 +265,7 @@ for name, convert in conversions.items():
 # Two numbers would predict every transfer of your program, if copies kept to a line. The virtual GPU's do, for that is how
 # its model makes them. So try it on recorded ones: a Quadro RTX 6000, 1 KiB to 1 MiB, from ordinary (**pageable**) and from
 # page-locked (**pinned**) memory; the next section says what that is. Your GPU's own times stand beside them, also a
-# hundred copies one after the other. (The recorded were called from C; yours have Python's part in their latency.)
+# hundred, one after the other. (The recorded were called from C; yours have Python's part in their latency.)
 
 # %% cost-predict
 small_guess = gpulab.predict("1,000 copies of 4 kB take how many times as long as one copy of 4 MB?", unit="times")
@@ -833,5 +831,6 @@ gpulab.quiz(3)
 #   Programming Guide*, “Asynchronous concurrent execution”: the 64 KB. *Best Practices Guide*: pinned memory.
 # - Recorded copies: github.com/npho/cse554, *assignment1/host_GPU* (Quadro RTX 6000); github.com/microsoft/superbenchmark,
 #   *tests/data/cuda_memory_h2d_bw.log* (V100, NVIDIA's `bandwidthTest`).
-# - Data sheets of T4, A100, H100 and RTX 4090, for the peaks. An H200 recorded for this course, for random data and zeros.
+# - Data sheets of T4, A100, H100 and RTX 4090, for the peaks. An H200 recorded for this course, for random data and zeros. The
+#   T4 in a loop: forums.developer.nvidia.com/t/264462.
 # - vLLM documentation, *gpu_sync_debug*: what the debug mode does not see.
