@@ -76,8 +76,8 @@ print(f"the fastest of four took {min(times) * 1e6:.0f} µs: {rate:,.0f} TFLOP/s
 # the result, and puts a launch into a queue, called a **stream**. The GPU works off the queue, in order. The tensor you
 # get back is real, and its values are a promise.
 #
-# That is a feature: the host needs microseconds for an operation (the virtual one 15 for a line of Python, about twice that
-# for a layer's; published trainings that wait for it take 32 to 34 a kernel, recorded, lesson 01), and by running ahead it keeps
+# That is a feature: the host needs microseconds for an operation (the virtual one 15 to 19 for a line of Python, 28 to 33
+# for a layer's; published trainings that wait for it took 32 to 34 a kernel, recorded, lesson 01), and by running ahead it keeps
 # the GPU supplied. Watch two moments: when the call returns, and when the GPU is done. (In float64, at which a T4 is slow, three
 # launches are a long queue.)
 
@@ -709,7 +709,7 @@ print(f"the loop without it: {1 - without / with_item:.1%} shorter ({gpu.numbers
 # Nearly all of the time “is” in `.item()`: the host waits there for work that has to be done anyway. What removing it buys
 # is another thing, the **head start**. After a wait the queue is empty, and the GPU idles until the next launch arrives. On a
 # T4, which needs 9 ms for this product in float64, that is next to nothing. A GPU that is done sooner loses the same
-# microseconds (some 30, as the model has it, most of them the host's) of a shorter step:
+# microseconds (some 30 in the model, most of them the host's) of a shorter step:
 
 # %% hidden-cost-gpus tags=["host-dependent"]
 for name in ("T4", "A100-80", "H100"):
