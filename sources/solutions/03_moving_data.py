@@ -175,7 +175,7 @@ def plot(found):
         fitted = [latency * 1e-3 + x / bandwidth * 1e-6 for x in grid]
         axes.plot(grid, fitted, "-", color=points.get_color(), linewidth=1.5)
     axes.set(xscale="log", yscale="log", xlabel="size (bytes)", ylabel="time (ms, virtual)")
-    axes.set_title("From 10 MB on, nearly all of the time is bandwidth (virtual T4)")
+    axes.set_title("From 10 MB on, nearly all of the time is bandwidth")
     axes.legend()
     gpulab.style.show(figure, alt="Time of copies from 1 MB to 1 GB: two lines; the model has pageable memory take twice as long.")
 
