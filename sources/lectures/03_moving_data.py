@@ -62,7 +62,7 @@ rate_guess.compare(round(rate), gpu.numbers)
 print(f"the fastest of four took {min(times) * 1e6:.0f} µs: {rate:,.0f} TFLOP/s ({gpu.numbers})")
 
 # %% question-answer [markdown]
-# Hundreds of TFLOP/s, and with a faster host thousands, from a card whose maker promises a few. No single GPU comes near
+# Hundreds of TFLOP/s or thousands, as the host goes, from a card whose maker promises a few. No single GPU comes near
 # that in fp32. The arithmetic is right, the clock is right, and the result is absurd: when the clock was stopped, **the
 # product had not been computed**. It had only been asked for.
 #
@@ -76,7 +76,7 @@ print(f"the fastest of four took {min(times) * 1e6:.0f} µs: {rate:,.0f} TFLOP/s
 # the result, and puts a launch into a queue, called a **stream**. The GPU works off the queue, in order. The tensor you
 # get back is real, and its values are a promise.
 #
-# That is a feature: the host needs microseconds for an operation (the virtual one 15 to 19 for a line of Python, 28 to 33
+# That is a feature: the host needs microseconds for an operation (the virtual one 15 for a line of Python, 28 to 33
 # for a layer's; published trainings that wait for it took 32 to 34 a kernel, recorded, lesson 01), and by running ahead it keeps
 # the GPU supplied. Watch two moments: when the call returns, and when the GPU is done. (In float64, at which a T4 is slow, three
 # launches are a long queue.)

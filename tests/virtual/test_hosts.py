@@ -93,6 +93,19 @@ class Activation(torch.nn.Module):
         return torch.nn.functional.gelu(x)
 
 
+def test_what_autograd_records_costs_more():
+    weight = torch.nn.Parameter(torch.zeros(8, 8))
+    with VirtualGPU("T4", compute=False, host="reference") as gpu:
+        x, weight = torch.zeros(8, 8, device="cuda"), weight.to("cuda").detach().requires_grad_()
+        x @ x, weight @ x
+        costs = []
+        for call in (lambda: x @ x, lambda: weight @ x):
+            began = gpu.clock.host
+            call()
+            costs.append(1e6 * (gpu.clock.host - began))
+    assert costs[1] - costs[0] == pytest.approx(hosts.REFERENCE.recorded_us)
+
+
 def test_a_layers_call_costs_more_than_a_lines():
     reference = hosts.REFERENCE
     plain = reference.operation_us + reference.launch_us

@@ -57,11 +57,11 @@ def charge(device: Device, func: Any, args: Args, out: Any) -> None:
         first = args[0] if args else None
         if first.__class__ is list or first.__class__ is tuple:
             host_s += costs.tensor * len(first)
-        elif _recording():
+        elif _recording() and _recorded(args):
             host_s += costs.recorded
     else:
         host_s = costs.cast if kind == "cast" else costs.plain + costs.layer if _in_forward() else costs.plain
-        if _recording():
+        if _recording() and _recorded(args):
             host_s += costs.recorded
     seconds += rates.kernel_s
     end = timer.kernel(device.stream, seconds, name, flops, host_s, joules)
@@ -72,6 +72,17 @@ def charge(device: Device, func: Any, args: Args, out: Any) -> None:
 
 
 _KNOWN: dict[Any, tuple[Rule, str, str]] = {}  # of an operation: its rule, its name, what the host does for it
+
+
+def _recorded(args: Any) -> bool:
+    """Whether autograd records an operation on these."""
+    for item in args:
+        if isinstance(item, torch.Tensor):
+            if item.requires_grad:
+                return True
+        elif (item.__class__ is list or item.__class__ is tuple) and _recorded(item):
+            return True
+    return False
 
 
 def _kind(func: Any) -> str:
