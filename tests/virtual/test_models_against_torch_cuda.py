@@ -67,3 +67,14 @@ def test_a_step_allocates_what_it_does_on_cuda(record_models, capability, mode):
         assert len(steps) == len(STEPS[capability, mode])
         for step in steps:
             assert record_models.record(step) == recorded(capability, step), step.names
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(TORCH < (2, 15), reason="recorded with torch 2.15")
+def test_with_the_workspaces_that_cudnn_plans_peaks_are_near(record_models):
+    """They are estimated; what is reserved is further off, up to a quarter with regnet, and not compared."""
+    with VirtualGPU("A100-80", compute=False), memory.quick_collections():
+        for step in record_models.plan():
+            if step.mode == "amp_fp16" and step.model.name in ("llama", "diffusion", "vit_registers"):
+                theirs = recorded("8.0", step, planned=True)["peak"][0]
+                assert record_models.record(step)["peak"][0] == pytest.approx(theirs, rel=0.005), step.names
