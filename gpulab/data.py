@@ -1,4 +1,4 @@
-"""The handwritten digits that every lesson trains on, recorded speeds of image models and of copies: no download.
+"""The handwritten digits that every lesson trains on, published speeds of image models and of copies: no download.
 
 1797 grey images of 8×8 pixels, ten classes: the test part of the UCI set "Optical Recognition of
 Handwritten Digits" (E. Alpaydin and C. Kaynak, 1998, CC BY 4.0), as whole numbers 0 to 16 in the package. The
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -34,42 +35,103 @@ def digits(split: Literal["train", "test"] | None = None) -> Digits:
         raise ValueError(f"split must be 'train', 'test' or None for all images, not {split!r}")
     import torch
 
-    raw = gzip.decompress(resources.files("gpulab").joinpath("digits.csv.gz").read_bytes()).decode()
-    table = torch.tensor([[int(v) for v in row] for row in csv.reader(raw.splitlines())], device="cpu")
+    rows = csv.reader(_unpacked("digits.csv.gz").splitlines())
+    table = torch.tensor([[int(v) for v in row] for row in rows], device="cpu")
     part = {None: slice(None), "train": slice(TRAIN_SAMPLES), "test": slice(TRAIN_SAMPLES, None)}[split]
     table = table[part]
     images = (table[:, :64].to(torch.float32) / 16).reshape(-1, 1, 8, 8)
     return Digits(images, table[:, 64].clone())
 
 
-class Speed(NamedTuple):
-    """What one image model reached in inference, square images of `image_size` pixels: recorded, images per second.
+class Measurement(NamedTuple):
+    """What an image model of `timm` reached in a setting, with square images of `image_size` pixels: recorded.
 
-    `gpu_images_per_s`: RTX 3090, PyTorch 2.4, CUDA 12.4, AMP in fp16, eager, batches of `gpu_batch`.
-    `cpu_images_per_s`: Intel i9-10940X (14 cores), PyTorch 2.4, fp32, compiled, batches of one image.
+    `setting` is task, precision, layout, PyTorch, CUDA, machine and, where compiled, "dynamo", joined by "-".
     """
+
+    setting: str
+    model: str
+    batch: int
+    image_size: int
+    samples_per_s: float
+
+
+def published(setting: str | None = None) -> list[Measurement]:
+    """The published measurements of the image models of `timm` in one setting; in all 18 of them without one.
+
+    Source and licence: `gpulab/published/README.md`. Raises ValueError for an unknown setting, and names all.
+    """
+    rows = list(_measurements())
+    names = list(dict.fromkeys(row.setting for row in rows))
+    if setting is None:
+        return rows
+    if setting not in names:
+        raise ValueError(f"setting is {setting!r}; it must be one of {', '.join(names)}")
+    return [row for row in rows if row.setting == setting]
+
+
+@cache
+def _measurements() -> tuple[Measurement, ...]:
+    rows = csv.DictReader(_unpacked("published", "timm.csv.gz").splitlines())
+    return tuple(
+        Measurement(
+            row["setting"], row["model"], int(row["batch"]), int(row["image_size"]), float(row["samples_per_s"])
+        )
+        for row in rows
+    )
+
+
+class Training(NamedTuple):
+    """A number that was published for a training: recorded, `value` in `unit`; `setting` is as its source names it."""
+
+    source: str
+    setting: str
+    gpu: str
+    unit: str
+    value: float
+    note: str
+
+
+def trainings(source: str | None = None) -> list[Training]:
+    """Published speeds and memories of trainings, of one source, or of all.
+
+    What the sources are and their settings: `gpulab/published/README.md`. Raises ValueError for an unknown source, and
+    names all.
+    """
+    text = resources.files("gpulab").joinpath("published", "others.csv").read_text(encoding="utf-8")
+    rows = [Training(**{**row, "value": float(row["value"])}) for row in csv.DictReader(text.splitlines())]  # type: ignore[arg-type]
+    names = list(dict.fromkeys(row.source for row in rows))
+    if source is not None and source not in names:
+        raise ValueError(f"source is {source!r}; it must be one of {', '.join(names)}")
+    return [row for row in rows if source in (None, row.source)]
+
+
+class Gain(NamedTuple):
+    """One model in two settings; `ratio` is how many times as fast the second is."""
 
     model: str
     image_size: int
-    gpu_batch: int
-    gpu_images_per_s: float
-    cpu_images_per_s: float
+    batches: tuple[int, int]
+    ratio: float
 
 
-def speeds() -> list[Speed]:
-    """Recorded inference speeds of the models of `timm` that were timed on both machines at the same image size."""
-    raw = gzip.decompress(resources.files("gpulab").joinpath("timm_speeds.csv.gz").read_bytes()).decode()
-    rows = csv.DictReader(raw.splitlines())
+def gains(before: str, after: str, *, equal_batch: bool = True) -> list[Gain]:
+    """How many times as fast the models are in the setting `after` as in `before`, for equal image sizes.
+
+    Only rows of equal batch are compared, or a gain of the batch would count as one of the setting; where they cannot
+    be equal (a CPU's batch is 1), `equal_batch=False` says so. Raises ValueError for an unknown setting.
+    """
+    rows = {(row.model, row.image_size): row for row in published(before)}
+    pairs = [(rows[row.model, row.image_size], row) for row in published(after) if (row.model, row.image_size) in rows]
     return [
-        Speed(
-            row["model"],
-            int(row["image_size"]),
-            int(row["gpu_batch"]),
-            float(row["gpu_images_per_s"]),
-            float(row["cpu_images_per_s"]),
-        )
-        for row in rows
+        Gain(new.model, new.image_size, (old.batch, new.batch), new.samples_per_s / old.samples_per_s)
+        for old, new in pairs
+        if not equal_batch or old.batch == new.batch
     ]
+
+
+def _unpacked(*path: str) -> str:
+    return gzip.decompress(resources.files("gpulab").joinpath(*path).read_bytes()).decode()
 
 
 # 10⁹ bytes per second by bytes.

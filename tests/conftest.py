@@ -76,6 +76,7 @@ def shapes():
     from gpulab.virtual.gpu import VirtualGPU
 
     with VirtualGPU("T4", compute=False) as scope:
+        scope.devices[0].timer.budget = None  # no power limit: one measurement does not hang on those before it
         yield scope
 
 
@@ -84,6 +85,8 @@ def two_gpus():
     from gpulab.virtual.gpu import VirtualGPU
 
     with VirtualGPU("T4", count=2, compute=False) as scope:
+        for device in scope.devices:
+            device.timer.budget = None  # as above
         yield scope
 
 

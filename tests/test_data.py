@@ -59,13 +59,56 @@ def test_the_digits_are_on_the_cpu_and_float32_whatever_the_defaults_are():
     assert (images.dtype, images.device.type, labels.device.type) == (torch.float32, "cpu", "cpu")
 
 
-def test_the_speeds_are_those_published():
-    speeds = {(row.model, row.image_size): row for row in data.speeds()}
-    assert len(speeds) == len(data.speeds()) == 708
-    vit = speeds["vit_base_patch16_224", 224]
-    assert (vit.gpu_batch, vit.gpu_images_per_s, vit.cpu_images_per_s) == (1024, 1570.66, 32.37)
-    ratios = [row.gpu_images_per_s / row.cpu_images_per_s for row in speeds.values()]
-    assert statistics.median(ratios) == pytest.approx(44.4, abs=0.05)
+CPU, GPU = "infer-fp32-nchw-pt240-cpu-i9_10940x-dynamo", "infer-amp-nchw-pt240-cu124-rtx3090"
+
+
+def test_the_measurements_are_those_published():
+    rows = data.published()
+    assert len({row[:4] for row in rows}) == len(rows) == 12953
+    assert len({row.setting for row in rows}) == 18
+    [vit] = [row for row in data.published(GPU) if (row.model, row.image_size) == ("vit_base_patch16_224", 224)]
+    assert vit == (GPU, "vit_base_patch16_224", 1024, 224, 1570.66)
+
+
+def test_an_unknown_setting_is_named_with_those_that_there_are():
+    for call in (lambda: data.published("infer"), lambda: data.gains("infer", GPU), lambda: data.gains(GPU, "infer")):
+        with pytest.raises(ValueError, match="setting is 'infer'; it must be one of infer-amp-nchw-"):
+            call()
+
+
+def test_settings_are_compared_where_batch_and_image_are_equal():
+    compiled = "infer-amp-nchw-pt291-cu128-4090"
+    rows = {(row.model, row.image_size): row for row in data.published(compiled)}
+    gains = data.gains(compiled, compiled + "-dynamo")
+    assert all(gain.batches == (rows[gain.model, gain.image_size].batch,) * 2 for gain in gains)
+    assert len(gains) > 500
+    assert statistics.median(gain.ratio for gain in gains) == pytest.approx(1.61, abs=0.01)
+    earlier = "infer-amp-nchw-pt240-cu124-rtx4090"
+    few = data.gains(earlier, earlier + "-dynamo")
+    assert len(few) == 34
+    assert statistics.median(gain.ratio for gain in few) == pytest.approx(1.28, abs=0.01)
+    same = data.gains(GPU, GPU)
+    assert {gain.ratio for gain in same} == {1.0}
+
+
+def test_a_cpu_and_a_gpu_have_no_batch_in_common():
+    assert data.gains(CPU, GPU) == []
+    gains = data.gains(CPU, GPU, equal_batch=False)
+    assert len(gains) == 708
+    assert statistics.median(gain.ratio for gain in gains) == pytest.approx(44.4, abs=0.05)
+
+
+def test_the_trainings_are_those_published():
+    rows = {(row.setting, row.unit): row for row in data.trainings("rasbt gpt2 by hand")}
+    assert rows["+ FlashAttention", "tokens/s"].value == 91901
+    assert rows["baseline fp32", "reserved GiB"].gpu == "A100-40"
+    assert len(data.trainings()) == 81
+    assert {row.unit for row in data.trainings("NVIDIA DLE")} == {"samples/s"}
+
+
+def test_an_unknown_source_is_named_with_those_that_there_are():
+    with pytest.raises(ValueError, match="source is 'nvidia'; it must be one of Korthikanti formula, rasbt vit_l_16"):
+        data.trainings("nvidia")
 
 
 def test_the_copies_are_those_published_in_milliseconds():

@@ -17,9 +17,10 @@ from ..virtual.gpu import VirtualGPU
 def virtual_gpu(name: str = "T4", *, count: int = 1, compute: bool = True, settings: str = "") -> VirtualGPU:
     """A virtual GPU that keeps the same books everywhere, whatever the environment's settings are.
 
-    Whether cuBLAS keeps its workspaces depends on PyTorch's version; here it does not keep them.
+    Whether cuBLAS keeps its workspaces depends on PyTorch's version; here it does not keep them. Its host is a fast
+    one: what is judged is the order of the work, not how long its launches take.
     """
-    gpu = VirtualGPU(name, count=count, compute=compute, settings=settings)
+    gpu = VirtualGPU(name, count=count, compute=compute, settings=settings, host="reference")
     gpu.keeps_workspaces = False
     return gpu
 

@@ -30,7 +30,6 @@ class VirtualMeter:
     def __init__(self, gpu: VirtualGPU, watches: list[Watch]) -> None:
         self.clock = gpu.clock
         self.source = gpu.rates.source
-        self.launch = gpu.rates.host_us * 1e-6
         self.watches = watches
 
     def reading(self, device: Any) -> tuple[Any, int]:
@@ -49,8 +48,9 @@ class VirtualMeter:
         """What the clock says of GPU `index` up to now."""
         clock = self.clock
         elapsed = max(clock.now(index), clock.host)
-        counts = clock.kernels(index), clock.flops(index)
-        return GpuTime(elapsed, clock.busy(index), clock.waited, self.launch, *counts, self.source)
+        kernels = clock.kernels(index)
+        launch = clock.launching(index) / kernels if kernels else 0.0
+        return GpuTime(elapsed, clock.busy(index), clock.waited, launch, kernels, clock.flops(index), self.source)
 
     def busy(self, marks: list[Any]) -> float | None:
         """The share of the GPU's time between first and last mark that its kernels took."""

@@ -69,8 +69,8 @@ class Memory:
 class GpuTime:
     """The modelled time of one virtual GPU: seconds until all was done, and what its kernels took of them.
 
-    `waited` is the time the host waited for GPUs, `launch` what one operation costs it; `flops` are those of matrix
-    products, convolutions and attention. `source` says where the rates come from.
+    `waited` is the time the host waited for GPUs, `launch` what a kernel's launch took it on average; `flops` are those
+    of matrix products, convolutions and attention. `source` says where the rates come from.
     """
 
     elapsed: float

@@ -9,16 +9,18 @@ import contextlib
 import os
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from types import TracebackType
 
 import torch
 
-from .clock import rates
+from .clock import hosts, rates
 from .clock.clock import Clock
+from .clock.hosts import Host
 from .clock.timeline import Timeline, recording
 from .gpus.specs import Spec, spec
 from .memory.settings import Settings
-from .operations import temporaries, watched
+from .operations import above_autograd, products, watched
 from .operations.copies import PinnedCache
 from .scope import in_force, ownership
 from .scope.device import Device
@@ -34,6 +36,8 @@ class VirtualGPU:
     machine can be planned. `settings` has the syntax of PYTORCH_CUDA_ALLOC_CONF, which is read without it.
     `counts_host=True` lets the time that this machine spends between the operations count as the host's: what waits
     for data shows, and times no longer repeat exactly.
+    `host` is what launches: "server" (the usual), "reference" (a fast one), or how many times as long as the reference
+    it takes for everything.
     `mirror=False` switches off what the GPU's kernels keep differently from the CPU's, and its libraries' workspaces:
     plain bookkeeping of what PyTorch does here.
 
@@ -49,6 +53,7 @@ class VirtualGPU:
         settings: str | None = None,
         mirror: bool = True,
         counts_host: bool = False,
+        host: str | float | Host | None = None,
     ) -> None:
         if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= 64:
             raise ValueError(f"count must be a whole number of GPUs from 1 to 64, not {count!r}")
@@ -57,9 +62,10 @@ class VirtualGPU:
         self.mirror = bool(mirror)
         self.backing = torch.device("cpu" if compute else "meta")
         self.plans_convolutions = True  # False leaves out the workspaces of cuDNN's convolutions
-        self.keeps_workspaces = temporaries.keeps_workspaces()
+        self.keeps_workspaces = products.keeps_workspaces()
         self.counts_host = bool(counts_host)
-        self.rates = rates.of(self.spec.name)
+        found = rates.of(self.spec.name)
+        self.rates = found if host is None else replace(found, host=hosts.host(host))
         self.clock = Clock(count, self.rates)
         self.pinned = PinnedCache()
         self.sync_debug_mode = 0
@@ -81,7 +87,7 @@ class VirtualGPU:
         return f"<VirtualGPU {many}{self.spec.name}, {kind}{'' if self.active else ', not in force'}>"
 
     def start(self) -> VirtualGPU:
-        ownership.prepare()
+        ownership.prepare(above_autograd.include)
         if self.active:
             raise RuntimeError(f"{self!r} is in force already")
         self.clock = Clock(self._count, self.rates, counts_host=self.counts_host)

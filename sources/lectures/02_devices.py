@@ -229,14 +229,14 @@ axes.loglog(sizes, made, "s--", base=2, label="made on the GPU: torch.zeros(…,
 axes.set_yscale("log", base=10)
 axes.set_xticks([2**12, 2**16, 2**20, 2**24], ["4 KiB", "64 KiB", "1 MiB", "16 MiB"])
 axes.set(xlabel="size of the tensor", ylabel=f"time on the GPU, ms ({gpu.numbers})")
-axes.set_title("A copy over the bus costs many times what making costs")
+axes.set_title("A large copy over the bus costs many times what making costs")
 axes.legend()
 gpulab.style.show(figure, alt="Time over size on logarithmic axes. Both curves are flat for small tensors. From some 64 "
-    "KiB on the copy's rises with the size; the other stays flat up to a MiB and ends far below.")
+    "KiB on the copy's rises with the size; the other stays flat up to 4 MiB and ends far below.")
 
 # %% make-after [markdown]
-# The copy is limited by the bus (a few GB/s from ordinary memory; lesson 03 has recorded ones), the making by the GPU's own
-# memory (hundreds). And
+# Small ones cost about the same: the GPU waits for the host, which asks for either (lesson 03). A large copy is limited by the
+# bus (a few GB/s from ordinary memory; lesson 03 has recorded ones), the making by the GPU's own memory (hundreds). And
 # this is the copy alone: the host also had to find room for the tensor and to fill it. For a model of 28 GB that is
 # 28 GB of host memory, so large models are built on the device, or on `meta` and filled there (lesson 13).
 #

@@ -62,9 +62,9 @@ rate_guess.compare(round(rate), gpu.numbers)
 print(f"the fastest of four took {min(times) * 1e6:.0f} µs: {rate:,.0f} TFLOP/s ({gpu.numbers})")
 
 # %% question-answer [markdown]
-# Thousands of TFLOP/s, petaflops, from a card whose maker promises a few TFLOP/s. No single GPU comes near that in fp32.
-# The arithmetic is right, the clock is right, and the result is absurd: when the clock was stopped, **the product had
-# not been computed**. It had only been asked for.
+# Hundreds of TFLOP/s or thousands, as the host goes, from a card whose maker promises a few. No single GPU comes near
+# that in fp32. The arithmetic is right, the clock is right, and the result is absurd: when the clock was stopped, **the
+# product had not been computed**. It had only been asked for.
 #
 # Absurd results are the lucky case. With other sizes the same mistake gives a plausible number, and it ends up in a
 # report. This lesson is about what happens between asking and having: for work, and then for data.
@@ -76,9 +76,10 @@ print(f"the fastest of four took {min(times) * 1e6:.0f} µs: {rate:,.0f} TFLOP/s
 # the result, and puts a launch into a queue, called a **stream**. The GPU works off the queue, in order. The tensor you
 # get back is real, and its values are a promise.
 #
-# That is a feature: the host needs some microseconds for an operation (the model assumes 5; with autograd and an optimizer it
-# is more, lesson 01), and by running ahead it keeps the GPU supplied. Watch two moments: when the call returns, and when
-# the GPU is done. (In float64, at which a T4 is slow, three launches are a long queue.)
+# That is a feature: the host needs microseconds for an operation (the virtual one 15 for a line of Python, 28 to 33
+# for a layer's; published trainings that wait for it took 32 to 34 a kernel, recorded, lesson 01), and by running ahead it keeps
+# the GPU supplied. Watch two moments: when the call returns, and when the GPU is done. (In float64, at which a T4 is slow, three
+# launches are a long queue.)
 
 # %% queue-run tags=["host-dependent"]
 def host_times(work, repeats=3):
@@ -111,11 +112,12 @@ print(f"3 products: queued after {returned:.2f} ms, done after {done:.2f} ms ({g
 # %% simulator-queue-text [markdown]
 # ### See it move
 #
-# The simulator opens on six steps of 24 kernels. Two timers stand under the picture, one of them wrong. Try this:
+# The simulator opens on six steps of 24 kernels and a good host, 5 µs for each. Two timers stand under the picture, one of
+# them wrong. Try this:
 #
 # 1. Read the loss *every step*. Now both timers agree. Did the step become much slower?
-# 2. Set it back to *never*, *Kernel time* to 3 µs and *Launch cost* to 10 µs. Who waits for whom now, and how much of the
-#    time does a kernel run?
+# 2. Set it back to *never*, *Kernel time* to 3 µs and *Launch cost* to the virtual host's 15 µs. Who waits for whom now, and
+#    how much of the time does a kernel run?
 # 3. Set *Kernel time* to 200 µs and *Kernels per step* to 200. The queue is full, the host waits, and the timer still
 #    lies.
 
@@ -155,8 +157,9 @@ print(f"{took:.3f} ms: {2 * n**3 / took / 1e9:.1f} TFLOP/s ({gpu.numbers})")
 
 # %% clock-warm-text [markdown]
 # Below the data sheet, as it should be. One trap is left: the **first** run. It takes memory from the driver, and on a
-# real GPU it also loads the kernel's code and creates the handles of the libraries. Autotuning, where it is on, runs in
-# the first call too. So call the work a few times before the clock starts.
+# real GPU it also loads the kernel's code. The first of all creates the libraries' handles: the model assumes 60 ms for cuBLAS,
+# spent further up. Autotuning, where it is on, runs in the first call too. So call the work a few times
+# before the clock starts.
 
 # %% clock-warm
 torch.cuda.empty_cache()
@@ -195,14 +198,14 @@ for name, work in benchmarks.items():
     print(f"benchmark {name:<5} {2 * n**3 / gpu_ms(work) / 1e9:>10,.1f} TFLOP/s ({gpu.numbers})")
 
 # %% sheet-explain [markdown]
-# *One* claims petaflops, and its clock is a good one: but the events stand in the current stream, the product runs in another,
-# and nothing makes the one wait for the other. *Two* is true and answers another question: fp16 on tensor cores, set
-# beside an fp32 peak, “beats” it. *Three* is what you asked for. More ways to beat a data sheet:
+# *One* claims hundreds of TFLOP/s, with a good clock: but the events stand in the current stream, the product runs in another, and
+# nothing makes the one wait for the other. *Two* is true and answers another question: fp16 on tensor cores, set beside
+# an fp32 peak, “beats” it. *Three* is what you asked for. More ways to report too much:
 #
 # - **Time on zeros.** Recorded on an H200, 8192³ in bf16: 769–798 TFLOP/s on random data, 894 on zeros. Bits that do not
 #   flip take less power, and the clock stays higher.
-# - **Quote the sparse peak.** NVIDIA prints 1,979 TFLOP/s for an H100's bf16, with a footnote: with sparsity. Dense it is
-#   989.
+# - **Quote the sparse peak.** NVIDIA prints 1,979 TFLOP/s for an H100's bf16, with a footnote: with sparsity. Dense: 989.
+# - **Stop early.** A T4 does 40 TFLOP/s in *two* (virtual), and 24 in a loop, at its limit of 70 W (recorded).
 # - **Count another model's operations**, or let the result be in cache.
 #
 # A rate well above the peak is a fault of the benchmark; `gpulab.timing.mfu` refuses it. (A few per cent may be the card:
@@ -261,7 +264,8 @@ for name, convert in conversions.items():
 #
 # Two numbers would predict every transfer of your program, if copies kept to a line. The virtual GPU's do, for that is how
 # its model makes them. So try it on recorded ones: a Quadro RTX 6000, 1 KiB to 1 MiB, from ordinary (**pageable**) and from
-# page-locked (**pinned**) memory; the next section says what that is. Your GPU's own times stand beside them.
+# page-locked (**pinned**) memory; the next section says what that is. Your GPU's own times stand beside them, also a
+# hundred, one after the other. (The recorded were called from C; yours have Python's part in their latency.)
 
 # %% cost-predict
 small_guess = gpulab.predict("1,000 copies of 4 kB take how many times as long as one copy of 4 MB?", unit="times")
@@ -276,7 +280,7 @@ for size in sizes:
     target = torch.empty(size, dtype=torch.uint8, device=device)
     for kind, source in (("pinned", ordinary.pin_memory()), ("pageable", ordinary)):
         target.copy_(source)  # warm-up
-        here[kind].append(gpu_ms(lambda: target.copy_(source, non_blocking=True), repeats=7))
+        here[kind].append(gpu_ms(lambda: [target.copy_(source) for _ in range(100)]) / 100)
 
 for numbers, times in (("recorded", found), (gpu.numbers, here)):
     for kind in times:
@@ -340,7 +344,8 @@ gpulab.style.show(
 #
 # The dotted lines stand at latency × bandwidth: there, half of the time is latency. On the left of it the size hardly
 # matters, so *fewer* copies are what helps (below 16 KiB not even pinned memory gained anything here); on the right only the
-# bytes matter. A batch of a thousand tensors of 4 kB is far on the left:
+# bytes matter. A batch of a thousand tensors of 4 kB is far on the left, where the virtual host takes longer to ask for a copy
+# (15 µs) than the link for making it:
 
 # %% cost-many
 many = [torch.zeros(1000).pin_memory() for _ in range(1000)]
@@ -452,12 +457,13 @@ wait_guess.compare(round(held["x.to(device)"], 1), gpu.numbers)
 # One says that `non_blocking` on unpinned memory “may be slower”, another that “the CPU continues immediately”. Neither
 # is right. CUDA may synchronise with the stream and stage first, so for one large tensor it gains little and costs nothing. (Up
 # to 64 KB CUDA may take the bytes along with the command, and go on.) Only the last row is asynchronous. For many *small*
-# tensors `non_blocking` does gain from ordinary memory too: the host waits once at the end, and not after each.
+# tensors `non_blocking` does gain from ordinary memory too: the host waits once at the end, and not after each (for 8 µs, as
+# the model has it).
 
-# %% waits-many tags=["host-dependent"]
+# %% waits-many
 small = [torch.zeros(1000) for _ in range(1000)]
 for non_blocking in (False, True):
-    _, done = host_times(lambda: [t.to(device, non_blocking=non_blocking) for t in small])
+    done = gpu_ms(lambda: [t.to(device, non_blocking=non_blocking) for t in small])
     print(f"1,000 pageable tensors of 4 kB, non_blocking={non_blocking!s:<5}: {done:5.1f} ms ({gpu.numbers})")
 
 # %% back-text [markdown]
@@ -581,7 +587,7 @@ panels[1].set_xlabel(f"time (ms, {gpu.numbers})")
 gpulab.style.show(
     figure,
     alt="Two timelines of six copies and their kernels. Above, in one stream, copies and kernels alternate. Below, with a "
-    "side stream, the copies follow each other without a gap, the kernels run beneath them, and all is done sooner.",
+    "side stream, the copies follow each other without a gap, the kernels run at the same time, and all is done sooner.",
 )
 
 # %% streams-limit [markdown]
@@ -702,8 +708,8 @@ print(f"the loop without it: {1 - without / with_item:.1%} shorter ({gpu.numbers
 # %% hidden-cost-explain [markdown]
 # Nearly all of the time “is” in `.item()`: the host waits there for work that has to be done anyway. What removing it buys
 # is another thing, the **head start**. After a wait the queue is empty, and the GPU idles until the next launch arrives. On a
-# T4, which needs 12 ms for this product in float64, that is next to nothing. A GPU that is done sooner loses the same
-# microseconds (some 16, as the model has it) of a shorter step:
+# T4, which needs 9 ms for this product in float64, that is next to nothing. A GPU that is done sooner loses the same
+# microseconds (some 30 in the model, most of them the host's) of a shorter step:
 
 # %% hidden-cost-gpus tags=["host-dependent"]
 for name in ("T4", "A100-80", "H100"):
@@ -713,7 +719,7 @@ for name in ("T4", "A100-80", "H100"):
         print(f"{name:<8} {runs[True] / 6:6.3f} ms a step, without .item() {1 - runs[False] / runs[True]:5.1%} shorter (virtual)")
 
 # %% hidden-cost-more [markdown]
-# With a wait per *parameter*, or with loading and augmenting between the steps, it can be most of the step:
+# With a wait per *parameter*, or with loading and augmenting between the steps, even a T4 loses much of its time:
 
 # %% hidden-metrics
 gradients = [torch.randn(64, 64, device=device) for _ in range(100)]
@@ -825,5 +831,6 @@ gpulab.quiz(3)
 #   Programming Guide*, “Asynchronous concurrent execution”: the 64 KB. *Best Practices Guide*: pinned memory.
 # - Recorded copies: github.com/npho/cse554, *assignment1/host_GPU* (Quadro RTX 6000); github.com/microsoft/superbenchmark,
 #   *tests/data/cuda_memory_h2d_bw.log* (V100, NVIDIA's `bandwidthTest`).
-# - Data sheets of T4, A100, H100 and RTX 4090, for the peaks. An H200 recorded for this course, for random data and zeros.
+# - Data sheets of T4, A100, H100 and RTX 4090, for the peaks. An H200 recorded for this course, for random data and zeros. The
+#   T4 in a loop: forums.developer.nvidia.com/t/264462.
 # - vLLM documentation, *gpu_sync_debug*: what the debug mode does not see.

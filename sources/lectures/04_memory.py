@@ -378,7 +378,7 @@ axes.legend(loc="upper right")
 gpulab.style.show(
     figure,
     alt="Stacked bars of the peak memory of a step for batches of 1, 2, 4, 8 and 16 sequences. Weights and optimizer "
-    "state stay the same; activations and temporaries double with every bar and are most of it from batch 4 on.",
+    "state stay the same; activations and temporaries double with every bar and are most of it from batch 2 on.",
 )
 
 # %% plan-explain [markdown]

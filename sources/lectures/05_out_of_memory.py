@@ -390,7 +390,7 @@ del first, whole
 # %% retry-explain [markdown]
 # So at the moment of the error `empty_cache` has been tried already, and calling it in an `except` block changes nothing
 # about it. After every step it adds cost: the next one must take its memory from the driver again. (How much, a virtual
-# GPU cannot find out: the model assumes 100 µs for each segment taken.)
+# GPU cannot find out: the model assumes 100 µs for each segment taken or given back, and this step is short.)
 
 # %% cache-cost
 def step_time(clean):
@@ -757,8 +757,8 @@ power = 1 << largest.bit_length() - 1
 print(f"the largest power of two, {power:,}, leaves {1 - power / largest:.0%} of the largest batch unused (virtual)")
 
 # %% search-powers-explain [markdown]
-# A power of two is not needed. Bisect, and round down to a multiple of 8 or 64 where the batch is a dimension of a matrix
-# product: tensor cores want it so. (How much that matters the virtual clock cannot tell: it knows nothing of alignment.)
+# A power of two is not needed. Bisect, and round down to a multiple of 8 if you like: NVIDIA advises it for tensor
+# cores. (The model says that it matters for the length of a *row*, features or vocabulary, and little for the batch.)
 # Then leave 5 to 10% free. The line is straight on average only: sequences differ in length (search with the
 # **longest**), and others use the GPU.
 #
@@ -926,6 +926,7 @@ gpulab.style.show(
 # %% remedies-table [markdown]
 # The tables of the web, put right. The order is that of the price: first what leaves the result as it is (to rounding),
 # by the time it takes; then what changes the result; then money. The [checklist](../docs/cheatsheet.md) has the same.
+# (Above checkpointing adds a fifth: of each layer all but the last product is computed again, and the head is not.)
 #
 # | remedy | what it takes away | what it costs |
 # |---|---|---|
@@ -934,8 +935,8 @@ gpulab.style.show(
 # | expandable segments | waste between tensors | next to nothing |
 # | kernels that write less: attention, fused loss, fused optimizer (06) | the largest single tensors | nothing |
 # | 16-bit autocast (07) | part of the activations; not weights, gradients, state | large products *gain* time, small steps lose some; care with fp16 |
-# | micro-batches with accumulation (08) | activations, in proportion | some speed; BatchNorm |
-# | checkpointing (06) | activations inside layers | about a third more time where products dominate, more where memory traffic does |
+# | micro-batches with accumulation (08) | activations, in proportion | little speed on large products, more on small ones; BatchNorm |
+# | checkpointing (06) | activations inside layers | a second forward pass: up to a third more time where products dominate, more where memory traffic does |
 # | offloading (06) | activations, state | the bus |
 # | another training: an optimizer with less state (06), LoRA (06), shorter sequences, a smaller model | moments; gradients and state; everything | another result |
 # | another GPU, or several GPUs (13) | a share of everything | money |

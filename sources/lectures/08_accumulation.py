@@ -240,8 +240,8 @@ bytes_guess.compare(sizes[64] / sizes[16], gpu.numbers)
 # transformer blocks and reads 512 tokens; `gpulab.plan` works the step out on shapes alone, for a V100.
 
 # %% plan
-def update(samples, micro):
-    """The plan of one update with AdamW over `samples` texts, `micro` at a time."""
+def update(samples, micro, half=False):
+    """The plan of one update with AdamW over `samples` texts, `micro` at a time; `half`: under autocast to fp16."""
     def build(batch):
         block = nn.TransformerEncoderLayer(1024, 16, 4096, batch_first=True)
         model = nn.TransformerEncoder(block, 4, enable_nested_tensor=False).to("cuda")
@@ -250,7 +250,9 @@ def update(samples, micro):
 
         def step():
             for part in texts.split(micro):
-                (model(part).square().mean() * len(part) / batch).backward()
+                with torch.autocast("cuda", dtype=torch.float16, enabled=half):
+                    loss = model(part).square().mean() * len(part) / batch
+                loss.backward()
             optimizer.step()
             optimizer.zero_grad()
 
@@ -265,8 +267,9 @@ peak_guess = gpulab.predict("8 × 1 instead of 1 × 8: the peak is what share of
 whole = update(8, 8)
 for micro in (8, 4, 1):
     plan = whole if micro == 8 else update(8, micro)
-    speed = 1000 * plan.batch / plan.step_ms
-    print(f"{8 // micro} × {micro}: peak {plan.peak_allocated / 2**20:6,.0f} MiB, {speed:3.0f} samples/s (virtual V100)")
+    fp16, peak = update(8, micro, half=True), plan.peak_allocated / 2**20
+    print(f"{8 // micro} × {micro}: peak {peak:6,.0f} MiB, {8000 / plan.step_ms:3.0f} samples/s; under autocast", end=" ")
+    print(f"{8000 / fp16.step_ms:3.0f}, kernels running {fp16.gpu_busy:4.0%} of the time (virtual V100)")
 peak_guess.compare(round(100 * plan.peak_allocated / whole.peak_allocated), "virtual")
 fixed = plan.weights + plan.gradients + plan.optimizer_state
 print(f"weights, gradients and AdamW's state: {fixed / 2**20:.0f} MiB (virtual), whatever the batch")
@@ -274,7 +277,9 @@ print(f"weights, gradients and AdamW's state: {fixed / 2**20:.0f} MiB (virtual),
 # %% plan-explain [markdown]
 # An eighth of the batch does not bring an eighth of the memory. Weights, gradients and AdamW's state are a floor; the
 # last row stands on it, and a little above, for AdamW itself needs room while it steps. From there on smaller
-# micro-batches cost speed and save nothing.
+# micro-batches would cost speed and save nothing. In float32 they cost little: products of fewer rows use the GPU less
+# well, and each gradient is added to the one before. Under autocast the last row has half the speed: the kernels are so
+# short that the GPU waits for the host, which launches nearly eight times as many.
 #
 # There is a second price. Without accumulation `.grad` is `None` during the forward pass: `zero_grad()` releases the
 # gradients, and backward makes them while activations are being released. With accumulation, the gradients of the
@@ -304,8 +309,9 @@ buffer_guess.compare(round(grown / 2**20), "virtual")
 # | batch 4, fp32, Adam | 14949 | 8.86 |
 # | micro-batch 1, 4 steps | 8681 | 7.75 |
 #
-# 6.1 GiB less memory, and an eighth less speed: small batches leave the GPU partly idle. So use the **largest micro-batch that
-# fits**, and as few steps as give the batch you want.
+# 6.1 GiB less memory, and an eighth less speed. (In fp16 it was 18.64, and 10.09 with micro-batches *and* checkpointing,
+# which alone takes 23 % of the speed in float32.) So use the **largest micro-batch that fits**, and as few steps as give
+# the batch you want.
 
 # %% simulator-text [markdown]
 # ### See it move
@@ -800,7 +806,7 @@ folder.cleanup()
 # | “Divide the loss by `accumulation_steps`.” | Right for full windows of equal micro-batches. Otherwise divide by what the window holds, in samples or tokens. | *The last window*, *Token-weighted loss* |
 # | “Forgetting `zero_grad` makes memory grow until it runs out.” | Wrong: gradients are added into the buffer that is there. The result is wrong, the memory is not. | next cell |
 # | “Call `zero_grad(set_to_none=True)` to save memory.” | True, and the default since PyTorch 2.0: nothing to write. | next cell |
-# | “Accumulation gives you the memory of a small batch for free.” | The activations, yes; never less than parameters, gradients and optimizer state; one gradient buffer more in the forward pass; some speed. | *What it saves* |
+# | “Accumulation gives you the memory of a small batch for free.” | The activations, yes; never less than parameters, gradients and optimizer state; one gradient buffer more in the forward pass; some speed, or half of it where the GPU waits for the host. | *What it saves* |
 # | “Smaller batches, fewer updates: accumulation trains faster.” | It makes each update cleaner and rarer. Per epoch, the small batch learned faster here. | *The same gradient in four pieces* |
 
 # %% web-zero-grad
@@ -887,7 +893,7 @@ gpulab.quiz(8)
 #    during the forward pass from the second micro-batch on.
 # 4. Once per window: unscale, clip, step, update, `zero_grad`, and the schedule if the step was not skipped. The last
 #    window is a window too.
-# 5. Use the largest micro-batch that fits. Steps cost speed.
+# 5. Use the largest micro-batch that fits. Steps cost speed, most where the GPU waits for the host.
 #
 # **For the checklist:** accumulation divides by what the window holds · the last window steps · clip after unscale ·
 # the schedule counts updates that happened · no BatchNorm across micro-batches.

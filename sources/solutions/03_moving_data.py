@@ -175,7 +175,7 @@ def plot(found):
         fitted = [latency * 1e-3 + x / bandwidth * 1e-6 for x in grid]
         axes.plot(grid, fitted, "-", color=points.get_color(), linewidth=1.5)
     axes.set(xscale="log", yscale="log", xlabel="size (bytes)", ylabel="time (ms, virtual)")
-    axes.set_title("The model of a T4: from 1 MB on, nearly all of the time is bandwidth")
+    axes.set_title("From 10 MB on, nearly all of the time is bandwidth")
     axes.legend()
     gpulab.style.show(figure, alt="Time of copies from 1 MB to 1 GB: two lines; the model has pageable memory take twice as long.")
 
@@ -195,8 +195,9 @@ guess.compare(round(latency * 1e-3 + 1e9 / bandwidth * 1e-6, 1), "virtual")
 plot(found)
 
 # %% benchmark-recorded-text [markdown]
-# A virtual GPU's copies lie on a line because its model is one: your function has found its constants. Copies of a real
-# GPU have kinks. Give your function recorded times of a Quadro RTX 6000 in place of a timer, and see how far its line is off:
+# A virtual GPU's copies lie on a line because its model is one: your function has found its two bandwidths. The latencies are
+# more than the link's (8 µs, the model assumes): one copy alone between two events waits for the host. Copies of a real GPU
+# have kinks. Give your function recorded times of a Quadro RTX 6000 in place of a timer, and see how far its line is off:
 
 # %% benchmark-recorded tags=["needs-answer"]
 for kind in ("pinned", "pageable"):

@@ -9,7 +9,7 @@ from torch import nn
 from gpulab.memory import activation_bytes
 from gpulab.planning import plan
 from gpulab.virtual.gpu import VirtualGPU
-from gpulab.virtual.operations.temporaries import keeps_workspaces
+from gpulab.virtual.operations.products import keeps_workspaces
 
 from . import steps
 from .steps import MIB, rounded

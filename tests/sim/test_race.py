@@ -208,7 +208,7 @@ class TestSimulator:
         lanes = live._widgets["lanes"]
         assert (lanes.value, lanes.disabled) == (2560, True)
         live._widgets["gpu"].value = TOY
-        assert (lanes.value, lanes.disabled, lanes.max) == (256, False, 18_944)
+        assert (lanes.value, lanes.disabled, lanes.max) == (256, False, 24_064)
 
     def test_the_default_state_makes_the_point(self):
         sim = Race()
@@ -248,7 +248,7 @@ class TestSimulator:
         assert sim.values["lanes"] == 16_896
         sim.set(gpu=TOY)
         assert sim.values["lanes"] == 512
-        assert limits(sim.values)["lanes"][:2] == (32, 18_944)
+        assert limits(sim.values)["lanes"][:2] == (32, 24_064)
 
     @pytest.mark.parametrize(("factor", "shown"), [(2.13, "2.1 ×"), (9.96, "10 ×"), (18_944.0, "18,944 ×")])
     def test_factors_in_words(self, factor, shown):
@@ -260,7 +260,7 @@ class TestBadValues:
         ("values", "message"),
         [
             ({"lanes": 100}, "lanes is 100; it must be a multiple of 32"),
-            ({"lanes": 0}, "lanes must be from 32 to 18944"),
+            ({"lanes": 0}, "lanes must be from 32 to 24064"),
             ({"gpu": "A100-80", "lanes": 256}, "lanes must be from 6912 to 6912: A100-80 has 6,912 lanes"),
             ({"simd": 4}, "simd must be one of 1, 8, 16, 32"),
             ({"tasks": 0}, "tasks must be from 1 to 100000"),

@@ -55,9 +55,9 @@ def test_times_that_the_virtual_gpu_recorded_it_predicts(tmp_path):
 
 def test_microbenchmarks_that_the_virtual_gpu_recorded_give_its_rates_back(tmp_path):
     few = dataclasses.replace(
-        LITTLE, copies=(1 << 20, 1 << 24, 1 << 26), products=(1024, 8192), launches=100, elements=1 << 20
+        LITTLE, copies=(1 << 20, 1 << 26, 1 << 28), products=(1024, 8192), launches=100, elements=1 << 20
     )
-    with VirtualGPU("L4", compute=False) as gpu:
+    with VirtualGPU("A100-80", compute=False) as gpu:
         recording = recorder.record(
             tmp_path / "r.json",
             kind="virtual",
@@ -65,11 +65,11 @@ def test_microbenchmarks_that_the_virtual_gpu_recorded_give_its_rates_back(tmp_p
             sections=("device", "copies", "matmul"),
             tell=lambda text: None,
         )
-    found = rates.recorded(SPECS["L4"], recording)
-    for field in ("pinned_gbps", "pageable_gbps", "memory_gbps", "host_us"):
+    found = rates.recorded(SPECS["A100-80"], recording)
+    for field in ("pinned_gbps", "pageable_gbps", "memory_gbps"):
         assert getattr(found, field) == pytest.approx(getattr(gpu.rates, field), rel=0.02), field
     for precision in ("fp32", "tf32", "fp16", "bf16"):
-        assert found.tflops[precision] == pytest.approx(gpu.rates.tflops[precision], rel=0.02), precision
+        assert found.tflops[precision] == pytest.approx(gpu.rates.tflops[precision], rel=0.04), precision
     assert 0 < found.pin_gbps < 1.01 * gpu.rates.pin_gbps  # this machine's own time may come on top
 
 

@@ -29,8 +29,6 @@ DIFFERENT = {
     "dropout_one": "p=1 keeps a scalar of 4 bytes on the GPU, here on the host",
     "ctc": "cuDNN's and the CPU's algorithms keep other things",
     "embedding_bag": "the CPU keeps one offset more",
-    "lstm_cell": "the fused cell of CUDA is not mirrored",
-    "gru_cell": "the fused cell of CUDA is not mirrored",
     "lstm_projected": "the stand-in for cuDNN forgets the projection's weights",
     "affine_grid": "autocast reaches into it on CUDA",
     # Without a GPU cuDNN's reserve is unknown: the stand-in has none, the virtual GPU what backward cannot do without.
@@ -140,6 +138,23 @@ def test_every_declared_difference_is_still_one(recorders):
     found = differences(run(recorders, "8.0", "autocast_fp16", compute=False, only=DIFFERENT))
     found |= differences(run(recorders, "8.0", "fp32", compute=True, only=DIFFERENT))
     assert set(found) == set(DIFFERENT)
+
+
+ATTENTION = ("sdpa", "multihead", "softmax", "log_softmax", "linear", "matmul")
+
+
+@recorded
+@pytest.mark.parametrize(("capability", "mode"), [("7.5", "fp16"), ("8.0", "fp32"), ("8.0", "autocast_fp16")])
+def test_attention_allocates_what_it_does_on_cuda(recorders, capability, mode):
+    """Every allocation and free, but for their order: results stand before what a kernel takes beside them."""
+    names = {row["op"] for row in rows_of(capability, mode) if row["op"].startswith(ATTENTION)}
+    compared = 0
+    for name, theirs, mine in run(recorders, capability, mode, compute=False, only=names):
+        for events in ("forward_events", "backward_events"):
+            if "error" not in theirs and events in theirs:
+                assert sorted(mine[events]) == sorted(theirs[events]), (name, events)
+                compared += 1
+    assert compared > 100
 
 
 STEPS = [

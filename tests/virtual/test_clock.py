@@ -3,18 +3,20 @@
 import itertools
 import json
 import threading
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpulab.virtual.clock import clock as clocks
-from gpulab.virtual.clock import rates
+from gpulab.virtual.clock import hosts, rates
 from gpulab.virtual.clock.clock import QUEUE, Clock, Engine, Span
 from gpulab.virtual.clock.timeline import as_trace, recording
 
 US = 1e-6
-T4 = rates.of("T4")
+HOST_US = 5.0
+T4 = replace(rates.of("T4"), host=hosts.launching(HOST_US), power=None)
 
 
 @pytest.fixture
@@ -24,8 +26,8 @@ def clock():
 
 def test_a_launch_costs_the_host_its_own_time_and_the_kernel_starts_later(clock):
     end = clock.devices[0].kernel(0, 100 * US, "k")
-    assert clock.host == pytest.approx(T4.host_us * US)
-    assert end == pytest.approx((T4.host_us + T4.launch_us + 100) * US)
+    assert clock.host == pytest.approx(HOST_US * US)
+    assert end == pytest.approx((HOST_US + T4.launch_us + 100) * US)
     assert clock.waited == 0
 
 
@@ -33,10 +35,10 @@ def test_kernels_of_one_stream_follow_each_other_and_synchronising_waits_for_the
     gpu = clock.devices[0]
     for _ in range(10):
         gpu.kernel(0, 100 * US, "k")
-    assert clock.host == pytest.approx(10 * T4.host_us * US)
+    assert clock.host == pytest.approx(10 * HOST_US * US)
     gpu.synchronize()
-    assert clock.host == pytest.approx((T4.host_us + T4.launch_us + 1000) * US)
-    assert clock.waited == pytest.approx(clock.host - (10 * T4.host_us + 1) * US)
+    assert clock.host == pytest.approx((HOST_US + T4.launch_us + 1000) * US)
+    assert clock.waited == pytest.approx(clock.host - (10 * HOST_US + 1) * US)
     assert clock.busy() == pytest.approx(1000 * US)
     assert clock.kernels() == 10
 
@@ -45,7 +47,7 @@ def test_short_kernels_are_bound_by_their_launches(clock):
     gpu = clock.devices[0]
     for _ in range(100):
         gpu.kernel(0, 1 * US, "k")
-    assert clock.now() == pytest.approx((100 * T4.host_us + T4.launch_us + 1) * US)
+    assert clock.now() == pytest.approx((100 * HOST_US + T4.launch_us + 1) * US)
 
 
 def test_a_full_queue_makes_the_host_wait(clock):
@@ -53,9 +55,9 @@ def test_a_full_queue_makes_the_host_wait(clock):
     for _ in range(QUEUE):
         gpu.kernel(0, 1e-3, "k")
     assert clock.waited == 0
-    first = T4.host_us * US + T4.launch_us * US + 1e-3
+    first = HOST_US * US + T4.launch_us * US + 1e-3
     gpu.kernel(0, 1e-3, "k")
-    assert clock.host == pytest.approx(max(first, (QUEUE + 1) * T4.host_us * US))
+    assert clock.host == pytest.approx(max(first, (QUEUE + 1) * HOST_US * US))
     for _ in range(10):
         gpu.kernel(0, 1e-3, "k")
     assert clock.waited > 0
@@ -120,7 +122,7 @@ def test_kernels_of_two_streams_share_the_gpu(clock):
 def test_two_gpus_work_side_by_side_and_share_the_host(clock):
     ends = [gpu.kernel(0, 1e-3, "k") for gpu in clock.devices]
     assert max(ends) < 1.1e-3
-    assert clock.host == pytest.approx(2 * T4.host_us * US)
+    assert clock.host == pytest.approx(2 * HOST_US * US)
 
 
 @pytest.fixture
@@ -149,7 +151,7 @@ def test_perf_counter_has_the_hosts_own_time_and_not_that_of_a_gpus_work(ticking
     pass_(0.5)
     operation(clock, pass_, 7.0)
     pass_(0.25)
-    assert clock.perf_counter() - before == pytest.approx(0.75 + T4.host_us * US)
+    assert clock.perf_counter() - before == pytest.approx(0.75 + HOST_US * US)
     assert clock.own == pytest.approx(0.75)
     clock.devices[0].synchronize()
     assert clock.perf_counter() - before == pytest.approx(0.75 + clock.host)
@@ -163,7 +165,7 @@ def test_a_check_can_leave_out_the_hosts_own_time(ticking):
     pass_(0.5)
     operation(clock, pass_, 7.0)
     pass_(0.25)
-    assert clock.perf_counter() - before == pytest.approx(T4.host_us * US)
+    assert clock.perf_counter() - before == pytest.approx(HOST_US * US)
     clock.devices[0].synchronize()
     assert clock.perf_counter() - before == pytest.approx(clock.host)
 
@@ -201,9 +203,9 @@ def test_a_short_pause_beside_an_operation_is_the_launch_that_the_model_knows(ti
         pass_(50 * US)
         operation(clock, pass_, 1.0)
     pass_(50 * US)
-    assert clock.perf_counter() - before == pytest.approx(10 * T4.host_us * US)
+    assert clock.perf_counter() - before == pytest.approx(10 * HOST_US * US)
     pass_(50 * US)
-    assert clock.perf_counter() - before == pytest.approx((10 * T4.host_us + 50) * US)  # no operation beside it
+    assert clock.perf_counter() - before == pytest.approx((10 * HOST_US + 50) * US)  # no operation beside it
 
 
 def test_the_rest_of_the_hosts_time_counts_on_the_gpu_only_where_that_is_wanted(ticking):
@@ -213,7 +215,7 @@ def test_the_rest_of_the_hosts_time_counts_on_the_gpu_only_where_that_is_wanted(
         pass_(2.0)
         operation(clock, pass_, 1.0)
         clock._last = clocks.real()
-    assert modelled.host == pytest.approx(T4.host_us * US)
+    assert modelled.host == pytest.approx(HOST_US * US)
     assert counting.host >= 2.0
     assert counting.now() == pytest.approx(counting.host + T4.launch_us * US + 1e-3)
 

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from gpulab import VirtualGPU
 from gpulab.virtual.scope import device as device_module
+from gpulab.virtual.scope.ownership import dense
 
 
 def mlp():
@@ -155,6 +156,26 @@ def test_gradients_are_summed_in_place_where_only_the_engine_holds_them():
         assert torch.equal(seed, torch.ones_like(seed))
 
 
+@pytest.mark.parametrize("dims", [(0, 1, 2, 3), (0, 2, 1, 3), (0, 2, 3, 1), (3, 1, 0, 2)])
+def test_they_may_lie_in_any_order_of_dimensions(dims):
+    """Those of attention lie by position, then by head."""
+    with VirtualGPU("T4", compute=False):
+        x = torch.randn(4, 8, 16, 1024, device="cuda", requires_grad=True)
+        back = [dims.index(d) for d in range(4)]
+        seed = torch.randn_like(x).permute(dims).contiguous().permute(back)
+        y = x * 2 + x * 3
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        y.backward(seed)
+        assert torch.cuda.max_memory_allocated() - before == 2 * x.nbytes
+
+
+def test_but_in_one_piece():
+    x = torch.randn(4, 6, 8)
+    assert all(dense(t) for t in (x, x.permute(2, 0, 1), x[1:2, 2], x.permute(1, 0, 2).contiguous().mT, x[:, :0]))
+    assert not any(dense(t) for t in (x[..., :4], x[::2], x[:, :1].expand_as(x), x[:1, :, ::2].permute(2, 1, 0)))
+
+
 def test_a_gradient_that_someone_else_holds_is_not_written_over():
     with VirtualGPU("T4"):
         seen = []
@@ -166,6 +187,49 @@ def test_a_gradient_that_someone_else_holds_is_not_written_over():
         (a + b).backward(torch.ones(8, 8, device="cuda"))
         assert all(torch.equal(grad, torch.ones_like(grad)) for grad in seen)
         assert torch.equal(x.grad, torch.full_like(x, 5))
+
+
+class Scattered(torch.autograd.Function):
+    """Its gradient is scattered into zeros that it keeps."""
+
+    @staticmethod
+    def forward(ctx, x, zeros):
+        ctx.zeros = zeros
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, grad):
+        at = torch.arange(8, device=grad.device)
+        return ctx.zeros.index_put((at,), grad, accumulate=True) + ctx.zeros.scatter_add(
+            0, at[:, None], grad[:, :1]
+        ), None
+
+
+def test_gradients_are_scattered_into_the_zeros_made_for_them():
+    """As without a dispatch mode: one tensor, not the zeros and their copy."""
+    with VirtualGPU("T4"):
+        x = torch.randn(1000, 1000, device="cuda", requires_grad=True)
+        at = torch.arange(10, device="cuda")
+        for forward in (
+            lambda: x[at], lambda: x.index_select(0, at), lambda: x.gather(0, at[None, :]), lambda: x.topk(2, 0)[0],
+        ):  # fmt: skip
+            y = forward()
+            seed = torch.ones_like(y)
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            y.backward(seed)
+            assert x.nbytes <= torch.cuda.max_memory_allocated() - before < 1.5 * x.nbytes
+            assert x.grad.sum() == y.numel()
+            x.grad = None
+
+
+def test_but_not_into_zeros_that_someone_else_holds():
+    with VirtualGPU("T4"):
+        zeros = torch.zeros(8, 8, device="cuda")
+        x = torch.randn(8, 8, device="cuda", requires_grad=True)
+        Scattered.apply(x, zeros).sum().backward()
+        assert not zeros.any()
+        assert x.grad.sum() == 64 + 8
 
 
 # -- limits ----------------------------------------------------------------------------------------------------------

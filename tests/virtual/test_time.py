@@ -125,7 +125,7 @@ def test_perf_counter_goes_forward_through_all_of_it(gpu):
 
 
 def test_pytorchs_benchmark_timer_waits_for_the_gpu():
-    with VirtualGPU("T4", compute=False) as gpu:
+    with VirtualGPU("V100-16", compute=False) as gpu:
         a = torch.zeros(4096, 4096, device="cuda")
         expected = 2 * 4096**3 / (gpu.rates.tflops["fp32"] * 1e12)
         measured = benchmark.Timer("a @ a", globals={"a": a}).blocked_autorange(min_run_time=0.3)
@@ -295,7 +295,7 @@ def test_only_what_goes_to_it_is_waited_for(gpu):
 
 def test_launch_blocking_waits_for_every_kernel(monkeypatch):
     monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
-    with VirtualGPU("T4", compute=False) as gpu:
+    with VirtualGPU("V100-16", compute=False) as gpu:
         a = torch.zeros(4096, 4096, device="cuda")
         assert host(gpu, lambda: a @ a)[0] > 0.01
 

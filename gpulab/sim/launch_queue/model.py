@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate
 
-from ...virtual.clock import rates
+from ...virtual.clock import hosts, rates
 from ...virtual.clock.clock import Clock, DeviceClock, Engine, Span
 from ...virtual.gpus import specs
 
@@ -31,7 +31,8 @@ GPUS = ("T4", "RTX4090", "L4", "A100-80", "H100", "H200", "B200")
 def addition_us(gpu: str) -> int:
     """What adding two tensors of `SHAPE` takes on a GPU, in whole microseconds."""
     reached = rates.of(gpu)
-    return round((reached.memory_seconds(ADDITION_BYTES) + reached.kernel_s) * 1e6)
+    rate = reached.l2_rate if reached.l2_holds >= ADDITION_BYTES else reached.memory_rate  # again and again
+    return round((ADDITION_BYTES / rate + reached.kernel_s) * 1e6)
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ def seconds(work: Work) -> float:
 
 
 def _steps(work: Work, record: list[Span] | None) -> tuple[float, float]:
-    clock = Clock(1, replace(rates.of(work.gpu), host_us=float(work.launch)))
+    clock = Clock(1, replace(rates.of(work.gpu), host=hosts.launching(float(work.launch))))
     clock.record = record
     gpu = clock.devices[0]
     if not work.filling:
@@ -162,15 +163,14 @@ def _launched(work: Work, gpu: DeviceClock, name: str) -> None:
 
 def _graph(work: Work, gpu: DeviceClock, name: str) -> None:
     """One step as one launch; its streams are branches of the graph."""
-    clock, host_s = gpu.clock, gpu.clock.host_s
     for stream in range(1, work.streams):
         gpu.hold(stream, gpu.streams[0])
+    launch: float | None = None
     for stream in range(work.streams):
         seconds = sum(work.durations[stream :: work.streams])
         if seconds:
-            gpu.kernel(stream, seconds, name)
-            clock.host_s = 0.0  # the launch is that of the whole graph
-    clock.host_s = host_s
+            gpu.kernel(stream, seconds, name, host_seconds=launch)
+            launch = 0.0  # the launch is that of the whole graph
     for stream in range(1, work.streams):
         gpu.hold(0, gpu.streams[stream])
 

@@ -165,7 +165,7 @@ class Roofs(Result):
             return ""
         parts = f", each in {tiling.splits} along the depth" if tiling.splits > 1 else ""
         return (
-            f"{many(tiling.tiles, 'tile')} of {tiling.side} × {tiling.side}{parts} on {sms} SMs:"
+            f"{many(tiling.tiles, 'tile')} of {tiling.height} × {tiling.width}{parts} on {sms} SMs:"
             f" {many(tiling.waves, 'wave')}, {percent(self.full)} full"
         )
 
@@ -231,9 +231,16 @@ def image(rows: int) -> tuple[int, int]:
 
 def _product(reached: Rates, dtype: str, width: int, rows: int, columns: int, depth: int) -> Operation:
     nbytes = width * (rows * depth + depth * columns + rows * columns)
-    found = work.product(reached, rows, columns, depth, 1, dtype, nbytes)
+    aligned = _aligned(width * depth, width * columns)
+    found = work.product(reached, rows, columns, depth, 1, dtype, reached.memory_seconds(nbytes), aligned)
     shape = f"{rows} × {depth} by {depth} × {columns}"
-    return _operation(reached, "matmul", shape, [(found, nbytes)], reached.tiling(rows, columns, depth, 1, dtype))
+    tiling = reached.tiling(rows, columns, depth, 1, dtype, aligned)
+    return _operation(reached, "matmul", shape, [(found, nbytes)], tiling)
+
+
+def _aligned(*widths: int) -> int:
+    """The power of two of bytes, up to 16, at which all rows of so many bytes begin."""
+    return min(16, *(width & -width for width in widths))
 
 
 def _elementwise(reached: Rates, name: str, width: int, rows: int, columns: int) -> Operation:
@@ -258,7 +265,7 @@ def _attention(spec: Spec, reached: Rates, dtype: str, width: int, tokens: int, 
         share = work.FLASH
         if spec.capability not in ((9, 0), (10, 0)):
             nbytes += 4 * tokens * number + FLASH_STATE - STATE
-    found = work.attention(reached, flops, dtype, share, nbytes)
+    found = work.attention(reached, flops, dtype, share, reached.memory_seconds(nbytes))
     return _operation(reached, "attention", shape, [(found, nbytes)])
 
 
@@ -269,7 +276,8 @@ def _unfused(reached: Rates, tokens: int, number: int) -> list[tuple[work.Work, 
     kernels = [(work.Work(0.0, reached.memory_seconds(nbytes), 0.0), nbytes) for nbytes in moved]
     for columns, depth in ((tokens, HEAD), (HEAD, tokens)):
         nbytes = 8 * elements + 4 * scores
-        kernels.append((work.product(reached, tokens, columns, depth, number, "fp32", nbytes), nbytes))
+        moving = reached.memory_seconds(nbytes)
+        kernels.append((work.product(reached, tokens, columns, depth, number, "fp32", moving), nbytes))
     return kernels
 
 
@@ -283,7 +291,7 @@ def _convolution(
     # One pixel is the same in both layouts, and torch calls it contiguous: it is copied all the same.
     plain = into + made if not channels_last or high * wide == 1 else 0
     parts = work.convolved(reached, tensor, weight, out, dtype)
-    found = work.convolution(reached, parts, dtype, nbytes, plain)
+    found = work.convolution(reached, parts, dtype, reached.memory_seconds(nbytes), plain)
     copied = 2 * plain if found.copies else 0
     product = work.convolution_products(tensor, weight, out)["small"]
     shape = f"{high} × {wide} pixels, {depth} to {columns} channels"

@@ -12,6 +12,8 @@ from collections import deque
 from dataclasses import dataclass
 from threading import get_ident
 
+from .hosts import Costs
+from .power import Budget
 from .rates import Rates
 
 real = time.perf_counter  # as it was before a scope replaced it
@@ -76,7 +78,7 @@ class Clock:
 
     def __init__(self, count: int, rates: Rates, *, counts_host: bool = False) -> None:
         self.rates = rates
-        self.host_s, self.launch_s = rates.host_us * 1e-6, rates.launch_us * 1e-6
+        self.costs, self.launch_s = Costs(rates.host), rates.launch_us * 1e-6
         self.host = self.waited = self.own = 0.0
         self.counts_host = counts_host
         self.ignores_own = False  # for a check: then what a program measures does not hang on how busy this machine is
@@ -99,6 +101,10 @@ class Clock:
     def kernels(self, index: int = 0) -> int:
         """Kernels that GPU `index` was given."""
         return self.devices[index].kernels
+
+    def launching(self, index: int = 0) -> float:
+        """Seconds of the host's time that the launches of GPU `index` took."""
+        return self.devices[index].launching
 
     def flops(self, index: int = 0) -> float:
         """Floating-point operations in matrix products, convolutions and attention."""
@@ -151,7 +157,7 @@ class Clock:
         if not self._inside:
             self._account(real(), True)
             self._after_operation = True
-        self.host += 1e-6
+        self.host += self.costs.event
 
     def ask(self) -> None:
         """The host asks whether something is done; asking again and again takes the time that it really takes.
@@ -187,7 +193,8 @@ class Clock:
 
 
 class DeviceClock:
-    """Streams and engines of one GPU. `busy`, `kernels`, `flops` and `copied` (bytes) add up what it was given."""
+    """Streams and engines of one GPU. `busy`, `kernels`, `flops` and `copied` (bytes) add up what it was given,
+    `launching` what its kernels' launches took of the host's time."""
 
     def __init__(self, clock: Clock, index: int) -> None:
         self.clock = clock
@@ -197,20 +204,34 @@ class DeviceClock:
         self.compute = Engine()
         self.copies = {"to GPU": Engine(), "to host": Engine()}
         self.queue: deque[float] = deque(maxlen=QUEUE)
+        self.budget = None if clock.rates.power is None else Budget(clock.rates.power)
         self.done = 0.0
-        self.busy = self.flops = 0.0
+        self.busy = self.flops = self.launching = 0.0
         self.kernels = self.copied = 0
 
-    def kernel(self, stream: int, seconds: float, name: str, flops: float = 0.0, host_seconds: float = 0.0) -> float:
-        """The host launches a kernel of `seconds`; when it will be done. `host_seconds` come on top of a launch."""
+    def kernel(
+        self,
+        stream: int,
+        seconds: float,
+        name: str,
+        flops: float = 0.0,
+        host_seconds: float | None = None,
+        joules: float = 0.0,
+    ) -> float:
+        """The host launches a kernel of `seconds`; when it will be done. `host_seconds`: None for a plain operation."""
         clock = self.clock
         began = clock.host
-        host = clock.host = began + clock.host_s + host_seconds
+        if host_seconds is None:
+            host_seconds = clock.costs.plain
+        self.launching += host_seconds
+        host = clock.host = began + host_seconds
         queue = self.queue
         if len(queue) == QUEUE and queue[0] > host:
             clock.wait(queue[0], "the launch queue is full")
             host = clock.host
         ready = host + clock.launch_s
+        if self.budget is not None:
+            seconds = self.budget.spend(max(ready, self.streams.get(stream, 0.0)), seconds, joules)
         if not self.several:
             if stream == 0:
                 start = self.streams[0]
@@ -248,7 +269,7 @@ class DeviceClock:
         """
         clock = self.clock
         rates = clock.rates
-        clock.host += clock.host_s
+        clock.host += clock.costs.plain
         if not self.several and stream != 0:
             self._begin_several()
         name = f"copy {way}, {'pinned' if pinned else 'pageable'}"

@@ -9,11 +9,18 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .rates import Rates
+from .rates import BYTES, Rates
 
 # Part of a large product's rate that attention reaches: flash attention as FlashAttention-2 on an A100 (arXiv
 # 2307.08691: up to 73 % of the peak forward, 63 % backward); the memory-efficient kernels: an assumption.
 FLASH, FLASH_BACKWARD, EFFICIENT = 0.8, 0.7, 0.4
+
+_ON_TENSOR_CORES = ("fp16", "bf16", "tf32")
+# Part of the memory's rate at which images change their layout: 540 of 800 GB/s on a V100, nchwToNhwcKernel in training
+# ResNet-50 (github.com/PaddlePaddle/Paddle/issues/19425: 5.3 s for 128 steps with 128 images).
+_TRANSPOSED = 0.68
+_GATHERING = 0.75  # part of the rate of a convolution on tensor cores that reads images with channels first: assumed
+_CHANNELS = {"fp16": 8, "bf16": 8, "tf32": 4}  # tensor cores take so many at a time; fewer are filled up
 
 Shape = Sequence[int]
 
@@ -32,20 +39,34 @@ class Work(NamedTuple):
         return max(self.arithmetic, self.memory) + self.copies
 
 
-def product(rates: Rates, rows: int, columns: int, depth: int, count: int, dtype: str, nbytes: int) -> Work:
-    """`count` products of (rows, depth) and (depth, columns) matrices that move `nbytes` altogether."""
-    seconds = rates.product_seconds(rows, columns, depth, count, dtype)
-    return Work(seconds, rates.memory_seconds(nbytes), 2.0 * count * rows * columns * depth)
+def product(
+    rates: Rates, rows: int, columns: int, depth: int, count: int, dtype: str, moving: float, aligned: int = 16
+) -> Work:
+    """`count` products of (rows, depth) and (depth, columns) matrices that spend `moving` seconds on memory."""
+    seconds = rates.product_seconds(rows, columns, depth, count, dtype, aligned)
+    return Work(seconds, moving, 2.0 * count * rows * columns * depth)
 
 
-def convolution(rates: Rates, parts: Sequence[tuple[float, float]], dtype: str, nbytes: int, plain_bytes: int) -> Work:
-    """A convolution's `parts` (see `convolved`) together, which move `nbytes`.
+def convolution(
+    rates: Rates,
+    parts: Sequence[tuple[float, float]],
+    dtype: str,
+    moving: float,
+    plain_bytes: int,
+    *,
+    backward: bool = False,
+) -> Work:
+    """A convolution's `parts` (see `convolved`) together, which spend `moving` seconds on memory.
 
-    Tensor cores want channels last: images that are not, of `plain_bytes`, are copied, each copy read and written.
+    Tensor cores want channels last. Images that are not, of `plain_bytes`, are copied, each copy read and written;
+    forward a convolution can gather them itself and compute more slowly, and the faster way counts.
     """
-    copies = rates.memory_seconds(2 * plain_bytes) if dtype in ("fp16", "bf16", "tf32") else 0.0
-    seconds = sum(part for part, _ in parts)
-    return Work(seconds, rates.memory_seconds(nbytes), sum(flops for _, flops in parts), copies)
+    seconds, flops = sum(part for part, _ in parts), sum(flops for _, flops in parts)
+    if dtype not in _ON_TENSOR_CORES or not plain_bytes:
+        return Work(seconds, moving, flops)
+    copied = Work(seconds, moving, flops, rates.memory_seconds(2 * plain_bytes) / _TRANSPOSED)
+    gathered = Work(seconds / _GATHERING, moving, flops)
+    return copied if backward else min(copied, gathered, key=lambda way: way.seconds)
 
 
 def convolved(
@@ -57,12 +78,13 @@ def convolved(
     *,
     groups: int = 1,
     transposed: bool = False,
+    by_cudnn: bool = True,
     parts: Sequence[str] = ("forward",),
 ) -> list[tuple[float, float]]:
     """Seconds and operations of the parts of a convolution, as products of matrices (im2col, without the copies).
 
     `tensor`, `weight` and `out` are shapes as PyTorch has them; `parts` are "forward", or "input" and "weight", the
-    gradients of those.
+    gradients of those. `by_cudnn`: of a depthwise convolution, whether cuDNN does it, or a kernel of PyTorch.
     """
     sides = convolution_products(tensor, weight, out, groups=groups, transposed=transposed)
     made = {"forward": "big" if transposed else "small", "input": "small" if transposed else "big", "weight": "weight"}
@@ -71,12 +93,33 @@ def convolved(
         flops = 2.0 * math.prod(sides["small"]) * groups
         if not flops:
             seconds = 0.0
-        elif 1 in (sides["small"][1], sides["big"][1]):  # depthwise, or nearly: no product of matrices, the lanes do it
-            seconds = flops / (rates.tflops["fp32"] * 1e12)
+        elif 1 in (sides["small"][1], sides["big"][1]) and groups > 1:  # depthwise: no product of matrices
+            seconds = _depthwise(rates, (out, tensor), math.prod(weight[2:]), part, dtype, by_cudnn)
         else:
-            seconds = rates.product_seconds(*sides[made[part]], groups, dtype)
+            seconds = rates.product_seconds(*_filled(*sides[made[part]], dtype), groups, dtype)
         found.append((seconds, flops))
     return found
+
+
+def _depthwise(rates: Rates, sides: tuple[Shape, Shape], window: int, part: str, dtype: str, by_cudnn: bool) -> float:
+    """No product of matrices: the lanes do it, and load a number of the image for each multiply-add.
+
+    The weight's gradient goes through image and gradient once for each tap. PyTorch's own kernel (DepthwiseConv2d.cu)
+    has a block for each tap, which finds nothing of the others'; cuDNN's is taken to find it in L2. On an A100 forward
+    and backward together take 17.6 times (PyTorch's, fp32) and 3.4 times (cuDNN's, fp16) as long as forward alone
+    (github.com/pytorch/pytorch/issues/18631).
+    """
+    small, big = sides
+    if part == "weight":
+        numbers = window * (math.prod(small) + math.prod(big))
+        return numbers * BYTES[dtype] / rates.l2_rate if by_cudnn else rates.memory_seconds(numbers * BYTES[dtype])
+    adds = math.prod(small) * window
+    return max(2 * adds / (rates.tflops["fp32"] * 1e12), adds / (rates.loads_per_us * 1e6))
+
+
+def _filled(rows: int, columns: int, depth: int, dtype: str) -> tuple[int, int, int]:
+    multiple = _CHANNELS.get(dtype, 1)
+    return rows, -(-columns // multiple) * multiple, -(-depth // multiple) * multiple
 
 
 def convolution_products(
@@ -95,6 +138,6 @@ def convolution_products(
     }
 
 
-def attention(rates: Rates, flops: float, dtype: str, share: float, nbytes: int) -> Work:
-    """A fused attention kernel that reaches `share` of a large product's rate and moves `nbytes`."""
-    return Work(flops / (rates.tflops[dtype] * 1e12 * share), rates.memory_seconds(nbytes), flops)
+def attention(rates: Rates, flops: float, dtype: str, share: float, moving: float) -> Work:
+    """A fused attention kernel that reaches `share` of a large product's rate, and spends `moving` on memory."""
+    return Work(flops / (rates.tflops[dtype] * 1e12 * share), moving, flops)

@@ -1,7 +1,7 @@
-"""Attention as CUDA does it: which kernel is taken, what it keeps for backward, and its values computed here.
+"""Attention as CUDA does it: what the chosen kernel keeps for backward, and its values computed here.
 
-The choice follows ATen/native/transformers/cuda/sdp_utils.cpp. Above autograd the kernel's own operation is called, so
-that PyTorch's autograd keeps what it keeps on a GPU; below, the operation is computed in float32.
+Above autograd the kernel's own operation is called, so that PyTorch's autograd keeps what it keeps on a GPU; below, the
+operation is computed in float32.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from ..scope import in_force
 from ..scope.in_force import backing
 from ..scope.labels import STAYS, device_of
 from . import autocast
-from .results import map_tensors
+from .attention_choice import choose
+from .results import map_tensors, place
 
 if TYPE_CHECKING:
     from ..gpu import VirtualGPU
@@ -45,16 +46,20 @@ def attend(
                 query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
             )
     if autocast.casting():
-        query, key, value = autocast.lower((query, key, value))
-        attn_mask = autocast.lower(attn_mask)
+        query, key, value, attn_mask = autocast.lower((query, key, value, attn_mask))
     if query.dim() == key.dim() == value.dim() == 3:
         # a batch of one
         mask = attn_mask if attn_mask is None or attn_mask.dim() < 3 else attn_mask.unsqueeze(0)
         q, k, v = (t.unsqueeze(0) for t in (query, key, value))
         return attend(q, k, v, mask, dropout_p, is_causal, scale=scale).squeeze(0)
-    kind = _choose(device.spec.capability, query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+    kind = choose(device.spec.capability, query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
     if kind == "math":
         with torch.autocast("cuda", enabled=False):
+            if is_causal and attn_mask is None:
+                square = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device)
+                return _masked(query, key, value, square.tril(), dropout_p, scale, enable_gqa)
+            if attn_mask is not None and not is_causal:
+                return _masked(query, key, value, attn_mask, dropout_p, scale, enable_gqa)
             return aten._scaled_dot_product_attention_math(
                 query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
             )[0]
@@ -90,6 +95,27 @@ def _cudnn(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, p: float, causa
 _FUSED = {"flash": _flash, "efficient": _efficient, "cudnn": _cudnn}
 
 
+def _masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, p: float, scale: float | None, gqa: bool) -> Tensor:
+    """Operation by operation (_scaled_dot_product_attention_math in attention.cpp), the mask added in place.
+
+    PyTorch itself adds it so, but not while a dispatch mode is active.
+    """
+    dtype = q.dtype
+    if dtype in _HALVES and not torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed():
+        q, k, v = (t.float() for t in (q, k, v))
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    root = math.sqrt(abs(scale))
+    scaled = q * math.copysign(root, scale)
+    keys, values = (_shared(q, k), _shared(q, v)) if gqa else (k, v)
+    mask = _as_bias(mask, q)
+    weights = torch.matmul(scaled, keys.transpose(-2, -1) * root).add_(mask)
+    weights = aten._safe_softmax(weights, -1)
+    if p:
+        weights = aten.dropout(weights, p, True)
+    both = weights.to(dtype), torch.matmul(weights, values).to(dtype)  # PyTorch gives back both
+    return both[1]
+
+
 def _padded(tensor: Tensor, multiple: int) -> Tensor:
     missing = -tensor.shape[-1] % multiple
     return torch.nn.functional.pad(tensor, (0, missing)) if missing else tensor
@@ -100,41 +126,6 @@ def _as_bias(mask: Tensor, like: Tensor) -> Tensor:
         return mask
     zero, low = (torch.scalar_tensor(x, dtype=like.dtype, device=like.device) for x in (0.0, -math.inf))
     return torch.where(mask, zero, low)
-
-
-def _choose(
-    capability: tuple[int, int], q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, p: float, causal: bool, gqa: bool
-) -> str:
-    """ "cudnn", "flash", "efficient" or "math"."""
-    backends = torch.backends.cuda
-    ready = all(t.dim() == 4 for t in (q, k, v)) and all(t.stride(-1) == 1 and t.shape[-2] for t in (q, k, v))
-    ready = ready and (gqa or q.shape[1] == k.shape[1] == v.shape[1]) and q.shape[0] == k.shape[0] == v.shape[0]
-    ready = ready and q.dtype == k.dtype == v.dtype
-    width = q.shape[-1]
-    even = width == k.shape[-1] == v.shape[-1] and width % 8 == 0 and (width <= 128 or width == 256)
-    fixed = mask is None or not (mask.requires_grad and torch.is_grad_enabled())
-    cudnn = ready and capability >= (8, 0) and backends.cudnn_sdp_enabled() and q.dtype in _HALVES
-    cudnn = cudnn and even and fixed and p * 16 == int(p * 16)
-    if cudnn and capability in ((9, 0), (10, 0)):
-        return "cudnn"  # elsewhere it comes last
-    if ready and backends.flash_sdp_enabled() and capability >= (8, 0) and mask is None and q.dtype in _HALVES:
-        square = not causal or q.shape[-2] == k.shape[-2]
-        grad = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))
-        wide = capability in ((8, 6), (8, 9)) and width > 192 and grad
-        if width == k.shape[-1] == v.shape[-1] and width <= 256 and square and not wide:
-            return "flash"
-    half = q.dtype in _HALVES
-    align = 8 if half else 4 if capability >= (8, 0) else 1
-    aligned = width % align == 0 and v.shape[-1] % align == 0
-    known = (torch.float32, torch.float16) if capability < (8, 0) else (torch.float32, *_HALVES)
-    mixed = gqa and q.shape[1] != k.shape[1] != v.shape[1]
-    if ready and backends.mem_efficient_sdp_enabled() and q.dtype in known and aligned and not mixed:
-        return "efficient"
-    if not backends.math_sdp_enabled():
-        if cudnn:
-            return "cudnn"
-        raise RuntimeError("No available kernel. Aborting execution.")
-    return "math"
 
 
 # -- values ----------------------------------------------------------------------------------------------------------
@@ -255,13 +246,17 @@ def efficient_forward(gpu: VirtualGPU, device: Device, func: Any, args: Any, kwa
         # The seed is known to the host where it is needed; without dropout two empty scalars stand for it.
         if not gpu.compute:
             seeds = [torch.empty((), dtype=torch.int64, device="meta") for _ in range(2)]
-            return shapes[0], shapes[1], *(_seeds(0, p) if p else seeds)
+            seeds = _seeds(0, p) if p else seeds
+            place(device, seeds)  # before the results
+            return shapes[0], shapes[1], *seeds
         seed = _seed(device, p)
+        seeds = _seeds(seed, p)
+        place(device, seeds)
         out, total = _forward(q, k, v, bias, p, causal, _scale(q, kwargs.get("scale")), seed)
         made = torch.zeros(shapes[1].shape, dtype=shapes[1].dtype)
         if made.numel():
             made[..., : total.shape[-1]].copy_(total)
-        return _laid_out(out, shapes[0]), made, *_seeds(seed, p)
+        return _laid_out(out, shapes[0]), made, *seeds
 
 
 def _seeds(seed: int, p: float) -> list[Tensor]:
@@ -323,20 +318,51 @@ def cudnn_backward_temporaries(device: Device, args: Any, out: Any) -> list[int]
     return [args[1].numel() * 4 + args[5].nbytes]
 
 
+def flash_forward_temporaries(device: Device, args: Any, out: Any) -> list[int]:
+    """With dropout: the seed and its offset."""
+    return [16] if len(args) > 3 and args[3] else []
+
+
 def flash_backward_temporaries(device: Device, args: Any, out: Any) -> list[int]:
-    """The gradient made contiguous, the row sums, and float32 sums of the query's gradient."""
-    q = args[1]
+    """Gradient and output made contiguous, the row sums, float32 sums of the query's gradient."""
+    grad, q, k, _, result = args[:5]
     batch, heads, length, width = q.shape
-    length, width = -(-length // 128) * 128, -(-width // 32) * 32
-    return [args[0].nbytes, args[0].nbytes, batch * heads * length * 4, batch * heads * length * width * 4]
+    length, width = _rounded(length, 128), _rounded(width, 32 if width <= 128 else 64)
+    laid = [t.nbytes for t in (grad, result) if not t.transpose(1, 2).is_contiguous()]
+    return [*laid, batch * heads * length * 4, batch * heads * length * width * 4, *_of_every_head(q, k, k)]
 
 
-def efficient_backward_temporaries(device: Device, args: Any, out: Any) -> list[Any]:
-    """The row sums of gradient times output, then float32 sums of the query's gradient."""
-    grad, q = args[:2]
+def efficient_forward_temporaries(device: Device, args: Any, out: Any) -> list[int]:
+    """Wide heads in 16 bits: the output in float32."""
+    result = out[0]
+    return [result.numel() * 4] if result.dtype in _HALVES and result.shape[-1] > 128 else []
+
+
+def efficient_backward_temporaries(device: Device, args: Any, out: Any) -> list[int]:
+    """The gradient made contiguous, the row sums of gradient times output, float32 sums of the query's gradient.
+
+    These are kept in tiles with a lock each (kernel_backward.h). Wide heads in 16 bits have such sums of key and value
+    as well; their size is what was recorded.
+    """
+    grad, q, k, v = args[:4]
     batch, heads, length, width = q.shape
+    float32 = q.dtype is torch.float32
+    tall = 64 if width <= 64 or (float32 and device.spec.capability < (8, 0)) else 128
+    sums = (_rounded(length, tall) // tall) * (_rounded(width, 64) // 64) * (tall * 64 * 4 + 16)
+    if not float32 and width > 128:
+        sums += _rounded(k.shape[2], 64) * _rounded(width, 128) * 6
     rows = batch * heads * length * 4
-    sums = batch * heads * (-(-length // 64) * 64 * -(-width // 64) * 64 * 4 + 64)
-    if q.dtype is torch.float32:
-        return [[grad.nbytes, rows, rows], [rows, sums]]
-    return [rows, sums]
+    turned = [rows, -rows] if length > 1 and heads > 1 else []
+    products = [grad.nbytes, rows, *turned, -grad.nbytes] if float32 else [rows]
+    laid = [] if grad.transpose(1, 2).is_contiguous() else [grad.nbytes]
+    return [*laid, *_of_every_head(q, k, v), *products, batch * heads * sums]
+
+
+def _rounded(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
+
+
+def _of_every_head(q: Tensor, k: Tensor, v: Tensor) -> list[int]:
+    """Where heads share keys and values: their gradients head by head, before these are added."""
+    heads, shared = q.shape[1], k.shape[1]
+    return [t.nbytes // shared * heads for t in (k, v)] if shared != heads else []

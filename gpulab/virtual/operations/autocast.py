@@ -78,14 +78,14 @@ def casting() -> bool:
     return torch.is_autocast_enabled("cuda")
 
 
-def lower(tree: Any) -> Any:
+def lower(args: tuple[Any, ...]) -> tuple[Any, ...]:
     """The arguments of an operation of the first list."""
-    return _cast(tree, torch.get_autocast_dtype("cuda"))
+    return _cast_last_first(args, torch.get_autocast_dtype("cuda"))
 
 
-def to_float(tree: Any) -> Any:
+def to_float(args: tuple[Any, ...]) -> tuple[Any, ...]:
     """The arguments of an operation that autocast runs in float32."""
-    return _cast(tree, torch.float32)
+    return _cast_last_first(args, torch.float32)
 
 
 def overload(name: str) -> Any:
@@ -110,18 +110,18 @@ def kernel(name: str, change: Change | None = None) -> Callable[..., Any]:
     return run
 
 
-def _lowered(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return op, lower(args), lower(kwargs)
+def lowered(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return op, lower(args), kwargs
 
 
 def _widened(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return op, to_float(args), to_float(kwargs)
+    return op, to_float(args), kwargs
 
 
 def _dtype_set(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     place = [argument.name for argument in op._schema.arguments].index("dtype")
     given = args[place] if len(args) > place else kwargs.get("dtype")
-    if given is None and _eligible(args[0]):
+    if given is None and eligible(args[0]):
         args = args[:place]
         kwargs = {**kwargs, "dtype": torch.float32}
         for argument in op._schema.arguments[len(args) : place]:
@@ -130,16 +130,16 @@ def _dtype_set(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _dtype_appended(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if not _eligible(args[0]):
+    if not eligible(args[0]):
         return op, args, kwargs
     filled = (*args, *(kwargs.get(a.name, a.default_value) for a in op._schema.arguments[len(args) :]))
     return overload(APPEND_DTYPE[op.name().removeprefix("aten::")]), filled, {"dtype": torch.float32}
 
 
 def _promoted(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    dtypes = [t.dtype for t in _tensors((args, tuple(kwargs.values()))) if _eligible(t)]
+    dtypes = [t.dtype for t in _tensors((args, tuple(kwargs.values()))) if eligible(t)]
     widest = torch.float32 if torch.float32 in dtypes else torch.get_autocast_dtype("cuda")
-    return op, _cast(args, widest), _cast(kwargs, widest)
+    return op, _cast_last_first(args, widest), kwargs
 
 
 def _refused(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -149,7 +149,7 @@ def _refused(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 LISTS: list[tuple[Any, Change]] = [
-    (LOWER, _lowered),
+    (LOWER, lowered),
     (FLOAT, _widened),
     (SET_DTYPE, _dtype_set),
     (APPEND_DTYPE, _dtype_appended),
@@ -170,7 +170,7 @@ def _on_gpu(tensor: Tensor) -> bool:
     return in_force.current is not None and device_of(tensor) is not None
 
 
-def _eligible(tensor: Any) -> bool:
+def eligible(tensor: Any) -> bool:
     """Whether autocast may cast it: on a GPU, floating, and not float64."""
     return (
         isinstance(tensor, Tensor)
@@ -180,9 +180,14 @@ def _eligible(tensor: Any) -> bool:
     )
 
 
+def _cast_last_first(args: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+    """In the order of C++, where each is the argument of a call: compilers evaluate the last first."""
+    return tuple([_cast(item, dtype) for item in reversed(args)])[::-1]
+
+
 def _cast(tree: Any, dtype: torch.dtype) -> Any:
     if isinstance(tree, Tensor):
-        return _cast_tensor(tree, dtype) if tree.dtype is not dtype and _eligible(tree) else tree
+        return _cast_tensor(tree, dtype) if tree.dtype is not dtype and eligible(tree) else tree
     if type(tree) is tuple:
         return tuple([_cast(item, dtype) for item in tree])
     if type(tree) is list:

@@ -10,7 +10,7 @@ import torch
 
 from ..scope import in_force
 from ..scope.labels import PINNED, device_of, storage_of
-from . import cost
+from .traffic import reading, traffic, writing
 
 if TYPE_CHECKING:
     from ..scope.device import Device
@@ -19,13 +19,12 @@ if TYPE_CHECKING:
 def charge(into: torch.Tensor, source: torch.Tensor, *, non_blocking: bool) -> None:
     """A copy of `source` to `into` that has been made, in the current streams."""
     to, origin = device_of(into), device_of(source)
-    nbytes = cost.traffic(into)
+    nbytes = traffic(into)
     if not nbytes or (to is None and origin is None):
         return
     if to is origin and to is not None:
-        rates = to.timer.clock.rates
-        moved = cost.traffic(into, source)
-        to.timer.kernel(to.stream, rates.memory_seconds(moved) + rates.kernel_s, "copy_")
+        seconds = reading(to, source) + writing(to, into) + to.timer.clock.rates.kernel_s
+        to.timer.kernel(to.stream, seconds, "copy_")
     elif to is None or origin is None:
         _over_the_link(to, origin, into, source, non_blocking)
     else:
@@ -80,7 +79,7 @@ def _in_between(on: Device | None, device: Device, tensor: torch.Tensor, nbytes:
         clock.spend(nbytes / (clock.rates.host_copy_gbps * 1e9))
     else:
         on.touch([nbytes])
-        seconds = clock.rates.memory_seconds(nbytes + cost.traffic(tensor)) + clock.rates.kernel_s
+        seconds = clock.rates.memory_seconds(nbytes + traffic(tensor)) + clock.rates.kernel_s
         on.timer.kernel(on.stream, seconds, "copy_")
 
 

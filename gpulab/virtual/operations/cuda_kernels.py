@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from ..scope import in_force
 from ..scope.labels import device_of
-from . import attention, autocast, fused, recurrent
+from . import attention, autocast, cells, fused, recurrent
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -61,6 +62,40 @@ class _RMSNorm(torch.autograd.Function):
         return of_tensor, None, of_weight, None
 
 
+def _linear(tensor: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Where rows do not follow one another the bias is added to the product in place (linear in Linear.cpp).
+
+    PyTorch itself adds it so, but not while a dispatch mode is active.
+    """
+    if autocast.casting():
+        tensor, weight, bias = autocast.lower((tensor, weight, bias))
+    with autocast.below():
+        if bias is None or tensor.dim() in (0, 2) or not _adds_in_place(tensor, bias):
+            return aten.linear(tensor, weight, bias)
+        return aten.matmul(tensor, weight.t()).add_(bias)
+
+
+def _adds_in_place(tensor: Tensor, bias: Tensor) -> bool:
+    if (tensor.is_contiguous() and (bias.dim() == 1 or bias.squeeze().dim() == 1)) or not here(tensor):
+        return False
+    others = torch._C._len_torch_dispatch_stack() > 1 or torch._C._functorch.peek_interpreter_stack() is not None
+    return not others and forward_ad._current_level < 0 and type(bias) in (Tensor, torch.nn.Parameter)
+
+
+def _softmax(name: str) -> Callable[..., Tensor]:
+    whole, part = getattr(aten, name).int, getattr(aten, f"_{name}").default
+
+    def run(tensor: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+        """CUDA's kernel reads float16 where float32 is asked for: nothing is cast before (softmax in SoftMax.cpp)."""
+        half = tensor.dtype is torch.float16 and here(tensor)
+        if dtype is None and autocast.casting() and autocast.eligible(tensor):
+            dtype = torch.float32
+        with autocast.below():
+            return part(tensor, dim, True) if half and dtype is torch.float32 else whole(tensor, dim, dtype)
+
+    return run
+
+
 def _quantile(op: Any) -> Callable[..., Tensor]:
     def run(tensor: Tensor, q: float, *args: Any, **kwargs: Any) -> Tensor:
         """In C++ the number becomes a tensor that nothing sees, on the device behind the GPU."""
@@ -82,10 +117,14 @@ def _one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
 
 MIRRORS: dict[str, Callable[..., Any]] = {
     "dropout": _dropout,
+    "linear": _linear,
+    "log_softmax.int": _softmax("log_softmax"),
     "one_hot": _one_hot,
     "nanquantile.scalar": _quantile(aten.nanquantile.default),
     "quantile.scalar": _quantile(aten.quantile.default),
     "rms_norm": _rms_norm,
     "scaled_dot_product_attention": attention.attend,
+    "softmax.int": _softmax("softmax"),
     **recurrent.MIRRORS,
+    **cells.MIRRORS,
 }

@@ -94,6 +94,8 @@ def _plan(func: Any) -> Run:
         return factories.run
     if func is torch.ops.aten.add.Tensor:
         return _run_add
+    if func in _IN_PLACE:
+        return _run_scattering
     if name.startswith(("aten::index.Tensor", "aten::index_put", "aten::_index_put_impl_", "aten::_unsafe_index")):
         return _run_indexing
     if func in handlers.HANDLERS:
@@ -184,10 +186,15 @@ def _run(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
     else:
         place(device, out)
     if func in temporaries.OF and gpu.mirror:
-        device.touch(temporaries.OF[func](device, args, out))
+        temporaries.take(device, func, _by_place(func, args, kwargs) if kwargs else args, out)
     cost.charge(device, func, args, out)
     clock.leave()
     return out
+
+
+def _by_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """All arguments in the order of the schema."""
+    return *args, *(kwargs.get(a.name, a.default_value) for a in func._schema.arguments[len(args) :])
 
 
 def _run_add(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -203,12 +210,34 @@ def _run_add(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str
             and isinstance(into, Tensor)
             and into.shape == more.shape
             and into.dtype is more.dtype
-            and ownership.owns(into, references)
-            and (into.is_contiguous() or into.is_contiguous(memory_format=torch.channels_last))
+            and ownership.owns(func, into, references)
+            and ownership.dense(into)
         ):
             _run(gpu, torch.ops.aten.add_.Tensor, args, kwargs)
             return into
     return _run(gpu, func, args, kwargs)
+
+
+def _run_scattering(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """In backward, gradients are scattered into the zeros that were made for them.
+
+    PyTorch's formulas do so themselves, but not while a dispatch mode is active (areAnyTensorSubclassLike).
+    """
+    if torch._C._current_graph_task_id() != -1 and not torch.is_grad_enabled() and gpu.mirror:
+        into = args[0]
+        references = sys.getrefcount(into)
+        if ownership.owns(func, into, references):
+            _plan(_IN_PLACE[func])(gpu, _IN_PLACE[func], args, kwargs)
+            return into
+    return (_run_indexing if func is torch.ops.aten.index_put.default else _run)(gpu, func, args, kwargs)
+
+
+_IN_PLACE = {
+    torch.ops.aten.scatter.src: torch.ops.aten.scatter_.src,
+    torch.ops.aten.scatter_add.default: torch.ops.aten.scatter_add_.default,
+    torch.ops.aten.index_add.default: torch.ops.aten.index_add_.default,
+    torch.ops.aten.index_put.default: torch.ops.aten.index_put_.default,
+}
 
 
 def _run_composite(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

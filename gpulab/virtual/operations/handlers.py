@@ -13,7 +13,7 @@ import torch
 
 from ..scope.in_force import backing
 from ..scope.labels import STAYS, storage_of
-from . import assertions, attention, error_words, random, recurrent, refused, shapes_only
+from . import assertions, attention, cells, error_words, random, recurrent, refused, shapes_only
 from .results import map_tensors
 from .shapes_only import KNOWN
 from .sixteen_bit import HALVES, in_float
@@ -184,6 +184,23 @@ def _log_sigmoid_backward(gpu: VirtualGPU, device: Device, func: Any, args: Args
         return args[0] * torch.sigmoid(-args[1])
 
 
+def _softmax(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """From float16 to float32 in one kernel, which the CPU does not have."""
+    tensor, dim, to_float = args
+    if not gpu.compute or not to_float:
+        return plain(gpu, device, func, args, kwargs)
+    with backing:
+        return func._op(tensor.float(), dim, False)
+
+
+def _softmax_backward(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    grad, _, _, dtype = args
+    if not gpu.compute or grad.dtype is dtype:
+        return plain(gpu, device, func, args, kwargs)
+    with backing:
+        return func._op(*args[:3], grad.dtype).to(dtype)
+
+
 def _reduced_loss(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """The output is allocated at full size and resized to a scalar: its storage stays as large as the elements."""
     if gpu.compute or (len(args) > 2 and not args[2]):
@@ -229,6 +246,10 @@ HANDLERS |= {
     aten.native_batch_norm.default: _batch_norm,
     aten.log_sigmoid_forward.default: _log_sigmoid,
     aten.log_sigmoid_backward.default: _log_sigmoid_backward,
+    aten._softmax.default: _softmax,
+    aten._log_softmax.default: _softmax,
+    aten._softmax_backward_data.default: _softmax_backward,
+    aten._log_softmax_backward_data.default: _softmax_backward,
     aten.mse_loss.default: _reduced_loss,
     aten.smooth_l1_loss.default: _reduced_loss,
     aten.native_layer_norm_backward.default: _backward_in_float(5),
@@ -239,6 +260,10 @@ HANDLERS |= {
     aten._scaled_dot_product_efficient_attention_backward.default: attention.efficient_backward,
     aten._scaled_dot_product_cudnn_attention.default: attention.cudnn_forward,
     aten._scaled_dot_product_cudnn_attention_backward.default: attention.cudnn_backward,
+    aten._thnn_fused_lstm_cell.default: cells.lstm_forward,
+    aten._thnn_fused_lstm_cell_backward_impl.default: cells.lstm_backward,
+    aten._thnn_fused_gru_cell.default: cells.gru_forward,
+    aten._thnn_fused_gru_cell_backward.default: cells.gru_backward,
     aten._cudnn_rnn.default: recurrent.forward,
     aten._cudnn_rnn_backward.default: recurrent.backward,
     aten._cudnn_rnn_flatten_weight.default: recurrent.flatten,

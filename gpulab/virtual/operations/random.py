@@ -9,6 +9,7 @@ import torch
 from ..scope.in_force import backing
 from ..scope.numbering import generator_device
 from . import shapes_only
+from .results import place
 
 if TYPE_CHECKING:
     from ..gpu import VirtualGPU
@@ -63,8 +64,13 @@ def takes_generator(func: Any) -> bool:
 
 
 def native_dropout(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """The mask is allocated before the output (dropout_cuda in Dropout.cu)."""
     tensor, p, train = args
-    if not gpu.compute or train is False or p in (0, 1):
-        return shapes_only.run_on_meta(gpu, device, func, args, kwargs) if not gpu.compute else func._op(*args)
-    mask = torch.empty(tensor.shape, dtype=torch.bool).bernoulli_(1 - p, generator=device.generator)
-    return tensor * mask * (1 / (1 - p)), mask
+    if train is False or p in (0, 1):
+        return func._op(*args) if gpu.compute else shapes_only.run_on_meta(gpu, device, func, args, kwargs)
+    if not gpu.compute:
+        out, mask = shapes_only.run_on_meta(gpu, device, func, args, kwargs)
+    else:
+        mask = torch.empty(tensor.shape, dtype=torch.bool).bernoulli_(1 - p, generator=device.generator)
+    place(device, mask)
+    return (tensor * mask * (1 / (1 - p)) if gpu.compute else out), mask

@@ -1,18 +1,18 @@
-"""What CUDA's kernels allocate beside their results: workspaces of cuBLAS, partial sums, intermediate results.
+"""What CUDA's kernels allocate beside their results: workspaces, clones, partial sums, intermediate results.
 
-Each rule gives the bytes for one call. They are freed when the call returns, so that they count for the peak only.
-Operations that are not listed take nothing of importance.
+Each rule gives the bytes for one call, whose arguments it is given by place. They are freed when the call returns, so
+that they count for the peak only. Operations that are not listed take nothing of importance.
 """
 
 from __future__ import annotations
 
-import os
+import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import attention
+from . import attention, products
 from .reductions import THREADS_PER_SM, Kernel, buffers
 
 if TYPE_CHECKING:
@@ -21,37 +21,6 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 aten = torch.ops.aten
 Rule = Callable[["Device", Any, Any], list[int]]
-
-
-def keeps_workspaces() -> bool:
-    """Whether each handle of cuBLAS keeps its workspace: from 2.15 on PyTorch takes one anew for every call."""
-    older = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 15)
-    return older or os.environ.get("TORCH_CUBLAS_WORKSPACE_CACHE") == "1"
-
-
-_LT_BYTES = 1 << 20
-
-
-def workspace_bytes(capability: tuple[int, int]) -> int:
-    """What PyTorch gives cuBLAS (getChosenWorkspaceSize in CUDABlas.cpp)."""
-    return 4096 * 8 * 1024 if capability >= (9, 0) else 4096 * 2 * 1024 + 16 * 8 * 1024
-
-
-def _workspace(device: Device, args: Any, out: Any) -> list[int]:
-    size = workspace_bytes(device.spec.capability)
-    if not device.keeps_workspaces:
-        return [size]
-    # The thread that runs backward has a handle, and so a workspace, of its own.
-    key = device.stream, torch._C._current_graph_task_id() != -1
-    if key not in device.workspaces:
-        device.workspaces[key] = device.allocate(size)
-    return []
-
-
-def _addmm(device: Device, args: Any, out: Any) -> list[int]:
-    bias, _, other = args[:3]
-    fused = bias.dim() == 1 and bias.is_contiguous() and min(other.shape) > 1 and bias.dtype != torch.float64
-    return [_LT_BYTES] if fused and not device.keeps_workspaces else _workspace(device, args, out)
 
 
 def _reduce(device: Device, tensor: Tensor, dims: Any, kernel: Kernel) -> list[int]:
@@ -104,8 +73,97 @@ def _loss(device: Device, args: Any, out: Any) -> list[int]:
     return [big.numel() * big.element_size(), *flat]
 
 
+def _copies(*tensors: Tensor, form: torch.memory_format = torch.contiguous_format) -> list[int]:
+    """Of those that do not lie in order, which kernels copy before they begin."""
+    return [t.numel() * t.element_size() for t in tensors if not t.is_contiguous(memory_format=form)]
+
+
+def _in_order(*places: int) -> Rule:
+    """The arguments at these places are made contiguous."""
+    return lambda device, args, out: _copies(*(args[place] for place in places if args[place] is not None))
+
+
+def _in_their_order(*places: int) -> Rule:
+    """The same for images, but they may have channels last, as the first argument suggests."""
+    return lambda device, args, out: _copies(*(args[p] for p in places), form=_form(args[places[-1]]))
+
+
+def _form(*tensors: Tensor) -> torch.memory_format:
+    """Channels last, where one of them lies so (cudnn_conv_suggest_memory_format)."""
+    form = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensors[0].dim())
+    if form is not None and any(t.is_contiguous(memory_format=form) and not t.is_contiguous() for t in tensors):
+        return form
+    return torch.contiguous_format
+
+
+def _by_cudnn(x: Tensor, weight: Tensor | None) -> bool:
+    """Whether a batch norm is cuDNN's (_select_batch_norm_backend in Normalization.cpp)."""
+    float32 = weight is not None and weight.dtype is torch.float32
+    kinds = torch.float16, torch.float32
+    return torch.backends.cudnn.enabled and float32 and x.dtype in kinds and x.dim() > 2
+
+
+def _batch_norm(device: Device, args: Any, out: Any) -> list[int]:
+    x, weight, training = args[0], args[1], args[5]
+    if _by_cudnn(x, weight):
+        return _copies(x, form=_form(x))
+    return _across_rows(x, 4) if training else []
+
+
+def _batch_norm_backward(device: Device, args: Any, out: Any) -> list[int]:
+    grad, x, weight = args[:3]
+    if _by_cudnn(x, weight):
+        return _copies(grad, x, form=_form(x))
+    return [4 * x.shape[1]] * 2 + _across_rows(x, 2) if _channels_are_near(x) else []
+
+
+def _channels_are_near(x: Tensor) -> bool:
+    """PyTorch's own kernel for channels last; images of one pixel count as such (batch_norm_choose_impl)."""
+    if x.is_contiguous():
+        return x.stride(1) == 1
+    return x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
+
+
+def _across_rows(x: Tensor, numbers: int) -> list[int]:
+    """Where blocks share a channel: `numbers` for each block and channel, and their semaphores (Normalization.cuh)."""
+    channels = x.shape[1]
+    rows = x.numel() // max(1, channels)
+    if not rows or not _channels_are_near(x):
+        return []
+    high = min(_last_power(-(-rows // 16)), _BLOCK // min(_last_power(channels), 32))
+    wide = min(_last_power(channels), _BLOCK // high)
+    blocks = min(-(-rows // (high * 16)), 128)
+    return [4 * numbers * channels * blocks, 4 * -(-channels // wide)] if blocks >= 8 else []
+
+
+def _last_power(number: int) -> int:
+    return 1 << (max(number, 1).bit_length() - 1)
+
+
+_BLOCK = 512  # threads
+
+
+def _group_norm(device: Device, args: Any, out: Any) -> list[int]:
+    """Statistics of 16 bits are computed in 32; scale and shift for each channel of each image."""
+    images, channels, pixels, groups = args[3:7]
+    statistics = [4 * images * groups] * 2 if out[1].dtype in _HALVES else []
+    return statistics + ([4 * images * channels] * 2 if pixels > 1 and args[1] is not None else [])
+
+
+def _group_norm_backward(device: Device, args: Any, out: Any) -> list[int]:
+    """Sums for each channel, a factor for each, and two for each group (group_norm_kernel.cu)."""
+    images, channels, pixels, groups = args[5:9]
+    if pixels == 1:
+        return []
+    each, of_group = 4 * images * channels, 4 * images * groups
+    factors = [of_group, of_group, *([each] if args[4] is not None else [])]
+    return [each, each, *(factors if args[9][0] else [])]
+
+
 def _convolution(device: Device, args: Any, out: Any) -> list[Any]:
-    return _turned(device, args[0], args[1], args[8], (args[0], args[1], out if out.dtype in _HALVES else None))
+    x, weight = args[:2]
+    workspace = _turned(device, x, weight, args[8], (x, weight, out if out.dtype in _HALVES else None))
+    return _copies(x, weight, form=_form(x, weight)) + workspace
 
 
 def _turned(device: Device, x: Tensor, weight: Tensor, groups: int, parts: Any) -> list[Any]:
@@ -129,36 +187,96 @@ def _turned(device: Device, x: Tensor, weight: Tensor, groups: int, parts: Any) 
 
 
 def _convolution_backward(device: Device, args: Any, out: Any) -> list[Any]:
-    """Both gradients' workspaces, and the bias: its gradient is a sum."""
+    """Both gradients' copies and workspaces, and the bias: its gradient is a sum.
+
+    A gradient whose channels lie otherwise than the input's is turned once, any other that has gaps for each of both.
+    """
     grad, x, weight, *_, groups, wanted = args
-    phases: list[Any] = []
+    form = _form(x, weight)
+    turned = _form(grad) != _form(x)
+    phases: list[Any] = [grad.numel() * grad.element_size()] if turned else []
     for index, parts in enumerate(((grad, weight, x), (x, grad, weight))):
         if wanted[index]:
-            phases += _turned(device, x, weight, groups, parts)
+            strayed = [part for part in parts[:2] if part is not grad or not turned]
+            phases.append([*_copies(*strayed, form=form), *_turned(device, x, weight, groups, parts)])
     if wanted[2]:
         phases.append(_reduce(device, grad, [d for d in range(grad.dim()) if d != 1], _sum(grad)))
     return phases
 
 
+def _embedding(device: Device, args: Any, out: Any) -> list[int]:
+    """Indices are laid out in one row, which copies them where that takes more than a view."""
+    indices = args[1]
+    steps = [(stride, size) for stride, size in zip(indices.stride(), indices.shape, strict=True) if size != 1]
+    follow = all(step == inner * size for (step, _), (inner, size) in itertools.pairwise(steps))
+    return [] if follow else [indices.nbytes]
+
+
+def _embedding_backward(device: Device, args: Any, out: Any) -> list[int]:
+    """Many indices are sorted, and the rows of each summed in parts of ten, without knowing how many differ.
+
+    embedding_backward_cuda_kernel in EmbeddingBackwardKernel.cu; what CUB takes to sort and to scan is not mirrored.
+    """
+    grad, indices, rows, _, scaled = args
+    taken = [t.numel() * t.element_size() for t in (indices, grad) if not t.is_contiguous()]
+    number, itemsize, width = indices.numel(), indices.element_size(), grad.shape[-1]
+    if number <= 3072 and not scaled:
+        return taken
+    each = number * itemsize
+    taken += [each, each, each, -each, *([each] if scaled else []), each, 8, each, -each]
+    segments = min(number, rows)
+    parts = number // 10 + segments
+    taken += [segments * itemsize] * 2 + [8, parts * itemsize]
+    lanes = -(-width // 32) * 32
+    blocks = -(-segments * lanes // min(lanes, 1024))
+    few = blocks < device.spec.sms * 4 and parts > 4 * blocks
+    if few and not torch.are_deterministic_algorithms_enabled():  # atomically, into the gradient or one of float32
+        return [*taken, parts * itemsize, *([rows * width * 4] if grad.dtype in _HALVES else [])]
+    return [*taken, parts * width * max(4, grad.element_size())]
+
+
+def _of_biases(device: Device, args: Any, out: Any) -> list[Any]:
+    """Of a recurrent cell: the gradients of biases are sums of the gates'."""
+    gates, biased = [t for t in out if t is not None and t.dim() == 2], args[-1]
+    return [_reduce(device, gates[0], [0], _sum(gates[0]))] if biased and gates else []
+
+
 def _product(device: Device, args: Any, out: Any) -> list[int]:
     """Gradient times output, before its sum is taken away."""
-    return [out.nbytes]
+    return [args[1].nbytes]
 
 
+def _safe_softmax(device: Device, args: Any, out: Any) -> list[int]:
+    """Where the scores are minus infinity, which rows are so throughout, and the zero that is written there."""
+    return [out.numel(), out.numel() // max(1, out.shape[args[1]]), out.element_size()]
+
+
+def take(device: Device, func: Any, args: tuple[Any, ...], out: Any) -> None:
+    """What an operation that is listed takes and gives back; raises torch.OutOfMemoryError where that does not fit.
+
+    A convolution goes on without: PyTorch then tries cuDNN's next plan (Conv_v8.cpp), which may need none.
+    """
+    try:
+        device.touch(OF[func](device, args, out))
+    except torch.OutOfMemoryError:
+        if func not in _GOES_ON:
+            raise
+
+
+_GOES_ON = (aten.convolution.default, aten.convolution_backward.default)
+_PRODUCTS: dict[Any, Rule] = {
+    **dict.fromkeys((aten.mm.default, aten.mm.out), products.mm),
+    **dict.fromkeys((aten.addmm.default, aten.addmm_.default, aten.addmm.out), products.addmm),
+    **dict.fromkeys((aten._addmm_activation.default, aten._addmm_activation.out), products.addmm_activation),
+    **dict.fromkeys((aten.bmm.default, aten.bmm.out), products.bmm),
+    **dict.fromkeys((aten.baddbmm.default, aten.baddbmm_.default, aten.baddbmm.out), products.baddbmm),
+    **dict.fromkeys((aten.addbmm.default, aten.addbmm_.default, aten.addbmm.out), products.addbmm),
+    **dict.fromkeys((aten.mv.default, aten.mv.out), products.mv),
+    **dict.fromkeys((aten.addmv.default, aten.addmv_.default, aten.addmv.out), products.addmv),
+    **dict.fromkeys((aten.dot.default, aten.vdot.default), products.dot),
+}
 OF: dict[Any, Rule] = {
-    **dict.fromkeys(
-        (
-            aten.mm.default,
-            aten.bmm.default,
-            aten.baddbmm.default,
-            aten.mv.default,
-            aten.addmv.default,
-            aten.dot.default,
-        ),
-        _workspace,
-    ),
-    aten.addmm.default: _addmm,
-    aten._addmm_activation.default: _addmm,
+    **_PRODUCTS,
     aten.sum.default: _whole(_sum),
     aten.sum.dim_IntList: _dims(1, _sum),
     aten.mean.default: _whole(_sum),
@@ -178,8 +296,40 @@ OF: dict[Any, Rule] = {
     aten.huber_loss.default: _loss,
     aten.convolution.default: _convolution,
     aten.convolution_backward.default: _convolution_backward,
+    aten.native_layer_norm.default: _in_order(0),
+    aten.native_layer_norm_backward.default: _in_order(0, 1),
+    aten.native_group_norm.default: _group_norm,
+    aten.native_group_norm_backward.default: _group_norm_backward,
+    aten._softmax.default: _in_order(0),
+    aten._log_softmax.default: _in_order(0),
+    aten._log_softmax_backward_data.default: _in_order(0, 1),
+    aten.cumsum.default: _in_order(0),
+    aten.pow.Scalar: lambda device, args, out: [] if args[0] == 1 else [8],
+    aten.native_batch_norm.default: _batch_norm,
+    aten.native_batch_norm_backward.default: _batch_norm_backward,
+    **dict.fromkeys((aten.max_pool2d_with_indices.default, aten.avg_pool2d.default), _in_their_order(0)),
+    **dict.fromkeys(
+        (aten.max_pool2d_with_indices_backward.default, aten.avg_pool2d_backward.default), _in_their_order(0, 1)
+    ),
+    **dict.fromkeys(
+        (
+            aten.upsample_nearest2d.default,
+            aten.upsample_bilinear2d.default,
+            aten.upsample_nearest2d_backward.default,
+            aten.upsample_bilinear2d_backward.default,
+        ),
+        _in_their_order(0),
+    ),
+    aten.embedding.default: _embedding,
+    aten.embedding_dense_backward.default: _embedding_backward,
+    **dict.fromkeys(
+        (aten._thnn_fused_lstm_cell_backward_impl.default, aten._thnn_fused_gru_cell_backward.default), _of_biases
+    ),
     aten._softmax_backward_data.default: _product,
+    aten._safe_softmax.default: _safe_softmax,
     aten._scaled_dot_product_cudnn_attention_backward.default: attention.cudnn_backward_temporaries,
     aten._scaled_dot_product_flash_attention_backward.default: attention.flash_backward_temporaries,
+    aten._scaled_dot_product_flash_attention.default: attention.flash_forward_temporaries,
+    aten._scaled_dot_product_efficient_attention.default: attention.efficient_forward_temporaries,
     aten._scaled_dot_product_efficient_attention_backward.default: attention.efficient_backward_temporaries,
 }

@@ -79,6 +79,11 @@ class Device:
         self.allocator = CachingAllocator(spec.memory_bytes, settings, context_bytes=CONTEXT_BYTES, device=index)
         self._memory = self.allocator.memory
         self._calls = 0
+        self.touched = 0.0  # bytes that kernels have read or written, without what they found in L2
+        self.loaded: set[str] = set()  # libraries whose kernels are there
+        # Of each address: that count when it was last touched, and when it was last written; and the bytes there.
+        self.cached: dict[int, tuple[float, float, int]] = {}
+        self.moved = 0  # of those, the bytes of the operation that is being charged
         self.pending: deque[Block | None] = deque()
         self.lock = threading.RLock()
         self.generator = torch.Generator()
@@ -166,6 +171,13 @@ class Device:
         clock.spend((self._memory.calls - self._calls) * clock.rates.malloc_us * 1e-6)
         self._calls = self._memory.calls
 
+    def load(self, library: str) -> None:
+        """A library is called: the first time the host waits until its kernels are loaded."""
+        if library not in self.loaded:
+            self.loaded.add(library)
+            clock = self.timer.clock
+            clock.spend(clock.rates.first_ms[library] * 1e-3)
+
     def put(self, storage: Any) -> None:
         """Label a storage that has appeared on this GPU."""
         setattr(storage, NAME, self.allocate(storage.nbytes()))
@@ -173,12 +185,15 @@ class Device:
     def touch(self, sizes: Iterable[int | list[int]]) -> None:
         """What a kernel takes beside its results, and gives back: it counts for peaks and for what is reserved.
 
-        A list among the sizes is a phase: what it holds is given back before what follows it is taken.
+        A list among the sizes is a phase: what it holds is given back before what follows it is taken. A negative size
+        gives back the last that was taken of it.
         """
-        held = []
+        held: list[Label] = []
         for size in sizes:
             if isinstance(size, list):
                 self.touch(size)
+            elif size < 0:
+                del held[max(place for place, label in enumerate(held) if label.nbytes == -size)]
             else:
                 held.append(self.allocate(size))
                 if self.observer is not None:

@@ -18,14 +18,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from .in_force import backing
 
 T = TypeVar("T")
+aten = torch.ops.aten
 
 
 class _Probe(TorchDispatchMode):
-    """Notes the references to the first operand of an addition."""
+    """Notes the references to the first operand of what `_WRITTEN` lists."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.found: list[tuple[int, int, int]] = []
+        self.found: dict[Any, tuple[int, int, int]] = {}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -36,9 +37,9 @@ class _Probe(TorchDispatchMode):
 
 
 def _run(probe: _Probe, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if func is torch.ops.aten.add.Tensor:
-        into, _ = args
-        probe.found.append((sys.getrefcount(into), *_counts(into)))
+    if func in _WRITTEN:
+        into = args[0]
+        probe.found[func] = sys.getrefcount(into), *_counts(into)
     out = func(*args, **kwargs)
     if isinstance(out, torch.Tensor):
         out.untyped_storage()
@@ -49,28 +50,62 @@ def _counts(tensor: torch.Tensor) -> tuple[int, int]:
     return tensor._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
 
 
+# An addition of gradients, and gradients that are written into zeros.
+_WRITTEN: dict[Any, Callable[[torch.Tensor], torch.Tensor]] = {
+    aten.add.Tensor: lambda x: x * x + x.sin(),
+    aten.scatter.src: lambda x: x.sort()[0],
+    aten.scatter_add.default: lambda x: x.gather(0, torch.tensor([1, 0], device="cpu")),
+    aten.index_add.default: lambda x: x.index_select(0, torch.tensor([1, 0], device="cpu")),
+    aten.index_put.default: lambda x: x[torch.tensor([1, 0], device="cpu")],
+}
+
+
 @cache
-def _alone() -> tuple[int, int, int]:
-    """The references to a tensor that only the engine has."""
-    x = torch.zeros(2, requires_grad=True)
-    y = x * x + x.sin()
-    probe = _Probe()
-    with probe:
-        y.sum().backward()
-    return probe.found[0]
+def _alone() -> dict[Any, tuple[int, int, int]]:
+    """The references to a tensor that only the engine or its formula has, as each operation meets it."""
+    found = {}
+    for func, forward in _WRITTEN.items():
+        x = torch.zeros(2, requires_grad=True, device="cpu")
+        y = forward(x)
+        probe = _Probe()
+        with probe:
+            y.sum().backward()
+        found[func] = probe.found[func]
+    return found
 
 
-def prepare() -> None:
-    """Try it out, once in a process; not within an operation."""
-    with torch.enable_grad():
-        _alone()
+@cache
+def prepare(include: Callable[[bool], None]) -> None:
+    """Try it out, once in a process; not within an operation. `include` lets operations pass above autograd or not."""
+    include(True)
+    try:
+        with torch.enable_grad():
+            _alone()
+    finally:
+        include(False)
 
 
-def owns(tensor: torch.Tensor, references: int) -> bool:
-    """Whether nothing but the engine holds `tensor`; `references` is the caller's `sys.getrefcount` of it."""
-    alone = _alone()
+def owns(func: Any, tensor: torch.Tensor, references: int) -> bool:
+    """Whether nothing but the engine holds `tensor`, which `func` writes to or copies.
+
+    `references` is the caller's `sys.getrefcount` of it.
+    """
+    alone = _alone()[func]
     uses, storage_uses = _counts(tensor)
     return references <= alone[0] and uses <= alone[1] and storage_uses <= alone[2]
+
+
+def dense(tensor: torch.Tensor) -> bool:
+    """Whether its elements fill one piece of memory, whatever dimension comes first (is_non_overlapping_and_dense)."""
+    if tensor.is_contiguous():
+        return True
+    nearest = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride != nearest:
+                return False
+            nearest *= size
+    return True
 
 
 def with_autograd(run: Callable[[], T]) -> T:

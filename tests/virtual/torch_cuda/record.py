@@ -1,7 +1,7 @@
-"""Record what PyTorch's own CUDA code does, without a GPU: ops.json, steps.json, errors.json and
-ops_cudnn.json beside this.
+"""Record what PyTorch's own CUDA code does, without a GPU: ops.json, ops_cudnn.json, steps.json, models.json,
+errors.json, products.json and attention.json beside this.
 
-    python tests/virtual/torch_cuda/record.py [ops] [ops_cudnn] [steps] [errors] [--capability 7.5 8.0 9.0]
+    python tests/virtual/torch_cuda/record.py [ops] [steps] [models] [errors] [...] [--capability 7.5 8.0 9.0]
 
 Needs Linux, gcc and a CUDA build of torch with its libraries from PyPI. The stand-in (driver.c, cudnn.c, cublaslt.c,
 nothing.c, loaded before CUDA's libraries) answers the calls that PyTorch makes to CUDA.
@@ -11,8 +11,8 @@ autocast's lists, foreach and fused optimizers), every tensor that is made, its 
 the order of allocations and frees, the caching allocator with its numbers and messages, cuBLAS workspaces, every
 exception.
 
-Convolutions and cuDNN's attention want no workspace in ops.json and in most rows of steps.json; where it says
-"cudnn": "planned", the workspaces are those that the real cuDNN plans for a device of that description.
+Convolutions and cuDNN's attention want no workspace in ops.json and in most rows of steps.json and models.json;
+where it says "cudnn": "planned", the workspaces are those that the real cuDNN plans for a device of that description.
 
 Not real: no kernel runs. Device memory reads as zeros, so a size that depends on values (nonzero, unique, the segments
 of a sorted embedding gradient) is that of zeros; `.item()` gives 0; GradScaler sees finite gradients. cuDNN's older
@@ -58,8 +58,8 @@ def rows(library: Path, script: str, capability: str, devices: int = 1, **settin
 
 
 def recorded(library: Path, what: str, capability: str):
-    """Steps are recorded thrice: as torch 2.15 is, with cuBLAS workspaces kept as before it, and with cuDNN's plans. Of
-    operators with cuDNN's plans, the memory of those that it changes."""
+    """Steps are recorded thrice: as torch 2.15 is, with cuBLAS workspaces kept as before it, and with cuDNN's plans;
+    those of further models without the second. Of operators with cuDNN's plans, the memory of those that it changes."""
     if what == "ops_cudnn":
         memory = ("op", "mode", "forward", "forward_events", "backward", "backward_events", "error", "backward_error")
         plain = {(row["op"], row["mode"]): row for row in rows(library, "record_ops.py", capability) if "op" in row}
@@ -72,7 +72,8 @@ def recorded(library: Path, what: str, capability: str):
     yield from rows(library, f"record_{what}.py", capability, devices=2 if what == "errors" else 1)
     if what == "steps":
         yield from rows(library, "record_steps.py", capability, TORCH_CUBLAS_WORKSPACE_CACHE="1")
-        yield from rows(library, "record_steps.py", capability, **stand_in.cudnn())
+    if what in ("steps", "models"):
+        yield from rows(library, f"record_{what}.py", capability, **stand_in.cudnn())
 
 
 def write(name: str, head: dict, table: list[dict]) -> None:
@@ -105,7 +106,9 @@ def write(name: str, head: dict, table: list[dict]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", nargs="*", default=["ops", "ops_cudnn", "steps", "errors"])
+    parser.add_argument(
+        "what", nargs="*", default=["ops", "ops_cudnn", "steps", "models", "errors", "products", "attention"]
+    )
     parser.add_argument("--capability", nargs="*", default=list(stand_in.GPUS))
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

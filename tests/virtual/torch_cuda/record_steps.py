@@ -21,14 +21,17 @@ def circumstances():
     return {"workspaces": "kept" if kept else "per call"} | planned
 
 
+def modes():
+    """How a step is run on this GPU: bf16 from capability 8.0 on."""
+    return [m for m in memory.STEP_MODES if "bf16" not in m or torch.cuda.get_device_capability() >= (8, 0)]
+
+
 def plan():
-    """The steps: bf16 from capability 8.0 on; optimizers other than AdamW in fp32 and in plain circumstances only."""
+    """The steps; optimizers other than AdamW in fp32 and in plain circumstances only."""
     plain = circumstances() == {"workspaces": "per call"}
     for model in models():
         for size in model.sizes:
-            for mode in memory.STEP_MODES:
-                if "bf16" in mode and torch.cuda.get_device_capability() < (8, 0):
-                    continue
+            for mode in modes():
                 for optimizer in optimizers() if mode == "fp32" and plain else ("adamw",):
                     yield memory.Step(model, size, mode, optimizer)
 
@@ -38,9 +41,10 @@ def record(step):
     return memory.trained(step, cudnn=False)
 
 
-def main(skip: int) -> None:
+def main(skip, steps, record):
+    """Print the rows of all but the first `skip` steps; `record` makes one of a step."""
     print(json.dumps({"torch": torch.__version__, "cuda": torch.version.cuda}), flush=True)
-    for number, step in enumerate(plan()):
+    for number, step in enumerate(steps):
         if number < skip:
             continue
         row = step.names | circumstances()
@@ -53,4 +57,4 @@ def main(skip: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), plan(), record)

@@ -1,0 +1,45 @@
+"""A board's power limit as a budget: what a stretch of work may draw, and by how much it is slowed down.
+
+A driver lowers the clocks when the mean power of the last moments is above the limit. So a short product runs at the
+full rate, a long loop of them at the rate that the limit allows, and work that waits for memory never meets it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+WINDOW = 0.05  # seconds over which the limit holds on average: an assumption
+
+
+class Power(NamedTuple):
+    """What a board may draw, and what its work takes: `watts`, of which `idle_watts` whatever it does; picojoules."""
+
+    watts: float
+    idle_watts: float
+    per_flop_pj: Mapping[str, float]
+    per_byte_pj: float
+
+
+class Budget:
+    """What is left of the energy that a board may use in a window, in joules."""
+
+    __slots__ = ("at", "full", "idle", "left", "watts")
+
+    def __init__(self, power: Power) -> None:
+        self.watts, self.idle = power.watts, power.idle_watts
+        self.left = self.full = power.watts * WINDOW
+        self.at = 0.0
+
+    def spend(self, start: float, seconds: float, joules: float) -> float:
+        """How long work of `seconds` takes that begins at `start` and needs `joules` beside what idles."""
+        spare = self.watts - self.idle
+        if start > self.at:
+            self.left = min(self.full, self.left + (start - self.at) * spare)
+        left = self.left + seconds * spare - joules
+        if left < 0:
+            seconds -= left / spare
+            left = 0.0
+        self.left = min(self.full, left)
+        self.at = start + seconds
+        return seconds

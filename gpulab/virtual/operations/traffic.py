@@ -1,0 +1,125 @@
+"""What an operation reads and writes, and how long that takes: from the GPU's memory, or from its L2 cache."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+if TYPE_CHECKING:
+    from ..scope.device import Device
+
+_NEVER = (-math.inf, -math.inf, 0)
+_SMALL = 1 << 14  # bytes: 0.05 µs on a T4
+Tensor = torch.Tensor
+Args = tuple[Any, ...]
+_nbytes: Any = torch._C.TensorBase.nbytes.__get__  # type: ignore[attr-defined]
+_storage: Any = torch._C.TensorBase.untyped_storage
+
+
+class Cost(NamedTuple):
+    """Of one operation on a GPU: seconds beside a kernel's least time, floating-point operations, kernels, joules."""
+
+    seconds: float
+    flops: float = 0.0
+    kernels: int = 1
+    joules: float = 0.0
+
+
+Rule = Callable[["Device", Any, Args, Any], Cost]
+
+
+def traffic(*items: Any) -> int:
+    """Bytes of all tensors in `items`, and in the lists among them."""
+    total = 0
+    for item in items:
+        if isinstance(item, Tensor):
+            total += _size(item)
+        elif item.__class__ is list or item.__class__ is tuple:
+            total += traffic(*item)
+    return total
+
+
+def _size(tensor: Tensor) -> int:
+    try:
+        return int(_nbytes(tensor))
+    except (RuntimeError, NotImplementedError):  # a sparse tensor: its values
+        return int(tensor._values().nbytes if tensor.layout is torch.sparse_coo else tensor.values().nbytes)
+
+
+def reading(device: Device, *items: Any) -> float:
+    """Seconds of reading every tensor in `items`, one after the other."""
+    seconds = 0.0
+    for item in items:
+        if isinstance(item, Tensor):
+            seconds += _touch(device, item, False)
+        elif item.__class__ is list or item.__class__ is tuple:
+            seconds += reading(device, *item)
+    return seconds
+
+
+def writing(device: Device, *items: Any) -> float:
+    """Seconds of writing every tensor in `items`."""
+    seconds = 0.0
+    for item in items:
+        if isinstance(item, Tensor):
+            seconds += _touch(device, item, True)
+        elif item.__class__ is list or item.__class__ is tuple:
+            seconds += writing(device, *item)
+    return seconds
+
+
+def _touch(device: Device, tensor: Tensor, writes: bool) -> float:
+    """Seconds of reading or writing a tensor once.
+
+    A cache keeps what was touched last. So a tensor is still in L2 where it and all that has been touched since are
+    smaller than that. What is written stays there until it has to go, and its way to memory is saved where it is
+    written again before. Small tensors take no time to speak of wherever they are, and are not followed.
+    """
+    try:
+        nbytes: int = _nbytes(tensor)
+    except (RuntimeError, NotImplementedError):
+        nbytes = _size(tensor)
+    rates = device.timer.clock.rates
+    if nbytes < _SMALL:
+        device.moved += nbytes
+        return nbytes / rates.memory_rate
+    try:
+        address = _storage(tensor)._gpulab.block.address
+    except (RuntimeError, NotImplementedError, AttributeError):
+        device.moved += nbytes
+        return nbytes / rates.memory_rate
+    at, cached = device.touched, device.cached
+    touched, written, size = cached.get(address, _NEVER)
+    if size < nbytes:
+        touched = written = -math.inf
+    if at - (written if writes else touched) + nbytes <= rates.l2_holds:
+        seconds = nbytes / rates.l2_rate
+    else:
+        device.moved += nbytes
+        seconds = nbytes / rates.memory_rate
+        if at - touched + nbytes > rates.l2_holds:
+            device.touched = at = at + nbytes
+    cached[address] = at, at if writes else written, nbytes
+    return seconds
+
+
+def moving(device: Device, args: Args, out: Any) -> float:
+    """Seconds of reading all arguments and writing all results."""
+    seconds = 0.0
+    for item in args:
+        if isinstance(item, Tensor):
+            seconds += _touch(device, item, False)
+        elif item.__class__ is list or item.__class__ is tuple:
+            seconds += reading(device, *item)
+    if isinstance(out, Tensor):
+        return seconds + _touch(device, out, True)
+    return seconds + writing(device, out)
+
+
+def writes(device: Device, func: Any, args: Args, out: Any) -> Cost:
+    """The results are written, and nothing is read that counts."""
+    seconds = writing(device, out)
+    return Cost(seconds, kernels=1 if seconds else 0)
