@@ -480,8 +480,8 @@ gpulab.style.show(figure, alt="Roofline of an A100 with the operations of ResNet
 # | elementwise: bias, dropout, activation | 0.03 % | 13.5 % |
 #
 # (The virtual clock knows the A100's 40 MB of L2: what was written a moment ago and is small enough is read from there, as
-# most tensors of the last two stages are. The host is taken to be ideal here; with a real one, a step of 64 images waits for
-# Python, and the GPU's shares would be hard to see.)
+# most tensors of the last two stages are. The host is taken to be ideal here. With the usual one this pass takes as long; but
+# two events around every operation keep the host so busy that the GPU waits for it, and shares would be hard to see.)
 #
 # It is also where the remedies come from that later lessons measure: **fuse** elementwise operations, so that the bytes move
 # once (lesson 11); use 16 bits, so that there are fewer (07); keep what attention computes on the chip (06).
