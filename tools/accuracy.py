@@ -294,7 +294,7 @@ What is further off than it should be, by cause:
 - **cuDNN 8.3's grouped convolutions** with channels last (`dm_nfnet`, `regnet` in the training rows of 2022).
 - **Group and layer norms that autocast runs in float32** (`vit_*_r*` 0.5 to 0.6, the rows that run out of memory): the
   published ones are as fast as with the norms in 16 bits, for which timm has an option; the source does not say.
-- **Depthwise training** with channels last under cuDNN 8.1: EfficientNet 1.4 to 1.6 on the A100, 1.2 to 1.4 on the V100.
+- **Depthwise training** with channels last, cuDNN 8.1: EfficientNet 1.4 to 1.6 on the A100, 1.2 to 1.4 on the V100.
 - **Transformers in 16 bits on an A100 or an L40S** where the host is not the limit: 1.2 to 1.4. Not understood.
 - **GPT-2 by hand**: 1.2, in bf16 1.4 to 1.7; its loop loads data and evaluates in between, which is left out here, and
   the kind of A100 is not said.
