@@ -665,7 +665,8 @@ print(f"the same step on this CPU, in a process of its own: {float(took):.0f} µ
 # Hosts differ as much as GPUs do. The virtual GPU has a named one, “server”, with costs of its own for an operation that Python
 # calls, one that autograd runs, a cast, a tensor of an optimizer. It was chosen after published training passes in which the
 # GPU waits (recorded: BERT on an A100, OPT on an L40S). `VirtualGPU("T4", host=1)` takes one that is three times as fast.
-#
+
+# %% tiny-study [markdown]
 # That is what a much-quoted IEEE study measured (Nishanth et al. 2022, an Intel i5 against a GTX 1650): CNNs 8.8 times
 # as fast on the GPU, RNNs 4.9 times, and **a plain network 1.2 times faster on the CPU**. The web made “4.9 to 8.8 times for
 # CNNs” of it, and left the last line out.

@@ -18,7 +18,7 @@ from gpulab.sim.architecture.model import (
     simulate,
 )
 from gpulab.sim.base.live import Live
-from gpulab.virtual.gpus.specs import SPECS
+from gpulab.virtual.gpus.specs import SHOWN
 
 DEFAULT = {
     "gpu": TOY,
@@ -42,7 +42,7 @@ def states(draw_from, small=False):
     controls = {control.name: control for control in Architecture.controls}
     values = {
         "gpu": TOY if small else draw_from(st.sampled_from(list(controls["gpu"].options))),
-        "sms": draw_from(st.integers(1, 6 if small else 148)),
+        "sms": draw_from(st.integers(1, 6 if small else 170)),
         "lanes": draw_from(st.sampled_from([32, 64, 96, 128])),
         "threads": draw_from(st.one_of(st.integers(1, 200), st.integers(1, 1024))),
         "room": draw_from(st.integers(1, 64)),
@@ -244,7 +244,7 @@ class TestSimulator:
         sms = live._widgets["sms"]
         assert (sms.value, sms.disabled, live._widgets["lanes"].value) == (40, True, 64)
         live._widgets["gpu"].value = TOY
-        assert (sms.value, sms.disabled, sms.max, live._widgets["lanes"].disabled) == (4, False, 148, False)
+        assert (sms.value, sms.disabled, sms.max, live._widgets["lanes"].disabled) == (4, False, 170, False)
 
     def test_the_default_state_makes_the_point(self):
         sim = Architecture()
@@ -284,10 +284,10 @@ class TestSimulator:
         # the mark within a ready warp's box
         assert "h6v4h-6z" in sim.svg()
 
-    @pytest.mark.parametrize("gpu", SPECS)
+    @pytest.mark.parametrize("gpu", SHOWN)
     def test_a_presets_figures_are_recorded(self, gpu):
         rows = {name: (value, source) for name, value, source in Architecture(gpu=gpu).result.rows()}
-        assert rows["GPU"] == (SPECS[gpu].product, "recorded: data sheet")
+        assert rows["GPU"] == (SHOWN[gpu].product, "recorded: data sheet")
         assert rows["peak of the lanes, fp32"][1].startswith("recorded")
         assert rows["time"][1].startswith("virtual")
 
@@ -302,7 +302,7 @@ class TestBadValues:
         [
             ({"lanes": 50}, "lanes is 50; it must be 32, 64, 96 or 128"),
             ({"lanes": 160}, "lanes must be from 32 to 128"),
-            ({"sms": 0}, "sms must be from 1 to 148"),
+            ({"sms": 0}, "sms must be from 1 to 170"),
             ({"gpu": "T4", "sms": 4}, "sms must be from 40 to 40: T4 has 40 SMs"),
             ({"gpu": "T4", "room": 64}, "room must be from 2 to 32: a block has 2 warps"),
             ({"threads": 1024, "room": 8}, "room must be from 32 to 64: a block has 32 warps"),

@@ -82,7 +82,7 @@ class TestEverySimulator:
 
     def test_the_widget_view_stays_out_of_the_saved_sizes(self, simulator):
         bundle = simulator()._repr_mimebundle_()
-        assert len(json.dumps(bundle)) < 60_000
+        assert len(json.dumps(bundle)) < 70_000
 
 
 def run(code: str, **environment: str) -> str:

@@ -22,7 +22,7 @@ from gpulab.sim.memory_budget.needs import (
     plans,
 )
 from gpulab.sim.memory_budget.picture import axis
-from gpulab.virtual.gpus.specs import SPECS
+from gpulab.virtual.gpus.specs import SHOWN
 from gpulab.virtual.scope.device import CONTEXT_BYTES as VIRTUAL_CONTEXT_BYTES
 
 from . import states
@@ -237,7 +237,9 @@ class TestOverTheWholeRange:
     @whole_range
     def test_a_gpu_fits_or_it_does_not(self, values):
         found = simulate(**values)
-        assert [fit.spec.name for fit in found.fits] == sorted(SPECS, key=lambda name: SPECS[name].memory_bytes)
+        names = [fit.spec.name for fit in found.fits]
+        assert names == sorted(names, key=lambda name: SHOWN[name].memory_bytes)
+        assert {spec.memory_gb for spec in SHOWN.values()} == {SHOWN[name].memory_gb for name in names}
         for fit in found.fits:
             assert (fit.answer == "no") == (found.peak.total > fit.spec.memory_bytes)
             assert 0 <= fit.largest <= MOST

@@ -20,7 +20,7 @@ from gpulab.sim.race.model import (
     times,
 )
 from gpulab.virtual.clock import rates
-from gpulab.virtual.gpus.specs import SPECS
+from gpulab.virtual.gpus.specs import SHOWN
 
 from . import states
 
@@ -208,7 +208,7 @@ class TestSimulator:
         lanes = live._widgets["lanes"]
         assert (lanes.value, lanes.disabled) == (2560, True)
         live._widgets["gpu"].value = TOY
-        assert (lanes.value, lanes.disabled, lanes.max) == (256, False, 24_064)
+        assert (lanes.value, lanes.disabled, lanes.max) == (256, False, 21_760)
 
     def test_the_default_state_makes_the_point(self):
         sim = Race()
@@ -232,10 +232,10 @@ class TestSimulator:
         assert "holds both below" not in Race().svg()
         assert Race(serial=10).svg().count('stroke-dasharray="2 4"') == Race().svg().count('stroke-dasharray="2 4"') + 1
 
-    @pytest.mark.parametrize("gpu", SPECS)
+    @pytest.mark.parametrize("gpu", SHOWN)
     def test_a_preset_holds_its_lanes_and_has_its_own_link(self, gpu):
         result = Race(gpu=gpu).result
-        assert result.lanes == SPECS[gpu].fp32_lanes
+        assert result.lanes == SHOWN[gpu].fp32_lanes
         copy = rates.of(gpu).copy_us * 1e-6 + 128_000 / (rates.of(gpu).pinned_gbps * 1e9)
         assert result.gpu_side.spent("copy in") == pytest.approx(copy)
         rows = {name: source for name, _, source in result.rows()}
@@ -248,7 +248,7 @@ class TestSimulator:
         assert sim.values["lanes"] == 16_896
         sim.set(gpu=TOY)
         assert sim.values["lanes"] == 512
-        assert limits(sim.values)["lanes"][:2] == (32, 24_064)
+        assert limits(sim.values)["lanes"][:2] == (32, 21_760)
 
     @pytest.mark.parametrize(("factor", "shown"), [(2.13, "2.1 ×"), (9.96, "10 ×"), (18_944.0, "18,944 ×")])
     def test_factors_in_words(self, factor, shown):
@@ -260,7 +260,7 @@ class TestBadValues:
         ("values", "message"),
         [
             ({"lanes": 100}, "lanes is 100; it must be a multiple of 32"),
-            ({"lanes": 0}, "lanes must be from 32 to 24064"),
+            ({"lanes": 0}, "lanes must be from 32 to 21760"),
             ({"gpu": "A100-80", "lanes": 256}, "lanes must be from 6912 to 6912: A100-80 has 6,912 lanes"),
             ({"simd": 4}, "simd must be one of 1, 8, 16, 32"),
             ({"tasks": 0}, "tasks must be from 1 to 100000"),

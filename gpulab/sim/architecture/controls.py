@@ -5,7 +5,7 @@ The controls; the numbers come from `model`, `picture` draws them.
 
 from __future__ import annotations
 
-from ...virtual.gpus.specs import SPECS
+from ...virtual.gpus.specs import SHOWN
 from ..base.simulator import Choice, Play, Simulator, Slider
 from .model import MOST_LANES, MOST_ROOM, MOST_SMS, MOST_WAVES, TOY, WARP, Kernel, limits, simulate
 from .picture import draw
@@ -20,7 +20,7 @@ class Architecture(Simulator[Kernel]):
             "GPU",
             {
                 TOY: "a toy: SMs and lanes below",
-                **{name: f"{name}: {s.sms} SMs × {s.fp32_lanes // s.sms} lanes" for name, s in SPECS.items()},
+                **{name: f"{name}: {s.sms} SMs × {s.fp32_lanes // s.sms} lanes" for name, s in SHOWN.items()},
             },
             TOY,
         ),

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from ...virtual.gpus.specs import SPECS, Spec
+from ...virtual.gpus.specs import SHOWN, Spec
 from ..base.simulator import Limit, Result, Row
 from ..base.words import count, duration, percent
 
 WARP = 32
 INSTRUCTIONS = 4  # of every thread, one after another
 MOST_WAVES = 32
-MOST_SMS, MOST_LANES = max(gpu.sms for gpu in SPECS.values()), 4 * WARP
+MOST_SMS, MOST_LANES = max(gpu.sms for gpu in SHOWN.values()), 4 * WARP
 GOLDEN = 0.618034  # spreads the SMs over a round
 FRAMES = 241  # of Play; a kernel of more clocks is shown at this many of them
 TOY = "toy"
@@ -64,7 +64,7 @@ class Kernel(Result):
 
     @property
     def spec(self) -> Spec | None:
-        return SPECS.get(self.gpu)
+        return SHOWN.get(self.gpu)
 
     @property
     def rows_of_lanes(self) -> int:
@@ -283,12 +283,12 @@ def simulate(gpu: str, sms: int, lanes: int, threads: int, room: int, wait: int,
 
 def limits_of(gpu: str) -> tuple[int, int]:
     """Warps and blocks that an SM of `gpu` has room for."""
-    return ROOM.get(SPECS[gpu].capability, MOST_ROOM) if gpu in SPECS else MOST_ROOM
+    return ROOM.get(SHOWN[gpu].capability, MOST_ROOM) if gpu in SHOWN else MOST_ROOM
 
 
 def clock_ghz(gpu: str) -> float:
     """The clock at which a GPU has its peak: two operations a lane and clock; the toy has an A100's."""
-    spec = SPECS.get(gpu, SPECS["A100-80"])
+    spec = SHOWN.get(gpu, SHOWN["A100-80"])
     return (spec.tflops["fp32"] or 0) * 1000 / (2 * spec.fp32_lanes)
 
 
@@ -303,9 +303,9 @@ def limits(values: Mapping[str, Any]) -> dict[str, Limit]:
     # a control that a preset holds is given its range back by name
     sms, lanes = values["sms"], values["lanes"]
     found |= {"sms": Limit(1, MOST_SMS, ""), "lanes": Limit(WARP, MOST_LANES, "")}
-    if gpu in SPECS:
-        sms = SPECS[gpu].sms
-        lanes = SPECS[gpu].fp32_lanes // sms
+    if gpu in SHOWN:
+        sms = SHOWN[gpu].sms
+        lanes = SHOWN[gpu].fp32_lanes // sms
         found["sms"] = Limit(sms, sms, f"{gpu} has {sms} SMs")
         found["lanes"] = Limit(lanes, lanes, f"{gpu} has {lanes} lanes in each SM")
     kernel = Kernel(gpu, sms, max(lanes // WARP, 1) * WARP, threads, room, values["wait"], 1, 0)

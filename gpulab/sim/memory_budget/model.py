@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ...virtual.gpus.specs import SPECS, Spec
+from ...virtual.gpus.specs import SHOWN, Spec
 from ..base.simulator import Limit, Result, Row
 from ..base.words import many, percent, size
 from .job import CATEGORIES, MOST, PARALLEL_WORDS, Job, Moment, deepspeed
@@ -19,7 +19,8 @@ MODELS = {name: facts.words for name, facts in PRESETS.items()} | {
     "gpt_7_5b": "GPT 7.5B (ZeRO paper's table)",
     "custom": "GPT of free size",
 }
-_BY_MEMORY = sorted(SPECS.values(), key=lambda spec: spec.memory_bytes)
+_AS_LARGE = ("RTX3090", "RTX5090")  # as others that are shown
+_BY_MEMORY = sorted((spec for spec in SHOWN.values() if spec.name not in _AS_LARGE), key=lambda spec: spec.memory_bytes)
 TIGHT = 0.95  # of the memory: beyond it, the allocator's reserve decides
 COUNTED = ""
 

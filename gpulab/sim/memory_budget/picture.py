@@ -15,7 +15,7 @@ from .model import UNITS, Budget, Fit, amount, billions, unit_of
 WIDTH, HEIGHT = 860.0, 480.0
 LEFT, RIGHT, ANSWER = 168.0, 628.0, 640.0
 BARS, GPUS, KEY = 24.0, 108.0, 338.0
-ROW = 18.0
+ROW = 16.5
 GIB = 2**30
 COLOURS = {
     "weights": BLUE,
@@ -49,7 +49,7 @@ def _x(nbytes: float, full: int) -> float:
 def _ticks(full: int) -> list[str]:
     unit = unit_of(full)
     body = [text(MARGIN, 14, f"one rank, {unit} (virtual)", size=SMALL, fill=MUTED)]
-    bottom = GPUS + 11 * ROW + 4
+    bottom = GPUS + 12 * ROW + 4
     for part in range(5):
         x = LEFT + (RIGHT - LEFT) * part / 4
         body.append(line(x, BARS - 4, x, bottom, stroke=RULE))

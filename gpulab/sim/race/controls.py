@@ -5,7 +5,7 @@ The controls; the numbers come from `model`, `picture` draws them.
 
 from __future__ import annotations
 
-from ...virtual.gpus.specs import SPECS
+from ...virtual.gpus.specs import SHOWN
 from ..base.simulator import Choice, Play, Simulator, Slider
 from .model import (
     MOST_LANES,
@@ -25,7 +25,7 @@ class Race(Simulator[Contest]):
         Choice(
             "gpu",
             "GPU",
-            {TOY: "a toy: lanes below", **{name: f"{name}: {s.fp32_lanes:,} lanes" for name, s in SPECS.items()}},
+            {TOY: "a toy: lanes below", **{name: f"{name}: {s.fp32_lanes:,} lanes" for name, s in SHOWN.items()}},
             TOY,
         ),
         Slider("tasks", "Tasks", 1, 100_000, 128),

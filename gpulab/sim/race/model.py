@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from ...virtual.clock import rates
-from ...virtual.gpus.specs import SPECS
+from ...virtual.gpus.specs import SHOWN
 from ..base.simulator import Limit, Result, Row
 from ..base.words import count, duration, many, percent
 
@@ -24,7 +24,7 @@ TASK = 10e-6  # seconds on one lane of the CPU
 CPU_BANDWIDTH = 90e9  # bytes per second, an assumption: two channels of DDR5
 TOY, LIKE = "toy", "T4"  # the toy has a T4's link and memory
 MOST_TASKS = 1_000_000  # of the plot
-MOST_LANES = max(gpu.fp32_lanes for gpu in SPECS.values())
+MOST_LANES = max(gpu.fp32_lanes for gpu in SHOWN.values())
 # Where the plot has points: whole numbers, about evenly spread over its logarithmic axis.
 PLACES: tuple[int, ...] = tuple(sorted({round(float(MOST_TASKS) ** (place / 96)) for place in range(97)}))
 VIRTUAL = "virtual: toy tasks"
@@ -297,7 +297,7 @@ def _side(tasks: int, lanes: int, phases: list[tuple[str, float]]) -> Side:
 
 def limits(values: Mapping[str, Any]) -> dict[str, Limit]:
     """A preset's lanes; the toy's are free."""
-    if values["gpu"] not in SPECS:
+    if values["gpu"] not in SHOWN:
         return {"lanes": Limit(WARP, MOST_LANES, "")}
-    lanes = SPECS[values["gpu"]].fp32_lanes
+    lanes = SHOWN[values["gpu"]].fp32_lanes
     return {"lanes": Limit(lanes, lanes, f"{values['gpu']} has {lanes:,} lanes")}

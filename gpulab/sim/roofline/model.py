@@ -263,7 +263,7 @@ def _attention(spec: Spec, reached: Rates, dtype: str, width: int, tokens: int, 
     nbytes, share = 4 * width * elements + STATE, work.EFFICIENT
     if width == 2 and ampere:  # cuDNN's kernels from Hopper on, flash attention's before
         share = work.FLASH
-        if spec.capability not in ((9, 0), (10, 0)):
+        if spec.capability not in ((9, 0), (10, 0)) or tokens == 1:  # which cuDNN refuses
             nbytes += 4 * tokens * number + FLASH_STATE - STATE
     found = work.attention(reached, flops, dtype, share, reached.memory_seconds(nbytes))
     return _operation(reached, "attention", shape, [(found, nbytes)])

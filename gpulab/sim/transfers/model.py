@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from ...virtual.clock.rates import Rates, of
-from ...virtual.gpus.specs import PCIE3, PCIE4, PCIE5, SPECS, Link
+from ...virtual.gpus.specs import PCIE3, PCIE4, PCIE5, SHOWN, Link
 from ...virtual.memory.out_of_memory import OutOfMemory
 
 SHAPES = {"input_data": (32, 3, 224, 224), "weights": (512, 512), "bias": (512,)}
 BYTES = {name: 4 * prod(shape) for name, shape in SHAPES.items()}  # float32
 PARAMETERS = {"weights": "weight", "bias": "bias"}  # their names in a Linear layer
 SLOTS = {3: PCIE3, 4: PCIE4, 5: PCIE5}
-GPUS = {name: gpu for name, gpu in SPECS.items() if gpu.host_link}
+GPUS = {name: gpu for name, gpu in SHOWN.items() if gpu.host_link}
 MOST_COMMANDS = 40
 
 _COMMAND = re.compile(r"(?:(?P<name>\w+)\s+to\s+(?P<where>GPU|CPU)|del\s+(?P<gone>\w+)|(?P<sum>weights\s*\+\s*bias))$")

@@ -394,6 +394,14 @@ _ROWS = (
 SPECS: Mapping[str, Spec] = MappingProxyType({row.name: row for row in _ROWS})
 
 
+# What simulators offer where a list of all would be long: of boards that are alike in what they show, one.
+SHOWN: Mapping[str, Spec] = {
+    name: found
+    for name, found in SPECS.items()
+    if name not in ("A10G", "H100-PCIE", "GH200", "RTXPRO6000", "RTXPRO6000-MAXQ")
+}
+
+
 def spec(name: str) -> Spec:
     """The GPU called `name`, such as "T4" or "A100-80"."""
     if name not in SPECS:
