@@ -294,7 +294,7 @@ class TestWhatItShows:
         assert found.peak.total > 7 * found.peak.weights
         assert found.fitting == ["H200", "B200"]
         assert "12.6 GiB of weights take 100." in found.finding
-        assert "only H200 and B200 have that" in found.finding
+        assert "only H200 and B200 here have that" in found.finding
 
     def test_ddp_helps_no_rank(self):
         one, eight = budget(), budget(ranks=8)

@@ -99,10 +99,10 @@ class Budget(Result):
         if len(names) == len(self.fits):
             return "every GPU here has that"
         if len(names) == 1:
-            return f"only {names[0]} has that"
+            return f"only {names[0]} here has that"
         if len(names) == 2:
-            return f"only {names[0]} and {names[1]} have that"
-        return f"{len(names)} of {len(self.fits)} GPUs have that"
+            return f"only {names[0]} and {names[1]} here have that"
+        return f"{len(names)} of {len(self.fits)} GPUs here have that"
 
     def rows(self) -> list[Row]:
         job, asked = self.job, self.job.needs
