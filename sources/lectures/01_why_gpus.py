@@ -716,10 +716,10 @@ for name in table:
 
 # %% cards-explain [markdown]
 # A gaming card beats the A100 by almost three in plain fp32, and loses by one and a half to two where tensor cores or memory
-# decide. By the data sheets it would be four: but from Ampere's gaming cards on, half of the fp32 lanes share their port with
-# whole-number arithmetic, so products come to two thirds of that peak (recorded rates, in the model). An L4, nearly five years
-# younger than a T4, has 3.7 times its fp32 arithmetic on paper and 2.6 times here, since a board of 72 W cannot keep its
-# lanes busy for long. Its bandwidth is slightly less (300 against 320 GB/s), and it comes closer to it.
+# decide. By the data sheets it would be four: but since Ampere half of a gaming card's fp32 lanes share their port with
+# whole-number arithmetic, and products reach two thirds of that peak (recorded). An L4, nearly five years younger than a
+# T4, has 3.7 times its fp32 arithmetic on paper and 2.6 times here, for 72 W do not keep its lanes busy. Its bandwidth
+# is slightly less, and it comes closer to it.
 #
 # “Data-centre card” is no property: of the four in the table two, A100 and H100, have what is said of all of them, 80 GB,
 # NVLink, and fp64 at half of the fp32 rate. T4 and L4 have none of the three; what they have is a low power draw. (Gaming cards
