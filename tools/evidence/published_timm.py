@@ -97,12 +97,13 @@ def predict(row: Measurement) -> Predicted:
 def _predict(row: Measurement, setting: Setting) -> Predicted:
     import timm
     import torch
+    from timm.layers.config import set_fused_attn
 
     from gpulab import VirtualGPU
 
     from . import formulas
 
-    timm.layers.set_fused_attn(setting.fused_attention)
+    set_fused_attn(setting.fused_attention)
     layout = torch.channels_last if setting.channels_last else torch.contiguous_format
     with _flags(), VirtualGPU(setting.gpu, compute=False) as gpu:
         with torch.device("meta"):
@@ -149,8 +150,9 @@ def _sized(row: Measurement) -> dict[str, Any]:
     import timm
 
     usual = timm.models.get_pretrained_cfg(row.model, allow_unregistered=True)
-    fixed = usual is not None and usual.fixed_input_size
-    return {"img_size": row.image_size} if fixed and usual.input_size[-1] != row.image_size else {}
+    if usual is None or not usual.fixed_input_size or usual.input_size[-1] == row.image_size:
+        return {}
+    return {"img_size": row.image_size}
 
 
 def _inference(model: Any, images: Any) -> Any:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from . import arithmetic
-from .traffic import Args, Cost, Rule, moving, reading, traffic, writes, writing
+from .traffic import Args, Cost, Rule, reading, traffic, writes, writing
 
 if TYPE_CHECKING:
     from ..scope.device import Device
@@ -35,18 +35,11 @@ def charge(device: Device, func: Any, args: Args, out: Any) -> None:
     timer = device.timer
     clock = timer.clock
     rates, costs = clock.rates, clock.costs
-    flops = joules = 0.0
-    kernels = 1
-    if rule is _moves:
-        seconds = moving(device, args, out)
-        if not seconds:
-            return  # without bytes there is no kernel
-    else:
-        seconds, flops, kernels, joules = rule(device, func, args, out)
-        if not kernels:
-            return
-        if kernels > 1:
-            seconds, flops, joules = seconds / kernels, flops / kernels, joules / kernels
+    seconds, flops, kernels, joules = rule(device, func, args, out)
+    if not kernels:
+        return
+    if kernels > 1:
+        seconds, flops, joules = seconds / kernels, flops / kernels, joules / kernels
     if rates.power is not None:
         joules += device.moved * rates.power.per_byte_pj * 1e-12 / kernels
         device.moved = 0
@@ -139,7 +132,7 @@ def _name(func: Any) -> str:
 
 def _moves(device: Device, func: Any, args: Args, out: Any) -> Cost:
     """All arguments are read, all results written."""
-    seconds = moving(device, args, out)
+    seconds = reading(device, *args) + writing(device, out)
     return Cost(seconds, kernels=1 if seconds else 0)
 
 

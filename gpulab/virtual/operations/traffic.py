@@ -78,10 +78,7 @@ def _touch(device: Device, tensor: Tensor, writes: bool) -> float:
     smaller than that. What is written stays there until it has to go, and its way to memory is saved where it is
     written again before. Small tensors take no time to speak of wherever they are, and are not followed.
     """
-    try:
-        nbytes: int = _nbytes(tensor)
-    except (RuntimeError, NotImplementedError):
-        nbytes = _size(tensor)
+    nbytes = _size(tensor)
     rates = device.timer.clock.rates
     if nbytes < _SMALL:
         device.moved += nbytes
@@ -104,19 +101,6 @@ def _touch(device: Device, tensor: Tensor, writes: bool) -> float:
             device.touched = at = at + nbytes
     cached[address] = at, at if writes else written, nbytes
     return seconds
-
-
-def moving(device: Device, args: Args, out: Any) -> float:
-    """Seconds of reading all arguments and writing all results."""
-    seconds = 0.0
-    for item in args:
-        if isinstance(item, Tensor):
-            seconds += _touch(device, item, False)
-        elif item.__class__ is list or item.__class__ is tuple:
-            seconds += reading(device, *item)
-    if isinstance(out, Tensor):
-        return seconds + _touch(device, out, True)
-    return seconds + writing(device, out)
 
 
 def writes(device: Device, func: Any, args: Args, out: Any) -> Cost:
