@@ -8,13 +8,14 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import process_time, sleep
 from typing import Any
 
 from .. import course
+from ..control_groups import Limits, read_limits
 from .finding import Finding, gib
 
 OLDEST_PYTHON = (3, 11)
@@ -23,21 +24,12 @@ _GIB = 2**30
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What the control groups allow: bytes of memory, bytes in use under that limit, processors' worth of time."""
-
-    memory: int | None = None
-    used: int | None = None
-    processors: float | None = None
-
-
-@dataclass(frozen=True)
 class Memory:
     """Bytes of the host, and the limit this process is under."""
 
     total: int
     available: int
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
 
 
 @dataclass(frozen=True)
@@ -135,61 +127,6 @@ def read_disk(folder: Path | None = None) -> Disk:
     folder = folder or course.folder() or Path.cwd()
     usage = shutil.disk_usage(folder)
     return Disk(usage.total, usage.free, os.access(folder, os.W_OK))
-
-
-def read_limits(root: Path = Path("/")) -> Limits:
-    """The control groups' limits (Linux, both versions); empty where there are none. `root` stands in for /."""
-    try:
-        groups = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return Limits()
-    memory, used, processors = [], [], []
-    for line in groups:
-        _, controllers, path = line.split(":", 2)
-        for folder in _chain(root / "sys/fs/cgroup" / controllers, path):
-            limit = _number(folder / "memory.max") or _number(folder / "memory.limit_in_bytes")
-            now = _number(folder / "memory.current") or _number(folder / "memory.usage_in_bytes")
-            if limit is not None and limit < 2**60:  # version 1 writes "no limit" as a huge number
-                memory.append(limit)
-                used.append((limit, max(0, (now or 0) - _reclaimable(folder))))
-            if (share := _share(folder)) is not None:
-                processors.append(share)
-    return Limits(min(memory, default=None), min(used)[1] if used else None, min(processors, default=None))
-
-
-def _chain(base: Path, path: str) -> Iterator[Path]:
-    """The group's folder and those above it: each of their limits holds."""
-    folder = base / path.lstrip("/")
-    while folder != base:
-        yield folder
-        folder = folder.parent
-    yield base
-
-
-def _number(file: Path) -> int | None:
-    try:
-        text = file.read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdecimal() else None
-
-
-def _reclaimable(folder: Path) -> int:
-    """File pages that the kernel gives back when memory is asked for."""
-    try:
-        table = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-    except OSError:
-        return 0
-    return int(table.get("total_inactive_file", table.get("inactive_file", 0)))
-
-
-def _share(folder: Path) -> float | None:
-    try:
-        quota, period = (folder / "cpu.max").read_text().split()
-        return None if quota == "max" else int(quota) / int(period)
-    except OSError:
-        first, second = _number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us")
-        return first / second if first and second else None
 
 
 def judge_python(version: tuple[int, ...]) -> list[Finding]:

@@ -23,6 +23,7 @@ from . import (
     cost,
     factories,
     handlers,
+    host_shapes,
     known_values,
     mixing,
     random,
@@ -39,22 +40,6 @@ Tensor = torch.Tensor
 Run = Callable[["VirtualGPU", Any, tuple[Any, ...], dict[str, Any]], Any]
 
 _storage: Any = torch._C.TensorBase.untyped_storage
-# The host waits for these: they give Python numbers, or tensors whose shape depends on values.
-SYNCHRONISING = {
-    "aten::_local_scalar_dense",
-    "aten::allclose",
-    "aten::equal",
-    "aten::is_nonzero",
-    "aten::nonzero",
-    "aten::masked_select",
-    "aten::_unique",
-    "aten::_unique2",
-    "aten::unique_dim",
-    "aten::unique_consecutive",
-    "aten::unique_dim_consecutive",
-    "aten::repeat_interleave.Tensor",
-    "aten::bincount",
-}
 
 
 class Dispatch(TorchDispatchMode):
@@ -86,7 +71,7 @@ def _plan(func: Any) -> Run:
     """How an overload is run."""
     schema = func._schema
     name = func.name()
-    if name in SYNCHRONISING:
+    if name in shapes_only.SYNCHRONISING:
         return _run_synchronising
     if _custom(func) is not None:
         return _run_custom
@@ -153,6 +138,8 @@ def _run(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
     if device is None:
         if handler is not None:
             random.check_host_generator(kwargs)
+        if not gpu.compute and (host_shapes.among(args) or (kwargs and host_shapes.among(kwargs.values()))):
+            return host_shapes.run(func, args, kwargs)
         gpu.clock.skip(real() - began)
         out = func._op(*args, **kwargs)
         if floating is not None and (host is None or not host.dim()):
@@ -272,6 +259,8 @@ def _run_copy(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[st
     """`copy_` may cross from host to GPU and back."""
     device, _, floating = look(args, None, None, None)
     if device is None:
+        if not gpu.compute and host_shapes.among(args):
+            return host_shapes.copy(gpu, func, args, kwargs)
         return func._op(*args, **kwargs)
     gpu.clock.enter()
     if floating is not None:

@@ -8,7 +8,7 @@ import torch
 
 from ..scope.in_force import backing
 from ..scope.labels import device_of, storage_of
-from . import copies, cost, random
+from . import copies, cost, host_shapes, random
 from .results import float_, look, map_tensors, place
 
 if TYPE_CHECKING:
@@ -42,11 +42,15 @@ def run(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
         like, _, _ = look(args, None, None, None)
         if like is not None:
             return create(gpu, like, func, args, kwargs)
+        if not gpu.compute and host_shapes.among(args):
+            return host_shapes.run(func, args, kwargs)
         out = func._op(*args, **kwargs)
         if not any(isinstance(a, Tensor) for a in args):
             float_(out)
         return out
-    return func._op(*args, **kwargs)
+    if wanted.type != "cpu":
+        return func._op(*args, **kwargs)
+    return host_shapes.create(gpu, func, args, kwargs)
 
 
 def _run_like(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -54,7 +58,7 @@ def _run_like(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[st
     device, _, _ = look(args, None, None, None)
     if device is None:
         random.check_host_generator(kwargs)
-        return func._op(*args, **kwargs)
+        return host_shapes.create(gpu, func, args, kwargs)
     return create(gpu, device, func, args, kwargs)
 
 

@@ -22,6 +22,22 @@ Tensor = torch.Tensor
 aten = torch.ops.aten
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
+# The host waits for these: they give Python numbers, or tensors whose shape depends on values.
+SYNCHRONISING = {
+    "aten::_local_scalar_dense",
+    "aten::allclose",
+    "aten::equal",
+    "aten::is_nonzero",
+    "aten::nonzero",
+    "aten::masked_select",
+    "aten::_unique",
+    "aten::_unique2",
+    "aten::unique_dim",
+    "aten::unique_consecutive",
+    "aten::unique_dim_consecutive",
+    "aten::repeat_interleave.Tensor",
+    "aten::bincount",
+}
 KNOWN = "_gpulab_known"  # on a storage without values: the one value that is known all the same
 
 

@@ -19,6 +19,7 @@ from ..memory.blocks import Block
 from ..memory.caching import CachingAllocator
 from ..memory.out_of_memory import OutOfMemory
 from ..memory.settings import Settings
+from . import host_memory
 from .in_force import thread
 from .labels import NAME, Label
 
@@ -35,22 +36,6 @@ MAY_BE_LATE = (
     "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be"
     " incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
 )
-
-
-_WORTH_ASKING = 64 << 20  # bytes from which the host is asked whether it has them
-_SPARE = 256 << 20
-
-
-def _ask_host(nbytes: int) -> None:
-    import psutil
-
-    free = psutil.virtual_memory().available
-    if free < nbytes + _SPARE:
-        raise MemoryError(
-            f"the virtual GPU has room for {nbytes / 2**20:,.0f} MiB, but this machine, whose memory holds its values, "
-            f"has only {free / 2**20:,.0f} MiB left. Use a smaller size, or VirtualGPU(..., compute=False), which "
-            "keeps shapes without values."
-        )
 
 
 class Observer(Protocol):
@@ -142,8 +127,8 @@ class Device:
                 if memory.calls != self._calls:
                     self._spend_calls()
                 label = Label(self, block, nbytes)
-                if nbytes >= _WORTH_ASKING and self.compute:
-                    _ask_host(nbytes)
+                if nbytes >= host_memory.WORTH_ASKING and self.compute:
+                    host_memory.check(nbytes, f"the virtual GPU has room for {nbytes / 2**20:,.0f} MiB")
                 if self.history is not None and block is not None:
                     self.history.allocated(block)
                 if self.observer is not None and block is not None:

@@ -50,6 +50,32 @@ class Floating:
 FLOATING = Floating()
 
 
+class _Nowhere:
+    """In place of the GPU on labels of the host: one that is not in force."""
+
+    active = False
+
+
+class HostShape:
+    """The label of a host tensor without values, where the GPU has none either (`operations/host_shapes.py`)."""
+
+    __slots__ = ("device", "dtype", "made_by", "nbytes", "shape", "where")
+
+    def __init__(self, made_by: Any, tensor: torch.Tensor, where: str) -> None:
+        self.device = NOWHERE
+        self.made_by, self.where = made_by, where
+        self.shape, self.dtype = tuple(tensor.shape), tensor.dtype
+        self.nbytes = 0  # on no GPU
+
+    def __str__(self) -> str:
+        kind = str(self.dtype).removeprefix("torch.")
+        line = f" at {self.where}" if self.where else ""
+        return f"a host tensor {self.shape} of {kind}, made by {self.made_by}{line}"
+
+
+NOWHERE: Any = _Nowhere()
+
+
 def storage_of(tensor: torch.Tensor) -> Any:
     """The storage, None for a tensor without one (sparse, or a subclass that only wraps others)."""
     try:

@@ -19,6 +19,7 @@ from . import (
     device_numbers,
     distributed,
     host_clock,
+    host_shapes,
     moving,
     profiling,
     scatter_gather,
@@ -54,11 +55,7 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
     patches.set(torch, "clear_autocast_cache", _clearing(torch.clear_autocast_cache))
     patches.set(threading.Thread, "_bootstrap_inner", _in_threads(vars(threading.Thread)["_bootstrap_inner"]))
     if not gpu.compute:
-        # Else `Module.to` would make new parameters: tied weights apart, optimizers without theirs.
-        patches.set(torch.__future__, "_swap_module_params_on_conversion", True)
-        init = torch.nn.init
-        patches.set(init, "_no_grad_trunc_normal_", _without_values(vars(init)["_no_grad_trunc_normal_"]))
-        patches.set(torch.utils, "swap_tensors", _swapping(torch.utils.swap_tensors))
+        host_shapes.install(patches)
 
 
 def _parse_to(*args: Any, **kwargs: Any) -> tuple[Any, Any, bool, Any]:
@@ -119,27 +116,6 @@ def _group(lists: list[list[Any]], with_indices: bool = False) -> dict[Any, Any]
         if with_indices:
             indices.append(index)
     return groups
-
-
-def _swapping(own: Any) -> Any:
-    def swap_tensors(t1: torch.Tensor, t2: torch.Tensor) -> None:
-        with in_force.backing:
-            alike = t1.device == t2.device
-            if alike:
-                t1.data = t2.data  # PyTorch's own refuses while a graph holds the tensor
-        if not alike:
-            own(t1, t2)
-
-    return swap_tensors
-
-
-def _without_values(own: Any) -> Any:
-    """An initialisation that draws until its values will do, of tensors that have none."""
-
-    def initialise(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        return tensor if tensors.where(tensor) is not None else own(tensor, *args, **kwargs)
-
-    return initialise
 
 
 def _clearing(own: Any) -> Any:

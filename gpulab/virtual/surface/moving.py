@@ -12,7 +12,7 @@ import torch
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
-from ..operations import copies, known_values
+from ..operations import copies, host_shapes, known_values
 from ..scope.in_force import backing, thread
 from ..scope.labels import PINNED, parts_of, storage_of
 from ..scope.numbering import current, indexed
@@ -193,7 +193,7 @@ def pin_memory(self: Tensor, device: Any = None) -> Tensor:
     clock = current().clock
     clock.enter()
     with backing:
-        out = self.clone()
+        out = self.clone() if host_shapes.label_of(self) is None else host_shapes.shape_of(self, "pin_memory")
     clock.leave()
     copies.pin(storage_of(out), copied=True)
     return out

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..operations import copies
+from ..operations import copies, host_shapes
 from ..operations.results import resized
 from ..scope.in_force import backing, thread
-from ..scope.labels import FLOATING, NAME, PINNED, Label
+from ..scope.labels import FLOATING, NAME, PINNED, HostShape, Label
 from ..scope.numbering import current, indexed
 from ..scope.patches import Patches
 from ..scope.refusals import NoValues
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from ..scope.device import Device
 
 _Storage: Any = torch.UntypedStorage
-_REPLACED = "get_device data_ptr clone cpu cuda to resize_ copy_ is_shared __getitem__ __repr__ _write_file"
+_REPLACED = (
+    "get_device data_ptr clone cpu cuda to resize_ copy_ is_shared share_memory_ __getitem__ __repr__ _write_file"
+)
 _own = {name: getattr(_Storage, name) for name in _REPLACED.split()}
 _own_device = _Storage.device
 _own_new: Any = torch._C.StorageBase.__new__
@@ -46,6 +48,7 @@ def install(patches: Patches) -> None:
         "is_pinned": _is_pinned,
         "pin_memory": _pin,
         "is_shared": _is_shared,
+        "share_memory_": _share_memory,
         "__getitem__": _getitem,
         "_write_file": _write_file,
         "__repr__": _repr,
@@ -59,6 +62,18 @@ def _label(storage: Any) -> Label | None:
         return None
     found: Label = label
     return found
+
+
+def shape_of_host(storage: Any) -> HostShape | None:
+    """The label of a host storage without values."""
+    label = getattr(storage, NAME, None)
+    return label if type(label) is HostShape and not thread.inside else None
+
+
+def _refuse_shape(storage: Any, asked: str) -> None:
+    label = shape_of_host(storage)
+    if label is not None:
+        raise NoValues(f"{asked} {label}: with compute=False it has none")
 
 
 def _new(cls: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
@@ -98,13 +113,25 @@ def _getitem(self: Any, index: Any) -> Any:
     label = _label(self)
     if label is not None and not label.device.compute:
         raise NoValues("the bytes of a storage: with compute=False the virtual GPU has none")
+    _refuse_shape(self, "the bytes of")
     return _own["__getitem__"](self, index)
 
 
 def _write_file(self: Any, *args: Any) -> None:
     """Pickling writes a GPU's storage itself, without a copy on the host."""
     label = _label(self)
-    _own["_write_file"](self if label is None or label.device.compute else _cpu(self), *args)
+    with_values = shape_of_host(self) is None if label is None else label.device.compute
+    _own["_write_file"](self if with_values else zeros(self), *args)
+
+
+def zeros(storage: Any) -> Any:
+    """As many bytes as a storage without values has: what a file of it is given."""
+    current().warn_unknown()
+    with backing:
+        out = _Storage(storage.nbytes())
+        return (
+            out.fill_(0) if storage.nbytes() < host_shapes.LEAST else out
+        )  # what nobody has touched, the system has not
 
 
 def _repr(self: Any) -> str:
@@ -116,6 +143,11 @@ def _repr(self: Any) -> str:
 
 def _clone(self: Any) -> Any:
     label = _label(self)
+    if label is None and shape_of_host(self) is not None:
+        with backing:
+            return host_shapes.shape_of(
+                torch.empty(self.nbytes(), dtype=torch.uint8, device="meta"), "a copy of its storage"
+            ).untyped_storage()
     if label is None:
         return _own["clone"](self)
     return _on(self, label.device)
@@ -179,6 +211,7 @@ def _resize(self: Any, size: int) -> Any:
 
 
 def _copy(self: Any, source: Any, non_blocking: bool | None = None) -> Any:
+    _refuse_shape(source, "a copy of the bytes of")
     if _label(self) is None and _label(source) is None:
         return _own["copy_"](self, source, non_blocking)
     if not current().compute:
@@ -192,6 +225,10 @@ def _is_shared(self: Any) -> bool:
     return _label(self) is not None or bool(_own["is_shared"](self))
 
 
+def _share_memory(self: Any, *args: Any, **kwargs: Any) -> Any:
+    return self if shape_of_host(self) is not None else _own["share_memory_"](self, *args, **kwargs)
+
+
 def _is_pinned(self: Any, device: Any = "cuda") -> bool:
     return bool(getattr(self, PINNED, False))
 
@@ -199,6 +236,7 @@ def _is_pinned(self: Any, device: Any = "cuda") -> bool:
 def _pin(self: Any, device: Any = "cuda") -> Any:
     if _label(self) is not None:
         raise TypeError(f"cannot pin '{torch.typename(self)}' only CPU memory can be pinned")
+    _refuse_shape(self, "the bytes of")
     with backing:
         out = _Storage(self.nbytes())
         out.copy_(self)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..operations import copies, known_values
+from ..operations import copies, host_shapes, known_values
 from ..scope.in_force import backing, thread
 from ..scope.labels import FLOATING, device_of
 from ..scope.patches import Patches
@@ -130,6 +130,13 @@ def _refuse_host(self: Tensor) -> None:
             f"can't convert {device.name} device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host "
             "memory first."
         )
+    _refuse_shape(self, "a look at its memory (numpy)")
+
+
+def _refuse_shape(self: Tensor, asked: str) -> None:
+    """NoValues for a host tensor without values."""
+    if not thread.inside and host_shapes.label_of(self) is not None:
+        raise host_shapes.refusal((self,), asked)
 
 
 def _numpy(self: Tensor, *, force: bool = False) -> Any:
@@ -155,6 +162,7 @@ _array.__qualname__ = "Tensor.__array__"  # NumPy looks for this name where it h
 def _dlpack(self: Tensor, *args: Any, **kwargs: Any) -> Any:
     if where(self) is not None:
         raise BufferError(NO_EXPORT)
+    _refuse_shape(self, "DLPack")
     return _own_dlpack(self, *args, **kwargs)
 
 
@@ -162,6 +170,7 @@ def _to_dlpack(tensor: Tensor) -> Any:
     """`torch.utils.dlpack.to_dlpack`."""
     if where(tensor) is not None:
         raise BufferError(NO_EXPORT)
+    _refuse_shape(tensor, "DLPack")
     return torch._C._to_dlpack(tensor)
 
 
@@ -175,6 +184,7 @@ def _cuda_array_interface(self: Tensor) -> Any:
 
 
 def _tolist(self: Tensor) -> Any:
+    _refuse_shape(self, "tolist")
     return _Base.tolist(self if where(self) is None else moving.cpu(self.detach()))
 
 
@@ -194,6 +204,7 @@ def _host_only(name: str) -> Any:
     def run(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if where(self) is not None:
             raise TypeError(f"{name} is only implemented on CPU tensors")
+        _refuse_shape(self, name)
         out: Tensor = own(self, *args, **kwargs)
         return out
 
@@ -205,6 +216,9 @@ _own_repr: Any = Tensor.__repr__
 
 def _repr(self: Tensor, *, tensor_contents: Any = None) -> str:
     device = where(self)
+    if device is None and host_shapes.label_of(self) is not None:
+        with backing:
+            return str(_own_repr(self.to("meta"))).replace("device='meta', ", "")
     if device is None or device.compute:
         if device is not None and not self.dim():
             copies.read_back(device)  # PyTorch prints with modes off, so nobody sees it read the number

@@ -1,0 +1,99 @@
+"""Host tensors without values on their way through files and to other processes, and into modules.
+
+In force on shapes alone only. Of what a file holds, large storages are not read.
+"""
+
+from __future__ import annotations
+
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import torch
+
+from ..operations import host_shapes
+from ..scope.in_force import backing
+from ..scope.patches import Patches
+from . import storages
+from .tensors import where
+
+Tensor = torch.Tensor
+
+
+def install(patches: Patches) -> None:
+    """Replace the functions for as long as a virtual GPU without values is in force."""
+    reader, writer = torch._C.PyTorchFileReader, torch._C.PyTorchFileWriter
+    patches.set(reader, "get_storage_from_record", _reading(reader.get_storage_from_record))
+    patches.set(writer, "write_record", _writing(writer.write_record))
+    reducers: dict[Any, Any] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
+    changed = {
+        kind: _reducing(own) for kind, own in reducers.items() if own is torch.multiprocessing.reductions.reduce_tensor
+    }
+    patches.set(ForkingPickler, "_extra_reducers", reducers | changed)
+    # Else `Module.to` would make new parameters: tied weights apart, optimizers without theirs.
+    patches.set(torch.__future__, "_swap_module_params_on_conversion", True)
+    patches.set(torch.utils, "swap_tensors", swap_tensors)
+    init = torch.nn.init
+    patches.set(init, "_no_grad_trunc_normal_", _without_values(vars(init)["_no_grad_trunc_normal_"]))
+
+
+def _reading(own: Any) -> Any:
+    def get_storage_from_record(self: Any, name: str, nbytes: int, kind: Any) -> Tensor:
+        if nbytes < host_shapes.LEAST or kind is not torch.UntypedStorage:
+            return own(self, name, nbytes, kind)
+        with backing:
+            return host_shapes.shape_of(torch.empty(nbytes, dtype=torch.uint8, device="meta"), "torch.load")
+
+    return get_storage_from_record
+
+
+def _writing(own: Any) -> Any:
+    def write_record(self: Any, name: str, data: Any, *args: Any) -> Any:
+        if isinstance(data, torch.UntypedStorage) and storages.shape_of_host(data) is not None:
+            data = storages.zeros(data)
+        return own(self, name, data, *args)
+
+    return write_record
+
+
+def _reducing(own: Any) -> Any:
+    """To another process goes the shape."""
+
+    def reduce_tensor(tensor: Tensor) -> Any:
+        if host_shapes.label_of(tensor) is None:
+            return own(tensor)
+        layout = tuple(tensor.shape), tensor.stride(), tensor.dtype
+        return _rebuild, (type(tensor), *layout, tensor.requires_grad)
+
+    return reduce_tensor
+
+
+def _rebuild(kind: type, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, grad: bool) -> Tensor:
+    with backing:
+        made = host_shapes.shape_of(torch.empty_strided(shape, stride, dtype=dtype, device="meta"), "another process")
+    return torch.nn.Parameter(made, grad) if kind is torch.nn.Parameter else made.requires_grad_(grad)
+
+
+def swap_tensors(t1: Tensor, t2: Tensor) -> None:
+    """What `Module.to` does with a parameter and the one that has been moved: `t1.data = t2.data`, as on a GPU.
+
+    PyTorch's own refuses where a graph or a weak reference holds the tensor, and leaves its hooks behind.
+    """
+    with backing:
+        if t1.device == t2.device:
+            t1.data = t2.data
+            return
+    hooks = {name: getattr(t1, name) for name in ("_backward_hooks", "_post_accumulate_grad_hooks")}
+    torch._C._swap_tensor_impl(t1, t2)
+    for name, found in hooks.items():
+        if found:
+            setattr(t1, name, found)
+
+
+def _without_values(own: Any) -> Any:
+    """An initialisation that draws until its values will do, of tensors that have none."""
+
+    def initialise(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        known = where(tensor) is None and host_shapes.label_of(tensor) is None
+        return own(tensor, *args, **kwargs) if known else tensor
+
+    return initialise
