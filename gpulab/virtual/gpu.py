@@ -20,7 +20,7 @@ from .clock.hosts import Host
 from .clock.timeline import Timeline, recording
 from .gpus.specs import Spec, spec
 from .memory.settings import Settings
-from .operations import above_autograd, products, watched
+from .operations import above_autograd, products, remembered, watched
 from .operations.copies import PinnedCache
 from .scope import in_force, ownership
 from .scope.device import Device
@@ -71,6 +71,7 @@ class VirtualGPU:
         self.sync_debug_mode = 0
         self.active = False
         self.told: set[str] = set()
+        self.remembered = remembered.Count()
         if settings is None:
             names = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
             settings = next((os.environ[name] for name in names if os.environ.get(name)), "")
@@ -186,7 +187,8 @@ class VirtualGPU:
     def warn_unknown(self) -> None:
         warn_once(
             self.told,
-            "with compute=False the virtual GPU knows shapes, not values: what is read from it is nan (0 for integers)",
+            "with compute=False the virtual GPU knows shapes, not values: an unknown number is read as 1 (many as nan), "
+            "and taken for an ordinary, finite one where the program asks",
         )
 
 

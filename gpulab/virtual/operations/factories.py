@@ -8,7 +8,7 @@ import torch
 
 from ..scope.in_force import backing
 from ..scope.labels import device_of, storage_of
-from . import copies, cost, host_shapes, random
+from . import copies, cost, host_shapes, random, remembered
 from .results import float_, look, map_tensors, place
 
 if TYPE_CHECKING:
@@ -79,10 +79,9 @@ def create(gpu: VirtualGPU, device: Device, func: Any, args: tuple[Any, ...], kw
     with backing:
         label = None
         if not gpu.compute or not any(isinstance(a, Tensor) for a in args):
-            shapes = func._op(
-                *map_tensors(lambda t: t.to("meta") if t.dim() else t, args),
-                **_with(kwargs, device=torch.device("meta"), generator=None),
-            )
+            given = map_tensors(lambda t: t.to("meta") if t.dim() else t, args)
+            named = _with(kwargs, device=torch.device("meta"), generator=None)
+            shapes = remembered.run(gpu.remembered, func, given, named)
             if not gpu.compute:
                 place(device, shapes)
                 _charge_new(gpu, device, func, args, kwargs, shapes)

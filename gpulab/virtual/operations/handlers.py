@@ -138,7 +138,7 @@ def _in_float_with_float_statistics(count: int) -> Callable[..., Any]:
             return plain(gpu, device, func, args, kwargs)
         with backing:
             if not gpu.compute:
-                out = func._op(*args, **kwargs)
+                out = shapes_only.run_on_meta(gpu, device, func, args, kwargs)
                 return *out[:-count], *(t.float() for t in out[-count:])
             held = [a for a in args if isinstance(a, Tensor)]
             wide = map_tensors(lambda t: t.float() if t.dtype in HALVES else t, args)

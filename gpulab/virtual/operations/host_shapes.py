@@ -122,6 +122,8 @@ def run(func: Any, args: Args, kwargs: Kwargs) -> Any:
     """
     if func.name() in SYNCHRONISING:
         found = known_values.compute(func, args, kwargs)
+        if found is None and func.name() == "aten::_local_scalar_dense":
+            found = known_values.assumed(args[0])
         if found is None:
             raise refusal(args, func)
         return found

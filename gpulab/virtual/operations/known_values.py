@@ -3,10 +3,14 @@
 Positions, masks and the like decide which way a program goes. So such tensors, made on the GPU or copied from the host,
 have a shadow with their values, on their storage; what is computed from them alone is computed for them, too. Anything
 else that writes to a storage takes its shadow away.
+
+What nobody knows is an ordinary number, finite and unlike any that it is compared with, where a program asks: is the
+loss nan, is it smaller than the best so far? The answer is on the result's storage, one for all elements.
 """
 
 from __future__ import annotations
 
+import operator
 from functools import cache
 from typing import Any
 
@@ -17,7 +21,16 @@ from ..scope.labels import NAME, storage_of
 
 Tensor = torch.Tensor
 _SHADOW = "_gpulab_shadow"  # on a storage without values: one of as many bytes with them
+_ASSUMED = "_gpulab_assumed"  # on a storage without values: what all its elements are taken to be
 _MOST = 1 << 16  # elements
+ORDINARY = 1  # what an unknown number is, where a number is needed
+_TESTS = {"isnan": False, "isinf": False, "isposinf": False, "isneginf": False, "isfinite": True}
+_COMPARISONS = {"lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge, "eq": operator.eq,
+                "ne": operator.ne}  # fmt: skip
+_OF_TWO = {"logical_and": operator.and_, "bitwise_and": operator.and_, "mul": operator.and_,
+           "logical_or": operator.or_, "bitwise_or": operator.or_, "logical_xor": operator.xor,
+           "bitwise_xor": operator.xor}  # fmt: skip
+_OF_ALL = {"any", "all", "amax", "amin", "clone", "_to_copy", "logical_not", "bitwise_not", "sum", "count_nonzero"}
 _LIKE = {f"aten::{n}" for n in ("ones_like", "zeros_like", "full_like", "new_ones", "new_zeros", "new_full")}
 _KINDS = frozenset((torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64))
 
@@ -35,10 +48,16 @@ def value(tensor: Tensor) -> Tensor | None:
 
 def follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
     """`func` has been run on shapes: do the same with the values, where all are known."""
-    written, makes = _nature(func)
+    written, makes, asks = _nature(func)
+    if asks:
+        _assume(asks, args, out)
     if written:
         targets = [a for i, a in enumerate(args) if i in written] + [kwargs[n] for n in written if n in kwargs]
-        shadowed = [s for s in map(storage_of, _tensors(targets)) if getattr(s, _SHADOW, None) is not None]
+        storages = [s for s in map(storage_of, _tensors(targets)) if s is not None]
+        for storage in storages:
+            if getattr(storage, _ASSUMED, None) is not None:
+                delattr(storage, _ASSUMED)
+        shadowed = [s for s in storages if getattr(s, _SHADOW, None) is not None]
         if shadowed and _computed(func, args, kwargs) is None:
             for storage in shadowed:
                 delattr(storage, _SHADOW)
@@ -47,6 +66,67 @@ def follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -
         if found is not None:
             for shape, real in zip(_tensors(out), _tensors(found), strict=True):
                 _give(shape, real)
+
+
+def assumed(tensor: Tensor) -> Any:
+    """What each element of `tensor` is taken to be where a program asks; None where nothing is assumed."""
+    return getattr(storage_of(tensor), _ASSUMED, None)
+
+
+def _assume(asks: str, args: tuple[Any, ...], out: Any) -> None:
+    """Note the answer to a question about values that nobody knows."""
+    if not isinstance(out, Tensor) or getattr(storage_of(out), NAME, None) is None:
+        return
+    if asks in _COMPARISONS:
+        answer = _compared(asks, *args[:2])
+    elif asks in _TESTS:
+        answer = _TESTS[asks] if value(args[0]) is None else None
+    else:
+        two = asks in _OF_TWO
+        given = [assumed(item) if isinstance(item, Tensor) else item for item in args[: 1 + two]]
+        if not all(isinstance(item, int) for item in given):
+            return
+        answer = _OF_TWO[asks](*given) if asks in _OF_TWO else given[0]
+        if asks in ("logical_not", "bitwise_not"):
+            answer = not answer
+        if asks in ("sum", "count_nonzero"):
+            answer = int(answer) * (args[0].numel() // max(1, out.numel()))
+    if isinstance(answer, Tensor):
+        _give(out, answer)
+    elif answer is not None:
+        setattr(storage_of(out), _ASSUMED, bool(answer) if out.dtype is torch.bool else int(answer))
+
+
+def _compared(asks: str, *sides: Any) -> Any:
+    """The answer to a comparison of which a side is unknown: one, or one for each element of a side that is known."""
+    one, other = sides
+    if one is other:  # of a number with itself: PyTorch's own isnan is x != x
+        return asks in ("eq", "le", "ge") if isinstance(one, Tensor) and value(one) is None else None
+    numbers = [_number(side) for side in sides]
+    if _UNKNOWN not in numbers:
+        return None  # all is known
+    if asks in ("eq", "ne"):
+        return asks == "ne"
+    with backing:
+        found = _COMPARISONS[asks](*(ORDINARY if number is _UNKNOWN else number for number in numbers))
+    return found if not isinstance(found, Tensor) or found.numel() > 1 else bool(found)
+
+
+_UNKNOWN = object()
+
+
+def _number(side: Any) -> Any:
+    if not isinstance(side, Tensor):
+        return side
+    found = assumed(side)
+    if found is not None:
+        return found
+    try:
+        real = _real(side)
+    except _Unknown:
+        return _UNKNOWN
+    with backing:
+        return real.item() if real.numel() == 1 else real
 
 
 def compute(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -119,15 +199,20 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 
 @cache
-def _nature(func: Any) -> tuple[frozenset[Any], bool]:
-    """Places and names of the arguments that it writes to; whether it makes tensors that follow from its arguments."""
+def _nature(func: Any) -> tuple[frozenset[Any], bool, str]:
+    """Places and names of the arguments that it writes to; whether it makes tensors that follow from its arguments.
+
+    And its name, where it is a question about values, or goes on with the answer to one.
+    """
     schema = func._schema
     written: set[Any] = set()
     for place, argument in enumerate(schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             written |= {place, argument.name}
     views = schema.returns and all(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
-    return frozenset(written), not (views or _drawn(func))
+    name = func._schema.name.partition("::")[2]
+    asks = not written and (name in _TESTS or name in _COMPARISONS or name in _OF_TWO or name in _OF_ALL)
+    return frozenset(written), not (views or _drawn(func)), name if asks else ""
 
 
 def _drawn(func: Any) -> bool:

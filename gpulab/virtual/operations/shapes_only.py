@@ -11,7 +11,7 @@ import torch
 from ..scope.in_force import backing
 from ..scope.labels import storage_of
 from ..scope.refusals import NotMirrored, NoValues
-from . import error_words
+from . import error_words, known_values, remembered
 from .results import map_tensors
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def run_on_meta(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: 
     """The shapes of an operation's results."""
     try:
         with backing:
-            return func._op(*args, **kwargs)
+            return remembered.run(gpu.remembered, func, args, kwargs)
     except NotImplementedError as error:
         if "meta" not in str(error).lower():
             raise
@@ -94,10 +94,15 @@ def unknown_value(gpu: VirtualGPU, func: Any, args: Args) -> Any:
     known = getattr(storage_of(args[0]), KNOWN, None)
     if known is not None:
         return known
+    assumed = known_values.assumed(args[0])
+    if assumed is not None:
+        gpu.warn_unknown()
+        return assumed
     if args[0].dtype == torch.bool:
         raise NoValues(
             "a branch on a tensor's value: with compute=False the virtual GPU knows shapes, not values. "
             "Use compute=True, or decide on something that does not come from a tensor."
         )
     gpu.warn_unknown()
-    return math.nan if args[0].is_floating_point() or args[0].is_complex() else 0
+    whole = not (args[0].is_floating_point() or args[0].is_complex())
+    return known_values.ORDINARY if whole else float(known_values.ORDINARY)

@@ -143,10 +143,13 @@ def _nothing(gpu: VirtualGPU, tensor: Tensor, dtype: torch.dtype) -> Tensor:
     if values is not None:
         return values.to(dtype, copy=True)
     gpu.warn_unknown()
+    if tensor.nbytes > 1 << 26:
+        return host_shapes.shape_of(tensor.to(dtype), "a copy from the GPU")
     out = torch.empty(tensor.shape, dtype=dtype, device="cpu")
-    if out.nbytes <= 1 << 26:  # a larger one stays as it is, and takes no memory of the host
-        out.fill_(math.nan) if out.is_floating_point() else out.zero_()
-    return out
+    assumed = known_values.assumed(tensor)
+    if assumed is not None or out.numel() == 1:
+        return out.fill_(known_values.ORDINARY if assumed is None else assumed)
+    return out.fill_(math.nan) if out.is_floating_point() else out.zero_()
 
 
 def _move_parts(gpu: VirtualGPU, tensor: Tensor, target: torch.device, dtype: Any, non_blocking: bool) -> Tensor:

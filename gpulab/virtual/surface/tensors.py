@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..operations import copies, host_shapes, known_values
+from ..operations import copies, host_shapes, known_values, shapes_only, unknown
 from ..scope.in_force import backing, thread
 from ..scope.labels import FLOATING, device_of
 from ..scope.patches import Patches
@@ -47,6 +47,7 @@ def install(patches: Patches) -> None:
         "__array__": _array,
         "__dlpack__": _dlpack,
         "__cuda_array_interface__": property(_cuda_array_interface),
+        "item": _item,
         "tolist": _tolist,
         "data_ptr": _data_ptr,
         "record_stream": _record_stream,
@@ -190,12 +191,27 @@ def _tolist(self: Tensor) -> Any:
 
 def _bool(self: Tensor) -> bool:
     device = where(self)
-    if device is not None and not device.compute and self.numel() == 1 and known_values.value(self) is None:
+    if device is not None and not device.compute and self.numel() == 1 and _unknown(self):
+        if known_values.assumed(self) is not None or self.dtype is not torch.bool:
+            return bool(_Base.item(self))
         raise NoValues(
             "a branch on a tensor's value: with compute=False the virtual GPU knows shapes, not values. "
             "Use compute=True, or decide on something that does not come from a tensor."
         )
     return _Base.__bool__(self)
+
+
+def _unknown(self: Tensor) -> bool:
+    """Whether this tensor of a GPU without values has none that follow from constants."""
+    return known_values.value(self) is None and getattr(_storage(self), shapes_only.KNOWN, None) is None
+
+
+def _item(self: Tensor) -> Any:
+    found = _Base.item(self)
+    device = where(self)
+    if device is None or device.compute or not _unknown(self):
+        return found
+    return unknown.unknown(found)
 
 
 def _host_only(name: str) -> Any:
