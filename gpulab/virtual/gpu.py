@@ -187,8 +187,8 @@ class VirtualGPU:
     def warn_unknown(self) -> None:
         warn_once(
             self.told,
-            "with compute=False the virtual GPU knows shapes, not values: an unknown number is read as 1 (many as nan), "
-            "and taken for an ordinary, finite one where the program asks",
+            "with compute=False the virtual GPU knows shapes, not values: a number that nobody knows is read as 1 "
+            "(many as nan), and taken for an ordinary, finite one where the program asks",
         )
 
 

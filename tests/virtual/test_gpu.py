@@ -13,7 +13,6 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from torch.nn import functional as F
 
 from gpulab import VirtualGPU
-from gpulab.virtual.scope import device as device_module
 from gpulab.virtual.scope.ownership import dense
 
 

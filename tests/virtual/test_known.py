@@ -71,7 +71,8 @@ def test_what_is_drawn_is_not_known_and_takes_away_what_was(spoil):
     [
         lambda: torch.ones(3, device="cuda"),  # numbers with a point are what is computed with
         lambda: torch.empty(3, dtype=torch.long, device="cuda"),
-        lambda: torch.randn(3, device="cuda") > 0,
+        lambda: torch.randint(9, (3,), device="cuda") == 4,
+        lambda: torch.randn(3, device="cuda").bool(),
         lambda: torch.zeros(1 << 20, dtype=torch.long, device="cuda"),
     ],
 )

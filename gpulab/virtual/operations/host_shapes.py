@@ -129,10 +129,15 @@ def run(func: Any, args: Args, kwargs: Kwargs) -> Any:
         return found
     with backing:
         given: dict[int, Tensor] = {}
+        held: list[Tensor] = []  # or another tensor could get its number
 
         def shape(tensor: Tensor) -> Tensor:
-            meta = tensor.to("meta") if tensor.layout is torch.strided else tensor
+            if tensor.layout is torch.strided:
+                meta = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=_META)
+            else:
+                meta = tensor.to(_META)
             given[id(meta)] = tensor
+            held.append(meta)
             return meta
 
         named = {key: _META if key == "device" else value for key, value in kwargs.items() if key != "generator"}
@@ -143,11 +148,10 @@ def run(func: Any, args: Args, kwargs: Kwargs) -> Any:
             if "meta" not in str(error).lower():
                 raise
             raise refusal(args, func) from None
-        for argument, value in zip(func._schema.arguments, args, strict=False):
+        named = dict(zip((a.name for a in func._schema.arguments), arguments[0], strict=False)) | arguments[1]
+        for argument in func._schema.arguments:
             if argument.alias_info is not None and argument.alias_info.is_write:
-                map_tensors(lambda t: _forget(t, func), value)
-        if kwargs and any(a.is_out for a in func._schema.arguments):
-            map_tensors(lambda t: _forget(t, func), tuple(kwargs.values()))
+                map_tensors(lambda meta: _written(given[id(meta)], meta, func), named.get(argument.name))
         return map_tensors(lambda t: given[id(t)] if id(t) in given else shape_of(t, func), out)
 
 
@@ -164,12 +168,24 @@ def shape_of(meta: Tensor, made_by: Any) -> Tensor:
     return made
 
 
-def _forget(tensor: Tensor, func: Any) -> Tensor:
-    """What was known of a tensor that has been written to is not so any more."""
+def _written(tensor: Tensor, meta: Tensor, func: Any) -> Tensor:
+    """`tensor` after `func` has written to it, which has made of its shape that of `meta`."""
+    forget(tensor, func)
+    if (tensor.shape, tensor.stride()) != (meta.shape, meta.stride()):
+        offset = tensor.storage_offset() + meta.storage_offset()
+        missing = offset * meta.itemsize + meta.untyped_storage().nbytes()
+        if missing > tensor.untyped_storage().nbytes():
+            tensor.untyped_storage().resize_(missing)
+        tensor.as_strided_(meta.shape, meta.stride(), offset)
+    return tensor
+
+
+def forget(tensor: Tensor, made_by: Any) -> Tensor:
+    """What was known of a tensor of the host is not so any more, since `made_by` has written to it."""
     if label_of(tensor) is None:
         if tensor.is_floating_point():
             tensor.fill_(math.nan)  # for who reads the memory without asking, as NumPy may
-        setattr(storage_of(tensor), NAME, HostShape(func, tensor, _line()))
+        setattr(storage_of(tensor), NAME, HostShape(made_by, tensor, _line()))
     return tensor
 
 
@@ -180,7 +196,7 @@ def copy(gpu: VirtualGPU, func: Any, args: Args, kwargs: Kwargs) -> Any:
     with backing:
         for one, other in pairs:
             if label_of(other) is not None:
-                _forget(one, func)
+                forget(one, func)
     return into if isinstance(into, Tensor) else None
 
 

@@ -4,8 +4,9 @@ Positions, masks and the like decide which way a program goes. So such tensors, 
 have a shadow with their values, on their storage; what is computed from them alone is computed for them, too. Anything
 else that writes to a storage takes its shadow away.
 
-What nobody knows is an ordinary number, finite and unlike any that it is compared with, where a program asks: is the
-loss nan, is it smaller than the best so far? The answer is on the result's storage, one for all elements.
+What nobody knows is an ordinary number where a program asks: is the loss nan, is it smaller than the best so far? It is
+finite, positive and unlike any that it is compared with; the answer is on the result's storage, one for all elements.
+Which class a whole number stands for is no such question.
 """
 
 from __future__ import annotations
@@ -101,12 +102,16 @@ def _compared(asks: str, *sides: Any) -> Any:
     """The answer to a comparison of which a side is unknown: one, or one for each element of a side that is known."""
     one, other = sides
     if one is other:  # of a number with itself: PyTorch's own isnan is x != x
-        return asks in ("eq", "le", "ge") if isinstance(one, Tensor) and value(one) is None else None
+        return asks in ("eq", "le", "ge") if value(one) is None else None
     numbers = [_number(side) for side in sides]
-    if _UNKNOWN not in numbers:
-        return None  # all is known
-    if asks in ("eq", "ne"):
-        return asks == "ne"
+    unknown = [number is _UNKNOWN for number in numbers]
+    if not any(unknown):
+        if all(assumed(side) is None for side in sides if isinstance(side, Tensor)):
+            return None  # all is known
+    elif asks in ("eq", "ne"):  # which class, which word: to that there is no ordinary answer
+        return asks == "ne" if any(isinstance(side, Tensor) and side.is_floating_point() for side in sides) else None
+    elif all(unknown):
+        return False
     with backing:
         found = _COMPARISONS[asks](*(ORDINARY if number is _UNKNOWN else number for number in numbers))
     return found if not isinstance(found, Tensor) or found.numel() > 1 else bool(found)

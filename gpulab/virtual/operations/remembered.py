@@ -35,8 +35,7 @@ def run(count: Count, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """The result of `func` on `meta` tensors and numbers of the host, run or remembered."""
     count.asked += 1
     try:
-        given = _key(func, args)
-        key = func, torch.get_default_dtype(), given, _key(func, tuple(kwargs.items())) if kwargs else ()
+        key = func, torch.get_default_dtype(), _key(func, args), _key(func, tuple(kwargs.items())) if kwargs else ()
     except _Cannot:
         return func._op(*args, **kwargs)
     recipe = _RESULTS.get(key, _UNSEEN)
@@ -51,7 +50,8 @@ def run(count: Count, func: Any, args: Args, kwargs: Kwargs) -> Any:
     if len(_RESULTS) >= _MOST:
         _RESULTS.clear()
     # An operation that changes the shape of what it is given is done each time.
-    _RESULTS[key] = _recipe(out, args, kwargs) if _key(func, args) == given else None
+    unchanged = (_key(func, args), _key(func, tuple(kwargs.items()))) == key[2:]
+    _RESULTS[key] = _recipe(out, args, kwargs) if unchanged else None
     return out
 
 

@@ -12,6 +12,7 @@ import torch
 
 from ..operations import host_shapes
 from ..scope.in_force import backing
+from ..scope.labels import NAME
 from ..scope.patches import Patches
 from . import storages
 from .tensors import where
@@ -23,6 +24,8 @@ def install(patches: Patches) -> None:
     """Replace the functions for as long as a virtual GPU without values is in force."""
     reader, writer = torch._C.PyTorchFileReader, torch._C.PyTorchFileWriter
     patches.set(reader, "get_storage_from_record", _reading(reader.get_storage_from_record))
+    storage = torch.UntypedStorage
+    patches.set(storage, "_set_from_file", _reading_old(storage._set_from_file))
     patches.set(writer, "write_record", _writing(writer.write_record))
     reducers: dict[Any, Any] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
     changed = {
@@ -44,6 +47,19 @@ def _reading(own: Any) -> Any:
             return host_shapes.shape_of(torch.empty(nbytes, dtype=torch.uint8, device="meta"), "torch.load")
 
     return get_storage_from_record
+
+
+def _reading_old(own: Any) -> Any:
+    """The old format is one stream, so its bytes are read."""
+
+    def _set_from_file(self: Any, *args: Any) -> Any:
+        out = own(self, *args)
+        if self.nbytes() >= host_shapes.LEAST and getattr(self, NAME) is None:
+            with backing:
+                host_shapes.forget(torch.empty(0, dtype=torch.uint8).set_(self), "torch.load")
+        return out
+
+    return _set_from_file
 
 
 def _writing(own: Any) -> Any:
