@@ -116,6 +116,7 @@ class Report:
     """A run: what ran, how it ended, where, and what it took. `numbers` holds for everything but `host_seconds`.
 
     `gpu` is the name of a virtual GPU such as "T4", or a real one's product name. `rank` is None without torchrun.
+    On shapes alone, `operations` were asked for their results' shapes, and of `remembered` they were known already.
     """
 
     name: str
@@ -131,6 +132,8 @@ class Report:
     world_size: int = 1
     tflops: tuple[tuple[str, float], ...] = ()
     torch: str = ""
+    operations: int = 0
+    remembered: int = 0
     notes: tuple[str, ...] = ()
 
     @property

@@ -26,6 +26,9 @@ def as_text(report: Report, hints: Iterable[str]) -> str:
     rows += [("steps" if not at else "", _steps(report, steps)) for at, steps in enumerate(report.steps[:_OPTIMIZERS])]
     if len(report.steps) > _OPTIMIZERS:
         rows.append(("", f"and of {len(report.steps) - _OPTIMIZERS} more optimizers: --json has all"))
+    if report.operations:
+        share = report.remembered / report.operations
+        rows.append(("shapes", f"of {report.operations:,} operations, {share:.0%} remembered from one before (counted)"))
     lines = [_title(report), *(f"  {label:<{_LABEL}}{value}".rstrip() for label, value in rows)]
     for sentence in (*report.notes, *hints):
         lines += textwrap.wrap(sentence, _WIDTH, initial_indent="  - ", subsequent_indent="    ")

@@ -175,7 +175,7 @@ def _written(tensor: Tensor, meta: Tensor, func: Any) -> Tensor:
         offset = tensor.storage_offset() + meta.storage_offset()
         missing = offset * meta.itemsize + meta.untyped_storage().nbytes()
         if missing > tensor.untyped_storage().nbytes():
-            tensor.untyped_storage().resize_(missing)
+            tensor.untyped_storage().resize_(int(missing))
         tensor.as_strided_(meta.shape, meta.stride(), offset)
     return tensor
 

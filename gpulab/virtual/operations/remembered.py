@@ -75,7 +75,7 @@ def _key(func: Any, items: Args) -> Any:
                 raise _Cannot
             found.append((item.shape, item.stride(), item.dtype, _is_meta(item)))
         elif item.__class__ in (list, tuple, torch.Size):
-            found.append(_key(func, item))
+            found.append(_key(func, tuple(item)))
         elif item.__class__ is float:
             found.append(float if _by_lists(func) else item)  # the rates of an optimizer change with each step
         elif item.__class__ in _ALIKE:

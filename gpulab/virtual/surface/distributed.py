@@ -1,8 +1,7 @@
 """Process groups over virtual GPUs: who asks for NCCL gets Gloo underneath, and the answers say NCCL.
 
 Each rank is a process with GPUs of its own; collectives move values between hosts' memories and take no device memory.
-Processes that `torch.multiprocessing.spawn` starts get the same virtual GPUs. FSDP and DataParallel over several
-virtual GPUs are not mirrored.
+Processes that `torch.multiprocessing.spawn` starts get the same virtual GPUs. FSDP is not mirrored.
 """
 
 from __future__ import annotations
