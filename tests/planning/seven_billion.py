@@ -1,6 +1,8 @@
 """A training step of a model with 7 billion weights, laid out as Llama 2's; as a script, its plan and what that took.
 
-Prints JSON: seconds and bytes of the whole process, imports included, and the plan's numbers.
+Prints JSON: seconds and bytes of the whole process, imports included, and the plan's numbers. With "host" the model is
+made on the host and moved, with "seventy" it has 69 billion weights, with "config" it is Llama 3's 8 billion from a
+configuration of `transformers`, both made on the host too; with "autocast" its weights are float32.
 """
 
 import json
@@ -58,8 +60,8 @@ class Model(nn.Module):
         return self.head(self.norm(x))
 
 
-def build(batch, autocast=False):
-    model = Model(device="cuda", dtype=torch.float32 if autocast else torch.bfloat16)
+def build(batch, autocast=False, host=False):
+    model = Model(device="cpu" if host else "cuda", dtype=torch.float32 if autocast else torch.bfloat16).to("cuda")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
     def step():
@@ -73,8 +75,29 @@ def build(batch, autocast=False):
     return step
 
 
+def from_config(batch):
+    import transformers
+
+    sizes = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "vocab_size": 128256}
+    config = transformers.LlamaConfig(num_attention_heads=32, num_key_value_heads=8, **sizes)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).to("cuda")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+
+    def step():
+        words = torch.randint(128256, (batch, LENGTH), device="cuda")
+        model(input_ids=words, labels=words).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
 if __name__ == "__main__":
-    mixed = "autocast" in sys.argv
-    found = plan(lambda batch: build(batch, mixed), 1, "H200" if mixed else "A100-80", where="where" in sys.argv)
+    mixed, host = "autocast" in sys.argv, "host" in sys.argv or "seventy" in sys.argv
+    if "seventy" in sys.argv:
+        LAYERS, WIDTH, HEADS, HIDDEN = 80, 8192, 64, 28672
+    gpu = "A100-80" if not mixed and LAYERS == 32 else "H200"
+    one = from_config if "config" in sys.argv else lambda batch: build(batch, mixed, host)
+    found = plan(one, 1, gpu, where="where" in sys.argv)
     spent = {"seconds": time.perf_counter() - START, "cpu_seconds": time.process_time(), "process_bytes": highest()}
     print(json.dumps({**spent, **found.categories, "fits": found.fits, "step_ms": found.step_ms}))

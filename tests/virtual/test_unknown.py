@@ -113,6 +113,7 @@ def test_what_is_printed_is_unknown():
     correct = (torch.randn(9, 3, device="cuda").argmax(1) == torch.zeros(9, dtype=torch.long, device="cuda")).sum()
     assert str(correct.item()) == str(100 * correct.item() / 9) == "unknown"
     assert isinstance(correct.item(), int)
+    assert str(correct.tolist()) == "unknown"
     assert torch.zeros(correct.item(), 2).shape == (1, 2)
 
 

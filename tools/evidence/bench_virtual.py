@@ -24,6 +24,7 @@ def figures(*, quick: bool) -> Iterator[tuple[str, float, str, float | None, str
     yield from single_operations(repeats=2_000 if quick else 20_000)
     yield from clock(repeats=2_000 if quick else 20_000)
     yield from tracker(repeats=300 if quick else 3_000)
+    yield from without_values(rounds=1 if quick else 9)
     if not quick:
         yield from planning()
         yield from accuracy()
@@ -137,16 +138,65 @@ def clock(repeats: int) -> Iterator[tuple[str, float, str, float | None, str]]:
 
 
 def planning() -> Iterator[tuple[str, float, str, float | None, str]]:
-    """A training step of 7 billion weights, planned in a process of its own, imports included; the best of three."""
+    """Training steps of billions of weights, planned in processes of their own, imports included; the best of three."""
     script = ROOT / "tests" / "planning" / "seven_billion.py"
-    found = []
-    for _ in range(3):
-        done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
-        found.append(json.loads(done.stdout.splitlines()[-1]))
-    best = min(found, key=lambda row: row["seconds"])
-    note = f"{script.name}, {best['cpu_seconds']:.1f} s of them on the CPU"
-    yield "planning a step of a 7B model", best["seconds"], "s", 6.0, note
-    yield "planning a step of a 7B model, process memory", best["process_bytes"] / 1e6, "MB", 900.0, script.name
+    for mode, model, most_seconds, most_bytes in (
+        ("bfloat16", "a 7B model made on the GPU", 6.0, 900.0),
+        ("host", "a 7B model made on the host", 6.0, 900.0),
+        ("config", "Llama-3-8B from a configuration of transformers", 15.0, 1200.0),
+        ("seventy", "a 70B model made on the host", 60.0, None),
+    ):
+        found = []
+        for _ in range(3):
+            done = subprocess.run([sys.executable, str(script), mode], capture_output=True, text=True, check=True)
+            found.append(json.loads(done.stdout.splitlines()[-1]))
+        best = min(found, key=lambda row: row["seconds"])
+        note = f"{script.name} {mode}, {best['cpu_seconds']:.1f} s of them on the CPU"
+        yield f"planning a step of {model}", best["seconds"], "s", most_seconds, note
+        yield f"planning a step of {model}, process memory", best["process_bytes"] / 1e6, "MB", most_bytes, script.name
+
+
+def without_values(rounds: int) -> Iterator[tuple[str, float, str, float | None, str]]:
+    """A step on shapes alone against the same with values, on networks so small that arithmetic is nothing."""
+    import torch
+    import torchvision
+    from torch import nn
+    from torch.nn.functional import cross_entropy
+
+    from gpulab import VirtualGPU
+
+    def encoder() -> nn.Module:
+        layer = nn.TransformerEncoderLayer(64, 4, 256, batch_first=True, norm_first=True)
+        return nn.Sequential(nn.TransformerEncoder(layer, 4, enable_nested_tensor=False), nn.Linear(64, 65))
+
+    def trainee(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> Callable[[], None]:
+        model = make().to("cuda")
+        optimizer = torch.optim.AdamW(model.parameters())
+        x = torch.randn(shape, device="cuda")
+
+        def step() -> None:
+            with torch.autocast("cuda", torch.float16):
+                out = model(x).flatten(0, -2)
+                loss = cross_entropy(out, torch.zeros(len(out), dtype=torch.long, device="cuda"))
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+
+    for name, make, shape in (
+        ("a transformer of 4 layers", encoder, (4, 64, 64)),
+        ("ResNet-18", torchvision.models.resnet18, (2, 3, 32, 32)),
+    ):
+        times = {}
+        for compute in (True, False):
+            with VirtualGPU("T4", compute=compute), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                step = trainee(make, shape)
+                times[compute] = statistics.median([_seconds(step) for _ in range(rounds + 2)][2:])
+        note = f"{times[False] * 1e3:.1f} ms and {times[True] * 1e3:.1f} ms here"
+        yield f"a step of {name} on shapes alone, against with values", times[False] / times[True], "x", 1.0, note
 
 
 def speed() -> Iterator[tuple[str, float, str, float | None, str]]:

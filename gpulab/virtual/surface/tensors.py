@@ -186,6 +186,8 @@ def _cuda_array_interface(self: Tensor) -> Any:
 
 def _tolist(self: Tensor) -> Any:
     _refuse_shape(self, "tolist")
+    if not self.dim():
+        return _item(self)
     return _Base.tolist(self if where(self) is None else moving.cpu(self.detach()))
 
 
