@@ -28,7 +28,7 @@ def as_text(report: Report, hints: Iterable[str]) -> str:
         rows.append(("", f"and of {len(report.steps) - _OPTIMIZERS} more optimizers: --json has all"))
     if report.operations:
         share = report.remembered / report.operations
-        rows.append(("shapes", f"of {report.operations:,} operations, {share:.0%} remembered from one before (counted)"))
+        rows.append(("shapes", f"{share:.0%} of {report.operations:,} operations were remembered (counted)"))
     lines = [_title(report), *(f"  {label:<{_LABEL}}{value}".rstrip() for label, value in rows)]
     for sentence in (*report.notes, *hints):
         lines += textwrap.wrap(sentence, _WIDTH, initial_indent="  - ", subsequent_indent="    ")
