@@ -105,6 +105,15 @@ def test_in_place_gives_what_it_was_given_and_autograd_sees_that_it_changed(gpu)
             y.sum().backward()
 
 
+def test_what_is_returned_is_what_was_written_to(gpu):
+    a, b, c = x(), x(), x()
+    assert torch.add(a, b, out=b) is b
+    assert torch.add(a, b, out=c) is c
+    assert torch.add(a, b, out=a) is a
+    assert a.mul_(a) is a
+    assert a.mul_(b) is a
+
+
 def test_wrong_shapes_are_refused_each_time(gpu):
     for _ in range(3):
         with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):

@@ -36,6 +36,8 @@ def run(count: Count, func: Any, args: Args, kwargs: Kwargs) -> Any:
     count.asked += 1
     try:
         key = func, torch.get_default_dtype(), _key(func, args), _key(func, tuple(kwargs.items())) if kwargs else ()
+        if _writes(func):
+            _apart(_flat((*args, *kwargs.values())))
     except _Cannot:
         return func._op(*args, **kwargs)
     recipe = _RESULTS.get(key, _UNSEEN)
@@ -83,6 +85,18 @@ def _key(func: Any, items: Args) -> Any:
         else:
             raise _Cannot
     return tuple(found)
+
+
+@cache
+def _writes(func: Any) -> bool:
+    """Whether it writes to what it is given."""
+    return any(a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments)
+
+
+def _apart(given: list[Tensor]) -> None:
+    """Raise _Cannot where tensors share their memory: what may be written then depends on how."""
+    if len({_storage(tensor)._cdata for tensor in given}) < len(given):
+        raise _Cannot
 
 
 @cache
