@@ -116,6 +116,7 @@ class Report:
     """A run: what ran, how it ended, where, and what it took. `numbers` holds for everything but `host_seconds`.
 
     `gpu` is the name of a virtual GPU such as "T4", or a real one's product name. `rank` is None without torchrun.
+    `steps` are those of optimizers on the GPU, `host_steps` counts those of the others.
     """
 
     name: str
@@ -132,6 +133,12 @@ class Report:
     tflops: tuple[tuple[str, float], ...] = ()
     torch: str = ""
     notes: tuple[str, ...] = ()
+    host_steps: int = 0
+
+    @property
+    def trained(self) -> bool:
+        """Whether an optimizer took a step, so that what training takes was seen."""
+        return bool(self.steps or self.host_steps)
 
     @property
     def used(self) -> tuple[Gpu, ...]:
