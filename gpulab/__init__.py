@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .machine import Machine, setup
     from .memory import GPUMemoryTracker
     from .planning import plan
-    from .virtual.gpu import VirtualGPU
+    from .virtual.gpu import VirtualGPU, without_gpu
 
 # name -> the module that holds it; a name that is its own module is given as None
 _EXPORTS: dict[str, str | None] = {
@@ -43,6 +43,7 @@ _EXPORTS: dict[str, str | None] = {
     "style": None,
     "timing": None,
     "transfers": None,
+    "without_gpu": "virtual.gpu",
 }
 
 __all__ = [
@@ -68,6 +69,7 @@ __all__ = [
     "style",
     "timing",
     "transfers",
+    "without_gpu",
 ]
 
 

@@ -51,6 +51,7 @@ class Machine:
     def close(self) -> None:
         """End the virtual GPU that `setup` put in place; what was on it is on the CPU afterwards."""
         if self.virtual_of is not None:
+            _check_within_nothing("close()")
             _end()
 
     def __repr__(self) -> str:
@@ -75,10 +76,11 @@ def setup(gpu: str | None = None, *, seed: int = 0) -> Machine:
     under torchrun there is one for every rank of this machine.
 
     Raises ValueError for a choice or a seed that does not exist, TypeError for one of the wrong type,
-    RuntimeError where "real" finds no GPU that works.
+    RuntimeError where "real" finds no GPU that works, and within a block of `gpulab.without_gpu()`.
     """
     global _current
     seed = _checked_seed(seed)
+    _check_within_nothing("setup()")
     mode, spec = choose(gpu)
     notes: tuple[str, ...] = ()
     if _lent and _gpu is not None and (_stays or gpu is None or mode == "auto"):
@@ -142,6 +144,14 @@ def _put_in_force(name: str | None) -> None:
         raise RuntimeError(f"setup() within a block of {in_force.current!r}: end that first")
     if name is not None:
         _gpu = VirtualGPU(name, count=count).start()
+
+
+def _check_within_nothing(what: str) -> None:
+    """Refuse to change the GPU where it is only out of sight: it comes back."""
+    from .virtual.scope import in_force
+
+    if in_force.suspended:
+        raise RuntimeError(f"{what} within a block without {in_force.suspended[-1]!r}: end that first")
 
 
 def _end() -> None:

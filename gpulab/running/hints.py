@@ -1,4 +1,7 @@
-"""What follows from a report: sentences that its own numbers prove, and nothing else."""
+"""What follows from a report: sentences that its own numbers prove, and nothing else.
+
+After an error nothing follows but what the error says, and before the first optimizer step nothing about training.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,17 @@ _GAP_BYTES = 256 << 20
 _LITTLE = 1 << 30  # every GPU of the table has it many times
 _IDLE = 0.5  # of the time between steps
 _STEPS = 3  # fewer say little
+_CUT_SHORT = "These numbers go as far as the script came, and nothing else follows from them."
+_NO_STEP = "No optimizer step was seen: what training takes is not in these numbers."
 
 
 def hints(report: Report) -> tuple[str, ...]:
     """The sentences, the weightiest first."""
+    if _failed(report):
+        return (*_values(report), *((_CUT_SHORT,) if report.used else ()))
     if not report.used:
         return _unused(report)
-    found = []
+    found = [] if report.trained or ran_out(report) else [_NO_STEP]
     for gpu in report.used:
         if gpu.shortage is not None and ran_out(report):
             found += _out_of_memory(report, gpu)
@@ -27,7 +34,13 @@ def hints(report: Report) -> tuple[str, ...]:
         found += _reserve(report, gpu)
     found += _growth(report)
     found += _idle(report)
-    return (*_values(report), *dict.fromkeys(found))
+    return tuple(dict.fromkeys(found))
+
+
+def _failed(report: Report) -> bool:
+    """Whether the script ended by an error, other than for want of the GPU's memory; a signal is none."""
+    ending = report.ending
+    return ending.code != 0 and ending.kind not in ("terminated", "interrupted") and not ran_out(report)
 
 
 def _unused(report: Report) -> tuple[str, ...]:
@@ -61,7 +74,8 @@ def _out_of_memory(report: Report, gpu: Gpu) -> list[str]:
         larger = _smallest(need)
         has = f"the smallest GPU of the table with so much is {larger}" if larger else "no GPU of the table has so much"
         try_it = f": --gpu {larger.split()[0]} --shapes-only shows what the whole run takes" if larger else ""
-        found.append(f"Up to that line the run needs {mib(need)}; {has}{try_it}.")
+        early = "" if report.trained else ", before the first optimizer step,"
+        found.append(f"Up to that line{early} the run needs {mib(need)}; {has}{try_it}.")
     return found
 
 
@@ -72,10 +86,13 @@ def _room(report: Report, gpu: Gpu) -> list[str]:
     left = memory.total - memory.peak_used
     if left < (1 - _FULL) * memory.total:
         return [f"At its peak the run leaves {mib(left)} of the {report.gpu}, {left / memory.total:.0%}."]
-    smaller = _smallest(memory.peak_used) if memory.peak_used > _LITTLE else None
+    if not report.trained or memory.peak_used <= _LITTLE:
+        return []
+    smaller = _smallest(memory.peak_used)
     if smaller is None or smaller.split()[0] == report.gpu or SPECS[smaller.split()[0]].memory_bytes >= memory.total:
         return []
-    return [f"The smallest GPU of the table with room for this peak is {smaller}."]
+    peak = "this peak" if report.ending.code == 0 else "the peak until then"
+    return [f"The smallest GPU of the table with room for {peak} is {smaller}."]
 
 
 def _smallest(nbytes: int) -> str | None:

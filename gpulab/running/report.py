@@ -117,6 +117,7 @@ class Report:
 
     `gpu` is the name of a virtual GPU such as "T4", or a real one's product name. `rank` is None without torchrun.
     On shapes alone, `operations` were asked for their results' shapes, and of `remembered` they were known already.
+    `steps` are those of optimizers on the GPU, `host_steps` counts those of the others.
     """
 
     name: str
@@ -135,6 +136,12 @@ class Report:
     operations: int = 0
     remembered: int = 0
     notes: tuple[str, ...] = ()
+    host_steps: int = 0
+
+    @property
+    def trained(self) -> bool:
+        """Whether an optimizer took a step, so that what training takes was seen."""
+        return bool(self.steps or self.host_steps)
 
     @property
     def used(self) -> tuple[Gpu, ...]:

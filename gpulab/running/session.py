@@ -109,6 +109,7 @@ class Session:
             argv=tuple(sys.argv),
             ending=self._ending or Ending(128 + signal.SIGTERM, "terminated", "SIGTERM"),
             steps=self._steps.steps(),
+            host_steps=self._steps.elsewhere,
             host_seconds=time.monotonic() - self._began,
             rank=self.rank,
             world_size=self.world_size,

@@ -69,6 +69,7 @@ class StepMarks:
         self._meter = meter
         self._series: weakref.WeakKeyDictionary[Any, _Series] = weakref.WeakKeyDictionary()
         self._all: list[_Series] = []
+        self.elsewhere = 0  # the steps of optimizers that are not on a GPU
         self._hook = register_optimizer_step_post_hook(self._step)
 
     def end(self) -> None:
@@ -85,6 +86,7 @@ class StepMarks:
             meter = self._meter()
             device = _device(optimizer)
             if meter is None or device is None:
+                self.elsewhere += 1
                 return
             series = self._series[optimizer] = _Series(optimizer, device, meter)
             self._all.append(series)

@@ -80,6 +80,7 @@ class VirtualGPU:
         self.devices: list[Device] = []
         self.process = 0
         self._patches = Patches()
+        self._suspensions = 0  # how many blocks without it are open, in all threads
         self._outer: VirtualGPU | None = None
 
     def __repr__(self) -> str:
@@ -114,6 +115,8 @@ class VirtualGPU:
 
     def stop(self) -> None:
         """Put everything back. Tensors that were on this GPU are on the host afterwards."""
+        if self._suspensions:
+            raise RuntimeError(f"{self!r} cannot end within a block without it: end that first")
         inner, outer = in_force.current, in_force.current
         while outer is not None and outer is not self:
             outer = outer._outer
@@ -152,14 +155,35 @@ class VirtualGPU:
 
     @contextlib.contextmanager
     def suspended(self) -> Iterator[None]:
-        """For a while, PyTorch as it is without it."""
-        self._suspend()
-        in_force.current = None
+        """For a while, PyTorch as it is without it: in all threads, until the last of them has left such a block."""
+        watches = in_force.thread.watched
+        with _suspending:
+            if not self._suspensions:
+                self._suspend()
+                in_force.current = None
+                in_force.suspended.append(self)
+            self._suspensions += 1
+        watched.leave()
         try:
             yield
         finally:
-            in_force.current = self
-            self._resume()
+            with _suspending:
+                self._suspensions -= 1
+                if not self._suspensions:
+                    in_force.suspended.remove(self)
+                    self._take_over()
+            if watches:
+                watched.enter()
+            else:
+                watched.leave()
+
+    def _take_over(self) -> None:
+        """Be in force again."""
+        left = in_force.current
+        if left is not None:
+            raise RuntimeError(f"{left!r} was started within a block without {self!r} and outlasts it: end it there")
+        in_force.current = self
+        self._resume()
 
     def timeline(self) -> contextlib.AbstractContextManager[Timeline]:
         """Record what the host and the GPUs do within a block: `with gpu.timeline() as timeline: …`."""
@@ -192,8 +216,39 @@ class VirtualGPU:
         )
 
 
+@contextlib.contextmanager
+def without_gpu() -> Iterator[None]:
+    """A block that sees no virtual GPU: PyTorch as it is without gpulab, and the GPU again afterwards.
+
+        with gpulab.without_gpu():
+            fast = torch.compile(model)  # compiles for what this machine has
+
+    In it `torch.cuda.is_available()` is this machine's own answer, `torch.compile` compiles, and clocks show what the
+    CPU takes (their readings within and outside are not on one scale). It holds for all threads, until the last of
+    them has left such a block; threads that are started in it never see the GPU. Without a virtual GPU in force,
+    and with a real one, it changes nothing.
+
+    A tensor that is on the virtual GPU is in the block what stands behind it: a tensor on "cpu" with the same values,
+    or with `compute=False` one on "meta", with a shape alone. What is written into it is there afterwards; what is made
+    from it is the host's, and stays so. Its memory stays taken, unless it dies.
+
+    Raises RuntimeError at its end if a virtual GPU that was started within is still in force, which then stays so.
+    """
+    gpu = in_force.current or (in_force.suspended[-1] if in_force.suspended else None)
+    if gpu is None:
+        yield
+        return
+    with gpu.suspended():
+        yield
+
+
+_suspending = threading.RLock()
+
+
 def _in_forked_child() -> None:
     """A lock that another thread held when the process was forked would never be released."""
+    global _suspending
+    _suspending = threading.RLock()
     if in_force.current is not None:
         for device in in_force.current.devices:
             device.lock = threading.RLock()

@@ -168,6 +168,18 @@ def test_a_script_with_a_virtual_gpu_of_its_own(written):
     assert "The script put a virtual H100 of its own in place" in done.text
 
 
+def test_a_script_with_a_stretch_without_gpu(written):
+    done = written(
+        "import gpulab, torch\nx = torch.ones(1000, 1000, device='cuda')\n"
+        "with gpulab.without_gpu():\n    y = torch.ones(3000, 1000)\n    print(torch.cuda.is_available())\n"
+        "print(x.device)\n"
+    )
+    assert done.code == 0, done.err
+    assert done.out == f"{torch.cuda.is_available()}\ncuda:0\n"
+    memory = done.report.used[0].memory
+    assert memory.peak_allocated == memory.end_allocated == 4_000_256
+
+
 def test_a_virtual_gpu_that_a_script_leaves_in_force_ends_with_it(written):
     done = written("import gpulab, torch\ngpu = gpulab.VirtualGPU('H100').start()\nx = torch.ones(9, device='cuda')\n")
     assert done.report.gpu == "H100"

@@ -156,7 +156,7 @@ def short(shortage=SHORT, ending=OUT, **changes):
 
 
 def test_out_of_memory_says_what_was_missing_and_which_gpu_has_it():
-    text = as_text(short(), hints(short()))
+    text = as_text(short(), hints(replace(short(), steps=(STEPS,))))
     assert "out of memory     asked for 6,144 MiB, free 2,048 MiB: 4,096 MiB missing (virtual)" in text
     assert "asked at          train.py:12  loss.backward()" in text
     assert "held then by         9,216 MiB  train.py:12  loss.backward()" in text
@@ -180,6 +180,42 @@ def test_out_of_memory_that_the_script_survived():
     text = as_text(report, hints(report))
     assert "once, and the script went on" in text
     assert "Up to that line" not in text
+
+
+def test_out_of_memory_before_the_first_step_says_so():
+    (hint,) = hints(short())
+    assert hint.startswith("Up to that line, before the first optimizer step, the run needs 19,191 MiB; the smallest")
+
+
+NO_STEP = "No optimizer step was seen: what training takes is not in these numbers."
+CUT_SHORT = "These numbers go as far as the script came, and nothing else follows from them."
+
+
+def test_without_a_step_nothing_is_said_of_training():
+    assert hints(replace(REPORT, steps=())) == (NO_STEP,)
+    full = replace(with_memory(peak_used=T4 - T4 // 25), steps=())
+    assert hints(full) == (NO_STEP, "At its peak the run leaves 603.8 MiB of the T4, 4%.")
+    # The optimizer's numbers may be the host's: then training was seen.
+    assert hints(replace(REPORT, steps=(), host_steps=3)) == hints(REPORT)
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [Ending(1, "error", "ValueError: no"), Ending(7, "exit", "sys.exit(7)"), Ending(1, "error", "AcceleratorError: x")],
+)
+@pytest.mark.parametrize("steps", [(), (replace(STEPS, busy_share=0.1, growth=3 * MiB),)])
+def test_after_an_error_nothing_is_concluded(ending, steps):
+    report = replace(with_memory(peak_used=T4 - T4 // 25, retries=3), ending=ending, steps=steps)
+    assert hints(report) == (CUT_SHORT,)
+    nothing = replace(report, gpus=(Gpu(0, replace(MEMORY, peak_allocated=0)),), steps=())
+    assert hints(nothing) == ()
+
+
+@pytest.mark.parametrize("ending", [Ending(143, "terminated", "SIGTERM"), Ending(130, "interrupted", "")])
+def test_a_run_that_was_ended_says_what_holds_until_then(ending):
+    (hint,) = hints(replace(REPORT, ending=ending))
+    assert hint == "The smallest GPU of the table with room for the peak until then is RTX3060 (12,004 MiB)."
+    assert hints(replace(REPORT, ending=ending, steps=())) == (NO_STEP,)
 
 
 def test_nothing_on_the_gpu_is_told_where_the_script_ended_well():

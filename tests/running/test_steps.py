@@ -78,6 +78,7 @@ def test_optimizers_are_told_apart_and_those_of_the_host_are_left_out(parameters
         optimizer.step()
     marks.end()
     assert [steps.count for steps in marks.steps()] == [3, 1]
+    assert marks.elsewhere == 1
 
 
 def test_a_step_that_the_scaler_skips_is_none(parameters):

@@ -20,6 +20,7 @@ class _Thread(threading.local):
 
 
 current: VirtualGPU | None = None
+suspended: list[VirtualGPU] = []  # those that are out of force for a while, the outermost first
 thread = _Thread()
 
 

@@ -22,6 +22,7 @@ from . import (
     host_shapes,
     moving,
     profiling,
+    saving,
     scatter_gather,
     storages,
     streams,
@@ -56,6 +57,7 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
     patches.set(threading.Thread, "_bootstrap_inner", _in_threads(vars(threading.Thread)["_bootstrap_inner"]))
     if not gpu.compute:
         host_shapes.install(patches)
+        saving.install(patches)
 
 
 def _parse_to(*args: Any, **kwargs: Any) -> tuple[Any, Any, bool, Any]:
