@@ -25,6 +25,7 @@ from . import (
     handlers,
     host_shapes,
     known_values,
+    layers,
     mixing,
     random,
     shapes_only,
@@ -75,6 +76,8 @@ def _plan(func: Any) -> Run:
         return _run_synchronising
     if _custom(func) is not None:
         return _run_custom
+    if func in layers.PARTS:
+        return _run_in_parts
     if any(argument.name == "device" for argument in schema.arguments):
         return factories.run
     if func is torch.ops.aten.add.Tensor:
@@ -234,6 +237,20 @@ def _run_composite(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: di
     if out is NotImplemented:
         return _run(gpu, func, args, kwargs)
     return out
+
+
+def _run_in_parts(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """An operation that CUDA's code does by calling others: these are seen."""
+    given = _by_place(func, args, kwargs)
+    device, host, _ = look(given, None, None, None)
+    if device is not None:
+        if host is not None:
+            mixing.settle(gpu, device, func, args, kwargs)
+        with MODE:
+            out = layers.PARTS[func](*given)
+        if out is not NotImplemented:
+            return out
+    return _run(gpu, func, args, kwargs, handlers.HANDLERS.get(func) if device is not None else None)
 
 
 def _custom(func: Any) -> Callable[..., Any] | None:
