@@ -330,7 +330,7 @@ def flash_forward_temporaries(device: Device, args: Any, out: Any) -> list[int]:
 
 
 def _parts_of_keys(sms: int, heads: int, queries: int, keys: int, width: int) -> int:
-    """Into how many parts keys are shared out, so that few heads fill the GPU (num_splits_heuristic in flash_api.cpp)."""
+    """Into how many parts keys are shared out, so that few heads fill a GPU (num_splits_heuristic in flash_api.cpp)."""
     at_once, blocks = 2 * sms, heads * -(-queries // 64)
     of_keys = -(-keys // (256 if width <= 64 else 128 if width <= 128 else 64))
     if blocks >= 0.8 * at_once:

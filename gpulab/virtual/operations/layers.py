@@ -73,8 +73,8 @@ def multi_head_attention(
     of_itself = query is key and key is value
     if of_itself and mask is None and not need_weights and _by_kernel(query, heads):
         qkv = linear(query, qkv_weight, qkv_bias)
-        of_heads = (part.view(part.shape[0], -1, heads, width // heads).transpose(1, 2) for part in qkv.chunk(3, -1))
-        out = attend(*of_heads)
+        q, k, v = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in qkv.chunk(3, -1))
+        out = attend(q, k, v)
         return linear(out.transpose(1, 2).reshape(out.shape[0], -1, width), proj_weight, proj_bias), None
     qkv = _projected(query, key, value, qkv_weight)
     if not qkv.numel():

@@ -93,6 +93,7 @@ def cases(dtype):
             "weights of every head": {"average_attn_weights": False},
         }.items():
             for masked in (False, True):
+
                 def make(w=width, h=heads, named=named, masked=masked):
                     masks = {"attn_mask": causal(), "key_padding_mask": padding(LENGTHS["ragged"])} if masked else {}
                     return call(attention(w, h), *[x(w)] * 3, **named, **masks)
@@ -115,7 +116,7 @@ def cases(dtype):
 
         case(f"encoder, {name}", prepare)
 
-    def encoder(width=D, heads=H, layers=2, norm=False, mask_check=True, hook=False, **options):
+    def encoder(width=D, heads=H, layers=1, norm=False, mask_check=True, hook=False, **options):
         last = nn.LayerNorm(width).to("cuda", dtype) if norm else None
         made = nn.TransformerEncoder(layer(width, heads, **options), layers, norm=last, mask_check=mask_check).eval()
         if hook:
@@ -132,9 +133,10 @@ def cases(dtype):
     nested("not aligned", encoder, LENGTHS["ragged"], aligned=False)
     nested("not checked", lambda: encoder(mask_check=False), LENGTHS["ragged"], checked=False)
     nested("norm", lambda: encoder(norm=True), LENGTHS["ragged"])
+    nested("two layers", lambda: encoder(layers=2), LENGTHS["ragged"])
     nested("norm first, gelu", lambda: encoder(norm_first=True, activation="gelu"), LENGTHS["ragged"])
     nested("hooks", lambda: encoder(hook=True), LENGTHS["ragged"])
-    nested("hooks, norm first, gelu", lambda: encoder(hook=True, norm_first=True, activation="gelu"), LENGTHS["ragged"])
+    nested("hooks, gelu", lambda: encoder(hook=True, activation="gelu"), LENGTHS["ragged"])
     return made
 
 
