@@ -147,11 +147,14 @@ def _attention(share: float) -> Rule:
         position = _argument(func, "is_causal")
         if position is not None and position < len(args) and args[position]:
             flops /= 2  # the part above the diagonal is skipped
-        name = precision(args[0].dtype)
-        moved = reading(device, args) + writing(device, out)
-        return _cost(device, work.attention(device.timer.clock.rates, flops, name, share, moved), name)
+        return attention(device, flops, precision(args[0].dtype), share, reading(device, args) + writing(device, out))
 
     return found
+
+
+def attention(device: Device, flops: float, dtype: str, share: float, moved: float) -> Cost:
+    """Of a fused kernel that spends `moved` seconds on memory."""
+    return _cost(device, work.attention(device.timer.clock.rates, flops, dtype, share, moved), dtype)
 
 
 @cache

@@ -319,8 +319,26 @@ def cudnn_backward_temporaries(device: Device, args: Any, out: Any) -> list[int]
 
 
 def flash_forward_temporaries(device: Device, args: Any, out: Any) -> list[int]:
-    """With dropout: the seed and its offset."""
-    return [16] if len(args) > 3 and args[3] else []
+    """With dropout: the seed and its offset. Without it, what parts of the keys give, where these are shared out."""
+    if len(args) > 3 and args[3]:
+        return [16]
+    q, k = args[:2]
+    batch, heads, length, width = q.shape
+    parts = _parts_of_keys(device.spec.sms, batch * heads, length, k.shape[2], width)
+    rows = 4 * parts * batch * heads * length
+    return [rows, rows * _rounded(width, 32 if width <= 128 else 64)] if parts > 1 else []
+
+
+def _parts_of_keys(sms: int, heads: int, queries: int, keys: int, width: int) -> int:
+    """Into how many parts keys are shared out, so that few heads fill a GPU (num_splits_heuristic in flash_api.cpp)."""
+    at_once, blocks = 2 * sms, heads * -(-queries // 64)
+    of_keys = -(-keys // (256 if width <= 64 else 128 if width <= 128 else 64))
+    if blocks >= 0.8 * at_once:
+        return 1
+    each = {parts: -(-of_keys // parts) for parts in range(1, min(128, at_once, of_keys) + 1)}
+    waves = {parts: blocks * parts / at_once for parts, n in each.items() if parts == 1 or n != each[parts - 1]}
+    filled = {parts: turns / math.ceil(turns) for parts, turns in waves.items()}
+    return next((parts for parts, share in filled.items() if share >= 0.85 * max(filled.values())), 1)
 
 
 def flash_backward_temporaries(device: Device, args: Any, out: Any) -> list[int]:

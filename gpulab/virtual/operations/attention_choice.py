@@ -5,6 +5,8 @@ Follows sdp_utils.cpp and sdp_utils_cpp.h of ATen/native/transformers, check by 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 Tensor = torch.Tensor
@@ -34,6 +36,24 @@ def choose(
     if not backends.math_sdp_enabled():
         if cudnn:
             return "cudnn"
+        raise RuntimeError("No available kernel. Aborting execution.")
+    return "math"
+
+
+def choose_of_rows(capability: tuple[int, int], rows: Tensor, heads: int, lengths: Sequence[int]) -> str:
+    """The same for the sequences of a nested tensor that attend to themselves, one after another in `rows`."""
+    backends = torch.backends.cuda
+    q = rows.unflatten(1, (heads, -1)).transpose(0, 1)[None]
+    if min(lengths):
+        if (
+            backends.flash_sdp_enabled()
+            and q.shape[-1] % 8 == 0
+            and _flash_takes(capability, q, q, q, 0.0, False, False)
+        ):
+            return "flash"
+        if backends.mem_efficient_sdp_enabled() and _efficient_takes(capability, q, q, q):
+            return "efficient"
+    if not backends.math_sdp_enabled():
         raise RuntimeError("No available kernel. Aborting execution.")
     return "math"
 

@@ -100,7 +100,7 @@ def _in_forward() -> bool:
         try:
             kind = _FRAMES[code]
         except KeyError:
-            ours = code.co_filename.startswith(_BETWEEN)
+            ours = code.co_filename.startswith(_BETWEEN) and code.co_filename not in _IN_PARTS
             kind = _FRAMES[code] = "forward" if code.co_name == "forward" else "between" if ours else "program"
         if kind != "between":
             return kind == "forward"
@@ -109,6 +109,7 @@ def _in_forward() -> bool:
 
 
 _BETWEEN = tuple(str(folder) + os.sep for folder in (Path(torch.__file__).parent, Path(__file__).parents[2]))
+_IN_PARTS = {str(Path(__file__).with_name(name)) for name in ("layers.py", "nested.py")}  # C++ calls what these call
 _FRAMES: dict[Any, str] = {}
 
 
@@ -120,6 +121,14 @@ def fused(device: Device, name: str, *moved: Any) -> None:
     nbytes = traffic(moved)
     host_s = costs.backward if _graph_task() != -1 else costs.plain + costs.layer
     timer.kernel(device.stream, rates.memory_seconds(nbytes) + rates.kernel_s, name, 0.0, host_s)
+
+
+def attention(device: Device, name: str, flops: float, share: float, *moved: Any) -> None:
+    """Put an attention that PyTorch has no operation of here on the device's clock; see `work.attention`."""
+    timer = device.timer
+    kind = arithmetic.precision(moved[0].dtype)
+    seconds, flops, _, joules = arithmetic.attention(device, flops, kind, share, reading(device, *moved))
+    timer.kernel(device.stream, seconds + timer.clock.rates.kernel_s, name, flops, timer.clock.costs.plain, joules)
 
 
 @cache

@@ -25,7 +25,9 @@ from . import (
     handlers,
     host_shapes,
     known_values,
+    layers,
     mixing,
+    nested,
     random,
     shapes_only,
     temporaries,
@@ -57,6 +59,8 @@ class Dispatch(TorchDispatchMode):
             run = _PLANS[func]
         except KeyError:
             run = _PLANS[func] = _plan(func)
+        if nested.seen and nested.among((args, kwargs.values() if kwargs else ())):
+            run = _run_nested
         out = run(gpu, func, args, kwargs or _NOTHING)
         if not gpu.compute:
             known_values.follow(func, args, kwargs or _NOTHING, out)
@@ -75,6 +79,8 @@ def _plan(func: Any) -> Run:
         return _run_synchronising
     if _custom(func) is not None:
         return _run_custom
+    if func in _PARTS:
+        return _run_in_parts
     if any(argument.name == "device" for argument in schema.arguments):
         return factories.run
     if func is torch.ops.aten.add.Tensor:
@@ -201,6 +207,7 @@ def _run_add(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str
             and ownership.dense(into)
         ):
             _run(gpu, torch.ops.aten.add_.Tensor, args, kwargs)
+            known_values.forget(into)
             return into
     return _run(gpu, func, args, kwargs)
 
@@ -215,6 +222,7 @@ def _run_scattering(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: d
         references = sys.getrefcount(into)
         if ownership.owns(func, into, references):
             _plan(_IN_PLACE[func])(gpu, _IN_PLACE[func], args, kwargs)
+            known_values.forget(into)
             return into
     return (_run_indexing if func is torch.ops.aten.index_put.default else _run)(gpu, func, args, kwargs)
 
@@ -234,6 +242,33 @@ def _run_composite(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: di
     if out is NotImplemented:
         return _run(gpu, func, args, kwargs)
     return out
+
+
+def _run_in_parts(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """An operation that CUDA's code does by calling others: these are seen."""
+    given = _by_place(func, args, kwargs)
+    device, host, _ = look(given, None, None, None)
+    if device is not None:
+        if host is not None:
+            mixing.settle(gpu, device, func, args, kwargs)
+        with MODE:
+            out = _PARTS[func](*given)
+        if out is not NotImplemented:
+            return out
+    return _run(gpu, func, args, kwargs, handlers.HANDLERS.get(func) if device is not None else None)
+
+
+def _run_nested(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """An operation on a nested tensor: what is mirrored of it; with values, any other with its results alone."""
+    if func in nested.PARTS:
+        with MODE:
+            return nested.PARTS[func](*_by_place(func, args, kwargs))
+    if func in nested.ASKS:
+        return _run_plainly(gpu, func, args, kwargs)
+    run = _PLANS[func]
+    if run is not _run_composite:
+        nested.only_results(gpu, func)
+    return run(gpu, func, args, kwargs)
 
 
 def _custom(func: Any) -> Callable[..., Any] | None:
@@ -338,4 +373,5 @@ def _fills(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return a_mask and not accumulate and values.numel() == 1 and device_of(values) is None
 
 
+_PARTS = layers.PARTS | nested.MAKES
 _PLANS: dict[Any, Run] = {}

@@ -237,8 +237,19 @@ def _like(place: int) -> Callable[..., Any]:
     return run
 
 
+def _heads(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Query, key and value of each head, in one piece of memory."""
+    if gpu.compute:
+        return plain(gpu, device, func, args, kwargs)
+    qkv, bias, heads = args
+    with backing:
+        return bias.new_empty(3, qkv.shape[0], heads, qkv.shape[1], bias.shape[0] // 3 // heads).unbind()
+
+
 HANDLERS |= {
     aten._pack_padded_sequence.default: _pack_padded,
+    aten._transform_bias_rescale_qkv.default: _heads,
+    aten._masked_softmax.default: _like(0),
     aten._ctc_loss_backward.default: _like(1),
     aten._ctc_loss_backward.Tensor: _like(1),
     aten.multi_margin_loss_backward.default: _like(1),

@@ -2,7 +2,7 @@
 
 Positions, masks and the like decide which way a program goes. So such tensors, made on the GPU or copied from the host,
 have a shadow with their values, on their storage; what is computed from them alone is computed for them, too. Anything
-else that writes to a storage takes its shadow away.
+else that writes to a storage takes its shadow away. Of floating-point numbers only what makes masks is followed.
 
 What nobody knows is an ordinary number where a program asks: is the loss nan, is it smaller than the best so far? It is
 finite, positive and unlike any that it is compared with; the answer is on the result's storage, one for all elements.
@@ -34,6 +34,13 @@ _OF_TWO = {"logical_and": operator.and_, "bitwise_and": operator.and_, "mul": op
 _OF_ALL = {"any", "all", "amax", "amin", "clone", "_to_copy", "logical_not", "bitwise_not", "sum", "count_nonzero"}
 _LIKE = {f"aten::{n}" for n in ("ones_like", "zeros_like", "full_like", "new_ones", "new_zeros", "new_full")}
 _KINDS = frozenset((torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64))
+_MOST_OF_MASK = 1 << 22  # elements, of a mask with two dimensions
+_MASKS = frozenset((torch.bool, torch.float16, torch.bfloat16, torch.float32, torch.float64))
+# What makes masks of floating-point numbers, and of those what makes them of nothing.
+_MADE = {f"aten::{n}" for n in ("zeros", "ones", "full", "eye")}
+_MASKING = _MADE | _LIKE | {
+    f"aten::{n}" for n in ("triu", "tril", "masked_fill", "where", "_to_copy", "clone", "repeat", "cat", "stack")
+}  # fmt: skip
 
 
 def value(tensor: Tensor) -> Tensor | None:
@@ -62,11 +69,18 @@ def follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -
         if shadowed and _computed(func, args, kwargs) is None:
             for storage in shadowed:
                 delattr(storage, _SHADOW)
-    elif makes and any(_small(t) for t in _tensors(out)):
+    elif makes and any(_small(t) or _masks(func, t, args) for t in _tensors(out)):
         found = _computed(func, args, kwargs)
         if found is not None:
             for shape, real in zip(_tensors(out), _tensors(found), strict=True):
-                _give(shape, real)
+                if _small(shape) or _masks(func, shape, args):
+                    _give(shape, real)
+
+
+def forget(tensor: Tensor) -> None:
+    """`tensor` has been written over by an operation that seems to make a new one."""
+    if getattr(storage_of(tensor), _SHADOW, None) is not None:
+        delattr(storage_of(tensor), _SHADOW)
 
 
 def assumed(tensor: Tensor) -> Any:
@@ -166,7 +180,7 @@ def _real(item: Any) -> Any:
     if isinstance(item, Tensor):
         found = value(item)
         if found is None:
-            if getattr(storage_of(item), NAME, None) is not None or item.device.type != "cpu" or item.numel() > _MOST:
+            if getattr(storage_of(item), NAME, None) is not None or item.device.type != "cpu" or not _fits(item):
                 raise _Unknown
             return item
         return found
@@ -175,19 +189,50 @@ def _real(item: Any) -> Any:
     return item
 
 
+def _fits(tensor: Tensor) -> bool:
+    return tensor.numel() <= (_MOST_OF_MASK if tensor.dtype in _MASKS and tensor.dim() == 2 else _MOST)
+
+
 def _small(tensor: Tensor) -> bool:
-    if tensor.dtype not in _KINDS or tensor.numel() > _MOST or tensor.layout is not torch.strided:
+    if tensor.dtype not in _KINDS or not _fits(tensor) or tensor.layout is not torch.strided:
         return False
     return getattr(storage_of(tensor), NAME, None) is not None
 
 
+def _masks(func: Any, tensor: Tensor, args: tuple[Any, ...]) -> bool:
+    """Whether this may be a mask of floating-point numbers; weights, data and activations are not followed."""
+    if func._schema.name not in _MASKING or tensor.dtype not in _MASKS or tensor.dim() < 2 or not _fits(tensor):
+        return False
+    if getattr(storage_of(tensor), NAME, None) is None:
+        return False
+    if func._schema.name in _MADE:
+        return tensor.numel() <= _MOST or tensor.shape[-1] == tensor.shape[-2]
+    if not args or not isinstance(args[0], Tensor):
+        return True
+    if getattr(storage_of(args[0]), NAME, None) is not None:
+        return func._schema.name == "aten::where" or value(args[0]) is not None
+    return _says_yes_or_no(args[0])
+
+
+def _says_yes_or_no(tensor: Tensor) -> bool:
+    """Whether a tensor of the host has nothing but zeros, ones, and numbers that are added to scores to forbid them."""
+    with backing:
+        for part in (tensor.flatten()[:8], tensor):  # data and weights are found out by the first numbers
+            if not ((part == 0) | (part == 1) | (part <= _FORBIDS)).all():
+                return False
+    return True
+
+
+_FORBIDS = -1e4
+
+
 def _give(shape: Tensor, real: Tensor) -> None:
     """Note the values `real` on the storage of `shape`."""
-    if not _small(shape) or real.dtype is not shape.dtype:
+    if real.dtype is not shape.dtype or not _fits(shape) or getattr(storage_of(shape), NAME, None) is None:
         return
     with backing:
         storage = shape.untyped_storage()
-        if storage.nbytes() > 8 * _MOST:
+        if storage.nbytes() > 8 * max(_MOST, shape.numel()):
             return
         shadow = torch.UntypedStorage(storage.nbytes(), device="cpu")
         setattr(storage, _SHADOW, shadow)

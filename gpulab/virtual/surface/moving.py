@@ -70,9 +70,17 @@ def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 
 def _nested(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """`Tensor.to` of a nested tensor, which stays on the host."""
-    if any(str(item).startswith("cuda") for item in [*args, *kwargs.values()]):
+    """`Tensor.to` of a nested tensor, which stays where it is."""
+    if args and isinstance(args[0], Tensor):
+        args = args[0].device, args[0].dtype, *args[1:]
+    device, dtype, non_blocking, copy, _ = parse_to(*args, **kwargs)
+    here = tensor.device
+    target = here if device is None else indexed(device)
+    if target != here and "cuda" in (target.type, here.type):
         raise NotMirrored("nested tensors are not mirrored by the virtual GPU")
+    if here.type == "cuda":
+        same = not copy and dtype in (None, tensor.dtype)
+        return tensor if same else _Base.to(tensor, dtype or tensor.dtype, non_blocking, copy)
     with backing:
         return _Base.to(tensor, *args, **kwargs)
 

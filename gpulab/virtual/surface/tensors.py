@@ -242,6 +242,8 @@ def _repr(self: Tensor, *, tensor_contents: Any = None) -> str:
             copies.read_back(device)  # PyTorch prints with modes off, so nobody sees it read the number
         return str(_own_repr(self, tensor_contents=tensor_contents))
     with backing:
+        if self.is_nested:
+            return f"nested_tensor(..., device='{device.name}', size={self._nested_tensor_size().tolist()})"
         return str(_own_repr(self)).replace("device='meta'", f"device='{device.name}'")
 
 

@@ -1,6 +1,6 @@
 /* A stand-in for libcudart, libcuda and libnvidia-ml, enough for PyTorch's CUDA operators: devices, memory, streams and
    events as the environment says (STAND_IN_*, see stand_in.py). Kernels do nothing, device memory is an address without
-   memory behind it, and every copy to the host is zeros. */
+   memory behind it, and every copy to the host is zeros, or what stand_in_answer was told before. */
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <pthread.h>
@@ -206,8 +206,22 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, c
     attributes->hostPointer = device == -1 ? (void *)pointer : 0;
     return 0;
 }
+static struct { size_t size; char bytes[1 << 10]; } answers[16];
+static int answered, asked;
+/* The next copy of this size to the host, after those that were asked for before, brings these bytes; 0 forgets all. */
+int stand_in_answer(const void *bytes, size_t size) {
+    if (!size) return asked = answered, 0;
+    if (size > sizeof answers->bytes || answered - asked >= 16) return 1;
+    answers[answered % 16].size = size;
+    memcpy(answers[answered++ % 16].bytes, bytes, size);
+    return 0;
+}
 static cudaError_t copied(void *to, size_t size) {
-    if (owner(to) < 0) memset(to, 0, size);
+    if (owner(to) >= 0) return 0;
+    if (asked < answered && answers[asked % 16].size == size)
+        memcpy(to, answers[asked++ % 16].bytes, size);
+    else
+        memset(to, 0, size);
     return 0;
 }
 cudaError_t cudaMemcpy(void *to, const void *from, size_t size, enum cudaMemcpyKind kind) { return copied(to, size); }

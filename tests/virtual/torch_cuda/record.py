@@ -1,5 +1,5 @@
 """Record what PyTorch's own CUDA code does, without a GPU: ops.json, ops_cudnn.json, steps.json, models.json,
-errors.json, products.json and attention.json beside this.
+errors.json, products.json, attention.json and layers.json beside this.
 
     python tests/virtual/torch_cuda/record.py [ops] [steps] [models] [errors] [...] [--capability 7.5 8.0 9.0]
 
@@ -15,9 +15,10 @@ Convolutions and cuDNN's attention want no workspace in ops.json and in most row
 where it says "cudnn": "planned", the workspaces are those that the real cuDNN plans for a device of that description.
 
 Not real: no kernel runs. Device memory reads as zeros, so a size that depends on values (nonzero, unique, the segments
-of a sorted embedding gradient) is that of zeros; `.item()` gives 0; GradScaler sees finite gradients. cuDNN's older
-interface asks for no workspace, reserve or dropout state (recurrent layers, batch norm in channels_last); CUB's
-temporary storage follows an occupancy that leaves registers out; cuBLASLt's heuristic has one answer. Nothing is timed.
+of a sorted embedding gradient) is that of zeros, where a recorder does not say what is to be read; `.item()` gives 0;
+GradScaler sees finite gradients. cuDNN's older interface asks for no workspace, reserve or dropout state (recurrent
+layers, batch norm in channels_last); CUB's temporary storage follows an occupancy that leaves registers out;
+cuBLASLt's heuristic has one answer. Nothing is timed.
 """
 
 import argparse
@@ -107,7 +108,7 @@ def write(name: str, head: dict, table: list[dict]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument(
-        "what", nargs="*", default=["ops", "ops_cudnn", "steps", "models", "errors", "products", "attention"]
+        "what", nargs="*", default=["ops", "ops_cudnn", "steps", "models", "errors", "products", "attention", "layers"]
     )
     parser.add_argument("--capability", nargs="*", default=list(stand_in.GPUS))
     asked = parser.parse_args()
