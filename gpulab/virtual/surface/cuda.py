@@ -38,6 +38,7 @@ REFUSED = {
         _HANDLES: "current_blas_handle current_solver_handle",
         "streams of other libraries": "ExternalStream get_stream_from_external",
         "green contexts": "GreenContext",
+        "kernels compiled at run time": "_compile_kernel",
     },
     "torch._C": {
         "CUDA graphs": "_cuda_getCheckpointState _cuda_setCheckpointPoolState _acceleratorGraph",

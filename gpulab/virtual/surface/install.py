@@ -20,9 +20,13 @@ from . import (
     distributed,
     host_clock,
     host_shapes,
+    kernels,
+    later,
     moving,
     profiling,
     scatter_gather,
+    sharded,
+    sharing,
     storages,
     streams,
     tensors,
@@ -46,7 +50,9 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
     profiling.install(gpu, patches)
     compiling.install(gpu, patches)
     distributed.install(gpu, patches)
+    sharing.install(gpu, patches)
     host_clock.install(gpu, patches)
+    later.install(patches, sharded.CHANGES | kernels.CHANGES)
     patches.set(torch, "Generator", streams.Generator)
     patches.set(torch._C._nn, "_parse_to", _parse_to)
     patches.set(torch._C, "_group_tensors_by_device_and_dtype", _group)
