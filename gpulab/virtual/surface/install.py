@@ -18,6 +18,7 @@ from . import (
     cuda,
     device_numbers,
     distributed,
+    graphs,
     host_clock,
     host_shapes,
     kernels,
@@ -41,6 +42,7 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
     if type(gpu.devices[0].generator) is not streams.Generator:
         in_force.thread.device = 0  # a scope that begins, not one that goes on after an inner one
     cuda.install(gpu, patches)
+    graphs.install(gpu, patches)
     accelerator.install(gpu, patches)
     scatter_gather.install(patches)
     storages.install(patches)
