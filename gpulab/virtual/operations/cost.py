@@ -122,6 +122,20 @@ def fused(device: Device, name: str, *moved: Any) -> None:
     timer.kernel(device.stream, rates.memory_seconds(nbytes) + rates.kernel_s, name, 0.0, host_s)
 
 
+def kernel(device: Device, name: str, found: Cost) -> None:
+    """Put a kernel of this cost, which is no operation of PyTorch's, on the device's clock."""
+    timer = device.timer
+    rates, costs = timer.clock.rates, timer.clock.costs
+    joules = found.joules
+    if rates.power is not None:
+        joules += device.moved * rates.power.per_byte_pj * 1e-12
+        device.moved = 0
+    host_s = costs.backward if _graph_task() != -1 else costs.plain + costs.layer
+    end = timer.kernel(device.stream, found.seconds + rates.kernel_s, name, found.flops, host_s, joules)
+    if device.blocking:
+        timer.clock.wait(end, name)
+
+
 @cache
 def _name(func: Any) -> str:
     return str(func.name().removeprefix("aten::"))

@@ -18,6 +18,7 @@ from . import (
     cuda,
     device_numbers,
     distributed,
+    flex,
     graphs,
     host_clock,
     host_shapes,
@@ -54,7 +55,7 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
     distributed.install(gpu, patches)
     sharing.install(gpu, patches)
     host_clock.install(gpu, patches)
-    later.install(patches, sharded.CHANGES | kernels.CHANGES)
+    later.install(patches, sharded.CHANGES | kernels.CHANGES | flex.CHANGES)
     patches.set(torch, "Generator", streams.Generator)
     patches.set(torch._C._nn, "_parse_to", _parse_to)
     patches.set(torch._C, "_group_tensors_by_device_and_dtype", _group)
