@@ -67,10 +67,10 @@ def test_what_is_not_mirrored_says_so_by_name(gpu, name):
 
 
 def test_classes_that_are_not_mirrored_stay_classes(gpu):
-    assert isinstance(torch.cuda.CUDAGraph, type)
-    assert not isinstance(None, torch.cuda.CUDAGraph | torch.cuda.MemPool)
-    with pytest.raises(NotMirrored, match="CUDAGraph"):
-        type("Mine", (torch.cuda.CUDAGraph,), {})()
+    assert isinstance(torch.cuda.memory.CUDAPluggableAllocator, type)
+    assert not isinstance(None, torch.cuda.CUDAGraph | torch.cuda.memory.CUDAPluggableAllocator)
+    with pytest.raises(NotMirrored, match="CUDAPluggableAllocator"):
+        type("Mine", (torch.cuda.memory.CUDAPluggableAllocator,), {})()
 
 
 # -- memory ----------------------------------------------------------------------------------------------------------

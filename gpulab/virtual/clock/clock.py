@@ -12,6 +12,7 @@ from collections import deque
 from dataclasses import dataclass
 from threading import get_ident
 
+from .graphs import Recording
 from .hosts import Costs
 from .power import Budget
 from .rates import Rates
@@ -208,6 +209,7 @@ class DeviceClock:
         self.done = 0.0
         self.busy = self.flops = self.launching = 0.0
         self.kernels = self.copied = 0
+        self.recording: Recording | None = None  # of a CUDA graph that is being captured
 
     def kernel(
         self,
@@ -225,6 +227,9 @@ class DeviceClock:
             host_seconds = clock.costs.plain
         self.launching += host_seconds
         host = clock.host = began + host_seconds
+        if self.recording is not None and stream in self.recording.streams:
+            self.recording.kernel(stream, seconds, name, flops, joules)
+            return host
         queue = self.queue
         if len(queue) == QUEUE and queue[0] > host:
             clock.wait(queue[0], "the launch queue is full")
@@ -270,9 +275,12 @@ class DeviceClock:
         clock = self.clock
         rates = clock.rates
         clock.host += clock.costs.plain
+        name = f"copy {way}, {'pinned' if pinned else 'pageable'}"
+        if self.recording is not None and stream in self.recording.streams:
+            self.recording.copy(stream, nbytes, way, name)
+            return clock.host
         if not self.several and stream != 0:
             self._begin_several()
-        name = f"copy {way}, {'pinned' if pinned else 'pageable'}"
         if not pinned:
             clock.wait(self.streams.get(stream, 0.0), f"{name}: the stream's work")
         rate = rates.pinned_gbps if pinned else rates.pageable_gbps
@@ -290,6 +298,55 @@ class DeviceClock:
         if wait or (not pinned and way == "to host"):
             clock.wait(end, name)
         return end
+
+    def launch_graph(self, stream: int, recorded: Recording) -> None:
+        """The host launches a graph, once for all that is in it."""
+        clock, began = self.clock, self.clock.host
+        clock.host += clock.costs.plain
+        self.launching += clock.costs.plain
+        if len(self.queue) == QUEUE and self.queue[0] > clock.host:
+            clock.wait(self.queue[0], "the launch queue is full")
+        if clock.record is not None:
+            clock.record.append(Span("graph", "host", self.index, stream, began, clock.host - began))
+        start = max(clock.host + clock.launch_s, self.streams.get(stream, 0.0))
+        end = self._run_graph(stream, recorded, start)
+        self.streams[stream] = end
+        self.queue.append(end)
+        self.done = max(self.done, end)
+
+    def _run_graph(self, stream: int, recorded: Recording, start: float) -> float:
+        """The nodes of a graph from `start` on, each when what it follows in its stream is done; when all are done."""
+        clock, rates = self.clock, self.clock.rates
+        if not self.several and (stream != 0 or recorded.wide):
+            self._begin_several()
+        at = dict.fromkeys(recorded.streams, start)
+        marks: dict[int, float] = {}
+        for number, node in enumerate(recorded.nodes):
+            ready = at[node.stream]
+            if node.kind == "mark":
+                marks[number] = ready
+            elif node.kind == "wait":
+                at[node.stream] = max(ready, marks[node.after])
+            elif node.kind == "copy":
+                seconds = rates.copy_us * 1e-6 + node.nbytes / (rates.pinned_gbps * 1e9)
+                begin = self.copies[node.way].take(ready, seconds, clock.host)
+                at[node.stream] = begin + seconds
+                self.copied += node.nbytes
+                if clock.record is not None:
+                    span = Span(node.name, node.way, self.index, stream, begin, seconds, nbytes=node.nbytes)
+                    clock.record.append(span)
+            else:
+                seconds = node.seconds
+                if self.budget is not None:
+                    seconds = self.budget.spend(ready, seconds, node.joules)
+                begin = self.compute.take(ready, seconds, clock.host) if self.several else ready
+                at[node.stream] = begin + seconds
+                self.busy += seconds
+                self.flops += node.flops
+                self.kernels += 1
+                if clock.record is not None:
+                    clock.record.append(Span(node.name, "kernels", self.index, stream, begin, seconds, node.flops))
+        return max(at.values())
 
     def mark(self, stream: int) -> float:
         """When all that `stream` has been given by now will be done: the time of an event recorded in it."""

@@ -54,12 +54,21 @@ class Block:
 class Pool:
     """The free blocks of one stream and one kind (small or large), smallest first, ties by address."""
 
-    __slots__ = ("blocks", "counters", "keys", "least_rest", "owner", "small", "split_below", "stream")
+    __slots__ = ("blocks", "counters", "id", "keys", "least_rest", "owner", "small", "split_below", "stream")
 
     def __init__(
-        self, owner: object, stream: int, small: bool, counters: Counters, *, least_rest: int, split_below: int
+        self,
+        owner: object,
+        stream: int,
+        small: bool,
+        counters: Counters,
+        *,
+        least_rest: int,
+        split_below: int,
+        id: tuple[int, int] = (0, 0),
     ) -> None:
         self.owner = owner
+        self.id = id  # of the private pool that it belongs to
         self.counters = counters
         self.stream = stream
         self.small = small

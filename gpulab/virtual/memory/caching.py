@@ -2,7 +2,7 @@
 
 Bookkeeping only, without torch and without memory behind the addresses. Not thread-safe, and not to be entered again
 from a finalizer: whoever shares one holds a lock and queues such calls. Follows c10/cuda/CUDACachingAllocator.cpp of
-PyTorch 2.15; record_stream and the private pools of CUDA graphs are not mirrored.
+PyTorch 2.15; record_stream is not mirrored.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 from . import listing
 from .addresses import DeviceMemory
 from .blocks import ADDRESS_BITS, FREE, GONE, LIVE, SMALL_REQUEST, UNIT, Block
+from .private import PrivatePool
 from .segments import Segments
 from .settings import Settings
 
@@ -34,15 +35,18 @@ class CachingAllocator(Segments):
         super().__init__(DeviceMemory(capacity_bytes, context_bytes), settings or Settings(), device)
         self._divisions = self.settings.divisions
 
-    def allocate(self, nbytes: int, stream: int = 0) -> Block | None:
-        """A block for `nbytes` bytes, None for 0 bytes; raises OutOfMemory."""
+    def allocate(self, nbytes: int, stream: int = 0, private: PrivatePool | None = None) -> Block | None:
+        """A block for `nbytes` bytes, from a private pool if one is given, None for 0 bytes; raises OutOfMemory."""
         if nbytes <= 0:
             if nbytes < 0:
                 raise ValueError(f"nbytes is {nbytes}; it must be 0 or more")
             return None
         size = (nbytes + 511) & -512 if self._divisions is None else _round(nbytes, self._divisions)
-        pools = self._small if size <= SMALL_REQUEST else self._large
-        pool = pools.get(stream) or self._new_pool(stream, size <= SMALL_REQUEST)
+        if private is None:
+            pools = self._small if size <= SMALL_REQUEST else self._large
+        else:
+            pools = private.small if size <= SMALL_REQUEST else private.large
+        pool = pools.get(stream) or self._new_pool(stream, size <= SMALL_REQUEST, private)
 
         # Best fit: the smallest block that is large enough, ties by address.
         keys, blocks = pool.keys, pool.blocks

@@ -34,12 +34,12 @@ class History:
     def allocated(self, block: Block) -> None:
         frames = self._stack()
         self.frames[block.address] = frames
-        self._add("alloc", block.address, block.requested, block.stream, frames)
+        self._add("alloc", block.address, block.requested, block.stream, frames, pool_id=block.pool.id)
 
     def freed(self, block: Block) -> None:
         frames = self.frames.pop(block.address, [])
         for action in ("free_requested", "free_completed"):
-            self._add(action, block.address, block.requested, block.stream, frames)
+            self._add(action, block.address, block.requested, block.stream, frames, pool_id=block.pool.id)
 
     def out_of_memory(self, shortage: Shortage) -> None:
         self._add("oom", 0, shortage.tried, 0, self._stack(), device_free=shortage.free)
@@ -94,13 +94,13 @@ def record(gpu: VirtualGPU, enabled: Any, args: tuple[Any, ...], kwargs: dict[st
                 device.history.frames.update(before.frames)
 
 
-def snapshot(gpu: VirtualGPU) -> dict[str, Any]:
-    """What `torch.cuda.memory._snapshot` gives."""
+def snapshot(gpu: VirtualGPU, pool: tuple[int, int] | None = None) -> dict[str, Any]:
+    """What `torch.cuda.memory._snapshot` gives, or the segments of one private pool only."""
     segments, traces = [], []
     for device in gpu.devices:
         with device.lock:
             device.drain()
-            found = device.allocator.snapshot()
+            found = [s for s in device.allocator.snapshot() if pool in (None, s["segment_pool_id"])]
             history = device.history
             for segment in found if history is not None else []:
                 for block in segment["blocks"]:

@@ -43,7 +43,7 @@ def _entry(blocks: list[Block], device: int, expandable: bool) -> dict[str, Any]
         "requested_size": sum(block.requested for block in live),
         "stream": pool.stream,
         "segment_type": "small" if pool.small else "large",
-        "segment_pool_id": (0, 0),
+        "segment_pool_id": pool.id,
         "is_expandable": expandable,
         "frames": [],
         "blocks": [

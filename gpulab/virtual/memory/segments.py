@@ -26,6 +26,7 @@ from .blocks import (
 )
 from .expandable import Expandable
 from .out_of_memory import OutOfMemory, Shortage
+from .private import PrivatePool, PrivatePools
 from .settings import Settings
 from .statistics import Statistics
 
@@ -45,6 +46,8 @@ class Segments:
         self._heads: dict[int, Block] = {}  # a segment's address -> its first block
         self._small: dict[int, Pool] = {}  # stream -> pool
         self._large: dict[int, Pool] = {}
+        self.private = PrivatePools()
+        self.captures = 0  # CUDA graphs that are being captured: nothing may be given back meanwhile
         self._expandable: dict[Pool, Expandable] = {}
         self._expands = settings.expandable_segments
         self._large_segment = settings.large_segment_size_mb * MiB
@@ -66,13 +69,24 @@ class Segments:
     def empty_cache(self) -> None:
         """Give back every segment without a live block, and every free page of an expandable segment."""
         self.statistics.events["num_sync_all_streams"] += 1
-        for pool in [*self._large.values(), *self._small.values()]:
-            for block in pool.whole():
-                self._release(block)
-            if self._expands:
-                self._expandable[pool].unmap_free()
+        own = [] if self.captures else [*self._large.values(), *self._small.values()]
+        for pool in own + self.private.left():
+            self._give_back(pool)
 
-    def _new_pool(self, stream: int, small: bool) -> Pool:
+    def let_go(self, id: tuple[int, int]) -> None:
+        """One user less of a private pool; after the last, what is free in it is given back."""
+        private = self.private.release(id)
+        if not private.uses:
+            for pool in private.pools():
+                self._give_back(pool)
+
+    def _give_back(self, pool: Pool) -> None:
+        for block in pool.whole():
+            self._release(block)
+        if self._expands:
+            self._expandable[pool].unmap_free()
+
+    def _new_pool(self, stream: int, small: bool, private: PrivatePool | None = None) -> Pool:
         always = small or self._expands
         pool = Pool(
             self,
@@ -81,8 +95,12 @@ class Segments:
             self.statistics.counters(small),
             least_rest=UNIT if always else MiB + 1,
             split_below=_NO_LIMIT if always else self._max_split,
+            id=(0, 0) if private is None else private.id,
         )
-        (self._small if small else self._large)[stream] = pool
+        if private is None:
+            (self._small if small else self._large)[stream] = pool
+        else:
+            (private.small if small else private.large)[stream] = pool
         if self._expands:
             page = SMALL_SEGMENT if small else self._large_segment
             self._expandable[pool] = Expandable(
@@ -125,7 +143,7 @@ class Segments:
         block = self._take(pool, size, segment)
         if block is None and self._release_oversize(pool, size):
             block = self._take(pool, size, segment)
-        if block is None:
+        if block is None and not self.captures:
             self.empty_cache()
             self.statistics.events["num_alloc_retries"] += 1
             block = self._take(pool, size, segment)

@@ -47,7 +47,7 @@ def _mm(device: Device, func: Any, args: Args, out: Any) -> Cost:
     name, rates = precision(one.dtype), device.timer.clock.rates
     moved = reading(device, args) + writing(device, out)
     found = work.product(rates, rows, columns, depth, count, name, moved, _aligned(one, other, out))
-    return _cost(device, found, name)
+    return costs(device, found, name)
 
 
 def _aligned(*matrices: Tensor) -> int:
@@ -60,7 +60,8 @@ def _aligned(*matrices: Tensor) -> int:
     return found
 
 
-def _cost(device: Device, found: work.Work, dtype: str, kernels: int = 1) -> Cost:
+def costs(device: Device, found: work.Work, dtype: str, kernels: int = 1) -> Cost:
+    """The cost of such work at this precision."""
     power = device.timer.clock.rates.power
     joules = 0.0 if power is None else found.flops * power.per_flop_pj[dtype] * 1e-12
     return Cost(found.seconds, found.flops, kernels, joules)
@@ -138,7 +139,7 @@ def _convolved(device: Device, given: _Convolution, parts: tuple[str, ...], move
     )
     backward = parts != ("forward",)
     found = work.convolution(rates, done, name, moved, 0 if given.depthwise else plain, backward=backward)
-    return _cost(device, found, name, len(parts))
+    return costs(device, found, name, len(parts))
 
 
 def _attention(share: float) -> Rule:
@@ -147,14 +148,11 @@ def _attention(share: float) -> Rule:
         position = _argument(func, "is_causal")
         if position is not None and position < len(args) and args[position]:
             flops /= 2  # the part above the diagonal is skipped
-        return attention(device, flops, precision(args[0].dtype), share, reading(device, args) + writing(device, out))
+        name = precision(args[0].dtype)
+        moved = reading(device, args) + writing(device, out)
+        return costs(device, work.attention(device.timer.clock.rates, flops, name, share, moved), name)
 
     return found
-
-
-def attention(device: Device, flops: float, dtype: str, share: float, moved: float) -> Cost:
-    """Of a fused kernel that spends `moved` seconds on memory."""
-    return _cost(device, work.attention(device.timer.clock.rates, flops, dtype, share, moved), dtype)
 
 
 @cache

@@ -84,6 +84,8 @@ def _in_between(on: Device | None, device: Device, tensor: torch.Tensor, nbytes:
 
 
 def _cross(device: Device, nbytes: int, way: str, pinned: bool, wait: bool) -> None:
+    if wait or not pinned:
+        device.check_capture()
     device.timer.copy(device.stream, nbytes, way, pinned=pinned, wait=wait)
     if wait:  # what the driver stages for a pageable copy that should not wait, PyTorch does not tell
         waited_unasked()
@@ -102,6 +104,7 @@ def send_indices(device: Device, indices: Any) -> None:
 
 def read_back(device: Device) -> None:
     """The host waits for a number: `.item()`, a branch on a tensor, a shape that depends on values."""
+    device.check_capture()
     device.timer.copy(device.stream, 8, "to host", pinned=True, wait=True)
     waited_unasked()
 

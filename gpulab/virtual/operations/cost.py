@@ -123,12 +123,18 @@ def fused(device: Device, name: str, *moved: Any) -> None:
     timer.kernel(device.stream, rates.memory_seconds(nbytes) + rates.kernel_s, name, 0.0, host_s)
 
 
-def attention(device: Device, name: str, flops: float, share: float, *moved: Any) -> None:
-    """Put an attention that PyTorch has no operation of here on the device's clock; see `work.attention`."""
+def kernel(device: Device, name: str, found: Cost) -> None:
+    """Put a kernel of this cost, which is no operation of PyTorch's, on the device's clock."""
     timer = device.timer
-    kind = arithmetic.precision(moved[0].dtype)
-    seconds, flops, _, joules = arithmetic.attention(device, flops, kind, share, reading(device, *moved))
-    timer.kernel(device.stream, seconds + timer.clock.rates.kernel_s, name, flops, timer.clock.costs.plain, joules)
+    rates, costs = timer.clock.rates, timer.clock.costs
+    joules = found.joules
+    if rates.power is not None:
+        joules += device.moved * rates.power.per_byte_pj * 1e-12
+        device.moved = 0
+    host_s = costs.backward if _graph_task() != -1 else costs.plain + costs.layer
+    end = timer.kernel(device.stream, found.seconds + rates.kernel_s, name, found.flops, host_s, joules)
+    if device.blocking:
+        timer.clock.wait(end, name)
 
 
 @cache

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -159,6 +160,11 @@ def _run(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
         join(device, floating)
     if device.fault is not None:
         device.raise_fault()
+    capture: Any = device.capture
+    if capture is not None:
+        capture = capture if capture.covers(device.stream) else None
+        if capture is not None:
+            capture.before(func, args, kwargs)
     if handler is not None:
         out = handler(gpu, device, func, args, kwargs)
     elif gpu.compute:
@@ -178,11 +184,23 @@ def _run(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
                 storage._gpulab = device.allocate(storage.nbytes())
     else:
         place(device, out)
+    if capture is not None:
+        out = capture.note(partial(_again, gpu, func, handler), args, kwargs, out)
     if func in temporaries.OF and gpu.mirror:
         temporaries.take(device, func, _by_place(func, args, kwargs) if kwargs else args, out)
     cost.charge(device, func, args, out)
     clock.leave()
     return out
+
+
+def _again(gpu: VirtualGPU, func: Any, handler: Any, device: Device, args: Any, kwargs: Any) -> Any:
+    """What a CUDA graph that is replayed computes for an operation."""
+    if handler is not None:
+        return handler(gpu, device, func, args, kwargs)
+    try:
+        return func._op(*args, **kwargs)
+    except (RuntimeError, IndexError) as error:
+        return handlers.recover(gpu, device, func, args, kwargs, error)
 
 
 def _by_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
@@ -302,7 +320,14 @@ def _run_copy(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[st
         join(device, floating)
     if device.fault is not None:
         device.raise_fault()
+    capture: Any = device.capture
+    if capture is not None and capture.covers(device.stream):
+        capture.before(func, args, kwargs)
+    else:
+        capture = None
     out = func._op(*args, **kwargs) if gpu.compute else shapes_only.copy_without_values(gpu, func, args, kwargs)
+    if capture is not None:
+        capture.note(partial(_again, gpu, func, None), args, kwargs, out, live=True)
     non_blocking = bool(kwargs.get("non_blocking", args[2] if len(args) > 2 else False))
     pairs = zip(*args[:2], strict=True) if isinstance(args[0], (list, tuple)) else [args[:2]]
     for into, source in pairs:
@@ -332,6 +357,7 @@ def _run_synchronising(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs
     if other is not None:
         mixing.settle(gpu, device, func, args, kwargs)
     device.raise_fault()
+    device.check_capture()
     out = _run(gpu, func, args, kwargs) if gpu.compute else _known_or_not(gpu, device, func, args, kwargs)
     copies.read_back(device)
     return out

@@ -76,6 +76,7 @@ def create(gpu: VirtualGPU, device: Device, func: Any, args: tuple[Any, ...], kw
     generator = kwargs.get("generator")
     if generator is not None:
         random.check_generator(generator, device)
+    arguments = _with(kwargs, device=device.backing, generator=generator)
     with backing:
         label = None
         if not gpu.compute or not any(isinstance(a, Tensor) for a in args):
@@ -88,7 +89,6 @@ def create(gpu: VirtualGPU, device: Device, func: Any, args: tuple[Any, ...], kw
                 return shapes
             if shapes.layout is torch.strided:
                 label = device.allocate(_storage(shapes).nbytes())
-        arguments = _with(kwargs, device=device.backing, generator=generator)
         seeded = torch.Tag.nondeterministic_seeded in func.tags
         out = random.draw(device, func, args, arguments) if seeded else func._op(*args, **arguments)
     if label is not None and storage_of(out) is not None:
@@ -96,8 +96,28 @@ def create(gpu: VirtualGPU, device: Device, func: Any, args: tuple[Any, ...], kw
         if storage._gpulab is None and storage.nbytes() == label.nbytes:
             storage._gpulab = label
     place(device, out)
+    out = _note(device, func, args, arguments, out)
     _charge_new(gpu, device, func, args, kwargs, out)
     return out
+
+
+def _note(device: Device, func: Any, args: tuple[Any, ...], arguments: Any, out: Any) -> Any:
+    """It goes into the CUDA graph that is captured, if one is; what is only allocated computes nothing."""
+    capture: Any = device.capture
+    if capture is None or not capture.covers(device.stream):
+        return out
+
+    def again(device: Device, args: Any, kwargs: Any) -> Any:
+        seeded = torch.Tag.nondeterministic_seeded in func.tags
+        return random.draw(device, func, args, kwargs) if seeded else func._op(*args, **kwargs)
+
+    if func.name().startswith(_EMPTY):
+        return capture.note(lambda device, args, kwargs: None, (), {}, out)
+    from_elsewhere = func is torch.ops.aten._to_copy.default and device_of(args[0]) is not device
+    return capture.note(again, args, arguments, out, live=from_elsewhere)
+
+
+_EMPTY = ("aten::empty", "aten::new_empty")
 
 
 def _charge_new(gpu: VirtualGPU, device: Device, func: Any, args: Any, kwargs: Any, out: Any) -> None:

@@ -17,9 +17,15 @@ from .results import place
 Tensor = torch.Tensor
 
 
-def _placed(device: Any, *made: Tensor | None) -> list[Tensor | None]:
+def placed(device: Any, run: Any, given: tuple[Any, ...], *made: Tensor | None) -> list[Tensor | None]:
+    """What `run` has made of `given`."""
+    if device is None:  # in a CUDA graph that is replayed
+        return list(made)
     for tensor in made:
         place(device, tensor)
+    if device.capture is not None and device.capture.covers(device.stream):
+        found: list[Tensor | None] = device.capture.note(lambda device, args, kwargs: run(*args), given, {}, list(made))
+        return found
     return list(made)
 
 
@@ -34,7 +40,7 @@ def norm(tensor: Tensor, shape: list[int], weight: Tensor | None, eps: float | N
         out = (out if weight is None else out * weight.detach()).to(tensor.dtype)
     if device is not None:
         cost.fused(device, "rms_norm", tensor, out)
-    return _placed(device, out, rstd)
+    return placed(device, norm, (tensor, shape, weight, eps), out, rstd)
 
 
 def norm_backward(grad: Tensor, tensor: Tensor, shape: list[int], rstd: Tensor, weight: Tensor | None) -> list[Any]:
@@ -51,4 +57,4 @@ def norm_backward(grad: Tensor, tensor: Tensor, shape: list[int], rstd: Tensor, 
             of_weight = summed.to(weight.dtype)
     if device is not None:
         cost.fused(device, "rms_norm_backward", grad, tensor, of_tensor)
-    return _placed(device, of_tensor, of_weight)
+    return placed(device, norm_backward, (grad, tensor, shape, rstd, weight), of_tensor, of_weight)

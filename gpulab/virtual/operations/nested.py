@@ -19,8 +19,9 @@ from ..scope import in_force
 from ..scope.in_force import backing
 from ..scope.labels import NAME, device_of, storage_of
 from ..scope.refusals import NotMirrored, warn_once
-from . import attention, copies, cost, known_values, layers
+from . import arithmetic, attention, copies, cost, known_values, layers
 from .attention_choice import choose_of_rows
+from .traffic import reading, writing
 
 if TYPE_CHECKING:
     from ..gpu import VirtualGPU
@@ -297,7 +298,9 @@ def _by_kernel(device: Device, kind: str, qkv: Tensor, lengths: list[int], heads
             out.copy_(torch.cat([_attention(piece, heads) for piece in _pieces(qkv, lengths)]))
     flops = 4.0 * width * sum(length**2 for length in lengths)
     share = work.FLASH if kind == "flash" else work.EFFICIENT
-    cost.attention(device, f"_scaled_dot_product_{kind}_attention", flops, share, qkv, out)
+    dtype = arithmetic.precision(qkv.dtype)
+    found = work.attention(device.timer.clock.rates, flops, dtype, share, reading(device, qkv) + writing(device, out))
+    cost.kernel(device, f"_scaled_dot_product_{kind}_attention", arithmetic.costs(device, found, dtype))
     return out
 
 

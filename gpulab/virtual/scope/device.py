@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import torch
@@ -18,6 +18,7 @@ from ..gpus.specs import Spec
 from ..memory.blocks import Block
 from ..memory.caching import CachingAllocator
 from ..memory.out_of_memory import OutOfMemory
+from ..memory.private import PrivatePool
 from ..memory.settings import Settings
 from . import host_memory
 from .in_force import thread
@@ -32,10 +33,28 @@ DEVICE_ASSERT = (
     "Search for `cudaErrorAssert' in https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html for more"
     " information.\n"
 )
+NOT_WHILE_CAPTURING = (
+    "CUDA error: operation not permitted when stream is capturing\n"
+    "Search for `cudaErrorStreamCaptureUnsupported' in"
+    " https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html for more information.\n"
+)
 MAY_BE_LATE = (
     "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be"
     " incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
 )
+
+
+class Capturing(Protocol):
+    """A CUDA graph that is being captured on a GPU."""
+
+    def covers(self, stream: int) -> bool:
+        """Whether what this stream is given now goes into the graph."""
+
+    def forbids(self) -> bool:
+        """Whether this thread may not wait for the GPU now."""
+
+    def break_off(self) -> None:
+        """It has been done all the same: the graph will not come to be."""
 
 
 class Observer(Protocol):
@@ -70,6 +89,7 @@ class Device:
         self.cached: dict[int, tuple[float, float, int]] = {}
         self.moved = 0  # of those, the bytes of the operation that is being charged
         self.pending: deque[Block | None] = deque()
+        self.departed: deque[Callable[[], object]] = deque()  # what else is to be done once these are given back
         self.lock = threading.RLock()
         self.generator = torch.Generator()
         self.generator.manual_seed(torch.initial_seed())
@@ -81,6 +101,8 @@ class Device:
         self.raw: dict[int, Label] = {}
         self.history: Any = None
         self.observer: Observer | None = None
+        self.capture: Capturing | None = None
+        self.routes: list[tuple[Callable[[int], bool], PrivatePool]] = []  # which streams' memory is from which pool
 
     def __repr__(self) -> str:
         return f"<virtual {self.spec.name}, cuda:{self.index}>"
@@ -106,6 +128,8 @@ class Device:
                 if self.observer is not None:
                     self.observer.freed(block)
                 free(block)
+        while self.departed:
+            self.departed.popleft()()
 
     def allocate(self, nbytes: int) -> Label:
         """Memory for a storage of `nbytes`; raises torch.OutOfMemoryError with CUDA's text.
@@ -117,7 +141,7 @@ class Device:
             if self.pending:
                 self.drain()
             try:
-                block = self.allocator.allocate(nbytes, self.stream)
+                block = self.allocator.allocate(nbytes, self.stream, self._pool() if self.routes else None)
             except OutOfMemory as error:
                 text = str(error)
                 if self.history is not None:
@@ -138,6 +162,22 @@ class Device:
             raise failed
         finally:
             del failed  # it knows this frame: both, and all callers' tensors, would live until Python looks for cycles
+
+    def _pool(self) -> PrivatePool | None:
+        """The private pool that this thread's allocations are from now."""
+        stream = self.stream
+        return next((pool for covers, pool in reversed(self.routes) if covers(stream)), None)
+
+    def check_capture(self) -> None:
+        """Raise torch.AcceleratorError if this thread may not wait for the GPU, since a graph is being captured."""
+        if self.capture is not None and self.capture.forbids():
+            self.capture.break_off()
+            raise torch.AcceleratorError(NOT_WHILE_CAPTURING + ("" if self.blocking else MAY_BE_LATE))
+
+    def later(self, call: Callable[[], object]) -> None:
+        """Do something with the allocator soon: for finalizers, which may run at any moment, also inside it."""
+        self.departed.append(call)
+        self.pending.append(None)
 
     def empty_cache(self) -> None:
         """Give back what is cached; the driver waits for all kernels first."""
@@ -198,6 +238,7 @@ class Device:
 
     def synchronize(self, stream: int | None = None) -> None:
         """Wait for the kernels of one stream or of all; raises torch.AcceleratorError if one of them has failed."""
+        self.check_capture()
         self.timer.synchronize(stream)
         self.raise_fault()
 

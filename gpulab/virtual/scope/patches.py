@@ -5,6 +5,8 @@ It knows nothing of what it replaces.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 _ABSENT = object()
@@ -14,17 +16,24 @@ class Patches:
     """Replacements in the order they were made; `restore` undoes them in the opposite order."""
 
     def __init__(self) -> None:
-        self._made: list[tuple[Any, str, Any]] = []
+        self._made: list[Callable[[], None]] = []
 
     def set(self, owner: Any, name: str, value: Any) -> None:
         """Replace `owner.name`. What an owner inherits is hidden, not changed, and shows again afterwards."""
-        self._made.append((owner, name, vars(owner).get(name, _ABSENT)))
+        self._made.append(partial(_put_back, owner, name, vars(owner).get(name, _ABSENT)))
         setattr(owner, name, value)
+
+    def undo(self, call: Callable[[], None]) -> None:
+        """What else `restore` has to do, in its turn."""
+        self._made.append(call)
 
     def restore(self) -> None:
         while self._made:
-            owner, name, value = self._made.pop()
-            if value is _ABSENT:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, value)
+            self._made.pop()()
+
+
+def _put_back(owner: Any, name: str, value: Any) -> None:
+    if value is _ABSENT:
+        delattr(owner, name)
+    else:
+        setattr(owner, name, value)

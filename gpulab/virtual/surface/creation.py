@@ -86,7 +86,8 @@ def tensor(data: Any, *, dtype: Any = None, device: Any = None, requires_grad: b
         if device is None or not goes_to_gpu(device):
             pinned = kwargs.pop("pin_memory", False) and not thread.inside
             made = _from_data(data, dtype=dtype, device=device, **kwargs)
-            return (pin_memory(made) if pinned else made).requires_grad_(requires_grad)
+            made = pin_memory(made) if pinned else made
+            return made.requires_grad_() if requires_grad else made  # within torch.func nothing may be asked for
     target = _target(device)
     if isinstance(data, Tensor):
         warnings.warn(
@@ -95,8 +96,8 @@ def tensor(data: Any, *, dtype: Any = None, device: Any = None, requires_grad: b
             stacklevel=2,
         )
         return to(data.detach(), target, dtype or data.dtype, copy=True).requires_grad_(requires_grad)
-    made = _from_data(data, dtype=dtype, device="cpu", **kwargs)
-    return to(made, target).requires_grad_(requires_grad)
+    made = to(_from_data(data, dtype=dtype, device="cpu", **kwargs), target)
+    return made.requires_grad_() if requires_grad else made
 
 
 def _from_data(data: Any, **kwargs: Any) -> Tensor:

@@ -32,17 +32,16 @@ _POOLS = "pools of memory and other allocators"
 _HANDLES = "handles of CUDA's libraries"
 REFUSED = {
     "torch.cuda": {
-        "CUDA graphs": "graph CUDAGraph make_graphed_callables graph_pool_handle",
         _READINGS: "utilization memory_usage temperature power_draw clock_rate",
-        _POOLS: "MemPool use_mem_pool CUDAPluggableAllocator change_current_allocator caching_allocator_disabled",
+        _POOLS: "CUDAPluggableAllocator change_current_allocator caching_allocator_disabled",
         _HANDLES: "current_blas_handle current_solver_handle",
         "streams of other libraries": "ExternalStream get_stream_from_external",
         "green contexts": "GreenContext",
+        "kernels compiled at run time": "_compile_kernel",
     },
     "torch._C": {
         "CUDA graphs": "_cuda_getCheckpointState _cuda_setCheckpointPoolState _acceleratorGraph",
-        _POOLS: "_cuda_beginAllocateToPool _cuda_beginAllocateCurrentStreamToPool _cuda_releasePool _cuda_getAllocator "
-        "_cuda_beginAllocateCurrentThreadToPool _cuda_endAllocateToPool _cuda_changeCurrentAllocator "
+        _POOLS: "_cuda_beginAllocateCurrentStreamToPool _cuda_getAllocator _cuda_changeCurrentAllocator "
         "_cuda_customAllocator _cuda_checkPoolLiveAllocations _cuda_cudaHostAllocator",
         _HANDLES: "_cuda_getCurrentBlasHandle _cuda_getCurrentSolverHandle",
         "streams of other libraries": "_cuda_getStreamFromExternal",
@@ -88,7 +87,6 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
         "_get_device_properties": surface.properties,
         "_get_nvml_device_index": device_index,
         "get_arch_list": lambda: [surface._cuda_getArchFlags()],
-        "is_current_stream_capturing": lambda: False,
         "default_generators": tuple(device.generator for device in gpu.devices),
         "Stream": streams.Stream,
         "Event": streams.CudaEvent,
@@ -99,7 +97,6 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
         patches.set(torch.cuda, name, value)
     patches.set(torch.cuda.streams, "Stream", streams.Stream)
     patches.set(torch.cuda.streams, "Event", streams.CudaEvent)
-    patches.set(torch.cuda.graphs, "is_current_stream_capturing", lambda: False)
     patches.set(torch.backends.cuda, "cufft_plan_cache", _NoPlans())
     patches.set(torch.backends.cuda, "is_built", lambda: True)
     patches.set(torch, "set_default_tensor_type", _default_tensor_type(torch.set_default_tensor_type))
@@ -258,6 +255,3 @@ class _Surface:
     def _cuda_setStream(self, stream_id: int, device_index: int, device_type: int) -> None:
         device = self._device(device_index)
         in_force.thread.device, device.stream = device.index, stream_id
-
-    def _cuda_isCurrentStreamCapturing(self) -> bool:
-        return False

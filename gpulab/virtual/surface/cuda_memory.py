@@ -189,8 +189,10 @@ class Memory:
     def _cuda_isHistoryEnabled(self) -> bool:
         return any(device.history is not None for device in self.gpu.devices)
 
-    def _cuda_memorySnapshot(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        return history.snapshot(self.gpu)
+    def _cuda_memorySnapshot(self, pool: Any = None, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """`pool` is (0, 0) for all, else a private pool's id; newer versions add whether traces are wanted."""
+        id = (0, 0) if pool is None else (pool[0], pool[1])
+        return history.snapshot(self.gpu, None if id == (0, 0) else id)
 
 
 def _nested(flat: dict[str, int]) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
     """Replace what makes process groups and processes as long as `gpu` is in force."""
     import torch.distributed as dist
 
-    child = functools.partial(_in_child, functools.partial(type(gpu), **_recipe(gpu)))
+    child = functools.partial(_in_child, same(gpu))
     patches.set(importlib.import_module(_SPAWNING), "_wrap", child)
     if not dist.is_available():
         return
@@ -145,9 +145,15 @@ def _refuse_shapes(*args: Any, **kwargs: Any) -> Any:
 # -- processes that this one starts ----------------------------------------------------------------------------------
 
 
-def _recipe(gpu: VirtualGPU) -> dict[str, Any]:
-    """What it takes to make the same virtual GPUs in another process."""
-    return {"gpu": gpu.spec.name, "count": gpu.count, "compute": gpu.compute, "mirror": gpu.mirror}
+def same(gpu: VirtualGPU) -> Callable[[], VirtualGPU]:
+    """What makes the same virtual GPUs in another process."""
+    recipe: dict[str, Any] = {"count": gpu.count, "compute": gpu.compute, "mirror": gpu.mirror}
+    return functools.partial(type(gpu), gpu.spec.name, **recipe)
+
+
+def is_child(target: Any) -> bool:
+    """Whether a process's function makes virtual GPUs itself."""
+    return getattr(target, "func", None) is _in_child
 
 
 def _in_child(make: Callable[[], VirtualGPU], *args: Any) -> None:

@@ -18,12 +18,18 @@ from . import (
     cuda,
     device_numbers,
     distributed,
+    flex,
+    graphs,
     host_clock,
     host_shapes,
+    kernels,
+    later,
     moving,
     profiling,
     saving,
     scatter_gather,
+    sharded,
+    sharing,
     storages,
     streams,
     tensors,
@@ -38,6 +44,7 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
     if type(gpu.devices[0].generator) is not streams.Generator:
         in_force.thread.device = 0  # a scope that begins, not one that goes on after an inner one
     cuda.install(gpu, patches)
+    graphs.install(gpu, patches)
     accelerator.install(gpu, patches)
     scatter_gather.install(patches)
     storages.install(patches)
@@ -47,7 +54,9 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
     profiling.install(gpu, patches)
     compiling.install(gpu, patches)
     distributed.install(gpu, patches)
+    sharing.install(gpu, patches)
     host_clock.install(gpu, patches)
+    later.install(patches, sharded.CHANGES | kernels.CHANGES | flex.CHANGES)
     patches.set(torch, "Generator", streams.Generator)
     patches.set(torch._C._nn, "_parse_to", _parse_to)
     patches.set(torch._C, "_group_tensors_by_device_and_dtype", _group)

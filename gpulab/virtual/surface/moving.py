@@ -141,6 +141,9 @@ def move(tensor: Tensor, target: torch.device, dtype: Any, form: Any, non_blocki
         if non_blocking:  # PyTorch then takes pinned memory for it, and does not wait
             copies.pin(storage_of(out), copied=False)
         copies.charge(out, tensor, non_blocking=non_blocking)
+        capture: Any = gpu.device(tensor.device.index).capture
+        if capture is not None and non_blocking:
+            capture.copied(out, tensor)
     gpu.clock.leave()
     return out
 

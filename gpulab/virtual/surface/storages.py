@@ -56,7 +56,7 @@ def install(patches: Patches) -> None:
         patches.set(_Storage, name, value)
 
 
-def _label(storage: Any) -> Label | None:
+def label_of(storage: Any) -> Label | None:
     label = getattr(storage, NAME, None)
     if thread.inside or label is None or label is FLOATING or not label.device.active:
         return None
@@ -89,7 +89,7 @@ def _new(cls: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
 
 
 def _device(self: Any) -> torch.device:
-    label = _label(self)
+    label = label_of(self)
     if label is not None:
         return label.device.name
     found: torch.device = _own_device.__get__(self) if hasattr(_own_device, "__get__") else _own_device
@@ -97,20 +97,20 @@ def _device(self: Any) -> torch.device:
 
 
 def _get_device(self: Any) -> int | None:
-    label = _label(self)
+    label = label_of(self)
     found: int | None = _own["get_device"](self) if label is None else label.device.index
     return found
 
 
 def _data_ptr(self: Any) -> int:
-    label = _label(self)
+    label = label_of(self)
     if label is None:
         return int(_own["data_ptr"](self))
     return 0 if label.block is None else label.block.address
 
 
 def _getitem(self: Any, index: Any) -> Any:
-    label = _label(self)
+    label = label_of(self)
     if label is not None and not label.device.compute:
         raise NoValues("the bytes of a storage: with compute=False the virtual GPU has none")
     _refuse_shape(self, "the bytes of")
@@ -119,7 +119,7 @@ def _getitem(self: Any, index: Any) -> Any:
 
 def _write_file(self: Any, *args: Any) -> None:
     """Pickling writes a GPU's storage itself, without a copy on the host."""
-    label = _label(self)
+    label = label_of(self)
     with_values = shape_of_host(self) is None if label is None else label.device.compute
     _own["_write_file"](self if with_values else zeros(self), *args)
 
@@ -135,14 +135,14 @@ def zeros(storage: Any) -> Any:
 
 
 def _repr(self: Any) -> str:
-    label = _label(self)
+    label = label_of(self)
     if label is None or label.device.compute:
         return str(_own["__repr__"](self))
     return f"...\n[{torch.typename(self)}(device={label.device.name}) of size {len(self)}]"
 
 
 def _clone(self: Any) -> Any:
-    label = _label(self)
+    label = label_of(self)
     if label is None and shape_of_host(self) is not None:
         with backing:
             return host_shapes.shape_of(
@@ -161,14 +161,14 @@ def _on(source: Any, device: Device) -> Any:
         if gpu.compute:
             _own["copy_"](out, source)
     device.put(out)
-    if _label(source) is None:
+    if label_of(source) is None:
         pinned = bool(getattr(source, PINNED, False))
         device.timer.copy(device.stream, source.nbytes(), "to GPU", pinned=pinned, wait=True)
     return out
 
 
 def _cpu(self: Any) -> Any:
-    label = _label(self)
+    label = label_of(self)
     if label is None:
         return _own["cpu"](self)
     label.device.raise_fault()
@@ -186,7 +186,7 @@ def _cpu(self: Any) -> Any:
 
 def _cuda(self: Any, device: Any = None, non_blocking: bool = False) -> Any:
     target = indexed("cuda" if device is None else device)
-    label = _label(self)
+    label = label_of(self)
     if label is not None and label.device.name == target:
         return self
     return _on(self, current().device(target.index))
@@ -202,7 +202,7 @@ def _to(self: Any, *, device: Any, non_blocking: bool = False) -> Any:
 
 
 def _resize(self: Any, size: int) -> Any:
-    label = _label(self)
+    label = label_of(self)
     with backing:
         out = _own["resize_"](self, size)
     if label is not None:
@@ -212,7 +212,7 @@ def _resize(self: Any, size: int) -> Any:
 
 def _copy(self: Any, source: Any, non_blocking: bool | None = None) -> Any:
     _refuse_shape(source, "a copy of the bytes of")
-    if _label(self) is None and _label(source) is None:
+    if label_of(self) is None and label_of(source) is None:
         return _own["copy_"](self, source, non_blocking)
     if not current().compute:
         return self
@@ -222,7 +222,7 @@ def _copy(self: Any, source: Any, non_blocking: bool | None = None) -> Any:
 
 def _is_shared(self: Any) -> bool:
     """CUDA's memory always counts as shared between processes."""
-    return _label(self) is not None or bool(_own["is_shared"](self))
+    return label_of(self) is not None or bool(_own["is_shared"](self))
 
 
 def _share_memory(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -234,7 +234,7 @@ def _is_pinned(self: Any, device: Any = "cuda") -> bool:
 
 
 def _pin(self: Any, device: Any = "cuda") -> Any:
-    if _label(self) is not None:
+    if label_of(self) is not None:
         raise TypeError(f"cannot pin '{torch.typename(self)}' only CPU memory can be pinned")
     _refuse_shape(self, "the bytes of")
     with backing:

@@ -16,6 +16,7 @@ from ..operations import copies
 from ..scope import in_force
 from ..scope.numbering import device_at, device_index, generators
 from ..scope.refusals import NotMirrored
+from . import waits
 
 if TYPE_CHECKING:
     from ..clock.clock import DeviceClock
@@ -71,6 +72,11 @@ class Stream(_OwnStream):  # type: ignore[misc]
 
     def wait_stream(self, stream: Any) -> None:
         other = device_at(stream.device_index).timer
+        recording = other.recording
+        if recording is not None and stream.stream_id in recording.streams:
+            waits.wait(device_at(self.device_index), self.stream_id, recording.mark(stream.stream_id))
+            return
+        waits.check(device_at(self.device_index), self.stream_id)
         device_at(self.device_index).timer.hold(self.stream_id, other.streams.get(stream.stream_id, 0.0))
 
     def record_event(self, event: Event | None = None) -> Event:
@@ -83,7 +89,7 @@ class Stream(_OwnStream):  # type: ignore[misc]
         return _done(timer, timer.streams.get(self.stream_id, 0.0))
 
     def is_capturing(self) -> bool:
-        return False
+        return _captures(device_at(self.device_index).timer, self.stream_id)
 
     def synchronize(self) -> None:
         device_at(self.device_index).synchronize(self.stream_id)
@@ -128,18 +134,28 @@ class Event:
         self.enable_timing = enable_timing
         self._at: float | None = None
         self._timer: DeviceClock | None = None  # of the GPU that it was recorded on
+        self._marks: tuple[Any, int] | None = None  # the capture of a CUDA graph, and its number there
 
     def record(self, stream: Any = None) -> None:
         """Mark what has been given to `stream` (the current one) by now."""
         device = device_at(None if stream is None else stream.device_index)
         self.device, self._timer = device.name, device.timer
-        self._at = device.timer.mark(device.stream if stream is None else stream.stream_id)
+        number = device.stream if stream is None else stream.stream_id
+        recording = device.timer.recording
+        if recording is not None and number in recording.streams:
+            self._at, self._marks = None, (recording, recording.mark(number))
+            return
+        self._at, self._marks = device.timer.mark(number), None
 
     def wait(self, stream: Any = None) -> None:
         """Let what is given to `stream` (the current one) from now on wait for this event."""
-        if self._at is not None:
-            device = device_at(None if stream is None else stream.device_index)
-            device.timer.hold(device.stream if stream is None else stream.stream_id, self._at)
+        device = device_at(None if stream is None else stream.device_index)
+        number = device.stream if stream is None else stream.stream_id
+        if self._marks is not None and self._marks[0] is device.timer.recording:
+            waits.wait(device, number, self._marks[1])
+        elif self._at is not None:
+            waits.check(device, number)
+            device.timer.hold(number, self._at)
 
     def query(self) -> bool:
         """Whether all that it marks is done; True where it marks nothing."""
@@ -147,6 +163,8 @@ class Event:
 
     def synchronize(self) -> None:
         """Wait for what it marks."""
+        if in_force.current is not None:
+            device_at(self.device.index).check_capture()
         if self._timer is not None and self._at is not None:
             self._timer.clock.wait(self._at, "event.synchronize")
         if in_force.current is not None:
@@ -229,6 +247,10 @@ class Generator(_OwnGenerator, metaclass=_AnyGenerator):  # type: ignore[misc]
 
     def __reduce__(self) -> Any:
         return _generator, (self.device, self.get_state())
+
+
+def _captures(timer: DeviceClock, stream: int) -> bool:
+    return timer.recording is not None and stream in timer.recording.streams
 
 
 def _done(timer: DeviceClock, at: float) -> bool:

@@ -1,0 +1,56 @@
+"""Pools of memory of their own, for CUDA graphs and `torch.cuda.MemPool`: no segment of theirs serves anyone else.
+
+A pool lives as long as someone uses it. What is cached in it afterwards is given back with the rest of the cache, or
+when memory runs short (releasePool and release_cached_blocks in c10/cuda/CUDACachingAllocator.cpp).
+"""
+
+from __future__ import annotations
+
+from .blocks import Pool
+
+Id = tuple[int, int]
+
+
+class PrivatePool:
+    """The free blocks of one private pool, by stream. `uses` counts the graphs and pools of Python that hold it."""
+
+    __slots__ = ("id", "large", "small", "uses")
+
+    def __init__(self, id: Id) -> None:
+        self.id = id
+        self.small: dict[int, Pool] = {}
+        self.large: dict[int, Pool] = {}
+        self.uses = 0
+
+    def pools(self) -> list[Pool]:
+        return [*self.large.values(), *self.small.values()]
+
+
+class PrivatePools:
+    """All private pools of one GPU."""
+
+    def __init__(self) -> None:
+        self._used: dict[Id, PrivatePool] = {}
+        self._left: dict[Id, PrivatePool] = {}  # that nobody uses any more
+
+    def use(self, id: Id) -> PrivatePool:
+        """One more user of the pool with this id, which is made if there is none."""
+        pool = self._used.get(id) or self._left.pop(id, None) or PrivatePool(id)
+        self._used[id] = pool
+        pool.uses += 1
+        return pool
+
+    def release(self, id: Id) -> PrivatePool:
+        """One user less."""
+        pool = self._used[id]
+        pool.uses -= 1
+        if not pool.uses:
+            self._left[id] = self._used.pop(id)
+        return pool
+
+    def uses(self, id: Id) -> int:
+        return self._used[id].uses if id in self._used else 0
+
+    def left(self) -> list[Pool]:
+        """The pools of free blocks that may be given back."""
+        return [pool for private in self._left.values() for pool in private.pools()]

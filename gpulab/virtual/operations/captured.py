@@ -1,0 +1,285 @@
+"""What a CUDA graph does with values: the operations of its capture run again, on the same storages.
+
+A graph keeps the bytes of what was made in its capture, not its memory: a tensor that dies during the capture gives its
+block back to the graph's pool. So the bytes of a new storage have two owners: one with the label, which is the
+program's, and one without, which is the graph's. Nothing runs on a GPU during a capture: what is written to that was
+there before is put back at its end, and what is new is zero until the first replay.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from ..clock.graphs import Recording
+from ..scope.in_force import backing
+from ..scope.labels import NAME, Label, storage_of
+from ..scope.refusals import NotMirrored, warn_once
+from . import autocast
+from .results import map_tensors
+
+if TYPE_CHECKING:
+    from ..gpu import VirtualGPU
+    from ..scope.device import Device
+
+Tensor = torch.Tensor
+Compute = Callable[["Device", tuple[Any, ...], dict[str, Any]], Any]
+_Storage: Any = torch.UntypedStorage
+_torch: Any = torch._C
+BYTES = "_gpulab_bytes"  # on the program's storage: the graph's, of the same bytes
+FREED = (
+    "a CUDA graph reads memory that was freed since its capture: on a GPU it would find there whatever lies there now. "
+    "Keep the tensors that a graph reads; here they are zero"
+)
+# They write to what their schema does not name: the running statistics.
+_WRITE = {"aten::native_batch_norm": (3, 4), "aten::cudnn_batch_norm": (3, 4), "aten::miopen_batch_norm": (3, 4)}
+
+
+class Capture:
+    """The operations of one graph; `mode` is that of cudaStreamBeginCapture."""
+
+    def __init__(self, gpu: VirtualGPU, device: Device, recording: Recording, mode: str) -> None:
+        self.gpu, self.device, self.recording = gpu, device, recording
+        self.mode, self.thread = mode, threading.get_ident()
+        self.broken = False
+        self.steps: list[_Step] = []
+        self._own: dict[int, Any] = {}  # the graph's storages
+        self._before: dict[int, tuple[StorageWeakRef, Tensor]] = {}  # what was written to, as it was
+        self._random: Any = device.generator.get_state() if gpu.compute else None
+
+    # -- what the device asks ----------------------------------------------------------------------------------------
+
+    def covers(self, stream: int) -> bool:
+        return stream in self.recording.streams
+
+    def forbids(self) -> bool:
+        return self.mode == "global" or threading.get_ident() == self.thread
+
+    def break_off(self) -> None:
+        self.broken = True
+
+    # -- while it is captured ----------------------------------------------------------------------------------------
+
+    def before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Keep what an operation will write to, if it was there before the capture."""
+        if not self.gpu.compute:
+            return
+        schema = func._schema
+        written = [a.alias_info is not None and a.alias_info.is_write for a in schema.arguments]
+        for place in _WRITE.get(schema.name, ()):
+            written[place] = True
+        values = [*args, *(kwargs.get(a.name) for a in schema.arguments[len(args) :])]
+        for value, into in zip(values, written, strict=True):
+            for tensor in _tensors(value) if into else ():
+                self._keep(tensor)
+
+    def _keep(self, tensor: Tensor) -> None:
+        storage = storage_of(tensor)
+        if storage is None:
+            raise NotMirrored("a sparse tensor in a CUDA graph is not mirrored by the virtual GPU")
+        mine = getattr(storage, BYTES, None)
+        if storage._cdata not in self._before and (mine is None or mine._cdata not in self._own) and storage.nbytes():
+            with backing:
+                self._before[storage._cdata] = StorageWeakRef(storage), _bytes(storage).clone()
+
+    def note(
+        self, compute: Compute, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, *, live: bool = False
+    ) -> Any:
+        """An operation that has run: its results on storages that the graph shares.
+
+        `compute` gives its results again. Tensors of the host are taken as they are now, unless a copy of them is what
+        goes into the graph (`live`).
+        """
+        if not self.gpu.compute:
+            return out
+        given = {storage._cdata for t in _tensors((args, tuple(kwargs.values()))) if (storage := storage_of(t))}
+        with backing:
+            found: Any = map_tensors(lambda t: _Place(self._operand(t, live)), (args, kwargs))  # type: ignore[arg-type,return-value]
+            shared: dict[int, Any] = {}
+            targets: list[Tensor | None] = []
+
+            def share(tensor: Tensor) -> Tensor:
+                storage = storage_of(tensor)
+                if storage is None:
+                    raise NotMirrored("a sparse tensor in a CUDA graph is not mirrored by the virtual GPU")
+                if storage._cdata in given or not storage.nbytes() or getattr(storage, NAME, None) is None:
+                    targets.append(None)
+                    return tensor
+                if storage._cdata not in shared:
+                    shared[storage._cdata] = self._share(storage)
+                targets.append(tensor)
+                return _on(shared[storage._cdata], tensor)
+
+            out = map_tensors(share, out)
+        self.steps.append(_Step(compute, found[0], found[1], targets))
+        return out
+
+    def copied(self, into: Tensor, source: Tensor) -> None:
+        """A copy that no operation makes: from the GPU to pinned memory."""
+        self.note(lambda device, args, kwargs: args[0].copy_(args[1]), (into, source), {}, None, live=True)
+
+    def _share(self, storage: Any) -> Any:
+        """The program's storage of the bytes of one that is new, with its label."""
+        alias = _alias(storage)
+        setattr(alias, NAME, getattr(storage, NAME))
+        setattr(storage, NAME, None)
+        setattr(alias, BYTES, storage)
+        self._own[storage._cdata] = storage
+        return alias
+
+    def _operand(self, tensor: Tensor, live: bool) -> _Operand:
+        storage = storage_of(tensor)
+        if storage is None:
+            raise NotMirrored("a sparse tensor in a CUDA graph is not mirrored by the virtual GPU")
+        mine = getattr(storage, BYTES, None)
+        if mine is not None:  # of this graph, or of another, whose pool lasts
+            return _Operand(_on(mine, tensor), None, None)
+        if getattr(storage, NAME, None) is None:  # the host's
+            return _Operand(tensor if live else tensor.clone(), None, None)
+        return _Operand(None, StorageWeakRef(storage), _Layout.of(tensor))
+
+    def end(self) -> None:
+        """Nothing of it has happened."""
+        if not self.gpu.compute:
+            return
+        with backing, torch.no_grad():
+            for storage in self._own.values():
+                _bytes(storage).zero_()
+            for reference, values in self._before.values():
+                storage = _Storage._new_with_weak_ptr(reference.cdata)
+                if storage is not None:
+                    _bytes(storage).copy_(values)
+            self.device.generator.set_state(self._random)
+        self._before.clear()
+        if self.broken:
+            self.steps.clear()
+
+    # -- afterwards --------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Compute all of it again."""
+        quiet: Any = _Quiet(self.device)
+        with backing, torch.inference_mode(), autocast.below():
+            for step in self.steps:
+                step.run(self.gpu, quiet)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """An operand in the place of a tensor."""
+
+    operand: _Operand
+
+
+@dataclass(frozen=True)
+class _Operand:
+    """A tensor of the graph or of the host, or where one of the program's lies: what is freed it does not keep."""
+
+    tensor: Tensor | None
+    storage: StorageWeakRef | None
+    layout: _Layout | None
+
+    def find(self, gpu: VirtualGPU) -> Tensor:
+        if self.tensor is not None:
+            return self.tensor
+        assert self.storage is not None
+        assert self.layout is not None
+        storage = _Storage._new_with_weak_ptr(self.storage.cdata)
+        if storage is None:
+            warn_once(gpu.told, FREED)
+            return torch.zeros(self.layout.size, dtype=self.layout.dtype, device="cpu")
+        return self.layout.on(_alias(storage) if storage.nbytes() else storage)
+
+
+@dataclass(frozen=True)
+class _Step:
+    compute: Compute
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    targets: list[Tensor | None]
+
+    def run(self, gpu: VirtualGPU, device: Device) -> None:
+        args, kwargs = _filled(gpu, self.args), _filled(gpu, self.kwargs)
+        out = self.compute(device, args, kwargs)
+        for target, value in zip(self.targets, _tensors(out), strict=True) if self.targets else ():
+            if target is not None and target._cdata != value._cdata:
+                target.copy_(value)
+
+
+class _Quiet:
+    """A GPU on which nothing takes memory or time: all that a replay takes was settled by the capture."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._device, name)
+
+    def allocate(self, nbytes: int) -> Label:
+        return Label(self._device, None, nbytes)
+
+    def put(self, storage: Any) -> None:
+        """It stays without a label."""
+
+    def touch(self, sizes: Any) -> None:
+        """It is in the graph's pool."""
+
+
+def _filled(gpu: VirtualGPU, tree: Any) -> Any:
+    if isinstance(tree, _Place):
+        return tree.operand.find(gpu)
+    if isinstance(tree, dict):
+        return {key: _filled(gpu, value) for key, value in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(_filled(gpu, item) for item in tree)
+    return tree
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    if isinstance(tree, Tensor):
+        return [tree]
+    return [t for item in tree for t in _tensors(item)] if isinstance(tree, (list, tuple)) else []
+
+
+def _bytes(storage: Any) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+def _alias(storage: Any) -> Any:
+    """Another storage of the same bytes, which keeps them."""
+    return _torch._from_dlpack(_torch._to_dlpack(_bytes(storage))).untyped_storage()
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """How a tensor lies on its storage."""
+
+    dtype: torch.dtype
+    offset: Any
+    size: torch.Size
+    stride: tuple[int, ...]
+    conjugate: bool
+    negative: bool
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> _Layout:
+        return cls(
+            tensor.dtype, tensor.storage_offset(), tensor.size(), tensor.stride(), tensor.is_conj(), tensor.is_neg()
+        )
+
+    def on(self, storage: Any) -> Tensor:
+        """A tensor that lies so on another storage."""
+        plain: Any = torch.empty(0, dtype=self.dtype, device="cpu")
+        out: Tensor = plain.set_(storage, self.offset, self.size, self.stride)
+        out = out.conj() if self.conjugate else out
+        return torch._neg_view(out) if self.negative else out
+
+
+def _on(storage: Any, like: Tensor) -> Tensor:
+    """A tensor that lies on `storage` as `like` does on its own."""
+    return _Layout.of(like).on(storage)

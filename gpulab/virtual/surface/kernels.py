@@ -1,0 +1,99 @@
+"""Programs for a GPU's own cores, which a virtual GPU has not: Triton's kernels, and extensions in CUDA's C++.
+
+They are refused by name where they are launched or compiled. Triton's interpreter (TRITON_INTERPRET=1) runs its kernels
+on the host's memory, and that works.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from ..scope.labels import device_of
+from ..scope.patches import Patches
+from ..scope.refusals import NotMirrored
+
+
+def triton(module: ModuleType, patches: Patches) -> None:
+    """`triton.runtime.jit`."""
+    patches.set(module.KernelInterface, "__getitem__", _subscripted(module.KernelInterface.__getitem__))
+    patches.set(module.JITFunction, "run", _refusing(module.JITFunction.run))
+
+
+def _subscripted(own: Callable[..., Any]) -> Callable[..., Any]:
+    """`kernel[grid]`, also of a kernel with an autotuner around it, which asks the driver before it launches."""
+
+    @functools.wraps(own)
+    def __getitem__(self: Any, grid: Any) -> Any:
+        launch = own(self, grid)
+        return launch if _interpreted(self) else functools.partial(_launch, self, launch)
+
+    return __getitem__
+
+
+def _launch(kernel: Any, launch: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    _refuse(kernel, (*args, *kwargs.values()))
+    return launch(*args, **kwargs)
+
+
+def _refusing(own: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(own)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _refuse(self, (*args, *kwargs.values()))
+        return own(self, *args, **kwargs)
+
+    return run
+
+
+def _inner(kernel: Any) -> Any:
+    """The function that was written, without what stands around it."""
+    while hasattr(kernel, "fn"):
+        kernel = kernel.fn
+    return kernel
+
+
+def _interpreted(kernel: Any) -> bool:
+    while hasattr(kernel, "fn"):
+        if type(kernel).__name__ == "InterpretedFunction":
+            return True
+        kernel = kernel.fn
+    return False
+
+
+def _refuse(kernel: Any, arguments: Iterable[Any]) -> None:
+    for item in arguments:
+        tensor = item if isinstance(item, torch.Tensor) else getattr(item, "base", None)  # of a descriptor
+        if isinstance(tensor, torch.Tensor) and device_of(tensor) is not None:
+            name = getattr(_inner(kernel), "__name__", "?")
+            raise NotMirrored(
+                f"{name}, a kernel of @triton.jit, is not mirrored by the virtual GPU, which runs PyTorch's operations "
+                "only. Its interpreter works: TRITON_INTERPRET=1, set before triton is imported"
+            )
+
+
+def extensions(module: ModuleType, patches: Patches) -> None:
+    """`torch.utils.cpp_extension`: what compiles at run time, for `load` and `load_inline`."""
+    own = module._jit_compile
+    signature = inspect.signature(own)
+
+    @functools.wraps(own)
+    def _jit_compile(*args: Any, **kwargs: Any) -> Any:
+        call = signature.bind(*args, **kwargs).arguments
+        sources = call.get("sources", ())
+        sources = [sources] if isinstance(sources, str) else sources
+        if call.get("with_cuda") or any(str(source).endswith((".cu", ".cuh")) for source in sources):
+            raise NotMirrored(
+                f"{call['name']}, an extension with CUDA sources, is not mirrored by the virtual GPU, which runs "
+                "PyTorch's operations only"
+            )
+        return own(*args, **kwargs)
+
+    patches.set(module, "_jit_compile", _jit_compile)
+
+
+CHANGES = {"triton.runtime.jit": triton, "torch.utils.cpp_extension": extensions}
