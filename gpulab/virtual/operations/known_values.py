@@ -2,7 +2,8 @@
 
 Positions, masks and the like decide which way a program goes. So such tensors, made on the GPU or copied from the host,
 have a shadow with their values, on their storage; what is computed from them alone is computed for them, too. Anything
-else that writes to a storage takes its shadow away. Of floating-point numbers only what makes masks is followed.
+else that writes to a storage takes its shadow away. Of floating-point numbers only masks and single ones
+are followed.
 
 What nobody knows is an ordinary number where a program asks: is the loss nan, is it smaller than the best so far? It is
 finite, positive and unlike any that it is compared with; the answer is on the result's storage, one for all elements.
@@ -200,8 +201,11 @@ def _small(tensor: Tensor) -> bool:
 
 
 def _masks(func: Any, tensor: Tensor, args: tuple[Any, ...]) -> bool:
-    """Whether this may be a mask of floating-point numbers; weights, data and activations are not followed."""
-    if func._schema.name not in _MASKING or tensor.dtype not in _MASKS or tensor.dim() < 2 or not _fits(tensor):
+    """Whether this may be a mask of floating-point numbers, or is one number such as the best loss so far.
+
+    Weights, data and activations are not followed.
+    """
+    if func._schema.name not in _MASKING or tensor.dtype not in _MASKS or tensor.dim() == 1 or not _fits(tensor):
         return False
     if getattr(storage_of(tensor), NAME, None) is None:
         return False
@@ -211,7 +215,7 @@ def _masks(func: Any, tensor: Tensor, args: tuple[Any, ...]) -> bool:
         return True
     if getattr(storage_of(args[0]), NAME, None) is not None:
         return func._schema.name == "aten::where" or value(args[0]) is not None
-    return _says_yes_or_no(args[0])
+    return not tensor.dim() or _says_yes_or_no(args[0])
 
 
 def _says_yes_or_no(tensor: Tensor) -> bool:
