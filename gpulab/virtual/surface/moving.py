@@ -207,7 +207,10 @@ def pin_memory(self: Tensor, device: Any = None) -> Tensor:
     clock = current().clock
     clock.enter()
     with backing:
-        out = self.clone() if host_shapes.label_of(self) is None else host_shapes.shape_of(self.to("meta"), "pin_memory")
+        if host_shapes.label_of(self) is None:
+            out = self.clone()
+        else:
+            out = host_shapes.shape_of(self.to("meta"), "pin_memory")
     clock.leave()
     copies.pin(storage_of(out), copied=True)
     return out
