@@ -10,10 +10,11 @@ from __future__ import annotations
 import contextvars
 import ctypes
 import functools
-import sys
+import importlib
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from .processor import FairClock, thread_seconds
 
@@ -22,6 +23,7 @@ _POLITE_SECONDS = 0.2
 _END_SECONDS = 1.0
 _PAUSE = 0.002  # between two exceptions
 _DEPTH = 20
+_imports: Any = importlib._bootstrap  # type: ignore[attr-defined]
 _raise_in = ctypes.PYFUNCTYPE(None, ctypes.c_ulong, ctypes.py_object)(("PyThreadState_SetAsyncExc", ctypes.pythonapi))
 _calm = ctypes.PYFUNCTYPE(None, ctypes.c_ulong, ctypes.c_void_p)(("PyThreadState_SetAsyncExc", ctypes.pythonapi))
 
@@ -67,13 +69,16 @@ class Worker:
         return self._done.is_set()
 
     def importing(self) -> bool:
-        """Whether the thread is within an import just now."""
-        frame = sys._current_frames().get(self.thread.ident or 0)
-        while frame is not None:
-            if frame.f_code.co_filename.startswith("<frozen importlib"):
-                return True
-            frame = frame.f_back
-        return False
+        """Whether the thread is within an import just now, or waits for another thread's.
+
+        Its frames would tell too, but who looks at one that returns keeps what was in it: then tensors die late, and
+        the memory that is being measured is another.
+        """
+        thread = self.thread.ident
+        if thread is None:
+            return False
+        locks = [reference() for reference in list(_imports._module_locks.values())]
+        return bool(_imports._blocking_on.get(thread)) or any(getattr(lock, "owner", None) == thread for lock in locks)
 
     def end(self, *, for_imports: float = IMPORT_SECONDS) -> bool:
         """See the thread to its end, raising `TimeUp` in it until then; False when that is in vain: for a second in
@@ -83,7 +88,7 @@ class Worker:
         as it is caught, which strikes in the handler, and so on outwards. (Python 3.12 takes the jump at the end of a
         handler for a part of the try: there a loop with `except: pass` may go on.)
 
-        An import is waited for, `for_imports` seconds long. Between the look at the thread's frames and the exception
+        An import is waited for, `for_imports` seconds long. Between the look at the import's locks and the exception
         it does not run: Python gives another thread its turn after 5 ms, and this one has only just got it.
         """
         self._dropped = True

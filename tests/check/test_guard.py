@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import warnings
+import weakref
 
 import numpy as np
 import pytest
@@ -369,6 +370,27 @@ def test_time_in_an_import_does_not_count(short_limit, short_idle, slow_module):
         patch.setattr(guard._Watch, "over", over)
         outcome = run(lambda: importlib.import_module(name).whole)
     assert (outcome.value, outcome.over) == (2, "")
+
+
+def test_to_look_at_a_call_keeps_nothing_of_it_alive():
+    """What a function of the student's held is gone when it returns: its memory may be measured."""
+    late = []
+
+    def holds():
+        held = threading.Event()
+        return weakref.ref(held)
+
+    def calls():
+        for _ in range(20_000):
+            if holds()() is not None:
+                late.append("still there")
+
+    looked = worker.Worker(calls)
+    looked.start()
+    while not looked.wait(0):
+        looked.importing()
+    assert looked.error is None
+    assert late == []
 
 
 @pytest.mark.parametrize("slow_module", WAITS, indirect=True)

@@ -195,6 +195,23 @@ def test_one_who_sleeps_between_the_questions_gets_on(ticking):
         assert clock.host - before == pytest.approx(counted + US)
 
 
+def test_of_a_pause_that_was_asked_for_counts_what_was_asked_for(ticking):
+    make, pass_ = ticking
+    clock = make()
+    clock.ignores_own = True
+    clock.ask()
+    for pause in (0.0006, 0.5, 0.030, 0.0005):  # a busy machine wakes up late
+        before = clock.host
+        pass_(pause)
+        clock.slept(0.0005)
+        clock.ask()
+        assert clock.host - before == pytest.approx(0.0005 + US)
+    operation(clock, pass_, 1.0)
+    before = clock.host
+    clock.slept(0.5)  # between operations it is the program's own time, which is left out
+    assert clock.host == before
+
+
 def test_a_short_pause_beside_an_operation_is_the_launch_that_the_model_knows(ticking):
     make, pass_ = ticking
     clock = make()

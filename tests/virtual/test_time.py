@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils import benchmark
 
 from gpulab import VirtualGPU
+from gpulab.virtual.surface import host_clock
 
 US = 1e-6
 
@@ -82,6 +83,18 @@ def test_asking_again_and_again_comes_to_an_end(gpu):
     while not torch.cuda.current_stream().query():
         asked += 1
         assert asked < 200_000
+
+
+def test_so_it_does_for_one_who_sleeps_in_between_on_a_busy_machine(gpu, monkeypatch):
+    monkeypatch.setattr(host_clock, "_own_sleep", lambda seconds: None)  # it takes as long as it takes
+    gpu.clock.ignores_own = True
+    _, end = events()
+    sleep(500)
+    end.record()
+    before = time.perf_counter()
+    while not end.query():
+        time.sleep(0.01)
+    assert 0.5 <= time.perf_counter() - before < 0.52
 
 
 def test_without_waiting_a_timer_of_python_sees_the_launch_only(gpu):
@@ -498,11 +511,13 @@ def test_a_copy_that_changes_the_dtype_does_it_on_the_host_or_with_non_blocking_
 
 
 def test_timeit_shows_the_launch_and_not_what_the_values_take_here():
-    with VirtualGPU("T4"):
+    with VirtualGPU("T4") as gpu:
+        gpu.clock.ignores_own = True
         a = torch.zeros(2048, 2048, device="cuda")
         kept = []
-        assert timeit.Timer(lambda: kept.append(a @ a)).timeit(3) < 0.1  # the values take longer here
-        assert timeit.timeit(lambda: kept.append(a @ a), number=3) < 0.1  # the values take longer here
+        timeit.timeit(lambda: kept.append(a @ a), number=1)  # the first one loads cuBLAS
+        assert timeit.Timer(lambda: kept.append(a @ a)).timeit(3) < 1000 * US  # the values take longer here
+        assert timeit.timeit(lambda: kept.append(a @ a), number=3) < 1000 * US
         assert timeit.timeit(torch.cuda.synchronize, number=1) > 300 * US
 
 

@@ -88,6 +88,7 @@ class Clock:
         self._began = self._last = real()  # until `_last` the host's own time is accounted for
         self._after_operation = False
         self._asked, self._asked_after = False, 0.0  # the host's last call was a question, and the pause before it
+        self._asker = 0  # the thread that asked it
         self._inside, self._thread = False, 0  # whether a thread is doing a GPU's work, and which
         self._shown = 0.0
 
@@ -165,6 +166,7 @@ class Clock:
 
         With `ignores_own`, a pause counts up to twice the one before it (from LAUNCHING up): a program that sleeps
         between its questions gets on, and one that does not is not charged for what else this machine had to do.
+        Of a pause that it makes with `time.sleep` counts what it asked for (`slept`).
         """
         if self._asked:
             now = real()
@@ -174,7 +176,13 @@ class Clock:
         else:
             self._asked_after = 0.0
         self.call()
-        self._asked = True
+        self._asked, self._asker = True, get_ident()
+
+    def slept(self, seconds: float) -> None:
+        """This thread has slept, having asked for so much; with `ignores_own` that counts between two questions."""
+        if self.ignores_own and self._asked and self._asker == get_ident():
+            self.host += seconds
+            self._last = real()
 
     def perf_counter(self) -> float:
         """What `time.perf_counter` answers: the host's own time, and the modelled time of launches and waits."""

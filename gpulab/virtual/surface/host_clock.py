@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from ..gpu import VirtualGPU
 
 
+_own_sleep = time.sleep
+
+
 def install(gpu: VirtualGPU, patches: Patches) -> None:
     """Replace the functions for as long as `gpu` is in force."""
     clock = gpu.clock
@@ -31,6 +34,12 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
         """`time.perf_counter_ns`."""
         return round(clock.perf_counter() * 1e9)
 
+    def sleep(seconds: float, /) -> None:
+        """`time.sleep`."""
+        _own_sleep(seconds)
+        clock.slept(seconds)
+
+    patches.set(time, "sleep", sleep)
     patches.set(time, "perf_counter", clock.perf_counter)
     patches.set(time, "perf_counter_ns", perf_counter_ns)
     patches.set(timeit, "default_timer", clock.perf_counter)
