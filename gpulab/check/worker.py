@@ -23,7 +23,7 @@ _POLITE_SECONDS = 0.2
 _END_SECONDS = 1.0
 _PAUSE = 0.002  # between two exceptions
 _DEPTH = 20
-_imports: Any = importlib._bootstrap  # type: ignore[attr-defined]
+_imports: Any = importlib._bootstrap
 _raise_in = ctypes.PYFUNCTYPE(None, ctypes.c_ulong, ctypes.py_object)(("PyThreadState_SetAsyncExc", ctypes.pythonapi))
 _calm = ctypes.PYFUNCTYPE(None, ctypes.c_ulong, ctypes.c_void_p)(("PyThreadState_SetAsyncExc", ctypes.pythonapi))
 
