@@ -29,7 +29,8 @@ class Shortage:
     """The numbers of one failed allocation, in bytes.
 
     `requested` is what was asked for, `tried` the segment that was to be taken for it; `process` counts the context
-    and all reserved memory; `allowed` is None without a memory fraction.
+    and all reserved memory; `allowed` is None without a memory fraction. What is free in private pools (`private`)
+    PyTorch counts as allocated in its text.
     """
 
     device: int
@@ -42,23 +43,28 @@ class Shortage:
     reserved: int
     allowed: int | None
     expandable_segments: bool
+    private: int = 0
 
     @property
     def unallocated(self) -> int:
-        """Reserved by PyTorch and not allocated."""
-        return self.reserved - self.allocated
+        """Reserved by PyTorch and not allocated, nor in a private pool."""
+        return self.reserved - self.allocated - self.private
 
     def text(self) -> str:
         """PyTorch's sentence."""
         if self.requested >= 1 << 60:
             return "CUDA out of memory. Tried to allocate more than 1EB memory."
+        private = ""
+        if self.private:
+            private = f"with {format_size(self.private)} allocated in private pools (e.g., CUDA Graphs), "
         allowed = "" if self.allowed is None else f"{format_size(self.allowed)} allowed; "
         return (
             f"CUDA out of memory. Tried to allocate {format_size(self.tried)}. GPU {self.device} has a total capacity"
             f" of {format_size(self.total)} of which {format_size(self.free)} is free. Including non-PyTorch memory,"
             f" this process has {format_size(self.process)} memory in use. {allowed}Of the allocated memory"
-            f" {format_size(self.allocated)} is allocated by PyTorch, and {format_size(self.unallocated)} is reserved"
-            f" by PyTorch but unallocated.{_ADDRESS_SPACE if self.expandable_segments else _FRAGMENTATION}"
+            f" {format_size(self.allocated + self.private)} is allocated by PyTorch, {private}and"
+            f" {format_size(self.unallocated)} is reserved by PyTorch but unallocated."
+            f"{_ADDRESS_SPACE if self.expandable_segments else _FRAGMENTATION}"
         )
 
 

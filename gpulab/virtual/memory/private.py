@@ -51,6 +51,10 @@ class PrivatePools:
     def uses(self, id: Id) -> int:
         return self._used[id].uses if id in self._used else 0
 
+    def all(self) -> list[Pool]:
+        """The pools of free blocks of all of them."""
+        return [pool for private in (*self._used.values(), *self._left.values()) for pool in private.pools()]
+
     def left(self) -> list[Pool]:
         """The pools of free blocks that may be given back."""
         return [pool for private in self._left.values() for pool in private.pools()]

@@ -47,7 +47,7 @@ class Segments:
         self._small: dict[int, Pool] = {}  # stream -> pool
         self._large: dict[int, Pool] = {}
         self.private = PrivatePools()
-        self.captures = 0  # CUDA graphs that are being captured: nothing may be given back meanwhile
+        self.captures = 0  # graphs that are being captured, and pools in use: nothing is given back meanwhile
         self._expandable: dict[Pool, Expandable] = {}
         self._expands = settings.expandable_segments
         self._large_segment = settings.large_segment_size_mb * MiB
@@ -226,6 +226,7 @@ class Segments:
             reserved=self.statistics.current("reserved_bytes"),
             allowed=self._allowed,
             expandable_segments=self._expands,
+            private=sum(block.size for pool in self.private.all() for block in pool.blocks),
         )
 
 

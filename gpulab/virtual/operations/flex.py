@@ -259,8 +259,7 @@ def no_mask(query: Tensor, own: Callable[[], Any]) -> Any:
         return own()
     with backing:
         made = own()
-    for name in made._TENSOR_ATTRS:
-        tensor = getattr(made, name, None)
-        if tensor is not None:
+    for tensor in vars(made).values():
+        if isinstance(tensor, Tensor):
             setattr(storage_of(tensor), NAME, Label(device, None, tensor.nbytes))
     return made

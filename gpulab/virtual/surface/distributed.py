@@ -1,7 +1,7 @@
 """Process groups over virtual GPUs: who asks for NCCL gets Gloo underneath, and the answers say NCCL.
 
 Each rank is a process with GPUs of its own; collectives move values between hosts' memories and take no device memory.
-Processes that `torch.multiprocessing.spawn` starts get the same virtual GPUs. FSDP is not mirrored.
+Processes that `torch.multiprocessing.spawn` starts get the same virtual GPUs. Sharded tensors are refused (`sharded`).
 """
 
 from __future__ import annotations

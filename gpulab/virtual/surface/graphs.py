@@ -296,6 +296,7 @@ def _begin(index: int, id: Any) -> None:
     with device.lock:
         private = device.allocator.private.use(tuple(id))
         device.routes.append((lambda stream: threading.get_ident() == thread, private))
+        device.allocator.captures += 1  # PyTorch counts it among them
 
 
 def _end(index: int, id: Any) -> None:
@@ -304,6 +305,7 @@ def _end(index: int, id: Any) -> None:
         for place in reversed(range(len(device.routes))):
             if device.routes[place][1].id == tuple(id):
                 del device.routes[place]
+                device.allocator.captures -= 1
                 return
 
 
