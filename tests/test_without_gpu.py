@@ -27,7 +27,10 @@ def surroundings():
     )  # fmt: skip
 
 
-PLAIN = surroundings()
+@pytest.fixture(autouse=True)
+def plain():
+    """The same before the test's scope; libraries replace functions for good (Lightning does `torch.compile`)."""
+    return surroundings()
 
 
 def in_thread(run):
@@ -39,10 +42,10 @@ def in_thread(run):
     return found[0]
 
 
-def test_in_the_block_pytorch_is_as_it_is_without_gpulab(gpu):
+def test_in_the_block_pytorch_is_as_it_is_without_gpulab(gpu, plain):
     inside = surroundings()
     with gpulab.without_gpu():
-        assert surroundings() == PLAIN
+        assert surroundings() == plain
         assert torch.cuda.is_available() == HERE
         made = torch.ones(1000, 1000)
     assert made.sum().item() == 1e6
@@ -54,36 +57,36 @@ def test_in_the_block_pytorch_is_as_it_is_without_gpulab(gpu):
     del kept
 
 
-def test_without_a_virtual_gpu_nothing_changes():
+def test_without_a_virtual_gpu_nothing_changes(plain):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with gpulab.without_gpu():
-            assert surroundings() == PLAIN
+            assert surroundings() == plain
             with VirtualGPU("L4") as inner:  # nothing of it is left for the end of the block
                 assert torch.cuda.is_available()
                 assert in_force.current is inner
-    assert surroundings() == PLAIN
+    assert surroundings() == plain
 
 
-def test_blocks_nest(gpu):
+def test_blocks_nest(gpu, plain):
     with gpulab.without_gpu():
         with gpulab.without_gpu():
-            assert surroundings() == PLAIN
-        assert surroundings() == PLAIN
+            assert surroundings() == plain
+        assert surroundings() == plain
     assert in_force.current is gpu
     assert not in_force.suspended
 
 
-def test_scopes_nest_around_it_and_within_it(gpu):
+def test_scopes_nest_around_it_and_within_it(gpu, plain):
     with VirtualGPU("L4") as inner:
         with gpulab.without_gpu():
-            assert surroundings() == PLAIN
+            assert surroundings() == plain
             with VirtualGPU("H100") as within:
                 assert torch.cuda.get_device_name() == within.spec.product
                 with gpulab.without_gpu():
-                    assert surroundings() == PLAIN
+                    assert surroundings() == plain
                 assert in_force.current is within
-            assert surroundings() == PLAIN
+            assert surroundings() == plain
         assert in_force.current is inner
     assert in_force.current is gpu
 
@@ -217,12 +220,12 @@ def test_it_holds_for_all_threads(gpu):
     assert in_thread(lambda: torch.ones(3, device="cuda").device) == torch.device("cuda:0")
 
 
-def test_a_watched_thread_is_watched_again(gpu):
+def test_a_watched_thread_is_watched_again(gpu, plain):
     def work():
         with gpulab.without_gpu():
-            plain = surroundings() == PLAIN
+            as_before = surroundings() == plain
         kept.append(torch.ones(MiB, device="cuda"))
-        return plain, in_force.thread.watched
+        return as_before, in_force.thread.watched
 
     kept = []
     assert in_thread(work) == (True, True)
@@ -230,7 +233,7 @@ def test_a_watched_thread_is_watched_again(gpu):
     assert in_force.thread.watched
 
 
-def test_of_blocks_that_overlap_in_two_threads_the_last_brings_the_gpu_back(gpu):
+def test_of_blocks_that_overlap_in_two_threads_the_last_brings_the_gpu_back(gpu, plain):
     entered, leave = threading.Event(), threading.Event()
     found = []
 
@@ -238,19 +241,20 @@ def test_of_blocks_that_overlap_in_two_threads_the_last_brings_the_gpu_back(gpu)
         with gpulab.without_gpu():
             entered.set()
             leave.wait()
-            found.append(surroundings() == PLAIN)
+            found.append(surroundings() == plain)
         found.append(torch.ones(3, device="cuda").device.type)
 
     thread = threading.Thread(target=other)
-    with_first = gpulab.without_gpu()
     thread.start()
     entered.wait()
-    with with_first:
-        assert surroundings() == PLAIN
-    assert in_force.current is None  # the other thread is in its block yet
-    assert torch.cuda.is_available() == HERE
-    leave.set()
-    thread.join()
+    try:
+        with gpulab.without_gpu():
+            assert surroundings() == plain
+        assert in_force.current is None  # the other thread is in its block yet
+        assert torch.cuda.is_available() == HERE
+    finally:
+        leave.set()
+        thread.join()
     assert found == [True, "cuda"]
     assert in_force.current is gpu
     assert torch.ones(3, device="cuda").device.type == "cuda"
@@ -267,7 +271,7 @@ def test_a_gpu_cannot_end_while_it_is_out_of_sight():
     assert in_force.current is None
 
 
-def test_one_that_outlasts_the_block_is_told(gpu):
+def test_one_that_outlasts_the_block_is_told(gpu, plain):
     with (
         pytest.raises(RuntimeError, match=r"L4.* was started within a block without .*T4.* and outlasts it"),
         gpulab.without_gpu(),
@@ -275,14 +279,14 @@ def test_one_that_outlasts_the_block_is_told(gpu):
         left = VirtualGPU("L4").start()
     assert in_force.current is left
     left.stop()
-    assert surroundings() == PLAIN
+    assert surroundings() == plain
 
 
-def test_setup_is_not_for_such_a_block():
+def test_setup_is_not_for_such_a_block(plain):
     here = gpulab.setup("T4")
     try:
         with gpulab.without_gpu():
-            assert surroundings() == PLAIN
+            assert surroundings() == plain
             for change in (lambda: gpulab.setup("L4"), here.close):
                 with pytest.raises(RuntimeError, match="within a block without <VirtualGPU T4"):
                     change()
@@ -291,4 +295,4 @@ def test_setup_is_not_for_such_a_block():
         here.close()
         gc.collect()
     assert machine._gpu is None
-    assert surroundings() == PLAIN
+    assert surroundings() == plain
