@@ -75,6 +75,29 @@ def test_so_is_each_of_many(shape, asked, answer):
     assert bool(asked(torch.randn(shape, device="cuda"))) is answer
 
 
+def test_what_one_side_decides_is_known():
+    """How `generate` of transformers finds the end of what it writes."""
+    ended = torch.isin(torch.randn(2, 5, device="cuda").argmax(-1), torch.tensor([4], device="cuda"))
+    full = torch.ones(2, dtype=torch.bool, device="cuda")
+    done = torch.zeros(2, dtype=torch.bool, device="cuda") | full | ended
+    left = torch.ones(2, dtype=torch.long, device="cuda") & ~done
+    assert left.max() == 0
+    assert not (ended & ~full).any()
+    with pytest.raises(NoValues):
+        bool((ended | ~full).any())
+
+
+def test_so_many_numbers_are_counted_as_were_expected():
+    words = torch.randn(9, 5, device="cuda").argmax(-1)
+    before = torch.cuda.memory_allocated()
+    counts = torch.bincount(words, minlength=200)
+    assert (counts.shape, counts.dtype, counts.device.type) == ((200,), torch.int64, "cuda")
+    assert torch.cuda.memory_allocated() - before == 2048
+    assert torch.bincount(words, torch.ones(9, device="cuda"), minlength=5).dtype is torch.float32
+    with pytest.raises(NoValues):
+        torch.bincount(words)
+
+
 def test_data_copied_from_the_host_is_asked_too():
     y = torch.randint(0, 10, (512, 512)).to("cuda")  # more than are followed
     assert not (y.int() < 0).any()

@@ -367,7 +367,9 @@ def _known_or_not(gpu: VirtualGPU, device: Device, func: Any, args: tuple[Any, .
     """Without values: the answer where it follows from constants, with the shape that it then has."""
     found = known_values.compute(func, args, kwargs)
     if found is None:
-        return shapes_only.unknown_value(gpu, func, args)
+        out = shapes_only.unknown_value(gpu, func, _by_place(func, args, kwargs))
+        place(device, out)
+        return out
     with backing:
         shapes = map_tensors(lambda t: t.to("meta"), found)
     place(device, shapes)

@@ -32,7 +32,20 @@ _COMPARISONS = {"lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": o
 _OF_TWO = {"logical_and": operator.and_, "bitwise_and": operator.and_, "mul": operator.and_,
            "logical_or": operator.or_, "bitwise_or": operator.or_, "logical_xor": operator.xor,
            "bitwise_xor": operator.xor}  # fmt: skip
-_OF_ALL = {"any", "all", "amax", "amin", "clone", "_to_copy", "logical_not", "bitwise_not", "sum", "count_nonzero"}
+_OF_ALL = {
+    "any",
+    "all",
+    "amax",
+    "amin",
+    "max",
+    "min",
+    "clone",
+    "_to_copy",
+    "logical_not",
+    "bitwise_not",
+    "sum",
+    "count_nonzero",
+}
 _LIKE = {f"aten::{n}" for n in ("ones_like", "zeros_like", "full_like", "new_ones", "new_zeros", "new_full")}
 _KINDS = frozenset((torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64))
 _MOST_OF_MASK = 1 << 22  # elements, of a mask with two dimensions
@@ -99,6 +112,10 @@ def _assume(asks: str, args: tuple[Any, ...], out: Any) -> None:
         answer = _TESTS[asks] if value(args[0]) is None else None
     else:
         two = asks in _OF_TWO
+        settled = _settled(_OF_TWO[asks], args[:2], out) if two and not out.is_floating_point() else None
+        if settled is not None:
+            setattr(storage_of(out), _ASSUMED, settled if out.dtype is torch.bool else int(settled))
+            return
         given = [assumed(item) if isinstance(item, Tensor) else item for item in args[: 1 + two]]
         if not all(isinstance(item, int) for item in given):
             return
@@ -111,6 +128,23 @@ def _assume(asks: str, args: tuple[Any, ...], out: Any) -> None:
         _give(out, answer)
     elif answer is not None:
         setattr(storage_of(out), _ASSUMED, bool(answer) if out.dtype is torch.bool else int(answer))
+
+
+def _settled(of_two: Any, sides: tuple[Any, ...], out: Tensor) -> bool | None:
+    """The result where one side alone decides it, for each element: something or true, something and false."""
+    decides = {operator.or_: True, operator.and_: False}.get(of_two)
+    if decides is None or (decides and out.dtype is not torch.bool):
+        return None
+    for side in sides:
+        found = assumed(side) if isinstance(side, Tensor) else side
+        if found is None:
+            real = value(side)
+            with backing:
+                if real is not None and real.numel() and bool((real == decides).all()):
+                    found = decides
+        if found == decides and isinstance(found, int):
+            return decides
+    return None
 
 
 def _compared(asks: str, *sides: Any) -> Any:

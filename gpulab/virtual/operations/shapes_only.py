@@ -85,8 +85,18 @@ def copy_without_values(gpu: VirtualGPU, func: Any, args: Args, kwargs: Kwargs) 
         return into.fill_(math.nan) if into.is_floating_point() else into.zero_()
 
 
+def _counts(weights: Tensor | None, length: int) -> Tensor:
+    """What `torch.bincount` gives."""
+    dtype = torch.int64 if weights is None else torch.float32 if weights.dtype is torch.float32 else torch.float64
+    with backing:
+        return torch.empty(length, dtype=dtype, device="meta")
+
+
 def unknown_value(gpu: VirtualGPU, func: Any, args: Args) -> Any:
-    """The answer where a value is asked for and only shapes exist."""
+    """The answer where a value is asked for and only shapes exist; `args` are all of the schema's."""
+    if func.name() == "aten::bincount" and args[2]:
+        gpu.warn_unknown()  # no number is above those that were expected
+        return _counts(*args[1:])
     if func.name() != "aten::_local_scalar_dense":
         raise NoValues(
             f"{func} depends on values, and with compute=False the virtual GPU has none. With compute=True it runs."
