@@ -87,6 +87,13 @@ def test_what_one_side_decides_is_known():
         bool((ended | ~full).any())
 
 
+def test_how_many_there_are_is_not_none():
+    ended = torch.randint(9, (4,), device="cuda").bool()
+    left = torch.ones(4, dtype=torch.long, device="cuda") & ~ended
+    assert bool(left.max() == 0) is False
+    assert ended.sum() != 0
+
+
 def test_so_many_numbers_are_counted_as_were_expected():
     words = torch.randn(9, 5, device="cuda").argmax(-1)
     before = torch.cuda.memory_allocated()

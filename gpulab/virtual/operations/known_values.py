@@ -157,8 +157,10 @@ def _compared(asks: str, *sides: Any) -> Any:
     if not any(unknown):
         if all(assumed(side) is None for side in sides if isinstance(side, Tensor)):
             return None  # all is known
-    elif asks in ("eq", "ne"):  # which class, which word: to that there is no ordinary answer
-        return asks == "ne" if any(isinstance(side, Tensor) and side.is_floating_point() for side in sides) else None
+    elif asks in ("eq", "ne"):  # which class, which word: to that there is no ordinary answer, but how many are not 0
+        floating = any(isinstance(side, Tensor) and side.is_floating_point() for side in sides)
+        count = not one.dim() and any(type(number) is int and number == 0 for number in numbers)
+        return asks == "ne" if floating or count else None
     elif all(unknown):
         return False
     with backing:
