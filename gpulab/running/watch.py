@@ -14,6 +14,7 @@ from .report import Memory, Share, Shortage
 
 if TYPE_CHECKING:
     from ..virtual.memory.blocks import Block
+    from ..virtual.memory.private import PrivatePool
     from ..virtual.scope.device import Device
 
 _SHARES = 5
@@ -46,9 +47,9 @@ class Watch:
 
     # Both are called under the device's lock.
 
-    def _see_allocate(self, nbytes: int, stream: int = 0) -> Block | None:
+    def _see_allocate(self, nbytes: int, stream: int = 0, private: PrivatePool | None = None) -> Block | None:
         try:
-            block = self._allocate(nbytes, stream)
+            block = self._allocate(nbytes, stream, private)
         except OutOfMemory as error:
             self._see_failure(error)
             raise

@@ -45,8 +45,7 @@ _NO_VALUES = "it shows or compares values"
 DECLARED_WITHOUT_VALUES = {
     **dict.fromkeys(
         (
-            "g1.tolist()", "list(g1)", "float(g0)", "int(g0)", "bool(g0)", "g0.item()", "repr(g0)", "str(g1)",
-            'format(g0, ".1f")', 'f"{g0}"', 'f"{g1}"', "torch.autograd.grad(gr.sum(), gr, h0)",
+            "g1.tolist()", "list(g1)", "repr(g0)", "str(g1)", 'f"{g1}"', "torch.autograd.grad(gr.sum(), gr, h0)",
             "torch.broadcast_tensors(g, h)",
         ),
         _NO_VALUES,
