@@ -132,8 +132,8 @@ class Session:
             "gpu": spec.name,
             "numbers": "virtual",
             "shapes_only": not scope.compute,
-            "operations": scope.remembered.asked,
-            "remembered": scope.remembered.found,
+            "operations": 0 if scope.compute else scope.remembered.asked,
+            "remembered": 0 if scope.compute else scope.remembered.found,
             "gpus": tuple(
                 Gpu(watch.device.index, watch.memory(), meter.time(watch.device.index), watch.shortage)
                 for watch in watches
