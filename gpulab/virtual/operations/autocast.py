@@ -14,6 +14,7 @@ import torch
 
 from ..scope import in_force
 from ..scope.labels import device_of
+from .results import tensors_in
 
 KEY: Any = torch._C.DispatchKey.AutocastPrivateUse1  # type: ignore[attr-defined]
 _WITHOUT = torch._C.DispatchKeySet(KEY)
@@ -137,7 +138,7 @@ def _dtype_appended(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 
 def _promoted(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    dtypes = [t.dtype for t in _tensors((args, tuple(kwargs.values()))) if eligible(t)]
+    dtypes = [t.dtype for t in tensors_in((args, tuple(kwargs.values()))) if eligible(t)]
     widest = torch.float32 if torch.float32 in dtypes else torch.get_autocast_dtype("cuda")
     return op, _cast_last_first(args, widest), kwargs
 
@@ -156,14 +157,6 @@ LISTS: list[tuple[Any, Change]] = [
     (PROMOTE, _promoted),
     (REFUSED, _refused),
 ]
-
-
-def _tensors(tree: Any) -> list[Tensor]:
-    if isinstance(tree, Tensor):
-        return [tree]
-    if isinstance(tree, (list, tuple)):
-        return [tensor for item in tree for tensor in _tensors(item)]
-    return []
 
 
 def _on_gpu(tensor: Tensor) -> bool:

@@ -21,7 +21,7 @@ from ..scope.in_force import backing
 from ..scope.labels import NAME, Label, storage_of
 from ..scope.refusals import NotMirrored, warn_once
 from . import autocast
-from .results import map_tensors
+from .results import map_tensors, tensors_in
 
 if TYPE_CHECKING:
     from ..gpu import VirtualGPU
@@ -75,7 +75,7 @@ class Capture:
             written[place] = True
         values = [*args, *(kwargs.get(a.name) for a in schema.arguments[len(args) :])]
         for value, into in zip(values, written, strict=True):
-            for tensor in _tensors(value) if into else ():
+            for tensor in tensors_in(value) if into else ():
                 self._keep(tensor)
 
     def _keep(self, tensor: Tensor) -> None:
@@ -97,7 +97,7 @@ class Capture:
         """
         if not self.gpu.compute:
             return out
-        given = {storage._cdata for t in _tensors((args, tuple(kwargs.values()))) if (storage := storage_of(t))}
+        given = {storage._cdata for t in tensors_in((args, tuple(kwargs.values()))) if (storage := storage_of(t))}
         with backing:
             found: Any = map_tensors(lambda t: _Place(self._operand(t, live)), (args, kwargs))  # type: ignore[arg-type,return-value]
             shared: dict[int, Any] = {}
@@ -206,7 +206,7 @@ class _Step:
     def run(self, gpu: VirtualGPU, device: Device) -> None:
         args, kwargs = _filled(gpu, self.args), _filled(gpu, self.kwargs)
         out = self.compute(device, args, kwargs)
-        for target, value in zip(self.targets, _tensors(out), strict=True) if self.targets else ():
+        for target, value in zip(self.targets, tensors_in(out), strict=True) if self.targets else ():
             if target is not None and target._cdata != value._cdata:
                 target.copy_(value)
 
@@ -238,12 +238,6 @@ def _filled(gpu: VirtualGPU, tree: Any) -> Any:
     if isinstance(tree, (list, tuple)):
         return type(tree)(_filled(gpu, item) for item in tree)
     return tree
-
-
-def _tensors(tree: Any) -> list[Tensor]:
-    if isinstance(tree, Tensor):
-        return [tree]
-    return [t for item in tree for t in _tensors(item)] if isinstance(tree, (list, tuple)) else []
 
 
 def _bytes(storage: Any) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..scope.in_force import backing
+from .results import tensors_in
 
 _AT_MOST = 1 << 24  # elements that may be made to hear what the CPU says
 
@@ -26,7 +27,7 @@ def of_meta(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exc
     The CPU's checks are CUDA's, the shape functions' are written anew in Python.
     """
     written = {i for i, a in enumerate(func._schema.arguments) if a.alias_info is not None and a.alias_info.is_write}
-    tensors = _tensors((args, tuple(kwargs.values())))
+    tensors = tensors_in((args, tuple(kwargs.values())))
     if sum(t.numel() for t in tensors) > _AT_MOST or prod(_widest(tensors)) > _AT_MOST:
         return error
     try:
@@ -44,12 +45,6 @@ def _widest(tensors: list[torch.Tensor]) -> list[int]:
     """The largest size in each place, from the end: a bound for what broadcasting gives."""
     rank = max((t.dim() for t in tensors), default=0)
     return [max((t.shape[-i] for t in tensors if t.dim() >= i), default=1) for i in range(1, rank + 1)]
-
-
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    if isinstance(tree, torch.Tensor):
-        return [tree]
-    return [t for item in tree for t in _tensors(item)] if isinstance(tree, (list, tuple)) else []
 
 
 def _on_host(value: Any, *, own: bool) -> Any:

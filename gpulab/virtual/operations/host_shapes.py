@@ -20,7 +20,7 @@ from ..scope.in_force import backing
 from ..scope.labels import NAME, HostShape, storage_of
 from ..scope.refusals import NoValues
 from . import known_values
-from .results import map_tensors
+from .results import map_tensors, tensors_in
 from .shapes_only import SYNCHRONISING
 
 if TYPE_CHECKING:
@@ -205,18 +205,12 @@ def copy(gpu: VirtualGPU, func: Any, args: Args, kwargs: Kwargs) -> Any:
 
 def refusal(args: Any, asked: Any) -> NoValues:
     """The error where the host reads a value that is not there; it names the tensor."""
-    label = next((found for found in map(label_of, _tensors(args)) if found is not None), None)
+    label = next((found for found in map(label_of, tensors_in(args)) if found is not None), None)
     what = "a tensor of the host" if label is None else str(label)
     return NoValues(
         f"{asked} reads the values of {what}. With compute=False, what PyTorch makes on the host has shapes only from "
         f"{LEAST >> 20} MiB on. What comes from NumPy, files and data sets keeps its values; with compute=True it runs."
     )
-
-
-def _tensors(tree: Any) -> list[Tensor]:
-    if isinstance(tree, Tensor):
-        return [tree]
-    return [t for item in tree for t in _tensors(item)] if isinstance(tree, (list, tuple)) else []
 
 
 def _line() -> str:

@@ -20,6 +20,7 @@ import torch
 
 from ..scope.in_force import backing
 from ..scope.labels import NAME, storage_of
+from .results import tensors_in
 
 Tensor = torch.Tensor
 _SHADOW = "_gpulab_shadow"  # on a storage without values: one of as many bytes with them
@@ -75,7 +76,7 @@ def follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -
         _assume(asks, args, out)
     if written:
         targets = [a for i, a in enumerate(args) if i in written] + [kwargs[n] for n in written if n in kwargs]
-        storages = [s for s in map(storage_of, _tensors(targets)) if s is not None]
+        storages = [s for s in map(storage_of, tensors_in(targets)) if s is not None]
         for storage in storages:
             if getattr(storage, _ASSUMED, None) is not None:
                 delattr(storage, _ASSUMED)
@@ -83,10 +84,10 @@ def follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -
         if shadowed and _computed(func, args, kwargs) is None:
             for storage in shadowed:
                 delattr(storage, _SHADOW)
-    elif makes and any(_small(t) or _masks(func, t, args) for t in _tensors(out)):
+    elif makes and any(_small(t) or _masks(func, t, args) for t in tensors_in(out)):
         found = _computed(func, args, kwargs)
         if found is not None:
-            for shape, real in zip(_tensors(out), _tensors(found), strict=True):
+            for shape, real in zip(tensors_in(out), tensors_in(found), strict=True):
                 if _small(shape) or _masks(func, shape, args):
                     _give(shape, real)
 
@@ -280,12 +281,6 @@ def _give(shape: Tensor, real: Tensor) -> None:
             shadow, shape.storage_offset(), shape.shape, shape.stride()
         )
         into.copy_(real)
-
-
-def _tensors(tree: Any) -> list[Tensor]:
-    if isinstance(tree, Tensor):
-        return [tree]
-    return [t for item in tree for t in _tensors(item)] if isinstance(tree, (list, tuple)) else []
 
 
 @cache

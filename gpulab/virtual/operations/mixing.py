@@ -14,7 +14,7 @@ import torch
 from ..scope.in_force import backing
 from ..scope.labels import FLOATING, device_of, storage_of
 from .generated_checks import wrapper
-from .results import map_tensors
+from .results import map_tensors, tensors_in
 
 if TYPE_CHECKING:
     from ..gpu import VirtualGPU
@@ -88,7 +88,7 @@ def same(method: str, named: Named) -> None:
     """check_and_update_common_device, for one argument after the other: the first one decides."""
     common = None
     for name, value in named:
-        for tensor in _tensors(value):
+        for tensor in tensors_in(value):
             if _floats(tensor):
                 continue
             device = where(tensor)
@@ -99,14 +99,6 @@ def same(method: str, named: Named) -> None:
                     f"Expected all tensors to be on the same device, but got {name} is on {device}, different from"
                     f" other tensors on {common} (when checking argument in method {method})"
                 )
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, (list, tuple)):
-        return [tensor for item in value for tensor in _tensors(item)]
-    return []
 
 
 def _floats(tensor: Tensor) -> bool:
@@ -123,7 +115,7 @@ def _iterated(func: Any, given: dict[str, Any]) -> None:
     """TensorIterator's compute_types: the first GPU decides, and it takes a number (0-dim tensor) from the host."""
     written = {a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write}
     order = sorted(given, key=lambda name: name not in written)  # what is written comes first
-    operands = [(name in written, t) for name in order for t in _tensors(given[name]) if not _floats(t)]
+    operands = [(name in written, t) for name in order for t in tensors_in(given[name]) if not _floats(t)]
     common = next((where(t) for _, t in operands if where(t) != HOST), HOST)
     scalars = 0
     for is_output, tensor in operands:
@@ -170,7 +162,7 @@ def _number(value: Any) -> bool:
 def _index(func: Any, given: dict[str, Any]) -> None:
     """Indices may be on the host; what is written by them may not (TensorAdvancedIndexing.cpp)."""
     at = where(given["self"])
-    for tensor in _tensors(given["indices"]):
+    for tensor in tensors_in(given["indices"]):
         if where(tensor) not in (at, HOST):
             raise RuntimeError(f"indices should be either on cpu or on the same device as the indexed tensor ({at})")
     values = given.get("values")
@@ -301,7 +293,7 @@ def scalar_type(dtype: torch.dtype) -> str:
 
 
 def _block_diag(func: Any, given: dict[str, Any]) -> None:
-    first, *rest = [where(tensor) for tensor in _tensors(given["tensors"])]
+    first, *rest = [where(tensor) for tensor in tensors_in(given["tensors"])]
     for number, device in enumerate(rest, 1):
         if device != first:
             raise RuntimeError(

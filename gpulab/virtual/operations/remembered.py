@@ -12,6 +12,8 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
+from .results import tensors_in
+
 Tensor = torch.Tensor
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
@@ -37,7 +39,7 @@ def run(count: Count, func: Any, args: Args, kwargs: Kwargs) -> Any:
     try:
         key = func, torch.get_default_dtype(), _key(func, args), _key(func, tuple(kwargs.items())) if kwargs else ()
         if _writes(func):
-            _apart(_flat((*args, *kwargs.values())))
+            _apart(tensors_in((*args, *kwargs.values())))
     except _Cannot:
         return func._op(*args, **kwargs)
     recipe = _RESULTS.get(key, _UNSEEN)
@@ -47,7 +49,7 @@ def run(count: Count, func: Any, args: Args, kwargs: Kwargs) -> Any:
         count.found += 1
         if recipe.__class__ is _New:
             return _empty(recipe.shape, recipe.stride, dtype=recipe.dtype, device=_META)
-        return _make(recipe, _flat((*args, *kwargs.values())))
+        return _make(recipe, tensors_in((*args, *kwargs.values())))
     out = func._op(*args, **kwargs)
     if len(_RESULTS) >= _MOST:
         _RESULTS.clear()
@@ -118,7 +120,7 @@ class _New(NamedTuple):
 
 def _recipe(out: Any, args: Args, kwargs: Kwargs) -> Any:
     """How to make such a result again: new tensors, and places of those that were given; None if it cannot be said."""
-    given = _flat((*args, *kwargs.values()))
+    given = tensors_in((*args, *kwargs.values()))
     try:
         return _part(out, given, {_storage(tensor)._cdata for tensor in given})
     except (_Cannot, RuntimeError, NotImplementedError):
@@ -157,13 +159,3 @@ def _make(recipe: Any, given: list[Tensor]) -> Any:
 
 
 _NOTHING: Final = object()
-
-
-def _flat(tree: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-    for item in tree:
-        if isinstance(item, Tensor):
-            found.append(item)
-        elif isinstance(item, (list, tuple)):
-            found += _flat(item)
-    return found

@@ -28,6 +28,13 @@ def map_tensors(change: Callable[[Tensor], Tensor], tree: Any) -> Any:
     return tree
 
 
+def tensors_in(tree: Any) -> list[Tensor]:
+    """The tensors in lists and tuples, in order; of a tensor, itself."""
+    if isinstance(tree, Tensor):
+        return [tree]
+    return [t for item in tree for t in tensors_in(item)] if isinstance(tree, (list, tuple)) else []
+
+
 def look(items: Any, device: Device | None, host: Any, floating: Any) -> tuple[Device | None, Any, Any]:
     """The GPU of the labelled tensors among `items`, a tensor of elsewhere, and the floating storages.
 

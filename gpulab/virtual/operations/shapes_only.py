@@ -12,7 +12,7 @@ from ..scope.in_force import backing
 from ..scope.labels import storage_of
 from ..scope.refusals import NotMirrored, NoValues
 from . import error_words, known_values, remembered
-from .results import map_tensors
+from .results import map_tensors, tensors_in
 
 if TYPE_CHECKING:
     from ..gpu import VirtualGPU
@@ -57,18 +57,12 @@ def run_on_meta(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: 
         ) from None
     except RuntimeError as error:
         # CUDA takes scalars of the host, some of PyTorch's shape functions do not.
-        moved = [t for t in _tensors_in((args, tuple(kwargs.values()))) if t.dim() == 0 and not t.is_meta]
+        moved = [t for t in tensors_in((args, tuple(kwargs.values()))) if t.dim() == 0 and not t.is_meta]
         if not moved:
             raise error_words.of_meta(func, args, kwargs, error) from None
         with backing:
             bring = partial(map_tensors, lambda t: t.to("meta") if t.dim() == 0 else t)
             return func._op(*bring(args), **bring(kwargs))
-
-
-def _tensors_in(tree: Any) -> list[Tensor]:
-    if isinstance(tree, Tensor):
-        return [tree]
-    return [t for item in tree for t in _tensors_in(item)] if isinstance(tree, (list, tuple)) else []
 
 
 def copy_without_values(gpu: VirtualGPU, func: Any, args: Args, kwargs: Kwargs) -> Any:
