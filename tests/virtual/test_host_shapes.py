@@ -305,6 +305,40 @@ def test_with_values_the_host_keeps_its_own(monkeypatch):
                 make()
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda number: torch.tensor([number]),
+        lambda number: torch.tensor([[1.0, number]], device="cuda"),
+        lambda number: torch.as_tensor([number, 2.0]),
+        lambda number: torch.asarray((number,), device="cuda"),
+        lambda number: number.new_tensor([number]),
+        lambda number: torch.FloatTensor([number]),
+        lambda number: torch.sparse_coo_tensor([[0]], [number], (2,)),
+    ],
+)
+def test_a_list_that_holds_one_is_not_read(make):
+    with pytest.raises(NoValues, match=rf"reads the values of a host tensor \(512, 1024\).*{HERE}"):
+        make(large()[0, 0])
+    assert torch.tensor([torch.ones(()), torch.zeros(())]).tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda weight: weight.sum().item(),
+        lambda weight: (weight + 1).tolist(),
+        lambda weight: weight.cuda(),
+        lambda weight: torch.zeros(512, 1024, device="cuda").copy_(weight),
+        lambda weight: torch.ones(3, device="cuda") * weight[0, 0],
+    ],
+)
+def test_a_scope_with_values_inside_does_not_read_it_either(read):
+    weight = large()
+    with VirtualGPU("T4"), pytest.raises(NoValues, match=HERE):
+        read(weight)
+
+
 def test_after_the_scope_nothing_of_it_is_left():
     with VirtualGPU("T4", compute=False):
         pass

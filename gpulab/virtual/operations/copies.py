@@ -10,6 +10,7 @@ import torch
 
 from ..scope import in_force
 from ..scope.labels import PINNED, device_of, storage_of
+from . import host_shapes
 from .traffic import reading, traffic, writing
 
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ def _over_the_link(
     """
     device = to or origin
     assert device is not None
+    if device.compute and host_shapes.label_of(source) is not None:  # of another GPU, without values
+        raise host_shapes.refusal((source,), "a copy to the GPU")
     same = into.dtype is source.dtype
     sent, source_as_it_is, into_as_it_is = source.dtype, True, True
     if not (same and (_alike(into, source) or not into.dim())):

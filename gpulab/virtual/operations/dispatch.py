@@ -145,7 +145,7 @@ def _run(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
     if device is None:
         if handler is not None:
             random.check_host_generator(kwargs)
-        if not gpu.compute and (host_shapes.among(args) or (kwargs and host_shapes.among(kwargs.values()))):
+        if host_shapes.among(args) or (kwargs and host_shapes.among(kwargs.values())):
             return host_shapes.run(func, args, kwargs)
         gpu.clock.skip(real() - began)
         out = func._op(*args, **kwargs)
@@ -312,7 +312,7 @@ def _run_copy(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[st
     """`copy_` may cross from host to GPU and back."""
     device, _, floating = look(args, None, None, None)
     if device is None:
-        if not gpu.compute and host_shapes.among(args):
+        if host_shapes.among(args):
             return host_shapes.copy(gpu, func, args, kwargs)
         return func._op(*args, **kwargs)
     gpu.clock.enter()

@@ -42,7 +42,7 @@ def run(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
         like, _, _ = look(args, None, None, None)
         if like is not None:
             return create(gpu, like, func, args, kwargs)
-        if not gpu.compute and host_shapes.among(args):
+        if host_shapes.among(args):
             return host_shapes.run(func, args, kwargs)
         out = func._op(*args, **kwargs)
         if not any(isinstance(a, Tensor) for a in args):

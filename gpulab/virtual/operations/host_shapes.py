@@ -44,6 +44,8 @@ def label_of(tensor: Tensor) -> HostShape | None:
 
 def among(tree: Any) -> bool:
     """Whether there is a host tensor without values in lists and tuples."""
+    if not HostShape.made:
+        return False
     for item in tree:
         if isinstance(item, Tensor):
             if label_of(item) is not None:
@@ -61,13 +63,13 @@ def create(gpu: VirtualGPU, func: Any, args: Args, kwargs: Kwargs) -> Any:
 
     With values, MemoryError where this machine has no room for it.
     """
+    if among(args):  # of a GPU around this one, perhaps
+        return run(func, args, kwargs)
     if gpu.compute:
         nbytes = _size(func, args, kwargs)
         if nbytes >= host_memory.WORTH_ASKING:
             host_memory.check(nbytes, f"a tensor of {nbytes / 2**20:,.0f} MiB is to be made on the host")
         return func._op(*args, **kwargs)
-    if among(args):
-        return run(func, args, kwargs)
     if not _invents(func) or kwargs.get("layout") not in (None, torch.strided):
         return func._op(*args, **kwargs)
     if _size(func, args, kwargs) < LEAST and _sized(func):

@@ -13,6 +13,7 @@ import torch
 
 from ..scope.in_force import backing
 from ..scope.labels import FLOATING, device_of, storage_of
+from . import host_shapes
 from .generated_checks import wrapper
 from .results import map_tensors, tensors_in
 
@@ -31,6 +32,8 @@ def settle(
     gpu: VirtualGPU, device: Device, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments, as the operation can be run with them; RuntimeError where CUDA does not take them."""
+    if gpu.compute and (host_shapes.among(args) or host_shapes.among(kwargs.values())):  # of another GPU, without
+        raise host_shapes.refusal((*args, *kwargs.values()), func)
     check = _CHECKS.get(func)
     if check is None:
         check = _CHECKS[func] = _check(func)

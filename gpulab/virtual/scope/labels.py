@@ -60,8 +60,10 @@ class HostShape:
     """The label of a host tensor without values, where the GPU has none either (`operations/host_shapes.py`)."""
 
     __slots__ = ("device", "dtype", "made_by", "nbytes", "shape", "where")
+    made = False  # whether there has been one, so that nobody need look where there was none
 
     def __init__(self, made_by: Any, tensor: torch.Tensor, where: str) -> None:
+        HostShape.made = True
         self.device = NOWHERE
         self.made_by, self.where = made_by, where
         self.shape, self.dtype = tuple(tensor.shape), tensor.dtype

@@ -13,8 +13,10 @@ import torch
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext, _device_constructors
 
-from ..operations.results import place
+from ..operations import host_shapes
+from ..operations.results import place, tensors_in
 from ..scope.in_force import backing, thread
+from ..scope.labels import HostShape
 from ..scope.numbering import current, indexed
 from ..scope.patches import Patches
 from ..scope.refusals import NotMirrored, NoValues
@@ -102,6 +104,7 @@ def tensor(data: Any, *, dtype: Any = None, device: Any = None, requires_grad: b
 
 def _from_data(data: Any, **kwargs: Any) -> Tensor:
     """A host tensor; what is read from tensors among the data is unknown in shapes-only mode."""
+    _readable(data, "torch.tensor")
     try:
         return _own_tensor(data, **kwargs)
     except RuntimeError as error:
@@ -110,10 +113,17 @@ def _from_data(data: Any, **kwargs: Any) -> Tensor:
         raise NoValues("torch.tensor of GPU tensors' values: with compute=False there are none") from None
 
 
+def _readable(data: Any, asked: str) -> None:
+    """NoValues where PyTorch's C++ would read a host tensor without values among the items of a list."""
+    if HostShape.made and not thread.inside and isinstance(data, (list, tuple)) and host_shapes.among(tensors_in(data)):
+        raise host_shapes.refusal(data, asked)
+
+
 def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> Tensor:
     """`torch.as_tensor`."""
     if thread.inside:
         return _own_as_tensor(data, dtype=dtype, device=device)
+    _readable(data, "torch.as_tensor")
     device = default_device() if device is None else device
     if isinstance(data, Tensor):
         return to(data, data.device if device is None else device, dtype or data.dtype)
@@ -126,6 +136,7 @@ def asarray(
     obj: Any, *, dtype: Any = None, device: Any = None, copy: bool | None = None, requires_grad: bool = False
 ) -> Tensor:
     """`torch.asarray`."""
+    _readable(obj, "torch.asarray")
     device = default_device() if device is None else device
     on_gpu = isinstance(obj, Tensor) and obj.device.type == "cuda"
     if thread.inside or not (on_gpu or goes_to_gpu(device)):
@@ -142,6 +153,7 @@ def asarray(
 def new_tensor(self: Tensor, data: Any, *, dtype: Any = None, device: Any = None, **kwargs: Any) -> Tensor:
     """`Tensor.new_tensor`: of the tensor's dtype, and where the tensor is."""
     device = self.device if device is None else device
+    _readable(data, "new_tensor")
     if thread.inside or not goes_to_gpu(device):
         return _Base.new_tensor(self, data, dtype=dtype, device=device, **kwargs)
     return tensor(data, dtype=dtype or self.dtype, device=device, **kwargs)
@@ -173,6 +185,8 @@ def _sparse(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
         device = default_device() if device is None else device
         if thread.inside:
             return own(*args, device=device, **kwargs)
+        for part in args:
+            _readable(part, own.__name__)
         if device is None:  # the values decide
             there = [item.device for item in [*args, *kwargs.values()] if isinstance(item, Tensor)]
             device = there[-1] if there else None
@@ -264,6 +278,7 @@ class _TensorType(type):
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Tensor:
         if cls.own is not None:
+            _readable(args, cls.own.__name__)
             made: Tensor = cls.own(*args, **kwargs)
             return made
         return _legacy(cls.dtype, torch.device("cuda"), *args, **kwargs)
