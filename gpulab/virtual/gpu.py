@@ -22,6 +22,7 @@ from .gpus.specs import Spec, spec
 from .memory.settings import Settings
 from .operations import above_autograd, products, remembered, watched
 from .operations.copies import PinnedCache
+from .ranks import world
 from .scope import in_force, ownership
 from .scope.device import Device
 from .scope.patches import Patches
@@ -38,6 +39,10 @@ class VirtualGPU:
     for data shows, and times no longer repeat exactly.
     `host` is what launches: "server" (the usual), "reference" (a fast one), or how many times as long as the reference
     it takes for everything.
+    `ranks` imagines that this process is rank `rank` of so many, each with such a GPU, on `nodes` machines, joined by
+    `link` and between machines by `adapters` (None: what is usual for the GPU): process groups of all ranks are made at
+    once, the others are taken to send what this one sends, and collectives take their time. Without it, ranks are
+    processes, as torchrun starts them, and `link` says what joins their GPUs.
     `mirror=False` switches off what the GPU's kernels keep differently from the CPU's, and its libraries' workspaces:
     plain bookkeeping of what PyTorch does here.
 
@@ -54,10 +59,24 @@ class VirtualGPU:
         mirror: bool = True,
         counts_host: bool = False,
         host: str | float | Host | None = None,
+        ranks: int | None = None,
+        rank: int = 0,
+        link: str | None = None,
+        nodes: int = 1,
+        adapters: int | str | None = None,
     ) -> None:
         if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= 64:
             raise ValueError(f"count must be a whole number of GPUs from 1 to 64, not {count!r}")
         self.spec: Spec = spec(gpu.removeprefix("virtual:"))
+        self.link, self.adapters = link, adapters
+        self.world: world.World | None = None
+        if ranks is not None:
+            self.world = world.imagined(
+                self.spec.name, ranks, rank, link=link, nodes=nodes, adapters=adapters
+            )
+            count = max(count, self.world.topology.per_node)
+        elif rank != 0 or nodes != 1:
+            raise ValueError(f"rank={rank!r} and nodes={nodes!r} say where an imagined rank is: say ranks= as well")
         self.compute = bool(compute)
         self.mirror = bool(mirror)
         self.backing = torch.device("cpu" if compute else "meta")

@@ -57,7 +57,8 @@ def as_trace(spans: Sequence[Span]) -> dict[str, Any]:
     lanes: dict[tuple[int, str], None] = {}
     for span in spans:
         pid = 0 if span.where == "host" else 1 + span.device
-        lane = {"host": "host (virtual)", "kernels": f"stream {span.stream}"}.get(span.where, f"copy {span.where}")
+        lanes_of = {"kernels": f"stream {span.stream}", "ranks": f"stream {span.stream} (between ranks)"}
+        lane = {"host": "host (virtual)", **lanes_of}.get(span.where, f"copy {span.where}")
         lanes[pid, lane] = None
         about: dict[str, Any] = {}
         if span.flops:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..clock.clock import real
 from ..scope import in_force, ownership
 from ..scope.in_force import backing, thread
-from ..scope.labels import FLOATING, device_of, parts_of, storage_of
+from ..scope.labels import FLOATING, device_of, parts_of, storage_of, wraps
 from . import (
     copies,
     cost,
@@ -43,6 +43,7 @@ Tensor = torch.Tensor
 Run = Callable[["VirtualGPU", Any, tuple[Any, ...], dict[str, Any]], Any]
 
 _storage: Any = torch._C.TensorBase.untyped_storage
+_wraps = cache(wraps)
 
 
 class Dispatch(TorchDispatchMode):
@@ -56,6 +57,8 @@ class Dispatch(TorchDispatchMode):
         gpu = in_force.current
         if gpu is None or thread.inside:
             return func(*args, **kwargs) if kwargs else func(*args)
+        if types and any(map(_wraps, types)):
+            return NotImplemented  # the wrapper's own code comes first, and what it calls is seen
         try:
             run = _PLANS[func]
         except KeyError:
@@ -68,6 +71,7 @@ class Dispatch(TorchDispatchMode):
         return out
 
 
+NAMESPACES: dict[str, Run] = {}  # of operations that another room runs
 MODE = Dispatch()  # type: ignore[no-untyped-call]
 _NOTHING: dict[str, Any] = {}
 
@@ -80,6 +84,8 @@ def _plan(func: Any) -> Run:
         return _run_synchronising
     if _custom(func) is not None:
         return _run_custom
+    if name.partition("::")[0] in NAMESPACES:
+        return NAMESPACES[name.partition("::")[0]]
     if func in _PARTS:
         return _run_in_parts
     if any(argument.name == "device" for argument in schema.arguments):
