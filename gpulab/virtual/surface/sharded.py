@@ -10,7 +10,11 @@ import functools
 from types import ModuleType
 from typing import Any
 
+import torch
+
 from ..scope.in_force import backing
+from ..scope.labels import wraps
+from ..scope.numbering import current
 from ..scope.patches import Patches
 
 
@@ -30,6 +34,18 @@ def _unseen(own: Any) -> Any:
             return own(*args, **kwargs)
 
     return propagate
+
+
+def install(patches: Patches) -> None:
+    """A tensor that only wraps one of the virtual GPU is, to C++, where what is behind that one is."""
+    own = torch._C.TensorBase._make_wrapper_subclass
+
+    def make(cls: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
+        if device is not None and torch.device(device).type == "cuda" and wraps(cls):
+            device = current().backing
+        return own(cls, *args, device=device, **kwargs)
+
+    patches.set(torch.Tensor, "_make_wrapper_subclass", staticmethod(make))
 
 
 CHANGES = {"torch.distributed.tensor._sharding_prop": propagation}
