@@ -14,7 +14,7 @@ from types import TracebackType
 
 import torch
 
-from .clock import hosts, rates
+from .clock import hosts, links, rates
 from .clock.clock import Clock
 from .clock.hosts import Host
 from .clock.timeline import Timeline, recording
@@ -33,7 +33,7 @@ from .surface import install
 class VirtualGPU:
     """`count` virtual GPUs of one kind, from `with` (or `start`) to its end (or `stop`).
 
-    `gpu` is a name such as "T4". With `compute=False` tensors have shapes and no values: models larger than the
+    `gpu` is a name such as "T4", or a machine's such as "8xH100" (`clock.links.MACHINES`). With `compute=False` tensors have shapes and no values: models larger than the
     machine can be planned. `settings` has the syntax of PYTORCH_CUDA_ALLOC_CONF, which is read without it.
     `counts_host=True` lets the time that this machine spends between the operations count as the host's: what waits
     for data shows, and times no longer repeat exactly.
@@ -62,21 +62,17 @@ class VirtualGPU:
         ranks: int | None = None,
         rank: int = 0,
         link: str | None = None,
-        nodes: int = 1,
+        nodes: int | None = None,
         adapters: int | str | None = None,
     ) -> None:
         if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= 64:
             raise ValueError(f"count must be a whole number of GPUs from 1 to 64, not {count!r}")
-        self.spec: Spec = spec(gpu.removeprefix("virtual:"))
+        gpu = gpu.removeprefix("virtual:")
+        self.spec: Spec = spec(links.MACHINES[gpu].gpu if gpu in links.MACHINES else gpu)
         self.link, self.adapters = link, adapters
-        self.world: world.World | None = None
-        if ranks is not None:
-            self.world = world.imagined(
-                self.spec.name, ranks, rank, link=link, nodes=nodes, adapters=adapters
-            )
+        self.world = self._imagined(gpu, ranks, rank, nodes)
+        if self.world is not None:
             count = max(count, self.world.topology.per_node)
-        elif rank != 0 or nodes != 1:
-            raise ValueError(f"rank={rank!r} and nodes={nodes!r} say where an imagined rank is: say ranks= as well")
         self.compute = bool(compute)
         self.mirror = bool(mirror)
         self.backing = torch.device("cpu" if compute else "meta")
@@ -101,6 +97,20 @@ class VirtualGPU:
         self._patches = Patches()
         self._suspensions = 0  # how many blocks without it are open, in all threads
         self._outer: VirtualGPU | None = None
+
+    def _imagined(self, gpu: str, ranks: int | None, rank: int, nodes: int | None) -> world.World | None:
+        """The ranks that are imagined, None where there are none."""
+        if gpu in links.MACHINES:
+            for name, value in (("ranks", ranks), ("nodes", nodes), ("link", self.link), ("adapters", self.adapters)):
+                if value is not None:
+                    raise ValueError(f"{name} is {value!r}, but gpu={gpu!r} is a machine and says it: name its GPU instead")
+            return world.of_machine(gpu, rank)
+        if ranks is not None:
+            adapters = self.adapters
+            return world.imagined(self.spec.name, ranks, rank, link=self.link, nodes=nodes, adapters=adapters)
+        if rank != 0 or nodes is not None:
+            raise ValueError(f"rank is {rank!r} and nodes {nodes!r} without ranks=, which says how many are imagined")
+        return None
 
     def __repr__(self) -> str:
         many = f"{self._count} x " if self._count > 1 else ""

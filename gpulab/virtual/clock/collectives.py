@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from gpulab.virtual.clock.links import Network, Topology
+from .links import Network, Topology
 
 KINDS = (
     "all_reduce",

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from gpulab.virtual.gpus.specs import spec
+from ..gpus.specs import spec
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from ..clock.clock import real
 from ..scope import in_force, ownership
 from ..scope.in_force import backing, thread
 from ..scope.labels import FLOATING, device_of, parts_of, storage_of, wraps
+from ..scope.refusals import NotMirrored
 from . import (
     copies,
     cost,
@@ -49,6 +50,8 @@ _wraps = cache(wraps)
 class Dispatch(TorchDispatchMode):
     """The one mode of all scopes, entered in every thread; without a GPU in force it passes everything on."""
 
+    supports_higher_order_operators = True
+
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # nothing here is compiled, and the guard would cost every operation
@@ -66,7 +69,7 @@ class Dispatch(TorchDispatchMode):
         if nested.seen and nested.among((args, kwargs.values() if kwargs else ())):
             run = _run_nested
         out = run(gpu, func, args, kwargs or _NOTHING)
-        if not gpu.compute:
+        if not gpu.compute and run is not _run_higher:
             known_values.follow(func, args, kwargs or _NOTHING, out)
         return out
 
@@ -78,6 +81,8 @@ _NOTHING: dict[str, Any] = {}
 
 def _plan(func: Any) -> Run:
     """How an overload is run."""
+    if isinstance(func, torch._ops.HigherOrderOperator):
+        return _run_higher
     schema = func._schema
     name = func.name()
     if name in shapes_only.SYNCHRONISING:
@@ -114,6 +119,21 @@ def _plan(func: Any) -> Run:
     if name.startswith(("aten::resize", "aten::set_")) or any(a.is_out for a in schema.arguments):
         return _run_resizing
     return _run
+
+
+def _run_higher(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """An operator that calls others: those are seen."""
+    higher = _HIGHER.get(func.name())
+    if higher is None:
+        raise NotMirrored(f"the higher-order operator {func.name()} is not mirrored by the virtual GPU")
+    with MODE:
+        return higher(*args, **kwargs)
+
+
+_HIGHER: dict[str, Callable[..., Any]] = {
+    # DTensor's random numbers: each rank draws what is its own, so the offsets of the others are skipped
+    "run_dtensor_rng_op": lambda before, after, op, *args, **kwargs: op(*args, **kwargs),
+}
 
 
 def _run_plainly(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -178,8 +178,9 @@ class VirtualGroup(dist.ProcessGroup):
 
     def duration(self, call: Call) -> tuple[float, str]:
         """Seconds that a collective takes once all ranks are there, and its name in a trace."""
-        seconds = collectives.seconds(call.kind, call.nbytes, call.ranks, self.world.topology)
-        return seconds, f"{call.kind} of {len(call.ranks)} ranks"
+        kind = "send" if call.kind == "recv" else call.kind
+        way = collectives.choice(kind, call.nbytes, call.ranks, self.world.topology)
+        return way.seconds, f"{call.kind} of {len(call.ranks)} ranks ({way})"
 
     def settle_next(self) -> None:
         self._waiting.popleft().start()

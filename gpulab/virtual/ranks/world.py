@@ -6,7 +6,9 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..clock.links import Topology, topology
+from ..clock.links import MACHINES, Topology, topology
+
+PER_NODE = 8
 
 
 @dataclass(frozen=True)
@@ -37,14 +39,30 @@ class World:
 
 
 def imagined(
-    gpu: str, ranks: int, rank: int = 0, *, link: str | None = None, nodes: int = 1, adapters: int | str | None = None
+    gpu: str,
+    ranks: int,
+    rank: int = 0,
+    *,
+    link: str | None = None,
+    nodes: int | None = None,
+    adapters: int | str | None = None,
 ) -> World:
-    """A world of `ranks` ranks of which only `rank` runs; raises ValueError for a number that cannot be."""
+    """A world of `ranks` ranks of which only `rank` runs; raises ValueError for a number that cannot be.
+
+    Without `nodes` there are as few machines as hold them, eight GPUs in each at most.
+    """
     if isinstance(ranks, bool) or not isinstance(ranks, int) or not 1 <= ranks <= 65536:
         raise ValueError(f"ranks must be a whole number of GPUs from 1 to 65536, not {ranks!r}")
     if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < ranks:
         raise ValueError(f"rank must be a whole number from 0 to {ranks - 1}, the ranks that there are, not {rank!r}")
+    if nodes is None:
+        nodes = next(n for n in range(1, ranks + 1) if ranks % n == 0 and ranks // n <= PER_NODE)
     return World(ranks, rank, True, topology(gpu, ranks=ranks, link=link, nodes=nodes, adapters=adapters))
+
+
+def of_machine(name: str, rank: int = 0) -> World:
+    """The world of all GPUs of a usual machine (`clock.links.MACHINES`)."""
+    return World(MACHINES[name].topology.ranks, rank, True, MACHINES[name].topology)
 
 
 def real(gpu: str, size: int, rank: int, *, link: str | None = None, adapters: int | str | None = None) -> World:

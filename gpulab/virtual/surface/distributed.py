@@ -58,7 +58,9 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
     for owner in (dist, c10d):
         patches.set(owner, "is_nccl_available", lambda: True)
     for name in _COLLECTIVES:
-        patches.set(dist, name, _refusing_host_tensors(getattr(dist, name), c10d, asked))
+        collective = _refusing_host_tensors(getattr(dist, name), c10d, asked)
+        for owner in (dist, c10d) if name in ("isend", "irecv") else (dist,):  # P2POp knows them as what they are
+            patches.set(owner, name, collective)
     patches.set(dist, "Reducer", _reducer(vars(dist)["Reducer"]))
     if not gpu.compute:
         parallel = importlib.import_module("torch.nn.parallel.distributed")

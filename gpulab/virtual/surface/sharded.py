@@ -6,6 +6,7 @@ runs the operation on fake tensors first; those are nowhere.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from types import ModuleType
 from typing import Any
@@ -16,6 +17,7 @@ from ..scope.in_force import backing
 from ..scope.labels import wraps
 from ..scope.numbering import current
 from ..scope.patches import Patches
+from ..scope.refusals import NotMirrored, warn_once
 
 
 def propagation(module: ModuleType, patches: Patches) -> None:
@@ -48,4 +50,64 @@ def install(patches: Patches) -> None:
     patches.set(torch.Tensor, "_make_wrapper_subclass", staticmethod(make))
 
 
-CHANGES = {"torch.distributed.tensor._sharding_prop": propagation}
+def schemas(module: ModuleType, patches: Patches) -> None:
+    """In `torch.distributed.tensor._op_schema`: fake tensors of a GPU would ask the driver."""
+
+    def rebuild(arg: Any) -> torch.Tensor:
+        meta = arg.tensor_meta
+        return torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device="cpu")
+
+    patches.set(module, "_rebuild_tensor_from_dtensor_meta", rebuild)
+
+
+def plans(module: ModuleType, patches: Patches) -> None:
+    """In `torch.distributed.checkpoint.default_planner`: the parts of imagined ranks are in no file."""
+    own = module._validate_global_plan
+
+    def validate(global_plan: Any, metadata: Any) -> Any:
+        world = current().world
+        if world is None or world.size == 1:
+            return own(global_plan, metadata)
+        warn_once(
+            current().told,
+            f"{world.size} ranks are imagined: a checkpoint's folder holds the part of rank {world.rank} alone",
+        )
+        return own(global_plan[:1], metadata)
+
+    make = module.DefaultSavePlanner.create_global_plan
+
+    def create_global_plan(self: Any, all_plans: list[Any]) -> Any:
+        world = current().world
+        if world is not None:  # what several ranks have is written by one of them: by this one, which is there
+            empty = [dataclasses.replace(plan, items=[]) for plan in all_plans]
+            all_plans = [*empty[: world.rank], all_plans[world.rank], *empty[world.rank + 1 :]]
+        return make(self, all_plans)
+
+    patches.set(module, "_validate_global_plan", validate)
+    patches.set(module.DefaultSavePlanner, "create_global_plan", create_global_plan)
+
+
+def objects(module: ModuleType, patches: Patches) -> None:
+    """In `torch.distributed.optim.zero_redundancy_optimizer`: an imagined rank has no objects of its own."""
+    own = module._broadcast_object
+
+    def broadcast(obj: Any, src_rank: int, *args: Any, **kwargs: Any) -> Any:
+        unknown(src_rank, "an object")
+        return own(obj, src_rank, *args, **kwargs)
+
+    patches.set(module, "_broadcast_object", broadcast)
+
+
+def unknown(rank: int, what: str) -> None:
+    """NotMirrored where a rank is imagined, and sends what this one does not have."""
+    world = current().world
+    if world is not None and rank != world.rank:
+        raise NotMirrored(f"{what} from rank {rank}, which is imagined, is not known: ranks that are processes have it")
+
+
+CHANGES = {
+    "torch.distributed.tensor._sharding_prop": propagation,
+    "torch.distributed.tensor._op_schema": schemas,
+    "torch.distributed.checkpoint.default_planner": plans,
+    "torch.distributed.optim.zero_redundancy_optimizer": objects,
+}
