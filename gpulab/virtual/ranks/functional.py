@@ -16,6 +16,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from ..operations import dispatch
 from ..operations.results import tensors_in
+from ..scope.in_force import thread
 from ..scope.labels import device_of, storage_of
 from ..scope.refusals import NotMirrored
 
@@ -36,8 +37,12 @@ def run(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     made = _MADE.get(name)
     if made is None:
         raise NotMirrored(f"the functional collective {name} is not mirrored by the virtual GPU")
-    with dispatch.MODE, torch.no_grad():
-        return made(*args, **kwargs)
+    thread.functional = True
+    try:
+        with dispatch.MODE, torch.no_grad():
+            return made(*args, **kwargs)
+    finally:
+        thread.functional = False
 
 
 def install() -> None:

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from ..clock import collectives
 from ..operations.results import place
-from ..scope.in_force import backing
+from ..scope.in_force import backing, thread
 from ..scope.labels import device_of
 from ..scope.numbering import device_at, stream_numbers
 
@@ -191,6 +191,8 @@ class VirtualGroup(dist.ProcessGroup):
         device = _device(tensors)
         if device is not None:
             _check(tensors, device)
+            if device.observer is not None and not thread.functional:
+                device.observer.communicates(tensors)
         with backing:
             finish = self.carrier.carry(call)
             latest: Any = None

@@ -79,7 +79,8 @@ class OverGloo:
     def _all_gather(self, call: Call) -> Callable[[], None]:
         mine = call.inputs[0].contiguous().view(-1)
         if all(out.numel() == mine.numel() for out in call.outputs):
-            return _ending(self.gloo.allgather([call.outputs], call.inputs, _C.AllgatherOptions()))
+            flat = [out.view(-1) for out in call.outputs]
+            return _ending(self.gloo.allgather([flat], [mine], _C.AllgatherOptions()))
         return self._all_to_all_flat([mine.clone() for _ in range(self.count)], call.outputs)
 
     def _gather(self, call: Call) -> Callable[[], None]:
