@@ -61,6 +61,11 @@ class Ledger:
         self.begin()
         device.observer = self
 
+    def adopt(self, block: Block, entry: Entry) -> None:
+        """A block that was there before the ledger was opened."""
+        self._alive[block] = entry
+        self.total += entry.size
+
     def begin(self) -> None:
         """A step begins: its events and its peak are counted from here."""
         self.settle()

@@ -83,7 +83,7 @@ class Clock:
         self.host = self.waited = self.own = 0.0
         self.counts_host = counts_host
         self.ignores_own = False  # for a check: then what a program measures does not hang on how busy this machine is
-        self.record: list[Span] | None = None
+        self.record: list[Span] | deque[Span] | None = None
         self.devices = [DeviceClock(self, index) for index in range(count)]
         self._began = self._last = real()  # until `_last` the host's own time is accounted for
         self._after_operation = False

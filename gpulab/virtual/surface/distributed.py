@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..scope.labels import FLOATING, NAME, device_of, storage_of
 from ..scope.numbering import current
 from ..scope.patches import Patches
-from ..scope.refusals import NotMirrored
+from ..scope.refusals import NotMirrored, warn_once
 
 if TYPE_CHECKING:
     from ..gpu import VirtualGPU
@@ -103,6 +103,9 @@ def _make_group(options: Any, _: Any) -> Any:
     gpu = current()
     size, rank = options.group_size, options.group_rank
     if gpu.world is not None:
+        if gpu.compute and gpu.world.size > 1:
+            others = f"rank {gpu.world.rank} of {gpu.world.size} runs here; the others are imagined, and send what it"
+            warn_once(gpu.told, f"{others} sends: sums are multiples of its own values")
         ranks = world.members(options.global_ranks_in_group, gpu.world.size)
         return group.VirtualGroup(gpu.world, ranks, rank, imagined.Imagined(size, rank), _fake(rank, size))
     gloo = dist.ProcessGroupGloo(options.store, rank, size, timeout=options.timeout)

@@ -93,6 +93,8 @@ def objects(module: ModuleType, patches: Patches) -> None:
 
     def broadcast(obj: Any, src_rank: int, *args: Any, **kwargs: Any) -> Any:
         unknown(src_rank, "an object")
+        if not current().compute:
+            args, kwargs = args[:1], {**kwargs, "device": torch.device("cpu")}  # objects are values
         return own(obj, src_rank, *args, **kwargs)
 
     patches.set(module, "_broadcast_object", broadcast)
