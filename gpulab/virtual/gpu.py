@@ -27,7 +27,7 @@ from .scope import in_force, ownership
 from .scope.device import Device
 from .scope.patches import Patches
 from .scope.refusals import warn_once
-from .surface import install
+from .surface import distributed, install
 
 
 class VirtualGPU:
@@ -153,6 +153,7 @@ class VirtualGPU:
             return
         if inner is not self:
             raise RuntimeError(f"{self!r} cannot end before {inner!r}, which was started within it")
+        distributed.end(self)
         self._suspend()
         for device in self.devices:
             device.close()

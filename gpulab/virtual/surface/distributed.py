@@ -11,6 +11,7 @@ import functools
 import importlib
 import inspect
 import os
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,7 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
     patches.set(c10d, "_new_process_group_helper", _making(gpu, c10d, c10d._new_process_group_helper, asked))
     if gpu.world is not None:
         patches.set(c10d, "rendezvous", _meeting_nobody(gpu.world))
+        patches.set(sys, "excepthook", sys.excepthook)  # a group puts the rank before every line of an error
         for name, value in gpu.world.environment.items():
             patches.item(os.environ, name, value)
     if not gpu.compute:
@@ -115,6 +117,20 @@ def _make_group(options: Any, _: Any) -> Any:
         there = world.real(gpu.spec.name, size, rank, link=gpu.link, adapters=gpu.adapters)
     ranks = world.members(options.global_ranks_in_group, there.size)
     return group.VirtualGroup(there, ranks, rank, over_gloo.OverGloo(gloo, size, rank), gloo)
+
+
+def end(gpu: VirtualGPU) -> None:
+    """The imagined ranks of a scope end with it, and so do their process groups."""
+    if gpu.world is None:
+        return
+    import torch.distributed as dist
+
+    from ..ranks.group import VirtualGroup
+
+    if dist.is_available() and dist.is_initialized():
+        group = dist.group.WORLD
+        if isinstance(group, VirtualGroup) and group.world is gpu.world:
+            dist.destroy_process_group()
 
 
 def _fake(rank: int, size: int) -> Any:
