@@ -6,12 +6,16 @@ host, which have values in shapes-only mode too.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..operations import copies
 from ..scope.labels import PINNED, device_of, storage_of
+from ..scope.refusals import NotMirrored
+
+if TYPE_CHECKING:
+    from ..scope.device import Device
 
 Tensor = torch.Tensor
 
@@ -77,6 +81,15 @@ class UsedMap:
         self.reduced = False
 
 
+def on_one_gpu(parameters: list[Tensor]) -> Device:
+    """The GPU of all parameters; NotMirrored where they are on several."""
+    devices = {device_of(parameter) for parameter in parameters}
+    device = devices.pop()
+    if devices or device is None:
+        raise NotMirrored("DistributedDataParallel of a module on several GPUs is not mirrored")
+    return device
+
+
 def verify_parameters(group: Any, parameters: list[Tensor]) -> None:
     """RuntimeError where a rank's parameters differ from rank 0's in number or shape.
 
@@ -84,8 +97,7 @@ def verify_parameters(group: Any, parameters: list[Tensor]) -> None:
     (verify_params_across_processes in torch/csrc/distributed/c10d/reducer.cpp).
     """
     where = parameters[0].device
-    device = device_of(parameters[0])
-    assert device is not None
+    device = on_one_gpu(parameters)
     rank, size, count = group.rank(), group.size(), len(parameters)
     mine = torch.tensor([count], device=where)
     group.allgather([[torch.empty_like(mine) for _ in range(size)]], [mine]).wait()

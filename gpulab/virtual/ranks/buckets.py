@@ -93,4 +93,4 @@ def clone_like(view: Tensor, parameter: Tensor) -> Tensor:
 
 def aliases(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors share a storage."""
-    return bool(torch._C._is_alias_of(one, other))
+    return bool(torch._C._is_alias_of(one, other))  # type: ignore[attr-defined]

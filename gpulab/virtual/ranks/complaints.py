@@ -25,7 +25,7 @@ def complain(reducer: Reducer, about: str, index: int = -1) -> NoReturn:
         warnings.simplefilter("ignore")  # of parameters that it finds used
         count = len(reducer.parameters)
         numbers = [torch.zeros(1, device="cpu", requires_grad=True) for _ in range(count + (about == "twice"))]
-        ask = _asked(reducer, numbers, reducer.finds_unused and about != "twice")
+        ask, _group = _asked(reducer, numbers, reducer.finds_unused and about != "twice")
         if reducer.static:
             ask._set_static_graph()
             _run(ask, numbers, [i for i in range(count) if reducer._hooks_of_first_pass[i]])
@@ -40,17 +40,18 @@ def complain(reducer: Reducer, about: str, index: int = -1) -> NoReturn:
     raise AssertionError(f"PyTorch's reducer finds nothing wrong: {about}, parameter {index}")
 
 
-def _asked(reducer: Reducer, numbers: list[torch.Tensor], finds_unused: bool) -> Any:
-    """PyTorch's own reducer of `numbers`, among ranks that are imagined."""
+def _asked(reducer: Reducer, numbers: list[torch.Tensor], finds_unused: bool) -> tuple[Any, Any]:
+    """PyTorch's own reducer of `numbers`, among imagined ranks, and their group, which must outlive it."""
     ours = reducer.group
     rank, size = ours.rank(), ours.size()
     nobody = _C.FakeProcessGroup._create_internal(rank, size)
     group = type(ours)(ours.world, ours.ranks, rank, Imagined(size, rank), nobody)
     limits = [1 << 20]
-    return _C.Reducer(
+    reducer_of_numbers = _C.Reducer(
         numbers, [list(range(len(numbers)))], limits, group, [False] * len(numbers), 1 << 20,
         finds_unused, False, reducer.names, 1 << 20,
     )  # fmt: skip
+    return reducer_of_numbers, group
 
 
 def _run(ask: Any, numbers: list[torch.Tensor], *used: list[int]) -> None:

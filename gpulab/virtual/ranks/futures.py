@@ -80,12 +80,12 @@ def arriving(device: Device | None, tensors: list[torch.Tensor], hold: Callable[
 
 def in_backward() -> bool:
     """Whether this thread is running a backward pass."""
-    return torch._C._current_graph_task_id() != -1  # type: ignore[attr-defined, no-any-return]
+    return torch._C._current_graph_task_id() != -1
 
 
 def at_its_end(call: Callable[[], None]) -> None:
     """Have `call` called where the backward pass that is running ends, after what has been asked for before."""
-    torch.autograd.Variable._execution_engine.queue_callback(call)  # type: ignore[attr-defined]
+    torch.autograd.Variable._execution_engine.queue_callback(call)
 
 
 def _fill(future: VirtualFuture, callback: Callable[[Any], Any], given: VirtualFuture) -> None:

@@ -409,6 +409,8 @@ def _asynchronous(opts: Any) -> bool:
 
 def _plain(tensor: Tensor) -> Tensor:
     """The tensor as numbers that can be sent: complex ones are pairs."""
+    if tensor.layout is not torch.strided:
+        raise ValueError("Tensors must be CUDA and dense")
     tensor = tensor.detach()
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 

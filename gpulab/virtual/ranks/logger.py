@@ -54,7 +54,7 @@ class Logger:
             "world_size": group.size(),
             "rank": group.rank(),
             "iteration": 0,
-            "is_multi_device_module": int(reducer.on_several),
+            "is_multi_device_module": 0,
             "num_parameter_tensors": len(reducer.parameters),
             "total_parameter_size_bytes": sum(p.nbytes for p in reducer.parameters),
             "output_device": output_device,
@@ -62,7 +62,7 @@ class Logger:
             "has_sync_bn": int(has_sync_bn),
             "bucket_cap_bytes": reducer.bucket_bytes_cap,
             "find_unused_parameters": int(reducer.finds_unused),
-            "gradient_as_bucket_view": int(reducer.views),
+            "gradient_as_bucket_view": int(reducer.gradients.views),
         }
         if static_graph:
             self._set_static_graph()
@@ -72,10 +72,15 @@ class Logger:
         if not reducer.statistics.collects:
             return
         unused = sum(reducer.parameters[index].nbytes for index in reducer.unused)
-        self.data.ints_map |= {"iteration": reducer.statistics.iterations, "unused_parameter_size": unused}
-        if reducer.rebuilt and not self.data.ints_map.get("has_rebuilt_buckets"):
-            self.data.ints_map["has_rebuilt_buckets"] = 1
-            orders = [" ".join(map(str, bucket.indices)) for bucket in reducer.buckets]
+        self.data.ints_map |= {
+            "iteration": reducer.statistics.iterations,
+            "unused_parameter_size": unused,
+            "num_buckets_reduced": reducer.reduced,
+        }
+        known = self.data.ints_map.get("has_rebuilt_buckets", 0)
+        self.data.ints_map["has_rebuilt_buckets"] = int(reducer.rebuilt)
+        if reducer.rebuilt and not known:
+            orders = [" ".join(map(str, bucket.indices)) for bucket in reducer.gradients.buckets]
             self.data.strs_map["rebuilt_bucket_sizes"] = self._sizes()
             self.data.strs_map["rebuilt_per_bucket_param_indices"] = ", ".join(orders)
         if reducer.ready_order:
@@ -88,7 +93,7 @@ class Logger:
         self.data.strs_map["error"] = error
 
     def _sizes(self) -> str:
-        return ", ".join(str(sum(p.nbytes for p in bucket.parameters)) for bucket in self.reducer.buckets)
+        return ", ".join(str(sum(p.nbytes for p in bucket.parameters)) for bucket in self.reducer.gradients.buckets)
 
     def _get_ddp_logging_data(self) -> Data:
         return self.data
@@ -101,4 +106,3 @@ class Logger:
 
     def _set_static_graph(self) -> None:
         self.data.ints_map["static_graph"] = int(self.reducer.static)
-

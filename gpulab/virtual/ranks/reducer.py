@@ -14,19 +14,19 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-import torch.distributed as dist
+import torch._C._distributed_c10d as _C
 
-from ..scope.labels import device_of
-from ..scope.refusals import NotMirrored
 from . import agreement, futures
-from .buckets import Bucket, GradBucket, aliases, clone_like
+from .buckets import Bucket, GradBucket
 from .complaints import complain
+from .gradients import Gradients
+from .refused import Named, not_mirrored, sparse
 from .statistics import Statistics
 
 Tensor = torch.Tensor
 
 
-class Reducer:
+class Reducer(Named):
     """Its arguments and methods are those of `torch.distributed.Reducer`, as DistributedDataParallel calls them."""
 
     def __init__(
@@ -48,33 +48,31 @@ class Reducer:
         lazy_bucket_allocation: bool = False,
     ) -> None:
         if any(expect_sparse_gradients or ()):
-            raise _not_mirrored("sparse gradients")
+            raise sparse()
         if use_python_reducer:
-            raise _not_mirrored("torch._dynamo's optimize_ddp='python_reducer'")
+            raise not_mirrored("torch._dynamo's optimize_ddp='python_reducer'")
         if lazy_bucket_allocation:
-            raise _not_mirrored("lazy_bucket_allocation=True")
+            raise not_mirrored("lazy_bucket_allocation=True")
         self.parameters, self.group = params, process_group
         self.bucket_bytes_cap = bucket_bytes_cap
         self.limits = list(bucket_bytes_cap_list) or [first_bucket_types_cap, bucket_bytes_cap]
-        self.finds_unused, self.views = find_unused_parameters, gradient_as_bucket_view
-        self.skips_unused, self.batched = skip_all_reduce_unused_params, batched_grad_copy
+        self.finds_unused, self.skips_unused = find_unused_parameters, skip_all_reduce_unused_params
+        self.gradients = Gradients(params, process_group, views=gradient_as_bucket_view, batched=batched_grad_copy)
         self.names = dict(param_to_name_mapping or {})
-        devices = {device_of(parameter) for parameter in params}
-        self.on_several = len(devices) > 1
-        self.statistics = Statistics(None if self.on_several else device_of(params[0]))
+        self.statistics = Statistics(agreement.on_one_gpu(params))
         self.static = self.rebuilt = False
         self.hook: Callable[[GradBucket], Any] | None = None
         self.unused: list[int] = []
         self.ready_order: list[int] = []  # in which gradients came in this pass
         self._first_order: list[int] = []  # in which the buckets are to be made anew
         self._marked: set[int] = set()  # parameters of this pass that are in their bucket
-        self._expects = self._unfinished = self._has_marked_unused = self._in_backward_optimizer = False
-        self._next = 0
+        self._expects = self._unfinished = self._has_marked_unused = False
+        self._next = self.reduced = 0
         self._hooks_left: list[int] = []
         self._hooks_of_first_pass = [0] * len(params)
         self._installed: list[Any] = []
         self._logger: Any = None
-        self._make_buckets(bucket_indices)
+        self.gradients.make(bucket_indices)
         self._accumulators = [torch.autograd.graph.get_gradient_edge(p).node for p in params]
         self._handles = [
             node.register_hook(_calling(weakref.ref(self), index)) for index, node in enumerate(self._accumulators)
@@ -89,19 +87,6 @@ class Reducer:
 
     # -- buckets -----------------------------------------------------------------------------------------------------
 
-    def _make_buckets(self, indices: list[list[int]]) -> None:
-        self.buckets: list[Bucket] = []  # what was there goes first
-        self._places: dict[int, tuple[int, int]] = {}
-        for number, of_bucket in enumerate(indices):
-            bucket = Bucket.of(list(of_bucket), self.parameters)
-            if self.views:
-                for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
-                    if parameter.grad is not None and not aliases(parameter.grad, view):
-                        view.copy_(parameter.grad)
-                        parameter.grad = view
-            self._places |= {index: (number, place) for place, index in enumerate(bucket.indices)}
-            self.buckets.append(bucket)
-
     def _may_rebuild(self) -> bool:
         return (self.static or not self.finds_unused) and not self.rebuilt
 
@@ -115,7 +100,7 @@ class Reducer:
         if last_is_small:
             order = order[::-1]
         of_order = [self.parameters[index] for index in order]
-        buckets = dist._compute_bucket_assignment_by_size(of_order, self.limits, [False] * len(order), order)[0]
+        buckets = _C._compute_bucket_assignment_by_size(of_order, self.limits, [False] * len(order), order)[0]
         if last_is_small:
             buckets = buckets[::-1]
         where = self.parameters[0].device
@@ -125,7 +110,7 @@ class Reducer:
         sizes = agreement.sent(sizes, self.group, where)
         self.rebuilt, self._first_order = True, []
         remaining = iter(flat)
-        self._make_buckets([[next(remaining) for _ in range(size)] for size in sizes])
+        self.gradients.make([[next(remaining) for _ in range(size)] for size in sizes])
         return True
 
     def _push_all_rebuilt_params(self) -> None:
@@ -141,8 +126,9 @@ class Reducer:
     def prepare_for_backward(self, outputs: list[Tensor]) -> None:
         self.statistics.record("backward_compute_start")
         self._expects, self._next, self._has_marked_unused = True, 0, False
+        self.reduced = 0
         self.ready_order, self._marked = [], set()
-        for bucket in self.buckets:
+        for bucket in self.gradients.buckets:
             bucket.pending, bucket.deferred = len(bucket.indices), []
         self._hooks_left = list(self._hooks_of_first_pass)
         if self._searches():
@@ -189,64 +175,27 @@ class Reducer:
             complain(self, "twice", index)
         self._marked.add(index)
         self._unfinished = True
-        number, _ = self._places[index]
-        bucket = self.buckets[number]
-        self._fill(index)
+        bucket = self.gradients.fill(index)
         bucket.pending -= 1
         if not bucket.pending:
-            self._flush(bucket)
-            while self._next < len(self.buckets) and not self.buckets[self._next].pending:
+            self.gradients.flush(bucket)
+            while self._next < len(self.gradients.buckets) and not self.gradients.buckets[self._next].pending:
                 if not self._next:
                     self.statistics.record("backward_comm_start")
-                following = self.buckets[self._next]
+                following = self.gradients.buckets[self._next]
                 if not (self.skips_unused and set(following.indices) <= set(self.unused)):
                     self._reduce(following)
+                    self.reduced += 1
+                else:
+                    following.future = None
                 self._next += 1
-        if self._next == len(self.buckets):
+        if self._next == len(self.gradients.buckets):
             if self._searches():
                 self._used().reduce(self.group)
             futures.at_its_end(self._at_end)
 
-    def _fill(self, index: int) -> None:
-        number, place = self._places[index]
-        bucket = self.buckets[number]
-        view, parameter = bucket.views[place], self.parameters[index]
-        grad = parameter.grad
-        if grad is None:
-            view.zero_()
-        elif aliases(grad, view):
-            if self.hook is None and not self.batched:
-                _divide(view, self.group.size())
-        elif self.batched and not grad.requires_grad:
-            bucket.deferred.append(place)
-        else:
-            if grad.dtype is not view.dtype:
-                raise RuntimeError(f"Expected {view.type()}, got {grad.type()}")
-            if self.hook is not None:
-                view.copy_(grad)
-            elif grad.requires_grad:
-                view.copy_(torch.mul(grad, 1 / self.group.size()))
-            else:
-                torch.mul(grad, 1 / self.group.size(), out=view)
-            if self.views:
-                parameter.grad = view
-
-    def _flush(self, bucket: Bucket) -> None:
-        """With `batched_grad_copy` the gradients of a bucket are copied and divided at once."""
-        if not self.batched:
-            return
-        if bucket.deferred:
-            views = [bucket.views[place] for place in bucket.deferred]
-            torch._foreach_copy_(views, [bucket.parameters[place].grad for place in bucket.deferred])
-            if self.views:
-                for place in bucket.deferred:
-                    bucket.parameters[place].grad = bucket.views[place]
-            bucket.deferred = []
-        if self.hook is None:
-            _divide(bucket.gradients, self.group.size())
-
     def _reduce(self, bucket: Bucket) -> None:
-        given = GradBucket(bucket, self._next, len(self.buckets))
+        given = GradBucket(bucket, self._next, len(self.gradients.buckets))
         bucket.future = self._run_allreduce_hook(given) if self.hook is None else self.hook(given)
         if not isinstance(bucket.future, torch.futures.Future):
             kind = type(bucket.future)
@@ -275,9 +224,9 @@ class Reducer:
         self._unfinished = True
         self.unused = [index for index, count in enumerate(self._hooks_of_first_pass) if not count]
         for index in range(len(self.parameters)):
-            self._fill(index)
-        for bucket in self.buckets:
-            self._flush(bucket)
+            self.gradients.fill(index)
+        for bucket in self.gradients.buckets:
+            self.gradients.flush(bucket)
             self._reduce(bucket)
         self._finish()
 
@@ -285,7 +234,7 @@ class Reducer:
 
     def _finish(self) -> None:
         self._expects = self._unfinished = False
-        for bucket in self.buckets:
+        for bucket in self.gradients.buckets:
             if bucket.future is None:
                 continue
             result = bucket.future.wait()
@@ -294,43 +243,24 @@ class Reducer:
             if not isinstance(result, Tensor):
                 raise RuntimeError(f"Unable to cast {result} to Tensor")
             bucket.results = bucket.views_of(result)
-            self._give_back(bucket)
+            self.gradients.give_back(bucket, self._is_used)
         for future in self._installed:
             future.wait()
         self._installed = []
-        if self._searches() or self._in_first_of_static():
-            if not self._used().reduced:
-                self._used().wait()
+        if (self._searches() or self._in_first_of_static()) and not self._used().reduced:
+            self._used().wait()
         if self._searches():
             self._used().clear()
         self.statistics.record("backward_comm_end")
 
-    def _give_back(self, bucket: Bucket) -> None:
-        """What the reduction gave becomes the gradients, but those of parameters that no rank has used."""
-        together: list[tuple[Tensor, Tensor]] = []
-        for place, (index, parameter) in enumerate(zip(bucket.indices, bucket.parameters, strict=True)):
-            used = True
-            if self.static or self.finds_unused:
-                used = bool(self._used().flags[index])
-                if not used and not self._used().reduced:
-                    self._used().fetch()
-                    used = bool(self._used().flags[index])
-            result = bucket.results[place]
-            if self.views:
-                view = bucket.views[place]
-                if not aliases(view, result):
-                    view.copy_(result)
-                if used and not self._in_backward_optimizer and parameter.grad is None:
-                    parameter.grad = view
-            elif used and not self._in_backward_optimizer:
-                if parameter.grad is None:
-                    parameter.grad = clone_like(result, parameter)
-                elif self.batched:
-                    together.append((parameter.grad, result))
-                else:
-                    parameter.grad.copy_(result)
-        if together:
-            torch._foreach_copy_([grad for grad, _ in together], [result for _, result in together])
+    def _is_used(self, index: int) -> bool:
+        """Whether some rank has used a parameter; the host waits to know it of one that this rank has not used."""
+        if not (self.static or self.finds_unused):
+            return True
+        used = self._used()
+        if not used.flags[index] and not used.reduced:
+            used.fetch()
+        return bool(used.flags[index])
 
     def _check_reducer_finalized(self) -> None:
         if self._unfinished:
@@ -342,6 +272,7 @@ class Reducer:
         if self.hook is not None:
             raise RuntimeError("register_comm_hook or register_builtin_comm_hook can only be called once.")
         self.hook = hook
+        self.gradients.divides = False
 
     def set_logger(self, logger: Any) -> None:
         self._logger = weakref.ref(logger)
@@ -366,41 +297,16 @@ class Reducer:
             handle.remove()
 
     def _set_optimizer_in_backward(self) -> None:
-        self._in_backward_optimizer = True
+        self.gradients.stepped = True
 
     def _update_process_group(self, new_process_group: Any) -> None:
-        self.group = new_process_group
+        self.group = self.gradients.group = new_process_group
 
     def _reset_state(self) -> None:
         self.rebuilt = self._expects = self._unfinished = False
         self._first_order = []
         if self.used is not None:
             self.used.clear()
-
-    def _set_manual_finalization_required(self, required: bool) -> None:
-        if required:
-            raise _not_mirrored("require_manual_backward_finalization=True")
-
-    def _should_finalize_after_backward(self) -> bool:
-        return False
-
-    def _set_forward_pass_work_handle(self, work: Any, use_static_world_size: bool) -> None:
-        raise _not_mirrored("join(), which reads from the GPU how many ranks go on,")
-
-    def _set_mixed_precision_param_dtype(self, dtype: torch.dtype) -> None:
-        raise _not_mirrored(f"mixed_precision= with parameters in {dtype}")
-
-    def _set_sparse_metadata(self, metadata: Any) -> None:
-        raise _not_mirrored("sparse gradients")
-
-
-def _not_mirrored(what: str) -> NotMirrored:
-    return NotMirrored(
-        f"DistributedDataParallel with {what} is not mirrored in shapes-only mode. With compute=True it runs."
-    )
-
-
-_divide = torch.ops.aten.div_.Scalar
 
 
 def _calling(reducer: Any, index: int) -> Callable[..., None]:

@@ -21,7 +21,7 @@ _DIFFERENCES = {
 
 
 class Statistics:
-    """Events on `device`'s current stream, None for a module on several GPUs, for which PyTorch takes none."""
+    """Events on `device`'s current stream; None where the parameters are on the host."""
 
     def __init__(self, device: Device | None) -> None:
         self.device = device

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+
 from ..scope.labels import device_of
 from ..scope.numbering import current
 from ..scope.patches import Patches
@@ -120,7 +121,9 @@ def _meeting_nobody(world: Any) -> Callable[..., Any]:
 
         for name, given, right in (("world_size", world_size, world.size), ("rank", rank, world.rank)):
             if given not in (-1, right):
-                raise ValueError(f"{name} is {given}, but the imagined ranks' is {right}: VirtualGPU(..., ranks=, rank=)")
+                raise ValueError(
+                    f"{name} is {given}, but the imagined ranks' is {right}: VirtualGPU(..., ranks=, rank=)"
+                )
         yield dist.HashStore(), world.rank, world.size
 
     return rendezvous

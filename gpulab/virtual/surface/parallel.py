@@ -59,18 +59,19 @@ class _Adopting(TorchDispatchMode):
 
 def _reducer(own: Any) -> Any:
     """PyTorch's reducer, which holds the buckets: they are there from the start."""
+    from ..ranks.agreement import on_one_gpu
     from ..ranks.statistics import Statistics
 
     class Reducer(own):  # type: ignore[misc]
         def __init__(self, parameters: list[torch.Tensor], *args: Any, **kwargs: Any) -> None:
-            devices = {device_of(parameter) for parameter in parameters}
-            device = device_of(parameters[0])
+            device = None if device_of(parameters[0]) is None else on_one_gpu(parameters)
+            self.group = args[2]
             self._making = contextlib.nullcontext() if device is None else _Adopting(device)
             with self._making:
                 super().__init__(parameters, *args, **kwargs)
-            self.statistics = Statistics(device if len(devices) == 1 else None)
+            self.statistics = Statistics(device)
             self._asked = False
-            if self.statistics.device is not None:
+            if device is not None:
                 nodes = [torch.autograd.graph.get_gradient_edge(parameter).node for parameter in parameters]
                 hook = _telling(weakref.ref(self))
                 self._nodes = [(node, node.register_hook(hook)) for node in nodes]
@@ -96,6 +97,14 @@ def _reducer(own: Any) -> Any:
         def _at_end(self) -> None:
             for event in ("backward_comm_start", "backward_compute_end", "backward_comm_end"):
                 self.statistics.record(event)
+
+        def _run_allreduce_hook(self, bucket: Any) -> Any:
+            """The future of an all-reduce for which a stream can wait; C++ gives one that is done."""
+            return self.group.allreduce([bucket.buffer()]).get_future()
+
+        def _update_process_group(self, new_process_group: Any) -> None:
+            super()._update_process_group(new_process_group)
+            self.group = new_process_group
 
         def _rebuild_buckets(self) -> bool:
             with self._making:
@@ -124,6 +133,7 @@ def _telling(reducer: Any) -> Any:
 def _logger(own: Any) -> Any:
     """PyTorch's logger, and the host's waits that it makes on a GPU; for our reducer, one of ours."""
     from ..ranks import reducer as on_shapes
+    from ..ranks.logger import Data
     from ..ranks.logger import Logger as OnShapes
 
     class Logger(own):  # type: ignore[misc]
@@ -136,6 +146,16 @@ def _logger(own: Any) -> Any:
             reducer = self._statistics()
             if reducer is not None:
                 reducer.statistics.collect()
+
+        def _get_ddp_logging_data(self) -> Any:
+            """PyTorch's, with the virtual GPU's times for this machine's; those of communication are not known."""
+            data = super()._get_ddp_logging_data()
+            reducer = self._statistics()
+            if reducer is None or reducer.statistics.device is None:
+                return data
+            integers = {name: value for name, value in data.ints_map.items() if "_time" not in name}
+            times = {name: value for name, value in reducer.statistics.nanoseconds.items() if "comm" not in name}
+            return Data(dict(data.strs_map), integers | times)
 
     def of(reducer: Any) -> Any:
         return OnShapes(reducer) if isinstance(reducer, on_shapes.Reducer) else Logger(reducer)
@@ -188,16 +208,17 @@ def _registering_builtin(own: Any) -> Any:
     """The hooks that PyTorch has in C++ too are taken in Python: there they are the same operations."""
 
     def register(reducer: Any, kind: Any) -> None:
+        import torch._C._distributed_c10d as _C
         import torch.distributed as dist
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
         hooks = {
-            dist.BuiltinCommHookType.ALLREDUCE: default_hooks.allreduce_hook,
-            dist.BuiltinCommHookType.FP16_COMPRESS: default_hooks.fp16_compress_hook,
+            _C.BuiltinCommHookType.ALLREDUCE: default_hooks.allreduce_hook,
+            _C.BuiltinCommHookType.FP16_COMPRESS: default_hooks.fp16_compress_hook,
         }
         if getattr(reducer, "statistics", None) is None or reducer.statistics.device is None:
             own(reducer, kind)
         else:
-            dist._register_comm_hook(reducer, reducer.group, hooks[kind])
+            vars(dist)["_register_comm_hook"](reducer, reducer.group, hooks[kind])
 
     return register
