@@ -331,6 +331,7 @@ def two_ranks(folder, compute, unequal=False):
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compute", [True, False])
 def test_two_real_ranks_see_each_collective_end_at_the_same_time(tmp_path, compute):
     (ends, started, gradients), other = two_ranks(tmp_path, compute)
@@ -346,6 +347,7 @@ def test_two_real_ranks_see_each_collective_end_at_the_same_time(tmp_path, compu
             torch.testing.assert_close(torch.tensor(value), parameter.grad)
 
 
+@pytest.mark.slow
 def test_ranks_with_other_shapes_are_told_so_on_shapes_alone(tmp_path):
     said = two_ranks(tmp_path, False, unequal=True)
     assert "params[4] in this process with sizes [4, 6] appears not to match sizes of the same param" in said[1]
