@@ -18,7 +18,7 @@ _divide: Any = torch.ops.aten.div_.Scalar
 
 
 class Gradients:
-    """Those of `parameters`, in `buckets`; with `views` they are views of these, with `batched` they are copied at once.
+    """Those of `parameters`, in `buckets`: with `views` as views of these; with `batched` they are copied at once.
 
     `divides`: they are divided by the number of ranks before they are summed; `stepped`: the optimizer has had them.
     """
