@@ -22,6 +22,7 @@ from ..operations.results import place
 from ..scope.in_force import backing, thread
 from ..scope.labels import device_of
 from ..scope.numbering import device_at, stream_numbers
+from . import futures
 
 if TYPE_CHECKING:
     from ..scope.device import Device
@@ -90,14 +91,12 @@ class VirtualWork(_C.Work):  # type: ignore[misc]
         return self._outputs
 
     def get_future(self) -> Any:
-        """A future that has its value: within a backward pass the stream waits for it where that pass ends."""
-        if self._pending is not None:
-            self._pending.carried()
-            if torch._C._current_graph_task_id() != -1:  # type: ignore[attr-defined]
-                torch.autograd.Variable._execution_engine.queue_callback(self._pending.hold)  # type: ignore[attr-defined]
-        future: Any = torch.futures.Future()  # type: ignore[no-untyped-call]
-        future.set_result(self._outputs)
-        return future
+        """A future that has its value; who waits for it, waits with the current stream."""
+        pending = self._pending
+        if pending is None:
+            return futures.arriving(None, self._outputs, self.wait)
+        pending.carried()
+        return futures.arriving(pending.device, self._outputs, pending.hold)
 
 
 class _Pending:
@@ -397,7 +396,8 @@ class _Several(VirtualWork):
 
     def get_future(self) -> Any:
         for work in self._works:
-            work.get_future()
+            if work._pending is not None:
+                work._pending.carried()
         return super().get_future()
 
 
@@ -412,6 +412,8 @@ def _asynchronous(opts: Any) -> bool:
 
 def _plain(tensor: Tensor) -> Tensor:
     """The tensor as numbers that can be sent: complex ones are pairs."""
+    if tensor.layout is not torch.strided:
+        raise ValueError("Tensors must be CUDA and dense")
     tensor = tensor.detach()
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 

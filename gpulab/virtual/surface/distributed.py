@@ -6,7 +6,6 @@ Processes that `torch.multiprocessing.spawn` starts get the same virtual GPUs.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 import inspect
@@ -16,16 +15,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..scope.labels import FLOATING, NAME, device_of, storage_of
+from ..scope.labels import device_of
 from ..scope.numbering import current
 from ..scope.patches import Patches
-from ..scope.refusals import NotMirrored, warn_once
+from ..scope.refusals import warn_once
+from . import parallel
 
 if TYPE_CHECKING:
     from ..gpu import VirtualGPU
-    from ..scope.device import Device
 
 _SPAWNING = "torch.multiprocessing.spawn"  # as an attribute, that name is the function in it
 _own_wrap: Any = importlib.import_module(_SPAWNING)._wrap  # as it is before any scope
@@ -63,10 +61,7 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
         collective = _refusing_host_tensors(getattr(dist, name), c10d, asked)
         for owner in (dist, c10d) if name in ("isend", "irecv") else (dist,):  # P2POp knows them as what they are
             patches.set(owner, name, collective)
-    patches.set(dist, "Reducer", _reducer(vars(dist)["Reducer"]))
-    if not gpu.compute:
-        parallel = importlib.import_module("torch.nn.parallel.distributed")
-        patches.set(parallel, "_verify_param_shape_across_processes", _refuse_shapes)
+    parallel.install(gpu, patches)
 
 
 def _making(gpu: VirtualGPU, c10d: Any, own: Callable[..., Any], asked: set[str]) -> Callable[..., Any]:
@@ -148,7 +143,9 @@ def _meeting_nobody(world: Any) -> Callable[..., Any]:
 
         for name, given, right in (("world_size", world_size, world.size), ("rank", rank, world.rank)):
             if given not in (-1, right):
-                raise ValueError(f"{name} is {given}, but the imagined ranks' is {right}: VirtualGPU(..., ranks=, rank=)")
+                raise ValueError(
+                    f"{name} is {given}, but the imagined ranks' is {right}: VirtualGPU(..., ranks=, rank=)"
+                )
         yield dist.HashStore(), world.rank, world.size
 
     return rendezvous
@@ -170,49 +167,6 @@ def _refusing_host_tensors(own: Callable[..., Any], c10d: Any, asked: set[str]) 
         return own(*args, **kwargs)
 
     return collective
-
-
-# -- the buckets of DistributedDataParallel --------------------------------------------------------------------------
-
-
-class _Adopting(TorchDispatchMode):
-    """What C++ makes meanwhile is on this GPU: it cannot see that the parameters it makes it for are."""
-
-    def __init__(self, device: Device) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.device = device
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        storage = storage_of(out) if isinstance(out, torch.Tensor) else None
-        if storage is not None and getattr(storage, NAME, None) is FLOATING:
-            self.device.put(storage)
-        return out
-
-
-def _reducer(own: Any) -> Any:
-    """The part of DistributedDataParallel that holds the buckets, which are there from the start."""
-
-    class Reducer(own):  # type: ignore[misc]
-        def __init__(self, parameters: list[torch.Tensor], *args: Any, **kwargs: Any) -> None:
-            device = device_of(parameters[0])
-            self._making = contextlib.nullcontext() if device is None else _Adopting(device)
-            with self._making:
-                super().__init__(parameters, *args, **kwargs)
-
-        def _rebuild_buckets(self) -> bool:
-            with self._making:
-                return bool(super()._rebuild_buckets())
-
-    return Reducer
-
-
-def _refuse_shapes(*args: Any, **kwargs: Any) -> Any:
-    """In place of the first thing that DistributedDataParallel does with its parameters."""
-    raise NotMirrored(
-        "DistributedDataParallel is not mirrored in shapes-only mode: its C++ code reads values. "
-        "With compute=True it runs."
-    )
 
 
 # -- processes that this one starts ----------------------------------------------------------------------------------
