@@ -36,17 +36,9 @@ def test_with_values_and_without_the_same_bytes(name):
     assert all(map(math.isfinite, values[1]))
 
 
-@pytest.mark.parametrize("name", ["fsdp", "kept_after_forward", "checkpointed", "hybrid", "first_edition", "saved"])
-def test_equal_ranks_learn_what_one_alone_learns(name):
-    """The mean of equal gradients is the gradient."""
-    _, wanted, _ = run(alone, 1, True)
-    _, found, _ = run(PROGRAMS[name], 8, True)
-    if name == "saved":
-        assert found[0] == found[1]
-    elif name == "first_edition":
-        assert found[0] == pytest.approx(wanted[0], rel=1e-5)
-    else:
-        assert found == pytest.approx(wanted, rel=1e-4)
+def test_what_is_saved_is_what_is_loaded():
+    _, (before, after), _ = run(PROGRAMS["saved"], 8, True)
+    assert before == after
 
 
 def blocks(sizes):
@@ -112,7 +104,8 @@ def test_data_parallel_fills_the_first_gpu_most(compute):
         for _ in range(2):
             model(words).sum().backward()
         first, second = torch.cuda.max_memory_allocated(0), torch.cuda.max_memory_allocated(1)
-        assert first > 1.1 * second > 0
-        kept = torch.cuda.memory_allocated(0), torch.cuda.memory_allocated(1)
         weights = blocks(p.numel() for p in Model().parameters())
-        assert kept[0] > 2 * weights > kept[1]  # weights and gradients stay on the first, nothing but workspaces there
+        outputs = 64 * 32 * 512 * 4 // 2  # of the half batch that the second computes and the first gathers
+        assert first - second > outputs
+        kept = torch.cuda.memory_allocated(0), torch.cuda.memory_allocated(1)
+        assert kept[0] - kept[1] >= 2 * weights  # weights and gradients stay on the first alone

@@ -60,6 +60,11 @@ def schemas(module: ModuleType, patches: Patches) -> None:
     patches.set(module, "_rebuild_tensor_from_dtensor_meta", rebuild)
 
 
+def randomness(module: ModuleType, patches: Patches) -> None:
+    """In `torch.distributed.tensor._random`: a scope's ranks agree on their random numbers anew."""
+    patches.set(module, "_rng_tracker", None)
+
+
 def plans(module: ModuleType, patches: Patches) -> None:
     """In `torch.distributed.checkpoint.default_planner`: the parts of imagined ranks are in no file."""
     own = module._validate_global_plan
@@ -110,6 +115,7 @@ def unknown(rank: int, what: str) -> None:
 CHANGES = {
     "torch.distributed.tensor._sharding_prop": propagation,
     "torch.distributed.tensor._op_schema": schemas,
+    "torch.distributed.tensor._random": randomness,
     "torch.distributed.checkpoint.default_planner": plans,
     "torch.distributed.optim.zero_redundancy_optimizer": objects,
 }
