@@ -44,6 +44,10 @@ class Folder:
     def log(self, rank: int) -> Path:
         return self.path / f"rank-{rank}.log"
 
+    def launcher_pid(self) -> int | None:
+        """The launcher's own word; None where it has said nothing."""
+        return int(text) if (text := _text(self.path / "launcher.pid")) else None
+
     def report(self) -> Report | None:
         """The launcher's last word, None where it had none."""
         text = _text(self.path / "report.json")
@@ -58,8 +62,10 @@ class Folder:
         found = {rank: _text(self._of(rank, "pid")) for rank in range(self.count)}
         return {rank: int(text) for rank, text in found.items() if text}
 
-    def alive(self, launcher: int) -> frozenset[int]:
-        """The pids of the ranks that run now, as children of `launcher`."""
+    def alive(self, launcher: int | None) -> frozenset[int]:
+        """The pids of the ranks that run now, as children of `launcher`; None is one that has not started."""
+        if launcher is None:
+            return frozenset()
         try:
             children = {
                 child.pid for child in psutil.Process(launcher).children() if child.status() != psutil.STATUS_ZOMBIE
@@ -68,7 +74,7 @@ class Folder:
             return frozenset()
         return frozenset(children & set(self.pids().values()))
 
-    def fails(self, launcher: int) -> bool:
+    def fails(self, launcher: int | None) -> bool:
         """Whether a rank is about to be reported as failed: it is gone, or on its way, and its script had not ended."""
         alive = self.alive(launcher)
         return any(
