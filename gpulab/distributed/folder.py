@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 
 from .result import Rank
-from .stacks import where
+from .stacks import collective, where
 
 _KEPT = 2**20  # bytes of a rank's output
 _LAUNCHER = "launcher.log"
@@ -116,6 +116,7 @@ class Folder:
             traceback=error.get("traceback", "").rstrip("\n"),
             where="" if error else where(self.stacks(rank), self.script),
             stopped=stopped,
+            collective="" if error else collective(self.stacks(rank), self.script),
             finished=self._of(rank, "finished").exists(),
         )
 

@@ -5,7 +5,7 @@ side. Over a channel of the two come sockets, one for each run, which its launch
 learns that the notebook has left (one byte) or died (none). A launcher forks the ranks, and does for them what torchrun
 does: it keeps the store where they meet, stops all where one fails, and reports; a rank never touches the server.
 
-The server ends with the notebook, or when it had nothing to do for IDLE seconds.
+The server ends with the notebook, or when it had nothing to do for some time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn, TypeAlias
 
-IDLE = 600.0  # seconds
 READY, RUN, RETIRE, LEFT = b"r", b"f", b"q", b"."  # what is said on the channel, and on a run's socket
 
 # What any rank that trains imports: an optimizer and DistributedDataParallel alone need torch._dynamo, for seconds.
@@ -43,7 +42,8 @@ def _beside(name: str) -> Any:
     """A module of this folder, without the package that it belongs to."""
     path = os.path.join(os.path.dirname(os.path.abspath(__file__)), f"{name}.py")
     spec = importlib.util.spec_from_file_location(f"_gpulab_{name}", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -55,8 +55,11 @@ processes: Any = _beside("processes")
 # -- the server ------------------------------------------------------------------------------------------------------
 
 
-def serve(channel: socket.socket, notebook: int) -> Job | None:
-    """Fork a launcher for each socket that comes; None when it is time to end, in a launcher what that has to do."""
+def serve(channel: socket.socket, notebook: int, idle: float) -> Job | None:
+    """Fork a launcher for each socket that comes; None when it is time to end, in a launcher what that has to do.
+
+    `idle` is in seconds without a run.
+    """
     _import()
     woken, wake = os.pipe()
     os.set_blocking(woken, False)
@@ -67,13 +70,13 @@ def serve(channel: socket.socket, notebook: int) -> Job | None:
     used, retired = time.monotonic(), False
     channel.sendall(READY)
     while os.getppid() == notebook and (launchers or not retired):
-        readable, _, _ = select.select([channel, woken], [], [], _PARENT)
+        readable, _, _ = select.select([channel.fileno(), woken], [], [], min(_PARENT, idle))
         if woken in readable:
             os.read(woken, 1024)
         while launchers and (ended := os.waitpid(-1, os.WNOHANG)[0]):
             launchers.discard(ended)
             used = time.monotonic()
-        if channel in readable:
+        if channel.fileno() in readable:
             said, sockets, _, _ = socket.recv_fds(channel, 1, 1)
             if not said:
                 break
@@ -85,10 +88,10 @@ def serve(channel: socket.socket, notebook: int) -> Job | None:
                     signal.signal(signal.SIGCHLD, before)
                     for mine in (woken, wake, channel.detach()):
                         os.close(mine)
-                    return partial(launch, socket.socket(fileno=run), notebook)
+                    return partial(launch, socket.socket(fileno=run))
                 os.close(run)
                 launchers.add(pid)
-        elif not launchers and time.monotonic() - used > IDLE:
+        elif not launchers and time.monotonic() - used > idle:
             break
     return None
 
@@ -112,7 +115,7 @@ def _import() -> None:
 # -- a run's launcher ------------------------------------------------------------------------------------------------
 
 
-def launch(run: socket.socket, notebook: int) -> Job:
+def launch(run: socket.socket) -> Job:
     """Fork the ranks of the run that `run` tells, and see to them; returns only in a rank."""
     launcher = os.getpid()
     try:
@@ -196,10 +199,11 @@ def _variables(rank: int, count: int, port: int) -> dict[str, str]:
 
 def _as_if_new() -> None:
     """What a process finds at its start, or draws then, and the server has found or drawn long ago."""
-    import importlib
+    import atexit
     import multiprocessing.process
     import tempfile
 
+    atexit.register(gc.unfreeze)  # the end takes to pieces what it finds
     importlib.invalidate_caches()
     tempfile.tempdir = None
     time.tzset()
@@ -239,13 +243,11 @@ class Ranks:
 
 def _see_to(ranks: Ranks, run: socket.socket, store: socket.socket, orphaned: Callable[[], bool]) -> NoReturn:
     """As torchrun's agent: where one rank fails, the others get a moment, SIGTERM, and SIGKILL."""
-    import torch.distributed as dist
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     port = store.getsockname()[1]
     # It has threads: the forks are over.
-    ranks.store = dist.TCPStore(
-        "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=store.detach()
-    )
+    ranks.store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=store.detach())
 
     def wait(enough: Callable[[], bool], seconds: float | None = None) -> None:
         until = None if seconds is None else time.monotonic() + seconds
@@ -278,6 +280,6 @@ def _see_to(ranks: Ranks, run: socket.socket, store: socket.socket, orphaned: Ca
 
 
 if __name__ == "__main__":
-    job: Job | None = partial(serve, socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))
+    job: Job | None = partial(serve, socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), float(sys.argv[3]))
     while job is not None:
         job = job()

@@ -120,7 +120,8 @@ def leave_nothing(folder: str | None) -> None:
 
 def report(folder: str, exit_codes: dict[int, int], later: list[int], stopped: list[int]) -> None:
     """The launcher's last word: how the ranks ended; `folder.py` says what it means."""
-    write(os.path.join(folder, "report.json"), json.dumps(dict(exit_codes=exit_codes, later=later, stopped=stopped)))
+    said = {"exit_codes": exit_codes, "later": later, "stopped": stopped}
+    write(os.path.join(folder, "report.json"), json.dumps(said))
 
 
 # -- a rank ----------------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """`run`: has a launcher started, follows it, and takes everything down when time is up or the cell is interrupted.
 
-A launcher is torchrun (`torchrun.py`) or a fork of the warm server (`warm.py`); what it and the ranks tell comes through
-a folder that lives as long as the run.
+A launcher is torchrun (`torchrun.py`) or a fork of the warm server (`warm.py`); what it and the ranks tell comes
+through a folder that lives as long as the run.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import psutil
 from . import processes
 from .arguments import checked_args, checked_env, checked_ranks, checked_script, checked_timeout
 from .folder import Folder, Report
+from .nccl import beside
 from .result import RankFailed, Run, TimeLimit, failure_text, first_failure, limit_text
 from .torchrun import Torchrun
 
@@ -67,6 +68,7 @@ def run(
     script = checked_script(script)
     count = checked_ranks(ranks)
     words, limit, extra = checked_args(args), checked_timeout(timeout), checked_env(env)
+    grouped = b"torch.distributed" in Path(script).read_bytes()
     start = _launcher(warm)
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="gpulab-ranks-", ignore_cleanup_errors=True) as name:
@@ -77,12 +79,12 @@ def run(
             report = folder.report() if in_time else _where_they_are(folder, launcher)
         if report is None:
             raise RuntimeError(launcher.failed())
-        result = Run(script, folder.ranks(report), time.monotonic() - started)
+        result = Run(script, folder.ranks(report), time.monotonic() - started, grouped)
         culprit = first_failure(result, folder.ends(report))
     if culprit is not None:
-        raise RankFailed(failure_text(result, culprit), result, culprit)
+        raise RankFailed(failure_text(result, culprit, beside(result, culprit)), result, culprit)
     if not in_time:
-        raise TimeLimit(limit_text(result, limit or 0.0), result)
+        raise TimeLimit(limit_text(result, limit or 0.0, beside(result, None)), result)
     return result
 
 
@@ -110,8 +112,8 @@ def _launcher(warm: bool) -> Callable[[Folder, list[str], dict[str, str]], Launc
         return Forked
     if warm:
         warnings.warn(
-            f"warm=True forks the ranks, which is done on Linux only, not on {sys.platform}: torchrun starts them, with "
-            "the same result",
+            f"warm=True forks the ranks, which is done on Linux only, not on {sys.platform}: torchrun starts them, "
+            "with the same result",
             stacklevel=3,
         )
     return Torchrun

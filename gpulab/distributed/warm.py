@@ -18,10 +18,15 @@ import sys
 import sysconfig
 import tempfile
 import threading
+import time
 from pathlib import Path
+
+import psutil
 
 from .folder import Folder, kept
 from .result import on_screen
+
+IDLE = 600.0  # seconds that a server waits for the next run
 
 _READY, _RUN, _RETIRE, _LEFT = b"r", b"f", b"q", b"."  # as forking.py has them
 
@@ -55,9 +60,10 @@ class Server:
         self._is_ready = False
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  (open as long as the server lives)
         self._channel, its = socket.socketpair()
+        file = str(Path(__file__).with_name("forking.py"))
         with its:
             self.process = subprocess.Popen(
-                [sys.executable, "-u", str(Path(__file__).with_name("forking.py")), str(its.fileno()), str(self.owner)],
+                [sys.executable, "-u", file, str(its.fileno()), str(self.owner), str(IDLE)],
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=self._log,
@@ -148,6 +154,12 @@ def stop() -> None:
         _current, _retired[:] = None, []
 
 
+def _runs(pid: int) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
 class Forked:
     """A launcher of `folder.count` ranks of `folder.script`, which the server forks when it is ready."""
 
@@ -202,6 +214,8 @@ class Forked:
         except ConnectionResetError:
             pass
         self._socket.close()
+        while self.pid is not None and _runs(self.pid):  # its files are closed, it is about to end
+            time.sleep(0.001)
         return True
 
     def failed(self) -> str:
