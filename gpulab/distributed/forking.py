@@ -31,6 +31,7 @@ READY, RUN, RETIRE, LEFT = b"r", b"f", b"q", b"."  # what is said on the channel
 _IMPORTED = ("torch.distributed", "torch.distributed.fsdp", "torch.distributed.tensor", "torch._dynamo")
 
 _LOOK = 0.02  # seconds between two looks at the ranks
+_FIRST = 60.0  # seconds that it waits at least for the run that it was started for
 _PARENT = 1.0  # seconds between two looks at whether the notebook lives
 
 # What a process that was forked does: each job is returned through all that forked it, so that the ranks start from an
@@ -67,7 +68,7 @@ def serve(channel: socket.socket, notebook: int, idle: float) -> Job | None:
     before = signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     launchers: set[int] = set()
-    used, retired = time.monotonic(), False
+    used, retired, first = time.monotonic(), False, max(idle, _FIRST)
     channel.sendall(READY)
     while os.getppid() == notebook and (launchers or not retired):
         readable, _, _ = select.select([channel.fileno(), woken], [], [], min(_PARENT, idle))
@@ -91,7 +92,8 @@ def serve(channel: socket.socket, notebook: int, idle: float) -> Job | None:
                     return partial(launch, socket.socket(fileno=run))
                 os.close(run)
                 launchers.add(pid)
-        elif not launchers and time.monotonic() - used > idle:
+                first = idle
+        elif not launchers and time.monotonic() - used > first:
             break
     return None
 
@@ -105,6 +107,9 @@ def _import() -> None:
 
     import psutil
 
+    if (trial := os.fork()) == 0:  # before a fork OpenBLAS ends its own threads, until they are needed again
+        os._exit(0)
+    os.waitpid(trial, 0)
     threads = psutil.Process().num_threads()
     if threads != 1:  # a lock that another thread holds stays locked in a fork for ever
         raise SystemExit(f"{threads} threads run after import torch, and a process with several cannot be forked")
@@ -209,8 +214,10 @@ def _as_if_new() -> None:
     time.tzset()
     multiprocessing.process.ORIGINAL_DIR = os.getcwd()  # type: ignore[attr-defined]
     multiprocessing.process.current_process().authkey = os.urandom(32)
+    # Python's own random draws a new seed by itself.
+    sys.modules["torch"].default_generator.seed()
     if "numpy.random" in sys.modules:
-        sys.modules["numpy.random"].seed()  # Python's own random does so by itself
+        sys.modules["numpy.random"].seed()
 
 
 class Ranks:

@@ -57,7 +57,8 @@ def beside(run: Run, culprit: Rank | None) -> list[str]:
     if _GLOO_TIMED_OUT.search(culprit.exception):
         return _timed_out()
     killed = (culprit.exit_code or 0) < 0 and not (culprit.exception or culprit.finished)
-    if len(run.ranks) > 1 and (culprit.lost or (killed and run.grouped)):
+    lost = culprit.lost and "gloo/transport" in culprit.exception
+    if len(run.ranks) > 1 and (lost or (killed and run.grouped)):
         return _gone()
     return []
 

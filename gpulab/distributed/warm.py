@@ -144,6 +144,12 @@ def server(env: dict[str, str]) -> Server:
         return _current
 
 
+def server_pid() -> int | None:
+    """The process of this process's server, None where none runs."""
+    with _lock:
+        return None if _current is None or _current.ended() else _current.process.pid
+
+
 @atexit.register
 def stop() -> None:
     """End this process's server, with whatever it runs. The next warm run starts another."""
@@ -152,12 +158,6 @@ def stop() -> None:
         for one in [*_retired, *([] if _current is None else [_current])]:
             one.close()
         _current, _retired[:] = None, []
-
-
-def _runs(pid: int) -> bool:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    return False
 
 
 class Forked:
@@ -214,8 +214,10 @@ class Forked:
         except ConnectionResetError:
             pass
         self._socket.close()
-        while self.pid is not None and _runs(self.pid):  # its files are closed, it is about to end
-            time.sleep(0.001)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            launcher = psutil.Process(self.pid) if self.pid is not None else None
+            while launcher is not None and launcher.is_running() and launcher.status() != psutil.STATUS_ZOMBIE:
+                time.sleep(0.001)  # its files are closed, it is about to end
         return True
 
     def failed(self) -> str:

@@ -82,7 +82,7 @@ def nothing_stays(tmp_path, monkeypatch):
 def server_pid():
     """The warm server's, where there is one."""
     module = sys.modules.get("gpulab.distributed.warm")
-    return set() if module is None or module._current is None else {module._current.process.pid}
+    return set() if module is None else {module.server_pid()}
 
 
 def of_runs(folder):
