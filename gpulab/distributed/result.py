@@ -196,7 +196,7 @@ def _reason(run: Run, culprit: Rank) -> list[str]:
             "    dist.destroy_process_group()",
             *([_UNEQUAL] if any(rank.lost for rank in run.ranks) else []),
         ]
-    if culprit.lost and any(rank.ended == "finished" for rank in run.ranks):
+    if culprit.lost and any(_done(rank) for rank in run.ranks):
         return [_UNEQUAL]
     return []
 
@@ -214,9 +214,15 @@ def _together(ranks: Sequence[Rank], after_another: str = "was stopped") -> list
     """
     groups: dict[str, list[Rank]] = {}
     for rank in ranks:
-        ended = after_another if rank.lost or rank.ended == "was stopped" else rank.ended
+        fell = rank.lost or rank.ended == "was stopped"
+        ended = "finished" if _done(rank) else after_another if fell else rank.ended
         groups.setdefault(ended, []).append(rank)
     return [_with_verb(alike, ended) for ended, alike in groups.items()]
+
+
+def _done(rank: Rank) -> bool:
+    """Whether its script came to its end and it did not fail; the end of its process takes a while."""
+    return rank.ended == "finished" or (rank.finished and rank.stopped and not rank.exception)
 
 
 def _with_verb(ranks: list[Rank], ended: str) -> str:

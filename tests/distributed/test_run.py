@@ -7,6 +7,7 @@ import contextlib
 import io
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -254,7 +255,8 @@ def test_a_rank_that_is_killed_is_named_with_its_signal(warm):
     message = str(caught.value)
     assert message.startswith("killed.py on 2 ranks: rank 1 was killed by SIGKILL\n")
     assert "out of memory killer" in message
-    assert "It last printed:\n    before\nRank 0 went down with it." in message
+    assert "It last printed:\n    before\nRank 0 went down with it.\nWith NCCL a rank that waits" in message
+    assert "NCCL error: remote process exited or there was a network error" in message
 
 
 def test_a_crash_outside_python_names_the_line_and_an_exit_code_is_told(warm):
@@ -318,8 +320,58 @@ def test_a_collective_that_one_rank_does_not_join_ends_at_the_time_limit(warm):
     assert f"took longer than timeout={timeout:g} seconds" in message
     assert "Rank 0 was stopped at hangs.py, line 12, in step: dist.all_reduce(torch.ones(1))." in message
     assert "Rank 1 was stopped at hangs.py, line 11, in step: time.sleep(1e6)." in message
+    assert "With NCCL the rank waits until its group's timeout is over, 10 minutes by default." in message
+    assert "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=" in message
+    assert [rank.collective for rank in caught.value.run.ranks] == ["all_reduce", ""]
     assert [rank.output for rank in caught.value.run.ranks] == ["ready\n", "ready\n"]
     assert all(rank.stopped for rank in caught.value.run.ranks)
+
+
+def test_a_collective_more_on_one_rank_is_told_as_ranks_that_disagree(warm):
+    write(
+        "disagree.py",
+        """
+        import torch, torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        x = torch.ones(1)
+        dist.all_reduce(x)
+        if dist.get_rank() == 1:
+            dist.all_reduce(x)
+        print(x.item())  # the connection closes after the last line
+        """,
+    )
+    with pytest.raises(distributed.RankFailed) as caught:
+        distributed.run("disagree.py", 2, warm=warm)
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "disagree.py on 2 ranks: rank 1 failed with RuntimeError"
+    assert lines[1].endswith("do all ranks make the same collective calls, in the same order?")
+    assert "Connection closed by peer" in str(caught.value)
+    assert any(line.startswith("With NCCL a rank that waits for one on another node that is gone") for line in lines)
+    assert "Rank 0 finished." in lines
+    assert caught.value.run.ranks[0].output == "2.0\n"
+
+
+def test_a_port_in_use_is_told_with_the_remedy_and_is_not_a_lost_connection(warm):
+    write(
+        "taken.py",
+        """
+        import os, sys, time
+        import torch.distributed as dist
+
+        if os.environ["RANK"] == "1":
+            time.sleep(1e6)
+        dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{sys.argv[1]}", rank=0, world_size=2)
+        """,
+    )
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(distributed.RankFailed) as caught:
+        distributed.run("taken.py", 2, args=[str(taken.getsockname()[1])], warm=warm)
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "taken.py on 2 ranks: rank 0 failed with DistNetworkError"
+    assert lines[1].startswith("Another process listens at that port.")
+    assert "EADDRINUSE" in caught.value.rank.exception
+    assert not caught.value.rank.lost
+    assert "With NCCL it is the same" in str(caught.value)
 
 
 def test_a_limit_shorter_than_the_start_says_so(warm):
