@@ -140,6 +140,8 @@ class Soak:
 
 def soak(starts: int, warm: bool) -> Iterator[tuple[str, list[str]]]:
     """(end, what is left) of each of `starts` starts."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as where a shell has started this in the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     with tempfile.TemporaryDirectory() as folder:
         of = Soak(Path(folder), warm)
         for number in range(starts):
