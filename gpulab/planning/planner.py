@@ -119,9 +119,7 @@ def _spec(gpu: str | None) -> Spec:
     return SPECS[name if mode == "virtual" else DEFAULT]
 
 
-def _measure(
-    build: Any, batch: int, spec: Spec, *, where: bool, told: set[str], ranks: Ranks
-) -> tuple[bool, Measured]:
+def _measure(build: Any, batch: int, spec: Spec, *, where: bool, told: set[str], ranks: Ranks) -> tuple[bool, Measured]:
     """Whether it fits, and what it takes: on this GPU if it does, else on a larger one of its kind."""
     import torch
 

@@ -55,12 +55,14 @@ class Plan:
     allocator giving back what it can. Where they do not, the other numbers are those of a larger GPU of the same kind.
 
     `step_ms` is how long a step takes among others, by the clock of the GPU: what the host does between its launches
-    (reading data, say) is not in it. With `ranks` of them, `joined` as it says, `batch` and all else is one rank's; of
-    a step, collectives run for `communication_ms`, `exposed_ms` of them with no kernel beside them, and `sent` bytes go
-    through them; one rank alone takes `alone_ms`. `gpu_busy` is the part of it, 0 to 1, in which kernels run. `fits_on` says of each
+    (reading data, say) is not in it. `gpu_busy` is the part of it, 0 to 1, in which kernels run. `fits_on` says of each
     known GPU whether this step, with the memory it takes here, would fit there: True, False, or None where only a plan
     for that GPU can tell. `where` is there if it was asked for, and so is `largest_batch`: None if it was not, or could
     not be found, as `notes` then say.
+
+    With several `ranks`, `joined` as it says, `batch` and all else is one rank's. Of a step, collectives run for
+    `communication_ms`, in `exposed_ms` of them no kernel runs beside them, and `sent` bytes go through them. One rank
+    alone takes `alone_ms` for the same build: None where it does not run so, as `notes` then say.
     """
 
     gpu: str

@@ -41,7 +41,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", type=int, metavar="N", help="imagine that this is rank 0 of N, one GPU each")
     parser.add_argument("--nodes", type=int, metavar="N", help="machines that the imagined ranks are spread over")
     parser.add_argument("--link", metavar="NAME", help="what joins the GPUs of a machine (default: the usual)")
-    parser.add_argument("--adapters", metavar="WHAT", help="what joins machines: 1, HDR, '4 x HDR' (default: the usual)")
+    parser.add_argument(
+        "--adapters", metavar="WHAT", help="what joins machines: 1, HDR, '4 x HDR' (default: the usual)"
+    )
     parser.add_argument("--shapes-only", action="store_true", help="no values: any size of model, and much faster")
     parser.add_argument("--json", metavar="FILE", help="write the report there too, - for standard output")
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="run a module, as python -m does")

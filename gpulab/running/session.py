@@ -30,7 +30,6 @@ from .steps import StepMarks
 from .target import Ending, Target, execute
 from .watch import Watch
 
-
 _SPANS = 100_000  # of the clock's record: what the last steps did is known, however long the run
 
 

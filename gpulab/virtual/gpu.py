@@ -33,8 +33,9 @@ from .surface import distributed, install
 class VirtualGPU:
     """`count` virtual GPUs of one kind, from `with` (or `start`) to its end (or `stop`).
 
-    `gpu` is a name such as "T4", or a machine's such as "8xH100" (`clock.links.MACHINES`). With `compute=False` tensors have shapes and no values: models larger than the
-    machine can be planned. `settings` has the syntax of PYTORCH_CUDA_ALLOC_CONF, which is read without it.
+    `gpu` is a name such as "T4", or a machine's such as "8xH100" (`clock.links.MACHINES`), whose ranks are imagined.
+    With `compute=False` tensors have shapes and no values: models larger than the machine can be planned.
+    `settings` has the syntax of PYTORCH_CUDA_ALLOC_CONF, which is read without it.
     `counts_host=True` lets the time that this machine spends between the operations count as the host's: what waits
     for data shows, and times no longer repeat exactly.
     `host` is what launches: "server" (the usual), "reference" (a fast one), or how many times as long as the reference
@@ -103,7 +104,9 @@ class VirtualGPU:
         if gpu in links.MACHINES:
             for name, value in (("ranks", ranks), ("nodes", nodes), ("link", self.link), ("adapters", self.adapters)):
                 if value is not None:
-                    raise ValueError(f"{name} is {value!r}, but gpu={gpu!r} is a machine and says it: name its GPU instead")
+                    raise ValueError(
+                        f"{name} is {value!r}, but gpu={gpu!r} is a machine and says it: name its GPU instead"
+                    )
             return world.of_machine(gpu, rank)
         if ranks is not None:
             adapters = self.adapters

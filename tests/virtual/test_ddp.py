@@ -205,7 +205,10 @@ def spans_of(compute, width, batch, **options):
         with gpu.timeline() as timeline:
             loss.backward()
     names = {"ranks": "all_reduce of 8 ranks", "products": "mm", "copies": "copy_"}
-    return [[span for span in timeline.spans if span.where != "host" and span.name.split(" ")[0] == name.split(" ")[0]] for name in names.values()]
+    return [
+        [span for span in timeline.spans if span.where != "host" and span.name.split(" ")[0] == name.split(" ")[0]]
+        for name in names.values()
+    ]
 
 
 @pytest.mark.parametrize("compute", [True, False])

@@ -188,8 +188,8 @@ def test_functional_collectives(begin, compute):
 
 def test_a_reduction_that_nobody_knows_says_its_name(begin):
     begin(4)
+    sizes = [1, 2, 3, 4]
     with pytest.raises(NotMirrored, match="equal shares"):
-        sizes = [1, 2, 3, 4]
         dist.all_to_all_single(torch.empty(10, device="cuda"), torch.ones(10, device="cuda"), sizes, sizes)
 
 

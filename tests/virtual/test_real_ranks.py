@@ -22,7 +22,9 @@ def run(folder, mode, program):
     file = folder / program
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
     env = {**os.environ, "CHECKPOINT": str(folder / "checkpoint")}
-    ended = subprocess.run([*command, SCRIPT, mode, program, file], capture_output=True, text=True, env=env, check=False)
+    ended = subprocess.run(
+        [*command, SCRIPT, mode, program, file], capture_output=True, text=True, env=env, check=False
+    )
     assert ended.returncode == 0, ended.stderr[-4000:]
     return [json.loads(Path(f"{file}.rank{rank}").read_text()) for rank in (0, 1)]
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from gpulab import VirtualGPU
 from gpulab.virtual.scope.refusals import NotMirrored
 
-from .sharded_programs import PROGRAMS, Model, alone, shard
+from .sharded_programs import PROGRAMS, Model, shard
 
 
 def run(program, ranks, compute, **options):

@@ -22,9 +22,11 @@ from ..scope.refusals import NotMirrored
 
 if TYPE_CHECKING:
     from ..gpu import VirtualGPU
-    from .group import VirtualGroup, VirtualWork
+    from .group import VirtualGroup
+    from .works import VirtualWork
 
 Tensor = torch.Tensor
+_resolve: Any = vars(c10d)["_resolve_process_group"]
 NAMESPACE = "_c10d_functional"
 _WORK = "_gpulab_work"  # on the storage of a result that is on its way
 
@@ -51,8 +53,8 @@ def install() -> None:
 
 
 def _group(named: Any) -> VirtualGroup:
-    found: Any = c10d._resolve_process_group(named) if isinstance(named, str) else named
-    return found  # type: ignore[no-any-return]
+    found: VirtualGroup = _resolve(named) if isinstance(named, str) else named
+    return found
 
 
 def _begun(work: VirtualWork, *results: Tensor) -> None:
@@ -60,7 +62,10 @@ def _begun(work: VirtualWork, *results: Tensor) -> None:
         setattr(storage_of(result), _WORK, work)
 
 
-_OPS = {name: getattr(dist.ReduceOp, name.upper()) for name in ("sum", "avg", "product", "min", "max", "band", "bor", "bxor")}
+_OPS = {
+    name: getattr(dist.ReduceOp, name.upper())
+    for name in ("sum", "avg", "product", "min", "max", "band", "bor", "bxor")
+}
 
 
 def _with(options: Any, op: str) -> Any:

@@ -10,7 +10,7 @@ import torch
 from ..scope.refusals import NotMirrored
 
 if TYPE_CHECKING:
-    from .group import Call
+    from .calls import Call
 
 
 class Imagined:

@@ -10,7 +10,7 @@ import torch._C._distributed_c10d as _C
 import torch.distributed as dist
 
 if TYPE_CHECKING:
-    from .group import Call
+    from .calls import Call
 
 TIMES = 1 << 20  # added to a message's tag for the time that goes with it
 

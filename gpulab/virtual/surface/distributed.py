@@ -146,7 +146,7 @@ def _meeting_nobody(world: Any) -> Callable[..., Any]:
                 raise ValueError(
                     f"{name} is {given}, but the imagined ranks' is {right}: VirtualGPU(..., ranks=, rank=)"
                 )
-        yield dist.HashStore(), world.rank, world.size
+        yield vars(dist)["HashStore"](), world.rank, world.size
 
     return rendezvous
 

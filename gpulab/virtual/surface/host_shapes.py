@@ -20,7 +20,7 @@ from .tensors import where
 Tensor = torch.Tensor
 
 
-_own_swap = torch.utils.swap_tensors
+_own_swap: Any = torch.utils.swap_tensors
 
 
 def install(patches: Patches) -> None:

@@ -42,10 +42,11 @@ def install(patches: Patches) -> None:
     """A tensor that only wraps one of the virtual GPU is, to C++, where what is behind that one is."""
     own = torch._C.TensorBase._make_wrapper_subclass
 
-    def make(cls: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
+    def make(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        device = kwargs.get("device")
         if device is not None and torch.device(device).type == "cuda" and wraps(cls):
-            device = current().backing
-        return own(cls, *args, device=device, **kwargs)
+            kwargs["device"] = current().backing
+        return own(cls, *args, **kwargs)
 
     patches.set(torch.Tensor, "_make_wrapper_subclass", staticmethod(make))
 

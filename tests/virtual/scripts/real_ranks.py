@@ -14,8 +14,8 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from gpulab import VirtualGPU  # noqa: E402
-from tests.virtual.sharded_programs import PROGRAMS, alone  # noqa: E402
+from gpulab import VirtualGPU
+from tests.virtual.sharded_programs import PROGRAMS, alone
 
 
 def collectives(ranks):
