@@ -35,6 +35,7 @@ VIRTUAL = """
     clock
     scope
     operations
+    ranks
     surface
     gpu
     __init__

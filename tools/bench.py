@@ -77,6 +77,7 @@ def rows(effort: Effort) -> Iterator[Row]:
     yield from simulators(effort)
     yield from key_to_picture(effort)
     yield from data_loader(effort)
+    yield from ranks(effort)
     yield from checks(effort)
     yield from sizes()
     yield from notebooks(effort)
@@ -185,6 +186,22 @@ def data_loader(effort: Effort) -> Iterator[Row]:
 _PIPELINE = (
     "import json, sys; from evidence import bench_pipeline; "
     "print(json.dumps(list(bench_pipeline.pipeline(quick=sys.argv[1] == '1'))))"
+)
+
+
+def ranks(effort: Effort) -> Iterator[Row]:
+    """Starting ranks by torchrun and by the warm server; a process of its own, which is interrupted now and then."""
+    if sys.platform != "linux":  # where there is no warm server
+        return
+    command = [sys.executable, "-c", _RANKS, str(int(effort.quick))]
+    done = subprocess.run(command, cwd=ROOT / "tools", capture_output=True, text=True, check=True)
+    for figure in json.loads(done.stdout.splitlines()[-1]):
+        yield Row(*figure)
+
+
+_RANKS = (
+    "import json, sys; from evidence import bench_ranks; "
+    "print(json.dumps(list(bench_ranks.ranks(quick=sys.argv[1] == '1'))))"
 )
 
 

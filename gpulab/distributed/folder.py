@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 
 from .result import Rank
-from .stacks import where
+from .stacks import collective, where
 
 _KEPT = 2**20  # bytes of a rank's output
 _LAUNCHER = "launcher.log"
@@ -44,6 +44,10 @@ class Folder:
     def log(self, rank: int) -> Path:
         return self.path / f"rank-{rank}.log"
 
+    def launcher_pid(self) -> int | None:
+        """The launcher's own word; None where it has said nothing."""
+        return int(text) if (text := _text(self.path / "launcher.pid")) else None
+
     def report(self) -> Report | None:
         """The launcher's last word, None where it had none."""
         text = _text(self.path / "report.json")
@@ -58,8 +62,10 @@ class Folder:
         found = {rank: _text(self._of(rank, "pid")) for rank in range(self.count)}
         return {rank: int(text) for rank, text in found.items() if text}
 
-    def alive(self, launcher: int) -> frozenset[int]:
-        """The pids of the ranks that run now, as children of `launcher`."""
+    def alive(self, launcher: int | None) -> frozenset[int]:
+        """The pids of the ranks that run now, as children of `launcher`; None is one that has not started."""
+        if launcher is None:
+            return frozenset()
         try:
             children = {
                 child.pid for child in psutil.Process(launcher).children() if child.status() != psutil.STATUS_ZOMBIE
@@ -68,7 +74,7 @@ class Folder:
             return frozenset()
         return frozenset(children & set(self.pids().values()))
 
-    def fails(self, launcher: int) -> bool:
+    def fails(self, launcher: int | None) -> bool:
         """Whether a rank is about to be reported as failed: it is gone, or on its way, and its script had not ended."""
         alive = self.alive(launcher)
         return any(
@@ -110,6 +116,7 @@ class Folder:
             traceback=error.get("traceback", "").rstrip("\n"),
             where="" if error else where(self.stacks(rank), self.script),
             stopped=stopped,
+            collective="" if error else collective(self.stacks(rank), self.script),
             finished=self._of(rank, "finished").exists(),
         )
 

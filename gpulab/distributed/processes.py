@@ -1,7 +1,8 @@
 """What runs outside the notebook: the launcher, which is torchrun in a process of its own, and the start of each rank.
 
 The file is run by its path and imports nothing of gpulab, so that a rank is what `torchrun train.py` would make of it.
-All that the two have to say they write into the folder they are given, which `running.py` reads.
+All that the two have to say they write into the folder they are given, which `running.py` reads. `forking.py` starts
+ranks in another way, and has what is common to both from here.
 
 The launcher's standard input is a pipe that nobody writes to: when the notebook lets go of it, or dies, it ends, and
 the launcher kills whatever descends from it. On Linux the kernel also ends the ranks with the launcher; on macOS a rank
@@ -43,8 +44,8 @@ _SET_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36  # of Linux's prctl
 def launch(folder: str, notebook: str, ranks: str, script: str, *args: str) -> None:
     """torchrun for `ranks` ranks of `script`; writes `folder`/report.json, and leaves no descendant."""
     if sys.platform != "win32":  # where a virtual environment's Python is another process's child
-        _end_with(int(notebook), signal.SIGTERM)
-    _prctl(_SET_CHILD_SUBREAPER, 1)  # what a dead rank leaves behind becomes this process's child
+        end_with(int(notebook), signal.SIGTERM)
+    adopt_orphans()
     pipe = os.dup(0)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # a rank that reads its input finds the end of it
     threading.Thread(target=_watch, args=(pipe, folder, int(notebook)), daemon=True).start()
@@ -59,9 +60,9 @@ def launch(folder: str, notebook: str, ranks: str, script: str, *args: str) -> N
 
     def close(self: Any, death_sig: Any = None, timeout: int = GRACE) -> None:
         if not later:
-            later.extend(_children())
+            later.extend(children())
             time.sleep(TOGETHER if later else 0)
-            stopped.extend(_children())
+            stopped.extend(children())
         own_close(self, death_sig, min(timeout, GRACE))  # torchrun gives ranks that ignore SIGTERM half a minute
 
     PContext.close = close  # type: ignore[method-assign]
@@ -73,20 +74,25 @@ def launch(folder: str, notebook: str, ranks: str, script: str, *args: str) -> N
     except ChildFailedError as error:
         exit_codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
     finally:
-        _leave_nothing(folder, int(notebook))
-    report = {"exit_codes": exit_codes, "later": later, "stopped": stopped}
-    _write(os.path.join(folder, "report.json"), json.dumps(report))
+        leave_nothing(None if _reads(int(notebook)) else folder)
+    report(folder, exit_codes, later, stopped)
 
 
 def _watch(pipe: int, folder: str, notebook: int) -> None:
     """Wait until the notebook lets go of the launcher."""
     while os.read(pipe, 1):
         pass
-    _leave_nothing(folder, notebook)
+    leave_nothing(None if _reads(notebook) else folder)
     os._exit(1)
 
 
-def _children() -> list[int]:
+def _reads(notebook: int) -> bool:
+    """Whether somebody is left who reads the folder."""
+    return sys.platform == "win32" or os.getppid() == notebook
+
+
+def children() -> list[int]:
+    """The pids of this process's children that run."""
     import psutil
 
     alive = []
@@ -97,8 +103,8 @@ def _children() -> list[int]:
     return alive
 
 
-def _leave_nothing(folder: str, notebook: int) -> None:
-    """No process, and no folder where nobody is left to read it."""
+def leave_nothing(folder: str | None) -> None:
+    """No process that descends from this one, and no `folder`."""
     import psutil
 
     patience = 10
@@ -108,8 +114,14 @@ def _leave_nothing(folder: str, notebook: int) -> None:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         psutil.wait_procs(descendants, timeout=1)
-    if sys.platform != "win32" and os.getppid() != notebook:
+    if folder is not None:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def report(folder: str, exit_codes: dict[int, int], later: list[int], stopped: list[int]) -> None:
+    """The launcher's last word: how the ranks ended; `folder.py` says what it means."""
+    said = {"exit_codes": exit_codes, "later": later, "stopped": stopped}
+    write(os.path.join(folder, "report.json"), json.dumps(said))
 
 
 # -- a rank ----------------------------------------------------------------------------------------------------------
@@ -126,9 +138,9 @@ def rank(folder: str, launcher: str, script: str, *args: str) -> None:
     faulthandler.enable(stacks)
     if ASK is not None and hasattr(faulthandler, "register"):
         faulthandler.register(ASK, stacks)
-    _write(f"{place}.pid", str(os.getpid()))
+    write(f"{place}.pid", str(os.getpid()))
     if sys.platform != "win32":
-        _end_with(int(launcher), signal.SIGKILL)
+        end_with(int(launcher), signal.SIGKILL)
 
     sys.argv = [script, *args]
     if not sys.flags.safe_path:
@@ -141,23 +153,25 @@ def rank(folder: str, launcher: str, script: str, *args: str) -> None:
     main = types.ModuleType("__main__")
     main.__dict__.update(__builtins__=builtins, __file__=script, __loader__=loader)
     sys.modules["__main__"] = main
+    if "__mp_main__" in sys.modules:  # multiprocessing's second name for it
+        sys.modules["__mp_main__"] = main
     process = os.getpid()
     try:
         exec(code, main.__dict__)
     except SystemExit:
-        _write(f"{place}.exit", str(time.time()))
+        write(f"{place}.exit", str(time.time()))
         raise
     except BaseException as error:
         if os.getpid() != process:
             raise
         trace = error.__traceback__
         _fail(place, error.with_traceback(trace.tb_next if trace else None))
-    _write(f"{place}.finished", "")
+    write(f"{place}.finished", "")
 
 
 def _fail(place: str, error: BaseException) -> NoReturn:
     said = {"exception": f"{type(error).__name__}: {error}", "traceback": "".join(traceback.format_exception(error))}
-    _write(f"{place}.error", json.dumps({"time": time.time(), **said}))
+    write(f"{place}.error", json.dumps({"time": time.time(), **said}))
     sys.excepthook(type(error), error, error.__traceback__)
     # Python's end may wait for threads that wait for other ranks.
     faulthandler.dump_traceback_later(GRACE, exit=True, file=open(os.devnull, "w"))  # noqa: SIM115
@@ -167,11 +181,16 @@ def _fail(place: str, error: BaseException) -> NoReturn:
 # -- both ------------------------------------------------------------------------------------------------------------
 
 
-def _end_with(parent: int, death_signal: int) -> None:
+def end_with(parent: int, death_signal: int) -> None:
     """On Linux: send this process `death_signal` when its parent dies. Anywhere: end where that has happened."""
     _prctl(_SET_DEATH_SIGNAL, death_signal)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def adopt_orphans() -> None:
+    """On Linux: what a dead rank leaves behind becomes this process's child."""
+    _prctl(_SET_CHILD_SUBREAPER, 1)
 
 
 def _prctl(option: int, value: int) -> None:
@@ -181,7 +200,7 @@ def _prctl(option: int, value: int) -> None:
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
-def _write(path: str, text: str) -> None:
+def write(path: str, text: str) -> None:
     """Whole or not at all."""
     with open(f"{path}.part", "w", encoding="utf-8") as file:
         file.write(text)

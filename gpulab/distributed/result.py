@@ -30,7 +30,8 @@ class Rank:
     `exit_code` is negative for the number of the signal that ended it, None where it had not started or time was up.
     `output` is what it wrote to stdout and stderr, in order. `exception` ("ValueError: no such file") and `traceback`
     are those of the exception that ended its script, "" for none. `where` is the line of your code that it was at when
-    time was up or a signal killed it, where that is known. `stopped` says that it did not end by itself: another rank
+    time was up or a signal killed it, where that is known, and `collective` the function of torch.distributed that it
+    waited in there ("all_reduce"). `stopped` says that it did not end by itself: another rank
     had failed, or time was up.
     """
 
@@ -42,6 +43,7 @@ class Rank:
     traceback: str = ""
     where: str = ""
     stopped: bool = False
+    collective: str = ""
     finished: bool = False  # the script came to its end, whatever happened after it
 
     def __repr__(self) -> str:
@@ -55,7 +57,7 @@ class Rank:
     @property
     def lost(self) -> bool:
         """Whether it failed because another rank had gone."""
-        return self.failed and bool(_LOST.search(self.exception))
+        return self.failed and bool(_LOST.search(self.exception)) and "EADDRINUSE" not in self.exception
 
     @property
     def ended(self) -> str:
@@ -73,11 +75,15 @@ class Rank:
 
 @dataclass(frozen=True, repr=False)
 class Run:
-    """`script` on `len(ranks)` ranks; it took `seconds`, measured here, of which the start takes several."""
+    """`script` on `len(ranks)` ranks; it took `seconds`, measured here, of which the start takes several.
+
+    `grouped` says that the script itself names torch.distributed.
+    """
 
     script: str
     ranks: tuple[Rank, ...]
     seconds: float
+    grouped: bool = False
 
     def __repr__(self) -> str:
         lines = [f"{self.script} on {_count(len(self.ranks))}: {self._summary()}"]
@@ -115,8 +121,8 @@ class TimeLimit(TimeoutError):
         self.run = run
 
 
-def failure_text(run: Run, culprit: Rank) -> str:
-    """What to say of a run that `culprit` brought down."""
+def failure_text(run: Run, culprit: Rank, beside: Sequence[str] = ()) -> str:
+    """What to say of a run that `culprit` brought down; `beside` is what another backend would say."""
     others = [rank for rank in run.ranks if rank is not culprit]
     same = [rank for rank in others if rank.exception and _cause(rank) == _cause(culprit)]
     who = _with_verb([*same, culprit], culprit.ended)
@@ -127,11 +133,11 @@ def failure_text(run: Run, culprit: Rank) -> str:
         lines += _last_words(culprit, _TOLD_LINES)
     rest = [rank for rank in others if rank not in same]
     lines += [f"{what[0].upper()}{what[1:]}." for what in _together(rest, "went down with it")]
-    return "\n".join([*lines, _MORE])
+    return "\n".join([*lines, *beside, _MORE])
 
 
-def limit_text(run: Run, timeout: float) -> str:
-    """What to say of a run that was stopped after `timeout` seconds."""
+def limit_text(run: Run, timeout: float, beside: Sequence[str] = ()) -> str:
+    """What to say of a run that was stopped after `timeout` seconds; `beside` is what another backend would say."""
     lines = [f"{run.script} on {_count(len(run.ranks))} took longer than timeout={timeout:g} seconds, and was stopped."]
     for rank in run.ranks:
         lines.append(f"Rank {rank.rank} {rank.ended}{_place(rank)}.")
@@ -141,7 +147,7 @@ def limit_text(run: Run, timeout: float) -> str:
         lines.append("Starting the ranks takes several seconds by itself: give a longer timeout.")
     elif any(rank.ended == "finished" for rank in run.ranks):
         lines.append(_UNEQUAL)
-    return "\n".join([*lines, _MORE])
+    return "\n".join([*lines, *beside, _MORE])
 
 
 def first_failure(run: Run, ends: dict[int, float]) -> Rank | None:
@@ -175,6 +181,11 @@ def shortened(lines: list[str], most: int, where: str) -> list[str]:
 
 
 def _reason(run: Run, culprit: Rank) -> list[str]:
+    if "EADDRINUSE" in culprit.exception:
+        return [
+            "Another process listens at that port. A script that leaves init_method, MASTER_ADDR and MASTER_PORT alone "
+            "meets at one that is kept for its run."
+        ]
     if culprit.ended.endswith("SIGKILL"):
         return ["If nobody sent it, the machine ran out of memory, and its out of memory killer chose this rank."]
     if culprit.ended.endswith("SIGABRT") and culprit.finished:
@@ -185,7 +196,7 @@ def _reason(run: Run, culprit: Rank) -> list[str]:
             "    dist.destroy_process_group()",
             *([_UNEQUAL] if any(rank.lost for rank in run.ranks) else []),
         ]
-    if culprit.lost and any(rank.ended == "finished" for rank in run.ranks):
+    if culprit.lost and any(_done(rank) for rank in run.ranks):
         return [_UNEQUAL]
     return []
 
@@ -203,9 +214,15 @@ def _together(ranks: Sequence[Rank], after_another: str = "was stopped") -> list
     """
     groups: dict[str, list[Rank]] = {}
     for rank in ranks:
-        ended = after_another if rank.lost or rank.ended == "was stopped" else rank.ended
+        fell = rank.lost or rank.ended == "was stopped"
+        ended = "finished" if _done(rank) else after_another if fell else rank.ended
         groups.setdefault(ended, []).append(rank)
     return [_with_verb(alike, ended) for ended, alike in groups.items()]
+
+
+def _done(rank: Rank) -> bool:
+    """Whether its script came to its end and it did not fail; the end of its process takes a while."""
+    return rank.ended == "finished" or (rank.finished and rank.stopped and not rank.exception)
 
 
 def _with_verb(ranks: list[Rank], ended: str) -> str:

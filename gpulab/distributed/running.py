@@ -1,6 +1,7 @@
-"""`run`: starts the launcher, follows it, and takes everything down when time is up or the cell is interrupted.
+"""`run`: has a launcher started, follows it, and takes everything down when time is up or the cell is interrupted.
 
-Launcher and ranks are processes of `processes.py`; what they tell comes through a folder that lives as long as the run.
+A launcher is torchrun (`torchrun.py`) or a fork of the warm server (`warm.py`); what it and the ranks tell comes
+through a folder that lives as long as the run.
 """
 
 from __future__ import annotations
@@ -9,21 +10,24 @@ import codecs
 import contextlib
 import os
 import socket
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import psutil
 
 from . import processes
 from .arguments import checked_args, checked_env, checked_ranks, checked_script, checked_timeout
-from .folder import Folder, Report, kept
-from .result import RankFailed, Run, TimeLimit, failure_text, first_failure, limit_text, on_screen
+from .folder import Folder, Report
+from .nccl import beside
+from .result import RankFailed, Run, TimeLimit, failure_text, first_failure, limit_text
+from .torchrun import Torchrun
 
-_LOOK = 0.1  # seconds between two looks at the launcher
+_LOOK = 0.02  # seconds between two looks at the launcher
 _PATIENCE = 10.0  # seconds that ranks have to write where they are: a moment, where the processor is theirs
 
 
@@ -35,6 +39,7 @@ def run(
     timeout: float | None = 60.0,
     env: Mapping[str, str] | None = None,
     live: bool = False,
+    warm: bool = False,
 ) -> Run:
     """Run the Python file `script` on `ranks` processes of this machine, and return each one's output.
 
@@ -45,66 +50,94 @@ def run(
     the call, of which starting takes some four; None is no limit. With `live`, what rank 0 writes is also printed as it
     comes. Of a longer output the first and the last half MiB are kept.
 
+    With `warm`, the ranks are forks of a server that has imported torch already: for short cells, since they start in a
+    fraction of the time. The server starts at the first use, again where the environment changes what counts as Python
+    starts (PYTHONPATH, OMP_NUM_THREADS) or a package is installed, and ends with the notebook's kernel or after ten
+    minutes without a run. Logs, errors and time limit are the same. What differs: what a script sets before
+    `import torch` comes too late for what torch reads then; all ranks hash strings alike, so that a set has the same
+    order on each; of torchrun's own variables only TORCHELASTIC_USE_AGENT_STORE and TORCHELASTIC_RESTART_COUNT are set,
+    so `torch.distributed.is_torchelastic_launched()` is False. Linux only: elsewhere a warning says that torchrun
+    starts the ranks all the same.
+
     When a rank fails, time is up or the cell is interrupted, all ranks end within seconds. Nothing that a rank started
     outlives the run, nor, on Linux and macOS, the notebook's kernel.
 
     Raises RankFailed when a rank fails, TimeLimit when time is up, FileNotFoundError, IsADirectoryError, TypeError or
-    ValueError for arguments that cannot be run, RuntimeError where torchrun itself fails.
+    ValueError for arguments that cannot be run, RuntimeError where torchrun or the warm server itself fails.
     """
     script = checked_script(script)
     count = checked_ranks(ranks)
     words, limit, extra = checked_args(args), checked_timeout(timeout), checked_env(env)
+    grouped = b"torch.distributed" in Path(script).read_bytes()
+    start = _launcher(warm)
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="gpulab-ranks-", ignore_cleanup_errors=True) as name:
         folder = Folder(Path(name), script, count)
         echo = _Echo(folder.log(0)) if live else None
-        with _launched(folder, words, environment(extra)) as launcher:
+        with _launched(start(folder, words, environment(extra))) as launcher:
             in_time = _wait(launcher, None if limit is None else started + limit, folder, echo)
             report = folder.report() if in_time else _where_they_are(folder, launcher)
         if report is None:
-            raise RuntimeError(_torchrun_failed(folder, launcher))
-        result = Run(script, folder.ranks(report), time.monotonic() - started)
+            raise RuntimeError(launcher.failed())
+        result = Run(script, folder.ranks(report), time.monotonic() - started, grouped)
         culprit = first_failure(result, folder.ends(report))
     if culprit is not None:
-        raise RankFailed(failure_text(result, culprit), result, culprit)
+        raise RankFailed(failure_text(result, culprit, beside(result, culprit)), result, culprit)
     if not in_time:
-        raise TimeLimit(limit_text(result, limit or 0.0), result)
+        raise TimeLimit(limit_text(result, limit or 0.0, beside(result, None)), result)
     return result
 
 
-@contextlib.contextmanager
-def _launched(folder: Folder, args: list[str], env: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """The launcher, which is gone with all that descends from it when the block is left, however it is left."""
-    command = ["launch", str(folder.path), str(os.getpid()), str(folder.count), folder.script, *args]
-    with folder.launcher_log.open("wb") as log:
-        launcher = subprocess.Popen(
-            [sys.executable, "-P", processes.__file__, *command],
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=log,
-            env=env,
-            start_new_session=True,  # an interrupt in a terminal or a notebook goes to all of its session
+class Launcher(Protocol):
+    """Who starts the ranks and sees to them, in a process of its own."""
+
+    @property
+    def pid(self) -> int | None:
+        """Whose children the ranks are; None before it has started."""
+
+    def ended(self) -> bool:
+        """Whether it has ended by itself."""
+
+    def let_go(self, patience: float | None) -> bool:
+        """The sign to kill the ranks and end; whether it has ended within `patience` seconds, None for any time."""
+
+    def failed(self) -> str:
+        """What to say where it ended before the ranks did."""
+
+
+def _launcher(warm: bool) -> Callable[[Folder, list[str], dict[str, str]], Launcher]:
+    if warm and sys.platform == "linux":
+        from .warm import Forked
+
+        return Forked
+    if warm:
+        warnings.warn(
+            f"warm=True forks the ranks, which is done on Linux only, not on {sys.platform}: torchrun starts them, "
+            "with the same result",
+            stacklevel=3,
         )
-    assert launcher.stdin is not None
+    return Torchrun
+
+
+@contextlib.contextmanager
+def _launched(launcher: Launcher) -> Iterator[Launcher]:
+    """The launcher, which is gone with all that descends from it when the block is left, however it is left."""
     try:
         yield launcher
     finally:
-        launcher.stdin.close()  # for the launcher, the sign to kill the ranks and end
-        try:
-            launcher.wait(10)
-        except subprocess.TimeoutExpired:
-            for process in psutil.Process(launcher.pid).children(recursive=True):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.kill()
-            launcher.kill()
-            launcher.wait()
+        if not launcher.let_go(10) and (pid := launcher.pid) is not None:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                for process in [*psutil.Process(pid).children(recursive=True), psutil.Process(pid)]:
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        process.kill()
+            launcher.let_go(None)
 
 
-def _wait(launcher: subprocess.Popen[bytes], deadline: float | None, folder: Folder, echo: _Echo | None) -> bool:
+def _wait(launcher: Launcher, deadline: float | None, folder: Folder, echo: _Echo | None) -> bool:
     """Until the launcher has ended by itself; False where it has not by the deadline."""
     late = 0.0
     try:
-        while launcher.poll() is None:
+        while not launcher.ended():
             if deadline is not None and time.monotonic() > deadline + late:
                 if late or not folder.fails(launcher.pid):
                     return False
@@ -121,7 +154,7 @@ def _wait(launcher: subprocess.Popen[bytes], deadline: float | None, folder: Fol
     return True
 
 
-def _where_they_are(folder: Folder, launcher: subprocess.Popen[bytes]) -> Report:
+def _where_they_are(folder: Folder, launcher: Launcher) -> Report:
     """Have the ranks that are alive write their stacks: what can be said of a run that is about to be stopped."""
     alive = folder.alive(launcher.pid)
     if processes.ASK is not None:
@@ -172,8 +205,3 @@ def environment(extra: dict[str, str]) -> dict[str, str]:
     if virtual is not None and virtual.current is not None:
         env["GPULAB_GPU"] = f"virtual:{virtual.current.spec.name}"
     return {**env, **extra}
-
-
-def _torchrun_failed(folder: Folder, launcher: subprocess.Popen[bytes]) -> str:
-    log = "\n".join(on_screen(kept(folder.launcher_log))[-20:])
-    return f"torchrun ended before the ranks did (exit code {launcher.returncode}). Its last lines:\n{log}"

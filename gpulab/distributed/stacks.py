@@ -17,9 +17,39 @@ def where(text: str, script: str) -> str:
     `text` is a dump of all threads by faulthandler, the last one where there are several. Of a process that died, the
     thread that died counts, else the main thread, which comes last.
     """
+    for block in _blocks(text):
+        for path, line, function in block:
+            if _own(path, script):
+                return _sentence(path, line, function, script)
+    return ""
+
+
+def collective(text: str, script: str) -> str:
+    """The function of torch.distributed in which the line that `where` names waits for other ranks, "" for none."""
+    for block in _blocks(text):
+        called = ""
+        for path, _, function in block:
+            if path.endswith(_C10D) and function in _COLLECTIVES:
+                called = called or function
+            if _own(path, script):
+                return called
+    return ""
+
+
+_C10D = os.path.join("torch", "distributed", "distributed_c10d.py")
+_COLLECTIVES = {
+    *("all_reduce", "all_reduce_coalesced", "reduce", "broadcast", "barrier", "send", "recv"),
+    *("all_gather", "all_gather_coalesced", "all_gather_into_tensor", "all_gather_single", "all_to_all"),
+    *("all_to_all_single", "gather", "gather_into_tensor", "gather_single", "scatter", "reduce_scatter"),
+    *("reduce_scatter_tensor", "reduce_scatter_single"),
+}
+
+
+def _blocks(text: str) -> list[list[tuple[str, int, str]]]:
+    """Frames (path, line, function) of each thread, innermost first: of the thread that tells most first."""
     threads = list(_THREAD.finditer(text))
     if not threads:
-        return ""
+        return []
     blocks = [
         (match[1], text[match.end() : following.start() if following else len(text)])
         for match, following in zip(threads, [*threads[1:], None], strict=True)
@@ -27,11 +57,7 @@ def where(text: str, script: str) -> str:
     order = [block for _, block in reversed(blocks)]
     if "Fatal Python error" in text:
         order = [block for kind, block in blocks if kind == "Current thread"] + order
-    for block in order:
-        for path, line, function in _FRAME.findall(_unescaped(block)):
-            if _own(path, script):
-                return _sentence(path, int(line), function, script)
-    return ""
+    return [[(p, int(line), function) for p, line, function in _FRAME.findall(_unescaped(block))] for block in order]
 
 
 def _unescaped(text: str) -> str:

@@ -66,20 +66,29 @@ def tell(ledger: Ledger) -> list[torch.Tensor]:
     return [t for t in leaves.values() if t.requires_grad]
 
 
+def optimizing(ledger: Ledger, optimizer: Any) -> None:
+    """This optimizer begins its step."""
+    ledger.optimizing = True
+    ledger.hold("gradients", [p.grad for p in _parameters(optimizer)])
+
+
 @contextlib.contextmanager
-def telling(ledger: Ledger) -> Iterator[None]:
-    """For one step: the ledger hears of gradients as they come to `.grad`, and of optimizers at work."""
+def telling(ledger: Ledger, *, optimizers: bool = True) -> Iterator[None]:
+    """For one step: the ledger hears of gradients as they come to `.grad`, and of optimizers at work.
+
+    Without `optimizers` somebody else tells of them, with `optimizing`.
+    """
 
     def before(optimizer: Any, *_: Any) -> None:
-        ledger.optimizing = True
-        ledger.hold("gradients", [p.grad for p in _parameters(optimizer)])
+        optimizing(ledger, optimizer)
 
     def after(*_: Any) -> None:
         ledger.optimizing = False
 
     with contextlib.ExitStack() as stack:
-        stack.callback(register_optimizer_step_pre_hook(before).remove)
-        stack.callback(register_optimizer_step_post_hook(after).remove)
+        if optimizers:
+            stack.callback(register_optimizer_step_pre_hook(before).remove)
+            stack.callback(register_optimizer_step_post_hook(after).remove)
         for remove in _when_gradients_come(tell(ledger), lambda tensor: ledger.hold("gradients", [tensor.grad])):
             stack.callback(remove)
         yield

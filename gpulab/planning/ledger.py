@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from ..virtual.scope.device import Device
 
 Phase: TypeAlias = Literal["forward", "backward", "optimizer", "no_grad"]
-Role: TypeAlias = Literal["weights", "gradients", "optimizer_state", "activations", "data", "temporaries", "workspaces"]
+Role: TypeAlias = Literal[
+    "weights", "gradients", "optimizer_state", "activations", "data", "temporaries", "workspaces", "communication"
+]
 ROLES: tuple[Role, ...] = get_args(Role)
 _BEFORE = 0  # born before the step's first event
 
@@ -58,6 +60,11 @@ class Ledger:
         self.optimizing = False
         self.begin()
         device.observer = self
+
+    def adopt(self, block: Block, entry: Entry) -> None:
+        """A block that was there before the ledger was opened."""
+        self._alive[block] = entry
+        self.total += entry.size
 
     def begin(self) -> None:
         """A step begins: its events and its peak are counted from here."""
@@ -138,6 +145,12 @@ class Ledger:
             self._events += 1
             entry.died = self._events
             self.total -= entry.size
+
+    def communicates(self, tensors: list[torch.Tensor]) -> None:
+        for block in _blocks(tensors):
+            entry = self._alive.get(block)
+            if entry is not None and entry.role is None:
+                entry.role = "communication"
 
     def took_beside(self, block: Block | None) -> None:
         if block is not None and block in self._alive:

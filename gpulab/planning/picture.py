@@ -17,16 +17,15 @@ if TYPE_CHECKING:
 
 _WIDTH, _BAR, _TOP = 760.0, 44.0, 26.0
 _ROW = 22.0
-_COLOURS = (
-    style.BLUE, style.ORANGE, style.GREEN, style.SKY, style.YELLOW, style.VERMILLION, style.PURPLE, style.RULE,
-    style.MUTED,
-)  # fmt: skip
+_COLOURS = (style.BLUE, style.ORANGE, style.GREEN, style.SKY, style.YELLOW, style.VERMILLION, style.PURPLE)
+_BESIDE = (style.RULE, style.MUTED)  # what is no category
 
 
 def draw(plan: Plan) -> Picture:
     """The parts of what is in use from left to right, and a line where the GPU's memory ends."""
     rows = plan.rows()
-    coloured = [*zip(rows, _COLOURS, strict=True), (("free", plan.free), style.PAPER)][: None if plan.free > 0 else -1]
+    colours = [*_COLOURS, *[style.INK] * (len(rows) - len(_COLOURS) - len(_BESIDE)), *_BESIDE]
+    coloured = [*zip(rows, colours, strict=True), (("free", plan.free), style.PAPER)][: None if plan.free > 0 else -1]
     full = max(plan.memory, plan.total)
     scale = (_WIDTH - 2 * MARGIN) / full
     body = [rect(MARGIN, _TOP, plan.memory * scale, _BAR, fill=style.PAPER, stroke=style.MUTED)]
@@ -58,7 +57,7 @@ def _hatched(number: int) -> bool:
 
 
 def _number(x: float, y: float, number: int, colour: str) -> str:
-    dark = colour in (style.BLUE, style.MUTED)
+    dark = colour in (style.BLUE, style.MUTED, style.INK)
     return text(
         x, y, str(number), size=SMALL, anchor="middle", weight="bold", fill=style.PAPER if dark else style.INK,
         halo=_hatched(number),

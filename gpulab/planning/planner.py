@@ -17,7 +17,7 @@ from .largest import Largest, Trial, search
 from .result import Plan
 
 if TYPE_CHECKING:
-    from .run import Measured
+    from .run import Measured, Ranks
 
 _ROOMY = 1 << 50  # bytes: a GPU on which everything fits
 _MORE = 1.01  # a higher peak before the steady steps is worth a note from here on
@@ -30,6 +30,10 @@ def plan(
     *,
     where: bool = False,
     largest: bool = False,
+    ranks: int | None = None,
+    link: str | None = None,
+    nodes: int | None = None,
+    adapters: int | str | None = None,
 ) -> Plan:
     """Plan a training step: its memory by category, its time, where it fits.
 
@@ -57,6 +61,11 @@ def plan(
     `where=True` also finds the line of the step at which the peak is reached. `largest=True` also finds the largest
     batch that fits, with a run for every batch that is tried.
 
+    `ranks` plans the step of one rank of so many, each on such a GPU with `batch` samples of its own: build makes the
+    process group as a script does (`torch.distributed.init_process_group("nccl")`, `init_device_mesh`), and wraps or
+    shards the model. The other ranks are imagined, equal to this one. `link`, `nodes` and `adapters` say how the GPUs
+    are joined (`VirtualGPU`); None is what is usual for such a GPU.
+
     Raises ValueError or TypeError for an argument that cannot be; what build or step raise passes through.
     """
     if not callable(build):
@@ -65,11 +74,15 @@ def plan(
         raise TypeError(f"batch must be a whole number such as 32, not {batch!r} ({type(batch).__name__})")
     if batch < 1:
         raise ValueError(f"batch must be 1 or more, not {batch}")
+    from .run import Ranks
+
     spec = _spec(gpu)
     told: set[str] = set()
-    fits, measured = _measure(build, batch, spec, where=where, told=told)
-    found = _largest(build, batch, spec, fits, measured, told) if largest else Largest(None, {})
-    notes = (*_notes(measured, fits), *([found.note] if found.note else []))
+    others = Ranks(ranks, link, nodes, adapters)
+    fits, measured = _measure(build, batch, spec, where=where, told=told, ranks=others)
+    found = _largest(build, batch, spec, fits, measured, told, others) if largest else Largest(None, {})
+    alone_ms, why = _alone(build, batch, spec, others)
+    notes = (*_notes(measured, fits), *([found.note] if found.note else []), *([why] if why else []))
     seconds = measured.time.seconds
     return Plan(
         gpu=spec.name,
@@ -88,6 +101,12 @@ def plan(
         largest_batch=found.batch,
         tried=found.tried,
         notes=notes,
+        ranks=1 if measured.world is None else measured.world.size,
+        joined="" if measured.world is None else measured.world.topology.describe(),
+        communication_ms=measured.time.communication.seconds * 1e3,
+        exposed_ms=measured.time.communication.exposed * 1e3,
+        alone_ms=alone_ms,
+        sent=measured.time.communication.nbytes,
     )
 
 
@@ -100,17 +119,33 @@ def _spec(gpu: str | None) -> Spec:
     return SPECS[name if mode == "virtual" else DEFAULT]
 
 
-def _measure(build: Any, batch: int, spec: Spec, *, where: bool, told: set[str]) -> tuple[bool, Measured]:
+def _measure(build: Any, batch: int, spec: Spec, *, where: bool, told: set[str], ranks: Ranks) -> tuple[bool, Measured]:
     """Whether it fits, and what it takes: on this GPU if it does, else on a larger one of its kind."""
     import torch
 
     from .run import run
 
     try:
-        return True, run(build, batch, spec, where=where, told=told)
+        return True, run(build, batch, spec, where=where, told=told, ranks=ranks)
     except torch.OutOfMemoryError:
         pass
-    return False, run(build, batch, dataclasses.replace(spec, memory_bytes=_ROOMY), where=where, told=told)
+    roomy = dataclasses.replace(spec, memory_bytes=_ROOMY)
+    return False, run(build, batch, roomy, where=where, told=told, ranks=ranks)
+
+
+def _alone(build: Any, batch: int, spec: Spec, ranks: Any) -> tuple[float | None, str]:
+    """The step of one rank alone in ms, or why it cannot be told; neither where there are no others."""
+    from .run import Ranks, run
+
+    if ranks.ranks is None or ranks.ranks == 1:
+        return None, ""
+    roomy = dataclasses.replace(spec, memory_bytes=_ROOMY)
+    try:
+        measured = run(build, batch, roomy, where=False, told=set(), ranks=Ranks(1, ranks.link))
+    except Exception as error:
+        first = str(error).strip().split("\n")[0]
+        return None, f"no scaling: with one rank build does not run ({type(error).__name__}: {first:.80})"
+    return measured.time.seconds * 1e3, ""
 
 
 def _fits(measured: Measured, spec: Spec) -> bool | None:
@@ -142,7 +177,9 @@ def _notes(measured: Measured, fits: bool) -> list[str]:
     return notes
 
 
-def _largest(build: Any, batch: int, spec: Spec, fits: bool, measured: Measured, told: set[str]) -> Largest:
+def _largest(
+    build: Any, batch: int, spec: Spec, fits: bool, measured: Measured, told: set[str], ranks: Ranks
+) -> Largest:
     """The largest batch that fits on this GPU."""
     import torch
 
@@ -154,7 +191,7 @@ def _largest(build: Any, batch: int, spec: Spec, fits: bool, measured: Measured,
     def trial(batch: int) -> Trial:
         host.check(batch)
         try:
-            found = run(build, batch, spec, where=False, told=told)
+            found = run(build, batch, spec, where=False, told=told, ranks=ranks)
         except torch.OutOfMemoryError:
             return Trial(False)
         finally:

@@ -25,6 +25,7 @@ CATEGORIES: Mapping[str, str] = {
     "data": "data",
     "temporaries": "temporaries",
     "workspaces": "workspaces",
+    "communication": "communication",
 }
 
 _ANSWERS = (("fits on", True, ""), ("not on", False, ""), ("perhaps on", None, " (plan for it)"))
@@ -45,6 +46,8 @@ class Plan:
       when the step began
     - `temporaries`: results on their way, such as the gradients of activations or an optimizer's intermediate results
     - `workspaces`: what kernels take beside their results (cuBLAS, cuDNN, reductions)
+    - `communication`: with several ranks, what is sent and received and is none of the above: buckets of
+      DistributedDataParallel, gathered parts of parameters, gradients that are being reduced
 
     `peak_reserved` is the most that PyTorch's allocator has held since build began, `context` the CUDA context outside
     of it (an assumption), `total` both: what `nvidia-smi` would show. `memory` is the GPU's, and `free` what is left of
@@ -56,6 +59,10 @@ class Plan:
     known GPU whether this step, with the memory it takes here, would fit there: True, False, or None where only a plan
     for that GPU can tell. `where` is there if it was asked for, and so is `largest_batch`: None if it was not, or could
     not be found, as `notes` then say.
+
+    With several `ranks`, `joined` as it says, `batch` and all else is one rank's. Of a step, collectives run for
+    `communication_ms`, in `exposed_ms` of them no kernel runs beside them, and `sent` bytes go through them. One rank
+    alone takes `alone_ms` for the same build: None where it does not run so, as `notes` then say.
     """
 
     gpu: str
@@ -80,6 +87,13 @@ class Plan:
     largest_batch: int | None = None
     tried: Mapping[int, bool] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    communication: int = 0
+    ranks: int = 1
+    joined: str = ""
+    communication_ms: float = 0.0
+    exposed_ms: float = 0.0
+    alone_ms: float | None = None
+    sent: int = 0
 
     @property
     def categories(self) -> dict[str, int]:
@@ -96,8 +110,16 @@ class Plan:
 
     @property
     def samples_per_second(self) -> float:
-        """`batch` over the time of a step; 0 for a step that gives the GPU nothing to do."""
-        return self.batch / self.step_ms * 1000 if self.step_ms else 0.0
+        """`batch`, of all ranks, over the time of a step; 0 for a step that gives the GPU nothing to do."""
+        return self.ranks * self.batch / self.step_ms * 1000 if self.step_ms else 0.0
+
+    @property
+    def scaling(self) -> float | None:
+        """How much more the ranks do in the same time than one alone, each with `batch`; None where that is not known.
+
+        `ranks` would be perfect (weak scaling); one alone runs the same build with `ranks=1`.
+        """
+        return self.ranks * self.alone_ms / self.step_ms if self.alone_ms is not None and self.step_ms else None
 
     @property
     def _a_gpu(self) -> str:
@@ -137,10 +159,13 @@ class Plan:
     def rows(self) -> list[tuple[str, int]]:
         """Name and bytes: the categories, then what of the GPU's memory stands beside them."""
         return [
-            *((CATEGORIES[name], nbytes) for name, nbytes in self.categories.items()),
+            *((CATEGORIES[name], nbytes) for name, nbytes in self.categories.items() if self._shown(name)),
             ("reserved, not allocated", self.peak_reserved - self.peak_allocated),
             ("CUDA context", self.context),
         ]
+
+    def _shown(self, category: str) -> bool:
+        return category != "communication" or self.ranks > 1 or self.communication > 0
 
     def describe(self) -> str:
         """All of it in sentences, for whoever cannot see the picture."""
@@ -164,6 +189,14 @@ class Plan:
             f"step         {self.step_ms:,.1f} ms, kernels running {self.gpu_busy:.0%} of it, "
             f"{self.samples_per_second:,.1f} samples/s ({self.rates})"
         )
+        if self.ranks > 1:
+            yield f"ranks        {self.ranks}: {self.joined}"
+            yield (
+                f"between them {self.communication_ms:,.2f} ms of a step, {self.exposed_ms:,.2f} ms of it exposed; "
+                f"{_mib(self.sent)} MiB go through collectives"
+            )
+            if self.scaling is not None:
+                yield f"scaling      {self.scaling:,.2f} times one rank alone, whose step takes {self.alone_ms:,.1f} ms"
         if self.where is not None:
             first, *further = str(self.where).splitlines()
             yield f"peak         {first}"

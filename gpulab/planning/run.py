@@ -6,15 +6,18 @@ It decides nothing about GPUs; out of memory passes through as PyTorch raises it
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 
+from ..virtual.clock.timeline import Communication, communication
 from ..virtual.gpu import VirtualGPU
 from ..virtual.gpus.specs import Spec
+from ..virtual.ranks.world import World
 from . import holders
 from .ledger import Ledger, Role
 from .where import Watch, Where
@@ -33,6 +36,20 @@ class StepTime:
 
     seconds: float
     busy_seconds: float
+    communication: Communication
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The imagined ranks of a run, as `VirtualGPU` takes them."""
+
+    ranks: int | None = None
+    link: str | None = None
+    nodes: int | None = None
+    adapters: int | str | None = None
+
+
+ALONE = Ranks()
 
 
 @dataclass(frozen=True)
@@ -58,6 +75,7 @@ class Measured:
     steps: int
     time: StepTime
     rates: str
+    world: World | None
     where: Where | None
 
 
@@ -74,21 +92,22 @@ class _Record:
     moment: Any
     events: tuple[Any, Any]
     busy_seconds: float
+    communication: Communication
 
     @property
     def memory(self) -> tuple[int, int, int]:
         return self.peak, self.end, self.in_use
 
 
-def run(build: Build, batch: int, spec: Spec, *, where: bool, told: set[str]) -> Measured:
-    """Run `build(batch)` and its step on one virtual GPU with `spec`.
+def run(build: Build, batch: int, spec: Spec, *, where: bool, told: set[str], ranks: Ranks = ALONE) -> Measured:
+    """Run `build(batch)` and its step on one virtual GPU with `spec`, the first of `ranks`.
 
     `told` holds the warnings that were given already. Raises TypeError where build returns no function,
     torch.OutOfMemoryError where it does not fit; what build or step raise passes through.
     """
-    scope = VirtualGPU(spec.name, compute=False)
+    scope = VirtualGPU(spec.name, compute=False, **dataclasses.asdict(ranks))
     scope.spec, scope.told = spec, told
-    with holders.others_left_alone(), torch.random.fork_rng(devices=[]), scope:
+    with holders.others_left_alone(), torch.random.fork_rng(devices=[]), scope, _groups_ended():
         free, total = scope.devices[0].allocator.memory_info()
         ledger = Ledger(scope.devices[0], Watch(_call.__code__) if where else None)
         step = build(batch)
@@ -116,10 +135,26 @@ def run(build: Build, batch: int, spec: Spec, *, where: bool, told: set[str]) ->
             retries=chosen.retries,
             traffic=chosen.traffic,
             steps=1 + len(records),
-            time=StepTime(chosen.events[0].elapsed_time(chosen.events[1]) / 1e3, chosen.busy_seconds),
+            time=StepTime(
+                chosen.events[0].elapsed_time(chosen.events[1]) / 1e3, chosen.busy_seconds, chosen.communication
+            ),
+            world=scope.world,
             rates=scope.rates.source,
             where=None if chosen.moment is None else chosen.moment.where(),
         )
+
+
+@contextlib.contextmanager
+def _groups_ended() -> Iterator[None]:
+    """What build has made of process groups ends with it; those that were there stay."""
+    import torch.distributed as dist
+
+    there = dist.is_available() and dist.is_initialized()
+    try:
+        yield
+    finally:
+        if dist.is_available() and not there and dist.is_initialized():
+            dist.destroy_process_group()
 
 
 def _record(step: Step, scope: VirtualGPU, ledger: Ledger, where: bool) -> _Record:
@@ -129,7 +164,7 @@ def _record(step: Step, scope: VirtualGPU, ledger: Ledger, where: bool) -> _Reco
     anomalies = torch.autograd.set_detect_anomaly(True, check_nan=False) if where else contextlib.nullcontext()
     events = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     retries, busy = allocator.memory_stats()["num_alloc_retries"], clock.busy(0)
-    with anomalies, holders.telling(ledger):
+    with anomalies, holders.telling(ledger), scope.timeline() as timeline:
         ledger.begin()
         events[0].record()
         _call(step)
@@ -146,6 +181,7 @@ def _record(step: Step, scope: VirtualGPU, ledger: Ledger, where: bool) -> _Reco
         moment=ledger.seen,
         events=events,
         busy_seconds=clock.busy(0) - busy,
+        communication=communication(timeline.spans),
     )
 
 

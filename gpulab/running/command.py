@@ -25,7 +25,8 @@ _EPILOG = """\
 Bytes and GPU times are virtual: your own PyTorch calls, counted by the rules of PyTorch's CUDA allocator and timed by
 a model of the GPU. Values are computed on this machine. With --gpu real they are measured.
 Steps are those of the optimizers: every optimizer.step() is a mark.
-With several ranks: torchrun --nproc-per-node 2 -m gpulab run script.py; each rank has a report of its own.
+With several ranks: torchrun --nproc-per-node 2 -m gpulab run script.py; each rank has a report of its own. Or
+imagined: --ranks 64 --gpu H100; then this process is rank 0, and the others are taken to do what it does.
 SIGTERM (timeout 60 python -m gpulab run …) and Ctrl-C end the script, and the report still comes.
 """
 
@@ -37,6 +38,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--gpu", metavar="NAME", help="T4, A100-80, H100, …, or real (default: GPULAB_GPU, else T4)")
     parser.add_argument("--gpus", type=int, metavar="N", help="how many (default: 1; under torchrun one for each rank)")
+    parser.add_argument("--ranks", type=int, metavar="N", help="imagine that this is rank 0 of N, one GPU each")
+    parser.add_argument("--nodes", type=int, metavar="N", help="machines that the imagined ranks are spread over")
+    parser.add_argument("--link", metavar="NAME", help="what joins the GPUs of a machine (default: the usual)")
+    parser.add_argument(
+        "--adapters", metavar="WHAT", help="what joins machines: 1, HDR, '4 x HDR' (default: the usual)"
+    )
     parser.add_argument("--shapes-only", action="store_true", help="no values: any size of model, and much faster")
     parser.add_argument("--json", metavar="FILE", help="write the report there too, - for standard output")
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="run a module, as python -m does")
@@ -75,7 +82,8 @@ def prepare(options: argparse.Namespace) -> Session:
     if mode == "auto":
         mode = "real" if options.gpu is not None and torch.cuda.device_count() else "virtual"
     if mode == "real":
-        for option, given in (("--gpus", options.gpus is not None), ("--shapes-only", options.shapes_only)):
+        named = ("gpus", "shapes_only", "ranks", "nodes", "link", "adapters")
+        for option, given in ((f"--{name.replace('_', '-')}", getattr(options, name) or False) for name in named):
             if given:
                 raise target.CannotRun(f"{option} is for virtual GPUs, and --gpu real is not one.")
         if not torch.cuda.device_count():
@@ -84,7 +92,18 @@ def prepare(options: argparse.Namespace) -> Session:
                 "Without a GPU, --gpu T4 runs the script on a virtual one."
             )
         return Session(what, None, keep=False, json_to=options.json)
-    gpu = VirtualGPU(name, count=count, compute=not options.shapes_only)
+    if options.ranks is not None and "RANK" in os.environ:
+        raise target.CannotRun("--ranks imagines ranks, and torchrun has started real ones: leave one of them out.")
+    adapters = int(options.adapters) if (options.adapters or "").isdigit() else options.adapters
+    gpu = VirtualGPU(
+        name,
+        count=count,
+        compute=not options.shapes_only,
+        ranks=options.ranks,
+        nodes=options.nodes,
+        link=options.link,
+        adapters=adapters,
+    )
     return Session(what, gpu, keep=options.gpu is not None, json_to=options.json)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from .report import GpuTime
+from ..virtual.clock.timeline import communication
+from .report import Between, GpuTime
 
 if TYPE_CHECKING:
     from ..virtual.gpu import VirtualGPU
@@ -19,6 +20,9 @@ class Meter(Protocol):
 
     def seconds(self, marks: list[Any]) -> list[float] | None:
         """The times of readings, in seconds since some moment; None where they cannot be read any more."""
+
+    def between(self, device: Any, marks: list[Any]) -> Between | None:
+        """What goes on between ranks in a step, None where there is nothing, or it is not known."""
 
     def busy(self, marks: list[Any]) -> float | None:
         """The share of the time from the first to the last mark in which kernels ran, None where it is not known."""
@@ -52,6 +56,22 @@ class VirtualMeter:
         launch = clock.launching(index) / kernels if kernels else 0.0
         return GpuTime(elapsed, clock.busy(index), clock.waited, launch, kernels, clock.flops(index), self.source)
 
+    def between(self, device: Any, marks: list[Any]) -> Between | None:
+        """The collectives of the last steps, as many as the record holds."""
+        spans = self.clock.record
+        if not spans:
+            return None
+        began = spans[0].start
+        ends = [done for done, _ in marks if done >= began]
+        if len(ends) < 2:
+            return None
+        found = communication([s for s in spans if s.start < ends[-1]], device.index or 0, ends[0])
+        if not found.collectives:
+            return None
+        steps = len(ends) - 1
+        parts = found.seconds, found.exposed, found.collectives, found.nbytes
+        return Between(steps, *(part / steps for part in parts))
+
     def busy(self, marks: list[Any]) -> float | None:
         """The share of the GPU's time between first and last mark that its kernels took."""
         (began, busy), (ended, busy_then) = marks[0], marks[-1]
@@ -77,6 +97,10 @@ class RealMeter:
             return [marks[0].elapsed_time(mark) / 1e3 for mark in marks]
         except RuntimeError:  # a kernel's error, which the script has seen before
             return None
+
+    def between(self, device: Any, marks: list[Any]) -> Between | None:
+        """Only a profiler could tell."""
+        return None
 
     def busy(self, marks: list[Any]) -> float | None:
         """Only a profiler could tell."""

@@ -50,7 +50,8 @@ class Memory:
     """The memory of one GPU over the run, in bytes.
 
     `peak_used` is the driver's: PyTorch's reserve and the context (None where it was not watched). `peak_line` is where
-    the peak of allocated memory was reached, `peak_shares` which lines had allocated it.
+    the peak of allocated memory was reached, `peak_shares` which lines had allocated it. `categories` says what the
+    memory was for, at the peak of the third step.
     """
 
     total: int
@@ -63,6 +64,7 @@ class Memory:
     failures: int
     peak_line: Line | None = None
     peak_shares: tuple[Share, ...] = ()
+    categories: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,19 @@ class Steps:
     host_median: float | None = None
     busy_share: float | None = None
     growth: int = 0
+    between: Between | None = None
+
+
+@dataclass(frozen=True)
+class Between:
+    """What goes on between ranks in a step, on average over `steps` of them: seconds in which collectives run, those
+    in which nothing else runs on this GPU meanwhile, how many there are, and bytes."""
+
+    steps: int
+    seconds: float
+    exposed: float
+    collectives: float
+    nbytes: float
 
 
 @dataclass(frozen=True)
@@ -115,7 +130,8 @@ class Gpu:
 class Report:
     """A run: what ran, how it ended, where, and what it took. `numbers` holds for everything but `host_seconds`.
 
-    `gpu` is the name of a virtual GPU such as "T4", or a real one's product name. `rank` is None without torchrun.
+    `gpu` is the name of a virtual GPU such as "T4", or a real one's product name. `rank` is None without torchrun; of
+    `imagined` ranks, `joined` as it says, only this one ran.
     On shapes alone, `operations` were asked for their results' shapes, and of `remembered` they were known already.
     `steps` are those of optimizers on the GPU, `host_steps` counts those of the others.
     """
@@ -131,6 +147,8 @@ class Report:
     host_seconds: float
     rank: int | None = None
     world_size: int = 1
+    imagined: bool = False
+    joined: str = ""
     tflops: tuple[tuple[str, float], ...] = ()
     torch: str = ""
     operations: int = 0

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -29,6 +30,8 @@ from .steps import StepMarks
 from .target import Ending, Target, execute
 from .watch import Watch
 
+_SPANS = 100_000  # of the clock's record: what the last steps did is known, however long the run
+
 
 class Session:
     """A run of `target` on `gpu`, a virtual GPU that is not in force yet, or on the real ones for None.
@@ -42,6 +45,8 @@ class Session:
         self.gpu = gpu
         self.rank, self.world_size = _rank()
         self._json_to = json_to if json_to in (None, "-") else json_path(json_to, self.rank)
+        if gpu is not None and gpu.world is not None:
+            self.rank, self.world_size = gpu.world.rank, gpu.world.size
         self._keep = keep
         self._process = os.getpid()
         self._places = Places(target.first_on_path, os.getcwd())
@@ -68,7 +73,7 @@ class Session:
         else:
             self._real = RealWatch()
             undo.callback(self._real.end)
-        self._steps = StepMarks(self._meter)
+        self._steps = StepMarks(self._meter, self._stepped)
         undo.callback(self._steps.end)
         children = Children(recipe, self._forget)
         undo.callback(children.end)
@@ -139,6 +144,8 @@ class Session:
                 for watch in watches
             ),
             "tflops": tuple((dtype, rate) for dtype, rate in spec.tflops.items() if rate is not None),
+            "imagined": scope.world is not None,
+            "joined": "" if scope.world is None else scope.world.topology.describe(),
             "notes": () if scope is self.gpu else (own,),
         }
 
@@ -154,6 +161,13 @@ class Session:
         if self._real is not None and in_force.current is self._outer:
             return RealMeter()
         return next((meter for scope, _, meter in self._scopes if scope is in_force.current), None)
+
+    def _stepped(self, optimizer: Any, device: Any, over: bool) -> None:
+        """An optimizer begins a step on the GPU that is in force, or has taken it."""
+        for scope, watches, _ in self._scopes:
+            if scope is in_force.current:
+                watch = watches[device.index or 0]
+                (watch.stepped if over else watch.stepping)(optimizer)
 
     # -- what it changes ---------------------------------------------------------------------------------------------
 
@@ -176,6 +190,8 @@ class Session:
         watches = [Watch(device, self._places) for device in gpu.devices]
         for watch in watches:
             self._undo.callback(watch.end)
+        if gpu.world is not None or self.world_size > 1:
+            gpu.clock.record = deque(maxlen=_SPANS)
         self._scopes.append((gpu, watches, VirtualMeter(gpu, watches)))
 
     def _stop(self) -> None:

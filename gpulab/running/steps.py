@@ -52,6 +52,7 @@ class _Series:
             median=None if times is None else _median(times),
             host_median=_median(self.host),
             busy_share=self.meter.busy(self.marks),
+            between=self.meter.between(self.device, self.marks),
             growth=(held[-1] - held[0]) // (len(held) - 1) if grew else 0,
         )
 
@@ -61,24 +62,33 @@ def _median(times: Sequence[float]) -> float:
 
 
 class StepMarks:
-    """Marks the steps of all optimizers from now on; `meter()` says what reads the GPU at this moment."""
+    """Marks the steps of all optimizers from now on; `meter()` says what reads the GPU at this moment.
 
-    def __init__(self, meter: Callable[[], Meter | None]) -> None:
-        from torch.optim.optimizer import register_optimizer_step_post_hook
+    `also` is called before and after each, with the optimizer, its device, and whether the step is over.
+    """
 
-        self._meter = meter
+    def __init__(self, meter: Callable[[], Meter | None], also: Callable[[Any, Any, bool], None]) -> None:
+        from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+        self._meter, self._also = meter, also
         self._series: weakref.WeakKeyDictionary[Any, _Series] = weakref.WeakKeyDictionary()
         self._all: list[_Series] = []
         self.elsewhere = 0  # the steps of optimizers that are not on a GPU
-        self._hook = register_optimizer_step_post_hook(self._step)
+        self._hooks = register_optimizer_step_pre_hook(self._begins), register_optimizer_step_post_hook(self._step)
 
     def end(self) -> None:
         """Mark no longer."""
-        self._hook.remove()
+        for hook in self._hooks:
+            hook.remove()
 
     def steps(self) -> tuple[Steps, ...]:
         """All optimizers that have taken a step, in the order of their first."""
         return tuple(series.steps() for series in self._all)
+
+    def _begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        device = _device(optimizer)
+        if device is not None:
+            self._also(optimizer, device, False)
 
     def _step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         series = self._series.get(optimizer)
@@ -91,6 +101,7 @@ class StepMarks:
             series = self._series[optimizer] = _Series(optimizer, device, meter)
             self._all.append(series)
         series.mark()
+        self._also(optimizer, series.device, True)
 
 
 def _device(optimizer: Any) -> Any:

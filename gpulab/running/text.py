@@ -23,7 +23,9 @@ def as_text(report: Report, hints: Iterable[str]) -> str:
     for gpu in used:
         rows += _memory(report, gpu, f"cuda:{gpu.index}: " if several else "", holders=gpu is most)
     rows += [row for gpu in used if gpu.time for row in _time(report, gpu, f"cuda:{gpu.index}: " if several else "")]
+    rows += [row for gpu in used[:1] for row in _categories(report, gpu)]
     rows += [("steps" if not at else "", _steps(report, steps)) for at, steps in enumerate(report.steps[:_OPTIMIZERS])]
+    rows += [row for steps in report.steps[:1] for row in _between(report, steps)]
     if len(report.steps) > _OPTIMIZERS:
         rows.append(("", f"and of {len(report.steps) - _OPTIMIZERS} more optimizers: --json has all"))
     if report.operations:
@@ -39,7 +41,32 @@ def _title(report: Report) -> str:
     where = f"a virtual {report.gpu}" if report.numbers == "virtual" else report.gpu
     where += ", shapes only" if report.shapes_only else ""
     rank = "" if report.rank is None else f", rank {report.rank} of {report.world_size}"
-    return f"gpulab run: {report.name} on {where}{rank}"
+    imagined = ", the others imagined" if report.imagined and report.world_size > 1 else ""
+    return f"gpulab run: {report.name} on {where}{rank}{imagined}"
+
+
+def _categories(report: Report, gpu: Gpu) -> list[tuple[str, str]]:
+    """What the memory was for, one line."""
+    if not gpu.memory.categories:
+        return []
+    parts = [f"{name.replace('_', ' ')} {mib(nbytes)}" for name, nbytes in gpu.memory.categories]
+    wrapped = textwrap.wrap(", ".join(parts) + " (virtual)", _WIDTH - _LABEL - 2)
+    return [("in the third step" if not at else "", line) for at, line in enumerate(wrapped)]
+
+
+def _between(report: Report, steps: Steps) -> list[tuple[str, str]]:
+    """What goes on between the ranks in a step."""
+    found = steps.between
+    if found is None:
+        return []
+    text = (
+        f"{duration(found.seconds)} of a step in {found.collectives:,.0f} collectives of {mib(round(found.nbytes))}, "
+        f"{duration(found.exposed)} exposed, {duration(found.seconds - found.exposed)} beside kernels (virtual)"
+    )
+    rows = [("between ranks", text)]
+    if report.joined:
+        rows.append(("", report.joined))
+    return rows
 
 
 def _ending(report: Report) -> str:

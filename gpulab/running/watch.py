@@ -9,6 +9,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from ..virtual.memory.out_of_memory import OutOfMemory
+from .categories import Categories
 from .places import Line, Place, Places
 from .report import Memory, Share, Shortage
 
@@ -37,11 +38,21 @@ class Watch:
         self._peak_place: Place | None = None
         self._at_peak: dict[Place, int] | None = {}  # None while the peak is now: `_held` is what it is made of
         self.shortage: Shortage | None = None
+        self._categories = Categories(device)
         allocator: Any = self._allocator
         allocator.allocate, allocator.free = self._see_allocate, self._see_free
 
+    def stepping(self, optimizer: Any) -> None:
+        """An optimizer begins a step on this GPU."""
+        self._categories.begins(optimizer)
+
+    def stepped(self, optimizer: Any) -> None:
+        """An optimizer has taken a step on this GPU."""
+        self._categories.step(optimizer, self._blocks)
+
     def end(self) -> None:
         """Watch no longer."""
+        self._categories.end()
         allocator: Any = self._allocator
         del allocator.allocate, allocator.free
 
@@ -101,6 +112,7 @@ class Watch:
                 failures=events["num_ooms"],
                 peak_line=self._line(self._peak_place),
                 peak_shares=self._shares(self._held if self._at_peak is None else self._at_peak),
+                categories=tuple(self._categories.found.items()),
             )
 
     def _shares(self, held: dict[Place, int]) -> tuple[Share, ...]:

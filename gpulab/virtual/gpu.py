@@ -14,7 +14,7 @@ from types import TracebackType
 
 import torch
 
-from .clock import hosts, rates
+from .clock import hosts, links, rates
 from .clock.clock import Clock
 from .clock.hosts import Host
 from .clock.timeline import Timeline, recording
@@ -22,22 +22,28 @@ from .gpus.specs import Spec, spec
 from .memory.settings import Settings
 from .operations import above_autograd, products, remembered, watched
 from .operations.copies import PinnedCache
+from .ranks import world
 from .scope import in_force, ownership
 from .scope.device import Device
 from .scope.patches import Patches
 from .scope.refusals import warn_once
-from .surface import install
+from .surface import distributed, install
 
 
 class VirtualGPU:
     """`count` virtual GPUs of one kind, from `with` (or `start`) to its end (or `stop`).
 
-    `gpu` is a name such as "T4". With `compute=False` tensors have shapes and no values: models larger than the
-    machine can be planned. `settings` has the syntax of PYTORCH_CUDA_ALLOC_CONF, which is read without it.
+    `gpu` is a name such as "T4", or a machine's such as "8xH100" (`clock.links.MACHINES`), whose ranks are imagined.
+    With `compute=False` tensors have shapes and no values: models larger than the machine can be planned.
+    `settings` has the syntax of PYTORCH_CUDA_ALLOC_CONF, which is read without it.
     `counts_host=True` lets the time that this machine spends between the operations count as the host's: what waits
     for data shows, and times no longer repeat exactly.
     `host` is what launches: "server" (the usual), "reference" (a fast one), or how many times as long as the reference
     it takes for everything.
+    `ranks` imagines that this process is rank `rank` of so many, each with such a GPU, on `nodes` machines, joined by
+    `link` and between machines by `adapters` (None: what is usual for the GPU): process groups of all ranks are made at
+    once, the others are taken to send what this one sends, and collectives take their time. Without it, ranks are
+    processes, as torchrun starts them, and `link` says what joins their GPUs.
     `mirror=False` switches off what the GPU's kernels keep differently from the CPU's, and its libraries' workspaces:
     plain bookkeeping of what PyTorch does here.
 
@@ -54,10 +60,20 @@ class VirtualGPU:
         mirror: bool = True,
         counts_host: bool = False,
         host: str | float | Host | None = None,
+        ranks: int | None = None,
+        rank: int = 0,
+        link: str | None = None,
+        nodes: int | None = None,
+        adapters: int | str | None = None,
     ) -> None:
         if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= 64:
             raise ValueError(f"count must be a whole number of GPUs from 1 to 64, not {count!r}")
-        self.spec: Spec = spec(gpu.removeprefix("virtual:"))
+        gpu = gpu.removeprefix("virtual:")
+        self.spec: Spec = spec(links.MACHINES[gpu].gpu if gpu in links.MACHINES else gpu)
+        self.link, self.adapters = link, adapters
+        self.world = self._imagined(gpu, ranks, rank, nodes)
+        if self.world is not None:
+            count = max(count, self.world.topology.per_node)
         self.compute = bool(compute)
         self.mirror = bool(mirror)
         self.backing = torch.device("cpu" if compute else "meta")
@@ -82,6 +98,22 @@ class VirtualGPU:
         self._patches = Patches()
         self._suspensions = 0  # how many blocks without it are open, in all threads
         self._outer: VirtualGPU | None = None
+
+    def _imagined(self, gpu: str, ranks: int | None, rank: int, nodes: int | None) -> world.World | None:
+        """The ranks that are imagined, None where there are none."""
+        if gpu in links.MACHINES:
+            for name, value in (("ranks", ranks), ("nodes", nodes), ("link", self.link), ("adapters", self.adapters)):
+                if value is not None:
+                    raise ValueError(
+                        f"{name} is {value!r}, but gpu={gpu!r} is a machine and says it: name its GPU instead"
+                    )
+            return world.of_machine(gpu, rank)
+        if ranks is not None:
+            adapters = self.adapters
+            return world.imagined(self.spec.name, ranks, rank, link=self.link, nodes=nodes, adapters=adapters)
+        if rank != 0 or nodes is not None:
+            raise ValueError(f"rank is {rank!r} and nodes {nodes!r} without ranks=, which says how many are imagined")
+        return None
 
     def __repr__(self) -> str:
         many = f"{self._count} x " if self._count > 1 else ""
@@ -124,6 +156,7 @@ class VirtualGPU:
             return
         if inner is not self:
             raise RuntimeError(f"{self!r} cannot end before {inner!r}, which was started within it")
+        distributed.end(self)
         self._suspend()
         for device in self.devices:
             device.close()

@@ -1,9 +1,13 @@
-"""Scripts on several ranks, for real: what comes back, how a failure looks, and that nothing stays behind."""
+"""Scripts on several ranks, for real: what comes back, how a failure looks, and that nothing stays behind.
+
+Whoever starts the ranks, torchrun or the warm server, all of it is the same.
+"""
 
 import contextlib
 import io
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -17,6 +21,7 @@ from courselib.patience import HANG_SECONDS
 from gpulab import VirtualGPU, distributed
 from gpulab.distributed.running import environment
 
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="torchrun starts the ranks elsewhere")
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="torchrun's own support for Windows is partial")
 
 SUM = """
@@ -52,9 +57,14 @@ STAYS = """
 """
 
 
+@pytest.fixture(params=[False, pytest.param(True, marks=LINUX)], ids=["torchrun", "warm"])
+def warm(request):
+    return request.param
+
+
 @pytest.fixture(autouse=True)
 def nothing_stays(tmp_path, monkeypatch):
-    """No process, no thread and no file of a run is there after it."""
+    """No process, no thread and no file of a run is there after it; the warm server stays, and has no child."""
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))
@@ -64,9 +74,16 @@ def nothing_stays(tmp_path, monkeypatch):
     monkeypatch.setitem(distributed.run.__kwdefaults__, "timeout", HANG_SECONDS)
     before, threads = set(psutil.Process().children(recursive=True)), threading.active_count()
     yield
-    assert set(psutil.Process().children(recursive=True)) <= before
+    now = set(psutil.Process().children(recursive=True))
+    assert {one.pid for one in now - before if one.status() != psutil.STATUS_ZOMBIE} <= server_pid()
     assert threading.active_count() == threads
     assert of_runs(temporary) == []
+
+
+def server_pid():
+    """The warm server's, where there is one."""
+    module = sys.modules.get("gpulab.distributed.warm")
+    return set() if module is None else {module.server_pid()}
 
 
 def of_runs(folder):
@@ -96,18 +113,20 @@ def still_there(pids):
     return found
 
 
-def test_ranks_talk_to_each_other_and_two_runs_do_not_meet():
+def test_ranks_talk_to_each_other_and_two_runs_do_not_meet(warm):
     write("sum.py", SUM)
     write("helper.py", "value = 5")
     runs, shown = {}, io.StringIO()
 
     def second():
-        runs["two"] = distributed.run("sum.py", 2, env={"WHERE": "there"}, timeout=None)
+        runs["two"] = distributed.run("sum.py", 2, env={"WHERE": "there"}, timeout=None, warm=warm)
 
     beside = threading.Thread(target=second)
     beside.start()
     with contextlib.redirect_stdout(shown):
-        runs["three"] = distributed.run("sum.py", 3, args=["--name", "a b"], env={"WHERE": "here"}, live=True)
+        runs["three"] = distributed.run(
+            "sum.py", 3, args=["--name", "a b"], env={"WHERE": "here"}, live=True, warm=warm
+        )
     beside.join()
 
     run = runs["three"]
@@ -128,7 +147,7 @@ def test_ranks_talk_to_each_other_and_two_runs_do_not_meet():
     ]
 
 
-def test_a_model_in_ddp_on_the_virtual_gpu_of_the_notebook():
+def test_a_model_in_ddp_on_the_virtual_gpu_of_the_notebook(warm):
     write(
         "ddp.py",
         """
@@ -154,7 +173,7 @@ def test_a_model_in_ddp_on_the_virtual_gpu_of_the_notebook():
         """,
     )
     with VirtualGPU("L4"):
-        run = distributed.run("ddp.py", 2)
+        run = distributed.run("ddp.py", 2, warm=warm)
     lines = [rank.output.splitlines()[-2:] for rank in run.ranks]
     assert [line[0] for line in lines] == ["NVIDIA L4 2 nccl cuda:0", "NVIDIA L4 2 nccl cuda:1"]
     assert lines[0][1].startswith("parameters [[[")
@@ -181,7 +200,7 @@ def test_the_gpu_in_force_is_passed_on_unless_the_caller_names_one(monkeypatch):
         assert environment({"GPULAB_GPU": "H100"})["GPULAB_GPU"] == "H100"
 
 
-def test_a_rank_that_raises_brings_the_others_down():
+def test_a_rank_that_raises_brings_the_others_down(warm):
     # Rank 0 does not even listen to SIGTERM, and would sleep for ten minutes.
     write(
         "fails.py",
@@ -196,7 +215,7 @@ def test_a_rank_that_raises_brings_the_others_down():
         """,
     )
     with pytest.raises(distributed.RankFailed) as caught:  # and no TimeLimit: nobody waits for the rank that waits
-        distributed.run("fails.py", 2)
+        distributed.run("fails.py", 2, warm=warm)
     assert str(caught.value).splitlines() == [
         "fails.py on 2 ranks: rank 1 failed with KeyError",
         "Traceback (most recent call last):",
@@ -215,7 +234,7 @@ def test_a_rank_that_raises_brings_the_others_down():
     assert still_there(pids_of_ranks()) == []
 
 
-def test_a_rank_that_is_killed_is_named_with_its_signal():
+def test_a_rank_that_is_killed_is_named_with_its_signal(warm):
     write(
         "killed.py",
         """
@@ -231,15 +250,16 @@ def test_a_rank_that_is_killed_is_named_with_its_signal():
         """,
     )
     with pytest.raises(distributed.RankFailed) as caught:
-        distributed.run("killed.py", 2)
+        distributed.run("killed.py", 2, warm=warm)
     assert caught.value.rank.exit_code == -signal.SIGKILL
     message = str(caught.value)
     assert message.startswith("killed.py on 2 ranks: rank 1 was killed by SIGKILL\n")
     assert "out of memory killer" in message
-    assert "It last printed:\n    before\nRank 0 went down with it." in message
+    assert "It last printed:\n    before\nRank 0 went down with it.\nWith NCCL a rank that waits" in message
+    assert "NCCL error: remote process exited or there was a network error" in message
 
 
-def test_a_crash_outside_python_names_the_line_and_an_exit_code_is_told():
+def test_a_crash_outside_python_names_the_line_and_an_exit_code_is_told(warm):
     write(
         "crash.py",
         """
@@ -254,22 +274,22 @@ def test_a_crash_outside_python_names_the_line_and_an_exit_code_is_told():
         """,
     )
     with pytest.raises(distributed.RankFailed, match=r"SIGABRT at crash\.py, line 5, in crash: os\.abort\(\)"):
-        distributed.run("crash.py", 2)
+        distributed.run("crash.py", 2, warm=warm)
     write("leaves.py", "import sys; sys.exit('no data here')")
     with pytest.raises(
         distributed.RankFailed, match=r"(?s)failed with exit code 1\nIt last printed:\n    no data here"
     ):
-        distributed.run("leaves.py", 1)
+        distributed.run("leaves.py", 1, warm=warm)
 
 
-def test_a_script_that_is_no_python_is_told_without_gpulabs_own_lines():
+def test_a_script_that_is_no_python_is_told_without_gpulabs_own_lines(warm):
     write("wrong.py", "import os\ndef f(:\n    pass\n")
     with pytest.raises(distributed.RankFailed) as caught:
-        distributed.run("wrong.py", 1)
+        distributed.run("wrong.py", 1, warm=warm)
     assert str(caught.value).splitlines()[1:3] == ['  File "wrong.py", line 2', "    def f(:"]
 
 
-def test_a_collective_that_one_rank_does_not_join_ends_at_the_time_limit():
+def test_a_collective_that_one_rank_does_not_join_ends_at_the_time_limit(warm):
     write(
         "hangs.py",
         """
@@ -291,7 +311,7 @@ def test_a_collective_that_one_rank_does_not_join_ends_at_the_time_limit():
     timeout = 8.0
     while True:  # on a machine that is busy, the start takes longer than any limit that one would like to wait for
         with pytest.raises(distributed.TimeLimit) as caught:
-            distributed.run("hangs.py", 2, timeout=timeout)
+            distributed.run("hangs.py", 2, timeout=timeout, warm=warm)
         if str(caught.value).count(", in step: ") == 2:
             break
         timeout *= 2
@@ -300,17 +320,71 @@ def test_a_collective_that_one_rank_does_not_join_ends_at_the_time_limit():
     assert f"took longer than timeout={timeout:g} seconds" in message
     assert "Rank 0 was stopped at hangs.py, line 12, in step: dist.all_reduce(torch.ones(1))." in message
     assert "Rank 1 was stopped at hangs.py, line 11, in step: time.sleep(1e6)." in message
+    assert "With NCCL the rank waits until its group's timeout is over, 10 minutes by default." in message
+    assert "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=" in message
+    assert [rank.collective for rank in caught.value.run.ranks] == ["all_reduce", ""]
     assert [rank.output for rank in caught.value.run.ranks] == ["ready\n", "ready\n"]
     assert all(rank.stopped for rank in caught.value.run.ranks)
 
 
-def test_a_limit_shorter_than_the_start_says_so():
+def test_a_collective_more_on_one_rank_is_told_as_ranks_that_disagree(warm):
+    write(
+        "disagree.py",
+        """
+        import torch, torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        x = torch.ones(1)
+        dist.all_reduce(x)
+        if dist.get_rank() == 1:
+            dist.all_reduce(x)
+        print(x.item())  # the connection closes after the last line
+        """,
+    )
+    with pytest.raises(distributed.RankFailed) as caught:
+        distributed.run("disagree.py", 2, warm=warm)
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "disagree.py on 2 ranks: rank 1 failed with RuntimeError"
+    assert lines[1].endswith("do all ranks make the same collective calls, in the same order?")
+    assert "Connection closed by peer" in str(caught.value)
+    assert any(line.startswith("With NCCL a rank that waits for one on another node that is gone") for line in lines)
+    assert "Rank 0 finished." in lines
+    assert caught.value.run.ranks[0].output == "2.0\n"
+
+
+def test_a_port_in_use_is_told_with_the_remedy_and_is_not_a_lost_connection(warm):
+    write(
+        "taken.py",
+        """
+        import os, sys, time
+        import torch.distributed as dist
+
+        if os.environ["RANK"] == "1":
+            time.sleep(1e6)
+        dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{sys.argv[1]}", rank=0, world_size=2)
+        """,
+    )
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(distributed.RankFailed) as caught:
+        distributed.run("taken.py", 2, args=[str(taken.getsockname()[1])], warm=warm)
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "taken.py on 2 ranks: rank 0 failed with DistNetworkError"
+    assert lines[1].startswith("Another process listens at that port.")
+    assert "EADDRINUSE" in caught.value.rank.exception
+    assert not caught.value.rank.lost
+    assert "With NCCL it is the same" in str(caught.value)
+
+
+def test_a_limit_shorter_than_the_start_says_so(warm):
     write("quick.py", "print('hello')")
+    if warm:
+        from gpulab.distributed.warm import stop
+
+        stop()  # it is to start anew
     with pytest.raises(distributed.TimeLimit, match="Starting the ranks takes several seconds by itself"):
-        distributed.run("quick.py", 2, timeout=0.2)
+        distributed.run("quick.py", 2, timeout=0.2, warm=warm)
 
 
-def test_an_interrupted_cell_takes_everything_down():
+def test_an_interrupted_cell_takes_everything_down(warm):
     write("stays.py", STAYS + "\n    wait()\n")
 
     def interrupt():
@@ -320,7 +394,7 @@ def test_an_interrupted_cell_takes_everything_down():
 
     threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(KeyboardInterrupt) as caught:
-        distributed.run("stays.py", 2)
+        distributed.run("stays.py", 2, warm=warm)
     assert still_there(pids_of_ranks()) == []
     assert caught.value.__notes__ == [
         f"rank {rank} was stopped at stays.py, line 12, in wait: time.sleep(1e6)" for rank in (0, 1)
@@ -328,13 +402,14 @@ def test_an_interrupted_cell_takes_everything_down():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a background process in a session of its own stays")
-def test_nothing_outlives_a_kernel_that_is_killed(tmp_path):
+def test_nothing_outlives_a_kernel_that_is_killed(tmp_path, warm):
     write("stays.py", STAYS + "\n    wait()\n")
-    code = "from gpulab import distributed; distributed.run('stays.py', 2, timeout=None)"
+    code = f"from gpulab import distributed; distributed.run('stays.py', 2, timeout=None, warm={warm})"
     with subprocess.Popen(
         [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     ) as kernel:
         pids = pids_of_ranks(wait=True)
+        pids += [process.pid for process in psutil.Process(kernel.pid).children()]  # the server, or the launcher again
         assert set(still_there(pids)) == set(pids)
         kernel.kill()
     until = time.monotonic() + HANG_SECONDS

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from gpulab import distributed
 from gpulab.distributed.folder import Folder, Report, kept
+from gpulab.distributed.nccl import GONE, IN_USE, TIMED_OUT, beside
 from gpulab.distributed.result import (
     Rank,
     Run,
@@ -20,9 +21,14 @@ from gpulab.distributed.result import (
     on_screen,
     shortened,
 )
-from gpulab.distributed.stacks import where
+from gpulab.distributed.stacks import collective, where
 
 LOST = "RuntimeError: [gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:54982."
+
+TAKEN = (
+    "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. "
+    "port: 29500, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use"
+)
 
 
 def rank(number, output="", **more):
@@ -31,7 +37,7 @@ def rank(number, output="", **more):
 
 def failed(number, exception, **more):
     text = f'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n{exception}'
-    return rank(number, exit_code=1, exception=exception, traceback=text, **more)
+    return rank(number, more.pop("output", ""), exit_code=1, exception=exception, traceback=text, **more)
 
 
 # -- the text of a run -----------------------------------------------------------------------------------------------
@@ -141,6 +147,9 @@ def test_whether_the_others_were_stopped_or_lost_the_connection_is_not_told():
         (rank(0, exit_code=3, output="bye\n"), [], "failed with exit code 3\nIt last printed:\n    bye"),
         (rank(0, exit_code=3), [], "failed with exit code 3\nIt printed nothing."),
         (failed(0, LOST), [rank(1)], "do all ranks make the same collective calls"),
+        (failed(0, LOST), [rank(1, finished=True, stopped=True)], "do all ranks make the same collective calls"),
+        (failed(0, LOST), [rank(1, finished=True, stopped=True)], "\nRank 1 finished."),
+        (failed(0, TAKEN), [rank(1)], "Another process listens at that port. A script that leaves init_method"),
     ],
 )
 def test_each_end_has_its_words(culprit, others, says):
@@ -156,6 +165,58 @@ def test_a_time_limit_says_where_each_rank_was():
     assert "A rank that is done answers no more" in text
     none = Run("train.py", (Rank(0, None, None, ""),), 1.0)
     assert "Rank 0 had not started.\nStarting the ranks takes several seconds" in limit_text(none, 1.0)
+
+
+# -- what NCCL says beside -------------------------------------------------------------------------------------------
+
+GLOO = "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] "
+
+
+@pytest.mark.parametrize(
+    ("culprit", "other", "shown"),
+    [
+        (rank(0, exit_code=-signal.SIGKILL), rank(1, stopped=True), [GONE.text, TIMED_OUT.text]),
+        (rank(0, exit_code=-signal.SIGSEGV), failed(1, LOST), [GONE.text, TIMED_OUT.text]),
+        (failed(0, LOST), rank(1), [GONE.text, TIMED_OUT.text]),
+        (failed(0, GLOO + "Timed out waiting 3000ms for recv operation to complete"), rank(1), [TIMED_OUT.text]),
+        (failed(0, TAKEN), rank(1, stopped=True), [IN_USE.source]),
+    ],
+)
+def test_a_failure_that_is_recognised_has_nccls_words_beside_it(culprit, other, shown):
+    lines = beside(Run("train.py", (culprit, other), 1.0, grouped=True), culprit)
+    assert lines[0].startswith("With NCCL")
+    assert "recorded: " in lines[0]
+    assert all(any(text in line for line in lines) for text in shown)
+    assert sum("WorkNCCL" in line for line in lines) == sum("WorkNCCL" in text for text in shown)
+    assert "\n".join(lines) + "\nEach rank's output" in failure_text(
+        Run("train.py", (culprit, other), 1.0), culprit, lines
+    )
+
+
+@pytest.mark.parametrize(
+    ("culprit", "others", "grouped"),
+    [
+        (failed(0, "KeyError: 'lr'"), [failed(1, LOST)], True),  # its traceback says all
+        (rank(0, exit_code=3), [rank(1)], True),
+        (rank(0, exit_code=-signal.SIGKILL), [rank(1)], False),  # no other may wait for it
+        (rank(0, exit_code=-signal.SIGKILL), [], True),
+        (
+            rank(0, exit_code=-signal.SIGABRT, finished=True),
+            [rank(1)],
+            True,
+        ),  # the end of the process, not a collective
+        (failed(0, "ConnectionResetError: [Errno 104] Connection reset by peer"), [rank(1)], True),  # not gloo's
+        (failed(0, LOST, output="ncclRemoteError: A call failed"), [rank(1)], True),  # NCCL's own words are there
+    ],
+)
+def test_what_is_not_recognised_has_nothing_beside_it(culprit, others, grouped):
+    assert beside(Run("train.py", (culprit, *others), 1.0, grouped), culprit) == []
+
+
+def test_a_time_limit_has_nccls_words_where_a_rank_waits_in_a_collective():
+    waits, other = rank(0, stopped=True, collective="all_reduce"), rank(1, stopped=True)
+    assert TIMED_OUT.text in beside(Run("train.py", (waits, other), 1.0, grouped=True), None)[1]
+    assert beside(Run("train.py", (other, other), 1.0, grouped=True), None) == []
 
 
 # -- where a rank is -------------------------------------------------------------------------------------------------
@@ -183,6 +244,10 @@ def test_where_a_rank_is_names_the_innermost_line_of_the_students_own(tmp_path, 
     assert where(without_helper, "train.py") == "train.py, line 3: helper.average(x)"
     assert where(text.replace(str(tmp_path), "/elsewhere").replace("train.py", "/x.py"), "train.py") == ""
     assert where("", "train.py") == ""
+    assert collective(text, "train.py") == "all_reduce"
+    assert collective(without_helper, "train.py") == "all_reduce"
+    assert collective(text.replace("in all_reduce", "in init_process_group"), "train.py") == ""  # no group is there yet
+    assert collective("", "train.py") == ""
 
 
 def test_a_file_whose_name_is_not_ascii_is_found(tmp_path, monkeypatch):

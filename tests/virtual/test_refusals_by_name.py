@@ -38,35 +38,6 @@ def group():
 # -- sharded tensors -------------------------------------------------------------------------------------------------
 
 
-def test_a_mesh_of_gpus_is_refused_by_the_name_of_what_was_called(gpu, group):
-    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    linear = torch.nn.Linear(3, 3, device="cuda")
-    for name, call in {
-        "init_device_mesh": lambda: init_device_mesh("cuda", (1,)),
-        "DeviceMesh": lambda: DeviceMesh("cuda", [0]),
-        "fully_shard": lambda: fully_shard(linear),
-    }.items():
-        with pytest.raises(NotMirrored, match=f"^{name} is not mirrored.*DistributedDataParallel works"):
-            call()
-    assert type(linear.weight) is torch.nn.Parameter
-
-
-def test_a_mesh_made_outside_gives_no_sharded_tensors_either(gpu, group):
-    from torch.distributed.tensor import DTensor, Replicate, distribute_module, distribute_tensor, init_device_mesh
-
-    mesh = init_device_mesh("cpu", (1,))
-    mesh._device_type = "cuda"  # as one that was made where there is a real GPU
-    for name, call in {
-        "from_local": lambda: DTensor.from_local(torch.ones(4, device="cuda"), mesh),
-        "distribute_tensor": lambda: distribute_tensor(torch.ones(4, device="cuda"), mesh, [Replicate()]),
-        "distribute_module": lambda: distribute_module(torch.nn.Linear(3, 3, device="cuda"), mesh),
-    }.items():
-        with pytest.raises(NotMirrored, match=f"^{name} is not mirrored"):
-            call()
-
-
 def test_a_mesh_of_the_host_works(group):
     from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 

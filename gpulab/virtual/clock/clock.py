@@ -24,7 +24,7 @@ QUEUE = 1024  # launches that a GPU takes before the host has to wait: what is o
 
 @dataclass(frozen=True)
 class Span:
-    """Something that took time: `where` is "host", "kernels", "to GPU" or "to host"; times in seconds."""
+    """Something that took time: `where` is "host", "kernels", "ranks", "to GPU" or "to host"; times in seconds."""
 
     name: str
     where: str
@@ -83,7 +83,7 @@ class Clock:
         self.host = self.waited = self.own = 0.0
         self.counts_host = counts_host
         self.ignores_own = False  # for a check: then what a program measures does not hang on how busy this machine is
-        self.record: list[Span] | None = None
+        self.record: list[Span] | deque[Span] | None = None
         self.devices = [DeviceClock(self, index) for index in range(count)]
         self._began = self._last = real()  # until `_last` the host's own time is accounted for
         self._after_operation = False
@@ -203,7 +203,8 @@ class Clock:
 
 class DeviceClock:
     """Streams and engines of one GPU. `busy`, `kernels`, `flops` and `copied` (bytes) add up what it was given,
-    `launching` what its kernels' launches took of the host's time."""
+    `launching` what its kernels' launches took of the host's time; `communicating` seconds of `collectives`, `sent`
+    their bytes."""
 
     def __init__(self, clock: Clock, index: int) -> None:
         self.clock = clock
@@ -217,6 +218,8 @@ class DeviceClock:
         self.done = 0.0
         self.busy = self.flops = self.launching = 0.0
         self.kernels = self.copied = 0
+        self.communicating = 0.0
+        self.collectives = self.sent = 0
         self.recording: Recording | None = None  # of a CUDA graph that is being captured
 
     def kernel(
@@ -305,6 +308,23 @@ class DeviceClock:
             clock.wait(end - rates.copy_us * 1e-6, f"{name}: staging")
         if wait or (not pinned and way == "to host"):
             clock.wait(end, name)
+        return end
+
+    def collective(self, stream: int, ready: float, seconds: float, name: str, nbytes: int) -> float:
+        """What the ranks do together, all of them there from `ready` on; when it will be done.
+
+        Kernels run meanwhile at their full rate: that a collective takes some of the SMs is left out.
+        """
+        if stream != 0 and not self.several:
+            self._begin_several()
+        start = max(ready, self.streams.get(stream, 0.0))
+        end = self.streams[stream] = start + seconds
+        self.done = max(self.done, end)
+        self.communicating += seconds
+        self.collectives += 1
+        self.sent += nbytes
+        if self.clock.record is not None:
+            self.clock.record.append(Span(name, "ranks", self.index, stream, start, seconds, nbytes=nbytes))
         return end
 
     def launch_graph(self, stream: int, recorded: Recording) -> None:

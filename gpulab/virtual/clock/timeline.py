@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,56 @@ class Timeline:
         return f"<Timeline: {took * 1e3:.3f} ms, {len(kernels)} kernels of {busy * 1e3:.3f} ms together (virtual)>"
 
 
+@dataclass(frozen=True)
+class Communication:
+    """What a GPU did together with the other ranks' in a stretch of time, in seconds and bytes.
+
+    `seconds` are those in which a collective ran, `exposed` those of them in which no kernel of this GPU ran.
+    """
+
+    seconds: float
+    exposed: float
+    collectives: int
+    nbytes: int
+
+    @property
+    def hidden(self) -> float:
+        return self.seconds - self.exposed
+
+
+def communication(spans: Iterable[Span], device: int = 0, since: float = 0.0) -> Communication:
+    """The collectives of a GPU that began at `since` or later."""
+    mine = [span for span in spans if span.device == device and span.start >= since]
+    between = [span for span in mine if span.where == "ranks"]
+    together = _merged(between)
+    seconds = sum(end - start for start, end in together)
+    both = _overlap(together, _merged([span for span in mine if span.where == "kernels"]))
+    return Communication(seconds, seconds - both, len(between), sum(span.nbytes for span in between))
+
+
+def _merged(spans: Iterable[Span]) -> list[tuple[float, float]]:
+    """Intervals that the spans cover, in order and apart from each other."""
+    found: list[tuple[float, float]] = []
+    for start, end in sorted((span.start, span.start + span.seconds) for span in spans):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(end, found[-1][1])
+        else:
+            found.append((start, end))
+    return found
+
+
+def _overlap(one: list[tuple[float, float]], other: list[tuple[float, float]]) -> float:
+    total, at = 0.0, 0
+    for start, end in one:
+        while at < len(other) and other[at][1] <= start:
+            at += 1
+        place = at
+        while place < len(other) and other[place][0] < end:
+            total += min(end, other[place][1]) - max(start, other[place][0])
+            place += 1
+    return total
+
+
 @contextlib.contextmanager
 def recording(clock: Clock) -> Iterator[Timeline]:
     """Record what happens on `clock`; recordings may nest."""
@@ -57,7 +108,8 @@ def as_trace(spans: Sequence[Span]) -> dict[str, Any]:
     lanes: dict[tuple[int, str], None] = {}
     for span in spans:
         pid = 0 if span.where == "host" else 1 + span.device
-        lane = {"host": "host (virtual)", "kernels": f"stream {span.stream}"}.get(span.where, f"copy {span.where}")
+        lanes_of = {"kernels": f"stream {span.stream}", "ranks": f"stream {span.stream} (between ranks)"}
+        lane = {"host": "host (virtual)", **lanes_of}.get(span.where, f"copy {span.where}")
         lanes[pid, lane] = None
         about: dict[str, Any] = {}
         if span.flops:

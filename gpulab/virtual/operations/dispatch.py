@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..clock.clock import real
 from ..scope import in_force, ownership
 from ..scope.in_force import backing, thread
-from ..scope.labels import FLOATING, device_of, parts_of, storage_of
+from ..scope.labels import FLOATING, device_of, parts_of, storage_of, wraps
+from ..scope.refusals import NotMirrored
 from . import (
     copies,
     cost,
@@ -43,10 +44,13 @@ Tensor = torch.Tensor
 Run = Callable[["VirtualGPU", Any, tuple[Any, ...], dict[str, Any]], Any]
 
 _storage: Any = torch._C.TensorBase.untyped_storage
+_wraps = cache(wraps)
 
 
 class Dispatch(TorchDispatchMode):
     """The one mode of all scopes, entered in every thread; without a GPU in force it passes everything on."""
+
+    supports_higher_order_operators = True
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -56,6 +60,8 @@ class Dispatch(TorchDispatchMode):
         gpu = in_force.current
         if gpu is None or thread.inside:
             return func(*args, **kwargs) if kwargs else func(*args)
+        if types and any(map(_wraps, types)):
+            return NotImplemented  # the wrapper's own code comes first, and what it calls is seen
         try:
             run = _PLANS[func]
         except KeyError:
@@ -63,23 +69,28 @@ class Dispatch(TorchDispatchMode):
         if nested.seen and nested.among((args, kwargs.values() if kwargs else ())):
             run = _run_nested
         out = run(gpu, func, args, kwargs or _NOTHING)
-        if not gpu.compute:
+        if not gpu.compute and run is not _run_higher:
             known_values.follow(func, args, kwargs or _NOTHING, out)
         return out
 
 
+NAMESPACES: dict[str, Run] = {}  # of operations that another room runs
 MODE = Dispatch()  # type: ignore[no-untyped-call]
 _NOTHING: dict[str, Any] = {}
 
 
 def _plan(func: Any) -> Run:
     """How an overload is run."""
+    if isinstance(func, torch._ops.HigherOrderOperator):
+        return _run_higher
     schema = func._schema
     name = func.name()
     if name in shapes_only.SYNCHRONISING:
         return _run_synchronising
     if _custom(func) is not None:
         return _run_custom
+    if name.partition("::")[0] in NAMESPACES:
+        return NAMESPACES[name.partition("::")[0]]
     if func in _PARTS:
         return _run_in_parts
     if any(argument.name == "device" for argument in schema.arguments):
@@ -108,6 +119,21 @@ def _plan(func: Any) -> Run:
     if name.startswith(("aten::resize", "aten::set_")) or any(a.is_out for a in schema.arguments):
         return _run_resizing
     return _run
+
+
+def _run_higher(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """An operator that calls others: those are seen."""
+    higher = _HIGHER.get(func.name())
+    if higher is None:
+        raise NotMirrored(f"the higher-order operator {func.name()} is not mirrored by the virtual GPU")
+    with MODE:
+        return higher(*args, **kwargs)
+
+
+_HIGHER: dict[str, Callable[..., Any]] = {
+    # DTensor's random numbers: each rank draws what is its own, so the offsets of the others are skipped
+    "run_dtensor_rng_op": lambda before, after, op, *args, **kwargs: op(*args, **kwargs),
+}
 
 
 def _run_plainly(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -65,6 +65,9 @@ class Observer(Protocol):
     def freed(self, block: Block) -> None:
         """Called before the block is given back: its size still stands."""
 
+    def communicates(self, tensors: list[torch.Tensor]) -> None:
+        """What a collective sends and receives, on this device."""
+
     def took_beside(self, block: Block | None) -> None:
         """A block that a kernel took beside its results, after `allocated`; None for 0 bytes."""
 

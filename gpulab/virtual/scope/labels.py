@@ -86,8 +86,41 @@ def storage_of(tensor: torch.Tensor) -> Any:
         return None
 
 
+def inside(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The tensor in one that only wraps it, such as a rank's part in a DTensor; None in any other."""
+    kind = type(tensor)
+    if kind is torch.Tensor or kind is torch.nn.Parameter:
+        return None
+    try:
+        name = _WRAPS[kind]
+    except KeyError:
+        name = _WRAPS[kind] = _wrapped(tensor)
+    if name is None:
+        return None
+    found: torch.Tensor = getattr(tensor, name)
+    return found
+
+
+def wraps(kind: type) -> bool:
+    """Whether tensors of this type only wrap others, of which their operations are made, as torch.distributed's are."""
+    return kind.__module__.startswith("torch.distributed.") and hasattr(kind, "__tensor_flatten__")
+
+
+def _wrapped(tensor: torch.Tensor) -> str | None:
+    if not wraps(type(tensor)):
+        return None
+    names = tensor.__tensor_flatten__()[0]  # type: ignore[attr-defined]
+    return next(name for name in names if isinstance(getattr(tensor, name), torch.Tensor))
+
+
+_WRAPS: dict[type, str | None] = {}
+
+
 def device_of(tensor: torch.Tensor) -> Device | None:
     """The virtual GPU that a tensor is on, None for the host."""
+    inner = inside(tensor)
+    if inner is not None:
+        return device_of(inner)
     storage = storage_of(tensor)
     if storage is None:
         return _of_parts(tensor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from ..gpu import VirtualGPU
     from .device import Device
 
+stream_numbers = itertools.count(1)  # of streams, in the order in which they are made
 generators: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # those of GPUs, by their C++ object
 
 

@@ -5,7 +5,7 @@ It knows nothing of what it replaces.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,11 @@ class Patches:
         self._made.append(partial(_put_back, owner, name, vars(owner).get(name, _ABSENT)))
         setattr(owner, name, value)
 
+    def item(self, owner: MutableMapping[str, Any], name: str, value: Any) -> None:
+        """Replace `owner[name]`."""
+        self._made.append(partial(_put_item_back, owner, name, owner.get(name, _ABSENT)))
+        owner[name] = value
+
     def undo(self, call: Callable[[], None]) -> None:
         """What else `restore` has to do, in its turn."""
         self._made.append(call)
@@ -30,6 +35,13 @@ class Patches:
     def restore(self) -> None:
         while self._made:
             self._made.pop()()
+
+
+def _put_item_back(owner: MutableMapping[str, Any], name: str, value: Any) -> None:
+    if value is _ABSENT:
+        del owner[name]
+    else:
+        owner[name] = value
 
 
 def _put_back(owner: Any, name: str, value: Any) -> None:

@@ -1,32 +1,33 @@
-"""Process groups over virtual GPUs: who asks for NCCL gets Gloo underneath, and the answers say NCCL.
+"""Process groups over virtual GPUs: who asks for NCCL gets a group of ours (`ranks.group`), and the answers say NCCL.
 
-Each rank is a process with GPUs of its own; collectives move values between hosts' memories and take no device memory.
-Processes that `torch.multiprocessing.spawn` starts get the same virtual GPUs. Sharded tensors are refused (`sharded`).
+Each real rank is a process with GPUs of its own, and Gloo carries the values; imagined ranks send nothing.
+Processes that `torch.multiprocessing.spawn` starts get the same virtual GPUs.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 import inspect
+import os
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..scope.labels import FLOATING, NAME, device_of, storage_of
+from ..scope.labels import device_of
+from ..scope.numbering import current
 from ..scope.patches import Patches
-from ..scope.refusals import NotMirrored
+from ..scope.refusals import warn_once
+from . import parallel
 
 if TYPE_CHECKING:
     from ..gpu import VirtualGPU
-    from ..scope.device import Device
 
 _SPAWNING = "torch.multiprocessing.spawn"  # as an attribute, that name is the function in it
 _own_wrap: Any = importlib.import_module(_SPAWNING)._wrap  # as it is before any scope
-_UNDERNEATH = "cpu:gloo,cuda:gloo"  # C++ sees the tensors of a virtual GPU as the host's
+_NAME = "gpulab"  # of the backend, where PyTorch keeps its backends
 _COLLECTIVES = [
     "all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor", "gather", "scatter", "reduce_scatter",
     "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "send", "recv", "isend", "irecv",
@@ -43,19 +44,27 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
         return
     from torch.distributed import distributed_c10d as c10d
 
+    if _NAME not in c10d.Backend.backend_list:
+        dist.Backend.register_backend(_NAME, _make_group, extended_api=True, devices=["cpu", "cuda"])
     asked: set[str] = set()  # names of the groups that real GPUs would join through NCCL alone
-    patches.set(c10d, "_new_process_group_helper", _making(c10d, c10d._new_process_group_helper, asked))
+    patches.set(c10d, "_new_process_group_helper", _making(gpu, c10d, c10d._new_process_group_helper, asked))
+    if gpu.world is not None:
+        patches.set(c10d, "rendezvous", _meeting_nobody(gpu.world))
+        patches.set(sys, "excepthook", sys.excepthook)  # a group puts the rank before every line of an error
+        for name, value in gpu.world.environment.items():
+            patches.item(os.environ, name, value)
+    if not gpu.compute:
+        patches.set(c10d, "_get_object_coll_device", lambda group=None: "cpu")  # objects are values
     for owner in (dist, c10d):
         patches.set(owner, "is_nccl_available", lambda: True)
     for name in _COLLECTIVES:
-        patches.set(dist, name, _refusing_host_tensors(getattr(dist, name), c10d, asked))
-    patches.set(dist, "Reducer", _reducer(vars(dist)["Reducer"]))
-    if not gpu.compute:
-        parallel = importlib.import_module("torch.nn.parallel.distributed")
-        patches.set(parallel, "_verify_param_shape_across_processes", _refuse_shapes)
+        collective = _refusing_host_tensors(getattr(dist, name), c10d, asked)
+        for owner in (dist, c10d) if name in ("isend", "irecv") else (dist,):  # P2POp knows them as what they are
+            patches.set(owner, name, collective)
+    parallel.install(gpu, patches)
 
 
-def _making(c10d: Any, own: Callable[..., Any], asked: set[str]) -> Callable[..., Any]:
+def _making(gpu: VirtualGPU, c10d: Any, own: Callable[..., Any], asked: set[str]) -> Callable[..., Any]:
     """The one function through which all process groups are made."""
     signature = inspect.signature(own)
 
@@ -63,11 +72,11 @@ def _making(c10d: Any, own: Callable[..., Any], asked: set[str]) -> Callable[...
     def make(*args: Any, **kwargs: Any) -> Any:
         call = signature.bind(*args, **kwargs)
         config = str(c10d.BackendConfig(c10d.Backend(call.arguments["backend"])))
-        if "nccl" not in config:
+        if "nccl" not in config and gpu.world is None:
             return own(*args, **kwargs)
         name = str(call.arguments["backend"])
         # Options and a device to connect at once are NCCL's own.
-        call.arguments.update(backend=_UNDERNEATH)
+        call.arguments.update(backend=_NAME)
         for unknown in ("backend_options", "pg_options", "device_id"):
             call.arguments.pop(unknown, None)
         group, store = own(*call.args, **call.kwargs)
@@ -79,6 +88,67 @@ def _making(c10d: Any, own: Callable[..., Any], asked: set[str]) -> Callable[...
         return group, store
 
     return make
+
+
+def _make_group(options: Any, _: Any) -> Any:
+    """A process group on the virtual GPUs in force, as PyTorch's registry of backends asks for one."""
+    import torch.distributed as dist
+
+    from ..ranks import functional, group, imagined, over_gloo, world
+
+    functional.install()
+    gpu = current()
+    size, rank = options.group_size, options.group_rank
+    if gpu.world is not None:
+        if gpu.compute and gpu.world.size > 1:
+            others = f"rank {gpu.world.rank} of {gpu.world.size} runs here; the others are imagined, and send what it"
+            warn_once(gpu.told, f"{others} sends: sums are multiples of its own values")
+        ranks = world.members(options.global_ranks_in_group, gpu.world.size)
+        return group.VirtualGroup(gpu.world, ranks, rank, imagined.Imagined(size, rank), _fake(rank, size))
+    gloo = dist.ProcessGroupGloo(options.store, rank, size, timeout=options.timeout)
+    if dist.is_initialized():
+        there = world.real(gpu.spec.name, dist.get_world_size(), dist.get_rank(), link=gpu.link, adapters=gpu.adapters)
+    else:
+        there = world.real(gpu.spec.name, size, rank, link=gpu.link, adapters=gpu.adapters)
+    ranks = world.members(options.global_ranks_in_group, there.size)
+    return group.VirtualGroup(there, ranks, rank, over_gloo.OverGloo(gloo, size, rank), gloo)
+
+
+def end(gpu: VirtualGPU) -> None:
+    """The imagined ranks of a scope end with it, and so do their process groups."""
+    if gpu.world is None:
+        return
+    import torch.distributed as dist
+
+    from ..ranks.group import VirtualGroup
+
+    if dist.is_available() and dist.is_initialized():
+        group = dist.group.WORLD
+        if isinstance(group, VirtualGroup) and group.world is gpu.world:
+            dist.destroy_process_group()
+
+
+def _fake(rank: int, size: int) -> Any:
+    """A backend that PyTorch may ask what it can do; nothing is sent through it."""
+    from torch._C._distributed_c10d import FakeProcessGroup
+
+    return FakeProcessGroup._create_internal(rank, size)
+
+
+def _meeting_nobody(world: Any) -> Callable[..., Any]:
+    """In place of the meeting of the ranks: the others are imagined, and need not be waited for."""
+
+    def rendezvous(url: str, rank: int = -1, world_size: int = -1, **kwargs: Any) -> Any:
+        import torch.distributed as dist
+
+        for name, given, right in (("world_size", world_size, world.size), ("rank", rank, world.rank)):
+            if given not in (-1, right):
+                raise ValueError(
+                    f"{name} is {given}, but the imagined ranks' is {right}: VirtualGPU(..., ranks=, rank=)"
+                )
+        yield vars(dist)["HashStore"](), world.rank, world.size
+
+    return rendezvous
 
 
 def _refusing_host_tensors(own: Callable[..., Any], c10d: Any, asked: set[str]) -> Callable[..., Any]:
@@ -97,49 +167,6 @@ def _refusing_host_tensors(own: Callable[..., Any], c10d: Any, asked: set[str]) 
         return own(*args, **kwargs)
 
     return collective
-
-
-# -- the buckets of DistributedDataParallel --------------------------------------------------------------------------
-
-
-class _Adopting(TorchDispatchMode):
-    """What C++ makes meanwhile is on this GPU: it cannot see that the parameters it makes it for are."""
-
-    def __init__(self, device: Device) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.device = device
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        storage = storage_of(out) if isinstance(out, torch.Tensor) else None
-        if storage is not None and getattr(storage, NAME, None) is FLOATING:
-            self.device.put(storage)
-        return out
-
-
-def _reducer(own: Any) -> Any:
-    """The part of DistributedDataParallel that holds the buckets, which are there from the start."""
-
-    class Reducer(own):  # type: ignore[misc]
-        def __init__(self, parameters: list[torch.Tensor], *args: Any, **kwargs: Any) -> None:
-            device = device_of(parameters[0])
-            self._making = contextlib.nullcontext() if device is None else _Adopting(device)
-            with self._making:
-                super().__init__(parameters, *args, **kwargs)
-
-        def _rebuild_buckets(self) -> bool:
-            with self._making:
-                return bool(super()._rebuild_buckets())
-
-    return Reducer
-
-
-def _refuse_shapes(*args: Any, **kwargs: Any) -> Any:
-    """In place of the first thing that DistributedDataParallel does with its parameters."""
-    raise NotMirrored(
-        "DistributedDataParallel is not mirrored in shapes-only mode: its C++ code reads values. "
-        "With compute=True it runs."
-    )
 
 
 # -- processes that this one starts ----------------------------------------------------------------------------------

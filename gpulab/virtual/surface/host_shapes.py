@@ -12,12 +12,15 @@ import torch
 
 from ..operations import host_shapes
 from ..scope.in_force import backing
-from ..scope.labels import NAME
+from ..scope.labels import NAME, inside
 from ..scope.patches import Patches
 from . import storages
 from .tensors import where
 
 Tensor = torch.Tensor
+
+
+_own_swap: Any = torch.utils.swap_tensors
 
 
 def install(patches: Patches) -> None:
@@ -35,6 +38,7 @@ def install(patches: Patches) -> None:
     # Else `Module.to` would make new parameters: tied weights apart, optimizers without theirs.
     patches.set(torch.__future__, "_swap_module_params_on_conversion", True)
     patches.set(torch.utils, "swap_tensors", swap_tensors)
+    patches.set(Tensor, "data", _data(torch._C.TensorBase.data))
     init = torch.nn.init
     patches.set(init, "_no_grad_trunc_normal_", _without_values(vars(init)["_no_grad_trunc_normal_"]))
 
@@ -94,6 +98,9 @@ def swap_tensors(t1: Tensor, t2: Tensor) -> None:
 
     PyTorch's own refuses where a graph or a weak reference holds the tensor, and leaves its hooks behind.
     """
+    if inside(t1) is not None:
+        _own_swap(t1, t2)
+        return
     with backing:
         if t1.device == t2.device:
             t1.data = t2.data
@@ -103,6 +110,21 @@ def swap_tensors(t1: Tensor, t2: Tensor) -> None:
     for name, found in hooks.items():
         if found:
             setattr(t1, name, found)
+
+
+def _data(own: Any) -> property:
+    """`Tensor.data`, which may be set to a tensor of another device."""
+
+    def put(self: Tensor, value: Tensor) -> None:
+        with backing:
+            same = self.device == value.device
+        if same:
+            own.__set__(self, value)
+        else:
+            with torch.no_grad():
+                swap_tensors(self, value.detach().requires_grad_(self.requires_grad))
+
+    return property(own.__get__, put, doc=own.__doc__)
 
 
 def _without_values(own: Any) -> Any:

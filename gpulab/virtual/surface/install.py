@@ -54,6 +54,7 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
     profiling.install(gpu, patches)
     compiling.install(gpu, patches)
     distributed.install(gpu, patches)
+    sharded.install(patches)
     sharing.install(gpu, patches)
     host_clock.install(gpu, patches)
     later.install(patches, sharded.CHANGES | kernels.CHANGES | flex.CHANGES)

@@ -1,70 +1,122 @@
-"""Sharded tensors on virtual GPUs are refused where they are made.
+"""Sharded tensors (DTensor): what PyTorch asks of shapes alone, about devices that it believes in, is not the GPU's.
 
-A DTensor is a tensor without a storage of its own, and its operations reach the parts in it past the virtual GPU: what
-they allocate would be missing in silence. A mesh of "cpu" works as ever.
+A DTensor wraps a rank's part, which is an ordinary tensor of the virtual GPU. To know the shape of a result PyTorch
+runs the operation on fake tensors first; those are nowhere.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-import sys
-from types import FrameType, ModuleType
+from types import ModuleType
 from typing import Any
 
 import torch
 
-from ..scope.labels import device_of
+from ..scope.in_force import backing
+from ..scope.labels import wraps
+from ..scope.numbering import current
 from ..scope.patches import Patches
-from ..scope.refusals import NotMirrored
-
-_HOME = "torch.distributed."
+from ..scope.refusals import NotMirrored, warn_once
 
 
-def meshes(module: ModuleType, patches: Patches) -> None:
-    """Refuse a mesh of GPUs: in `torch.distributed.device_mesh`."""
-    own = module.DeviceMesh.__init__
+def propagation(module: ModuleType, patches: Patches) -> None:
+    """In `torch.distributed.tensor._sharding_prop`."""
+    owner = module.ShardingPropagator
+    for name in ("_propagate_tensor_meta_non_cached", "_propagate_tensor_meta"):
+        own = vars(owner).get(name)
+        if own is not None:
+            patches.set(owner, name, _unseen(own))
 
+
+def _unseen(own: Any) -> Any:
     @functools.wraps(own)
-    def __init__(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
-        if device_type == "cuda":
-            raise _refusal("DeviceMesh")
-        own(self, device_type, *args, **kwargs)
+    def propagate(*args: Any, **kwargs: Any) -> Any:
+        with backing:
+            return own(*args, **kwargs)
 
-    patches.set(module.DeviceMesh, "__init__", __init__)
-
-
-def tensors(module: ModuleType, patches: Patches) -> None:
-    """Refuse sharded tensors whose parts are on a virtual GPU: in `torch.distributed.tensor._api`."""
-    own = module.DTensor.__init__
-
-    @functools.wraps(own)
-    def __init__(self: Any, local_tensor: Any, *args: Any, **kwargs: Any) -> None:
-        if isinstance(local_tensor, torch.Tensor) and device_of(local_tensor) is not None:
-            raise _refusal("DTensor")
-        own(self, local_tensor, *args, **kwargs)
-
-    patches.set(module.DTensor, "__init__", __init__)
+    return propagate
 
 
-CHANGES = {"torch.distributed.device_mesh": meshes, "torch.distributed.tensor._api": tensors}
+def install(patches: Patches) -> None:
+    """A tensor that only wraps one of the virtual GPU is, to C++, where what is behind that one is."""
+    own = torch._C.TensorBase._make_wrapper_subclass
+
+    def make(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        device = kwargs.get("device")
+        if device is not None and torch.device(device).type == "cuda" and wraps(cls):
+            kwargs["device"] = current().backing
+        return own(cls, *args, **kwargs)
+
+    patches.set(torch.Tensor, "_make_wrapper_subclass", staticmethod(make))
 
 
-def _refusal(name: str) -> NotMirrored:
-    return NotMirrored(
-        f"{_called(sys._getframe(2)) or name} is not mirrored by the virtual GPU: what sharded tensors (DTensor) "
-        "allocate would not be counted. DistributedDataParallel works, plain tensors do, and a mesh of 'cpu'"
-    )
+def schemas(module: ModuleType, patches: Patches) -> None:
+    """In `torch.distributed.tensor._op_schema`: fake tensors of a GPU would ask the driver."""
+
+    def rebuild(arg: Any) -> torch.Tensor:
+        meta = arg.tensor_meta
+        return torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device="cpu")
+
+    patches.set(module, "_rebuild_tensor_from_dtensor_meta", rebuild)
 
 
-def _called(frame: FrameType | None) -> str:
-    """What of PyTorch's the program has called to get here, such as `fully_shard`."""
-    found = ""
-    while frame is not None and (home := frame.f_globals.get("__name__", "")).startswith("torch."):
-        name = frame.f_code.co_name
-        if home.startswith(_HOME) and not name.startswith(("_", "<")) and name not in _WRAPPERS:
-            found = name
-        frame = frame.f_back
-    return found
+def randomness(module: ModuleType, patches: Patches) -> None:
+    """In `torch.distributed.tensor._random`: a scope's ranks agree on their random numbers anew."""
+    patches.set(module, "_rng_tracker", None)
 
 
-_WRAPPERS = {"forward", "inner", "wrapper"}
+def plans(module: ModuleType, patches: Patches) -> None:
+    """In `torch.distributed.checkpoint.default_planner`: the parts of imagined ranks are in no file."""
+    own = module._validate_global_plan
+
+    def validate(global_plan: Any, metadata: Any) -> Any:
+        world = current().world
+        if world is None or world.size == 1:
+            return own(global_plan, metadata)
+        warn_once(
+            current().told,
+            f"{world.size} ranks are imagined: a checkpoint's folder holds the part of rank {world.rank} alone",
+        )
+        return own(global_plan[:1], metadata)
+
+    make = module.DefaultSavePlanner.create_global_plan
+
+    def create_global_plan(self: Any, all_plans: list[Any]) -> Any:
+        world = current().world
+        if world is not None:  # what several ranks have is written by one of them: by this one, which is there
+            empty = [dataclasses.replace(plan, items=[]) for plan in all_plans]
+            all_plans = [*empty[: world.rank], all_plans[world.rank], *empty[world.rank + 1 :]]
+        return make(self, all_plans)
+
+    patches.set(module, "_validate_global_plan", validate)
+    patches.set(module.DefaultSavePlanner, "create_global_plan", create_global_plan)
+
+
+def objects(module: ModuleType, patches: Patches) -> None:
+    """In `torch.distributed.optim.zero_redundancy_optimizer`: an imagined rank has no objects of its own."""
+    own = module._broadcast_object
+
+    def broadcast(obj: Any, src_rank: int, *args: Any, **kwargs: Any) -> Any:
+        unknown(src_rank, "an object")
+        if not current().compute:
+            args, kwargs = args[:1], {**kwargs, "device": torch.device("cpu")}  # objects are values
+        return own(obj, src_rank, *args, **kwargs)
+
+    patches.set(module, "_broadcast_object", broadcast)
+
+
+def unknown(rank: int, what: str) -> None:
+    """NotMirrored where a rank is imagined, and sends what this one does not have."""
+    world = current().world
+    if world is not None and rank != world.rank:
+        raise NotMirrored(f"{what} from rank {rank}, which is imagined, is not known: ranks that are processes have it")
+
+
+CHANGES = {
+    "torch.distributed.tensor._sharding_prop": propagation,
+    "torch.distributed.tensor._op_schema": schemas,
+    "torch.distributed.tensor._random": randomness,
+    "torch.distributed.checkpoint.default_planner": plans,
+    "torch.distributed.optim.zero_redundancy_optimizer": objects,
+}

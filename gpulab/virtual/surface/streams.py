@@ -7,21 +7,19 @@ given.
 from __future__ import annotations
 
 import ctypes
-import itertools
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..operations import copies
 from ..scope import in_force
-from ..scope.numbering import device_at, device_index, generators
+from ..scope.numbering import device_at, device_index, generators, stream_numbers
 from ..scope.refusals import NotMirrored
 from . import waits
 
 if TYPE_CHECKING:
     from ..clock.clock import DeviceClock
 
-_numbers = itertools.count(1)
 CUDA = 1  # c10::DeviceType::CUDA
 
 
@@ -38,7 +36,7 @@ class Stream(_OwnStream):  # type: ignore[misc]
             raise RuntimeError("no virtual GPU is in force")
         if "stream_id" not in kwargs:
             index = device_index(device)
-            kwargs = {"stream_id": next(_numbers), "device_index": index, "device_type": CUDA}
+            kwargs = {"stream_id": next(stream_numbers), "device_index": index, "device_type": CUDA}
         self: Stream = super().__new__(cls, **kwargs)
         self._priority = max(-3, min(0, priority))
         return self

@@ -12,7 +12,7 @@ import torch
 
 from ..operations import copies, host_shapes, known_values, shapes_only, unknown
 from ..scope.in_force import backing, thread
-from ..scope.labels import FLOATING, device_of
+from ..scope.labels import FLOATING, device_of, inside
 from ..scope.patches import Patches
 from ..scope.refusals import NoValues
 from . import creation, moving
@@ -67,11 +67,17 @@ def install(patches: Patches) -> None:
         patches.set(module, "to_dlpack", _to_dlpack)
 
 
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
 def where(tensor: Tensor) -> Device | None:
     """The virtual GPU of a tensor, as code outside an operation sees it."""
     if thread.inside:
         return None
     try:
+        inner = None if type(tensor) in _PLAIN else inside(tensor)
+        if inner is not None:
+            return where(inner)
         label = _storage(tensor)._gpulab
     except (RuntimeError, NotImplementedError, ValueError):
         # It has no storage, or is a lazy module's parameter, which refuses to show it.

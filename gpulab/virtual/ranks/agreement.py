@@ -1,0 +1,125 @@
+"""What the ranks of DistributedDataParallel tell each other in small whole numbers, with its time and its memory.
+
+PyTorch sends them as tensors of the GPU; here these take their time, and the numbers themselves go as tensors of the
+host, which have values in shapes-only mode too.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..operations import copies
+from ..scope.labels import PINNED, device_of, storage_of
+from ..scope.refusals import NotMirrored
+
+if TYPE_CHECKING:
+    from ..scope.device import Device
+
+Tensor = torch.Tensor
+
+
+def on_host(numbers: list[int], dtype: torch.dtype = torch.int64) -> Tensor:
+    return torch.tensor(numbers, dtype=dtype, device="cpu")
+
+
+def sent(numbers: list[int], group: Any, device: torch.device) -> list[int]:
+    """Rank 0's `numbers`, as many as these: a copy to the GPU, a broadcast, and back (sync_bucket_indices)."""
+    host = on_host(numbers, torch.int32)
+    there = torch.empty(len(numbers), dtype=torch.int32, device=device)
+    there.copy_(host, non_blocking=True)
+    group.broadcast([there]).wait()
+    back(there, host)
+    group.broadcast([host]).wait()
+    return [int(number) for number in host.tolist()]
+
+
+def back(tensor: Tensor, host: Tensor) -> None:
+    """A copy to the host, whose numbers are known there without it."""
+    device = device_of(tensor)
+    assert device is not None
+    clock = device.timer.clock
+    clock.enter()
+    copies.charge(host, tensor, non_blocking=False)
+    clock.leave()
+
+
+class UsedMap:
+    """Which parameters some rank has used: flags on the host, and a tensor on the GPU that is reduced."""
+
+    def __init__(self, count: int, device: torch.device) -> None:
+        self.flags = [0] * count
+        self.reduced = False
+        self.there = torch.empty(count, dtype=torch.int32, device=device)
+        self._work: Any = None
+        self._numbers: tuple[Tensor, Any] | None = None
+
+    def reduce(self, group: Any) -> None:
+        """Begin the all-reduce, after a copy from pinned memory that the host does not wait for."""
+        host = on_host(self.flags, torch.int32)
+        setattr(storage_of(host), PINNED, True)
+        self.there.copy_(host, non_blocking=True)
+        self._work = group.allreduce([self.there])
+        self._numbers = host, group.allreduce([host])
+
+    def wait(self) -> None:
+        self._work.wait()
+        if self._numbers is not None:
+            self._numbers[1].wait()
+
+    def fetch(self) -> None:
+        """What all ranks together have used is known on the host."""
+        self.wait()
+        assert self._numbers is not None
+        host = self._numbers[0]
+        back(self.there, host)
+        self.flags, self.reduced = [int(number) for number in host.tolist()], True
+
+    def clear(self) -> None:
+        self.flags = [0] * len(self.flags)
+        self.reduced = False
+
+
+def on_one_gpu(parameters: list[Tensor]) -> Device:
+    """The GPU of all parameters; NotMirrored where they are on several."""
+    devices = {device_of(parameter) for parameter in parameters}
+    device = devices.pop()
+    if devices or device is None:
+        raise NotMirrored("DistributedDataParallel of a module on several GPUs is not mirrored")
+    return device
+
+
+def verify_parameters(group: Any, parameters: list[Tensor]) -> None:
+    """RuntimeError where a rank's parameters differ from rank 0's in number or shape.
+
+    The number is gathered, and read from the GPU for each rank; sizes and strides come from rank 0
+    (verify_params_across_processes in torch/csrc/distributed/c10d/reducer.cpp).
+    """
+    where = parameters[0].device
+    device = on_one_gpu(parameters)
+    rank, size, count = group.rank(), group.size(), len(parameters)
+    mine = torch.tensor([count], device=where)
+    group.allgather([[torch.empty_like(mine) for _ in range(size)]], [mine]).wait()
+    counts = [on_host([count]) for _ in range(size)]
+    group.allgather([counts], [on_host([count])]).wait()
+    for other, found in enumerate(counts):
+        copies.read_back(device)
+        if int(found[0]) != count:
+            raise RuntimeError(
+                f"DDP expects same model across all ranks, but Rank {rank} has {count} params, while rank {other} "
+                f"has inconsistent {int(found[0])} params."
+            )
+    shapes = [number for p in parameters for number in (*p.shape, *p.stride())]
+    host = on_host(shapes)
+    there = host.to(where)
+    group.broadcast([there]).wait()
+    back(there, host)
+    group.broadcast([host]).wait()
+    numbers = iter(host.tolist())
+    for place, p in enumerate(parameters):
+        sizes = f"params[{place}] in this process with sizes {list(p.shape)} appears not to match"
+        if any(number != next(numbers) for number in p.shape):
+            raise RuntimeError(f"[{rank}]: {sizes} sizes of the same param in process 0.")
+        if any(number != next(numbers) for number in p.stride()):
+            raise RuntimeError(f"{sizes} strides of the same param in process 0.")

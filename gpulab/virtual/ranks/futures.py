@@ -1,0 +1,115 @@
+"""Futures of collectives: their value is there at once, and streams wait for the time at which a GPU would have it.
+
+A callback runs in a stream of its own that waits for the collective, so that what it does, such as decompressing,
+overlaps the backward pass (`then` in ATen/core/ivalue_inl.h). Who waits for the future, waits with the current stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import cycle, islice
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..scope.numbering import stream_numbers
+
+if TYPE_CHECKING:
+    from ..scope.device import Device
+
+_POOL = 32  # streams that PyTorch has for this on each GPU, taken in turn (c10/cuda/CUDAStream.cpp)
+_streams: dict[int, Any] = {}
+
+
+class VirtualFuture(torch.futures.Future[Any]):
+    """A future that has its value; `hold` lets the current stream of `device` wait for it."""
+
+    def __init__(self, device: Device | None, hold: Callable[[], None]) -> None:
+        super().__init__()
+        self._device, self.hold = device, hold
+
+    def wait(self) -> Any:
+        self.hold()
+        return super().wait()
+
+    def then(self, callback: Callable[[Any], Any]) -> VirtualFuture:
+        device = self._device
+        if device is None:
+            after = VirtualFuture(None, self.hold)
+            _fill(after, callback, self)
+            return after
+        before, side = device.stream, _next_stream(device)
+        device.stream = side
+        try:
+            self.hold()
+            after = VirtualFuture(device, _nothing)
+            _fill(after, callback, self)
+            end = device.timer.mark(side)
+        finally:
+            device.stream = before
+        after.hold = _holder(device, end)
+        if in_backward():  # PyTorch's C++ takes the value without calling `wait`
+            at_its_end(after.hold)
+        return after
+
+    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
+        self.then(callback)
+
+
+class Outputs(list[Any]):
+    """What a collective gives, as the value of its future.
+
+    PyTorch's C++ takes the tensors out of it by pickling (`_extract_tensors`), where it has waited for the future.
+    """
+
+    def __init__(self, tensors: list[torch.Tensor], hold: Callable[[], None]) -> None:
+        super().__init__(tensors)
+        self._hold = hold
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        self._hold()
+        return list, (list(self),)
+
+
+def arriving(device: Device | None, tensors: list[torch.Tensor], hold: Callable[[], None]) -> VirtualFuture:
+    """The future of a collective that has been begun and gives `tensors`."""
+    future = VirtualFuture(device, hold)
+    future.set_result(Outputs(tensors, hold))
+    return future
+
+
+def in_backward() -> bool:
+    """Whether this thread is running a backward pass."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def at_its_end(call: Callable[[], None]) -> None:
+    """Have `call` called where the backward pass that is running ends, after what has been asked for before."""
+    torch.autograd.Variable._execution_engine.queue_callback(call)
+
+
+def _fill(future: VirtualFuture, callback: Callable[[Any], Any], given: VirtualFuture) -> None:
+    """What a callback returns is the future's value; what it raises, it raises again where somebody asks for that."""
+    try:
+        future.set_result(callback(given))
+    except Exception as error:
+        future.set_exception(error)
+
+
+def _next_stream(device: Device) -> int:
+    """The next of PyTorch's pool of streams."""
+    pool = _streams.get(device.index)
+    if pool is None:
+        pool = _streams[device.index] = cycle(list(islice(stream_numbers, _POOL)))
+    return int(next(pool))
+
+
+def _holder(device: Device, end: float) -> Callable[[], None]:
+    def hold() -> None:
+        device.timer.hold(device.stream, end)
+
+    return hold
+
+
+def _nothing() -> None:
+    """There is nothing to wait for."""

@@ -1,0 +1,264 @@
+"""The process group behind "nccl" on virtual GPUs: each collective is counted, timed and carried out in one place.
+
+PyTorch's front ends (`torch.distributed`, the reducer of DistributedDataParallel, functional collectives, FSDP) call a
+group's methods; here each becomes a `Call` with its kind, its bytes as nccl-tests count them, and how it is carried out
+by the `Carrier`: over Gloo between real ranks, or from this rank's own tensors where the others are imagined.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch._C._distributed_c10d as _C
+import torch.distributed as dist
+
+from ..clock import collectives
+from ..scope.in_force import backing, thread
+from ..scope.numbering import device_at, stream_numbers
+from .calls import Call, Carrier, check, device_among, equal_parts, is_asynchronous, plain, reduction, split
+from .works import Pending, Several, VirtualWork
+
+if TYPE_CHECKING:
+    from ..scope.device import Device
+    from .world import World
+
+Tensor = torch.Tensor
+_Group: Any = dist.ProcessGroup
+
+
+class VirtualGroup(_Group):  # type: ignore[misc]
+    """`ranks` are its members' global ranks, `rank` this process's place among them."""
+
+    def __init__(self, world: World, ranks: tuple[int, ...], rank: int, carrier: Carrier, backend: Any) -> None:
+        super().__init__(rank, len(ranks))
+        self.world, self.ranks, self.carrier = world, ranks, carrier
+        self._place, self._count = rank, len(ranks)
+        self._streams: dict[int, int] = {}
+        self._waiting: deque[Pending] = deque()
+        for device in ("cpu", "cuda"):
+            self._register_backend(torch.device(device), dist.ProcessGroup.BackendType.CUSTOM, backend)
+        self._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
+
+    def rank(self) -> int:
+        return self._place
+
+    def size(self) -> int:
+        return self._count
+
+    def getBackendName(self) -> str:
+        return "nccl"
+
+    # -- time --------------------------------------------------------------------------------------------------------
+
+    def stream(self, device: Device) -> int:
+        """NCCL's own stream of this group on `device`."""
+        number = self._streams.get(device.index)
+        if number is None:
+            number = self._streams[device.index] = next(stream_numbers)
+        return number
+
+    def duration(self, call: Call) -> tuple[float, str]:
+        """Seconds that a collective takes once all ranks are there, and its name in a trace."""
+        kind = "send" if call.kind == "recv" else call.kind
+        way = collectives.choice(kind, call.nbytes, call.ranks, self.world.topology)
+        return way.seconds, f"{call.kind} of {len(call.ranks)} ranks ({way})"
+
+    def settle_next(self) -> None:
+        self._waiting.popleft().start()
+
+    def _run(self, call: Call, asynchronous: bool) -> VirtualWork:
+        """Carry out a collective; one that is not asynchronous in the current stream, as PyTorch has NCCL do it."""
+        tensors = [*call.inputs, *call.outputs]
+        device = device_among(tensors)
+        if device is not None:
+            check(tensors, device)
+            if device.observer is not None and not thread.functional:
+                device.observer.communicates(tensors)
+        with backing:
+            finish = self.carrier.carry(call)
+            latest: Any = None
+            if device is not None:
+                clock = device.timer.clock
+                clock.enter()
+                clock.spend(clock.costs.plain + clock.costs.event)
+                ready = max(device.timer.streams.get(device.stream, 0.0), clock.host + clock.launch_s)
+                latest = self.carrier.latest(call, ready)
+                clock.leave()
+        pending = Pending(self, call, device, finish, latest)
+        if device is not None:
+            self._waiting.append(pending)
+            if not asynchronous:
+                pending.stream = device.stream
+        elif not asynchronous:
+            pending.carried()
+        work = VirtualWork(self, pending, call.outputs)
+        if not asynchronous:
+            work.wait()
+        return work
+
+    # -- what PyTorch calls ------------------------------------------------------------------------------------------
+
+    def allreduce(self, tensors: Any, opts: Any = None) -> VirtualWork:
+        opts = _C.AllreduceOptions() if opts is None else opts
+        op = reduction(opts.reduceOp)
+        calls = [Call("all_reduce", [t], [t], t.nbytes, self.ranks, op=op) for t in map(plain, _listed(tensors))]
+        return self._together([self._run(call, is_asynchronous(opts)) for call in calls])
+
+    allreduce_coalesced = allreduce
+
+    def broadcast(self, tensors: Any, opts: Any = None) -> VirtualWork:
+        opts = _C.BroadcastOptions() if opts is None else opts
+        tensor = plain(_listed(tensors)[0])
+        call = Call("broadcast", [tensor], [tensor], tensor.nbytes, self.ranks, root=int(opts.rootRank))
+        return self._run(call, is_asynchronous(opts))
+
+    def reduce(self, tensors: Any, opts: Any = None) -> VirtualWork:
+        opts = _C.ReduceOptions() if opts is None else opts
+        tensor = plain(_listed(tensors)[0])
+        root = int(opts.rootRank)
+        call = Call("reduce", [tensor], [tensor], tensor.nbytes, self.ranks, op=reduction(opts.reduceOp), root=root)
+        return self._run(call, is_asynchronous(opts))
+
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> VirtualWork:
+        given = _listed(inputs)
+        lists = outputs if outputs and isinstance(outputs[0], (list, tuple)) else [outputs]
+        pairs = zip(lists, given, strict=True)
+        return self._together([self._gather_all(list(outs), tensor, opts, flat=False) for outs, tensor in pairs])
+
+    def allgather_coalesced(self, output_lists: Any, input_list: Any, opts: Any = None) -> VirtualWork:
+        # The outputs come by rank, the inputs by tensor.
+        return self._together(
+            [
+                self._gather_all([outs[place] for outs in output_lists], tensor, opts, flat=False)
+                for place, tensor in enumerate(input_list)
+            ]
+        )
+
+    def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> VirtualWork:
+        return self._gather_all(equal_parts(output, self._count, "output"), tensor, opts, flat=True)
+
+    _allgather_base = all_gather_single
+
+    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> VirtualWork:
+        pairs = zip(outputs, inputs, strict=True)
+        return self._together([self.all_gather_single(out, tensor, opts) for out, tensor in pairs])
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def _gather_all(self, outputs: list[Tensor], tensor: Tensor, opts: Any, *, flat: bool) -> VirtualWork:
+        outputs, tensor = [plain(out) for out in outputs], plain(tensor)
+        self._expect(len(outputs), "all_gather")
+        nbytes = sum(out.nbytes for out in outputs)
+        if not flat:
+            self._beside(outputs)
+        return self._run(Call("all_gather", outputs, [tensor], nbytes, self.ranks), is_asynchronous(opts))
+
+    def reduce_scatter(self, outputs: Any, input_lists: Any, opts: Any = None) -> VirtualWork:
+        given = _listed(outputs)
+        lists = input_lists if input_lists and isinstance(input_lists[0], (list, tuple)) else [input_lists]
+        works = [self._scatter_sums(out, list(ins), opts, flat=False) for out, ins in zip(given, lists, strict=True)]
+        return self._together(works)
+
+    def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> VirtualWork:
+        return self._scatter_sums(output, equal_parts(tensor, self._count, "input"), opts, flat=True)
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> VirtualWork:
+        pairs = zip(outputs, inputs, strict=True)
+        return self._together([self.reduce_scatter_single(out, tensor, opts) for out, tensor in pairs])
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def _scatter_sums(self, output: Tensor, inputs: list[Tensor], opts: Any, *, flat: bool) -> VirtualWork:
+        opts = _C.ReduceScatterOptions() if opts is None else opts
+        output, inputs = plain(output), [plain(tensor) for tensor in inputs]
+        self._expect(len(inputs), "reduce_scatter")
+        nbytes = sum(tensor.nbytes for tensor in inputs)
+        if not flat:
+            self._beside(inputs)
+        call = Call("reduce_scatter", [output], inputs, nbytes, self.ranks, op=reduction(opts.reduceOp))
+        return self._run(call, is_asynchronous(opts))
+
+    def gather(self, output_lists: Any, inputs: Any, opts: Any = None) -> VirtualWork:
+        tensor = plain(_listed(inputs)[0])
+        outputs = [plain(out) for out in (output_lists[0] if output_lists else [])]
+        call = Call("gather", outputs, [tensor], tensor.nbytes * self._count, self.ranks, root=int(opts.rootRank))
+        return self._run(call, is_asynchronous(opts))
+
+    def scatter(self, outputs: Any, input_lists: Any, opts: Any = None) -> VirtualWork:
+        output = plain(_listed(outputs)[0])
+        inputs = [plain(tensor) for tensor in (input_lists[0] if input_lists else [])]
+        call = Call("scatter", [output], inputs, output.nbytes * self._count, self.ranks, root=int(opts.rootRank))
+        return self._run(call, is_asynchronous(opts))
+
+    def all_to_all_single(
+        self, output: Tensor, tensor: Tensor, output_sizes: Any = None, input_sizes: Any = None, opts: Any = None
+    ) -> VirtualWork:
+        outputs = split(plain(output), output_sizes, self._count, "output")
+        inputs = split(plain(tensor), input_sizes, self._count, "input")
+        return self.alltoall(outputs, inputs, opts)
+
+    alltoall_base = all_to_all_single
+
+    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> VirtualWork:
+        self._expect(len(outputs), "all_to_all")
+        self._expect(len(inputs), "all_to_all")
+        outputs, inputs = [plain(t) for t in outputs], [plain(t) for t in inputs]
+        nbytes = sum(tensor.nbytes for tensor in inputs)
+        return self._run(Call("all_to_all", outputs, inputs, nbytes, self.ranks), is_asynchronous(opts))
+
+    def send(self, tensors: list[Tensor], dst: int, tag: int = 0) -> VirtualWork:
+        tensor = plain(tensors[0])
+        pair = (self.ranks[self._place], self.ranks[dst])
+        return self._run(Call("send", [], [tensor], tensor.nbytes, pair, peer=dst, tag=tag), True)
+
+    def recv(self, tensors: list[Tensor], src: int, tag: int = 0) -> VirtualWork:
+        tensor = plain(tensors[0])
+        pair = (self.ranks[src], self.ranks[self._place])
+        return self._run(Call("recv", [tensor], [], tensor.nbytes, pair, peer=src, tag=tag), True)
+
+    def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> VirtualWork:
+        raise RuntimeError("ProcessGroupNCCL does not support recvAnysource")
+
+    def barrier(self, opts: Any = None) -> VirtualWork:
+        """With NCCL an all-reduce of one number, for which the host waits."""
+        device = device_at(None)
+        work = self._run(Call("barrier", [], [], 4, self.ranks), True)
+        pending = work._pending
+        if pending is not None:
+            pending.carried()
+            pending.device, pending.timed = device, True
+            clock = device.timer.clock
+            with backing:
+                ready = self.carrier.latest(pending.call, max(device.timer.done, clock.host))()
+            seconds, name = self.duration(pending.call)
+            pending.end = device.timer.collective(self.stream(device), ready, seconds, name, 4)
+            clock.wait(pending.end, "barrier")
+        return work
+
+    # -- the parts ---------------------------------------------------------------------------------------------------
+
+    def _together(self, works: list[VirtualWork]) -> VirtualWork:
+        return works[0] if len(works) == 1 else Several(self, works)
+
+    def _expect(self, count: int, what: str) -> None:
+        if count != self._count:
+            raise ValueError(f"{what} takes a tensor for each of the group's {self._count} ranks, not {count}")
+
+    def _beside(self, tensors: list[Tensor]) -> None:
+        """What comes in a list, PyTorch puts into one tensor of the size of all for NCCL, and copies."""
+        device = device_among(tensors)
+        if device is None or len({tensor.nbytes for tensor in tensors}) > 1:
+            return  # of several sizes, each goes in a message of its own
+        nbytes = sum(tensor.nbytes for tensor in tensors)
+        device.touch([nbytes])
+        timer = device.timer
+        timer.kernel(device.stream, 2 * nbytes / (timer.clock.rates.memory_gbps * 1e9), "copy_")
+
+
+def _listed(tensors: Any) -> list[Tensor]:
+    """One tensor where a list is meant: both forms are asked for."""
+    return list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]

@@ -1,0 +1,91 @@
+"""Ranks that are imagined: one process runs, and the others are taken to send what it sends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..scope.refusals import NotMirrored
+
+if TYPE_CHECKING:
+    from .calls import Call
+
+
+class Imagined:
+    """Of `count` ranks only `rank` runs; all have equal tensors. Without values only shapes are answered for."""
+
+    def __init__(self, count: int, rank: int) -> None:
+        self.count, self.rank = count, rank
+
+    def latest(self, call: Call, ready: float) -> Callable[[], float]:
+        return lambda: ready  # equal ranks are ready at the same time
+
+    def carry(self, call: Call) -> Callable[[], None]:
+        tensors = [*call.outputs, *call.inputs]
+        if tensors and tensors[0].device.type != "meta":
+            with torch.no_grad():
+                _CARRIED[call.kind](self, call)
+        return lambda: None
+
+    def _reduced(self, tensor: torch.Tensor, op: tuple[str, float]) -> None:
+        """`tensor` becomes the reduction of as many equal ones as there are ranks."""
+        kind, factor = op
+        if kind in ("SUM", "PREMUL_SUM"):
+            tensor.mul_(factor * self.count if tensor.is_floating_point() else self.count)
+        elif kind == "PRODUCT":
+            tensor.pow_(self.count)
+        elif kind == "BXOR":
+            if self.count % 2 == 0:
+                tensor.zero_()
+        elif kind not in ("AVG", "MIN", "MAX", "BAND", "BOR"):
+            raise NotMirrored(f"a reduction by {kind} over imagined ranks is not mirrored by the virtual GPU")
+
+    def _all_reduce(self, call: Call) -> None:
+        self._reduced(call.outputs[0], call.op)
+
+    def _reduce(self, call: Call) -> None:
+        if self.rank == call.root:
+            self._reduced(call.outputs[0], call.op)
+
+    def _gather(self, call: Call) -> None:
+        for output in call.outputs:
+            output.copy_(call.inputs[0].view_as(output))
+
+    def _reduce_scatter(self, call: Call) -> None:
+        output = call.outputs[0]
+        output.copy_(call.inputs[self.rank].view_as(output))
+        self._reduced(output, call.op)
+
+    def _scatter(self, call: Call) -> None:
+        if self.rank == call.root:
+            call.outputs[0].copy_(call.inputs[self.rank].view_as(call.outputs[0]))
+
+    def _all_to_all(self, call: Call) -> None:
+        mine = call.inputs[self.rank].clone()
+        for output in call.outputs:
+            if output.numel() != mine.numel():
+                raise NotMirrored(
+                    "all_to_all over imagined ranks needs equal shares: what a rank of other sizes sends is not known"
+                )
+        for output in call.outputs:
+            output.copy_(mine.view_as(output))
+
+    def _nothing(self, call: Call) -> None:
+        """What comes from this rank is there; what comes from another that is imagined stays as it is."""
+
+
+_CARRIED: dict[str, Callable[[Imagined, Call], None]] = {
+    "all_reduce": Imagined._all_reduce,
+    "reduce": Imagined._reduce,
+    "broadcast": Imagined._nothing,
+    "all_gather": Imagined._gather,
+    "gather": Imagined._gather,
+    "reduce_scatter": Imagined._reduce_scatter,
+    "scatter": Imagined._scatter,
+    "all_to_all": Imagined._all_to_all,
+    "send": Imagined._nothing,
+    "recv": Imagined._nothing,
+    "barrier": Imagined._nothing,
+}

@@ -1,0 +1,60 @@
+"""`python -m gpulab run --ranks 8`: a script of many ranks, of which one runs."""
+
+import json
+
+import pytest
+
+from gpulab.running.target import CannotRun
+
+from .starting import SCRIPTS, start
+from .test_command import prepared
+
+DDP = SCRIPTS / "ddp.py"
+WEIGHTS = 4 * 4 * 513 * 512
+
+
+@pytest.mark.parametrize("more", [[], ["--shapes-only"]], ids=["values", "shapes"])
+def test_the_report_says_what_goes_between_the_ranks(tmp_path, more):
+    file = tmp_path / "report.json"
+    done = start("--gpu", "H100", "--ranks", "16", *more, "--json", file, DDP)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "rank 0 of 16\n"
+    assert ", rank 0 of 16, the others imagined" in done.stderr
+    assert "between ranks" in done.stderr
+    assert "2 nodes of 8 x H100" in done.stderr
+    report = json.loads(file.read_text())
+    assert (report["rank"], report["world_size"], report["imagined"]) == (0, 16, True)
+    (steps,) = report["steps"]
+    between = steps["between"]
+    assert between["nbytes"] >= WEIGHTS
+    assert 0 < between["exposed"] <= between["seconds"] < steps["median"]
+    (gpu,) = [gpu for gpu in report["gpus"] if gpu["memory"]["peak_allocated"]]
+    categories = dict(gpu["memory"]["categories"])
+    for name in ("weights", "gradients", "optimizer_state", "communication"):
+        assert categories[name] == pytest.approx(WEIGHTS, rel=0.001)
+
+
+def test_one_rank_has_no_others(tmp_path):
+    done = start("--gpu", "H100", "--ranks", "1", DDP)
+    assert done.returncode == 0, done.stderr
+    assert "imagined" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--ranks", "0"], "ranks must be a whole number"),
+        (["--nodes", "2"], "without ranks="),
+        (["--ranks", "4", "--link", "wire"], "link is 'wire'"),
+        (["--ranks", "16", "--adapters", "many"], "adapters is 'many'"),
+    ],
+)
+def test_what_cannot_be_is_refused(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        prepared("--gpu", "H100", *arguments, DDP)
+
+
+def test_imagined_and_real_ranks_at_once(monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(CannotRun, match="--ranks imagines ranks, and torchrun has started real ones"):
+        prepared("--ranks", "4", DDP)

@@ -1,0 +1,96 @@
+"""Two real ranks, each a process with a virtual GPU: values over Gloo, one virtual time for what they do together."""
+
+import json
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpulab import VirtualGPU, distributed
+
+from .sharded_programs import PROGRAMS, alone
+
+SCRIPT = Path(__file__).parent / "scripts" / "real_ranks.py"
+
+
+def run(folder, mode, program):
+    """What both ranks have to say."""
+    file = folder / program
+    env = {"CHECKPOINT": str(folder / "checkpoint")}
+    distributed.run(SCRIPT, 2, args=[mode, program, str(file)], env=env, timeout=None, warm=True)
+    return [json.loads(Path(f"{file}.rank{rank}").read_text()) for rank in (0, 1)]
+
+
+def test_every_collective_brings_what_the_other_has(tmp_path):
+    first, second = run(tmp_path, "values", "collectives")
+    for found in (first, second):
+        assert found["objects"] == [{"rank": 0}, {"rank": 1}]
+        assert found["all_reduce SUM"] == found["bfloat16"] == [10, 12, 14, 16]
+        assert found["all_reduce AVG"] == found["all_reduce PREMUL_SUM"] == [5, 6, 7, 8]
+        assert found["all_reduce PRODUCT"] == [0, 11, 24, 39]
+        assert (found["all_reduce MIN"], found["all_reduce MAX"]) == ([0, 1, 2, 3], [10, 11, 12, 13])
+        assert found["all_gather"] == found["all_gather_into_tensor"] == [0, 1, 2, 3, 10, 11, 12, 13]
+        assert found["all_gather uneven"] == [0, 1, 1]
+        assert found["broadcast"] == [10, 11, 12, 13]
+    pairs = {
+        "reduce_scatter_tensor": ([10, 12], [14, 16]),
+        "reduce_scatter": ([5, 6], [7, 8]),
+        "all_to_all_single": ([0, 1, 10, 11], [2, 3, 12, 13]),
+        "all_to_all_single by sizes": ([0, 10, 11], [1, 2, 3, 12, 13]),
+        "reduce": ([0, 1, 2, 3], [10, 12, 14, 16]),
+        "gather": ([0, 1, 2, 3, 10, 11, 12, 13], [10, 11, 12, 13]),
+        "scatter": ([0, 1], [2, 3]),
+        "exchange": ([10, 11, 12, 13], [0, 1, 2, 3]),
+    }
+    assert {name: (first[name], second[name]) for name in pairs} == pairs
+
+
+@pytest.mark.parametrize("mode", ["values", "shapes"])
+def test_what_ranks_do_together_begins_when_the_last_has_come(tmp_path, mode):
+    first, second = run(tmp_path, mode, "straggler")
+    assert first["ends"] == second["ends"]
+    assert first["ends"][0] > 0.001  # rank 1 has computed before
+
+
+def single(program, ranks, compute):
+    with warnings.catch_warnings(), VirtualGPU("H100", ranks=ranks, compute=compute, host="reference"):
+        warnings.simplefilter("ignore")
+        torch.manual_seed(0)
+        losses = [loss.item() if compute else 0.0 for loss in program(ranks)]
+        found = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
+        return losses, found
+
+
+@pytest.mark.parametrize("name", ["fsdp", "clipped", "tensor_parallel", "sequence_parallel", "redundancy"])
+def test_two_ranks_learn_what_one_alone_learns(tmp_path, name):
+    """The same batch on both: its gradient is the mean of two equal ones. The bytes are those of imagined ranks."""
+    said = run(tmp_path, "values", name)
+    if name != "clipped":
+        wanted, _ = single(alone, 1, True)
+        for found in said:
+            assert found["losses"] == pytest.approx(wanted, rel=1e-5)
+    _, memory = single(PROGRAMS[name], 2, False)
+    assert (said[0]["allocated"], said[0]["peak"]) == memory
+    assert said[0]["sent"] == said[1]["sent"]
+
+
+@pytest.mark.parametrize("name", ["fsdp", "saved"])
+def test_on_shapes_alone_too(tmp_path, name):
+    said = run(tmp_path, "shapes", name)
+    _, memory = single(PROGRAMS[name], 2, False)
+    assert [(found["allocated"], found["peak"]) for found in said] == [memory, memory]
+
+
+def test_a_checkpoint_of_two_ranks_is_whole(tmp_path):
+    for found in run(tmp_path, "values", "saved"):
+        before, after = found["losses"]
+        assert before == after
+
+
+def test_a_pipeline_of_two(tmp_path):
+    first, second = run(tmp_path, "values", "pipeline")
+    assert first["losses"] == []
+    assert len(second["losses"]) == 4
+    kinds = [name.split(" ")[0] for name, _ in first["sent"]]
+    assert (kinds.count("send"), kinds.count("recv")) == (4, 4)  # each micro-batch's activations, and their gradient

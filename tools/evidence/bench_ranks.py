@@ -1,0 +1,73 @@
+"""Starting ranks, by torchrun and by the warm server: figures for `bench.py`.
+
+The script sums one number over two ranks by gloo. What is compared is measured in turns, since the machine may be busy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from time import perf_counter
+
+import psutil
+
+from evidence.soak_ranks import soak
+from gpulab import distributed
+from gpulab.distributed.warm import server_pid, stop
+
+SCRIPT = """
+import psutil
+import torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+x = torch.ones(1)
+dist.all_reduce(x)
+assert x.item() == dist.get_world_size()
+print(psutil.Process().memory_full_info().uss)
+dist.destroy_process_group()
+"""
+
+
+def started(warm: bool) -> tuple[float, float]:
+    """Seconds from the call to the result, and the most MB that a rank has for itself (its unique set size)."""
+    began = perf_counter()
+    run = distributed.run("sum.py", 2, timeout=None, warm=warm)
+    seconds = perf_counter() - began
+    return seconds, max(int(rank.output) for rank in run.ranks) / 1e6
+
+
+def ranks(*, quick: bool) -> Iterator[tuple[str, float, str, float | None, str]]:
+    """(name, value, unit, target, note) of each figure."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        Path("sum.py").write_text(SCRIPT, encoding="utf-8")
+        first, cold, later = [], [], []
+        for _ in range(2 if quick else 7):
+            stop()
+            first.append(started(warm=True))
+            cold.append(started(warm=False))
+            later.append(started(warm=True))
+        server = psutil.Process(server_pid()).memory_full_info().uss / 1e6
+    took = [statistics.median(seconds for seconds, _ in runs) for runs in (cold, first, later)]
+    ratio = statistics.median(a[0] / b[0] for a, b in zip(cold, later, strict=True))
+    yield "2 ranks that all-reduce, by torchrun", took[0], "s", None, ""
+    yield "2 ranks that all-reduce, by the warm server's first", took[1], "s", None, "the server starts"
+    yield "2 ranks that all-reduce, by the warm server", took[2], "s", None, f"torchrun takes {ratio:.1f} times as long"
+    yield "memory of a rank, by torchrun", max(mb for _, mb in cold), "MB", None, "its own, without what it shares"
+    yield (
+        "memory of a rank, by the warm server",
+        max(mb for _, mb in later),
+        "MB",
+        None,
+        f"the server itself: {server:.0f} MB",
+    )
+    for warm in () if quick else (True, False):
+        left = sum(len(things) for _, things in soak(100, warm))
+        yield f"left of 100 starts, by {'the warm server' if warm else 'torchrun'}", left, "", 0, "see soak_ranks.py"
+
+
+if __name__ == "__main__":
+    for name, value, unit, _, note in ranks(quick=False):
+        print(f"{name:<60} {value:8.2f} {unit:<3} {note}")
