@@ -15,7 +15,7 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from gpulab import VirtualGPU
-from tests.virtual.sharded_programs import PROGRAMS, alone
+from virtual.sharded_programs import PROGRAMS, alone
 
 
 def collectives(ranks):
