@@ -208,6 +208,8 @@ def _as_if_new() -> None:
     import multiprocessing.process
     import tempfile
 
+    for number in (signal.SIGHUP, signal.SIGQUIT):  # whose handlers torchrun has, so that its ranks ignore none of them
+        signal.signal(number, signal.SIG_DFL)
     atexit.register(gc.unfreeze)  # the end takes to pieces what it finds
     importlib.invalidate_caches()
     tempfile.tempdir = None

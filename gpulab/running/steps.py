@@ -67,10 +67,10 @@ class StepMarks:
     `also` is called before and after each, with the optimizer, its device, and whether the step is over.
     """
 
-    def __init__(self, meter: Callable[[], Meter | None], also: Callable[[Any, Any, bool], None]) -> None:
+    def __init__(self, meter: Callable[[], Meter | None], also: Callable[[Any, Any, bool], None] | None = None) -> None:
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-        self._meter, self._also = meter, also
+        self._meter, self._also = meter, also or (lambda *_: None)
         self._series: weakref.WeakKeyDictionary[Any, _Series] = weakref.WeakKeyDictionary()
         self._all: list[_Series] = []
         self.elsewhere = 0  # the steps of optimizers that are not on a GPU

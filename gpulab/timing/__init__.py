@@ -5,14 +5,28 @@
     timing.throughput(len(x), took, "images")   # per second
     timing.mfu(timing.flops(step), took, "fp16")
     with timing.trace("step.json"): ...         # a Chrome trace
+    timing.merge_traces(files, "step.json")     # the ranks' traces as one
 
 It reads PyTorch's events and says whether the numbers are measured or virtual.
 """
 
 from .measuring import Timing, measure
+from .merging import merge_traces
 from .rates import Throughput, throughput
 from .stopwatch import Timer
 from .tracing import trace
 from .utilisation import MFU, TooFast, flops, mfu
 
-__all__ = ["MFU", "Throughput", "Timer", "Timing", "TooFast", "flops", "measure", "mfu", "throughput", "trace"]
+__all__ = [
+    "MFU",
+    "Throughput",
+    "Timer",
+    "Timing",
+    "TooFast",
+    "flops",
+    "measure",
+    "merge_traces",
+    "mfu",
+    "throughput",
+    "trace",
+]

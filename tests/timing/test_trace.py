@@ -54,3 +54,23 @@ def test_a_folder_that_is_missing_is_told_before_anything_runs(tmp_path):
     with missing, timing.trace(tmp_path / "nowhere" / "trace.json"):
         ran.append(1)
     assert not ran
+
+
+@pytest.mark.parametrize(
+    ("written", "words"),
+    [("no trace", "is no Chrome trace: Expecting value"), ("[]", "it has no traceEvents"), ("{}", "no traceEvents")],
+)
+def test_what_is_no_trace_is_not_merged(tmp_path, written, words):
+    (tmp_path / "one.json").write_text(written)
+    with pytest.raises(ValueError, match=words):
+        timing.merge_traces([tmp_path / "one.json"], tmp_path / "all.json")
+    assert not (tmp_path / "all.json").exists()
+
+
+def test_traces_to_merge_are_a_list_of_files_that_exist(tmp_path):
+    with pytest.raises(ValueError, match="paths must be a list of trace files"):
+        timing.merge_traces("step.json", tmp_path / "all.json")
+    with pytest.raises(FileNotFoundError):
+        timing.merge_traces([tmp_path / "none.json"], tmp_path / "all.json")
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        timing.merge_traces([tmp_path / "none.json"], tmp_path / "nowhere" / "all.json")

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import inspect
 import itertools
 import json
 import subprocess
@@ -166,6 +167,11 @@ CASES = {
 }
 
 
+KNOWN = inspect.signature(DistributedDataParallel).parameters  # PyTorch 2.11 has fewer options
+OURS = inspect.signature(train).parameters
+CASES = {name: case for name, case in CASES.items() if case[2].keys() <= KNOWN.keys() | OURS.keys()}
+
+
 @pytest.mark.filterwarnings("ignore:find_unused_parameters=True was specified", "ignore:with compute=False")
 @pytest.mark.parametrize("case", CASES)
 def test_shapes_alone_do_what_cpp_does_with_values(case):
@@ -304,6 +310,10 @@ def test_what_is_not_mirrored_on_shapes_alone_says_its_name(options, use, name):
         ddp = DistributedDataParallel(Perceptron().cuda(), **options)
         use(ddp)
 
+    wanted = {*options} | ({"lazy_bucket_allocation"} if "manual" in name else set())  # they came together
+    if not wanted <= KNOWN.keys():
+        pytest.skip(f"PyTorch {torch.__version__} has no such option")
+
     with ranks(4, False), pytest.raises(NotMirrored, match=name):
         run()
 
@@ -321,6 +331,7 @@ def test_nothing_is_left_of_a_reducer():
             ddp(Perceptron.batch()).backward()
             del ddp
             gc.collect()
+            torch._C._cuda_clearCublasWorkspaces()  # which PyTorch 2.11 keeps
             assert torch.cuda.memory_allocated() == 0
 
 

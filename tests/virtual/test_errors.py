@@ -52,7 +52,6 @@ DECLARED_WITHOUT_VALUES = {
     ),
     "g[hm]": "the result's size is a matter of values",
     "g.index_put_((hids4,), g)": "that places overlap is seen in memory only",
-    'set_attribute(parameter, "data", h)': "the setter of .data is C++ and takes no host tensor for one without values",
 }  # fmt: skip
 # Texts of PyTorch's own, on the host as on a GPU, that are others in other versions.
 OF_VERSION = {

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpulab import VirtualGPU, distributed
+from gpulab import VirtualGPU, distributed, timing
 
-from .sharded_programs import PROGRAMS, alone
+from .sharded_programs import PROGRAMS, WIDTH, alone
 
 SCRIPT = Path(__file__).parent / "scripts" / "real_ranks.py"
 
@@ -51,6 +51,13 @@ def test_what_ranks_do_together_begins_when_the_last_has_come(tmp_path, mode):
     first, second = run(tmp_path, mode, "straggler")
     assert first["ends"] == second["ends"]
     assert first["ends"][0] > 0.001  # rank 1 has computed before
+    merged = timing.merge_traces([tmp_path / f"straggler.trace{rank}.json" for rank in (0, 1)], tmp_path / "all.json")
+    events = json.loads(merged.read_text())["traceEvents"]
+    together = [event for event in events if event.get("cat") == "ranks"]
+    assert len({event["pid"] for event in together}) == 2  # one on each rank, in the same moment
+    assert len({(event["ts"], event["dur"]) for event in together}) == 1
+    lanes = {event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert {"rank 0: virtual cuda:0", "rank 1: virtual cuda:1"} <= lanes
 
 
 def single(program, ranks, compute):
@@ -92,5 +99,5 @@ def test_a_pipeline_of_two(tmp_path):
     first, second = run(tmp_path, "values", "pipeline")
     assert first["losses"] == []
     assert len(second["losses"]) == 4
-    kinds = [name.split(" ")[0] for name, _ in first["sent"]]
+    kinds = [name.split(" ")[0] for name, nbytes in first["sent"] if nbytes == 2 * WIDTH * 4]
     assert (kinds.count("send"), kinds.count("recv")) == (4, 4)  # each micro-batch's activations, and their gradient

@@ -65,10 +65,12 @@ def test_what_stays_is_the_arithmetic(ranks, compute):
         assert torch.cuda.memory_allocated() == 4 * blocks(shares)
 
 
+# With checkpointed layers the tracker of PyTorch 2.11 finds a third more than that of 2.15, and than there is here.
+OLDER = pytest.mark.skipif(not hasattr(dist.ProcessGroup, "all_gather_single"), reason="an older tracker")
 TRACKED = Path(__file__).parent / "scripts" / "fsdp_tracked.py"
 
 
-@pytest.mark.parametrize("case", ["reshard", "keep", "bfloat16", "checkpoint"])
+@pytest.mark.parametrize("case", ["reshard", "keep", "bfloat16", pytest.param("checkpoint", marks=OLDER)])
 def test_the_peak_is_that_of_pytorchs_own_tracker(case):
     """FSDPMemTracker counts the tensors' bytes on a CPU; here they are what is asked of the allocator."""
     told = subprocess.run([sys.executable, TRACKED, case], capture_output=True, text=True, check=True).stdout.split()

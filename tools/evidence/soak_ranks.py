@@ -62,6 +62,11 @@ else:
 """
 
 
+def _listening(process: psutil.Process) -> list[int]:
+    """The ports at which it listens."""
+    return [one.laddr.port for one in process.net_connections("tcp") if one.status == psutil.CONN_LISTEN]
+
+
 @dataclass
 class Soak:
     """Starts of two ranks in `folder`, an empty one; `mark` is in the environment of all that descends from them."""
@@ -75,6 +80,7 @@ class Soak:
         self.temporary = self.folder / "temporary"
         self.temporary.mkdir()
         self._mine: tuple[int, int] | None = None
+        self._listened = set(_listening(psutil.Process()))  # before any start
 
     def start(self, end: str) -> None:
         """Start ranks that come to one of ENDS, or raise AssertionError."""
@@ -113,8 +119,7 @@ class Soak:
         server = warm_server.server_pid()
         found = [f"process {' '.join(process.cmdline())}" for process in self._processes() if process.pid != server]
         for process in [psutil.Process(), *([] if server is None else [psutil.Process(server)])]:
-            listening = [one for one in process.net_connections("tcp") if one.status == psutil.CONN_LISTEN]
-            found += [f"port {one.laddr.port}" for one in listening]
+            found += [f"port {port}" for port in _listening(process) if port not in self._listened]
         pids = self.folder / "pids"
         makers = pids.read_text(encoding="utf-8").split() if pids.exists() else []
         shared = [entry for entry in os.listdir("/dev/shm") if entry.startswith("torch_")]

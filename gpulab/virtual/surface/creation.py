@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.jit._builtins import _register_builtin
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext, _device_constructors
 
@@ -41,6 +42,8 @@ def install(patches: Patches) -> None:
     for function in (tensor, as_tensor, asarray):
         function.__doc__ = getattr(torch, function.__name__).__doc__
         patches.set(torch, function.__name__, function)
+    for function in (tensor, as_tensor):  # to TorchScript they are still PyTorch's own
+        _register_builtin(function, f"aten::{function.__name__}")
     patches.set(torch, "range", range_)
     for name in _SPARSE:
         patches.set(torch, name, _sparse(getattr(torch, name)))

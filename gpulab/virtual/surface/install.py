@@ -57,7 +57,7 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
     sharded.install(patches)
     sharing.install(gpu, patches)
     host_clock.install(gpu, patches)
-    later.install(patches, sharded.CHANGES | kernels.CHANGES | flex.CHANGES)
+    later.install(gpu, patches, sharded.CHANGES | kernels.CHANGES | flex.CHANGES)
     patches.set(torch, "Generator", streams.Generator)
     patches.set(torch._C._nn, "_parse_to", _parse_to)
     patches.set(torch._C, "_group_tensors_by_device_and_dtype", _group)

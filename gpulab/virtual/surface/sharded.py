@@ -6,8 +6,10 @@ runs the operation on fake tensors first; those are nowhere.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -58,12 +60,33 @@ def schemas(module: ModuleType, patches: Patches) -> None:
         meta = arg.tensor_meta
         return torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device="cpu")
 
+    own = module.OpSchema.gen_fake_kwargs
+
+    def gen_fake_kwargs(self: Any) -> dict[str, Any]:
+        return {name: torch.device("cpu") if isinstance(v, torch.device) else v for name, v in own(self).items()}
+
     patches.set(module, "_rebuild_tensor_from_dtensor_meta", rebuild)
+    patches.set(module.OpSchema, "gen_fake_kwargs", gen_fake_kwargs)
 
 
 def randomness(module: ModuleType, patches: Patches) -> None:
-    """In `torch.distributed.tensor._random`: a scope's ranks agree on their random numbers anew."""
+    """In `torch.distributed.tensor._random`: a scope's ranks agree on their random numbers anew.
+
+    They send each other a seed and an offset, 16 bytes; here each rank draws for its part by itself.
+    """
+    tracker = module.OffsetBasedRNGTracker
+
+    def state(self: Any) -> torch.Tensor:
+        return torch.zeros(16, dtype=torch.uint8, device=self._device)
+
+    @contextlib.contextmanager
+    def region(self: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
+        yield
+
     patches.set(module, "_rng_tracker", None)
+    patches.set(tracker, "_get_device_state", state)
+    patches.set(tracker, "_set_device_state", lambda self, state: None)
+    patches.set(tracker, "_distribute_region", region)
 
 
 def plans(module: ModuleType, patches: Patches) -> None:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from gpulab import VirtualGPU
-from tests.virtual.sharded_programs import PROGRAMS, alone
+from virtual.sharded_programs import PROGRAMS, alone
 
 
 def collectives(ranks):
@@ -106,6 +106,7 @@ def main(mode, name, file):
             "ends": [span.start + span.seconds for span in spans],
             "sent": [(span.name, span.nbytes) for span in spans],
         }
+        timeline.save(f"{file}.trace{rank}.json")
         Path(f"{file}.rank{rank}").write_text(json.dumps(said))
         if dist.is_initialized():
             dist.destroy_process_group()
