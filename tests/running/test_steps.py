@@ -21,6 +21,9 @@ class Meter:
     def seconds(self, marks):
         return marks
 
+    def between(self, device, marks):
+        return None
+
     def busy(self, marks):
         return 0.25
 

@@ -131,7 +131,7 @@ class Soak:
         mine = psutil.Process().num_fds(), threading.active_count()
         if self._mine is None:
             self._mine = mine  # with what is opened once
-        if mine != self._mine:
+        if any(now > first for now, first in zip(mine, self._mine, strict=True)):
             found.append(f"{mine[0]} file descriptors and {mine[1]} threads here, {self._mine} at first")
         return found
 

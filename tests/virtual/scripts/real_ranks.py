@@ -14,8 +14,9 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from gpulab import VirtualGPU
 from virtual.sharded_programs import PROGRAMS, alone
+
+from gpulab import VirtualGPU
 
 
 def collectives(ranks):
