@@ -12,6 +12,7 @@ from gpulab import VirtualGPU
 from gpulab.virtual.clock import collectives
 from gpulab.virtual.clock.timeline import communication
 from gpulab.virtual.scope.refusals import NotMirrored
+from gpulab.virtual.surface.distributed import same
 
 MODES = pytest.mark.parametrize("compute", [True, False], ids=["values", "shapes"])
 
@@ -299,3 +300,9 @@ def test_a_merged_trace_shows_them(begin, tmp_path):
     text = timeline.save(tmp_path / "trace.json").read_text()
     assert "between ranks" in text
     assert "all_reduce of 4 ranks (tree, LL)" in text or "all_reduce of 4 ranks (ring, LL)" in text
+
+
+def test_a_spawned_process_has_the_same_host_and_links():
+    gpu = VirtualGPU("H100", link="nvswitch-h100", host=3)
+    child = same(gpu)()
+    assert (child.link, child.adapters, child.rates.host) == (gpu.link, gpu.adapters, gpu.rates.host)

@@ -175,6 +175,7 @@ def _refusing_host_tensors(own: Callable[..., Any], c10d: Any, asked: set[str]) 
 def same(gpu: VirtualGPU) -> Callable[[], VirtualGPU]:
     """What makes the same virtual GPUs in another process."""
     recipe: dict[str, Any] = {"count": gpu.count, "compute": gpu.compute, "mirror": gpu.mirror}
+    recipe |= {"host": gpu.rates.host, "link": gpu.link, "adapters": gpu.adapters}
     return functools.partial(type(gpu), gpu.spec.name, **recipe)
 
 
