@@ -11,6 +11,7 @@ import torch.distributed._functional_collectives as functional
 from gpulab import VirtualGPU
 from gpulab.virtual.clock import collectives
 from gpulab.virtual.clock.timeline import communication
+from gpulab.virtual.operations import known_values
 from gpulab.virtual.scope.refusals import NotMirrored
 from gpulab.virtual.surface.distributed import same
 
@@ -150,7 +151,39 @@ def test_the_rest_of_the_collectives(begin, rank):
     assert x.tolist() == [4.0 * n for n in range(8)]
     dist.gather(x, parts if rank == 0 else None, 0)
     dist.scatter(x, parts if rank == 0 else None, 0)
-    dist.barrier()
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_numbers_that_are_known_on_shapes_are_known_after_a_collective(begin, rank):
+    """Lengths and counts: with values and on shapes alone the same comes of them."""
+    said = {}
+    for compute in (True, False):
+        begin(4, rank=rank, compute=compute)
+        x = torch.arange(8, device="cuda")
+        dist.all_reduce(x)
+        parts, whole = [torch.empty_like(x) for _ in range(4)], torch.empty(32, dtype=torch.int64, device="cuda")
+        dist.all_gather(parts, x)
+        dist.all_gather_into_tensor(whole, x)
+        got = torch.empty(2, dtype=torch.int64, device="cuda")
+        dist.reduce_scatter_tensor(got, x, dist.ReduceOp.MAX)
+        exchanged = torch.empty_like(x)
+        dist.all_to_all_single(exchanged, x)
+        dist.broadcast(x, 1)
+        dist.reduce(x, 2)
+        said[compute] = [t.tolist() for t in (x, *parts, whole, got, exchanged)]
+        dist.destroy_process_group()
+    assert said[True] == said[False]
+
+
+def test_what_is_unknown_after_a_collective_is_said_to_be(begin):
+    begin(4, compute=False)
+    whole = torch.zeros(8, dtype=torch.int64, device="cuda")
+    dist.all_gather_into_tensor(whole, torch.randint(9, (2,), device="cuda"))
+    part = torch.zeros(8, dtype=torch.int64, device="cuda")
+    dist.recv(part[:2], 1)
+    assert known_values.value(part) is None
+    with pytest.warns(UserWarning, match="a number that nobody knows is read as 1"):
+        whole.tolist()
 
 
 def test_objects_are_those_of_this_rank(begin):
@@ -209,10 +242,72 @@ def test_what_nccl_refuses(begin):
     x = torch.ones(4, 4, device="cuda")
     with pytest.raises(RuntimeError, match="No backend type associated with device type cpu"):
         dist.all_reduce(torch.ones(3))
-    with pytest.raises(RuntimeError, match="Tensors must be contiguous"):
+    with pytest.raises(ValueError, match="Tensors must be contiguous"):
         dist.all_reduce(x.t()[1:])
-    with pytest.raises(RuntimeError, match="same device, found cuda:1 beside cuda:0"):
+    with pytest.raises(ValueError, match="same device, found cuda:1 beside cuda:0"):
         dist.all_gather([torch.empty(4, 4, device=f"cuda:{n % 2}") for n in range(4)], x)
+
+
+def test_a_message_that_is_not_contiguous_is_taken_with_a_warning(begin):
+    begin(4)
+    with pytest.warns(UserWarning, match="Detected non-contiguous tensor in P2P operations"):
+        dist.send(torch.ones(4, 4, device="cuda").t()[1:], 1)
+
+
+@MODES
+def test_a_collective_in_a_cuda_graph_says_its_name(begin, compute):
+    begin(4, compute=compute)
+    x = torch.ones(4, device="cuda")
+    with (
+        pytest.raises(NotMirrored, match="all_reduce while a CUDA graph is captured"),
+        torch.cuda.graph(torch.cuda.CUDAGraph()),
+    ):
+        dist.all_reduce(x)
+
+
+# -- groups ----------------------------------------------------------------------------------------------------------
+
+
+@MODES
+@pytest.mark.parametrize("rank", [1, 6])
+def test_a_group_that_is_split(begin, compute, rank):
+    gpu = begin(8, compute=compute, rank=rank)
+    x = torch.tensor([rank], device="cuda")
+    half = dist.split_group(split_ranks=[[0, 1, 2, 3], [4, 5, 6, 7]])
+    assert dist.get_process_group_ranks(half) == list(range(rank // 4 * 4, rank // 4 * 4 + 4))
+    assert (half.rank(), half.size(), dist.get_backend(half)) == (rank % 4, 4, "nccl")
+    with gpu.timeline() as timeline:
+        dist.all_reduce(x, group=half)
+    assert x.tolist() == [4 * rank]
+    assert [span.name.split(" (")[0] for span in between(timeline)] == ["all_reduce of 4 ranks"]
+    pair = dist.split_group(half, [[0, 1]])
+    assert (pair is dist.GroupMember.NON_GROUP_MEMBER) is (rank == 6)
+
+
+@pytest.mark.parametrize(
+    ("splits", "words"),
+    [
+        ([], "split_ranks cannot be None or empty"),
+        ([[0], []], "the split group cannot be empty"),
+        ([[0, 0]], "duplicate ranks"),
+        ([[0, 9]], r"split_ranks has \[0, 9\]; the parent group's ranks are 0 to 7"),
+        ([[1, 0]], r"in another order than theirs, \[1, 0\]"),
+    ],
+)
+def test_a_split_that_cannot_be(begin, splits, words):
+    begin(8)
+    with pytest.raises((ValueError, NotMirrored), match=words):
+        dist.split_group(split_ranks=splits)
+
+
+def test_what_another_backend_would_do_with_the_gpu_is_named(begin):
+    begin(4)
+    others = dist.new_group([0, 1], backend="gloo")
+    host = torch.ones(2)
+    dist.all_reduce(host, group=others)
+    assert host.tolist() == [2, 2]
+    with pytest.warns(UserWarning, match="backend 'cpu:gloo.*' between imagined ranks.*timed as NCCL's"):
+        dist.all_reduce(torch.ones(2, device="cuda"), group=others)
 
 
 # -- what it takes ---------------------------------------------------------------------------------------------------
@@ -255,6 +350,79 @@ def test_what_is_waited_for_later_runs_beside_kernels(begin, compute):
         assert found.nbytes == x.nbytes
         assert (found.hidden > 0) is asynchronous
         assert found.seconds == pytest.approx(found.hidden + found.exposed)
+
+
+@MODES
+def test_what_nobody_waited_for_is_waited_for_by_synchronize(begin, compute):
+    gpu = begin(8, compute=compute)
+    x = torch.ones(1 << 22, device="cuda")
+    torch.cuda.synchronize()
+    with gpu.timeline() as timeline:
+        dist.all_reduce(x, async_op=True)
+        torch.cuda.synchronize()
+    (span,) = between(timeline)
+    assert gpu.clock.host >= span.start + span.seconds
+
+
+@MODES
+def test_asking_again_and_again_whether_it_is_done_ends(begin, compute):
+    gpu = begin(8, compute=compute)
+    with gpu.timeline() as timeline:
+        work = dist.all_reduce(torch.ones(1 << 22, device="cuda"), async_op=True)
+        asked = 0
+        while not work.is_completed():
+            asked += 1
+    (span,) = between(timeline)
+    assert asked > 0
+    assert gpu.clock.host >= span.start + span.seconds
+
+
+@MODES
+def test_a_communicator_does_one_at_a_time(begin, compute):
+    gpu = begin(8, compute=compute)
+    x = torch.ones(1 << 22, device="cuda")
+    other = dist.new_group([0, 1, 2, 3])
+    with gpu.timeline() as timeline:
+        dist.all_reduce(x, async_op=True)
+        dist.all_reduce(x, group=other, async_op=True)
+        dist.all_reduce(x)  # in another stream
+    first, elsewhere, second = between(timeline)
+    assert elsewhere.start < first.start + first.seconds
+    assert second.start == pytest.approx(first.start + first.seconds)
+
+
+def test_what_is_sent_and_what_is_received_go_beside_each_other(begin):
+    gpu = begin(4)
+    x, y = torch.ones(1 << 26, device="cuda"), torch.ones(1 << 26, device="cuda")
+    with gpu.timeline() as timeline:
+        operations = [dist.P2POp(dist.isend, x, 1), dist.P2POp(dist.irecv, y, 3), dist.P2POp(dist.isend, x, 2)]
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+    first, come, second = between(timeline)
+    assert come.start < first.start + first.seconds
+    assert second.start == pytest.approx(first.start + first.seconds)
+
+
+@MODES
+@pytest.mark.parametrize("asynchronous", [True, False])
+@pytest.mark.parametrize("backend", ["nccl", "cpu:gloo,cuda:nccl"])
+def test_a_barrier(begin, compute, asynchronous, backend):
+    """The GPU's is an all-reduce in the stream, for which the host waits; the hosts' leaves the GPU alone."""
+    gpu = begin(8, compute=compute, backend=backend)
+    a = torch.ones(4096, 4096, device="cuda")
+    a @ a
+    torch.cuda.synchronize()
+    with gpu.timeline() as timeline:
+        a @ a
+        before = gpu.clock.host
+        work = dist.barrier(async_op=asynchronous)
+        if asynchronous:
+            assert gpu.clock.host - before < 1e-4
+            work.wait()
+    spans = [span for span in timeline.spans if span.where == "kernels"]
+    end = spans[-1].start + spans[-1].seconds
+    assert (gpu.clock.host > end) is (backend == "nccl")
+    assert len(between(timeline)) == (backend == "nccl")
 
 
 def test_lists_are_gathered_in_a_tensor_of_their_own(begin):

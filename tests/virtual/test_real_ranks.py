@@ -38,12 +38,37 @@ def test_every_collective_brings_what_the_other_has(tmp_path):
         "reduce_scatter": ([5, 6], [7, 8]),
         "all_to_all_single": ([0, 1, 10, 11], [2, 3, 12, 13]),
         "all_to_all_single by sizes": ([0, 10, 11], [1, 2, 3, 12, 13]),
-        "reduce": ([0, 1, 2, 3], [10, 12, 14, 16]),
+        "reduce": ([0, 1, 2, 3], [5, 6, 7, 8]),
         "gather": ([0, 1, 2, 3, 10, 11, 12, 13], [10, 11, 12, 13]),
         "scatter": ([0, 1], [2, 3]),
         "exchange": ([10, 11, 12, 13], [0, 1, 2, 3]),
+        "transposed": ([0, 2, 1, 3], [0, 2, 1, 3]),
+        "polled": ([10, 12, 14, 16], [10, 12, 14, 16]),
+        "late": ([10, 11, 12, 13], [10, 11, 12, 13]),
+        "split": ([0, 1, 2, 3], [10, 11, 12, 13]),
     }
     assert {name: (first[name], second[name]) for name in pairs} == pairs
+
+
+def test_small_numbers_are_carried_on_shapes_too(tmp_path):
+    said = run(tmp_path, "values", "small_numbers")
+    on_shapes = run(tmp_path, "shapes", "small_numbers")
+    for found, known in zip(said, on_shapes, strict=True):
+        assert found["all_reduce"] == known["all_reduce"] == [10, 12, 14, 16]
+        assert found["all_gather"] == known["all_gather"] == [0, 1, 2, 3, 10, 11, 12, 13]
+        assert found["broadcast"] == known["broadcast"] == [10, 11, 12, 13]
+        assert found["message"] == known["message"] == [0, 1, 2, 3]
+        assert known["of one that nobody knows"] == [0] * 4  # read from the GPU, what is unknown is 0
+        assert (found["many"], known["many"]) == ([0, 2], [0, 0])
+
+
+@pytest.mark.parametrize("mode", ["values", "shapes"])
+def test_what_nobody_waits_for_gives_its_memory_back(tmp_path, mode):
+    for found in run(tmp_path, mode, "forgotten"):
+        assert found["held"] < 70  # of 301
+        assert found["left"] == 1 << 18
+        assert mode == "shapes" or found["sum"] == [2, 2]
+        assert len(found["sent"]) == 303
 
 
 @pytest.mark.parametrize("mode", ["values", "shapes"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from threading import get_ident
 
@@ -178,6 +179,12 @@ class Clock:
         self.call()
         self._asked, self._asker = True, get_ident()
 
+    def reached(self, at: float) -> bool:
+        """Whether the host's clock has come to `at`: a question, which takes its time."""
+        if self.host < at:
+            self.ask()
+        return self.host >= at
+
     def slept(self, seconds: float) -> None:
         """This thread has slept, having asked for so much; with `ignores_own` that counts between two questions."""
         if self.ignores_own and self._asked and self._asker == get_ident():
@@ -221,6 +228,7 @@ class DeviceClock:
         self.communicating = 0.0
         self.collectives = self.sent = 0
         self.recording: Recording | None = None  # of a CUDA graph that is being captured
+        self.unsettled: dict[object, Callable[[], None]] = {}  # collectives: what waits for them
 
     def kernel(
         self,
@@ -391,7 +399,9 @@ class DeviceClock:
         self.done = max(self.done, until)
 
     def synchronize(self, stream: int | None = None) -> None:
-        """The host waits for one stream, or for all."""
+        """The host waits for one stream, or for all, and for what other ranks have a part in."""
+        while stream is None and self.unsettled:
+            self.unsettled.pop(next(iter(self.unsettled)))()
         until = self.done if stream is None else self.streams.get(stream, 0.0)
         self.clock.call()
         self.clock.wait(until, "synchronize")

@@ -48,7 +48,7 @@ _OF_ALL = {
     "count_nonzero",
 }
 _LIKE = {f"aten::{n}" for n in ("ones_like", "zeros_like", "full_like", "new_ones", "new_zeros", "new_full")}
-_KINDS = frozenset((torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64))
+WHOLE = frozenset((torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64))
 _MOST_OF_MASK = 1 << 22  # elements, of a mask with two dimensions
 _MASKS = frozenset((torch.bool, torch.float16, torch.bfloat16, torch.float32, torch.float64))
 # What makes masks of floating-point numbers, and of those what makes them of nothing.
@@ -94,8 +94,31 @@ def follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -
 
 def forget(tensor: Tensor) -> None:
     """`tensor` has been written over by an operation that seems to make a new one."""
-    if getattr(storage_of(tensor), _SHADOW, None) is not None:
-        delattr(storage_of(tensor), _SHADOW)
+    storage = storage_of(tensor)
+    for name in (_SHADOW, _ASSUMED):
+        if getattr(storage, name, None) is not None:
+            delattr(storage, name)
+
+
+def written(tensors: list[Tensor], values: list[Tensor] | None = None) -> None:
+    """`tensors` have been written over by what is no operation, with `values`; None where nobody knows them.
+
+    Of a storage of which only a part has known values nothing is known.
+    """
+    for place, tensor in enumerate(tensors):
+        of_storage = [t for t in tensors if storage_of(t) is storage_of(tensor)]
+        whole = sum(t.nbytes for t in of_storage) >= tensor.untyped_storage().nbytes()
+        if values is None or (value(tensor) is None and not whole):
+            forget(tensor)
+            continue
+        if assumed(tensor) is not None:
+            delattr(storage_of(tensor), _ASSUMED)
+        if value(tensor) is None:
+            _give(tensor, values[place])
+        into = value(tensor)
+        if into is not None:
+            with backing:
+                into.copy_(values[place])
 
 
 def assumed(tensor: Tensor) -> Any:
@@ -232,7 +255,7 @@ def _fits(tensor: Tensor) -> bool:
 
 
 def _small(tensor: Tensor) -> bool:
-    if tensor.dtype not in _KINDS or not _fits(tensor) or tensor.layout is not torch.strided:
+    if tensor.dtype not in WHOLE or not _fits(tensor) or tensor.layout is not torch.strided:
         return False
     return getattr(storage_of(tensor), NAME, None) is not None
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import torch
 
@@ -15,16 +16,26 @@ if TYPE_CHECKING:
     from ..scope.device import Device
 
 Tensor = torch.Tensor
+_T = TypeVar("_T", covariant=True)
+
+
+@dataclass(frozen=True)
+class Awaited(Generic[_T]):
+    """What comes from other ranks: `take` waits for it, `there` says whether it has come."""
+
+    take: Callable[[], _T]
+    there: Callable[[], bool] = lambda: True
 
 
 class Carrier(Protocol):
     """Who brings the values, and what the ranks agree on."""
 
-    def carry(self, call: Call) -> Callable[[], None]:
-        """Begin; what is returned ends it, after which the outputs have their values (with values there are any)."""
+    def begin(self, call: Call, ready: float | None) -> tuple[Awaited[None], Awaited[float]]:
+        """Send what `call` sends, and when this rank's GPU is `ready` for it, if that matters.
 
-    def latest(self, call: Call, ready: float) -> Callable[[], float]:
-        """Begin to tell the ranks of `call` when each is ready; what is returned knows the latest."""
+        What is returned: after the first has been taken the outputs have their values, where there are any; the second
+        knows when all ranks are ready.
+        """
 
 
 @dataclass
@@ -44,6 +55,20 @@ class Call:
     root: int = 0
     peer: int = 0
     tag: int = 0
+
+    @property
+    def in_place(self) -> bool:
+        return self.kind in ("all_reduce", "broadcast", "reduce")
+
+    @property
+    def lane(self) -> str:
+        """What runs in turn: all collectives, all that is sent, all that is received."""
+        return self.kind if self.kind in ("send", "recv") else ""
+
+    @property
+    def queue(self) -> tuple[str, int]:
+        """What the ranks agree on in turn: the messages of a pair do not wait for other ranks."""
+        return (self.lane, self.peer if self.lane else 0)
 
 
 def reduction(op: Any) -> tuple[str, float]:
@@ -72,18 +97,34 @@ def device_among(tensors: Sequence[Tensor]) -> Device | None:
     return None
 
 
-def check(tensors: list[Tensor], device: Device) -> None:
-    """RuntimeError where NCCL refuses; what C++ has made meanwhile is put on the GPU."""
-    for tensor in tensors:
+def check(call: Call, device: Device) -> None:
+    """ValueError where NCCL refuses (ProcessGroupNCCL.cpp); what C++ has made meanwhile is put on the GPU."""
+    for tensor in (*call.inputs, *call.outputs):
         if device_of(tensor) is not device:
             place(device, tensor)
         where = device_of(tensor)
         if where is None:
-            raise RuntimeError("Tensors must be CUDA and dense")
+            raise ValueError("Tensors must be CUDA and dense")
         if where is not device:
-            raise RuntimeError(f"Expected list of tensors on the same device, found {where.name} beside {device.name}")
+            raise ValueError(f"Expected list of tensors on the same device, found {where.name} beside {device.name}")
         if not tensor.is_contiguous() and not tensor.is_contiguous(memory_format=torch.channels_last):
-            raise RuntimeError("Tensors must be contiguous")
+            if call.kind not in ("send", "recv"):
+                raise ValueError("Tensors must be contiguous")
+            warnings.warn(
+                "Detected non-contiguous tensor in P2P operations. It is user responsibility to guarantee that source "
+                "and destination tensors have the same contiguity format.",
+                stacklevel=5,
+            )
+
+
+def as_memory(call: Call) -> None:
+    """Let the tensors of `call` be what NCCL takes: so many elements of memory, from where each begins, in one row."""
+    call.inputs = [_memory(tensor) for tensor in call.inputs]
+    call.outputs = call.inputs if call.in_place else [_memory(tensor) for tensor in call.outputs]
+
+
+def _memory(tensor: Tensor) -> Tensor:
+    return tensor.as_strided((tensor.numel(),), (1,))
 
 
 def equal_parts(tensor: Tensor, count: int, name: str) -> list[Tensor]:

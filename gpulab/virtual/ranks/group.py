@@ -7,7 +7,7 @@ by the `Carrier`: over Gloo between real ranks, or from this rank's own tensors 
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,15 +16,29 @@ import torch.distributed as dist
 
 from ..clock import collectives
 from ..scope.in_force import backing, thread
-from ..scope.numbering import device_at, stream_numbers
-from .calls import Call, Carrier, check, device_among, equal_parts, is_asynchronous, plain, reduction, split
-from .works import Pending, Several, VirtualWork
+from ..scope.numbering import current, device_at, stream_numbers
+from ..scope.refusals import NotMirrored, warn_once
+from .calls import (
+    Awaited,
+    Call,
+    Carrier,
+    as_memory,
+    check,
+    device_among,
+    equal_parts,
+    is_asynchronous,
+    plain,
+    reduction,
+    split,
+)
+from .works import Barrier, Pending, Several, VirtualWork
 
 if TYPE_CHECKING:
     from ..scope.device import Device
     from .world import World
 
 Tensor = torch.Tensor
+KEPT = 64  # collectives that nobody has waited for: of more, those that are over are let go
 _Group: Any = dist.ProcessGroup
 
 
@@ -35,8 +49,10 @@ class VirtualGroup(_Group):  # type: ignore[misc]
         super().__init__(rank, len(ranks))
         self.world, self.ranks, self.carrier = world, ranks, carrier
         self._place, self._count = rank, len(ranks)
-        self._streams: dict[int, int] = {}
-        self._waiting: deque[Pending] = deque()
+        self.asked = "nccl"  # the backends that the program named, for each kind of device where it named several
+        self._streams: dict[tuple[int, str], int] = {}
+        self._free: dict[tuple[int, str], float] = {}
+        self._waiting: dict[Any, deque[Pending]] = defaultdict(deque)
         for device in ("cpu", "cuda"):
             self._register_backend(torch.device(device), dist.ProcessGroup.BackendType.CUSTOM, backend)
         self._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
@@ -52,51 +68,81 @@ class VirtualGroup(_Group):  # type: ignore[misc]
 
     # -- time --------------------------------------------------------------------------------------------------------
 
-    def stream(self, device: Device) -> int:
-        """NCCL's own stream of this group on `device`."""
-        number = self._streams.get(device.index)
-        if number is None:
-            number = self._streams[device.index] = next(stream_numbers)
-        return number
+    def place(self, call: Call, device: Device, stream: int | None, ready: float) -> float:
+        """Give a collective for which all ranks are `ready` its place in time; when it will be done.
 
-    def duration(self, call: Call) -> tuple[float, str]:
-        """Seconds that a collective takes once all ranks are there, and its name in a trace."""
+        Without a `stream` it runs in NCCL's own. A communicator does one collective at a time, in whatever streams they
+        were asked for; messages to and from other ranks have communicators of their own.
+        """
+        lane = (device.index, call.lane)
+        if stream is None:
+            stream = self._streams.get(lane)
+            if stream is None:
+                stream = self._streams[lane] = next(stream_numbers)
         kind = "send" if call.kind == "recv" else call.kind
         way = collectives.choice(kind, call.nbytes, call.ranks, self.world.topology)
-        return way.seconds, f"{call.kind} of {len(call.ranks)} ranks ({way})"
+        name = f"{call.kind} of {len(call.ranks)} ranks ({way})"
+        free = self._free.get(lane, 0.0)
+        end = self._free[lane] = device.timer.collective(stream, max(ready, free), way.seconds, name, call.nbytes)
+        return end
 
-    def settle_next(self) -> None:
-        self._waiting.popleft().start()
+    def settle_next(self, call: Call) -> None:
+        """The first of those that wait where `call` does has its place in time."""
+        self._waiting[call.queue].popleft().start()
+
+    def settle_known(self, call: Call) -> None:
+        """So have those in turn of which the other ranks have told when they are ready."""
+        waiting = self._waiting[call.queue]
+        while waiting and waiting[0].known:
+            waiting.popleft().start()
 
     def _run(self, call: Call, asynchronous: bool) -> VirtualWork:
         """Carry out a collective; one that is not asynchronous in the current stream, as PyTorch has NCCL do it."""
-        tensors = [*call.inputs, *call.outputs]
-        device = device_among(tensors)
+        device, outputs = device_among([*call.inputs, *call.outputs]), call.outputs
         if device is not None:
-            check(tensors, device)
-            if device.observer is not None and not thread.functional:
-                device.observer.communicates(tensors)
-        with backing:
-            finish = self.carrier.carry(call)
-            latest: Any = None
-            if device is not None:
-                clock = device.timer.clock
-                clock.enter()
-                clock.spend(clock.costs.plain + clock.costs.event)
-                ready = max(device.timer.streams.get(device.stream, 0.0), clock.host + clock.launch_s)
-                latest = self.carrier.latest(call, ready)
-                clock.leave()
-        pending = Pending(self, call, device, finish, latest)
-        if device is not None:
-            self._waiting.append(pending)
-            if not asynchronous:
-                pending.stream = device.stream
-        elif not asynchronous:
-            pending.carried()
-        work = VirtualWork(self, pending, call.outputs)
+            self._take(call, device)
+        pending, _ = self._begin(call, device, None if device is None else device.timer.streams.get(device.stream, 0.0))
+        if device is not None and not asynchronous:
+            pending.stream = device.stream
+        work = VirtualWork(self, pending, outputs)
         if not asynchronous:
             work.wait()
+        elif self.world.imagined:
+            pending.over()
         return work
+
+    def _take(self, call: Call, device: Device) -> None:
+        """Whether NCCL takes it, and what of memory it does."""
+        if device.capture is not None and device.capture.covers(device.stream):
+            raise NotMirrored(f"{call.kind} while a CUDA graph is captured is not mirrored by the virtual GPU")
+        if self.world.imagined and "nccl" not in self.asked:
+            told = f"a process group with backend {self.asked!r} between imagined ranks"
+            warn_once(current().told, f"{told}: what it does with tensors of the GPU is timed as NCCL's")
+        check(call, device)
+        if device.observer is not None and not thread.functional:
+            device.observer.communicates([*call.inputs, *call.outputs])
+        with backing:
+            as_memory(call)
+
+    def _begin(self, call: Call, device: Device | None, ready: float | None) -> tuple[Pending, Awaited[float]]:
+        """Send what is to be sent, of what is `ready` on the GPU then."""
+        if device is not None and ready is not None:
+            clock = device.timer.clock
+            clock.enter()
+            clock.spend(clock.costs.plain + clock.costs.event)
+            ready = max(ready, clock.host + clock.launch_s)
+        with backing:
+            values, latest = self.carrier.begin(call, ready)
+        pending = Pending(self, call, device, values, latest)
+        if device is not None:
+            device.timer.clock.leave()
+            self._waiting[call.queue].append(pending)
+            unsettled = device.timer.unsettled
+            if len(unsettled) >= KEPT:
+                for other in [other for other in unsettled if isinstance(other, Pending) and other.come]:
+                    other.over()
+            unsettled[pending] = pending.over
+        return pending, latest
 
     # -- what PyTorch calls ------------------------------------------------------------------------------------------
 
@@ -224,19 +270,18 @@ class VirtualGroup(_Group):  # type: ignore[misc]
         raise RuntimeError("ProcessGroupNCCL does not support recvAnysource")
 
     def barrier(self, opts: Any = None) -> VirtualWork:
-        """With NCCL an all-reduce of one number, for which the host waits."""
-        device = device_at(None)
-        work = self._run(Call("barrier", [], [], 4, self.ranks), True)
-        pending = work._pending
-        if pending is not None:
-            pending.carried()
-            pending.device, pending.timed = device, True
-            clock = device.timer.clock
-            with backing:
-                ready = self.carrier.latest(pending.call, max(device.timer.done, clock.host))()
-            seconds, name = self.duration(pending.call)
-            pending.end = device.timer.collective(self.stream(device), ready, seconds, name, 4)
-            clock.wait(pending.end, "barrier")
+        """With NCCL an all-reduce of one number in the current stream, for which the host waits; with Gloo of hosts."""
+        named = getattr(opts, "device_ids", None) or []
+        device = device_at(named[0] if named else None)
+        clock, call = device.timer.clock, Call("barrier", [], [], 4, self.ranks)
+        if "cpu" in self.asked and not named:
+            pending, latest = self._begin(call, None, clock.host)
+        else:
+            pending, latest = self._begin(call, device, device.timer.streams.get(device.stream, 0.0))
+            pending.stream = None if is_asynchronous(opts) else device.stream
+        work = Barrier(self, pending, clock, latest)
+        if not is_asynchronous(opts):
+            work.wait()
         return work
 
     # -- the parts ---------------------------------------------------------------------------------------------------

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
+from ..operations import known_values
 from ..scope.refusals import NotMirrored
+from .calls import Awaited
 
 if TYPE_CHECKING:
     from .calls import Call
@@ -19,15 +22,28 @@ class Imagined:
     def __init__(self, count: int, rank: int) -> None:
         self.count, self.rank = count, rank
 
-    def latest(self, call: Call, ready: float) -> Callable[[], float]:
-        return lambda: ready  # equal ranks are ready at the same time
-
-    def carry(self, call: Call) -> Callable[[], None]:
+    def begin(self, call: Call, ready: float | None) -> tuple[Awaited[None], Awaited[float]]:
         tensors = [*call.outputs, *call.inputs]
-        if tensors and tensors[0].device.type != "meta":
+        if tensors:
             with torch.no_grad():
-                _CARRIED[call.kind](self, call)
-        return lambda: None
+                if tensors[0].device.type == "meta":
+                    self._on_shapes(call)
+                else:
+                    _CARRIED[call.kind](self, call)
+        return Awaited(_nothing), Awaited(lambda: ready or 0.0)  # equal ranks are ready at the same time
+
+    def _on_shapes(self, call: Call) -> None:
+        """Small whole numbers that are known are known afterwards; of the rest nobody knows anything."""
+        given = [known_values.value(tensor) for tensor in call.inputs]
+        inputs = [tensor.clone() for tensor in given if tensor is not None]
+        if call.kind == "broadcast" or not call.outputs:
+            return  # what comes from another rank is taken to be what is here
+        if not inputs or len(inputs) < len(given):
+            known_values.written(call.outputs)
+            return
+        outputs = inputs if call.in_place else [torch.empty(t.shape, dtype=t.dtype, device="cpu") for t in call.outputs]
+        _CARRIED[call.kind](self, replace(call, inputs=inputs, outputs=outputs))
+        known_values.written(call.outputs, outputs)
 
     def _reduced(self, tensor: torch.Tensor, op: tuple[str, float]) -> None:
         """`tensor` becomes the reduction of as many equal ones as there are ranks."""
@@ -74,6 +90,10 @@ class Imagined:
 
     def _nothing(self, call: Call) -> None:
         """What comes from this rank is there; what comes from another that is imagined stays as it is."""
+
+
+def _nothing() -> None:
+    """There is nobody to wait for."""
 
 
 _CARRIED: dict[str, Callable[[Imagined, Call], None]] = {

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import ctypes
+import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch._C._distributed_c10d as _C
 import torch.distributed as dist
 
+from ..operations import known_values
+from .calls import Awaited
+
 if TYPE_CHECKING:
     from .calls import Call
 
 _unseen: Any = torch._C._DisableTorchDispatch
 TIMES = 1 << 20  # added to a message's tag for the time that goes with it
+SMALL = 1 << 16  # bytes, of whole numbers that are carried on shapes alone
 
 
 class OverGloo:
@@ -22,42 +29,58 @@ class OverGloo:
     def __init__(self, gloo: Any, count: int, rank: int) -> None:
         self.gloo, self.count, self.rank = gloo, count, rank
 
-    # -- time --------------------------------------------------------------------------------------------------------
-
-    def latest(self, call: Call, ready: float) -> Callable[[], float]:
-        """The latest of the ranks' times. Who sends a message does not wait for whom it is sent to."""
-        with _unseen():
-            return self._latest(call, ready)
-
-    def _latest(self, call: Call, ready: float) -> Callable[[], float]:
-        at = torch.tensor([ready], dtype=torch.float64, device="cpu")
-        if call.kind == "send":
-            work = self.gloo.send([at], call.peer, call.tag + TIMES)
-            self._keep(work, at)
-            return lambda: ready
-        if call.kind == "recv":
-            work = self.gloo.recv([at], call.peer, call.tag + TIMES)
-            return lambda: max(ready, float(_waited(work, at)[0]))
-        options = _C.AllreduceOptions()
-        options.reduceOp = dist.ReduceOp.MAX
-        work = self.gloo.allreduce([at], options)
-        return lambda: float(_waited(work, at)[0])
-
-    def _keep(self, work: Any, tensor: torch.Tensor) -> None:
-        self._sent = [(w, t) for w, t in getattr(self, "_sent", []) if not w.is_completed()] + [(work, tensor)]
-
-    # -- values ------------------------------------------------------------------------------------------------------
-
-    def carry(self, call: Call) -> Callable[[], None]:
+    def begin(self, call: Call, ready: float | None) -> tuple[Awaited[None], Awaited[float]]:
         tensors = [*call.outputs, *call.inputs]
-        if tensors and tensors[0].device.type == "meta":
-            return lambda: None
         with torch.no_grad(), _unseen():  # Gloo's threads take over what is in force here
-            return _CARRIED[call.kind](self, call)
+            if ready is None:  # tensors of the host
+                return _CARRIED[call.kind](self, call), Awaited(lambda: 0.0)
+            if not tensors or tensors[0].device.type != "meta":
+                values, said = _CARRIED[call.kind](self, _apart(call)), self._say(call, ready)
+            elif tensors[0].dtype in known_values.WHOLE and call.nbytes <= SMALL and call.kind != "all_to_all":
+                values, said = self._small(call, ready)
+            else:
+                known_values.written(call.outputs)
+                values, said = Awaited(_nothing), self._say(call, ready)
+        if call.kind == "send":  # it does not wait for whom it is sent to; the message is gone with its time
+            return Awaited(_both(values.take, said.take), values.there), Awaited(lambda: ready)
+        return values, Awaited(lambda: max(ready, said.take()[0]), said.there)
 
-    def _all_reduce(self, call: Call) -> Callable[[], None]:
+    def _say(self, call: Call, ready: float, unknown: bool = False) -> Awaited[list[float]]:
+        """When this rank is ready, and whether it does not know its values: the latest, and whether any does not."""
+        at = torch.tensor([ready, unknown], dtype=torch.float64, device="cpu")
+        if call.kind == "send":
+            come = _message(self.gloo.send([at], call.peer, call.tag + TIMES))
+        elif call.kind == "recv":
+            come = _message(self.gloo.recv([at], call.peer, call.tag + TIMES))
+        else:
+            options = _C.AllreduceOptions()
+            options.reduceOp = dist.ReduceOp.MAX
+            come = _carried(self.gloo.allreduce([at], options))
+
+        def said() -> list[float]:
+            come.take()
+            return [float(number) for number in at]
+
+        return Awaited(said, come.there)
+
+    def _small(self, call: Call, ready: float) -> tuple[Awaited[None], Awaited[list[float]]]:
+        """On shapes alone: whole numbers that all ranks know are carried, and known afterwards."""
+        given = [known_values.value(tensor) for tensor in call.inputs]
+        inputs = [_zeros(t) if v is None else v.clone() for t, v in zip(call.inputs, given, strict=True)]
+        outputs = inputs if call.in_place else [_zeros(tensor) for tensor in call.outputs]
+        values = _CARRIED[call.kind](self, replace(call, inputs=inputs, outputs=outputs))
+        said = self._say(call, ready, any(value is None for value in given))
+
+        def finish() -> None:
+            values.take()
+            if call.outputs:
+                known_values.written(call.outputs, None if said.take()[1] else outputs)
+
+        return Awaited(finish, values.there), said
+
+    def _all_reduce(self, call: Call) -> Awaited[None]:
         tensor = call.outputs[0]
-        return _ending(self.gloo.allreduce([tensor], self._summing(call, tensor)))
+        return _carried(self.gloo.allreduce([tensor], self._summing(call, tensor)))
 
     def _summing(self, call: Call, *tensors: torch.Tensor) -> Any:
         """Gloo's options for a reduction. Like NCCL, an average is a sum of what was divided before."""
@@ -70,88 +93,146 @@ class OverGloo:
         options.reduceOp = getattr(dist.ReduceOp, kind)
         return options
 
-    def _broadcast(self, call: Call) -> Callable[[], None]:
+    def _broadcast(self, call: Call) -> Awaited[None]:
         options = _C.BroadcastOptions()
         options.rootRank = call.root
-        return _ending(self.gloo.broadcast(call.outputs, options))
+        return _carried(self.gloo.broadcast(call.outputs, options))
 
-    def _reduce(self, call: Call) -> Callable[[], None]:
-        tensor = call.outputs[0]
+    def _reduce(self, call: Call) -> Awaited[None]:
+        tensor = call.outputs[0].clone()  # on the other ranks Gloo sums in it, and NCCL leaves them what they have
         options = _C.ReduceOptions()
         options.reduceOp, options.rootRank = self._summing(call, tensor).reduceOp, call.root
-        return _ending(self.gloo.reduce([tensor], options))
 
-    def _all_gather(self, call: Call) -> Callable[[], None]:
+        def finish() -> None:
+            if self.rank == call.root:
+                call.outputs[0].copy_(tensor)
+
+        return _carried(self.gloo.reduce([tensor], options), finish)
+
+    def _all_gather(self, call: Call) -> Awaited[None]:
         mine = call.inputs[0].contiguous().view(-1)
         if all(out.numel() == mine.numel() for out in call.outputs):
             flat = [out.view(-1) for out in call.outputs]
-            return _ending(self.gloo.allgather([flat], [mine], _C.AllgatherOptions()))
+            return _carried(self.gloo.allgather([flat], [mine], _C.AllgatherOptions()))
         return self._all_to_all_flat([mine.clone() for _ in range(self.count)], call.outputs)
 
-    def _gather(self, call: Call) -> Callable[[], None]:
+    def _gather(self, call: Call) -> Awaited[None]:
         options = _C.GatherOptions()
         options.rootRank = call.root
-        return _ending(self.gloo.gather([call.outputs] if self.rank == call.root else [], call.inputs, options))
+        return _carried(self.gloo.gather([call.outputs] if self.rank == call.root else [], call.inputs, options))
 
-    def _scatter(self, call: Call) -> Callable[[], None]:
+    def _scatter(self, call: Call) -> Awaited[None]:
         options = _C.ScatterOptions()
         options.rootRank = call.root
-        return _ending(self.gloo.scatter(call.outputs, [call.inputs] if self.rank == call.root else [], options))
+        return _carried(self.gloo.scatter(call.outputs, [call.inputs] if self.rank == call.root else [], options))
 
-    def _reduce_scatter(self, call: Call) -> Callable[[], None]:
+    def _reduce_scatter(self, call: Call) -> Awaited[None]:
         parts = [tensor.contiguous().view(-1) for tensor in call.inputs]
         whole = torch.cat(parts)
         work = self.gloo.allreduce([whole], self._summing(call, whole))
         begin = sum(part.numel() for part in parts[: self.rank])
 
         def finish() -> None:
-            _wait(work)
             output = call.outputs[0]
             output.copy_(whole[begin : begin + output.numel()].view_as(output))
 
-        return finish
+        return _carried(work, finish)
 
-    def _all_to_all(self, call: Call) -> Callable[[], None]:
+    def _all_to_all(self, call: Call) -> Awaited[None]:
         return self._all_to_all_flat([tensor.contiguous().view(-1) for tensor in call.inputs], call.outputs)
 
-    def _all_to_all_flat(self, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> Callable[[], None]:
+    def _all_to_all_flat(self, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> Awaited[None]:
         given = torch.cat(inputs)
         got = torch.empty(sum(out.numel() for out in outputs), dtype=given.dtype, device="cpu")
         splits = [out.numel() for out in outputs], [tensor.numel() for tensor in inputs]
         work = self.gloo.alltoall_base(got, given, *splits, _C.AllToAllOptions())
 
         def finish() -> None:
-            _wait(work)
             for output, part in zip(outputs, got.split(splits[0]), strict=True):
                 output.copy_(part.view_as(output))
 
-        return finish
+        return _carried(work, finish)
 
-    def _send(self, call: Call) -> Callable[[], None]:
-        return _ending(self.gloo.send(call.inputs, call.peer, call.tag))
+    def _send(self, call: Call) -> Awaited[None]:
+        return _message(self.gloo.send(call.inputs, call.peer, call.tag))
 
-    def _recv(self, call: Call) -> Callable[[], None]:
-        return _ending(self.gloo.recv(call.outputs, call.peer, call.tag))
+    def _recv(self, call: Call) -> Awaited[None]:
+        return _message(self.gloo.recv(call.outputs, call.peer, call.tag))
 
-    def _barrier(self, call: Call) -> Callable[[], None]:
-        return _ending(self.gloo.barrier(_C.BarrierOptions()))
-
-
-def _wait(work: Any) -> None:
-    """RuntimeError with Gloo's text where a rank is gone or does not come."""
-    work.wait()
+    def _barrier(self, call: Call) -> Awaited[None]:
+        return _carried(self.gloo.barrier(_C.BarrierOptions()))
 
 
-def _waited(work: Any, tensor: torch.Tensor) -> torch.Tensor:
-    _wait(work)
-    return tensor
+def _apart(call: Call) -> Call:
+    """The same memory in tensors that do not keep it: Gloo's threads let go of theirs some time after they are done.
+
+    Who has begun the call keeps its tensors until it is over.
+    """
+    inputs = [_alias(tensor) for tensor in call.inputs]
+    return replace(
+        call, inputs=inputs, outputs=inputs if call.in_place else [_alias(tensor) for tensor in call.outputs]
+    )
 
 
-def _ending(work: Any) -> Callable[[], None]:
-    return lambda: _wait(work)
+def _alias(tensor: torch.Tensor) -> torch.Tensor:
+    if not tensor.numel():
+        return tensor.new_empty(0)
+    memory = (ctypes.c_char * tensor.nbytes).from_address(torch._C.TensorBase.data_ptr(tensor))
+    return torch.frombuffer(memory, dtype=tensor.dtype)
 
 
-_CARRIED: dict[str, Callable[[OverGloo, Call], Callable[[], None]]] = {
+def _zeros(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu")
+
+
+def _nothing() -> None:
+    """There is nothing to bring."""
+
+
+def _both(first: Callable[[], object], second: Callable[[], object]) -> Callable[[], None]:
+    def both() -> None:
+        first()
+        second()
+
+    return both
+
+
+def _carried(work: Any, finish: Callable[[], None] = _nothing) -> Awaited[None]:
+    """What Gloo does, and what is to be done after it. RuntimeError with Gloo's text where a rank is gone."""
+    return Awaited(_both(work.wait, finish), work.is_completed)
+
+
+def _message(work: Any) -> Awaited[None]:
+    """A message, of which Gloo tells only who waits for it that it is there: where that is asked, a thread waits."""
+    lock, over = threading.Lock(), threading.Event()
+    threads: list[threading.Thread] = []
+    errors: list[RuntimeError] = []
+
+    def wait() -> None:
+        with lock:
+            if over.is_set():
+                return
+            try:
+                work.wait()
+            except RuntimeError as error:
+                errors.append(error)
+            over.set()
+
+    def take() -> None:
+        wait()
+        if errors:
+            raise errors[0]
+
+    def there() -> bool:
+        if not threads:
+            threads.append(threading.Thread(target=wait, daemon=True))
+            threads[0].start()
+        return over.wait(1e-3)
+
+    return Awaited(take, there)
+
+
+_CARRIED: dict[str, Callable[[OverGloo, Call], Awaited[None]]] = {
     "all_reduce": OverGloo._all_reduce,
     "reduce": OverGloo._reduce,
     "broadcast": OverGloo._broadcast,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import timedelta
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,8 +13,9 @@ from ..scope.in_force import backing
 from . import futures
 
 if TYPE_CHECKING:
+    from ..clock.clock import Clock
     from ..scope.device import Device
-    from .calls import Call
+    from .calls import Awaited, Call
     from .group import VirtualGroup
 
 Tensor = torch.Tensor
@@ -65,46 +66,92 @@ class VirtualWork(_C.Work):
 class Pending:
     """A collective on its way: what ends it, and when it will be done, which is known once all ranks have come."""
 
-    def __init__(self, group: VirtualGroup, call: Call, device: Device | None, finish: Any, latest: Any) -> None:
+    def __init__(
+        self, group: VirtualGroup, call: Call, device: Device | None, values: Awaited[None], latest: Awaited[float]
+    ) -> None:
         self.group, self.call, self.device = group, call, device
-        self._finish: Callable[[], None] | None = finish
-        self._latest: Callable[[], float] = latest
+        self._values: Awaited[None] | None = values
+        self._latest = latest
         self.end = 0.0
         self.stream: int | None = None
         self.timed = device is None
 
+    @property
+    def known(self) -> bool:
+        """Whether its end can be known without waiting for another rank."""
+        return self.timed or self._latest.there()
+
+    @property
+    def come(self) -> bool:
+        """Whether `over` would wait for nobody; of messages nobody is asked."""
+        return not self.call.lane and self.known and (self._values is None or self._values.there())
+
     def carried(self) -> None:
         """Its values are there."""
-        finish, self._finish = self._finish, None
-        if finish is not None:
-            with backing:
-                finish()
+        values = self._values
+        if values is not None:
+            with backing, torch.no_grad():
+                values.take()
+            self._values = None
+        self._let_go()
 
     def settle(self) -> None:
         """Its end is known, and that of all before it."""
         while not self.timed:
-            self.group.settle_next()
+            self.group.settle_next(self.call)
 
     def start(self) -> None:
         """Give it its place in time; the group calls this in the order in which the collectives came."""
         self.timed = True
-        device = self.device
-        assert device is not None
+        assert self.device is not None
         with backing:
-            ready = self._latest()
-        seconds, name = self.group.duration(self.call)
-        stream = self.group.stream(device) if self.stream is None else self.stream
-        self.end = device.timer.collective(stream, ready, seconds, name, self.call.nbytes)
+            ready = self._latest.take()
+        self.end = self.group.place(self.call, self.device, self.stream, ready)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Nobody need wait for it any more once it has its values and its end: until then the GPU keeps its tensors."""
+        if self.device is not None and self.timed and self._values is None:
+            self.device.timer.unsettled.pop(self, None)
+
+    def over(self) -> None:
+        """The host waits for its values, and knows when it ends."""
+        self.carried()
+        self.settle()
 
     def hold(self) -> None:
         """The current stream waits for it."""
-        self.carried()
+        self.over()
         if self.device is not None:
-            self.settle()
             self.device.timer.hold(self.device.stream, self.end)
 
     def done(self) -> bool:
-        return self.device is None or (self.timed and self.end <= self.device.timer.clock.host)
+        """Whether the GPU has done it by now; for tensors of the host, whether its values are there."""
+        if self.device is None:
+            if self._values is not None and not self._values.there():
+                return False
+        else:
+            self.group.settle_known(self.call)
+            if not self.device.timer.clock.reached(self.end if self.timed else inf):
+                return False
+        self.carried()
+        return True
+
+
+class Barrier(VirtualWork):
+    """A barrier, for which the host waits: until the current stream has come to it, where it is the GPU's."""
+
+    def __init__(self, group: VirtualGroup, pending: Pending, clock: Clock, latest: Awaited[float]) -> None:
+        super().__init__(group, pending, [])
+        self._clock, self._latest = clock, latest
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        super().wait()
+        pending = self._pending
+        with backing:
+            until = self._latest.take() if pending is None or pending.device is None else pending.end
+        self._clock.wait(until, "barrier")
+        return True
 
 
 class Several(VirtualWork):

@@ -19,7 +19,7 @@ import torch
 from ..scope.labels import device_of
 from ..scope.numbering import current
 from ..scope.patches import Patches
-from ..scope.refusals import warn_once
+from ..scope.refusals import NotMirrored, warn_once
 from . import parallel
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
         patches.set(c10d, "_get_object_coll_device", lambda group=None: "cpu")  # objects are values
     for owner in (dist, c10d):
         patches.set(owner, "is_nccl_available", lambda: True)
+        patches.set(owner, "split_group", _splitting(c10d, c10d.split_group))
     for name in _COLLECTIVES:
         collective = _refusing_host_tensors(getattr(dist, name), c10d, asked)
         for owner in (dist, c10d) if name in ("isend", "irecv") else (dist,):  # P2POp knows them as what they are
@@ -82,12 +83,52 @@ def _making(gpu: VirtualGPU, c10d: Any, own: Callable[..., Any], asked: set[str]
         group, store = own(*call.args, **call.kwargs)
         if group in c10d._world.pg_map:
             c10d._world.pg_map[group] = (name, c10d._world.pg_map[group][1])
-            c10d._world.pg_backend_config[group] = config
+            c10d._world.pg_backend_config[group] = group.asked = config
             if "cpu" not in config:
                 asked.add(group.group_name)
         return group, store
 
     return make
+
+
+def _splitting(c10d: Any, own: Callable[..., Any]) -> Callable[..., Any]:
+    """`split_group` of a group of ours makes a new one of the same kind."""
+    signature = inspect.signature(own)
+
+    @functools.wraps(own)
+    def split_group(*args: Any, **kwargs: Any) -> Any:
+        from ..ranks.group import VirtualGroup
+
+        call = signature.bind(*args, **kwargs).arguments
+        parent = call.get("parent_pg") or c10d._get_default_group()
+        if not isinstance(parent, VirtualGroup):
+            return own(*args, **kwargs)
+        splits = call.get("split_ranks")
+        if not splits:
+            raise ValueError("split_ranks cannot be None or empty")
+        for ranks in splits:
+            if not ranks:
+                raise ValueError("the split group cannot be empty")
+            if len(set(ranks)) < len(ranks):
+                raise ValueError("the split group cannot have duplicate ranks")
+            if not all(0 <= rank < parent.size() for rank in ranks):
+                raise ValueError(f"split_ranks has {ranks}; the parent group's ranks are 0 to {parent.size() - 1}")
+        mine = next((ranks for ranks in splits if parent.rank() in ranks), None)
+        if mine is None:
+            return c10d.GroupMember.NON_GROUP_MEMBER
+        if mine != sorted(mine):
+            raise NotMirrored(f"split_group with ranks in another order than theirs, {mine}, is not mirrored")
+        if call.get("backend") is not None:
+            raise NotMirrored("split_group with backend= is not mirrored: the group has its parent's")
+        return c10d.new_group(
+            [parent.ranks[rank] for rank in mine],
+            timeout=call.get("timeout"),
+            backend=c10d._world.pg_map[parent][0],
+            use_local_synchronization=True,
+            group_desc=call.get("group_desc"),
+        )
+
+    return split_group
 
 
 def _make_group(options: Any, _: Any) -> Any:

@@ -58,8 +58,8 @@ def collectives(ranks):
     dist.broadcast(y, 1)
     found["broadcast"] = y
     y = x.clone()
-    dist.reduce(y, 1)
-    found["reduce"] = y if mine == 1 else x
+    dist.reduce(y, 1, dist.ReduceOp.AVG)
+    found["reduce"] = y
     dist.gather(x, parts if mine == 0 else None, 0)
     found["gather"] = torch.cat(parts) if mine == 0 else x
     y = torch.empty(2, device="cuda")
@@ -74,10 +74,70 @@ def collectives(ranks):
     ):
         request.wait()
     found["exchange"] = message
+    table, other = x.view(2, 2).t(), torch.empty(2, 2, device="cuda").t()  # the same in memory on both
+    (dist.send if mine == 0 else dist.recv)(table if mine == 0 else other, 1 - mine)
+    found["transposed"] = (table if mine == 0 else other).reshape(-1)
+    late = torch.empty(4, device="cuda")
+    request = dist.irecv(late, 1) if mine == 0 else None
+    y = x.clone()
+    work = dist.all_reduce(y, async_op=True)  # the other sends after it
+    while not work.is_completed():
+        pass
+    found["polled"] = y
+    if mine == 1:
+        request = dist.isend(x, 0)
+    while not request.is_completed():
+        pass
+    found["late"] = late if mine == 0 else x
+    half = dist.split_group(split_ranks=[[0], [1]])
+    y = x.clone()
+    dist.all_reduce(y, group=half)
+    found["split"] = y
     objects = [None] * ranks
     dist.all_gather_object(objects, {"rank": mine})
     dist.barrier()
     return {"objects": objects} | {name: tensor.tolist() for name, tensor in found.items()}
+
+
+def small_numbers(ranks):
+    """Whole numbers that the program knows, other ones on each rank: lengths, counts, which rank this is."""
+    dist.init_process_group("nccl")
+    mine = dist.get_rank()
+    x = torch.arange(4, device="cuda") + 10 * mine
+    found = {}
+    y = x.clone()
+    dist.all_reduce(y)
+    found["all_reduce"] = y
+    whole = torch.empty(8, dtype=torch.int64, device="cuda")
+    dist.all_gather_into_tensor(whole, x)
+    found["all_gather"] = whole
+    y = x.clone()
+    dist.broadcast(y, 1)
+    found["broadcast"] = y
+    y = torch.zeros_like(x)
+    (dist.send if mine == 0 else dist.recv)(x if mine == 0 else y, 1 - mine)
+    found["message"] = x if mine == 0 else y
+    known = torch.randint(5, (4,), device="cuda") if mine == 0 else x.clone()
+    dist.all_reduce(known)
+    found["of one that nobody knows"] = known
+    many = torch.arange(1 << 17, device="cuda")
+    dist.all_reduce(many)
+    found["many"] = many[:2]
+    return {name: tensor.tolist() for name, tensor in found.items()}
+
+
+def forgotten(ranks):
+    """Many sums that nobody waits for: what they take is given back all the same, and `synchronize` waits for them."""
+    dist.init_process_group("nccl")
+    for _ in range(300):
+        dist.all_reduce(torch.ones(256, device="cuda"), async_op=True)
+    dist.barrier()  # by now the other has asked for all of them
+    dist.all_reduce(torch.ones(256, device="cuda"), async_op=True)
+    held = torch.cuda.memory_allocated() // 1024
+    x = torch.ones(1 << 16, device="cuda")
+    dist.all_reduce(x, async_op=True)
+    torch.cuda.synchronize()
+    return {"held": held, "left": torch.cuda.memory_allocated(), "sum": x[:2].tolist()}
 
 
 def straggler(ranks):
@@ -90,6 +150,9 @@ def straggler(ranks):
     return []
 
 
+OTHERS = {f.__name__: f for f in (alone, collectives, small_numbers, forgotten, straggler)}
+
+
 def main(mode, name, file):
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     warnings.simplefilter("ignore")
@@ -97,7 +160,7 @@ def main(mode, name, file):
         torch.cuda.set_device(rank)
         torch.manual_seed(0)
         with gpu.timeline() as timeline:
-            said = {**PROGRAMS, "alone": alone, "collectives": collectives, "straggler": straggler}[name](ranks)
+            said = {**PROGRAMS, **OTHERS}[name](ranks)
         spans = [span for span in timeline.spans if span.where == "ranks"]
         if isinstance(said, list):
             said = {"losses": [loss.item() for loss in said] if mode == "values" else []}
