@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import json
 import os
+import subprocess
 import sys
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..choice import choose
 from . import target
 
 if TYPE_CHECKING:
+    from .report import Alone
     from .session import Session
 
 USAGE = (
@@ -26,7 +31,8 @@ Bytes and GPU times are virtual: your own PyTorch calls, counted by the rules of
 a model of the GPU. Values are computed on this machine. With --gpu real they are measured.
 Steps are those of the optimizers: every optimizer.step() is a mark.
 With several ranks: torchrun --nproc-per-node 2 -m gpulab run script.py; each rank has a report of its own. Or
-imagined: --ranks 64 --gpu H100; then this process is rank 0, and the others are taken to do what it does.
+imagined: --ranks 64 --gpu H100; then this process is rank 0, and the others are taken to do what it does. With
+--scaling the script runs twice, and writes twice what it writes.
 SIGTERM (timeout 60 python -m gpulab run …) and Ctrl-C end the script, and the report still comes.
 """
 
@@ -44,6 +50,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--adapters", metavar="WHAT", help="what joins machines: 1, HDR, '4 x HDR' (default: the usual)"
     )
+    parser.add_argument("--scaling", action="store_true", help="run it first as one rank alone, and compare the steps")
     parser.add_argument("--shapes-only", action="store_true", help="no values: any size of model, and much faster")
     parser.add_argument("--json", metavar="FILE", help="write the report there too, - for standard output")
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="run a module, as python -m does")
@@ -57,6 +64,8 @@ def main(options: argparse.Namespace) -> int:
     except (target.CannotRun, ValueError) as error:
         print(f"gpulab run: {error}", file=sys.stderr)
         return 2
+    if options.scaling:
+        session.alone = alone(options)
     session.begin()
     atexit.register(session.finish)  # before the script registers anything, so after all of that
     return session.execute()
@@ -81,6 +90,8 @@ def prepare(options: argparse.Namespace) -> Session:
 
     if mode == "auto":
         mode = "real" if options.gpu is not None and torch.cuda.device_count() else "virtual"
+    if options.scaling and (options.ranks or 0) < 2:
+        raise target.CannotRun("--scaling compares several ranks with one: it needs --ranks N, of two or more.")
     if mode == "real":
         named = ("gpus", "shapes_only", "ranks", "nodes", "link", "adapters")
         for option, given in ((f"--{name.replace('_', '-')}", getattr(options, name) or False) for name in named):
@@ -105,6 +116,26 @@ def prepare(options: argparse.Namespace) -> Session:
         adapters=adapters,
     )
     return Session(what, gpu, keep=options.gpu is not None, json_to=options.json)
+
+
+def alone(options: argparse.Namespace) -> Alone:
+    """What the script takes as one rank alone: it runs in a process of its own, and what it prints is dropped."""
+    from .report import Alone
+
+    command = [sys.executable, "-m", "gpulab", "run", "--ranks", "1"]
+    command += ["--gpu", options.gpu] if options.gpu is not None else []
+    command += ["--shapes-only"] if options.shapes_only else []
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "alone.json"
+        what = ["--", *options.script] if options.module is None else ["-m", *options.module]
+        done = subprocess.run([*command, "--json", str(file), *what], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        if not file.exists():
+            raise target.CannotRun(f"--scaling: as one rank alone: {done.stderr.decode(errors='replace').strip()}")
+        found = json.loads(file.read_text(encoding="utf-8"))
+    if found["ending"]["code"]:
+        return Alone(None, f"alone it ended with exit code {found['ending']['code']}: {found['ending']['why']}")
+    median = next((steps["median"] for steps in found["steps"]), None)
+    return Alone(median, "" if median else "alone it took no two steps of an optimizer on the GPU")
 
 
 def _script(command: list[str]) -> target.Target:

@@ -117,6 +117,14 @@ class Between:
 
 
 @dataclass(frozen=True)
+class Alone:
+    """The same script as one rank alone: the median seconds of a step, or why there are none."""
+
+    median: float | None
+    why: str = ""
+
+
+@dataclass(frozen=True)
 class Gpu:
     """One GPU of the run."""
 
@@ -155,6 +163,18 @@ class Report:
     remembered: int = 0
     notes: tuple[str, ...] = ()
     host_steps: int = 0
+    alone: Alone | None = None
+
+    @property
+    def scaling(self) -> float | None:
+        """How much more the ranks do in the same time than one alone, each with its own batch, where that is known.
+
+        `world_size` would be perfect (weak scaling).
+        """
+        median = next((steps.median for steps in self.steps), None)
+        if self.alone is None or self.alone.median is None or not median:
+            return None
+        return self.world_size * self.alone.median / median
 
     @property
     def trained(self) -> bool:
@@ -174,7 +194,7 @@ def ran_out(report: Report) -> bool:
 
 def as_json(report: Report, hints: tuple[str, ...]) -> dict[str, Any]:
     """The report for machines, with the hints that were shown."""
-    return {"format": FORMAT, **dataclasses.asdict(report), "hints": list(hints)}
+    return {"format": FORMAT, **dataclasses.asdict(report), "scaling": report.scaling, "hints": list(hints)}
 
 
 def json_path(path: str, rank: int | None) -> Path:

@@ -25,7 +25,7 @@ from .children import Children
 from .meters import Meter, RealMeter, VirtualMeter
 from .places import Places
 from .real import RealWatch
-from .report import Gpu, Report, as_json, json_path
+from .report import Alone, Gpu, Report, as_json, json_path
 from .steps import StepMarks
 from .target import Ending, Target, execute
 from .watch import Watch
@@ -47,6 +47,7 @@ class Session:
         self._json_to = json_to if json_to in (None, "-") else json_path(json_to, self.rank)
         if gpu is not None and gpu.world is not None:
             self.rank, self.world_size = gpu.world.rank, gpu.world.size
+        self.alone: Alone | None = None
         self._keep = keep
         self._process = os.getpid()
         self._places = Places(target.first_on_path, os.getcwd())
@@ -119,6 +120,7 @@ class Session:
             rank=self.rank,
             world_size=self.world_size,
             torch=torch.__version__,
+            alone=self.alone,
             **where,
         )
 

@@ -26,6 +26,7 @@ def as_text(report: Report, hints: Iterable[str]) -> str:
     rows += [row for gpu in used[:1] for row in _categories(report, gpu)]
     rows += [("steps" if not at else "", _steps(report, steps)) for at, steps in enumerate(report.steps[:_OPTIMIZERS])]
     rows += [row for steps in report.steps[:1] for row in _between(report, steps)]
+    rows += _scaling(report)
     if len(report.steps) > _OPTIMIZERS:
         rows.append(("", f"and of {len(report.steps) - _OPTIMIZERS} more optimizers: --json has all"))
     if report.operations:
@@ -67,6 +68,17 @@ def _between(report: Report, steps: Steps) -> list[tuple[str, str]]:
     if report.joined:
         rows.append(("", report.joined))
     return rows
+
+
+def _scaling(report: Report) -> list[tuple[str, str]]:
+    """What the ranks do together, against one of them alone."""
+    alone = report.alone
+    if alone is None:
+        return []
+    if report.scaling is None or alone.median is None:
+        return [("scaling", f"not known: {alone.why or 'no two steps of an optimizer on the GPU'}")]
+    text = f"{report.scaling:.2f} of {report.world_size}: alone, one rank takes a step every {duration(alone.median)}"
+    return [("scaling", f"{text} (virtual)")]
 
 
 def _ending(report: Report) -> str:

@@ -40,6 +40,39 @@ def test_one_rank_has_no_others(tmp_path):
     assert "imagined" not in done.stderr
 
 
+def test_scaling_is_against_the_script_as_one_rank(tmp_path):
+    file = tmp_path / "report.json"
+    done = start("--gpu", "T4", "--ranks", "4", "--scaling", "--shapes-only", "--json", file, DDP)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "rank 0 of 4\n"  # what it prints alone is dropped
+    assert "of 4: alone, one rank takes a step every" in done.stderr
+    report = json.loads(file.read_text())
+    assert report["scaling"] == pytest.approx(4 * report["alone"]["median"] / report["steps"][0]["median"])
+    assert 1 < report["scaling"] < 4
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("import os\nif os.environ['WORLD_SIZE'] == '1': raise ValueError('too few')", "ended with exit code 1: Value"),
+        ("print(1)", "alone it took no two steps of an optimizer"),
+    ],
+)
+def test_scaling_that_is_not_known_says_why(tmp_path, script, words):
+    file = tmp_path / "script.py"
+    file.write_text(script)
+    done = start("--gpu", "T4", "--ranks", "4", "--scaling", file)
+    assert done.returncode == 0, done.stderr
+    assert "not known" in done.stderr
+    assert words in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["--scaling"], ["--scaling", "--ranks", "1"]])
+def test_scaling_needs_ranks(arguments):
+    with pytest.raises(CannotRun, match="it needs --ranks N, of two or more"):
+        prepared("--gpu", "H100", *arguments, DDP)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
