@@ -120,9 +120,13 @@ def lesson(number: int) -> Lesson:
 
 def folder(start: Path | None = None) -> Path | None:
     """The course folder: the nearest folder at or above `start` (default: the current one) with the
-    notebooks and the exercises in it; None outside the course."""
+    notebooks and the exercises in it; of the copies in its `work/` too. None outside the course."""
     here = (start or Path.cwd()).resolve()
     for place in (here, *here.parents):
-        if (place / "notebooks").is_dir() and (place / "exercises").is_dir():
-            return place
+        if _is_course(place):
+            return place.parent if place.name == "work" and _is_course(place.parent) else place
     return None
+
+
+def _is_course(place: Path) -> bool:
+    return (place / "notebooks").is_dir() and (place / "exercises").is_dir()

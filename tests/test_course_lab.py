@@ -167,8 +167,8 @@ class TestBeforeItOpens:
         assert lab.has_browser({"WAYLAND_DISPLAY": "wayland-0"})
         monkeypatch.setattr(sys, "platform", "darwin")
         assert lab.has_browser({})
-        assert "--no-browser" in lab.lab_command(Venv(), 8888, browser=False)
-        assert "--no-browser" not in lab.lab_command(Venv(), 8888, browser=True)
+        assert "--no-browser" in lab.lab_command(Venv(), 8888, folder=Path(), browser=False)
+        assert "--no-browser" not in lab.lab_command(Venv(), 8888, folder=Path(), browser=True)
 
     def test_a_missing_first_notebook_stops_with_a_sentence(self, tmp_path: Path) -> None:
         with pytest.raises(Stop, match=r"^notebooks/00_start_here\.ipynb is missing: `make notebooks` builds it\.$"):
@@ -205,6 +205,8 @@ def test_lab_prints_an_address_that_answers_runs_the_course_s_python_and_ends_at
             printed += line
             address = re.search(rf"http://localhost:{port}/lab/tree/notebooks/00_start_here\.ipynb\?token=(\w+)", line)
         assert answers(address[0]) == 200
+        copy = ready.root / "work" / lab.FIRST_NOTEBOOK
+        assert copy.read_bytes() == (ready.root / lab.FIRST_NOTEBOOK).read_bytes()
         request = urllib.request.Request(
             f"http://localhost:{port}/api/kernels?token={address[1]}",
             data=b'{"name": "python3"}',

@@ -117,7 +117,7 @@ class LabServer:
         settings["@jupyterlab/docmanager-extension:plugin"] = {"autosave": False}
         overrides.write_text(json.dumps(settings), encoding="utf-8")
         command = [
-            *(sys.executable, *lab_command(stand_in, self._port, browser=False)[1:]),
+            *(sys.executable, *lab_command(stand_in, self._port, folder=self.course, browser=False)[1:]),
             f"--LabApp.app_settings_dir={stand_in.folder / 'share' / 'jupyter' / 'lab' / 'settings'}",
             "--LabApp.expose_app_in_browser=True",
         ]

@@ -1,4 +1,4 @@
-"""Open JupyterLab at the first notebook: its settings, the trust in the course's notebooks, port and browser.
+"""Open JupyterLab at the student's first notebook: its settings, the trust in the course's notebooks, port and browser.
 
 The server runs in place of this process; nothing of it is configured outside `.venv`.
 """
@@ -14,6 +14,7 @@ import webbrowser
 from collections.abc import Mapping
 from pathlib import Path
 
+from . import work
 from .terminal import Stop, say
 from .venv import Venv
 
@@ -38,23 +39,24 @@ def open_lab(venv: Venv, wanted_port: str | None) -> int:
     port = choose_port(wanted_port)
     write_overrides(venv)
     trust_notebooks(venv)
+    folder = work.refresh(venv.root)
     browser = has_browser()
     say(f"JupyterLab starts at http://localhost:{port}/lab (Ctrl-C here ends it).")
     if not browser and "SSH_CONNECTION" in os.environ:
         say(f"From your own computer: ssh -N -L {port}:localhost:{port} to this machine, then open the address.")
-    command = lab_command(venv, port, browser=browser)
+    command = lab_command(venv, port, folder=folder, browser=browser)
     if os.name == "nt":  # where exec does not replace the process
-        return subprocess.call(command, env=venv.environ(), cwd=venv.root)
-    os.chdir(venv.root)
+        return subprocess.call(command, env=venv.environ(), cwd=folder)
+    os.chdir(folder)
     os.execve(command[0], command, venv.environ())
 
 
-def lab_command(venv: Venv, port: int, *, browser: bool) -> list[str]:
-    """The command line of the server; it prints the full address with its token when it is ready."""
+def lab_command(venv: Venv, port: int, *, folder: Path, browser: bool) -> list[str]:
+    """The command line of the server for `folder`; it prints the full address with its token when it is ready."""
     command = [
         str(venv.python),
         *("-m", "jupyterlab"),
-        f"--ServerApp.root_dir={venv.root}",
+        f"--ServerApp.root_dir={folder}",
         f"--LabApp.default_url=/lab/tree/{FIRST_NOTEBOOK}",
         f"--ServerApp.port={port}",
         "--ServerApp.port_retries=0",
