@@ -1,4 +1,4 @@
-"""The student's copies: `make lab` opens `work/`, which git ignores; an update overwrites nothing that was changed there.
+"""The student's copies: `make lab` opens `work/`, which git ignores; an update overwrites nothing that was changed.
 
 Each time the course's files are compared with what was copied before. What is new comes along; what the student has not
 rewritten is brought up to date, its outputs included; of what was rewritten the newer one is put beside as `NAME.new`.
