@@ -126,22 +126,25 @@ class VirtualGroup(_Group):  # type: ignore[misc]
 
     def _begin(self, call: Call, device: Device | None, ready: float | None) -> tuple[Pending, Awaited[float]]:
         """Send what is to be sent, of what is `ready` on the GPU then."""
-        if device is not None and ready is not None:
-            clock = device.timer.clock
-            clock.enter()
+        if device is None or ready is None:
+            with backing:
+                values, latest = self.carrier.begin(call, ready)
+            return Pending(self, call, None, values, latest), latest
+        clock = device.timer.clock
+        clock.enter()
+        try:
             clock.spend(clock.costs.plain + clock.costs.event)
-            ready = max(ready, clock.host + clock.launch_s)
-        with backing:
-            values, latest = self.carrier.begin(call, ready)
+            with backing:
+                values, latest = self.carrier.begin(call, max(ready, clock.host + clock.launch_s))
+        finally:
+            clock.leave()
         pending = Pending(self, call, device, values, latest)
-        if device is not None:
-            device.timer.clock.leave()
-            self._waiting[call.queue].append(pending)
-            unsettled = device.timer.unsettled
-            if len(unsettled) >= KEPT:
-                for other in [other for other in unsettled if isinstance(other, Pending) and other.come]:
-                    other.over()
-            unsettled[pending] = pending.over
+        unsettled = device.timer.unsettled
+        if len(unsettled) >= KEPT:
+            for other in [other for other in unsettled if isinstance(other, Pending) and other.come]:
+                other.over()
+        unsettled[pending] = pending.over
+        self._waiting[call.queue].append(pending)
         return pending, latest
 
     # -- what PyTorch calls ------------------------------------------------------------------------------------------
