@@ -229,6 +229,11 @@ def check(
                     failed.notes.append(f"the same inputs again: gpulab.check.{name}(…, seed={drawn})")
                 failed.notes += trial.printed()
                 raise
+            except NotAttempted as todo:
+                from ..furniture.calm import not_attempted
+
+                not_attempted(str(todo))
+                raise
             from ..furniture.progress import record
 
             print("\n  ".join([f"✔ {name}: {says}", *trial.printed(), *record("checks", lesson, name)]))

@@ -288,11 +288,22 @@ def test_an_unsolved_exercise_says_so_at_every_check(exercise):
     checks = [cell for cell in exercise.cells() if "gpulab.check." in cell["source"] and cell["cell_type"] == "code"]
     assert len(checks) == 4
     for cell in checks:
-        (output,) = cell["outputs"]
+        calm, output = cell["outputs"]
+        assert calm["data"]["text/plain"].endswith("not attempted yet")
         assert output["ename"] == "NotAttempted"
         (line,) = output["traceback"]
         assert line.endswith("not attempted yet")
     assert exercise.console == []
+
+
+def test_what_is_not_attempted_does_not_look_like_an_error(exercise, shoot):
+    check = exercise.find("gpulab.check.accumulation_window(")
+    cell = exercise.shown(check)
+    cell.locator(".gpulab-not-yet").wait_for()
+    error = cell.locator(".jp-OutputArea-output").nth(1)
+    assert error.text_content().endswith("not attempted yet")
+    assert error.is_hidden()
+    shoot(exercise, "08_exercise_not_attempted")
 
 
 def test_a_wrong_answer_gets_lines_and_no_traceback_and_a_right_one_moves_the_progress(exercise, lab, shoot):

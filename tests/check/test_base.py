@@ -562,9 +562,14 @@ def test_a_notebook_stores_the_sentinel_and_the_message_as_errors():
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS])
     NotebookClient(notebook, allow_errors=True, timeout=HANG_SECONDS, kernel_name="python3").execute()
     _, stub, none, wrong, alive = (cell.outputs for cell in notebook.cells)
-    assert [(out.output_type, out.ename, out.evalue) for out in stub] == [
-        ("error", "NotAttempted", "token_weighting: not attempted yet")
-    ]
+    calm, error = stub
+    assert calm.data["text/plain"] == "○ token_weighting: not attempted yet"
+    assert "write it in the cell above" in calm.data["text/html"]
+    assert (error.output_type, error.ename, error.evalue) == (
+        "error",
+        "NotAttempted",
+        "token_weighting: not attempted yet",
+    )
     assert [(out.ename, out.evalue.splitlines()[0]) for out in none] == [
         ("CheckFailed", "✘ token_weighting: there is nothing to check: the object is None")
     ]
