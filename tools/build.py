@@ -4,13 +4,15 @@ sources/lectures/NN_topic.py  → notebooks/NN_topic.ipynb   executed, outputs k
 sources/solutions/NN_topic.py → solutions/NN_topic.ipynb   executed, outputs kept
                               → exercises/NN_topic.ipynb   solutions cleared, no outputs
 
-Only what changed is built, known by the hash of the source that each notebook carries; `--force` builds all.
+Only what changed is executed, known by the hash of the source that each notebook carries; `--force` executes all.
+What answers a prediction is folded in a lecture, until its reader runs it.
 `--check` builds nothing: it fails, and says why, when a notebook is not what its source gives.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import hashlib
 import os
 import re
@@ -102,6 +104,11 @@ def parse(source: Source) -> NotebookNode:
         cells.append(_cell(cell, identity, tags))
         if "solution" in tags or "check" in tags:
             cells[-1].metadata["nbgrader"] = _grading(name, solution="solution" in tags)
+    if source.folder == "notebooks":
+        for _, answers in predictions(cells, where.as_posix()):
+            for cell in answers:
+                # JupyterLab reads either, opens the output when the cell is run, and saves both.
+                cell.metadata |= {"collapsed": True, "jupyter": {"outputs_hidden": True}}
     notebook: NotebookNode = nbformat.v4.new_notebook(cells=cells)
     notebook.nbformat_minor = 5
     notebook.metadata = NotebookNode(
@@ -110,6 +117,43 @@ def parse(source: Source) -> NotebookNode:
         language_info={"name": "python"},
     )
     return notebook
+
+
+def predictions(cells: list[NotebookNode], where: str) -> list[tuple[str, list[NotebookNode]]]:
+    """The variable of each `gpulab.predict(…)`, and the code cells whose output can give its answer away: from the next
+    one to the first `.compare`, but those that ask themselves. SourceError where the answer does not come."""
+    code = [(cell, *_asked_and_compared(cell.source, where)) for cell in cells if cell.cell_type == "code"]
+    found = []
+    for number, (_, names, _) in enumerate(code):
+        for name in names:
+            rest = code[number + 1 :]
+            last = next((i for i, (_, asks, compared) in enumerate(rest) if name in compared or name in asks), None)
+            if last is None or name in rest[last][1]:
+                raise SourceError(f"{where}: {name!r} asks, and no later cell answers: write {name}.compare(…)")
+            if rest[last][1]:
+                raise SourceError(f"{where}: {name}.compare(…) stands in a cell that asks, and would fold the question")
+            found.append((name, [cell for cell, asks, _ in rest[: last + 1] if not asks]))
+    return found
+
+
+def _asked_and_compared(source: str, where: str) -> tuple[list[str], set[str]]:
+    """The variables that a cell assigns a prediction to, and those that it calls `.compare` of."""
+    asked, compared, calls = [], set(), 0
+    try:
+        nodes = list(ast.walk(ast.parse(source)))
+    except SyntaxError as error:
+        raise SourceError(f"{where}: a cell is no Python ({error.msg}): {source.splitlines()[0]!r}") from None
+    for node in nodes:
+        match node:
+            case ast.Call(ast.Attribute(ast.Name("gpulab"), "predict")):
+                calls += 1
+            case ast.Call(ast.Attribute(ast.Name(name), "compare")):
+                compared.add(name)
+            case ast.Assign([ast.Name(name)], ast.Call(ast.Attribute(ast.Name("gpulab"), "predict"))):
+                asked.append(name)
+    if calls != len(asked):
+        raise SourceError(f"{where}: write NAME = gpulab.predict(…), so that the build knows where it is answered")
+    return asked, compared
 
 
 def _cell(cell: NotebookNode, identity: str, tags: list[str]) -> NotebookNode:
@@ -219,6 +263,17 @@ def keep_host_dependent(notebook: NotebookNode, old: NotebookNode | None) -> Non
             cell.outputs = before.outputs
 
 
+def keep_outputs(notebook: NotebookNode, old: NotebookNode) -> bool:
+    """Take the outputs from `old` where it was built from the same source; returns whether it was."""
+    inputs = [[(c.id, c.cell_type, c.source) for c in n.cells] for n in (notebook, old)]
+    if old.metadata.get("gpulab") != notebook.metadata.gpulab or inputs[0] != inputs[1]:
+        return False
+    for cell, before in zip(notebook.cells, old.cells, strict=True):
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = before.outputs, before.execution_count
+    return True
+
+
 def canonical(notebook: NotebookNode) -> str:
     """The one text form of a notebook: keys sorted, one space of indentation, a newline at the end."""
     text: str = nbformat.writes(notebook, version=4, indent=1, sort_keys=True, ensure_ascii=False)
@@ -233,27 +288,29 @@ def build(source: Source, *, force: bool) -> str:
     """Write what `source` gives; returns what was done."""
     old = read(source.notebook)
     notebook = parse(source)
-    fresh = old is not None and old.metadata.get("gpulab", {}).get("source_hash") == source.digest()
-    if not fresh or force:
+    if force or old is None or not keep_outputs(notebook, old):
         started = time.monotonic()
         execute(notebook, source.notebook.parent)
         keep_host_dependent(notebook, old)
         _write(source.notebook, canonical(notebook))
         done = f"executed in {time.monotonic() - started:.1f} s"
     else:
-        done = "unchanged"
+        changed = _write(source.notebook, canonical(notebook))
+        done = "metadata written" if changed else "unchanged"
     if source.exercise:
         _write(source.exercise, canonical(exercise_of(parse(source))))
     return done
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: Path, text: str) -> bool:
+    """Write `text` where it is not there already; returns whether it was not."""
     if path.exists() and path.read_text(encoding="utf-8") == text:
-        return
+        return False
     path.parent.mkdir(exist_ok=True)
     new = path.with_suffix(".new")
     new.write_text(text, encoding="utf-8", newline="\n")
     new.replace(path)
+    return True
 
 
 def problems(source: Source) -> Iterator[str]:
