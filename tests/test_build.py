@@ -171,6 +171,9 @@ second = gpulab.predict("How many more?")
 # %% way
 print("on the way")
 
+# %% silent
+ready = True
+
 # %% third
 third = gpulab.predict("And how many then?")
 
@@ -203,15 +206,31 @@ def folded(cells):
 
 
 def test_a_lecture_is_folded_from_a_prediction_to_its_answer(asking):
-    cells = build.parse(asking).cells
+    build.build(asking, force=False)
+    cells = nbformat.read(asking.notebook, as_version=4).cells
     assert folded(cells) == ["print", "first.compare", "first.compare", "third.compare"]
     assert all(c.metadata.get("collapsed", False) == ("jupyter" in c.metadata) for c in cells)
     found = build.predictions(cells, "here")
     assert [(name, [c.source.split("\n")[0] for c in answers]) for name, answers in found] == [
-        ("first", ['print("on the way")', 'first.compare(1, "computed")']),
-        ("second", ['print("on the way")', 'first.compare(1, "computed")']),
+        ("first", ['print("on the way")', "ready = True", 'first.compare(1, "computed")']),
+        ("second", ['print("on the way")', "ready = True", 'first.compare(1, "computed")']),
         ("third", ['first.compare(1, "computed")', 'first.compare(1, "computed")', 'third.compare(3, "computed")']),
     ]
+
+
+def test_a_fold_shows_no_line_of_what_is_in_it(asking):
+    """JupyterLab 4.6 writes the first line of the first output on it, and of an output without data none."""
+    build.build(asking, force=False)
+    notebook = nbformat.read(asking.notebook, as_version=4)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [len(c.outputs) for c in code] == [1, 2, 2, 0, 1, 2, 2, 2, 1]
+    for cell in code:
+        assert (cell.outputs[:1] == [build.COVER]) == ("jupyter" in cell.metadata), cell.source
+    assert list(build.problems(asking)) == []
+    code[5].outputs.pop(0)
+    asking.notebook.write_text(build.canonical(notebook), encoding="utf-8")
+    problem = "a fold is not covered, and JupyterLab would write a line of the answer on it"
+    assert list(build.problems(asking)) == [f"notebooks/97_asking.ipynb: {problem}"]
 
 
 def test_a_solution_is_not_folded(asking):
@@ -228,6 +247,7 @@ def test_folding_is_put_right_without_running_anything(asking, monkeypatch):
     for cell in notebook.cells:
         cell.metadata.pop("collapsed", None)
         cell.metadata.pop("jupyter", None)
+        cell.outputs = [output for output in cell.get("outputs", []) if output != build.COVER]
     asking.notebook.write_text(build.canonical(notebook), encoding="utf-8")
     assert any("cells differ from the source" in p for p in build.problems(asking))
     monkeypatch.setattr(build, "execute", lambda *_: pytest.fail("the notebook was run"))

@@ -35,6 +35,7 @@ from traitlets.config import Config
 ROOT = Path(__file__).resolve().parent.parent
 GPU = "virtual:T4"
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+COVER = nbformat.v4.new_output("display_data")  # without data: it renders as nothing
 FORM = "1"  # raise it when this file gives other notebooks for the same sources
 
 TAGS = {
@@ -105,10 +106,7 @@ def parse(source: Source) -> NotebookNode:
         if "solution" in tags or "check" in tags:
             cells[-1].metadata["nbgrader"] = _grading(name, solution="solution" in tags)
     if source.folder == "notebooks":
-        for _, answers in predictions(cells, where.as_posix()):
-            for cell in answers:
-                # JupyterLab reads either, opens the output when the cell is run, and saves both.
-                cell.metadata |= {"collapsed": True, "jupyter": {"outputs_hidden": True}}
+        predictions(cells, where.as_posix())  # a SourceError comes before anything is run
     notebook: NotebookNode = nbformat.v4.new_notebook(cells=cells)
     notebook.nbformat_minor = 5
     notebook.metadata = NotebookNode(
@@ -274,6 +272,23 @@ def keep_outputs(notebook: NotebookNode, old: NotebookNode) -> bool:
     return True
 
 
+def fold_answers(notebook: NotebookNode, source: Source) -> None:
+    """Fold the outputs of a lecture that answer a prediction, and put COVER before them: JupyterLab writes the first
+    line of the first output on the fold. In COVER nbval finds nothing to compare. A cell without outputs stays as it
+    is, since its fold would show."""
+    if source.folder != "notebooks":
+        return
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs = [output for output in cell.outputs if output != COVER]
+    for _, answers in predictions(notebook.cells, source.name):
+        for cell in answers:
+            if cell.outputs and cell.outputs[0] != COVER:
+                # JupyterLab reads either, opens the output when the cell is run, and saves both.
+                cell.metadata |= {"collapsed": True, "jupyter": {"outputs_hidden": True}}
+                cell.outputs.insert(0, COVER)
+
+
 def canonical(notebook: NotebookNode) -> str:
     """The one text form of a notebook: keys sorted, one space of indentation, a newline at the end."""
     text: str = nbformat.writes(notebook, version=4, indent=1, sort_keys=True, ensure_ascii=False)
@@ -292,9 +307,11 @@ def build(source: Source, *, force: bool) -> str:
         started = time.monotonic()
         execute(notebook, source.notebook.parent)
         keep_host_dependent(notebook, old)
+        fold_answers(notebook, source)
         _write(source.notebook, canonical(notebook))
         done = f"executed in {time.monotonic() - started:.1f} s"
     else:
+        fold_answers(notebook, source)
         changed = _write(source.notebook, canonical(notebook))
         done = "metadata written" if changed else "unchanged"
     if source.exercise:
@@ -325,14 +342,18 @@ def problems(source: Source) -> Iterator[str]:
     wanted = parse(source)
     if stored.metadata != wanted.metadata:
         yield f"{name} was built from another version of {source.path.relative_to(ROOT)}"
+    if keep_outputs(wanted, stored):
+        fold_answers(wanted, source)
     inputs = [[(c.id, c.cell_type, c.source, c.metadata) for c in n.cells] for n in (stored, wanted)]
     if inputs[0] != inputs[1]:
         yield f"{name}: cells differ from the source; notebooks are edited in sources/ only"
+    elif stored.cells != wanted.cells:
+        yield f"{name}: a fold is not covered, and JupyterLab would write a line of the answer on it"
     for cell in stored.cells:
         if cell.cell_type == "code" and cell.execution_count is None and cell.source.strip():
             yield f"{name}: cell {cell.id} has no execution count, so its output would not be compared"
     if source.exercise:
-        text = canonical(exercise_of(wanted))
+        text = canonical(exercise_of(parse(source)))
         if not source.exercise.exists() or source.exercise.read_text(encoding="utf-8") != text:
             yield f"{source.exercise.relative_to(ROOT)} is not what the solution gives"
 
