@@ -22,7 +22,7 @@ def page(line: str, guess: float, actual: float, source: str) -> str:
     rows = _points(abs(guess), abs(actual), source) if far else _bars(guess, actual, source)
     grid = "display:grid;grid-template-columns:max-content 1fr;column-gap:1em;row-gap:4px;align-items:center"
     return (
-        f'<div style="max-width:40em;margin:.2em 0 .6em"><div style="margin-bottom:.4em">{html.escape(line)}</div>'
+        f'<div style="max-width:40em;margin:.2em .5em .6em"><div style="margin-bottom:.4em">{html.escape(line)}</div>'
         f'<div aria-hidden="true" style="{grid}">{rows}</div></div>'
     )
 

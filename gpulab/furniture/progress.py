@@ -186,10 +186,8 @@ def _parse(file: Path) -> tuple[dict[str, Any], str | None]:
     if type(version) is not int or version < 1:
         return _empty(), f"it is not a progress file of version 1 to {_VERSION}"
     if version > _VERSION:
-        raise _Newer(
-            f"{file.name} is of version {version}, and this gpulab knows versions 1 to {_VERSION}: update gpulab; "
-            "the file is left as it is"
-        )
+        known = f"this gpulab knows versions 1 to {_VERSION}: update gpulab; the file is left as it is"
+        raise _Newer(f"{file.name} is of version {version}, and {known}")
     if version == 1:
         raw |= {"version": 2, "predictions": {}}
     wrong = _what_is_wrong(raw)
@@ -217,12 +215,10 @@ def _what_is_wrong(raw: dict[str, Any]) -> str | None:
 
 
 def _is_guess(row: Any) -> bool:
-    if not isinstance(row, dict) or not {"guess", "on", "lesson"} <= row.keys():
-        return False
-    guess, lesson, most = row["guess"], row["lesson"], sys.float_info.max
+    most = sys.float_info.max
     try:
-        date.fromisoformat(row["on"])
-    except (TypeError, ValueError):
+        guess, lesson, _ = row["guess"], row["lesson"], date.fromisoformat(row["on"])
+    except (LookupError, TypeError, ValueError):
         return False
     return type(guess) in (int, float) and -most <= guess <= most and (lesson is None or type(lesson) is int)
 
