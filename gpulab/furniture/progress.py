@@ -38,8 +38,7 @@ class Guess:
 
 @dataclass(frozen=True)
 class Passed:
-    """The names of what was passed, by lesson number, and what was guessed, by question; `notes` is what the reader
-    should be told."""
+    """The names of what was passed, by lesson number; the guesses, by question; and what the reader should be told."""
 
     checks: dict[int, frozenset[str]] = field(default_factory=dict)
     questions: dict[int, frozenset[str]] = field(default_factory=dict)
@@ -72,10 +71,7 @@ def read() -> Passed:
         {int(k): frozenset(v) for k, v in raw["checks"].items()},
         {int(k): frozenset(v) for k, v in raw["questions"].items()},
         notes,
-        {
-            question: Guess(float(row["guess"]), date.fromisoformat(row["on"]), row["lesson"])
-            for question, row in raw["predictions"].items()
-        },
+        {q: Guess(float(r["guess"]), date.fromisoformat(r["on"]), r["lesson"]) for q, r in raw["predictions"].items()},
     )
 
 
