@@ -152,3 +152,134 @@ def test_nbgrader_reads_the_exercise_as_its_own(course):
         ("look", False, True),
     ]
     assert grading[1]["points"] == 1
+
+
+# --- what answers a prediction ---------------------------------------------------------------------------
+
+ASKING = """\
+# %% before
+print("before")
+
+# %% ask
+import gpulab
+first = gpulab.predict("How many?")
+second = gpulab.predict("How many more?")
+
+# %% told [markdown]
+# Two things follow.
+
+# %% way
+print("on the way")
+
+# %% silent
+ready = True
+
+# %% third
+third = gpulab.predict("And how many then?")
+
+# %% answer
+first.compare(1, "computed")
+if True:
+    second.compare(2, "computed")
+
+# %% again
+first.compare(1, "computed")
+
+# %% last
+third.compare(3, "computed")
+
+# %% after
+print("after")
+"""
+
+
+@pytest.fixture
+def asking(course, tmp_path):
+    """A lecture that asks, and the course of `course` around it."""
+    path = tmp_path / "sources/lectures/97_asking.py"
+    path.write_text(ASKING, encoding="utf-8")
+    return next(s for s in build.sources([]) if s.path == path)
+
+
+def folded(cells):
+    return [c.source.split("(")[0] for c in cells if c.metadata.get("jupyter", {}).get("outputs_hidden")]
+
+
+def test_a_lecture_is_folded_from_a_prediction_to_its_answer(asking):
+    build.build(asking, force=False)
+    cells = nbformat.read(asking.notebook, as_version=4).cells
+    assert folded(cells) == ["print", "first.compare", "first.compare", "third.compare"]
+    assert all(c.metadata.get("collapsed", False) == ("jupyter" in c.metadata) for c in cells)
+    found = build.predictions(cells, "here")
+    assert [(name, [c.source.split("\n")[0] for c in answers]) for name, answers in found] == [
+        ("first", ['print("on the way")', "ready = True", 'first.compare(1, "computed")']),
+        ("second", ['print("on the way")', "ready = True", 'first.compare(1, "computed")']),
+        ("third", ['first.compare(1, "computed")', 'first.compare(1, "computed")', 'third.compare(3, "computed")']),
+    ]
+
+
+def test_a_fold_shows_no_line_of_what_is_in_it(asking):
+    """JupyterLab 4.6 writes the first line of the first output on it, and of an output without data none."""
+    build.build(asking, force=False)
+    notebook = nbformat.read(asking.notebook, as_version=4)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [len(c.outputs) for c in code] == [1, 2, 2, 0, 1, 2, 2, 2, 1]
+    for cell in code:
+        assert (cell.outputs[:1] == [build.COVER]) == ("jupyter" in cell.metadata), cell.source
+    assert list(build.problems(asking)) == []
+    code[5].outputs.pop(0)
+    asking.notebook.write_text(build.canonical(notebook), encoding="utf-8")
+    problem = "a fold is not covered, and JupyterLab would write a line of the answer on it"
+    assert list(build.problems(asking)) == [f"notebooks/97_asking.ipynb: {problem}"]
+
+
+def test_a_solution_is_not_folded(asking):
+    (asking.path.parents[1] / "solutions" / "96_asking.py").write_text(ASKING, encoding="utf-8")
+    solution = next(s for s in build.sources(["96"]))
+    assert solution.folder == "solutions"
+    assert folded(build.parse(solution).cells) == []
+
+
+def test_folding_is_put_right_without_running_anything(asking, monkeypatch):
+    build.build(asking, force=False)
+    built = asking.notebook.read_text(encoding="utf-8")
+    notebook = nbformat.read(asking.notebook, as_version=4)
+    for cell in notebook.cells:
+        cell.metadata.pop("collapsed", None)
+        cell.metadata.pop("jupyter", None)
+        cell.outputs = [output for output in cell.get("outputs", []) if output != build.COVER]
+    asking.notebook.write_text(build.canonical(notebook), encoding="utf-8")
+    assert any("cells differ from the source" in p for p in build.problems(asking))
+    monkeypatch.setattr(build, "execute", lambda *_: pytest.fail("the notebook was run"))
+    assert build.build(asking, force=False) == "metadata written"
+    assert asking.notebook.read_text(encoding="utf-8") == built
+    assert build.build(asking, force=False) == "unchanged"
+
+
+def test_a_cell_edited_in_the_notebook_is_run_again_and_not_kept(asking):
+    build.build(asking, force=False)
+    built = asking.notebook.read_text(encoding="utf-8")
+    asking.notebook.write_text(built.replace("on the way", "elsewhere"), encoding="utf-8")
+    assert build.build(asking, force=False).startswith("executed")
+    assert asking.notebook.read_text(encoding="utf-8") == built
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("third.compare(3", "print(3", "'third' asks, and no later cell answers: write third.compare"),
+        ("third = gpulab", "first = gpulab", "'first' asks, and no later cell answers"),
+        (
+            "third.compare(3",
+            "x = gpulab.predict('?')\nthird.compare(3",
+            r"third.compare\(…\) stands in a cell that asks",
+        ),
+        ("third = gpulab", "third = x = gpulab", "write NAME = gpulab.predict"),
+        ('print("after")', "print(", "a cell is no Python"),
+    ],
+)
+def test_a_prediction_that_cannot_be_folded_is_named(asking, old, new, message):
+    asking.path.write_text(ASKING.replace(old, new), encoding="utf-8")
+    with pytest.raises(build.SourceError, match=message) as caught:
+        build.parse(asking)
+    assert "97_asking.py" in str(caught.value)

@@ -4,13 +4,17 @@ What their cells print is compared by nbval; here is what nbval does not look at
 """
 
 import asyncio
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from urllib.parse import unquote
 
 import nbclient
 import nbformat
 import pytest
+from courselib.lanes import lanes_for_tests
 from courselib.patience import HANG_SECONDS
 
 import gpulab
@@ -189,3 +193,78 @@ def test_an_unsolved_exercise_runs_through_and_every_error_is_not_attempted(path
     assert checks
     assert all(any(c is cell for cell, _ in errors) for c in checks), "a check that passes on a stub"
     assert not (tmp_path / "progress.json").exists()
+
+
+# --- what answers a prediction is folded, and compared all the same ---------------------------------------
+
+
+def is_folded(cell):
+    return bool(cell.metadata.get("jupyter", {}).get("outputs_hidden") and cell.metadata.get("collapsed"))
+
+
+def is_covered(cell):
+    """Whether the fold has no line of the answer on it: see `fold_answers` in tools/build.py."""
+    return cell.outputs[0].get("data") == {}
+
+
+def prediction_places():
+    """Each `NAME = gpulab.predict(…)` of the lectures: where, the cell that asks, and those up to its first answer."""
+    for path in LECTURES:
+        code = cells(path, "code")
+        for number, cell in enumerate(code):
+            for variable in re.findall(r"^(\w+) = gpulab\.predict\(", cell.source, re.MULTILINE):
+                rest = code[number + 1 :]
+                end = next(i for i, c in enumerate(rest) if re.search(rf"\b{variable}\.compare\(", c.source))
+                yield f"{path.stem}: {variable}", cell, rest[: end + 1]
+
+
+def test_the_answer_of_every_prediction_is_folded_and_the_question_is_not():
+    places = list(prediction_places())
+    sources = [p.read_text(encoding="utf-8") for p in sorted((ROOT / "sources" / "lectures").glob("*.py"))]
+    assert len(places) == sum(text.count("gpulab.predict(") for text in sources)
+    assert len(places) >= 66
+    assert [place for place, ask, _ in places if is_folded(ask)] == [], "a question that cannot be seen"
+    told = "Where outputs do not fold, as on GitHub, the answer follows: guess before you scroll."
+    assert [place for place, ask, _ in places if told not in "".join(map(text_of, ask.outputs))] == []
+    open_ones = [
+        place
+        for place, _, answers in places
+        for cell in answers
+        if cell.outputs and "gpulab.predict(" not in cell.source and not (is_folded(cell) and is_covered(cell))
+    ]
+    assert open_ones == [], "predictions whose answer can be seen before a guess"
+    assert [place for place, _, answers in places if not answers[-1].outputs] == []
+
+
+def test_nothing_else_is_folded():
+    answers = {cell.id for _, _, between in prediction_places() for cell in between}
+    others = [(name(p), c.id) for p in ALL for c in cells(p, "code") if c.id not in answers and is_folded(c)]
+    assert others == []
+
+
+def test_every_question_is_asked_in_one_place_only():
+    """The progress file knows a prediction by its question."""
+    lines = [line for p in EXECUTED for output in outputs(p) for line in text_of(output).splitlines()]
+    asked = [line for line in lines if line.startswith("Predict: ")]
+    assert len(asked) >= 69
+    assert sorted(asked) == sorted(set(asked))
+
+
+@pytest.mark.parametrize(("saved", "code"), [("4\n", 0), ("5\n", 1)], ids=["right", "wrong"])
+def test_nbval_compares_an_output_that_is_folded(tmp_path, saved, code):
+    folded = {"collapsed": True, "jupyter": {"outputs_hidden": True}}
+    output = nbformat.v4.new_output("stream", name="stdout", text=saved)
+    cell = nbformat.v4.new_code_cell("print(2 + 2)", metadata=folded, outputs=[output], execution_count=1)
+    cell.outputs.insert(0, nbformat.v4.new_output("display_data"))  # as the build covers it
+    notebook = nbformat.v4.new_notebook(cells=[cell])
+    notebook.metadata["kernelspec"] = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    path = tmp_path / "folded.ipynb"
+    nbformat.write(notebook, path)
+    (lane,) = [lane for lane in lanes_for_tests(None) if lane.name == "notebooks"]
+    arguments = [a for a in lane.arguments if a not in ("notebooks", "solutions")]  # as `make test` runs it
+    run = subprocess.run(
+        [sys.executable, *arguments, str(path)], cwd=ROOT, env=os.environ | lane.environ, capture_output=True, text=True
+    )
+    assert run.returncode == code, run.stdout + run.stderr
+    assert ("1 passed" if code == 0 else "1 failed") in run.stdout
+    assert ("mismatch 'stdout'" in run.stdout) == bool(code)

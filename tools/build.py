@@ -4,13 +4,15 @@ sources/lectures/NN_topic.py  → notebooks/NN_topic.ipynb   executed, outputs k
 sources/solutions/NN_topic.py → solutions/NN_topic.ipynb   executed, outputs kept
                               → exercises/NN_topic.ipynb   solutions cleared, no outputs
 
-Only what changed is built, known by the hash of the source that each notebook carries; `--force` builds all.
+Only what changed is executed, known by the hash of the source that each notebook carries; `--force` executes all.
+What answers a prediction is folded in a lecture, until its reader runs it.
 `--check` builds nothing: it fails, and says why, when a notebook is not what its source gives.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import hashlib
 import os
 import re
@@ -33,6 +35,7 @@ from traitlets.config import Config
 ROOT = Path(__file__).resolve().parent.parent
 GPU = "virtual:T4"
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+COVER = nbformat.v4.new_output("display_data")  # without data: it renders as nothing
 FORM = "1"  # raise it when this file gives other notebooks for the same sources
 
 TAGS = {
@@ -102,6 +105,8 @@ def parse(source: Source) -> NotebookNode:
         cells.append(_cell(cell, identity, tags))
         if "solution" in tags or "check" in tags:
             cells[-1].metadata["nbgrader"] = _grading(name, solution="solution" in tags)
+    if source.folder == "notebooks":
+        predictions(cells, where.as_posix())  # a SourceError comes before anything is run
     notebook: NotebookNode = nbformat.v4.new_notebook(cells=cells)
     notebook.nbformat_minor = 5
     notebook.metadata = NotebookNode(
@@ -110,6 +115,43 @@ def parse(source: Source) -> NotebookNode:
         language_info={"name": "python"},
     )
     return notebook
+
+
+def predictions(cells: list[NotebookNode], where: str) -> list[tuple[str, list[NotebookNode]]]:
+    """The variable of each `gpulab.predict(…)`, and the code cells whose output can give its answer away: from the next
+    one to the first `.compare`, but those that ask themselves. SourceError where the answer does not come."""
+    code = [(cell, *_asked_and_compared(cell.source, where)) for cell in cells if cell.cell_type == "code"]
+    found = []
+    for number, (_, names, _) in enumerate(code):
+        for name in names:
+            rest = code[number + 1 :]
+            last = next((i for i, (_, asks, compared) in enumerate(rest) if name in compared or name in asks), None)
+            if last is None or name in rest[last][1]:
+                raise SourceError(f"{where}: {name!r} asks, and no later cell answers: write {name}.compare(…)")
+            if rest[last][1]:
+                raise SourceError(f"{where}: {name}.compare(…) stands in a cell that asks, and would fold the question")
+            found.append((name, [cell for cell, asks, _ in rest[: last + 1] if not asks]))
+    return found
+
+
+def _asked_and_compared(source: str, where: str) -> tuple[list[str], set[str]]:
+    """The variables that a cell assigns a prediction to, and those that it calls `.compare` of."""
+    asked, compared, calls = [], set(), 0
+    try:
+        nodes = list(ast.walk(ast.parse(source)))
+    except SyntaxError as error:
+        raise SourceError(f"{where}: a cell is no Python ({error.msg}): {source.splitlines()[0]!r}") from None
+    for node in nodes:
+        match node:
+            case ast.Call(ast.Attribute(ast.Name("gpulab"), "predict")):
+                calls += 1
+            case ast.Call(ast.Attribute(ast.Name(name), "compare")):
+                compared.add(name)
+            case ast.Assign([ast.Name(name)], ast.Call(ast.Attribute(ast.Name("gpulab"), "predict"))):
+                asked.append(name)
+    if calls != len(asked):
+        raise SourceError(f"{where}: write NAME = gpulab.predict(…), so that the build knows where it is answered")
+    return asked, compared
 
 
 def _cell(cell: NotebookNode, identity: str, tags: list[str]) -> NotebookNode:
@@ -219,6 +261,34 @@ def keep_host_dependent(notebook: NotebookNode, old: NotebookNode | None) -> Non
             cell.outputs = before.outputs
 
 
+def keep_outputs(notebook: NotebookNode, old: NotebookNode) -> bool:
+    """Take the outputs from `old` where it was built from the same source; returns whether it was."""
+    inputs = [[(c.id, c.cell_type, c.source) for c in n.cells] for n in (notebook, old)]
+    if old.metadata.get("gpulab") != notebook.metadata.gpulab or inputs[0] != inputs[1]:
+        return False
+    for cell, before in zip(notebook.cells, old.cells, strict=True):
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = before.outputs, before.execution_count
+    return True
+
+
+def fold_answers(notebook: NotebookNode, source: Source) -> None:
+    """Fold the outputs of a lecture that answer a prediction, and put COVER before them: JupyterLab writes the first
+    line of the first output on the fold. In COVER nbval finds nothing to compare. A cell without outputs stays as it
+    is, since its fold would show."""
+    if source.folder != "notebooks":
+        return
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs = [output for output in cell.outputs if output != COVER]
+    for _, answers in predictions(notebook.cells, source.name):
+        for cell in answers:
+            if cell.outputs and cell.outputs[0] != COVER:
+                # JupyterLab reads either, opens the output when the cell is run, and saves both.
+                cell.metadata |= {"collapsed": True, "jupyter": {"outputs_hidden": True}}
+                cell.outputs.insert(0, COVER)
+
+
 def canonical(notebook: NotebookNode) -> str:
     """The one text form of a notebook: keys sorted, one space of indentation, a newline at the end."""
     text: str = nbformat.writes(notebook, version=4, indent=1, sort_keys=True, ensure_ascii=False)
@@ -233,27 +303,31 @@ def build(source: Source, *, force: bool) -> str:
     """Write what `source` gives; returns what was done."""
     old = read(source.notebook)
     notebook = parse(source)
-    fresh = old is not None and old.metadata.get("gpulab", {}).get("source_hash") == source.digest()
-    if not fresh or force:
+    if force or old is None or not keep_outputs(notebook, old):
         started = time.monotonic()
         execute(notebook, source.notebook.parent)
         keep_host_dependent(notebook, old)
+        fold_answers(notebook, source)
         _write(source.notebook, canonical(notebook))
         done = f"executed in {time.monotonic() - started:.1f} s"
     else:
-        done = "unchanged"
+        fold_answers(notebook, source)
+        changed = _write(source.notebook, canonical(notebook))
+        done = "metadata written" if changed else "unchanged"
     if source.exercise:
         _write(source.exercise, canonical(exercise_of(parse(source))))
     return done
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: Path, text: str) -> bool:
+    """Write `text` where it is not there already; returns whether it was not."""
     if path.exists() and path.read_text(encoding="utf-8") == text:
-        return
+        return False
     path.parent.mkdir(exist_ok=True)
     new = path.with_suffix(".new")
     new.write_text(text, encoding="utf-8", newline="\n")
     new.replace(path)
+    return True
 
 
 def problems(source: Source) -> Iterator[str]:
@@ -268,14 +342,18 @@ def problems(source: Source) -> Iterator[str]:
     wanted = parse(source)
     if stored.metadata != wanted.metadata:
         yield f"{name} was built from another version of {source.path.relative_to(ROOT)}"
+    if keep_outputs(wanted, stored):
+        fold_answers(wanted, source)
     inputs = [[(c.id, c.cell_type, c.source, c.metadata) for c in n.cells] for n in (stored, wanted)]
     if inputs[0] != inputs[1]:
         yield f"{name}: cells differ from the source; notebooks are edited in sources/ only"
+    elif stored.cells != wanted.cells:
+        yield f"{name}: a fold is not covered, and JupyterLab would write a line of the answer on it"
     for cell in stored.cells:
         if cell.cell_type == "code" and cell.execution_count is None and cell.source.strip():
             yield f"{name}: cell {cell.id} has no execution count, so its output would not be compared"
     if source.exercise:
-        text = canonical(exercise_of(wanted))
+        text = canonical(exercise_of(parse(source)))
         if not source.exercise.exists() or source.exercise.read_text(encoding="utf-8") != text:
             yield f"{source.exercise.relative_to(ROOT)} is not what the solution gives"
 

@@ -1,36 +1,59 @@
 """Predict first: a number box before an experiment, and a line after it that says how far off you were.
 
-Typing is optional: a notebook run from top to bottom, or in CI, goes on without a prediction.
+Typing is optional: a notebook run from top to bottom, or in CI, goes on without a prediction, and nothing is kept.
+What is typed is kept in the progress file, and is there again after a restart.
 """
 
 from __future__ import annotations
 
+import html
 import math
+import os
 import re
+from collections.abc import Sequence
+from datetime import date
+from pathlib import PurePath
 from typing import Any
 
+from .. import course
 from ..display import in_notebook, show
-from . import front_end
+from . import front_end, guess_bar, progress
+
+# A saved lecture hides what answers a prediction (tools/build.py), and not every page that shows it can.
+_UNFOLDED = "Where outputs do not fold, as on GitHub, the answer follows: guess before you scroll."
 
 
 class Prediction:
-    """A number that the student has guessed, or not yet. `value` is None until something was typed."""
+    """A number that the student has guessed, or not yet. `value` is None until something was typed; `asked` is the
+    question with its unit, by which the progress file knows it."""
 
     def __init__(self, question: str, unit: str) -> None:
         self.question, self.unit = question, unit
         self.value: float | None = None
+        told = unit and re.search(rf"\b(how many|in) {re.escape(unit)}\b", question, re.IGNORECASE)
+        self.asked = question + (f" (in {unit})" if unit and not told else "")
 
     def set(self, value: float) -> None:
-        """Guess from code. Raises TypeError for what is no number, ValueError for NaN or infinity."""
-        self.value = _number("value", value)
+        """Guess from code, and keep it. Raises TypeError for what is no number, ValueError for NaN or infinity."""
+        for note in self._keep(_number("value", value)):
+            print(note)
+
+    def _keep(self, value: float | None) -> tuple[str, ...]:
+        """Take the guess, or none, into the progress file too; returns what the student should be told."""
+        self.value = value
+        return progress.record_guess(self.asked, value, _lesson())
 
     def compare(self, actual: float, source: str = "measured") -> None:
-        """Print the prediction beside `actual`; `source` says what kind of number that is: measured, virtual,
-        recorded or computed."""
+        """Show the prediction beside `actual`, as a line and in a notebook as two bars; without one, the number alone.
+        `source` says what kind of number `actual` is: measured, virtual, recorded or computed."""
         number = _number("actual", actual)
         if source not in ("measured", "virtual", "recorded", "computed"):
             raise ValueError(f"source must be 'measured', 'virtual', 'recorded' or 'computed', not {source!r}")
-        print(self._verdict(number, _with_unit(number, self.unit), source))
+        line = self._verdict(number, _with_unit(number, self.unit), source)
+        if self.value is None:
+            print(line)
+        else:
+            show(line, html=guess_bar.page(line, self.value, number, source))
 
     def _verdict(self, actual: float, shown: str, source: str) -> str:
         if self.value is None:
@@ -47,8 +70,8 @@ def predict(question: str, *, unit: str = "", guess: float | None = None) -> Pre
     """Ask for a number before the cell that finds it out; keep the answer in a variable and `.compare` it later.
 
     The unit is added where the question does not name it itself, as in “how many MiB …?” or “…, in MiB?”. `guess`
-    answers from code, where typing into the box is not possible. Raises TypeError when `question` or
-    `unit` is no text or `guess` no number.
+    answers from code, where typing into the box is not possible. What was guessed in an earlier session is taken
+    from the progress file. Raises TypeError when `question` or `unit` is no text or `guess` no number.
     """
     for name, value in (("question", question), ("unit", unit)):
         if not isinstance(value, str):
@@ -56,10 +79,26 @@ def predict(question: str, *, unit: str = "", guess: float | None = None) -> Pre
     prediction = Prediction(question, unit)
     if guess is not None:
         prediction.set(guess)
-    told = unit and re.search(rf"\b(how many|in) {re.escape(unit)}\b", question, re.IGNORECASE)
-    asked = f"Predict: {question}" + (f" (in {unit})" if unit and not told else "")
-    show(asked, widget=(lambda: _box(prediction, asked)) if in_notebook() else None)
+    kept = progress.read()
+    said = list(kept.notes)
+    if prediction.value is None and prediction.asked in kept.guesses:
+        earlier = kept.guesses[prediction.asked]
+        prediction.value = earlier.value
+        said.append(f"your guess from {_day(earlier.on)}: {_with_unit(earlier.value, unit)}")
+    asked = f"Predict: {prediction.asked}"
+    text = "\n".join([asked, *said, *([_UNFOLDED] if in_notebook() else [])])
+    show(text, widget=(lambda: _box(prediction, said)) if in_notebook() else None)
     return prediction
+
+
+def _lesson() -> int | None:
+    """The lesson whose notebook this is, by its name; None where it has another, or the front end does not tell."""
+    name = PurePath(os.environ.get("JPY_SESSION_NAME", "")).name  # Jupyter's server sets it for each kernel
+    return next((row.number for row in course.LESSONS if name.startswith(row.name)), None)
+
+
+def _day(day: date) -> str:
+    return f"{day.day} {day:%B} {day.year}"
 
 
 def how_far(guess: float, actual: float) -> str:
@@ -92,34 +131,36 @@ def _with_unit(value: float, unit: str) -> str:
     return f"{_text(value)} {word}".rstrip()
 
 
-def _box(prediction: Prediction, asked: str) -> Any:
-    """A text box that takes a number and says what it kept."""
-    import html
-
+def _box(prediction: Prediction, said: Sequence[str] = ()) -> Any:
+    """A text box that takes a number and says what it kept; `said` is what stands under it at first."""
     import ipywidgets as widgets
 
-    start = "" if prediction.value is None else _text(prediction.value)
+    asked = f"Predict: {prediction.asked}"
     box = widgets.Text(
-        value=start,
+        value="" if prediction.value is None else repr(prediction.value).removesuffix(".0"),
         description=asked,
-        placeholder="type a number, press Enter",
+        placeholder="a number, or just run on",
         continuous_update=False,
         style={"description_width": "initial"},
         layout={"width": "100%", "max_width": "60em"},
     )
-    answer = widgets.HTML()
+    answer = widgets.HTML(_lines(said))
 
     def keep(change: dict[str, Any]) -> None:
         typed = str(change["new"]).strip()
         if not typed:
-            prediction.value, answer.value = None, ""
+            answer.value = _lines(["no guess kept; run on and see", *prediction._keep(None)])
             return
         try:
-            prediction.set(float(typed.replace(" ", "").replace(",", "")))
+            number = _number("value", float(typed.replace(" ", "").replace(",", "")))
         except ValueError:
-            answer.value = f"{html.escape(typed)} is not a number: write it like 12.5"
+            answer.value = _lines([f"{typed} is not a number: write it like 12.5"])
             return
-        answer.value = "kept; run on and see"
+        answer.value = _lines([*prediction._keep(number)] or ["kept; run on and see"])
 
     box.observe(keep, "value")
     return front_end.box([box, answer], answer=answer, label=asked)
+
+
+def _lines(said: Sequence[str]) -> str:
+    return "<br>".join(html.escape(line, quote=False) for line in said)

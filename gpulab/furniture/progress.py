@@ -1,7 +1,8 @@
-"""What a student has passed, kept in one JSON file, and the map of the course that shows it.
+"""What a student has passed and guessed, kept in one JSON file, and the map of the course that shows it.
 
 The file is `progress.json` in the course folder, or where `GPULAB_PROGRESS` says. It is written whole or
-not at all, by one kernel at a time; a damaged one is set aside, and never stops a lesson.
+not at all, by one kernel at a time; a damaged one is set aside, and never stops a lesson. It says of which version it
+is: an older one is read as it is and written anew with the next entry, a newer one is left alone.
 """
 
 from __future__ import annotations
@@ -10,27 +11,39 @@ import html
 import json
 import os
 import re
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 from .. import course
 from ..display import show
 
-_VERSION = 1
+_VERSION = 2  # 1 knew no predictions
 _LOCK_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
+class Guess:
+    """A number that was guessed, in the unit of its question, and the day; `lesson` is None where none was known."""
+
+    value: float
+    on: date
+    lesson: int | None = None
+
+
+@dataclass(frozen=True)
 class Passed:
-    """The names of what was passed, by lesson number; `notes` is what the reader should be told."""
+    """The names of what was passed, by lesson number; the guesses, by question; and what the reader should be told."""
 
     checks: dict[int, frozenset[str]] = field(default_factory=dict)
     questions: dict[int, frozenset[str]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    guesses: dict[str, Guess] = field(default_factory=dict)
 
 
 def path() -> Path:
@@ -58,6 +71,7 @@ def read() -> Passed:
         {int(k): frozenset(v) for k, v in raw["checks"].items()},
         {int(k): frozenset(v) for k, v in raw["questions"].items()},
         notes,
+        {q: Guess(float(r["guess"]), date.fromisoformat(r["on"]), r["lesson"]) for q, r in raw["predictions"].items()},
     )
 
 
@@ -69,17 +83,34 @@ def record(kind: str, lesson: int, name: str) -> tuple[str, ...]:
     """
     if kind not in ("checks", "questions"):
         raise ValueError(f"kind must be 'checks' or 'questions', not {kind!r}")
-    try:
-        with _locked() as file:
-            raw, notes = _load(file)
-            names = raw[kind].setdefault(str(lesson), [])
-            if name not in names:
-                names.append(name)
-                names.sort()
-                _write(file, raw)
-            return notes
-    except _TROUBLE as error:
-        return (f"progress not recorded: {_why(error)}",)
+
+    def add(raw: dict[str, Any]) -> bool:
+        names = raw[kind].setdefault(str(lesson), [])
+        if name in names:
+            return False
+        names.append(name)
+        names.sort()
+        return True
+
+    return _change(add)
+
+
+def record_guess(question: str, value: float | None, lesson: int | None) -> tuple[str, ...]:
+    """Keep what was guessed today, a finite number, or forget it for None; the same number again keeps its first day.
+
+    Returns what the student should be told, and never raises for the file, as `record`.
+    """
+
+    def put(raw: dict[str, Any]) -> bool:
+        rows = raw["predictions"]
+        if value is None:
+            return rows.pop(question, None) is not None
+        if question in rows and rows[question]["guess"] == value:
+            return False
+        rows[question] = {"guess": value, "lesson": lesson, "on": date.today().isoformat()}
+        return True
+
+    return _change(put)
 
 
 def progress() -> None:
@@ -88,12 +119,28 @@ def progress() -> None:
     show(_as_text(passed), html=_as_html(passed))
 
 
+def _change(change: Callable[[dict[str, Any]], bool]) -> tuple[str, ...]:
+    """Let `change` alter the record, and write it where that says so; returns the notes for the reader."""
+    try:
+        with _locked() as file:
+            raw, notes = _load(file)
+            if change(raw):
+                _write(file, raw)
+            return notes
+    except _TROUBLE as error:
+        return (f"progress not recorded: {_why(error)}",)
+
+
 def _empty() -> dict[str, Any]:
-    return {"version": _VERSION, "checks": {}, "questions": {}}
+    return {"version": _VERSION, "checks": {}, "questions": {}, "predictions": {}}
+
+
+class _Newer(Exception):
+    """A file of a version that only a newer gpulab knows."""
 
 
 # RuntimeError: a home folder that is not known, a circle of links. NotImplementedError: a disk without locks.
-_TROUBLE = (OSError, RuntimeError, NotImplementedError)
+_TROUBLE = (OSError, RuntimeError, NotImplementedError, _Newer)
 
 
 def _why(error: BaseException) -> str:
@@ -122,7 +169,7 @@ def _load(file: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
 
 
 def _parse(file: Path) -> tuple[dict[str, Any], str | None]:
-    """The record as it stands, or an empty one and what is wrong with it. OSError when it cannot be read."""
+    """The record in today's version, or an empty one and what is wrong with it. OSError when it cannot be read."""
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -131,13 +178,19 @@ def _parse(file: Path) -> tuple[dict[str, Any], str | None]:
         return _empty(), "it is not text"
     except (ValueError, RecursionError) as error:
         return _empty(), f"it is not JSON ({error})"
+    version = raw.get("version") if isinstance(raw, dict) else None
+    if type(version) is not int or version < 1:
+        return _empty(), f"it is not a progress file of version 1 to {_VERSION}"
+    if version > _VERSION:
+        known = f"this gpulab knows versions 1 to {_VERSION}: update gpulab; the file is left as it is"
+        raise _Newer(f"{file.name} is of version {version}, and {known}")
+    if version == 1:
+        raw |= {"version": 2, "predictions": {}}
     wrong = _what_is_wrong(raw)
     return (_empty(), wrong) if wrong else (raw, None)
 
 
-def _what_is_wrong(raw: Any) -> str | None:
-    if not isinstance(raw, dict) or raw.get("version") != _VERSION:
-        return f"it is not a progress file of version {_VERSION}"
+def _what_is_wrong(raw: dict[str, Any]) -> str | None:
     for kind in ("checks", "questions"):
         table = raw.get(kind)
         if not isinstance(table, dict):
@@ -149,7 +202,21 @@ def _what_is_wrong(raw: Any) -> str | None:
                 or not all(isinstance(n, str) for n in names)
             ):
                 return f"{kind!r} has a row that is not a lesson with names: {number[:20]!r}"
+    if not isinstance(raw.get("predictions"), dict):
+        return "'predictions' is not a table"
+    for question, row in raw["predictions"].items():
+        if not _is_guess(row):
+            return f"'predictions' has a row that is not a guess with its day and lesson: {question[:20]!r}"
     return None
+
+
+def _is_guess(row: Any) -> bool:
+    most = sys.float_info.max
+    try:
+        guess, lesson, _ = row["guess"], row["lesson"], date.fromisoformat(row["on"])
+    except (LookupError, TypeError, ValueError):
+        return False
+    return type(guess) in (int, float) and -most <= guess <= most and (lesson is None or type(lesson) is int)
 
 
 def _set_aside(file: Path, why: str) -> str:

@@ -103,7 +103,8 @@ gpulab.style.show(figure, alt="The first ten images of the training set: the han
 # ## Predict first
 #
 # Before an experiment whose result can surprise, the lessons ask you for a number. A guess that turns out wrong is
-# what you remember. Type it and press Enter, or run on without one.
+# what you remember. Type it and press Enter, or run on without one. It is kept, and stands there when you come back;
+# the answer below it stays folded until you run its cell.
 #
 # The network below has two convolutions and one linear layer. Each of its parameters is a float32 number of 4 bytes.
 

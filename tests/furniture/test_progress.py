@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from datetime import date
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -108,7 +109,25 @@ DAMAGED = {
     "a list": b"[]",
     "a number": b"3",
     "null": b"null",
-    "another version": b'{"version": 2, "checks": {}, "questions": {}}',
+    "version 0": b'{"version": 0, "checks": {}, "questions": {}}',
+    "version in words": b'{"version": "2", "checks": {}, "questions": {}}',
+    "version true": b'{"version": true, "checks": {}, "questions": {}}',
+    "no predictions": b'{"version": 2, "checks": {}, "questions": {}}',
+    "a guess alone": b'{"version": 2, "checks": {}, "questions": {}, "predictions": {"a": 3}}',
+    **{
+        f"guess {row}": b'{"version": 2, "checks": {}, "questions": {}, "predictions": {"a": %s}}' % row.encode()
+        for row in (
+            '{"guess": "3", "on": "2026-01-31", "lesson": 8}',
+            '{"guess": true, "on": "2026-01-31", "lesson": 8}',
+            '{"guess": NaN, "on": "2026-01-31", "lesson": 8}',
+            '{"guess": 1e999, "on": "2026-01-31", "lesson": 8}',
+            f'{{"guess": 1{400 * "0"}, "on": "2026-01-31", "lesson": 8}}',
+            '{"guess": 3, "on": "2026-02-31", "lesson": 8}',
+            '{"guess": 3, "on": 20260131, "lesson": 8}',
+            '{"guess": 3, "on": "2026-01-31", "lesson": "8"}',
+            '{"guess": 3, "on": "2026-01-31"}',
+        )
+    },
     "no version": b'{"checks": {}, "questions": {}}',
     "no table": b'{"version": 1, "checks": []}',
     "names as text": b'{"version": 1, "checks": {"8": "token_weighting"}, "questions": {}}',
@@ -163,6 +182,64 @@ def test_a_record_that_another_kernel_repaired_meanwhile_is_not_set_aside(file, 
     monkeypatch.setattr(progress, "_parse", parse_and_repair)
     assert progress.read().checks == {8: {"token_weighting"}}
     assert others(file) == []
+
+
+# --- versions -------------------------------------------------------------------------------------------
+
+FIRST = {"version": 1, "checks": {"8": ["token_weighting"]}, "questions": {"0": ["labels"]}, "of_others": [1]}
+
+
+def test_a_record_of_version_1_is_read_and_not_touched(file):
+    file.write_text(json.dumps(FIRST))
+    assert progress.read() == progress.Passed({8: {"token_weighting"}}, {0: {"labels"}})
+    assert contents(file) == FIRST
+    assert others(file) == []
+
+
+def test_the_next_entry_upgrades_it_and_loses_nothing(file):
+    file.write_text(json.dumps(FIRST))
+    assert progress.record_guess("how many?", 2.5, 8) == ()
+    row = {"guess": 2.5, "lesson": 8, "on": date.today().isoformat()}
+    assert contents(file) == FIRST | {"version": 2, "predictions": {"how many?": row}}
+    assert others(file) == []
+
+
+def test_a_record_of_a_newer_version_is_refused_and_left_alone(file):
+    text = json.dumps(FIRST | {"version": 3, "predictions": []})
+    file.write_text(text)
+    why = (
+        "progress.json is of version 3, and this gpulab knows versions 1 to 2: update gpulab; the file is left as it is"
+    )
+    assert progress.read() == progress.Passed(notes=(f"progress not read: {why}",))
+    assert progress.record("checks", 8, "token_weighting") == (f"progress not recorded: {why}",)
+    assert progress.record_guess("how many?", 2.5, 8) == (f"progress not recorded: {why}",)
+    assert file.read_text() == text
+    assert others(file) == []
+
+
+# --- guesses --------------------------------------------------------------------------------------------
+
+
+def test_a_guess_is_kept_with_its_day_and_can_be_forgotten(file):
+    assert progress.record_guess("how many?", 2.5, None) == ()
+    assert progress.read().guesses == {"how many?": progress.Guess(2.5, date.today(), None)}
+    assert progress.record_guess("how many?", None, None) == ()
+    assert progress.read().guesses == {}
+
+
+def test_the_same_guess_again_keeps_its_day_and_another_gets_a_new_one(file):
+    old = {"version": 2, "checks": {}, "questions": {}}
+    old["predictions"] = {"how many?": {"guess": 2, "lesson": 8, "on": "2026-01-31"}}
+    file.write_text(json.dumps(old))
+    progress.record_guess("how many?", 2.0, None)
+    assert contents(file) == old
+    progress.record_guess("how many?", 3.0, None)
+    assert progress.read().guesses == {"how many?": progress.Guess(3.0, date.today(), None)}
+
+
+def test_to_forget_what_was_never_guessed_writes_nothing(file):
+    assert progress.record_guess("how many?", None, 8) == ()
+    assert not file.exists()
 
 
 # --- places that cannot be read or written --------------------------------------------------------------

@@ -187,6 +187,11 @@ class NotebookPage:
         self._command("notebook:interrupt-kernel")
         self._settle()
 
+    def restart(self) -> None:
+        """Give the notebook a new kernel, as after a break; what is on the page stays."""
+        self.page.evaluate(f"{_PANEL}.sessionContext.restartKernel()")
+        self._settle()
+
     def at_rest(self) -> None:
         """Wait until the kernel has taken what the page has sent it, and the page has drawn what came back."""
         self._settle()
