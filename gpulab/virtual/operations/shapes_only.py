@@ -65,6 +65,28 @@ def run_on_meta(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: 
             return func._op(*bring(args), **bring(kwargs))
 
 
+def index(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """`index`, where a mask whose values are known, or all taken to be the same, says how many elements it takes."""
+    tensor, indices = args
+    places: list[Tensor | None] = []
+    for item in indices:
+        found = None if item is None or item.dtype is not torch.bool else _places(gpu, item)
+        places += [item] if found is None else found
+    return run_on_meta(gpu, device, func, (tensor, places), kwargs)
+
+
+def _places(gpu: VirtualGPU, mask: Tensor) -> list[Tensor] | None:
+    """Where `mask` is true, an index for each of its dimensions."""
+    known, assumed = known_values.value(mask), known_values.assumed(mask)
+    with backing:
+        if known is not None:
+            return [place.to("meta") for place in known.nonzero(as_tuple=True)]
+        if assumed is None:
+            return None
+        gpu.warn_unknown()
+        return [torch.empty(mask.numel() * bool(assumed), dtype=torch.int64, device="meta") for _ in mask.shape]
+
+
 def copy_without_values(gpu: VirtualGPU, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """`copy_` where the GPU holds shapes only."""
     if func is not aten.copy_.default:

@@ -11,12 +11,10 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn.modules import batchnorm
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..scope.labels import FLOATING, NAME, PINNED, device_of, storage_of
 from ..scope.patches import Patches
-from ..scope.refusals import NotMirrored
 
 if TYPE_CHECKING:
     from ..gpu import VirtualGPU
@@ -27,7 +25,6 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
     """Replace what DistributedDataParallel calls in C++ as long as `gpu` is in force."""
     import torch.distributed as dist
 
-    patches.set(batchnorm, "sync_batch_norm", _NotSynchronised)
     known = vars(dist)
     own = {name: known[name] for name in ("Reducer", "Logger", "_register_comm_hook", "_register_builtin_comm_hook")}
     reducer = _reducer(own["Reducer"])
@@ -37,16 +34,6 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
     builtin = _registering_builtin(own["_register_builtin_comm_hook"])
     patches.set(dist, "_register_builtin_comm_hook", builtin)
     patches.set(dist, "_verify_params_across_processes", _verifying(known["_verify_params_across_processes"]))
-
-
-class _NotSynchronised(batchnorm.sync_batch_norm):  # type: ignore[name-defined,misc]
-    """`nn.SyncBatchNorm` over several ranks, whose kernels CUDA alone has."""
-
-    @classmethod
-    def apply(cls, tensor: torch.Tensor, *args: Any) -> Any:
-        if device_of(tensor) is not None:
-            raise NotMirrored("SyncBatchNorm over several ranks is not mirrored by the virtual GPU: BatchNorm is")
-        return super().apply(tensor, *args)
 
 
 # -- with values -----------------------------------------------------------------------------------------------------
