@@ -92,7 +92,11 @@ _LAYER_NAMES = (
 )  # fmt: skip
 
 
-_NO_LAYERS = ("_foreach", "batch_norm_gather_stats", "batch_norm_elemt")  # of a synchronised norm, its first kernel is one
+_NO_LAYERS = (
+    "_foreach",
+    "batch_norm_gather_stats",
+    "batch_norm_elemt",
+)  # of a synchronised norm, its first kernel is one
 
 
 def _in_forward() -> bool:
