@@ -204,17 +204,17 @@ def test_shapes_alone_say_the_same(dtype, last, options, shape):
 
 
 @MODES
-@pytest.mark.parametrize(("shape", "stays"), [((2, 3, 4, 5), True), ((2, 3, 4, 5, 6), False)])
-def test_channels_last_stay_so_but_for_the_gradient_of_volumes(compute, shape, stays):
-    """PyTorch has kernels of their own for images; of volumes the gradient is made with channels first."""
-    form = LAST[len(shape)]
+@pytest.mark.parametrize("shape", [(2, 3, 4, 5), (2, 3, 4, 5, 6)], ids=len)
+@pytest.mark.parametrize(("input_last", "gradient_last"), [(False, False), (True, True), (True, False), (False, True)])
+def test_channels_last_stay_so_where_input_and_gradient_have_them(compute, shape, input_last, gradient_last):
+    forms = {False: torch.contiguous_format, True: LAST[len(shape)]}
     with ranks(2, compute):
-        x = torch.ones(shape, device="cuda").to(memory_format=form)
-        out = nn.SyncBatchNorm(3).cuda()(x.requires_grad_())
-        (gradient,) = torch.autograd.grad(out, x, torch.ones_like(out))
-        assert out.is_contiguous(memory_format=form)
-        assert gradient.is_contiguous(memory_format=form) is stays
-        assert gradient.is_contiguous() is not stays
+        x = torch.ones(shape, device="cuda").to(memory_format=forms[input_last]).requires_grad_()
+        out = nn.SyncBatchNorm(3).cuda()(x)
+        above = torch.ones(shape, device="cuda").to(memory_format=forms[gradient_last])
+        (gradient,) = torch.autograd.grad(out, x, above)
+        assert out.is_contiguous(memory_format=forms[input_last])
+        assert gradient.is_contiguous(memory_format=forms[input_last and gradient_last])
 
 
 @MODES

@@ -29,9 +29,19 @@ def by_rows(*tensors: Tensor) -> bool:
     """Whether the kernels for channels last take these (batch_norm_use_channels_last_kernels)."""
     return all(
         x.numel() < _LONGEST
-        and (x.is_contiguous(memory_format=torch.channels_last) or (x.is_contiguous() and x.stride(1) == 1))
+        and (
+            x.is_contiguous(memory_format=torch.channels_last)
+            or x.is_contiguous(memory_format=torch.channels_last_3d)
+            or (x.is_contiguous() and x.stride(1) == 1)
+        )
         for x in tensors
     )
+
+
+def scales_in_general(x: Tensor) -> bool:
+    """Whether neither the kernel for channels first nor that for rows scales `x` (batch_norm_choose_impl)."""
+    of_its_own = x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last)
+    return x.numel() >= _LONGEST or not of_its_own
 
 
 def _accumulates(dtype: torch.dtype) -> torch.dtype:
@@ -91,9 +101,10 @@ def scaled(gpu: VirtualGPU, device: Device, func: Any, args: Any, kwargs: Any) -
     """The input with these statistics taken out, times weight plus bias, laid out like the input."""
     x, weight, bias, mean, invstd, _ = args
     _floating("batch_norm_elementwise_cuda", x.dtype)
-    if by_rows(x) or x.is_contiguous():
+    if not scales_in_general(x):
+        rows = not x.is_contiguous() or x.stride(1) == 1
         for name, parameter in (("weight", weight), ("bias", bias)):
-            _expect(name, parameter, _of_parameters(x, weight, bias), x)
+            _expect(name, parameter, _of_parameters(x, weight, bias), rows)
     with backing:
         out = torch.empty_like(x)
         if not gpu.compute:
@@ -110,9 +121,9 @@ def sums(gpu: VirtualGPU, device: Device, func: Any, args: Any, kwargs: Any) -> 
     """Of this rank, for each channel: the gradient's sum, that of it times the centred input; weight's and bias's."""
     grad, x, mean, invstd, weight, for_input, for_weight, for_bias = args
     _floating("batch_norm_backward_reduce", grad.dtype)
-    rows = by_rows(grad, x) and (weight is None or weight.is_contiguous())
-    if not rows and for_weight:
-        _expect("grad_weight", weight, _of_parameters(x, weight))
+    rows = by_rows(grad, x)
+    if rows or for_weight:
+        _expect("grad_weight", weight, _of_parameters(x, weight), rows)
     with backing:
         if gpu.compute:
             wide = _wide(grad)
@@ -133,9 +144,11 @@ def of_input(gpu: VirtualGPU, device: Device, func: Any, args: Any, kwargs: Any)
     """The input's gradient, from the sums of all ranks and their counts."""
     grad, x, mean, invstd, weight, sum_dy, sum_dy_xmu, counts = args
     _floating("batch_norm_backward_elemt", grad.dtype)
+    rows = by_rows(grad, x)
+    _expect("weight", weight, _of_parameters(x, weight) if rows else _accumulates(grad.dtype), rows)
     with backing:
         # Other than for rows, the kernel's result has its channels first, also where the input's are last.
-        out = torch.empty_like(x) if by_rows(grad, x) else torch.empty_like(x, memory_format=torch.contiguous_format)
+        out = torch.empty_like(x) if rows else torch.empty_like(x, memory_format=torch.contiguous_format)
         if not gpu.compute:
             return out
         number = counts.sum()
@@ -158,11 +171,11 @@ def _of_parameters(x: Tensor, *parameters: Tensor | None) -> torch.dtype:
     return x.dtype if first is x.dtype else _accumulates(x.dtype)
 
 
-def _expect(name: str, tensor: Tensor | None, dtype: torch.dtype, x: Tensor | None = None) -> None:
-    """The kernel for rows of `x` and the others say it in other words."""
+def _expect(name: str, tensor: Tensor | None, dtype: torch.dtype, rows: bool = False) -> None:
+    """The kernels for rows and the others say it in other words."""
     if tensor is None or tensor.dtype is dtype:
         return
-    if x is not None and by_rows(x):
+    if rows:
         raise RuntimeError(f"expected scalar type {NAMES[dtype]} but found {NAMES[tensor.dtype]}")
     raise RuntimeError(f"Expected {name} to have type {NAMES[dtype]} but got {NAMES[tensor.dtype]}")
 

@@ -14,7 +14,7 @@ import torch
 
 from . import attention, products
 from .reductions import THREADS_PER_SM, Kernel, buffers
-from .sync_batch_norm import by_rows
+from .sync_batch_norm import by_rows, scales_in_general
 
 if TYPE_CHECKING:
     from ..scope.device import Device
@@ -136,6 +136,12 @@ def _across_rows(x: Tensor, numbers: int) -> list[int]:
     blocks = min(-(-rows // (high * 16)), 128)
     size = 8 if x.dtype is torch.float64 else 4
     return [size * numbers * channels * blocks, 4 * -(-channels // wide)] if blocks >= 8 else []
+
+
+def _scaled(device: Device, args: Any, out: Any) -> list[int]:
+    """Where no kernel is made for the layout, a 1 and a 0 stand for a weight and a bias that are not there."""
+    x, weight, bias, mean = args[:4]
+    return [mean.element_size() for p in (weight, bias) if p is None] if scales_in_general(x) else []
 
 
 def _last_power(number: int) -> int:
@@ -310,6 +316,7 @@ OF: dict[Any, Rule] = {
     aten.native_batch_norm.default: _batch_norm,
     aten.native_batch_norm_backward.default: _batch_norm_backward,
     aten.batch_norm_stats.default: lambda device, args, out: _across_rows(args[0], 4) if by_rows(args[0]) else [],
+    aten.batch_norm_elemt.default: _scaled,
     aten.batch_norm_backward_reduce.default: (
         lambda device, args, out: _across_rows(args[1], 2) if by_rows(*args[:2]) else []
     ),
