@@ -3,7 +3,10 @@
 import contextlib
 import copy
 import gc
+import json
+import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +21,8 @@ from gpulab.virtual.scope.refusals import NotMirrored
 
 MODES = pytest.mark.parametrize("compute", [True, False], ids=["values", "shapes"])
 PLAIN = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
+HERE = Path(__file__).parent / "torch_cuda"
+GPUS = {"7.5": "T4", "8.0": "A100-80", "9.0": "H200"}
 LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
@@ -175,6 +180,33 @@ def test_in_evaluation_it_asks_nobody(compute):
 
 
 # -- shapes, layouts, memory, time -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def record_sync_norm():
+    """The module that ran PyTorch's CUDA code on a stand-in driver; here it runs on the virtual GPU."""
+    sys.path.insert(0, str(HERE))
+    try:
+        import record_sync_norm
+
+        yield record_sync_norm
+    finally:
+        sys.path.remove(str(HERE))
+
+
+@MODES
+@pytest.mark.parametrize("capability", GPUS)
+def test_kernels_allocate_and_refuse_what_they_do_on_cuda(record_sync_norm, compute, capability):
+    """Results with their layouts and dtypes, each allocation in its order, and the words of what is refused."""
+    recorded = json.loads((HERE / "sync_norm.json").read_text())["rows"]
+    theirs = {row.pop("case"): row for row in recorded if capability in row.pop("capability")}
+    cases = record_sync_norm.cases()
+    assert set(cases) == set(theirs)
+    with VirtualGPU(GPUS[capability], compute=compute):
+        different = {
+            name: mine for name, case in cases.items() if (mine := record_sync_norm.record(case)) != theirs[name]
+        }
+    assert different == {}
 
 
 def looked_at(compute, shape, dtype, form, options):
