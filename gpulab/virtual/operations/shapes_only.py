@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import threading
+from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -66,25 +69,43 @@ def run_on_meta(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: 
 
 
 def index(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """`index`, where a mask whose values are known, or all taken to be the same, says how many elements it takes."""
+    """`index`, where a mask whose values are known says how many elements it takes."""
     tensor, indices = args
     places: list[Tensor | None] = []
     for item in indices:
-        found = None if item is None or item.dtype is not torch.bool else _places(gpu, item)
+        found = None if item is None or item.dtype is not torch.bool else _places(item)
         places += [item] if found is None else found
     return run_on_meta(gpu, device, func, (tensor, places), kwargs)
 
 
-def _places(gpu: VirtualGPU, mask: Tensor) -> list[Tensor] | None:
+class _Thread(threading.local):
+    """Whether a mask over ranks takes each of them."""
+
+    takes_ranks = False
+
+
+_thread = _Thread()
+
+
+@contextlib.contextmanager
+def each_rank_has_a_batch() -> Iterator[None]:
+    """In this block a mask that is taken to be true takes everything: of ranks, those with a batch."""
+    before, _thread.takes_ranks = _thread.takes_ranks, True
+    try:
+        yield
+    finally:
+        _thread.takes_ranks = before
+
+
+def _places(mask: Tensor) -> list[Tensor] | None:
     """Where `mask` is true, an index for each of its dimensions."""
-    known, assumed = known_values.value(mask), known_values.assumed(mask)
+    known = known_values.value(mask)
     with backing:
         if known is not None:
             return [place.to("meta") for place in known.nonzero(as_tuple=True)]
-        if assumed is None:
+        if not (_thread.takes_ranks and known_values.assumed(mask)):
             return None
-        gpu.warn_unknown()
-        return [torch.empty(mask.numel() * bool(assumed), dtype=torch.int64, device="meta") for _ in mask.shape]
+        return [torch.empty(mask.numel(), dtype=torch.int64, device="meta") for _ in mask.shape]
 
 
 def copy_without_values(gpu: VirtualGPU, func: Any, args: Args, kwargs: Kwargs) -> Any:

@@ -1,8 +1,8 @@
 """The kernels of `nn.SyncBatchNorm`, which CUDA alone has: statistics of one rank, those of all, and what they scale.
 
 Results, their dtypes and layouts are those of Normalization.cu and .cuh in ATen/native/cuda; as there, 16 bits are
-computed in float32, and statistics of them stay so. PyTorch's own Python (nn/modules/_functions.py) calls them, with the
-collectives between them.
+computed in float32, and statistics of them stay so. PyTorch's own Python (nn/modules/_functions.py) calls them, with
+the collectives between them.
 """
 
 from __future__ import annotations

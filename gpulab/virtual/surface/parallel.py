@@ -11,6 +11,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.modules import batchnorm
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..scope.labels import FLOATING, NAME, PINNED, device_of, storage_of
@@ -25,6 +26,8 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
     """Replace what DistributedDataParallel calls in C++ as long as `gpu` is in force."""
     import torch.distributed as dist
 
+    if not gpu.compute:
+        patches.set(batchnorm, "sync_batch_norm", _sync_batch_norm(batchnorm.sync_batch_norm))  # type: ignore[attr-defined]
     known = vars(dist)
     own = {name: known[name] for name in ("Reducer", "Logger", "_register_comm_hook", "_register_builtin_comm_hook")}
     reducer = _reducer(own["Reducer"])
@@ -174,6 +177,19 @@ def _by_parameters(in_cpp: Any) -> Any:
         return (in_cpp if device_of(parameters[0]) is None else OnShapes)(parameters, *args, **kwargs)
 
     return reducer
+
+
+def _sync_batch_norm(own: Any) -> Any:
+    """PyTorch's function of `nn.SyncBatchNorm`, where nobody knows how many elements the other ranks have."""
+    from ..operations.shapes_only import each_rank_has_a_batch
+
+    class SyncBatchNorm(own):  # type: ignore[misc]
+        @classmethod
+        def apply(cls, *args: Any) -> Any:
+            with each_rank_has_a_batch():
+                return super().apply(*args)
+
+    return SyncBatchNorm
 
 
 # -- in both ---------------------------------------------------------------------------------------------------------

@@ -1,9 +1,9 @@
 """What PyTorch's CUDA code allocates for the kernels of SyncBatchNorm, which CUDA alone has: one JSON row per case, on
 standard output.
 
-Runs inside a process that sees the stand-in; record.py starts it. Argument: the number of rows to skip. A case names the
-input's shape, whether input and gradient have their channels last, and dtypes of input and weight; its row has for each
-kernel
+Runs inside a process that sees the stand-in; record.py starts it. Argument: the number of rows to skip. A case names
+the input's shape, whether input and gradient have their channels last, and dtypes of input and weight; its row has for
+each kernel
 
 out             shape, strides and dtype of each result, null where there is none
 memory          [change, peak] of memory_allocated over the call, in bytes
