@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gpulab.virtual.gpu import VirtualGPU
-from gpulab.virtual.scope.refusals import NoValues
+from gpulab.virtual.scope.refusals import NotMirrored, NoValues
 
 
 @pytest.fixture(autouse=True)
@@ -21,6 +21,22 @@ def test_positions_and_masks_are_known():
     assert positions.T[3:5].cpu().equal(torch.tensor([[3], [4]]))
     assert (positions > 6).nonzero().shape == (3, 2)
     assert torch.ones(4, 4, dtype=torch.bool, device="cuda").tril().sum().item() == 10
+
+
+def test_a_mask_that_is_known_takes_as_many_elements_as_with_values():
+    x = torch.randn(10, 3, device="cuda")
+    assert x[torch.arange(10, device="cuda") > 6].shape == (3, 3)
+    assert x[:, torch.tensor([True, False, True], device="cuda")].shape == (10, 2)
+    assert x[torch.ones(10, 3, dtype=torch.bool, device="cuda").tril()].shape == (27,)
+    positions = torch.arange(10, device="cuda")
+    assert positions[positions % 4 == 1].tolist() == [1, 5, 9]
+
+
+def test_a_mask_that_nobody_knows_takes_what_nobody_knows():
+    x = torch.randn(10, 3, device="cuda")
+    for mask in (x > 0, torch.isnan(x), torch.randint(9, (10,), device="cuda") == 3):
+        with pytest.raises(NotMirrored, match=r"aten.index.Tensor is not mirrored in shapes-only mode"):
+            x[mask]
 
 
 def test_indices_as_tensors_are_known_and_those_that_python_lists_are_not():

@@ -227,16 +227,6 @@ def test_a_reduction_that_nobody_knows_says_its_name(begin):
         dist.all_to_all_single(torch.empty(10, device="cuda"), torch.ones(10, device="cuda"), sizes, sizes)
 
 
-@MODES
-def test_what_is_not_mirrored_says_its_name(begin, compute):
-    begin(4, compute=compute)
-    layer = torch.nn.SyncBatchNorm(3).cuda()
-    x = torch.ones(2, 3, 4, 4, device="cuda")
-    with pytest.raises(NotMirrored, match="SyncBatchNorm over several ranks"):
-        layer(x)
-    assert layer.eval()(x).shape == x.shape
-
-
 def test_what_nccl_refuses(begin):
     begin(4)
     x = torch.ones(4, 4, device="cuda")

@@ -85,6 +85,39 @@ def test_what_ranks_do_together_begins_when_the_last_has_come(tmp_path, mode):
     assert {"rank 0: virtual cuda:0", "rank 1: virtual cuda:1"} <= lanes
 
 
+def test_a_batch_in_two_parts_is_normalised_as_one(tmp_path):
+    """Plain batch norm of the whole batch on the CPU is the measure; a rank without a batch only takes part."""
+    first, second = run(tmp_path, "values", "normalised")
+    for name, dtype, tolerance in (("uneven", "float32", 1e-5), ("half", "bfloat16", 1e-2), ("empty", "float32", 1e-5)):
+        norm = torch.nn.BatchNorm1d(3, momentum=0.3)
+        with torch.no_grad():
+            norm.weight.copy_(torch.tensor([0.5, 1.0, 2.0]))
+        kind = getattr(torch, dtype)
+        x = torch.arange(6 * 3 * 4.0).cos().view(6, 3, 4).to(kind).float().requires_grad_()
+        out = norm(x)
+        out.backward((out.detach().to(kind) ** 2).float())
+        of_first, of_second = ([torch.tensor(t) for t in said[name]] for said in (first, second))
+        for both, whole in zip(zip(of_first[:2], of_second[:2], strict=True), (out, x.grad), strict=True):
+            parts = torch.cat([part.view(-1, 3, 4) for part in both])
+            torch.testing.assert_close(parts, whole.detach(), rtol=tolerance, atol=tolerance)
+        weights = [norm.weight.grad, norm.bias.grad]
+        for place, whole in enumerate(weights, 2):
+            total = of_first[place] + (0 if name == "empty" else of_second[place])
+            torch.testing.assert_close(total, whole, rtol=tolerance, atol=12 * tolerance)
+        for found in (of_first, of_second):
+            torch.testing.assert_close(found[-2], norm.running_mean, rtol=tolerance, atol=tolerance)
+            torch.testing.assert_close(found[-1], norm.running_var, rtol=tolerance, atol=tolerance)
+
+
+def test_it_sends_the_same_on_shapes_alone(tmp_path):
+    said, on_shapes = (run(tmp_path, mode, "normalised") for mode in ("values", "shapes"))
+    for found, known in zip(said, on_shapes, strict=True):
+        assert [nbytes for _, nbytes in found["sent"]] == 3 * [2 * 4 * (2 * 3 + 1), 4 * 2 * 3]
+        assert found["sent"] == known["sent"]
+        assert found["ends"] == pytest.approx(known["ends"], rel=1e-6)  # the mask takes one row of two, or both
+        assert (found["allocated"], found["peak"]) == (known["allocated"], known["peak"])
+
+
 def single(program, ranks, compute):
     with warnings.catch_warnings(), VirtualGPU("H100", ranks=ranks, compute=compute, host="reference"):
         warnings.simplefilter("ignore")

@@ -37,7 +37,8 @@ FREED = (
     "Keep the tensors that a graph reads; here they are zero"
 )
 # They write to what their schema does not name: the running statistics.
-_WRITE = {"aten::native_batch_norm": (3, 4), "aten::cudnn_batch_norm": (3, 4), "aten::miopen_batch_norm": (3, 4)}
+_WRITE = {"aten::native_batch_norm": (3, 4), "aten::cudnn_batch_norm": (3, 4), "aten::miopen_batch_norm": (3, 4),
+          "aten::batch_norm_gather_stats_with_counts": (3, 4)}  # fmt: skip
 
 
 class Capture:

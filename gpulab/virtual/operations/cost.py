@@ -83,13 +83,20 @@ def _kind(func: Any) -> str:
     if func is aten._to_copy.default:
         return "cast"
     name = _name(func)
-    return "layer" if any(part in name for part in _LAYER_NAMES) and not name.startswith("_foreach") else "plain"
+    return "layer" if any(part in name for part in _LAYER_NAMES) and not name.startswith(_NO_LAYERS) else "plain"
 
 
 _LAYER_NAMES = (
     "convolution", "addmm", "mm", "bmm", "baddbmm", "embedding", "dropout", "norm", "pool", "relu", "elu", "silu",
     "sigmoid", "hardtanh", "softmax", "attention", "loss", "_rnn", "upsample", "mish",
 )  # fmt: skip
+
+
+_NO_LAYERS = (
+    "_foreach",
+    "batch_norm_gather_stats",
+    "batch_norm_elemt",
+)  # of a synchronised norm, its first kernel is one
 
 
 def _in_forward() -> bool:
@@ -189,6 +196,11 @@ def _batch_norm(device: Device, func: Any, args: Args, out: Any) -> Cost:
     return (_norm if args[5] else _moves)(device, func, args, out)
 
 
+def _gathered_statistics(device: Device, func: Any, args: Args, out: Any) -> Cost:
+    """Those of all ranks, and the running ones: the input is given for its dtype alone."""
+    return Cost(reading(device, *args[1:]) + writing(device, out, *args[3:5]))
+
+
 def _free(device: Device, func: Any, args: Args, out: Any) -> Cost:
     """No kernel at all."""
     return Cost(0.0, kernels=0)
@@ -202,6 +214,7 @@ def _written(func: Any) -> tuple[int, ...]:
 RULES: dict[Any, Rule] = {
     **arithmetic.RULES,
     aten.native_batch_norm.default: _batch_norm,
+    aten.batch_norm_gather_stats_with_counts.default: _gathered_statistics,
     aten.native_group_norm.default: _norm,  # a layer norm's rows are short: their second reading is the cache's
     **dict.fromkeys((aten.dropout.default, aten.dropout_.default, aten.feature_dropout.default), _dropped),
     **dict.fromkeys(

@@ -407,13 +407,17 @@ def _run_indexing(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dic
     device = device_of(args[0])
     if device is not None:
         copies.send_indices(device, args[1])
-    out = _run(gpu, func, args, kwargs)
+    taken = device is not None and not gpu.compute and func in _TAKING
+    out = _run(gpu, func, args, kwargs, shapes_only.index if taken else None)
     if device is not None and not _fills(func, args, kwargs):
         for index in args[1]:
             if index is not None and index.dtype in (torch.bool, torch.uint8) and device_of(index) is not None:
                 copies.read_back(device)
                 break
     return out
+
+
+_TAKING = (torch.ops.aten.index.Tensor, torch.ops.aten._unsafe_index.Tensor)
 
 
 def _fills(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

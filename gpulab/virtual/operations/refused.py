@@ -172,7 +172,7 @@ INSTEAD: dict[str, Run] = {"ctc_loss.Tensor": _ctc_loss}
 
 # -- dtypes ----------------------------------------------------------------------------------------------------------
 
-_NAMES = {
+NAMES = {
     torch.float16: "Half", torch.bfloat16: "BFloat16", torch.float32: "Float", torch.float64: "Double",
     torch.int64: "Long", torch.int32: "Int", torch.int16: "Short", torch.int8: "Char", torch.uint8: "Byte",
     torch.bool: "Bool", torch.complex64: "ComplexFloat", torch.complex128: "ComplexDouble",
@@ -181,7 +181,7 @@ _NAMES = {
 
 def _name(tensor: Tensor) -> str:
     """The name of a tensor's dtype in PyTorch's messages."""
-    return _NAMES.get(tensor.dtype, str(tensor.dtype))
+    return NAMES.get(tensor.dtype, str(tensor.dtype))
 
 
 def _floating(kernel: str, tensor: Tensor) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import threading
+from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +66,46 @@ def run_on_meta(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: 
         with backing:
             bring = partial(map_tensors, lambda t: t.to("meta") if t.dim() == 0 else t)
             return func._op(*bring(args), **bring(kwargs))
+
+
+def index(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """`index`, where a mask whose values are known says how many elements it takes."""
+    tensor, indices = args
+    places: list[Tensor | None] = []
+    for item in indices:
+        found = None if item is None or item.dtype is not torch.bool else _places(item)
+        places += [item] if found is None else found
+    return run_on_meta(gpu, device, func, (tensor, places), kwargs)
+
+
+class _Thread(threading.local):
+    """Whether a mask over ranks takes each of them."""
+
+    takes_ranks = False
+
+
+_thread = _Thread()
+
+
+@contextlib.contextmanager
+def each_rank_has_a_batch() -> Iterator[None]:
+    """In this block a mask that is taken to be true takes everything: of ranks, those with a batch."""
+    before, _thread.takes_ranks = _thread.takes_ranks, True
+    try:
+        yield
+    finally:
+        _thread.takes_ranks = before
+
+
+def _places(mask: Tensor) -> list[Tensor] | None:
+    """Where `mask` is true, an index for each of its dimensions."""
+    known = known_values.value(mask)
+    with backing:
+        if known is not None:
+            return [place.to("meta") for place in known.nonzero(as_tuple=True)]
+        if not (_thread.takes_ranks and known_values.assumed(mask)):
+            return None
+        return [torch.empty(mask.numel(), dtype=torch.int64, device="meta") for _ in mask.shape]
 
 
 def copy_without_values(gpu: VirtualGPU, func: Any, args: Args, kwargs: Kwargs) -> Any:

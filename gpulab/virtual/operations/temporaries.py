@@ -14,6 +14,7 @@ import torch
 
 from . import attention, products
 from .reductions import THREADS_PER_SM, Kernel, buffers
+from .sync_batch_norm import by_rows, scales_in_general
 
 if TYPE_CHECKING:
     from ..scope.device import Device
@@ -107,7 +108,7 @@ def _batch_norm(device: Device, args: Any, out: Any) -> list[int]:
     x, weight, training = args[0], args[1], args[5]
     if _by_cudnn(x, weight):
         return _copies(x, form=_form(x))
-    return _across_rows(x, 4) if training else []
+    return _across_rows(x, 4) if training and _channels_are_near(x) else []
 
 
 def _batch_norm_backward(device: Device, args: Any, out: Any) -> list[int]:
@@ -128,12 +129,19 @@ def _across_rows(x: Tensor, numbers: int) -> list[int]:
     """Where blocks share a channel: `numbers` for each block and channel, and their semaphores (Normalization.cuh)."""
     channels = x.shape[1]
     rows = x.numel() // max(1, channels)
-    if not rows or not _channels_are_near(x):
+    if not rows:
         return []
     high = min(_last_power(-(-rows // 16)), _BLOCK // min(_last_power(channels), 32))
     wide = min(_last_power(channels), _BLOCK // high)
     blocks = min(-(-rows // (high * 16)), 128)
-    return [4 * numbers * channels * blocks, 4 * -(-channels // wide)] if blocks >= 8 else []
+    size = 8 if x.dtype is torch.float64 else 4
+    return [size * numbers * channels * blocks, 4 * -(-channels // wide)] if blocks >= 8 else []
+
+
+def _scaled(device: Device, args: Any, out: Any) -> list[int]:
+    """Where no kernel is made for the layout, a 1 and a 0 stand for a weight and a bias that are not there."""
+    x, weight, bias, mean = args[:4]
+    return [mean.element_size() for p in (weight, bias) if p is None] if scales_in_general(x) else []
 
 
 def _last_power(number: int) -> int:
@@ -307,6 +315,11 @@ OF: dict[Any, Rule] = {
     aten.pow.Scalar: lambda device, args, out: [] if args[0] == 1 else [8],
     aten.native_batch_norm.default: _batch_norm,
     aten.native_batch_norm_backward.default: _batch_norm_backward,
+    aten.batch_norm_stats.default: lambda device, args, out: _across_rows(args[0], 4) if by_rows(args[0]) else [],
+    aten.batch_norm_elemt.default: _scaled,
+    aten.batch_norm_backward_reduce.default: (
+        lambda device, args, out: _across_rows(args[1], 2) if by_rows(*args[:2]) else []
+    ),
     **dict.fromkeys((aten.max_pool2d_with_indices.default, aten.avg_pool2d.default), _in_their_order(0)),
     **dict.fromkeys(
         (aten.max_pool2d_with_indices_backward.default, aten.avg_pool2d_backward.default), _in_their_order(0, 1)

@@ -16,7 +16,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..scope.labels import FLOATING, NAME, PINNED, device_of, storage_of
 from ..scope.patches import Patches
-from ..scope.refusals import NotMirrored
 
 if TYPE_CHECKING:
     from ..gpu import VirtualGPU
@@ -27,7 +26,8 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
     """Replace what DistributedDataParallel calls in C++ as long as `gpu` is in force."""
     import torch.distributed as dist
 
-    patches.set(batchnorm, "sync_batch_norm", _NotSynchronised)
+    if not gpu.compute:
+        patches.set(batchnorm, "sync_batch_norm", _sync_batch_norm(batchnorm.sync_batch_norm))  # type: ignore[attr-defined]
     known = vars(dist)
     own = {name: known[name] for name in ("Reducer", "Logger", "_register_comm_hook", "_register_builtin_comm_hook")}
     reducer = _reducer(own["Reducer"])
@@ -37,16 +37,6 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
     builtin = _registering_builtin(own["_register_builtin_comm_hook"])
     patches.set(dist, "_register_builtin_comm_hook", builtin)
     patches.set(dist, "_verify_params_across_processes", _verifying(known["_verify_params_across_processes"]))
-
-
-class _NotSynchronised(batchnorm.sync_batch_norm):  # type: ignore[name-defined,misc]
-    """`nn.SyncBatchNorm` over several ranks, whose kernels CUDA alone has."""
-
-    @classmethod
-    def apply(cls, tensor: torch.Tensor, *args: Any) -> Any:
-        if device_of(tensor) is not None:
-            raise NotMirrored("SyncBatchNorm over several ranks is not mirrored by the virtual GPU: BatchNorm is")
-        return super().apply(tensor, *args)
 
 
 # -- with values -----------------------------------------------------------------------------------------------------
@@ -187,6 +177,19 @@ def _by_parameters(in_cpp: Any) -> Any:
         return (in_cpp if device_of(parameters[0]) is None else OnShapes)(parameters, *args, **kwargs)
 
     return reducer
+
+
+def _sync_batch_norm(own: Any) -> Any:
+    """PyTorch's function of `nn.SyncBatchNorm`, where nobody knows how many elements the other ranks have."""
+    from ..operations.shapes_only import each_rank_has_a_batch
+
+    class SyncBatchNorm(own):  # type: ignore[misc]
+        @classmethod
+        def apply(cls, *args: Any) -> Any:
+            with each_rank_has_a_batch():
+                return super().apply(*args)
+
+    return SyncBatchNorm
 
 
 # -- in both ---------------------------------------------------------------------------------------------------------

@@ -150,7 +150,26 @@ def straggler(ranks):
     return []
 
 
-OTHERS = {f.__name__: f for f in (alone, collectives, small_numbers, forgotten, straggler)}
+def normalised(ranks):
+    """Uneven parts of a batch in bfloat16 and float32, then all of it on rank 0 and nothing on rank 1."""
+    dist.init_process_group("nccl")
+    mine = dist.get_rank()
+    found = {}
+    for name, split, dtype in [("uneven", 2, torch.float32), ("half", 3, torch.bfloat16), ("empty", 6, torch.float32)]:
+        norm = torch.nn.SyncBatchNorm(3, momentum=0.3).cuda()
+        with torch.no_grad():
+            norm.weight.copy_(torch.tensor([0.5, 1.0, 2.0]))
+        whole = torch.arange(6 * 3 * 4.0).cos().view(6, 3, 4)
+        x = (whole[:split] if mine == 0 else whole[split:]).to("cuda", dtype).requires_grad_()
+        out = norm(x)
+        out.backward(out.detach() ** 2)
+        grads = [x.grad, norm.weight.grad, norm.bias.grad] if x.numel() else [x]  # without a batch there are none
+        tensors = [out, *grads, norm.running_mean, norm.running_var]
+        found[name] = [tensor.float().tolist() for tensor in tensors]
+    return found
+
+
+OTHERS = {f.__name__: f for f in (alone, collectives, small_numbers, forgotten, straggler, normalised)}
 
 
 def main(mode, name, file):

@@ -1,5 +1,5 @@
 """Record what PyTorch's own CUDA code does, without a GPU: ops.json, ops_cudnn.json, steps.json, models.json,
-errors.json, products.json, attention.json and layers.json beside this.
+errors.json, products.json, attention.json, layers.json and sync_norm.json beside this.
 
     python tests/virtual/torch_cuda/record.py [ops] [steps] [models] [errors] [...] [--capability 7.5 8.0 9.0]
 
@@ -108,7 +108,9 @@ def write(name: str, head: dict, table: list[dict]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument(
-        "what", nargs="*", default=["ops", "ops_cudnn", "steps", "models", "errors", "products", "attention", "layers"]
+        "what",
+        nargs="*",
+        default=["ops", "ops_cudnn", "steps", "models", "errors", "products", "attention", "layers", "sync_norm"],
     )
     parser.add_argument("--capability", nargs="*", default=list(stand_in.GPUS))
     asked = parser.parse_args()
