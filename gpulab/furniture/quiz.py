@@ -103,7 +103,10 @@ def _verdict(option: Option) -> str:
 
 
 def _as_widget(question: Question, number: int) -> Any:
-    """Radio buttons and a button; a wrong answer gets its reason and another try, the right one all reasons."""
+    """Radio buttons and a button; a wrong answer gets its reason and another try, the right one all reasons.
+
+    What was answered in an earlier session stands there as it was left.
+    """
     import ipywidgets as widgets
 
     letters = _letters(question)
@@ -116,17 +119,27 @@ def _as_widget(question: Question, number: int) -> Any:
     button = widgets.Button(description="Check answer", tooltip=f"Check the answer to question {number}")
     feedback = widgets.HTML()
 
+    def reasons(place: int) -> list[str]:
+        """That of the chosen option, and of all others where it is the right one."""
+        chosen, option = letters[place]
+        others = [f"<p>{letter}) {_verdict(other)}</p>" for letter, other in letters if other is not option]
+        return [f"<p>{chosen}) {_verdict(option)}</p>", *(others if option.right else [])]
+
     def answer(_: Any) -> None:
         if choice.value is None:
             feedback.value = "<p>Choose an option first: arrow keys, then Tab and Enter.</p>"
             return
-        chosen, option = letters[choice.value]
-        lines = [f"<p>{chosen}) {_verdict(option)}</p>"]
-        if option.right:
-            lines += [f"<p>{letter}) {_verdict(other)}</p>" for letter, other in letters if other is not option]
+        lines = reasons(choice.value)
+        if question.options[choice.value].right:
             lines += [f"<p>{html.escape(n)}</p>" for n in progress.record("questions", question.lesson, question.id)]
         feedback.value = "".join(lines)
 
+    kept = progress.read()
+    said = [f"<p>{html.escape(note)}</p>" for note in kept.notes]
+    if question.id in kept.questions.get(question.lesson, ()):
+        choice.value = next(place for place, option in enumerate(question.options) if option.right)
+        said += ["<p>You have answered this one.</p>", *reasons(choice.value)]
+    feedback.value = "".join(said)
     button.on_click(answer)
     label = f"Question {number}: {question.text.replace('`', '')}"
     return front_end.box([asked, choice, button, feedback], answer=feedback, label=label)

@@ -91,6 +91,29 @@ def test_the_right_option_gets_all_reasons_and_is_recorded(live):
     assert json.loads(file.read_text())["questions"] == {"8": [question.id]}
 
 
+def test_what_was_answered_before_stands_there_after_a_restart_and_can_be_tried_again(live):
+    question, choice, button, _, _ = live
+    right = [o.right for o in question.options].index(True)
+    choice.value = right
+    button.click()
+    _, choice, button, feedback = module._as_widget(question, 1).children[:4]
+    assert choice.value == right
+    assert feedback.value.startswith("<p>You have answered this one.</p>")
+    assert all(module._inline(o.why) in feedback.value for o in question.options)
+    choice.value = [o.right for o in question.options].index(False)
+    button.click()
+    assert "Not so." in feedback.value
+    other = next(q for q in questions(8) if q.id != question.id)
+    assert module._as_widget(other, 2).children[1].value is None
+
+
+def test_a_progress_file_that_cannot_be_used_is_named(live):
+    question, *_, file = live
+    file.write_text("{")
+    feedback = module._as_widget(question, 1).children[3]
+    assert "progress.damaged-1.json" in feedback.value
+
+
 def test_code_and_signs_are_shown_as_they_are():
     assert module._inline("`a < b` & c") == "<code>a &lt; b</code> &amp; c"
     assert not re.search("`", module._as_html(questions(8)[0], 1))
