@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -30,10 +31,19 @@ CONDA: dict[str, Any] = yaml.safe_load((ROOT / "environment.yml").read_text())
 TORCH_BRINGS = re.compile(r"^(cuda-.*|triton|nvidia-(?!ml-py$).*)$")
 
 
-def constraints() -> dict[str, str]:
-    lines = (ROOT / "constraints.txt").read_text().splitlines()
-    pins = [line.split("==") for line in lines if line and not line.startswith("#")]
-    return {canonicalize_name(name): version for name, version in pins}
+def lines() -> list[Requirement]:
+    text = (ROOT / "constraints.txt").read_text()
+    return [Requirement(line) for line in text.splitlines() if not line.startswith("#")]
+
+
+def constraints(python: str = platform.python_version()) -> dict[str, str]:
+    """The tested versions by name, for a version of Python."""
+    where = {"python_full_version": python, "python_version": python.rpartition(".")[0]}
+    return {
+        canonicalize_name(line.name): str(line.specifier).removeprefix("==")
+        for line in lines()
+        if line.marker is None or line.marker.evaluate(where)
+    }
 
 
 def required() -> list[Requirement]:
@@ -61,16 +71,28 @@ class TestConstraints:
         assert requirement.specifier.contains(pin), f"{requirement} does not allow the tested {pin}"
 
     def test_names_exact_versions_of_one_package_a_line_in_order(self) -> None:
-        text = (ROOT / "constraints.txt").read_text()
         names = []
-        for line in text.splitlines():
-            if not line.startswith("#"):
-                requirement = Requirement(line)
-                (specifier,) = requirement.specifier
-                assert specifier.operator == "=="
-                assert not Version(specifier.version).local, "a local version exists on one index only"
-                names.append(requirement.name.lower())
-        assert names == sorted(set(names))
+        for requirement in lines():
+            (specifier,) = requirement.specifier
+            assert specifier.operator == "=="
+            assert not Version(specifier.version).local, "a local version exists on one index only"
+            names.append(requirement.name.lower())
+        assert names == sorted(names)
+        for python in ("3.11.0", "3.11.2", "3.11.5", "3.12.0", "3.14.1"):  # one version of each, on any
+            assert constraints(python).keys() == set(map(canonicalize_name, names))
+        assert len(names) - len(set(names)) == sum(line.marker is not None for line in lines()) / 2
+
+    def test_the_oldest_python_that_is_promised_can_have_what_is_tested(self) -> None:
+        """Debian 12 has Python 3.11.2: a version that wants a later one needs a second line for the earlier."""
+        oldest = Version(PROJECT["requires-python"].removeprefix(">=") + ".0")
+        here, pins = installed(), constraints(f"{oldest}")
+        too_new = [
+            name
+            for name, pin in pins.items()
+            if name in here and Version(here[name].version).public == pin
+            if oldest not in SpecifierSet(here[name].metadata.get("Requires-Python") or "")
+        ]
+        assert too_new == []
 
     def test_does_not_pin_what_only_some_builds_of_torch_have(self) -> None:
         assert [name for name in constraints() if TORCH_BRINGS.match(name)] == []
