@@ -49,6 +49,27 @@ def same(old: Any, new: Any) -> bool:
     return bool(old is new or old == new)
 
 
+def allocated() -> dict[int, int]:
+    """The live bytes of each GPU; empty where there is none."""
+    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+        return {}
+    return {index: torch.cuda.memory_allocated(index) for index in range(torch.cuda.device_count())}
+
+
+def rounded(nbytes: int) -> int:
+    """As the caching allocator counts a request."""
+    return -(-nbytes // 512) * 512
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """The tensors in nested lists, tuples and dicts."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    return [tensor for item in value for tensor in tensors_in(item)] if isinstance(value, list | tuple) else []
+
+
 class SavedBytes:
     """Counts the bytes that autograd keeps for backward while it is entered: each stretch of memory once, and
     not those of `parameters`, wherever they are by then. `peak` is the most that was alive at a time."""

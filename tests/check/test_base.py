@@ -37,7 +37,7 @@ def token_weighting(student, trial):
     trial.function(student, ("x", "times"))
     for times in (2, 3):
         x = torch.randn(3)
-        got = trial.call(student, x, times, unchanged={"x": x}, explain=lambda text: "a sign" if "sign" in text else "")
+        got = trial.call(student, x, times, explain=lambda text: "a sign" if "sign" in text else "")
         fits = isinstance(got, torch.Tensor) and got.shape == x.shape
         trial.expect(fits, "no tensor of the same shape came back", expected="a tensor of shape (3,)", got=show(got))
         trial.expect(torch.equal(got, x * times), "the numbers are wrong", read="Doubling")

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from ..audit import TRAINED
 from ..base import Trial, check
 from ..wording import show
 from .common import HIDDEN, WAITS, Waits, scope
@@ -146,7 +147,8 @@ def hidden_syncs(student: Any, trial: Trial) -> None:
 
         waits.append = note  # type: ignore[method-assign]
         with waits:
-            got = trial.call(student, model, optimizer, pinned, unchanged={"batches": pinned}, explain=explain)
+            may_change = {"model": TRAINED, "optimizer": {"state"}}
+            got = trial.call(student, model, optimizer, pinned, may_change=may_change, explain=explain)
         graphs.close()
         judge_waits(trial, waits, queued, optimizer.steps, len(batches))
         judge_result(trial, got, want)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..audit import Kind
 from ..base import OPTIMIZERS, Trial, check
 from ..wording import show
 from .common import FOUR_BUCKETS, KEEPS, MIB, SEVEN_BILLION, gpus
@@ -301,6 +302,10 @@ def memory_buckets(student: Any, trial: Trial) -> None:
         _judge(student, trial, "text", "cuda", "adamw", False)
 
 
+# What `_judge_unchanged` compares itself, in its own words.
+JUDGED: frozenset[Kind] = frozenset(("parameters", "buffers", "grad", "mode"))
+
+
 def _judge(student: Any, trial: Trial, kind: str, device: str, optimizer: str, amp: bool) -> None:
     made: list[Case] = trial.call(lambda: [draw(kind, device, optimizer, amp)])
     case = made[0]
@@ -308,7 +313,12 @@ def _judge(student: Any, trial: Trial, kind: str, device: str, optimizer: str, a
     before = [(name, b, b.clone()) for name, b in case.model.named_buffers()]
     modes = [module.training for module in case.model.modules()]
     weights = [(p, p.detach().clone()) for p in case.model.parameters()]
-    got = trial.call(lambda: student(case.model, case.inputs, optimizer, amp), explain=_explain)
+    got = trial.call(
+        lambda: student(case.model, case.inputs, optimizer, amp),
+        besides={"model": case.model, "inputs": case.inputs},
+        may_change={"model": JUDGED},
+        explain=_explain,
+    )
     trial.expect(
         isinstance(got, dict) and set(got) == set(BUCKETS),
         "what comes back is not the dict that is asked for",

@@ -31,7 +31,8 @@ def checkpoint_budget(student: Any, trial: Trial) -> None:
             returned = trial.call(
                 student,
                 *(stack.blocks, stack.x, record.loss, stack.inside, stack.budget),
-                unchanged={"x": stack.x},
+                may_seed=True,  # judged by `_judge_gradient`: dropout
+                may_change={"blocks": {"grad", "buffers"}},
                 explain=_explain,
                 inside=record,
             )

@@ -230,7 +230,7 @@ def fit_budget(student: Any, trial: Trial) -> None:
     answers: list[Any] = []
     for shapes, activations, budget in cases():
         given = list(shapes)
-        answer = trial.call(student, given, activations, budget, unchanged={"shapes": given}, explain=_explain)
+        answer = trial.call(student, given, activations, budget, explain=_explain)
         _judge_form(trial, answer, RIGHT.answer(shapes, activations, budget))
         asked.append((shapes, activations, budget))
         answers.append(answer)

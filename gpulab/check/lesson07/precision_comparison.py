@@ -212,7 +212,7 @@ def _try_raising(student: Any, trial: Trial, x: torch.Tensor, y: torch.Tensor) -
         return False
 
     with _words_for_tf32("the TF32 settings stay changed when loss_fn raises"):
-        raised = trial.call(run, explain=_explain)
+        raised = trial.call(run, besides={"x": x, "y": y}, may_seed=True, explain=_explain)
     trial.expect(
         raised,
         "the exception of loss_fn does not come out",
@@ -260,7 +260,7 @@ def _try(student: Any, trial: Trial, x: torch.Tensor, y: torch.Tensor, names: tu
         got = trial.call(
             student,
             *(lambda: Probe(log), loss_fn_for(log), x, y, STEPS, WARM_UP),
-            unchanged={"x": x, "y": y},
+            may_seed=True,  # one way to give each run the same model
             explain=_explain,
         )
     _judge_form(trial, got, names, where)

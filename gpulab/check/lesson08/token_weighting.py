@@ -131,7 +131,7 @@ def token_weighting(student: Any, trial: Trial) -> None:
         returned = trial.call(
             student,
             *(case.model, case.batches),
-            unchanged={"micro_batches": case.batches},
+            may_change={"model": {"grad", "place"}},
             inside=saved,
             explain=_explain,
         )
