@@ -217,9 +217,11 @@ class Trial:
         judged, names = self._judged
         if function is not judged:
             try:
-                names = [*inspect.signature(function).bind(*args).arguments] if args else ()
-            except (TypeError, ValueError):  # a callable of C code has no signature; one that does not fit will tell
-                names = ()
+                parameters = inspect.signature(function).parameters.values()
+            except (TypeError, ValueError):  # a callable of C code has none
+                parameters = {}.values()
+            kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+            names = [parameter.name for parameter in parameters if parameter.kind in kinds]
         if len(names) < len(args):
             names = [f"number {i}" for i in range(1, len(args) + 1)]
         return dict(zip(names, args, strict=False))

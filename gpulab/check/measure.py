@@ -25,17 +25,8 @@ def virtual_gpu(name: str = "T4", *, count: int = 1, compute: bool = True, setti
     return gpu
 
 
-def copy_of(value: Any) -> Any:
-    """A copy to compare with later: tensors cloned, lists and tuples of them too, the rest as it is."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone()
-    if isinstance(value, list | tuple):
-        return [copy_of(item) for item in value]
-    return value
-
-
 def same(old: Any, new: Any) -> bool:
-    """Whether `new` still equals its `copy_of`, value for value (NaN equal to NaN)."""
+    """Whether two tensors, or lists of such, are equal, value for value (NaN equal to NaN), in dtype and device too."""
     if isinstance(old, torch.Tensor):
         if not isinstance(new, torch.Tensor) or (old.shape, old.dtype, old.device) != (
             new.shape,

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -59,7 +59,7 @@ class Fact:
 class _Values:
     """The numbers of a tensor, a copy of them or itself; unknown where it has none that can be compared."""
 
-    def __init__(self, tensor: torch.Tensor, copy: bool) -> None:
+    def __init__(self, tensor: Any, copy: bool) -> None:
         self.tensor: torch.Tensor | None = None  # a tensor without values is not held: that would keep it in memory
         with backing, torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
             known = tensor.layout is torch.strided and not is_traceable_wrapper_subclass(tensor) and not tensor.is_meta
@@ -118,7 +118,7 @@ class Picture:
     # -- tensors -------------------------------------------------------------------------------------------
 
     def _tensor(self, path: str, tensor: torch.Tensor, kind: Kind) -> None:
-        if isinstance(tensor, UninitializedTensorMixin):
+        if is_lazy(tensor):
             return
         strides = tensor.stride() if tensor.layout is torch.strided else ()
         place = str(tensor.device), str(tensor.dtype), tuple(tensor.shape), strides
@@ -216,10 +216,9 @@ class Picture:
             items = dict(dict.items(value))
         elif isinstance(value, list | tuple | deque):
             base = next(kind for kind in (list, tuple, deque) if isinstance(value, kind))
-            items = dict(enumerate(base.__iter__(value)))
+            items = dict(enumerate(base.__iter__(value)))  # type: ignore[arg-type]
         elif isinstance(value, set | frozenset):
-            tokens = frozenset(map(_token, value))
-            return self._fact(path, "items", value, tokens, partial(_changed, path))
+            return self._fact(path, "items", value, frozenset(map(_token, value)), partial(_changed, path))
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):
             items = {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
         else:

@@ -1,9 +1,9 @@
 """The settings that code is known to leave changed, torch's and Python's: read, compared, put back.
 
 `local()` holds those that belong to one thread, `shared()` those of the whole process. Random states are kept
-here too. What this file does not see: functions of torch or Python that were replaced, and of seeding: the seed that
-is in force anyway, a state that was set (`set_rng_state`, `setstate`) where it could come from drawing, and generators
-of the student's own.
+here too. What this file does not see: functions of torch or Python that were replaced, and of seeding: that of a GPU
+with the seed that it has, that of the CPU's generator with its own seed once some 20,000 numbers have been drawn, and a
+state that was set (`set_rng_state`, `setstate`) and could come from drawing.
 """
 
 from __future__ import annotations
@@ -21,6 +21,10 @@ from typing import Any, TypeVar
 import torch
 
 _T = TypeVar("_T")
+_WORDS = 624  # of a state of the Mersenne Twister
+_TORCH_BYTES = 5056  # of the state of torch's generator on the CPU
+_ROUNDS = 2000  # 1.2 million numbers: no answer to an exercise draws more from Python's or NumPy's global generator
+_ROUNDS_BACK = 30  # a fraction of a millisecond
 
 
 @dataclass(frozen=True)
@@ -116,26 +120,39 @@ def seeded(states: dict[str, Any], seeds_before: dict[str, int]) -> list[str]:
     from. A state that was put back is as it was."""
     found = [name for name, seed in seeds().items() if seeds_before.get(name, seed) != seed]
     after = random_states()
+    if not found and not torch.equal(states["torch"], after["torch"]) and len(after["torch"]) == _TORCH_BYTES:
+        old, new = (_words(state["torch"]) for state in (states, after))
+        if _may_be_drawn(new, old, _ROUNDS_BACK):  # drawing leads from it to where it was: it was set back
+            found.append("torch.manual_seed")
     if not _may_be_drawn(states["python"][1], after["python"][1]):
         found.append("random.seed")
     if "numpy" in states and states["numpy"][0] == after["numpy"][0] == "MT19937":
-        words = [(*map(int, state[1]), state[2]) for state in (states["numpy"], after["numpy"])]
-        if not _may_be_drawn(*words):
+        old, new = ((*map(int, state[1]), int(state[2])) for state in (states["numpy"], after["numpy"]))
+        if not _may_be_drawn(old, new):
             found.append("numpy.random.seed")
     return found
 
 
-def _may_be_drawn(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
+def _may_be_drawn(before: tuple[int, ...], after: tuple[int, ...], rounds: int = _ROUNDS) -> bool:
     """Whether drawing leads from one state of the Mersenne Twister to the other: 624 words, which are made anew as
-    soon as all have been used, and how many have been. `random` and NumPy share it."""
+    soon as all have been used, and how many have been. `random`, NumPy and torch share it."""
+    if before[:-1] == after[:-1]:
+        return before[-1] <= after[-1]
     twin = random.Random()
     twin.setstate((3, before, None))
-    for _ in range(_ROUNDS):
-        if before[:-1] == after[:-1]:
-            return True
+    for _ in range(rounds):
         twin.getrandbits(32 * _WORDS)
-        before = twin.getstate()[1]
+        if twin.getstate()[1][:-1] == after[:-1]:
+            return True
     return False
+
+
+def _words(state: torch.Tensor) -> tuple[int, ...]:
+    """What torch's generator on the CPU has in its bytes, as `random` has it: the seed (8 bytes), how many words are
+    left and a flag (4 each), the next word's index (8), the 624 words (8 each), and what `normal_` keeps
+    (aten/src/ATen/CPUGeneratorImpl.cpp)."""
+    left = int(state[8:12].clone().view(torch.int32))
+    return (*state[24 : 24 + 8 * _WORDS].clone().view(torch.int64).tolist(), _WORDS + 1 - left)
 
 
 def _has_gpu() -> bool:
@@ -203,8 +220,6 @@ def _set_environment(values: dict[str, str]) -> None:
 
 
 _THREADS = "the number of threads"
-_WORDS = 624  # of a state of the Mersenne Twister
-_ROUNDS = 2000  # 1.2 million numbers: no answer to an exercise draws more from Python's or NumPy's global generator
 # One thread: the models are tiny, and on a busy machine threads would wait for one another.
 _FOR_CHECKS: dict[str, Any] = {
     "the default dtype": torch.float32,

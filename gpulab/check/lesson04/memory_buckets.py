@@ -14,7 +14,7 @@ from torch import nn
 
 from ..audit import Kind
 from ..base import OPTIMIZERS, Trial, check
-from ..wording import show
+from ..wording import is_number, show
 from .common import FOUR_BUCKETS, KEEPS, MIB, SEVEN_BILLION, gpus
 
 BUCKETS = ("weights", "buffers", "gradients", "optimizer_state", "activations")
@@ -334,7 +334,7 @@ def _judge(student: Any, trial: Trial, kind: str, device: str, optimizer: str, a
 
 def _judge_bucket(trial: Trial, name: str, got: Any, truth: Truth, case: Case) -> None:
     want = truth.bytes[name]
-    number = isinstance(got, (int, float)) and not isinstance(got, bool)
+    number = is_number(got)
     if number and got == want:
         return
     rows = {"expected": f"{want:,} bytes of {name}: {case.words}", "got": f"{got:,}" if number else show(got)}

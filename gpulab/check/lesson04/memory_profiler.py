@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..base import OPTIMIZERS, Trial, check
-from ..wording import show
-from .common import ALLOCATOR, FOUR_NUMBERS, KEEPS, MIB, Suspect, gpus, is_number, judge_mib, near, no_gpu
+from ..wording import is_number, show
+from .common import ALLOCATOR, FOUR_NUMBERS, KEEPS, MIB, Suspect, gpus, judge_mib, near, no_gpu
 from .profiler_truth import GPU, NOISE, Broken, Estimate, Seen, Sizes, Truth, call, estimate, measure
 
 KEYS = {"source", "kept_mib", "peak_mib"}

@@ -18,7 +18,7 @@ from ...virtual.gpu import VirtualGPU
 from ..audit import Kind
 from ..base import Trial, check
 from ..measure import virtual_gpu
-from ..wording import show
+from ..wording import is_whole, show
 from .sections import CACHE, HOLDERS, MISTAKES, SEARCH
 
 MIB = 2**20
@@ -294,7 +294,7 @@ def _broken(student: Any, trial: Trial, job: Job) -> None:
 
 def _judge_number(trial: Trial, got: Any, most: int) -> None:
     trial.expect(
-        isinstance(got, int) and not isinstance(got, bool) and 0 <= got <= most,
+        is_whole(got) and 0 <= got <= most,
         "the result is no batch size",
         expected=f"a whole number from 0 to {most}",
         got=show(got),

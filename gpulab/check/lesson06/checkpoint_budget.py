@@ -9,7 +9,7 @@ import torch
 from ..base import Trial, check
 from ..lesson08.common import flat_gradient
 from ..measure import virtual_gpu
-from ..wording import show
+from ..wording import is_number, show
 from .sections import AGAIN, MISTAKES, QUESTION, SEGMENTS
 from .stack import MIB, Recording, Stack
 
@@ -207,7 +207,7 @@ def _judge_returned(trial: Trial, got: Any, record: Recording, old_peak: int) ->
     rows = {"expected": f"{want:,} bytes, an int (virtual)", "got": show(got), "read": MISTAKES}
     if got is None:
         trial.fail("the peak is not returned", likely="the function ends without a return", **rows)
-    if isinstance(got, bool) or not isinstance(got, int | float):
+    if not is_number(got):
         trial.fail("what was returned is not the peak", likely="one number is wanted", **rows)
     known = (
         (want / MIB, "the peak is returned in MiB", "bytes were asked for"),

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ..audit import TRAINED, Kind
+from ..audit import MOVED, Kind
 from ..base import Trial, check
 from ..measure import virtual_gpu
 from ..wording import show
@@ -116,7 +116,7 @@ def amp_step(student: Any, trial: Trial) -> None:
 
 
 MAY_CHANGE: dict[str, Iterable[Kind]] = {
-    "model": TRAINED,
+    "model": MOVED,  # its place is judged below
     "optimizer": {"state", "settings"},  # the schedule sets the learning rate
     "scaler": {"state"},
     "scheduler": {"state"},
