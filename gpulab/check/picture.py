@@ -128,14 +128,14 @@ class Picture:
         if tensor.is_leaf and "grad" not in self.allowed:
             self._fact(f"{path}.grad", "grad", tensor, tensor.grad is not None, partial(_grad, f"{path}.grad"))
             if tensor.grad is not None:
-                self._values(f"the values of {path}.grad", tensor.grad, "grad", tensor)
+                self._values(f"{path}.grad", tensor.grad, "grad", tensor, key=f"{path}.grad: values")
         own: Any = tensor
         hooks = (*(own._backward_hooks or ()), *(own._post_accumulate_grad_hooks or ()))
         self._fact(path, "hooks", tensor, hooks, partial(_hooks, path))
 
-    def _values(self, path: str, tensor: torch.Tensor, kind: Kind, of: Any) -> None:
+    def _values(self, path: str, tensor: torch.Tensor, kind: Kind, of: Any, *, key: str = "") -> None:
         if kind not in self.allowed:  # before the copy is made
-            self._fact(path, kind, of, _Values(tensor, self._copy), partial(_changed, path))
+            self._fact(key or path, kind, of, _Values(tensor, self._copy), partial(_changed, path))
 
     # -- modules, optimizers and what belongs to them ------------------------------------------------------
 
@@ -167,7 +167,7 @@ class Picture:
 
     def _optimizer(self, path: str, optimizer: torch.optim.Optimizer) -> None:
         hooks = [key for kind, keys in vars(optimizer).items() if kind.endswith("_hooks") for key in keys]
-        self._fact(path, "hooks", optimizer, tuple(hooks), partial(_hooks, path))
+        self._fact(path, "hooks", optimizer, tuple(hooks), partial(_hooks, "it" if path == self.name else path))
         count = {"": str(len(optimizer.param_groups))}
         self._fact(path, "parts", optimizer, count, partial(_entries, f"the number of {path}.param_groups"))
         for number, group in enumerate(optimizer.param_groups):

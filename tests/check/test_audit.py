@@ -94,7 +94,7 @@ TENSORS = {
     "requires_grad": (with_nan, lambda x: x.requires_grad_(), "requires_grad", "x.requires_grad is True, not False"),
     "a gradient": (with_nan, set_grad, "grad", "x.grad is a tensor, not None"),
     "no gradient": (grown, lambda x: setattr(x, "grad", None), "grad", "x.grad is None, and was a tensor"),
-    "another gradient": (grown, lambda x: x.grad.add_(1), "grad", "the values of x.grad has other values"),
+    "another gradient": (grown, lambda x: x.grad.add_(1), "grad", "x.grad has other values"),
     "hook": (grown, lambda x: x.register_hook(print), "hooks", "x has a hook that it did not have"),
     "hook after": (
         grown,
