@@ -6,7 +6,7 @@ again and tells the differences.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -52,6 +52,13 @@ class Change:
     @property
     def likely(self) -> str:
         return _LIKELY[self.kind]
+
+
+def named(args: Sequence[Any], names: Sequence[str]) -> dict[str, Any]:
+    """The arguments of a call by their names; by their numbers where there are too few names."""
+    if len(names) < len(args):
+        names = [f"number {i}" for i in range(1, len(args) + 1)]
+    return dict(zip(names, args, strict=False))
 
 
 class Audit:

@@ -18,9 +18,9 @@ from typing import Any, NoReturn
 
 from ..course import lesson as course_lesson
 from . import guard, settings
-from .audit import Audit, Change, Kind
-from .measure import allocated, rounded, tensors_in
-from .wording import clip, frames, show, signature_of, text_of
+from .audit import Audit, Change, Kind, named
+from .measure import allocated, left_behind
+from .wording import clip, frames, parameters_of, show, signature_of, text_of
 
 OPTIMIZERS = "torch._dynamo"  # imported by the first optimizer of a process: some seconds, more from a slow disk
 
@@ -157,7 +157,9 @@ class Trial:
         settings, by how their text begins: "the current GPU". With `leaves_nothing` the call may leave on the GPU only
         what it returns. `explain` turns an exception, as "Type: text", into what it likely means, or into nothing.
         """
-        audit = Audit({**self._named(student, args), **besides}, may_change)
+        judged, parameters = self._judged
+        names = parameters if student is judged else parameters_of(student)
+        audit = Audit({**named(args, names), **besides}, may_change)
         held = allocated() if leaves_nothing else {}
         self.called = True
         outcome = self._guard.run(student, args, inside or nullcontext())
@@ -195,7 +197,7 @@ class Trial:
             self.fail(
                 f"{who} seeds a global random generator",
                 expected="random numbers that go on where the caller's were",
-                got=f"what {' and '.join(outcome.seeded)} does (put back now)",
+                got=f"a new seed, as by {' and '.join(outcome.seeded)} (put back now)",
                 likely="with a seed inside, every call draws the same numbers, and so does all that the caller draws "
                 "after it: take a generator of your own, torch.Generator().manual_seed(…), or torch.random.fork_rng()",
             )
@@ -209,22 +211,15 @@ class Trial:
             )
         self.unchanged(audit.changes(), who)
         if leaves_nothing:
-            self._judge_left(held, outcome.value, who)
+            more = left_behind(held, outcome.value)
+            self.expect(
+                not more,
+                f"{who} leaves memory on the GPU",
+                expected="nothing more on the GPU but what it returns",
+                got=", ".join(f"{nbytes:,} bytes more on cuda:{index}" for index, nbytes in more.items()),
+                likely="a tensor is still referred to: by a global, a list, a hook, an attribute, or a graph",
+            )
         return outcome.value
-
-    def _named(self, function: Callable[..., Any], args: Sequence[Any]) -> dict[str, Any]:
-        """The arguments by the names that a student knows."""
-        judged, names = self._judged
-        if function is not judged:
-            try:
-                parameters = inspect.signature(function).parameters.values()
-            except (TypeError, ValueError):  # a callable of C code has none
-                parameters = {}.values()
-            kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
-            names = [parameter.name for parameter in parameters if parameter.kind in kinds]
-        if len(names) < len(args):
-            names = [f"number {i}" for i in range(1, len(args) + 1)]
-        return dict(zip(names, args, strict=False))
 
     def unchanged(self, changes: Sequence[Change], who: str = "your function") -> None:
         """Fail with the first of these changes, as an audit found them, if there are any."""
@@ -240,22 +235,6 @@ class Trial:
             got=f"{'; '.join(own[:2])}{more}, after the call",
             likely=first.likely,
         )
-
-    def _judge_left(self, held: Mapping[int, int], value: Any, who: str) -> None:
-        """What is on each GPU after the call, but for what came back, is no more than before it."""
-        returned = tensors_in(value)
-        for index, now in allocated().items():
-            own = {
-                t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in returned if t.device.index == index
-            }
-            left = now - held.get(index, 0) - sum(rounded(nbytes) for nbytes in own.values())
-            self.expect(
-                left <= 0,
-                f"{who} leaves memory on the GPU",
-                expected=f"nothing on cuda:{index} but what it returns",
-                got=f"{left:,} bytes more than before the call (virtual)",
-                likely="a tensor is still referred to: by a global, a list, a hook, an attribute, or a graph",
-            )
 
     def printed(self) -> list[str]:
         text = self._guard.printed()

@@ -6,7 +6,7 @@ It knows tensors and containers of them, and nothing of lessons or of how a stud
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
 import torch
@@ -42,23 +42,28 @@ def same(old: Any, new: Any) -> bool:
 
 def allocated() -> dict[int, int]:
     """The live bytes of each GPU; empty where there is none."""
-    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+    if not (torch.cuda.is_initialized() and torch.cuda.is_available()):
         return {}
     return {index: torch.cuda.memory_allocated(index) for index in range(torch.cuda.device_count())}
 
 
-def rounded(nbytes: int) -> int:
-    """As the caching allocator counts a request."""
-    return -(-nbytes // 512) * 512
+def left_behind(held: Mapping[int, int], returned: Any) -> dict[int, int]:
+    """The bytes by which each GPU holds more than `held`, as `allocated` told, but for the tensors in `returned`."""
+    storages = [(tensor.device.index, tensor.untyped_storage()) for tensor in _tensors_in(returned) if tensor.is_cuda]
+    own = {(index, storage._cdata): -(-storage.nbytes() // 512) * 512 for index, storage in storages}
+    more = {
+        index: now - held.get(index, 0) - sum(nbytes for (gpu, _), nbytes in own.items() if gpu == index)
+        for index, now in allocated().items()
+    }
+    return {index: nbytes for index, nbytes in more.items() if nbytes > 0}
 
 
-def tensors_in(value: Any) -> list[torch.Tensor]:
-    """The tensors in nested lists, tuples and dicts."""
+def _tensors_in(value: Any) -> list[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, dict):
         value = list(value.values())
-    return [tensor for item in value for tensor in tensors_in(item)] if isinstance(value, list | tuple) else []
+    return [tensor for item in value for tensor in _tensors_in(item)] if isinstance(value, list | tuple) else []
 
 
 class SavedBytes:

@@ -119,16 +119,16 @@ def seeded(states: dict[str, Any], seeds_before: dict[str, int]) -> list[str]:
     """Which global generators have been seeded since `random_states()` and `seeds()` were taken, and not only drawn
     from. A state that was put back is as it was."""
     found = [name for name, seed in seeds().items() if seeds_before.get(name, seed) != seed]
-    after = random_states()
-    if not found and not torch.equal(states["torch"], after["torch"]) and len(after["torch"]) == _TORCH_BYTES:
-        old, new = (_words(state["torch"]) for state in (states, after))
-        if _may_be_drawn(new, old, _ROUNDS_BACK):  # drawing leads from it to where it was: it was set back
-            found.append("torch.manual_seed")
-    if not _may_be_drawn(states["python"][1], after["python"][1]):
+    old, new = states["torch"], torch.get_rng_state()
+    known = len(new) == _TORCH_BYTES and not found and not torch.equal(old, new)
+    if known and _may_be_drawn(_words(new), _words(old), _ROUNDS_BACK):  # it leads to where it was: it was set back
+        found.append("torch.manual_seed")
+    if not _may_be_drawn(states["python"][1], random.getstate()[1]):
         found.append("random.seed")
-    if "numpy" in states and states["numpy"][0] == after["numpy"][0] == "MT19937":
-        old, new = ((*map(int, state[1]), int(state[2])) for state in (states["numpy"], after["numpy"]))
-        if not _may_be_drawn(old, new):
+    if "numpy" in states and states["numpy"][0] == "MT19937":
+        old, new = states["numpy"], sys.modules["numpy"].random.get_state()
+        first, last = ((*state[1].tolist(), int(state[2])) for state in (old, new))
+        if new[0] == old[0] and not _may_be_drawn(first, last):
             found.append("numpy.random.seed")
     return found
 
@@ -156,7 +156,7 @@ def _words(state: torch.Tensor) -> tuple[int, ...]:
 
 
 def _has_gpu() -> bool:
-    return torch.cuda.is_available() and torch.cuda.is_initialized()
+    return torch.cuda.is_initialized() and torch.cuda.is_available()  # the second asks the driver each time
 
 
 def _current() -> dict[str, str]:

@@ -67,6 +67,16 @@ def signature_of(function: Any, signature: inspect.Signature) -> str:
     return clip(f"{getattr(function, '__name__', type(function).__name__)}({', '.join(names)})", 200)
 
 
+def parameters_of(function: Any) -> list[str]:
+    """The names of its positional parameters; none where it has no signature, as a callable of C code."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return [parameter.name for parameter in parameters if parameter.kind in kinds]
+
+
 class _Words(reprlib.Repr):
     """repr for plain values and containers of them; a phrase for all else, a student's object too."""
 

@@ -504,7 +504,7 @@ def test_a_seeded_global_generator_is_found_unless_the_check_allows_it(name, the
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
     failed = call(student)
     assert failed.summary == "your function seeds a global random generator"
-    assert failed.rows["got"] == f"what {name} does (put back now)"
+    assert failed.rows["got"] == f"a new seed, as by {name} (put back now)"
     assert call(student, may_seed=True) is None
     assert torch.equal(torch.get_rng_state(), states[0])
     assert (random.getstate(), np.random.get_state()[1].tolist()) == states[1:]
@@ -527,7 +527,7 @@ def test_a_seeded_gpu_is_found():
     with virtual_gpu(count=2):
         assert not isinstance(call(draws_on_the_gpu), gpulab.CheckFailed)
         failed = call(lambda: torch.cuda.manual_seed(7) or torch.rand(2, device="cuda"))
-    assert failed.rows["got"] == "what torch.cuda.manual_seed (GPU 0) does (put back now)"
+    assert failed.rows["got"] == "a new seed, as by torch.cuda.manual_seed (GPU 0) (put back now)"
 
 
 @given(st.integers(0, 2**64), st.integers(0, 3000))
@@ -591,7 +591,7 @@ def test_what_stays_on_the_gpu_is_found_where_a_check_asks():
     with virtual_gpu():
         failed = call(keeps, leaves_nothing=True)
         assert failed.summary == "your function leaves memory on the GPU"
-        assert failed.rows["got"] == "4,096 bytes more than before the call (virtual)"
+        assert failed.rows["got"] == "4,096 bytes more on cuda:0"
         assert not isinstance(call(returns, leaves_nothing=True), gpulab.CheckFailed)
         assert not isinstance(call(keeps), gpulab.CheckFailed)
 
