@@ -10,7 +10,7 @@ import inspect
 import os
 import random
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from types import MappingProxyType
@@ -18,8 +18,9 @@ from typing import Any, NoReturn
 
 from ..course import lesson as course_lesson
 from . import guard, settings
-from .measure import copy_of, same
-from .wording import clip, frames, show, signature_of, text_of
+from .audit import Audit, Change, Kind, named
+from .measure import allocated, left_behind
+from .wording import clip, frames, parameters_of, show, signature_of, text_of
 
 OPTIMIZERS = "torch._dynamo"  # imported by the first optimizer of a process: some seconds, more from a slow disk
 
@@ -87,6 +88,7 @@ class Trial:
         self.name, self.lesson = name, lesson
         self.called = False  # whether the student's code has run: before that, the inputs drawn do not matter
         self._guard = guard.Guard()
+        self._judged: tuple[Any, Sequence[str]] = None, ()  # the student's function, and its parameters by name
 
     def fail(self, summary: str, *, read: str = "", **rows: str) -> NoReturn:
         where = f"lesson {self.lesson:02d}, “{read}”" if read else ""
@@ -100,6 +102,7 @@ class Trial:
     def function(self, student: Any, parameters: Sequence[str]) -> None:
         """Fail unless `student` is a function that can be called with these positional parameters."""
         wanted = f"a function of ({', '.join(parameters)})"
+        self._judged = student, parameters
         if student is None:
             self.fail(
                 "there is nothing to check: the object is None",
@@ -136,20 +139,34 @@ class Trial:
         self,
         student: Callable[..., Any],
         *args: Any,
-        unchanged: Mapping[str, Any] = MappingProxyType({}),
+        may_change: Mapping[str, Iterable[Kind]] = MappingProxyType({}),
+        besides: Mapping[str, Any] = MappingProxyType({}),
+        may_leave: tuple[str, ...] = (),
+        may_seed: bool = False,
+        leaves_nothing: bool = False,
         explain: Callable[[str], str] = lambda error: "",
         inside: AbstractContextManager[Any] | None = None,
         who: str = "your function",
     ) -> Any:
-        """What `student(*args)` returns, called with `inside` entered. Its exception, an endless loop, a change
-        of an argument named in `unchanged` or a setting left changed each fail the check with their own lines;
-        `explain` turns an exception, as "Type: text", into what it likely means, or into nothing."""
-        before = {name: copy_of(value) for name, value in unchanged.items()}
+        """What `student(*args)` returns, called with `inside` entered. Its exception, an endless loop, a setting left
+        changed, a seeded global generator and a change of what it was handed each fail the check with their own lines.
+
+        What is handed over are the arguments, by the names that `function` was given or else those of the parameters,
+        and what is in `besides`. `may_change` names the kinds of change that the exercise allows for each, or that the
+        check judges itself: {"model": {"parameters", "grad"}}; `audit.ANYTHING` are all. `may_leave` does so for
+        settings, by how their text begins: "the current GPU". With `leaves_nothing` the call may leave on the GPU only
+        what it returns. `explain` turns an exception, as "Type: text", into what it likely means, or into nothing.
+        """
+        judged, parameters = self._judged
+        names = parameters if student is judged else parameters_of(student)
+        audit = Audit({**named(args, names), **besides}, may_change)
+        held = allocated() if leaves_nothing else {}
         self.called = True
         outcome = self._guard.run(student, args, inside or nullcontext())
         if isinstance(outcome.error, NotAttempted) or _is_plain_stub(outcome.error):
             raise NotAttempted(f"{self.name}: not attempted yet") from None
-        put_back = "; ".join(outcome.left_behind) + " (put back now)" if outcome.left_behind else ""
+        left = [text for text in outcome.left_behind if not text.startswith(may_leave)]
+        put_back = "; ".join(left) + " (put back now)" if left else ""
         if outcome.over:
             summary, got, likely = _OVER[outcome.over]
             on = "" if outcome.ended else ", and goes on in the background until the kernel restarts"
@@ -176,6 +193,14 @@ class Trial:
                 got=put_back,
                 likely="a switch was set for the work inside and not set back: use it as a context manager",
             )
+        if outcome.seeded and not may_seed:
+            self.fail(
+                f"{who} seeds a global random generator",
+                expected="random numbers that go on where the caller's were",
+                got=f"a new seed, as by {' and '.join(outcome.seeded)} (put back now)",
+                likely="with a seed inside, every call draws the same numbers, and so does all that the caller draws "
+                "after it: take a generator of your own, torch.Generator().manual_seed(…), or torch.random.fork_rng()",
+            )
         if inspect.iscoroutine(outcome.value) or inspect.isgenerator(outcome.value):
             outcome.value.close()
             self.fail(
@@ -184,16 +209,32 @@ class Trial:
                 got="an object that would do it when it is iterated over or awaited",
                 likely="a yield, or an await, turns a function into one that only promises its body",
             )
-        for name, old in before.items():
-            if not same(old, unchanged[name]):
-                self.fail(
-                    f"{who} changed its argument {name}",
-                    expected=f"{name} as it was: the caller still needs it",
-                    got="other contents after the call",
-                    likely="an in-place operation on the argument itself: pop or sort of a list, += or a method "
-                    "that ends in _ on a tensor",
-                )
+        self.unchanged(audit.changes(), who)
+        if leaves_nothing:
+            more = left_behind(held, outcome.value)
+            self.expect(
+                not more,
+                f"{who} leaves memory on the GPU",
+                expected="nothing more on the GPU but what it returns",
+                got=", ".join(f"{nbytes:,} bytes more on cuda:{index}" for index, nbytes in more.items()),
+                likely="a tensor is still referred to: by a global, a list, a hook, an attribute, or a graph",
+            )
         return outcome.value
+
+    def unchanged(self, changes: Sequence[Change], who: str = "your function") -> None:
+        """Fail with the first of these changes, as an audit found them, if there are any."""
+        if not changes:
+            return
+        first = changes[0]
+        own = [change.words for change in changes if change.name == first.name]
+        more = f"; and {len(own) - 2} more" if len(own) > 2 else ""
+        where = "" if first.kind in ("values", "items") else f": {first.words}"
+        self.fail(
+            f"{who} changed its argument {first.name}{where}",
+            expected=f"{first.name} as it was: the caller still needs it",
+            got=f"{'; '.join(own[:2])}{more}, after the call",
+            likely=first.likely,
+        )
 
     def printed(self) -> list[str]:
         text = self._guard.printed()

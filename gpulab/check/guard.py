@@ -11,6 +11,7 @@ the call imports a module, both stand still.
 from __future__ import annotations
 
 import io
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, redirect_stderr, redirect_stdout
@@ -41,6 +42,7 @@ class Outcome:
     limit: float = 0.0  # that limit, in seconds
     ended: bool = True  # False when the thread could not be stopped
     left_behind: tuple[str, ...] = ()
+    seeded: tuple[str, ...] = ()  # the calls that seed those global generators that were seeded
 
 
 class Guard:
@@ -61,26 +63,28 @@ class Guard:
             finally:
                 box["changed"] = settings.changed(before, settings.local())
 
-        before, states, thread = settings.shared(), settings.random_states(), Worker(work)
+        before, states, seeds, thread = settings.shared(), settings.random_states(), settings.seeds(), Worker(work)
         over: Over = ""
         limit = 0.0
         try:
             with redirect_stdout(self._out), redirect_stderr(self._out), warnings.catch_warnings():
                 warnings.showwarning = self._out.take_warning
-                watch = _Watch(thread)
+                watch, filters = _Watch(thread), _Filters()
                 try:
                     thread.start()
                     while not over and not thread.wait(TICK):
                         over, limit = watch.over()
                 finally:  # also when the student presses stop
                     ended = thread.end(for_imports=0.0 if over == "import" else worker.IMPORT_SECONDS)
-            left = tuple((settings.changed(before, settings.shared()) | box.get("changed", {})).values())
+                own = filters.changed()
+            left = tuple((settings.changed(before, settings.shared()) | box.get("changed", {}) | own).values())
+            seeded = tuple(settings.seeded(states, seeds))
         finally:
             settings.put_back(before, also=box.get("changed", {}))
             settings.put_back_random(states)
         if over:
             return Outcome(over=over, limit=limit, ended=ended, left_behind=left)
-        return Outcome(box.get("value"), thread.error, left_behind=left)
+        return Outcome(box.get("value"), thread.error, left_behind=left, seeded=seeded)
 
     def printed(self) -> str:
         """The beginning of what the calls printed, and how much there was."""
@@ -109,6 +113,18 @@ class _Capped(io.TextIOBase):
         kept = " ".join(self._kept.split())
         more = self._count - len(self._kept)
         return f"{kept} … and {more:,} more characters" if more > 0 else kept
+
+
+class _Filters:
+    """The filters of warnings; a module that is imported may add some for good, and then nobody is blamed."""
+
+    def __init__(self) -> None:
+        self._filters, self._modules = list(warnings.filters), len(sys.modules)
+
+    def changed(self) -> dict[str, str]:
+        if list(warnings.filters) == self._filters or len(sys.modules) != self._modules:
+            return {}
+        return {"warnings.filters": "warnings.filters with other entries (warnings.simplefilter or filterwarnings)"}
 
 
 class _Watch:

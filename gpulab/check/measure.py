@@ -6,7 +6,7 @@ It knows tensors and containers of them, and nothing of lessons or of how a stud
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
 import torch
@@ -25,17 +25,8 @@ def virtual_gpu(name: str = "T4", *, count: int = 1, compute: bool = True, setti
     return gpu
 
 
-def copy_of(value: Any) -> Any:
-    """A copy to compare with later: tensors cloned, lists and tuples of them too, the rest as it is."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone()
-    if isinstance(value, list | tuple):
-        return [copy_of(item) for item in value]
-    return value
-
-
 def same(old: Any, new: Any) -> bool:
-    """Whether `new` still equals its `copy_of`, value for value (NaN equal to NaN)."""
+    """Whether two tensors, or lists of such, are equal, value for value (NaN equal to NaN), in dtype and device too."""
     if isinstance(old, torch.Tensor):
         if not isinstance(new, torch.Tensor) or (old.shape, old.dtype, old.device) != (
             new.shape,
@@ -47,6 +38,32 @@ def same(old: Any, new: Any) -> bool:
     if isinstance(old, list):
         return isinstance(new, list | tuple) and len(old) == len(new) and all(map(same, old, new))
     return bool(old is new or old == new)
+
+
+def allocated() -> dict[int, int]:
+    """The live bytes of each GPU; empty where there is none."""
+    if not (torch.cuda.is_initialized() and torch.cuda.is_available()):
+        return {}
+    return {index: torch.cuda.memory_allocated(index) for index in range(torch.cuda.device_count())}
+
+
+def left_behind(held: Mapping[int, int], returned: Any) -> dict[int, int]:
+    """The bytes by which each GPU holds more than `held`, as `allocated` told, but for the tensors in `returned`."""
+    storages = [(tensor.device.index, tensor.untyped_storage()) for tensor in _tensors_in(returned) if tensor.is_cuda]
+    own = {(index, storage._cdata): -(-storage.nbytes() // 512) * 512 for index, storage in storages}
+    more = {
+        index: now - held.get(index, 0) - sum(nbytes for (gpu, _), nbytes in own.items() if gpu == index)
+        for index, now in allocated().items()
+    }
+    return {index: nbytes for index, nbytes in more.items() if nbytes > 0}
+
+
+def _tensors_in(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    return [tensor for item in value for tensor in _tensors_in(item)] if isinstance(value, list | tuple) else []
 
 
 class SavedBytes:

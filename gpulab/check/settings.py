@@ -1,11 +1,14 @@
 """The settings that code is known to leave changed, torch's and Python's: read, compared, put back.
 
 `local()` holds those that belong to one thread, `shared()` those of the whole process. Random states are kept
-here too. What this file does not see: functions of torch or Python that were replaced.
+here too. What this file does not see: functions of torch or Python that were replaced, and of seeding: that of a GPU
+with the seed that it has, that of the CPU's generator with its own seed once some 20,000 numbers have been drawn, and a
+state that was set (`set_rng_state`, `setstate`) and could come from drawing.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import sys
@@ -18,6 +21,10 @@ from typing import Any, TypeVar
 import torch
 
 _T = TypeVar("_T")
+_WORDS = 624  # of a state of the Mersenne Twister
+_TORCH_BYTES = 5056  # of the state of torch's generator on the CPU
+_ROUNDS = 2000  # 1.2 million numbers: no answer to an exercise draws more from Python's or NumPy's global generator
+_ROUNDS_BACK = 30  # a fraction of a millisecond
 
 
 @dataclass(frozen=True)
@@ -40,6 +47,7 @@ def local() -> dict[str, Any]:
         "autocast on the CPU": torch.is_autocast_enabled("cpu"),
         "the default device": str(torch.get_default_device()),
         _THREADS: torch.get_num_threads(),
+        **(_current() if _has_gpu() else {}),
     }
 
 
@@ -57,7 +65,7 @@ def changed(before: dict[str, Any], after: dict[str, Any]) -> dict[str, str]:
     return {
         name: f"{name} at {_short(after[name])}, not {_short(old)}"
         for name, old in before.items()
-        if name not in quiet and after[name] != old
+        if name not in quiet and name in after and after[name] != old
     }
 
 
@@ -82,7 +90,7 @@ def in_clean_state(body: Callable[[], _T], *, seed: int) -> _T:
 def random_states() -> dict[str, Any]:
     """The states of the random generators of Python, torch (GPUs that are in use too) and NumPy, if it is loaded."""
     states: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if _has_gpu():
         states["cuda"] = torch.cuda.get_rng_state_all()
     if "numpy" in sys.modules:
         states["numpy"] = sys.modules["numpy"].random.get_state()
@@ -96,6 +104,86 @@ def put_back_random(states: dict[str, Any]) -> None:
         torch.cuda.set_rng_state_all(states["cuda"])
     if "numpy" in states:
         sys.modules["numpy"].random.set_state(states["numpy"])
+
+
+def seeds() -> dict[str, int]:
+    """What torch's generators were last seeded with, by the name of the call that seeds them."""
+    found = {"torch.manual_seed": torch.initial_seed()}
+    if _has_gpu():
+        for index, generator in enumerate(torch.cuda.default_generators):
+            found[f"torch.cuda.manual_seed (GPU {index})"] = generator.initial_seed()
+    return found
+
+
+def seeded(states: dict[str, Any], seeds_before: dict[str, int]) -> list[str]:
+    """Which global generators have been seeded since `random_states()` and `seeds()` were taken, and not only drawn
+    from. A state that was put back is as it was."""
+    found = [name for name, seed in seeds().items() if seeds_before.get(name, seed) != seed]
+    old, new = states["torch"], torch.get_rng_state()
+    known = len(new) == _TORCH_BYTES and not found and not torch.equal(old, new)
+    if known and _may_be_drawn(_words(new), _words(old), _ROUNDS_BACK):  # it leads to where it was: it was set back
+        found.append("torch.manual_seed")
+    if not _may_be_drawn(states["python"][1], random.getstate()[1]):
+        found.append("random.seed")
+    if "numpy" in states and states["numpy"][0] == "MT19937":
+        old, new = states["numpy"], sys.modules["numpy"].random.get_state()
+        first, last = ((*state[1].tolist(), int(state[2])) for state in (old, new))
+        if new[0] == old[0] and not _may_be_drawn(first, last):
+            found.append("numpy.random.seed")
+    return found
+
+
+def _may_be_drawn(before: tuple[int, ...], after: tuple[int, ...], rounds: int = _ROUNDS) -> bool:
+    """Whether drawing leads from one state of the Mersenne Twister to the other: 624 words, which are made anew as
+    soon as all have been used, and how many have been. `random`, NumPy and torch share it."""
+    if before[:-1] == after[:-1]:
+        return before[-1] <= after[-1]
+    twin = random.Random()
+    twin.setstate((3, before, None))
+    for _ in range(rounds):
+        twin.getrandbits(32 * _WORDS)
+        if twin.getstate()[1][:-1] == after[:-1]:
+            return True
+    return False
+
+
+def _words(state: torch.Tensor) -> tuple[int, ...]:
+    """What torch's generator on the CPU has in its bytes, as `random` has it: the seed (8 bytes), how many words are
+    left and a flag (4 each), the next word's index (8), the 624 words (8 each), and what `normal_` keeps
+    (aten/src/ATen/CPUGeneratorImpl.cpp)."""
+    left = int(state[8:12].clone().view(torch.int32))
+    return (*state[24 : 24 + 8 * _WORDS].clone().view(torch.int64).tolist(), _WORDS + 1 - left)
+
+
+def _has_gpu() -> bool:
+    return torch.cuda.is_initialized() and torch.cuda.is_available()  # the second asks the driver each time
+
+
+def _current() -> dict[str, str]:
+    """The current GPU, and the current stream of each, of the calling thread."""
+    streams = {
+        f"the current stream of cuda:{index}": f"stream {torch.cuda.current_stream(index).cuda_stream}"
+        for index in range(torch.cuda.device_count())
+    }
+    return {"the current GPU": f"cuda:{torch.cuda.current_device()}", **streams}
+
+
+def _sync_debug_mode() -> str | None:
+    return ("default", "warn", "error")[torch.cuda.get_sync_debug_mode()] if _has_gpu() else None
+
+
+def _set_sync_debug_mode(mode: str) -> None:
+    if _has_gpu():
+        torch.cuda.set_sync_debug_mode(mode)
+
+
+def _collector() -> tuple[bool, tuple[int, int, int]]:
+    return gc.isenabled(), gc.get_threshold()
+
+
+def _set_collector(value: tuple[bool, tuple[int, int, int]]) -> None:
+    (gc.enable if value[0] else gc.disable)()
+    gc.set_threshold(*value[1])
 
 
 def _value(setting: _Setting) -> Any:
@@ -154,6 +242,9 @@ _SHARED: tuple[_Setting, ...] = (
     *(_of_backend(path, "fp32_precision") for path in _PRECISIONS),
     *(_of_backend("cudnn", name) for name in ("enabled", "benchmark", "deterministic")),
     _Setting("the current folder", os.getcwd, os.chdir),
+    _Setting("the sync debug mode", _sync_debug_mode, _set_sync_debug_mode),
+    _Setting("the garbage collector (enabled, thresholds)", _collector, _set_collector),
+    _Setting("torch's set_warn_always", torch.is_warn_always_enabled, torch.set_warn_always),
     _Setting("the recursion limit", sys.getrecursionlimit, sys.setrecursionlimit),
     _Setting("the environment", lambda: dict(os.environ), _set_environment, quiet=True),
 )

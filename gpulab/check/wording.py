@@ -6,6 +6,7 @@ Nothing here runs a student's own `__repr__`: it could raise, print, or never re
 from __future__ import annotations
 
 import inspect
+import numbers
 import reprlib
 import sysconfig
 import traceback
@@ -22,6 +23,21 @@ _LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdli
 def show(value: Any, limit: int = 80) -> str:
     """What `value` is, on one line of at most `limit` characters."""
     return clip(" ".join(_Words().repr(value).split()), limit)
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a real number, one of NumPy's too; True and False are not."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def is_whole(value: Any) -> bool:
+    """Whether it is a whole number, one of NumPy's too; True and False are not."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def text_in(value: str) -> str:
+    """A text, or the one that a member of a `str` enum is."""
+    return str.__str__(value)
 
 
 def clip(text: str, limit: int = 300) -> str:
@@ -51,6 +67,16 @@ def signature_of(function: Any, signature: inspect.Signature) -> str:
     return clip(f"{getattr(function, '__name__', type(function).__name__)}({', '.join(names)})", 200)
 
 
+def parameters_of(function: Any) -> list[str]:
+    """The names of its positional parameters; none where it has no signature, as a callable of C code."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return [parameter.name for parameter in parameters if parameter.kind in kinds]
+
+
 class _Words(reprlib.Repr):
     """repr for plain values and containers of them; a phrase for all else, a student's object too."""
 
@@ -63,6 +89,8 @@ class _Words(reprlib.Repr):
             return f"a {kind.__name__} (nn.Module)"
         if kind in (bool, float, type(None)):
             return repr(value)
+        if isinstance(value, numbers.Real) and kind.__module__ == "numpy":
+            return f"{value} (a NumPy {kind.__name__})"
         if kind in (int, str, list, tuple, dict, set, frozenset):
             return super().repr1(value, level)
         return f"an object of type {kind.__name__}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..base import Trial, check
-from ..wording import show
+from ..wording import show, text_in
 from .common import ROOF, SMALL, Mistake, close, find, number, pair
 
 WORDS = ("compute", "memory", "launch")
@@ -148,7 +148,7 @@ def _answer(student: Any, trial: Trial, case: Case) -> tuple[str, float]:
         got=show(what),
         read=ROOF,
     )
-    return str(what), number(trial, time, "microseconds", ROOF)
+    return text_in(what), number(trial, time, "microseconds", ROOF)
 
 
 def _judge_pattern(trial: Trial, found: list[Case], words: list[str]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..audit import Kind
 from ..base import Trial, check
 from ..wording import show
 from .common import ROOF, Mistake, close, find, number, pair
@@ -270,7 +271,7 @@ def layer_cost(student: Any, trial: Trial) -> None:
         got = trial.call(
             student,
             *(case.layer, case.x),
-            unchanged={} if case.x.is_meta else {"x": case.x},
+            may_change={"layer": JUDGED},
             explain=_explain,
         )
         _judge_layer(trial, case, before)
@@ -319,6 +320,10 @@ def _near(got: float, want: int) -> str:
     if close(got, want, 1e-6):
         return "nearly: floats hold about 16 digits (float32 about 7), and a count of operations is a whole number"
     return "count the numbers of the output, then the multiply-adds that each of them takes"
+
+
+# What `_judge_layer` compares itself, in its own words.
+JUDGED: frozenset[Kind] = frozenset(("grad", "parameters", "parts", "place", "mode"))
 
 
 def _judge_layer(trial: Trial, case: Case, before: dict[str, torch.Tensor]) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from ..audit import MOVED
 from ..base import Trial, check
 from ..measure import virtual_gpu
 from ..wording import show
@@ -101,7 +102,8 @@ def device_agnostic(student: Any, trial: Trial) -> None:
             got = trial.call(
                 student,
                 *(task.model, task.inputs, task.targets, task.class_weights, *case.arguments),
-                unchanged={"inputs": task.inputs, "targets": task.targets, "class_weights": task.class_weights},
+                may_change={"model": MOVED},
+                may_leave=("the current GPU",),  # judged below
                 inside=after,
                 explain=lambda error, case=case: _explain(error, case),  # type: ignore[misc]
             )

@@ -103,7 +103,9 @@ def model_device(student: Any, trial: Trial) -> None:
             before = _places(model)
             answer = _Answer(student)
             with case.put_in_force():
-                trial.call(answer, model, case.wanted, inside=torch.cuda.device(case.current))
+                trial.call(
+                    answer, model, case.wanted, may_change={"model": {"place"}}, inside=torch.cuda.device(case.current)
+                )
             after = _places(model)
         _judge(trial, case, answer.error)
         trial.expect(

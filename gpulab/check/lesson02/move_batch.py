@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..audit import Kind
 from ..base import Trial, check
 from ..measure import virtual_gpu
 from ..wording import show
@@ -49,12 +50,16 @@ def move_batch(student: Any, trial: Trial) -> None:
         with virtual_gpu(count=2):
             batch = draw()
             before = _Picture(batch)
-            got = trial.call(student, batch, place, explain=_explain)
+            got = trial.call(student, batch, place, may_change=JUDGED, explain=_explain)
             _compare(trial, batch, got, torch.device(place), "batch")
             _judge_caller(trial, before, batch)
             if place == "cuda:0":
                 _judge_what_is_there(trial, student, got, place)
                 _judge_alone(trial, student, place)
+
+
+# What `_judge_caller` compares itself, in its own words.
+JUDGED: dict[str, set[Kind]] = {"batch": {"items", "values", "place"}}
 
 
 class _Picture:
@@ -207,7 +212,7 @@ def _about_rest(old: Any, new: Any) -> str:
 
 
 def _judge_what_is_there(trial: Trial, student: Any, there: Any, place: Any) -> None:
-    again = trial.call(student, there, place, explain=_explain)
+    again = trial.call(student, there, place, may_change=JUDGED, explain=_explain)
     trial.expect(
         again["x"] is there["x"],
         "a tensor that was there already was copied",
@@ -221,7 +226,7 @@ def _judge_what_is_there(trial: Trial, student: Any, there: Any, place: Any) -> 
 def _judge_alone(trial: Trial, student: Any, place: Any) -> None:
     """A batch need not be a dict."""
     for batch in (torch.rand(3), [torch.rand(2), (torch.rand(1),)], Pair(torch.rand(2), None), None):
-        got = trial.call(student, batch, place, explain=_explain)
+        got = trial.call(student, batch, place, may_change=JUDGED, explain=_explain)
         _compare(trial, batch, got, torch.device(place), "batch")
 
 

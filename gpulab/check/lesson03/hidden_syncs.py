@@ -7,14 +7,16 @@ import gc
 import math
 import re
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from ..audit import TRAINED, Kind
 from ..base import Trial, check
-from ..wording import show
+from ..wording import is_number, show
 from .common import HIDDEN, WAITS, Waits, scope
 
 AHEAD = 1000.0  # seconds of work before the first batch: whoever waits in the loop, waits for this
@@ -146,7 +148,8 @@ def hidden_syncs(student: Any, trial: Trial) -> None:
 
         waits.append = note  # type: ignore[method-assign]
         with waits:
-            got = trial.call(student, model, optimizer, pinned, unchanged={"batches": pinned}, explain=explain)
+            may_change: dict[str, Iterable[Kind]] = {"model": TRAINED, "optimizer": {"state"}}
+            got = trial.call(student, model, optimizer, pinned, may_change=may_change, explain=explain)
         graphs.close()
         judge_waits(trial, waits, queued, optimizer.steps, len(batches))
         judge_result(trial, got, want)
@@ -251,7 +254,7 @@ def judge_result(trial: Trial, got: Any, want: dict[str, float]) -> None:
                 likely="torch.stack([...]).tolist() after the loop reads all of them with one wait",
                 read=HIDDEN,
             )
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        number = is_number(value)
         trial.expect(
             number and math.isfinite(value),
             f"{key} is not a number",

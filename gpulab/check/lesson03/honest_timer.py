@@ -11,7 +11,7 @@ import torch
 
 from ...virtual.gpu import VirtualGPU
 from ..base import Trial, check
-from ..wording import show
+from ..wording import is_number, show
 from .common import CLOCK, QUEUE, SHEET, Clocks, Waits, clocks_here, scope
 
 EARLIER = 0.6  # seconds of work that is queued before the student's function is called
@@ -89,7 +89,7 @@ def honest_timer(student: Any, trial: Trial) -> None:
 
 def judge_kind(trial: Trial, run: Run) -> None:
     got = run.got
-    number = isinstance(got, (int, float)) and not isinstance(got, bool)
+    number = is_number(got)
     likely = ""
     if got is None:
         likely = "the function ends without a return"

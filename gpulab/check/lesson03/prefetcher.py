@@ -186,7 +186,13 @@ def prefetcher(student: Any, trial: Trial) -> None:
         with scope(compute=True) as gpu:
             batches = draw_batches(count)
             consumer = Consumer(gpu, batches, **how)
-            return trial.call(consumer, student, explain=explain), batches
+            return trial.call(
+                consumer,
+                student,
+                besides={"batches": batches},
+                may_leave=("the current stream",),  # judged by `judge_place`
+                explain=explain,
+            ), batches
 
     for count in (5, 1, 0):
         judge_values(trial, *run(count, values=True))

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ...virtual.gpu import VirtualGPU
 from ...virtual.operations import copies
 from ..base import OPTIMIZERS, Trial, check
-from ..wording import show
+from ..wording import is_number, show
 from .common import COST, PINNED, scope
 
 TOO_LARGE = 10**15  # bytes, more than any address space
@@ -223,7 +223,7 @@ def transfer_benchmark(student: Any, trial: Trial) -> None:
             device = torch.device(case.device, 0) if case.device == "cuda" else torch.device("cpu")
             args = (list(case.sizes), case.pinned, device, timer)
             with counted_pins() as pins:
-                got = trial.call(student, *args, unchanged={"sizes": args[0]}, explain=explain)
+                got = trial.call(student, *args, explain=explain)
             left = held_since(held)
             del filler
         judge_form(trial, got)
@@ -273,7 +273,7 @@ def judge_form(trial: Trial, got: Any) -> None:
         likely="the function ends without a return" if got is None else "",
     )
     for name, value in zip(_NAMES[1:], got[1:], strict=True):
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        number = is_number(value)
         trial.expect(
             number and math.isfinite(value),
             f"{name} is not a number",
@@ -414,9 +414,9 @@ def judge_sizes(trial: Trial, case: Case, ms: dict[Any, Any]) -> None:
 def judge_times(trial: Trial, case: Case, timer: LineTimer, ms: dict[Any, Any]) -> None:
     for size, got in ms.items():
         want = timer.ms(size)
-        if isinstance(got, (int, float)) and math.isclose(got, want, rel_tol=1e-6):
+        if is_number(got) and math.isclose(got, want, rel_tol=1e-6):
             continue
-        seconds = isinstance(got, (int, float)) and math.isclose(got, want / 1e3, rel_tol=1e-6)
+        seconds = is_number(got) and math.isclose(got, want / 1e3, rel_tol=1e-6)
         trial.fail(
             "a time in the dict is not what the timer gave",
             expected=f"{want:.6g} ms for {size:,} bytes",

@@ -16,7 +16,7 @@ from ...virtual.gpu import VirtualGPU
 from ...virtual.scope import in_force
 from ..base import Trial
 from ..measure import virtual_gpu
-from ..wording import show
+from ..wording import is_number, show
 
 MIB = 2**20
 
@@ -66,10 +66,6 @@ def no_gpu() -> Iterator[None]:
 
 def _no_driver(*_: Any, **__: Any) -> None:
     raise RuntimeError("Found no NVIDIA driver on your system.")
-
-
-def is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def near(got: float, want: float) -> bool:

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..audit import Kind
 from ..base import OPTIMIZERS, Trial, check
-from ..wording import show
+from ..wording import is_number, show
 from .common import FOUR_BUCKETS, KEEPS, MIB, SEVEN_BILLION, gpus
 
 BUCKETS = ("weights", "buffers", "gradients", "optimizer_state", "activations")
@@ -301,6 +302,10 @@ def memory_buckets(student: Any, trial: Trial) -> None:
         _judge(student, trial, "text", "cuda", "adamw", False)
 
 
+# What `_judge_unchanged` compares itself, in its own words.
+JUDGED: frozenset[Kind] = frozenset(("parameters", "buffers", "grad", "mode"))
+
+
 def _judge(student: Any, trial: Trial, kind: str, device: str, optimizer: str, amp: bool) -> None:
     made: list[Case] = trial.call(lambda: [draw(kind, device, optimizer, amp)])
     case = made[0]
@@ -308,7 +313,12 @@ def _judge(student: Any, trial: Trial, kind: str, device: str, optimizer: str, a
     before = [(name, b, b.clone()) for name, b in case.model.named_buffers()]
     modes = [module.training for module in case.model.modules()]
     weights = [(p, p.detach().clone()) for p in case.model.parameters()]
-    got = trial.call(lambda: student(case.model, case.inputs, optimizer, amp), explain=_explain)
+    got = trial.call(
+        lambda: student(case.model, case.inputs, optimizer, amp),
+        besides={"model": case.model, "inputs": case.inputs},
+        may_change={"model": JUDGED},
+        explain=_explain,
+    )
     trial.expect(
         isinstance(got, dict) and set(got) == set(BUCKETS),
         "what comes back is not the dict that is asked for",
@@ -324,7 +334,7 @@ def _judge(student: Any, trial: Trial, kind: str, device: str, optimizer: str, a
 
 def _judge_bucket(trial: Trial, name: str, got: Any, truth: Truth, case: Case) -> None:
     want = truth.bytes[name]
-    number = isinstance(got, (int, float)) and not isinstance(got, bool)
+    number = is_number(got)
     if number and got == want:
         return
     rows = {"expected": f"{want:,} bytes of {name}: {case.words}", "got": f"{got:,}" if number else show(got)}

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..base import OPTIMIZERS, Trial, check
-from ..wording import show
-from .common import ALLOCATOR, FOUR_NUMBERS, KEEPS, MIB, Suspect, gpus, is_number, judge_mib, near, no_gpu
+from ..wording import is_number, show
+from .common import ALLOCATOR, FOUR_NUMBERS, KEEPS, MIB, Suspect, gpus, judge_mib, near, no_gpu
 from .profiler_truth import GPU, NOISE, Broken, Estimate, Seen, Sizes, Truth, call, estimate, measure
 
 KEYS = {"source", "kept_mib", "peak_mib"}
@@ -205,6 +205,7 @@ def _unchanged(trial: Trial, seen: Seen, kept: float, workspace: float = 0.0) ->
         "A measurement needs neither",
         read=KEEPS,
     )
+    trial.unchanged(seen.changes)
     trial.expect(
         seen.left_mib < workspace + 0.5 * kept,
         "memory is still held when the function has returned",
@@ -291,6 +292,7 @@ def _with_an_exception(student: Any, trial: Trial, device: str) -> None:
         likely="what is switched for the pass has to be put back in a finally; better to switch nothing",
         read=KEEPS,
     )
+    trial.unchanged(seen.changes)
 
 
 def _explain(error: str) -> str:

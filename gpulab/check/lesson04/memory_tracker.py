@@ -107,7 +107,12 @@ def _random_traces(scenes: Scenes) -> None:
     def run(trace: traces.Trace, make: Make, read: Callable[[Any], Any]) -> Any:
         """Each time on fresh GPUs, and in a thread of its own: which GPU is current is the thread's business."""
         with gpus(2):
-            return scenes.trial.call(lambda: traces.play(trace, make, read), who="your tracker", explain=explain)
+            return scenes.trial.call(
+                lambda: traces.play(trace, make, read),
+                may_leave=("the current GPU",),  # the trace sets it
+                who="your tracker",
+                explain=explain,
+            )
 
     for trace in sorted((traces.draw(random.randrange(8, 60)) for _ in range(40)), key=len):
         want, found = run(trace, GPUMemoryTracker, traces.read_own), run(trace, scenes.student, read)

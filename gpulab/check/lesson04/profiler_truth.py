@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from ...memory.activations import activation_bytes
+from ..audit import Audit, Change
 from .common import KEEPS, MIB, Suspect
 
 GPU = 1  # not the current one
@@ -116,6 +117,7 @@ class Seen:
     left_mib: float
     idle: bool
     graph_alive: bool
+    changes: list[Change]  # of the model and the inputs
 
 
 def call(student: Any, sizes: Sizes, device: str, grad: bool, *, spoil: bool = False) -> Seen:
@@ -127,6 +129,8 @@ def call(student: Any, sizes: Sizes, device: str, grad: bool, *, spoil: bool = F
         model[2] = Spoilt()
     watch = Watch(model)
     before, allocated = [m.training for m in model.modules()], torch.cuda.memory_allocated(GPU) if cuda else 0
+    # the mode is judged apart; a pass in training mode moves running statistics
+    audit = Audit({"model": model, "inputs": x}, {"model": {"mode", "buffers"}})
     text, value, error = io.StringIO(), None, None
     try:
         with redirect_stdout(text):
@@ -138,9 +142,9 @@ def call(student: Any, sizes: Sizes, device: str, grad: bool, *, spoil: bool = F
         error = raised.with_traceback(None)
     idle = torch.cuda.default_stream(GPU).query() if cuda else True
     left = (torch.cuda.memory_allocated(GPU) - allocated) / MIB if cuda else 0.0
-    after = [m.training for m in model.modules()]
+    after, changes = [m.training for m in model.modules()], audit.changes()
     ballast.clear()
-    return Seen(value, error, text.getvalue(), watch.passes, before, after, left, idle, watch.graph_alive)
+    return Seen(value, error, text.getvalue(), watch.passes, before, after, left, idle, watch.graph_alive, changes)
 
 
 def _history(device: str) -> torch.Tensor:

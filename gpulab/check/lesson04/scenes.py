@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec
 
 from ..base import Trial
-from ..wording import show
-from .common import TRACKER, Suspect, gpus, is_number, judge_mib, near
+from ..wording import is_number, is_whole, show
+from .common import TRACKER, Suspect, gpus, judge_mib, near
 from .ground import Ground, Stretch
 
 Make = Callable[..., Any]
@@ -118,7 +118,7 @@ class Scenes:
         """Fail unless the two dicts have the numbers of each GPU that was watched, and of no other."""
         for name, attribute in (("peak_by_gpu", "peak"), ("delta_by_gpu", "delta")):
             value, right = got[name], {gpu: getattr(stretch, attribute) for gpu, stretch in want.items()}
-            table = isinstance(value, dict) and all(type(gpu) is int and is_number(value[gpu]) for gpu in value)
+            table = isinstance(value, dict) and all(is_whole(gpu) and is_number(value[gpu]) for gpu in value)
             rows = {"expected": f"{_table(right)}: {where}", "got": _table(value) if table else show(value)}
             for wrong, summary, likely in (
                 (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..wording import show
+from ..wording import is_number, show
 from . import mistakes
-from .common import TRACKER, is_number, near
+from .common import TRACKER, near
 from .ground import Ground, sizes
 from .scenes import Make, Scenes, read, say, values
 

@@ -10,8 +10,9 @@ import torch
 from torch.nn import functional
 
 from ..measure import virtual_gpu
+from ..wording import is_number
 from . import mistakes
-from .common import TRACKER, gpus, is_number
+from .common import TRACKER, gpus
 from .ground import Ground, sizes
 from .scenes import NAMES, Make, Scenes, explain, read, say
 

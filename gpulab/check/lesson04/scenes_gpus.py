@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from ..wording import show
+from ..wording import is_number, show
 from . import mistakes
-from .common import MIB, TRACKER, Suspect, is_number, no_gpu
+from .common import MIB, TRACKER, Suspect, no_gpu
 from .ground import GPUS, Ground, sizes
 from .scenes import NAMES, Make, Scenes, explain, read
 from .scenes_errors import Mishap
@@ -30,16 +30,16 @@ def devices(scenes: Scenes) -> None:
         ground.spike(100, 0)
         ground.spike(120, 1)
         tracker = make() if device is None else make(device=device)
-        torch.cuda.set_device(current)
-        start = ground.note()
-        with tracker:
-            ground.spike(spikes[0], 0)
-            held.append(ground.take(other, 0))
-            torch.cuda.set_device(then)
-            ground.spike(spikes[1], 1)
-            held.append(ground.take(less, 1))
-            end = ground.note()
-        return read(tracker), ground, start, end
+        with torch.cuda.device(current):
+            start = ground.note()
+            with tracker:
+                ground.spike(spikes[0], 0)
+                held.append(ground.take(other, 0))
+                torch.cuda.set_device(then)
+                ground.spike(spikes[1], 1)
+                held.append(ground.take(less, 1))
+                end = ground.note()
+            return read(tracker), ground, start, end
 
     cases: tuple[tuple[Device, int, int], ...] = ((1, 0, 0), (None, 1, 1), (None, 0, 1), (None, 1, 0), ("all", 0, 1))
     for device, current, then in cases:

@@ -6,9 +6,9 @@ import contextlib
 import threading
 from typing import Any
 
-from ..wording import show
+from ..wording import is_number, show
 from . import mistakes
-from .common import TRACKER, is_number
+from .common import TRACKER
 from .ground import Ground, sizes
 from .scenes import Make, Scenes, read
 

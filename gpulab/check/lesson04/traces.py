@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from .common import MIB, is_number, near
+from ..wording import is_number
+from .common import MIB, near
 
 Step = tuple[str, Any, Any]
 Trace = list[Step]

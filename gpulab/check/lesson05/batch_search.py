@@ -15,9 +15,10 @@ import torch
 from torch import nn
 
 from ...virtual.gpu import VirtualGPU
+from ..audit import Kind
 from ..base import Trial, check
 from ..measure import virtual_gpu
-from ..wording import show
+from ..wording import is_whole, show
 from .sections import CACHE, HOLDERS, MISTAKES, SEARCH
 
 MIB = 2**20
@@ -187,6 +188,13 @@ def batch_search(student: Any, trial: Trial) -> None:
     _search(student, trial, Job(Network(0), adam=False), MOST)  # tensors that grow: segments of other attempts matter
 
 
+# What `_judge_state` compares itself, in its own words, after a search that has come to its end.
+JUDGED: dict[str, set[Kind]] = {
+    "model": {"parameters", "buffers", "grad", "mode"},
+    "optimizer": {"state", "settings"},
+}
+
+
 def _run(student: Any, trial: Trial, job: Job, most: int) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     """What the student's function returns, and the state before and after it, both taken where it runs."""
     box: dict[str, Any] = {}
@@ -200,7 +208,7 @@ def _run(student: Any, trial: Trial, job: Job, most: int) -> tuple[Any, dict[str
         box["after"] = state_of(job)
         return result
 
-    got = trial.call(search, job.model, job.optimizer, job.loss_of, most, explain=_explain)
+    got = trial.call(search, job.model, job.optimizer, job.loss_of, most, may_change=JUDGED, explain=_explain)
     if job.tried > ENOUGH:
         _judge_attempts(trial, job, most)
     return got, box["before"], box["after"]
@@ -272,7 +280,7 @@ def _broken(student: Any, trial: Trial, job: Job) -> None:
 
     with limited():
         job.prepare()
-        got = trial.call(search, job.model, job.optimizer, job.loss_of, 16, explain=_explain)
+        got = trial.call(search, job.model, job.optimizer, job.loss_of, 16, may_change=JUDGED, explain=_explain)
     trial.expect(
         "raised" in box,
         "an error that is not a lack of memory is swallowed",
@@ -286,7 +294,7 @@ def _broken(student: Any, trial: Trial, job: Job) -> None:
 
 def _judge_number(trial: Trial, got: Any, most: int) -> None:
     trial.expect(
-        isinstance(got, int) and not isinstance(got, bool) and 0 <= got <= most,
+        is_whole(got) and 0 <= got <= most,
         "the result is no batch size",
         expected=f"a whole number from 0 to {most}",
         got=show(got),

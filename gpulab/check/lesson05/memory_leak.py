@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from ..audit import TRAINED, Kind
 from ..base import Trial, check
 from ..measure import virtual_gpu
 from ..wording import show
@@ -183,7 +184,11 @@ def memory_leak(student: Any, trial: Trial) -> None:
         held = case.held_out[0].to("cuda"), case.held_out[1].to("cuda")
         freed = segments_freed()
         torch.manual_seed(0)  # the GPU's too: dropout must draw the same
-        got = trial.call(student, model, optimizer, loader, held, unchanged={"held_out": held}, explain=_explain)
+        may_change: dict[str, Iterable[Kind]] = {
+            "model": {*TRAINED, "mode"},
+            "optimizer": {"state"},
+        }  # the mode is judged below
+        got = trial.call(student, model, optimizer, loader, held, may_change=may_change, explain=_explain)
         emptied = segments_freed() > freed
         clears = optimizer.clears
         _judge_work(trial, optimizer, forwards, loader)

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...virtual.memory.out_of_memory import Shortage, format_size
 from ..base import Trial, check
-from ..wording import show
+from ..wording import is_number, show
 from .sections import MESSAGE
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
@@ -289,7 +289,7 @@ def _judge_refusal(trial: Trial, student: Any, text: str) -> None:
 
 def _close(got: Any, want: int, slack: float = 0.0) -> bool:
     """Equal within the two decimals of the message."""
-    number = isinstance(got, int | float) and not isinstance(got, bool)
+    number = is_number(got)
     return number and abs(got - want) <= 0.006 * abs(want) + slack
 
 
@@ -297,7 +297,7 @@ def _judge_figure(trial: Trial, key: str, got: Any, one: Case) -> None:
     want = one.figures[key]
     if want is None:
         silent = "no line of this message can be this process's: none is there, or it holds more than the GPU"
-        if NOT_AVAILABLE in one.text and isinstance(got, int | float) and got > 2**60:
+        if NOT_AVAILABLE in one.text and is_number(got) and got > 2**60:
             silent = "17179869184.00 GiB are 2**64 bytes: what the driver says where it does not know (Windows, WSL)"
         summaries = {
             "allowed": "a message without a limit gives no “allowed”",
@@ -314,7 +314,7 @@ def _judge_figure(trial: Trial, key: str, got: Any, one: Case) -> None:
         )
         return
     likely = ""
-    number = isinstance(got, int | float) and not isinstance(got, bool)
+    number = is_number(got)
     contained = "this process has" not in one.text
     if key == "process" and contained and got is None:
         likely = (
@@ -378,7 +378,7 @@ def _judge_others(trial: Trial, got: Any, one: Case) -> None:
         _close(got, one.others, 20 * MIB),
         "what other processes hold is wrong",
         expected=f"{max(one.others, 0) / GIB:.2f} GiB in bytes: capacity − free − this process",
-        got=f"{got / GIB:.2f} GiB" if isinstance(got, int | float) else show(got),
+        got=f"{got / GIB:.2f} GiB" if is_number(got) else show(got),
         likely=likely,
         read=MESSAGE,
     )
@@ -435,7 +435,7 @@ def _judge_need(trial: Trial, got: Any, one: Case) -> None:
 
 
 def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number(value)
 
 
 def _judge_remedy(trial: Trial, got: Any, one: Case) -> None:

@@ -9,7 +9,7 @@ import torch
 from ..base import Trial, check
 from ..lesson08.common import flat_gradient
 from ..measure import virtual_gpu
-from ..wording import show
+from ..wording import is_number, show
 from .sections import AGAIN, MISTAKES, QUESTION, SEGMENTS
 from .stack import MIB, Recording, Stack
 
@@ -31,7 +31,8 @@ def checkpoint_budget(student: Any, trial: Trial) -> None:
             returned = trial.call(
                 student,
                 *(stack.blocks, stack.x, record.loss, stack.inside, stack.budget),
-                unchanged={"x": stack.x},
+                may_seed=True,  # judged by `_judge_gradient`: dropout
+                may_change={"blocks": {"grad", "buffers"}},
                 explain=_explain,
                 inside=record,
             )
@@ -206,7 +207,7 @@ def _judge_returned(trial: Trial, got: Any, record: Recording, old_peak: int) ->
     rows = {"expected": f"{want:,} bytes, an int (virtual)", "got": show(got), "read": MISTAKES}
     if got is None:
         trial.fail("the peak is not returned", likely="the function ends without a return", **rows)
-    if isinstance(got, bool) or not isinstance(got, int | float):
+    if not is_number(got):
         trial.fail("what was returned is not the peak", likely="one number is wanted", **rows)
     known = (
         (want / MIB, "the peak is returned in MiB", "bytes were asked for"),

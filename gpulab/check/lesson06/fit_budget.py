@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..base import Trial, check
-from ..wording import show
+from ..wording import is_number, is_whole, show
 from .sections import OPTIMIZER
 
 PLANS = (
@@ -230,7 +230,7 @@ def fit_budget(student: Any, trial: Trial) -> None:
     answers: list[Any] = []
     for shapes, activations, budget in cases():
         given = list(shapes)
-        answer = trial.call(student, given, activations, budget, unchanged={"shapes": given}, explain=_explain)
+        answer = trial.call(student, given, activations, budget, explain=_explain)
         _judge_form(trial, answer, RIGHT.answer(shapes, activations, budget))
         asked.append((shapes, activations, budget))
         answers.append(answer)
@@ -240,7 +240,7 @@ def fit_budget(student: Any, trial: Trial) -> None:
         _fail(trial, asked, answers, wanted, wrong)
     for answer in answers:
         trial.expect(
-            answer is None or isinstance(answer[2], int),
+            answer is None or is_whole(answer[2]),
             "the peak is not a whole number",
             expected="an int: bytes",
             got=show(answer),
@@ -252,7 +252,7 @@ def fit_budget(student: Any, trial: Trial) -> None:
 def _judge_form(trial: Trial, answer: Any, want: Answer) -> None:
     fits = isinstance(answer, tuple | list) and len(answer) == 3
     fits = fits and all(isinstance(word, str) for word in answer[:2])
-    fits = fits and isinstance(answer[2], int | float) and not isinstance(answer[2], bool)
+    fits = fits and is_number(answer[2])
     trial.expect(
         answer is None or fits,
         "the answer has another form",

@@ -7,12 +7,14 @@ import functools
 import gc
 import inspect
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
+from ..audit import ANYTHING, Kind
 from ..base import Trial, check
 from ..lesson08.common import flat_gradient
 from ..measure import virtual_gpu
@@ -143,7 +145,11 @@ def offload_activations(student: Any, trial: Trial) -> None:
             plain, best, seen = Seen(), Seen(), Seen()
             use(lambda *_: torch.enable_grad(), copy.deepcopy(model), inputs, case, plain)
             use(reference, copy.deepcopy(model), inputs, case, best)
-            trial.call(use, student, model, inputs, case, seen, explain=_explain)
+            may_change: dict[str, Iterable[Kind]] = {
+                "model": {"grad", "place"},
+                "seen": ANYTHING,
+            }  # its place is judged below
+            trial.call(use, student, model, inputs, case, seen, may_change=may_change, explain=_explain)
             _judge_manager(trial, seen.manager)
             _judge_values(trial, model, case, seen, plain)
             probe = model[-1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from ..audit import MOVED, Kind
 from ..base import Trial, check
 from ..measure import virtual_gpu
 from ..wording import show
@@ -114,6 +115,14 @@ def amp_step(student: Any, trial: Trial) -> None:
             _try(student, trial, case)
 
 
+MAY_CHANGE: dict[str, Iterable[Kind]] = {
+    "model": MOVED,  # its place is judged below
+    "optimizer": {"state", "settings"},  # the schedule sets the learning rate
+    "scaler": {"state"},
+    "scheduler": {"state"},
+}
+
+
 def _try(student: Any, trial: Trial, case: Case) -> None:
     first = nn.Linear(16, 24)
     model = nn.Sequential(first, nn.Tanh(), nn.Linear(24, 5)).to(case.device)
@@ -140,7 +149,7 @@ def _try(student: Any, trial: Trial, case: Case) -> None:
         returned = trial.call(
             student,
             *(model, optimizer, scaler, schedule, watched(loss_fn, log, case.device), x, y, case.dtype, case.max_norm),
-            unchanged={"x": x, "y": y},
+            may_change=MAY_CHANGE,
             explain=lambda error: explain(log, error),
         )
         _judge_model(trial, model, case)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ..audit import ANYTHING
 from ..base import Trial, check
 from ..wording import show
 from .sections import ORDER, SCALER
@@ -254,7 +255,7 @@ def loss_scaler(student: Any, trial: Trial) -> None:
     _judge_scale(student, trial)
     for trace in traces():
         want, got = reference(trace), Seen([], [], [])
-        trial.call(run, student, trace, got, explain=_explain, who="your class")
+        trial.call(run, student, trace, got, may_change={"seen": ANYTHING}, explain=_explain, who="your class")
         _judge(trial, trace, got, want)
 
 
@@ -263,10 +264,12 @@ def _judge_scale(student: Any, trial: Trial) -> None:
     scale = 2.0 ** random.randint(4, 10)
     x = torch.tensor(3.0, requires_grad=True)
 
-    def scaled() -> Any:
-        return student(scale, 2.0, 0.5, 5).scale(x * 2)
+    loss = x * 2
 
-    got = trial.call(scaled, explain=_explain, who="your class")
+    def scaled() -> Any:
+        return student(scale, 2.0, 0.5, 5).scale(loss)
+
+    got = trial.call(scaled, besides={"loss": loss}, explain=_explain, who="your class")
     trial.expect(
         isinstance(got, torch.Tensor) and got.numel() == 1,
         "scale(loss) does not return the scaled loss",

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..base import Trial, check
-from ..wording import show
+from ..wording import is_number, show
 from .sections import FORMATS, GPUS, JOBS, SCALER, TF32, WEIGHTS
 
 Plan = Mapping[str, Any]
@@ -95,7 +95,7 @@ def _same(got: Any, want: Any) -> bool:
     if isinstance(want, bool):
         return isinstance(got, bool) and got is want
     if isinstance(want, int):
-        return isinstance(got, int | float) and not isinstance(got, bool) and got == want
+        return is_number(got) and got == want
     return isinstance(got, torch.dtype) and got == want
 
 

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from ..base import OPTIMIZERS, CheckFailed, Trial, check
 from ..measure import virtual_gpu
-from ..wording import show
+from ..wording import is_number, is_whole, show
 from .sections import AUTOCAST, SAVES, SCALER, TF32
 
 PARAMETERS = ("make_model", "loss_fn", "x", "y", "steps", "warm_up")
@@ -212,7 +212,7 @@ def _try_raising(student: Any, trial: Trial, x: torch.Tensor, y: torch.Tensor) -
         return False
 
     with _words_for_tf32("the TF32 settings stay changed when loss_fn raises"):
-        raised = trial.call(run, explain=_explain)
+        raised = trial.call(run, besides={"x": x, "y": y}, may_seed=True, explain=_explain)
     trial.expect(
         raised,
         "the exception of loss_fn does not come out",
@@ -260,7 +260,7 @@ def _try(student: Any, trial: Trial, x: torch.Tensor, y: torch.Tensor, names: tu
         got = trial.call(
             student,
             *(lambda: Probe(log), loss_fn_for(log), x, y, STEPS, WARM_UP),
-            unchanged={"x": x, "y": y},
+            may_seed=True,  # one way to give each run the same model
             explain=_explain,
         )
     _judge_form(trial, got, names, where)
@@ -408,7 +408,7 @@ def _judge_losses(trial: Trial, row: Mapping[str, Any], want: Run, name: str, wh
     )
     skipped = row["skipped"]
     trial.expect(
-        isinstance(skipped, int) and not isinstance(skipped, bool) and skipped == want.skipped,
+        is_whole(skipped) and skipped == want.skipped,
         f"skipped of {name} is not the number of steps that the scaler skipped",
         expected=f"{want.skipped} of {WARM_UP + STEPS}, warm-up included",
         got=show(skipped),
@@ -447,7 +447,7 @@ def _judge_times(trial: Trial, got: Mapping[str, Any], wants: Mapping[str, Run])
     ratios = {}
     for name, want in wants.items():
         ms = got[name]["ms"]
-        number = isinstance(ms, int | float) and not isinstance(ms, bool) and math.isfinite(ms)
+        number = is_number(ms) and math.isfinite(ms)
         trial.expect(number, f"ms of {name} is no number", expected="milliseconds per step, a float", got=show(ms))
         ratios[name] = ms / want.ms
     seconds = all(_near(1000 * ratio) for ratio in ratios.values())
@@ -497,7 +497,7 @@ def _judge_peak(trial: Trial, got: Mapping[str, Any], wants: Mapping[str, Run], 
             read=SAVES,
         )
         return
-    number = isinstance(peak, int | float) and not isinstance(peak, bool)
+    number = is_number(peak)
     trial.expect(number, f"peak_bytes of {name} is no number", expected="bytes, an int", got=show(peak), read=SAVES)
     low, high = min(want.peaks), max(want.peaks)
     if low - ENOUGH < peak < high + SLACK:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from ..audit import MOVED, Kind
 from ..base import Trial, check
 from ..measure import SavedBytes
 from .accumulation_window import classifier, draw, loss_fn
@@ -132,6 +133,14 @@ def prepare(count: int, steps: int, max_norm: float) -> Case:
     return Case(model, batches, steps, max_norm, loop, list(loop()), start, single.peak)
 
 
+MAY_CHANGE: dict[str, Iterable[Kind]] = {
+    "model": MOVED,  # its place is judged below
+    "optimizer": {"state", "settings"},  # the schedule sets the learning rate
+    "scaler": {"state"},
+    "scheduler": {"state"},
+}
+
+
 @check(lesson=8, says="unscale, clip, step, update once a window, under autocast; a skipped step advances no schedule")
 def accumulation_amp(student: Any, trial: Trial) -> None:
     """Check a function of (model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm): one epoch
@@ -151,7 +160,7 @@ def accumulation_amp(student: Any, trial: Trial) -> None:
         trial.call(
             student,
             *(model, optimizer, scaler, schedule, watched(loss_fn, losses), batches, case.steps, case.max_norm),
-            unchanged={"micro_batches": batches},
+            may_change=MAY_CHANGE,
             explain=partial(explain, log),
             inside=saved,
         )
@@ -181,6 +190,7 @@ def _overflow(student: Any, trial: Trial) -> None:
         student,
         *(case.model, optimizer, scaler, schedule, watched(loss_fn, [], overflows)),
         *(case.batches, case.steps, case.max_norm),
+        may_change=MAY_CHANGE,
         explain=partial(explain, log),
     )
     inputs = (

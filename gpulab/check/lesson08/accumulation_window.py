@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from ..audit import TRAINED, Kind
 from ..base import Trial, check
 from ..measure import SavedBytes
 from ..wording import show
@@ -131,6 +132,12 @@ def prepare(sizes: list[int], steps: int) -> Case:
     return Case(model, batches, steps, loop, want, losses, afterwards, start, single.peak)
 
 
+MAY_CHANGE: dict[str, set[Kind]] = {
+    "model": {*TRAINED, "mode", "place"},  # mode and place are judged below
+    "optimizer": {"state", "settings"},  # as the weights tell
+}
+
+
 @check(
     lesson=8,
     says="every window steps with the gradient of the mean over its own samples, one micro-batch at a time",
@@ -146,7 +153,7 @@ def accumulation_window(student: Any, trial: Trial) -> None:
         mean_loss = trial.call(
             student,
             *(model, optimizer, loss_fn, batches, steps),
-            unchanged={"micro_batches": batches},
+            may_change=MAY_CHANGE,
             explain=explain,
             inside=saved,
         )

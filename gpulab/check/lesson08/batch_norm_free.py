@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from ..audit import Kind
 from ..base import Trial, check
 from ..measure import same
 from ..wording import show
@@ -59,7 +60,7 @@ def batch_norm_free(student: Any, trial: Trial) -> None:
     for model, groups in [(network(), 4), (network(), 2)]:
         before = copy.deepcopy(model)
         x, y = torch.randn(12, 1, 6, 6, dtype=torch.float64), torch.randint(0, 4, (12,))
-        new = trial.call(student, model, groups, explain=_explain)
+        new = trial.call(student, model, groups, may_change={"model": JUDGED}, explain=_explain)
         trial.expect(
             isinstance(new, nn.Module),
             "a model is wanted back",
@@ -84,6 +85,10 @@ def batch_norm_free(student: Any, trial: Trial) -> None:
             _judge_norm(trial, name, old, new, groups)
         _judge_rest(trial, before, model, new)
         _judge_samples(trial, new, x, y)
+
+
+# What `_judge_original` compares itself, in its own words.
+JUDGED: frozenset[Kind] = frozenset(("parts", "parameters", "buffers", "mode", "place"))
 
 
 def _judge_original(trial: Trial, before: nn.Module, model: nn.Module) -> None:

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from ..base import Trial, check
 from ..measure import SavedBytes
-from ..wording import show
+from ..wording import is_whole, show
 from .common import Batch, Loop, explain, flat_gradient, judge, judge_place, one_at_a_time, replica, rows_seen
 from .misconceptions import TOKEN, TOKENS
 
@@ -131,7 +131,7 @@ def token_weighting(student: Any, trial: Trial) -> None:
         returned = trial.call(
             student,
             *(case.model, case.batches),
-            unchanged={"micro_batches": case.batches},
+            may_change={"model": {"grad", "place"}},
             inside=saved,
             explain=_explain,
         )
@@ -180,12 +180,12 @@ def _judge_count(trial: Trial, got: Any, case: Case) -> None:
         likely = "the function ends without a return"
     elif isinstance(got, torch.Tensor):
         likely = "a sum of a tensor is a tensor, which lives on its device: call .item()"
-    elif type(got) is int and got == positions:
+    elif is_whole(got) and got == positions:
         likely = "labels.numel() counts every position of the padded rectangle, padding too"
-    elif type(got) is int and got == max(case.tokens, 1):
+    elif is_whole(got) and got == max(case.tokens, 1):
         likely = "a number that is kept from 0 for the division is not the count: return the count itself"
     trial.expect(
-        type(got) is int and got == case.tokens,
+        is_whole(got) and got == case.tokens,
         "the number of tokens is not what was returned",
         expected=f"{case.tokens}, as an int: labels that are not -100",
         got=show(got),

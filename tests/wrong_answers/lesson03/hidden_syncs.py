@@ -308,3 +308,36 @@ def goes_on_changing_the_weights(model, optimizer, batches):
 @BANK.wrong("your function raised RuntimeError", "on the device of the model")
 def leaves_the_batch_on_the_cpu(model, optimizer, batches):
     return epoch(model, optimizer, batches, to=lambda t, device: t)
+
+
+# --- wrong: what is left behind ------------------------------------------------------------------------
+
+
+@BANK.wrong("your function left a setting changed", "use it as a context manager")
+def leaves_the_debug_mode_on(model, optimizer, batches):
+    torch.cuda.set_sync_debug_mode("warn")
+    return epoch(model, optimizer, batches)
+
+
+@BANK.wrong("your function changed its argument model: it is left in eval mode", "put it back in a finally")
+def leaves_the_model_in_eval_mode(model, optimizer, batches):
+    found = epoch(model, optimizer, batches)
+    model.eval()
+    return found
+
+
+@BANK.wrong(
+    "your function changed its argument model: layer 0 (Linear) has a hook that it did not have", "handle.remove()"
+)
+def leaves_a_hook(model, optimizer, batches):
+    shapes = []
+    model[0].register_forward_hook(lambda layer, given, out: shapes.append(out.shape))
+    return epoch(model, optimizer, batches)
+
+
+@BANK.wrong("your function changed its argument batches", "pop or sort of a list")
+def uses_the_list_up(model, optimizer, batches):
+    mine = list(batches)
+    found = epoch(model, optimizer, mine)
+    batches.clear()
+    return found

@@ -370,3 +370,24 @@ def returns_a_list(model, inputs, optimizer="adamw", amp=False):
 def returns_tensors(model, inputs, optimizer="adamw", amp=False):
     vector = nn.utils.parameters_to_vector(p.detach() for p in model.parameters() if p.requires_grad)
     return right(model, inputs, optimizer, amp, gradients=vector)
+
+
+# --- wrong: what is left behind ------------------------------------------------------------------------
+
+
+@BANK.wrong("your function changed its argument model: it has a hook that it did not have", "handle.remove()")
+def leaves_its_hooks(model, inputs, optimizer, amp):
+    seen = []
+    for module in model.modules():
+        module.register_forward_hook(lambda layer, given, out: seen.append(layer))
+    return right(model, inputs, optimizer, amp)
+
+
+@BANK.wrong(
+    "your function changed its argument model: model.positions.requires_grad is True, not False",
+    "requires_grad_() was used",
+)
+def leaves_the_frozen_parameters_free(model, inputs, optimizer, amp):
+    found = right(model, inputs, optimizer, amp)
+    model.requires_grad_(True)
+    return found

@@ -480,3 +480,24 @@ def invents_a_peak(model, inputs, grad=True):
         return right(model, inputs, grad)
     kept = estimate(model, inputs, grad)
     return report("estimate", kept, kept)
+
+
+# --- wrong: what is left behind ------------------------------------------------------------------------
+
+
+@BANK.wrong(
+    "your function changed its argument model: layer 0 (Linear) has a hook that it did not have", "handle.remove()"
+)
+def leaves_a_hook(model, inputs, grad):
+    seen = []
+    model[0].register_forward_hook(lambda layer, given, out: seen.append(out.shape))
+    return on_cpu()(model, inputs, grad)
+
+
+@BANK.wrong(
+    "your function changed its argument inputs: inputs.requires_grad is True, not False", "requires_grad_() was used"
+)
+def leaves_the_inputs_with_requires_grad(model, inputs, grad):
+    found = on_cpu()(model, inputs, grad)
+    inputs.requires_grad_(True)
+    return found

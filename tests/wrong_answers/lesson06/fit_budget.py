@@ -2,6 +2,8 @@
 
 import math
 
+import numpy as np
+
 from gpulab.check.lesson06.sections import SECTIONS
 
 from ..bank import Bank
@@ -51,6 +53,12 @@ def right_peak(weights, state, kept, gradients, temporary, *plan):
 @BANK.right
 def larger_of_two_moments(shapes, activations, budget):
     return first(shapes, activations, budget, right_peak)
+
+
+@BANK.right
+def counts_with_numpy(shapes, activations, budget):
+    found = larger_of_two_moments(shapes, activations, budget)
+    return found and (*found[:2], np.int64(found[2]))
 
 
 @BANK.right

@@ -451,3 +451,26 @@ def reports_a_larger_scale_as_a_skip(model, optimizer, scaler, *rest):
     before = scaler.get_scale()
     loss, _ = in_order(model, optimizer, scaler, *rest)
     return loss, scaler.get_scale() == before
+
+
+# --- wrong: what is left behind ------------------------------------------------------------------------
+
+
+@BANK.wrong("your function seeds a global random generator", "torch.random.fork_rng()")
+def seeds_so_that_runs_can_be_compared(model, optimizer, scaler, scheduler, loss_fn, x, y, dtype, max_norm):
+    torch.manual_seed(42)
+    return in_order(model, optimizer, scaler, scheduler, loss_fn, x, y, dtype, max_norm)
+
+
+@BANK.wrong("your function changed its argument model: it is left in eval mode", "put it back in a finally")
+def leaves_the_model_in_eval_mode(model, optimizer, scaler, scheduler, loss_fn, x, y, dtype, max_norm):
+    found = in_order(model, optimizer, scaler, scheduler, loss_fn, x, y, dtype, max_norm)
+    model.eval()
+    return found
+
+
+@BANK.wrong("your function changed its argument optimizer: it has a hook that it did not have", "keep the handle")
+def leaves_a_hook_on_the_optimizer(model, optimizer, scaler, scheduler, loss_fn, x, y, dtype, max_norm):
+    done = []
+    optimizer.register_step_post_hook(lambda *_: done.append(True))
+    return in_order(model, optimizer, scaler, scheduler, loss_fn, x, y, dtype, max_norm)

@@ -402,3 +402,12 @@ class HasNoUpdate:
 @BANK.wrong("there is no scaler")
 def makes_nothing(init_scale, growth_factor, backoff_factor, growth_interval):
     Base(init_scale, growth_factor, backoff_factor, growth_interval)
+
+
+# --- wrong: what is left behind ------------------------------------------------------------------------
+
+
+@BANK.wrong("your class changed its argument loss", "a method that ends in _")
+class ScalesInPlace(Base):
+    def scale(self, loss):
+        return loss.mul_(self.current)

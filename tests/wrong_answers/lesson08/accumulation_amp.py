@@ -710,3 +710,21 @@ def moves_the_data_and_not_the_model(model, optimizer, scaler, scheduler, loss_f
 def makes_a_scaler_for_the_gpu(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
     scaler = torch.amp.GradScaler("cuda")
     train(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm)
+
+
+# --- wrong: what is left behind ------------------------------------------------------------------------
+
+
+@BANK.wrong("your function seeds a global random generator", "torch.random.fork_rng()")
+def seeds_the_generator(*args):
+    torch.manual_seed(42)
+    train(*args)
+
+
+@BANK.wrong(
+    "your function changed its argument model: model.0.weight.requires_grad is False, not True",
+    "requires_grad_() was used",
+)
+def freezes_the_first_layer_afterwards(model, *args):
+    train(model, *args)
+    model[0].requires_grad_(False)

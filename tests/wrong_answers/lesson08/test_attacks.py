@@ -146,8 +146,11 @@ def test_a_right_answer_with_hooks_of_its_own_on_the_model_passes(name, capsys):
     seen = []
 
     def student(model, *args):
-        model.register_forward_hook(lambda module, inputs, out: seen.append(len(out)))
-        return RIGHT[name](model, *args)
+        handle = model.register_forward_hook(lambda module, inputs, out: seen.append(len(out)))
+        try:
+            return RIGHT[name](model, *args)
+        finally:
+            handle.remove()
 
     getattr(gpulab.check, name)(student)
     assert seen

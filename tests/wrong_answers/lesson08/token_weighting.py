@@ -1,5 +1,6 @@
 """Answers to "token-weighted loss": the gradient of a window of padded texts, and the count that is returned."""
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -43,6 +44,11 @@ def sums_and_divides_at_the_end(model, micro_batches):
     for p in model.parameters():
         p.grad /= max(tokens, 1)
     return tokens
+
+
+@BANK.right
+def counts_with_numpy(model, micro_batches):
+    return np.int64(sums_over_all_tokens(model, micro_batches))
 
 
 @BANK.right
@@ -389,3 +395,25 @@ def leaves_the_model_on_the_gpu(model, micro_batches):
 @BANK.wrong("your function raised RuntimeError", "where the model is", on_gpu=True)
 def moves_the_data_and_not_the_model(model, micro_batches):
     return sums_over_all_tokens(model, to_gpu(micro_batches))
+
+
+# --- wrong: what is left behind ------------------------------------------------------------------------
+
+
+@BANK.wrong(
+    "your function changed its argument model: model.0.weight has a hook that it did not have", "handle.remove()"
+)
+def divides_in_hooks(model, micro_batches):
+    """The gradients are right, and in the next window they are divided twice."""
+    tokens = count(micro_batches)
+    for p in model.parameters():
+        p.register_hook(lambda g: g / max(tokens, 1))
+    for ids, labels in micro_batches:
+        summed(model, ids, labels).backward()
+    return tokens
+
+
+@BANK.wrong("your function changed its argument model: it is left in eval mode", "put it back in a finally")
+def leaves_the_model_in_eval_mode(model, micro_batches):
+    model.eval()
+    return sums_over_all_tokens(model, micro_batches)
