@@ -2,7 +2,9 @@
 
 import dataclasses
 import re
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import nbformat
 import pytest
@@ -10,6 +12,9 @@ import pytest
 import gpulab
 from gpulab import course
 from gpulab.check import base
+
+from .wrong_answers import edits, test_contracts
+from .wrong_answers.bank import Bank
 
 ROOT = Path(__file__).resolve().parent.parent
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.DOTALL)
@@ -45,24 +50,56 @@ def test_the_example_of_a_lesson_is_a_source(built):
     nbformat.validate(notebook)
 
 
+IMPORTS = """
+import torch
+from collections.abc import Callable
+from typing import Any
+from gpulab.check.base import Trial, check
+from gpulab.check.contract import Clause, Contract, Facts, Near
+from gpulab.check.measure import virtual_gpu
+from gpulab.check.scenes import Scene
+"""
+
+
 def test_the_example_of_an_exercise_gives_a_stub_and_its_check_judges(built, monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("GPULAB_PROGRESS", str(tmp_path / "progress.json"))
-    solution, exercise = built(block("# %% check-double"), "solutions")
+    text = block("# %% check-double")
+    solved, exercise = built(text, "solutions")
     lessons = [dataclasses.replace(row, checks=("double",)) if row.number == 2 else row for row in course.LESSONS]
     monkeypatch.setattr(course, "LESSONS", tuple(lessons))
-    names = {"gpulab": gpulab}
-    exec("import torch\nfrom typing import Any\nfrom gpulab.check.base import Trial, check, show\n", names)
-    exec(block("@check(lesson=2"), names)
+    names = {"gpulab": gpulab, "__file__": str(tmp_path / "double.py"), "__name__": "gpulab.check.lesson02.double"}
+    exec(IMPORTS + block("@check(lesson=2"), names)
     check = names["double"]
+    monkeypatch.setitem(sys.modules, "gpulab.check.lesson02.double", SimpleNamespace(CONTRACT=names["CONTRACT"]))
 
-    exec(solution.cells[0].source, names)
+    (tmp_path / "02_example.py").write_text(text)
+    monkeypatch.setattr(edits, "SOLUTIONS", tmp_path)
+    edits._solution.cache_clear()
+    bank_names = {"Bank": Bank, "SECTIONS": ("Moving things",), "solution": edits.solution, "change": edits.change}
+    exec(block('BANK = Bank("double"'), bank_names)
+    bank = bank_names["BANK"]
+    (tmp_path / "double.json").write_text(bank.fingerprints())
+    for holds in (
+        test_contracts.test_a_clause_is_a_sentence_of_the_exercise,
+        test_contracts.test_a_clause_has_a_scene,
+        test_contracts.test_what_is_judged_belongs_to_one_clause,
+        test_contracts.test_a_clause_has_a_wrong_answer_that_breaks_it_alone,
+        test_contracts.test_the_words_stored_are_those_of_the_bank,
+        test_contracts.test_a_fingerprint_belongs_to_one_mistake,
+    ):
+        holds(bank)
+    edits._solution.cache_clear()
+
+    exec(solved.cells[0].source, names)
     check(names["double"])
     assert "✔ double: every element is doubled" in capsys.readouterr().out
     exec(exercise.cells[0].source, names)
     with pytest.raises(base.NotAttempted):
         check(names["double"])
-    with pytest.raises(base.CheckFailed, match="the result is not twice x"):
+    with pytest.raises(base.CheckFailed, match="x is squared"):
         check(lambda x: x**2)
+    with pytest.raises(base.CheckFailed, match="the result is not twice x"):
+        check(lambda x: 3 * x)
     with pytest.raises(base.CheckFailed, match="changed its argument x"):
         check(lambda x: x.mul_(2))
 

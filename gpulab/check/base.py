@@ -68,6 +68,7 @@ class CheckFailed(Exception):
         self.check, self.summary = check, summary
         self.rows = {"expected": expected, "got": got, "likely": likely, "also": also, "read": read}
         self.notes: list[str] = []
+        self.raised = ""  # the exception of the student's code, as "Type: text"
         super().__init__(summary)
 
     def __str__(self) -> str:
@@ -184,6 +185,7 @@ class Trial:
                 got=f"{text or 'no message'}{put_back and f'; and it left {put_back}'}",
                 likely=explain(f"{name}: {text}"),
             )
+            failed.raised = f"{name}: {clip(text, 100)}"
             failed.notes += frames(outcome.error)
             raise failed from outcome.error
         if put_back:

@@ -7,9 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
 import gpulab
+from gpulab.check.contract import Contract
+
+from .edits import Edit, solution
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,7 @@ class Bank:
     wrong_answers: list[Wrong] = field(default_factory=list)
     right_answers: list[Any] = field(default_factory=list)
     right_on_gpu: list[Any] = field(default_factory=list)
+    solution: tuple[int, str] = (0, "")  # lesson and name, for a check that is a contract
 
     @property
     def check(self) -> Callable[..., None]:
@@ -53,6 +58,33 @@ class Bank:
             return answer
 
         return keep
+
+    def mistake(self, name: str, summary: str, likely: str, *edits: Edit, same_as: str = "") -> None:
+        """A wrong answer that is an edit of the solution."""
+        answer = solution(*self.solution, *edits, called=name)
+        self.wrong_answers.append(Wrong(answer, summary, likely, "", same_as, False))
+
+    def variant(self, name: str, *edits: Edit) -> None:
+        """A right answer that is an edit of the solution."""
+        self.right_answers.append(solution(*self.solution, *edits, called=name))
+
+    @property
+    def contract(self) -> Contract | None:
+        """That of the check, if it is one."""
+        if not self.solution[0]:
+            return None
+        module = import_module(f"gpulab.check.lesson{self.solution[0]:02d}.{self.name}")
+        contract: Contract = module.CONTRACT
+        return contract
+
+    def fingerprints(self) -> str:
+        """The text of the contract's file."""
+        assert self.contract
+        said = {w.name: w for w in self.wrong_answers}
+        answers = [(w.name, said[w.same_as or w.name], w.answer) for w in self.wrong_answers]
+        return self.contract.store(
+            solution(*self.solution), [(name, of.summary, of.likely, answer) for name, of, answer in answers]
+        )
 
     def right(self, answer: Any) -> Any:
         self.right_answers.append(answer)

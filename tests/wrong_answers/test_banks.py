@@ -65,7 +65,8 @@ failure_here = functools.cache(failure)  # without a GPU; asked for again by the
 
 
 def assert_its_own_words(failed, wrong, bank):
-    assert failed.summary == wrong.summary
+    raised = f"your function raised {failed.raised.partition(':')[0]}: " if bank.contract and failed.raised else ""
+    assert failed.summary.removeprefix(raised) == wrong.summary
     assert wrong.likely in failed.rows["likely"]
     assert not wrong.also or wrong.also == failed.rows["also"]
     assert len(str(failed).splitlines()) <= MOST_LINES

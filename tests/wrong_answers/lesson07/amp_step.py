@@ -8,8 +8,10 @@ from torch import nn
 from gpulab.check.lesson07.sections import SECTIONS
 
 from ..bank import Bank
+from ..edits import add, change, drop, move, solution, swap
 
-BANK = Bank("amp_step", SECTIONS)
+BANK = Bank("amp_step", SECTIONS, solution=(7, "train_step"))
+SOLUTION = BANK.right(solution(7, "train_step"))
 
 
 def forward(model, loss_fn, x, y, dtype):
@@ -33,16 +35,6 @@ def clip(model, max_norm):
 
 
 # --- right ---------------------------------------------------------------------------------------------
-
-
-@BANK.right
-def in_order(model, optimizer, scaler, scheduler, loss_fn, x, y, dtype, max_norm):
-    optimizer.zero_grad()
-    loss = forward(model, loss_fn, x, y, dtype)
-    scaler.scale(loss).backward()
-    scaler.unscale_(optimizer)
-    clip(model, max_norm)
-    return finish(optimizer, scaler, scheduler, loss)
 
 
 @BANK.right
@@ -89,369 +81,283 @@ def clips_with_a_scaled_limit(model, optimizer, scaler, scheduler, loss_fn, x, y
     return finish(optimizer, scaler, scheduler, loss)
 
 
+BANK.variant(
+    "looks_for_inf_itself",
+    change(
+        "scaler.step(optimizer)",
+        "if all(p.grad is None or p.grad.isfinite().all() for p in model.parameters()):\n        optimizer.step()",
+    ),
+)
+
+
 @BANK.right
 def clears_at_the_end_too(model, optimizer, scaler, scheduler, loss_fn, x, y, dtype, max_norm):
     model.zero_grad()
-    result = in_order(model, optimizer, scaler, scheduler, loss_fn, x, y, dtype, max_norm)
+    result = SOLUTION(model, optimizer, scaler, scheduler, loss_fn, x, y, dtype, max_norm)
     optimizer.zero_grad()
     return result
 
 
 # --- wrong: unscale and clip ---------------------------------------------------------------------------
 
+CLIP, UNSCALE, STEP = "clip_grad_norm_", "unscale_", "scaler.step("
+SCALED = "the gradients are clipped while they are still scaled"
 
-@BANK.wrong("the gradients are clipped while they are still scaled", "unscale_ first")
-def clips_before_unscale(model, optimizer, scaler, scheduler, loss_fn, x, y, dtype, max_norm):
-    optimizer.zero_grad()
-    loss = forward(model, loss_fn, x, y, dtype)
-    scaler.scale(loss).backward()
-    clip(model, max_norm)
-    scaler.unscale_(optimizer)
-    return finish(optimizer, scaler, scheduler, loss)
-
-
-@BANK.wrong("the gradients are clipped while they are still scaled", "unscale_ first", same_as="clips_before_unscale")
-def never_unscales(model, optimizer, scaler, scheduler, loss_fn, x, y, dtype, max_norm):
-    optimizer.zero_grad()
-    loss = forward(model, loss_fn, x, y, dtype)
-    scaler.scale(loss).backward()
-    clip(model, max_norm)
-    return finish(optimizer, scaler, scheduler, loss)
-
-
-@BANK.wrong("your function raised RuntimeError", "once between two updates")
-def unscales_twice(model, optimizer, scaler, scheduler, loss_fn, x, y, dtype, max_norm):
-    optimizer.zero_grad()
-    loss = forward(model, loss_fn, x, y, dtype)
-    scaler.scale(loss).backward()
-    scaler.unscale_(optimizer)
-    clip(model, max_norm)
-    scaler.unscale_(optimizer)
-    return finish(optimizer, scaler, scheduler, loss)
-
-
-@BANK.wrong("your function raised RuntimeError", "comes before scaler.step")
-def unscales_after_the_step(model, optimizer, scaler, scheduler, loss_fn, x, y, dtype, max_norm):
-    optimizer.zero_grad()
-    loss = forward(model, loss_fn, x, y, dtype)
-    scaler.scale(loss).backward()
-    scaler.step(optimizer)
-    scaler.unscale_(optimizer)
-    clip(model, max_norm)
-    scaler.update()
-    scheduler.step()
-    return loss.item(), True
-
-
-@BANK.wrong("the gradient is not clipped", "clip_grad_norm_ is missing")
-def never_clips(model, optimizer, scaler, scheduler, loss_fn, x, y, dtype, max_norm):
-    optimizer.zero_grad()
-    loss = forward(model, loss_fn, x, y, dtype)
-    scaler.scale(loss).backward()
-    return finish(optimizer, scaler, scheduler, loss)
-
-
-@BANK.wrong("single elements are clipped, not the norm", "another direction")
-def clips_values(model, optimizer, scaler, scheduler, loss_fn, x, y, dtype, max_norm):
-    optimizer.zero_grad()
-    loss = forward(model, loss_fn, x, y, dtype)
-    scaler.scale(loss).backward()
-    scaler.unscale_(optimizer)
-    nn.utils.clip_grad_value_(model.parameters(), max_norm)
-    return finish(optimizer, scaler, scheduler, loss)
-
-
-@BANK.wrong("the optimizer steps although the gradients overflow", "not clipped or replaced before")
-def cleans_the_gradients(model, optimizer, scaler, scheduler, loss_fn, x, y, dtype, max_norm):
-    optimizer.zero_grad()
-    loss = forward(model, loss_fn, x, y, dtype)
-    scaler.scale(loss).backward()
-    for p in model.parameters():
-        p.grad.nan_to_num_(0.0, 0.0, 0.0)
-    scaler.unscale_(optimizer)
-    clip(model, max_norm)
-    return finish(optimizer, scaler, scheduler, loss)
-
+BANK.mistake(
+    "clips_before_unscale",
+    SCALED,
+    "the scaler multiplied them by its scale, so nearly every norm is above max_norm: unscale_ first",
+    swap(CLIP, UNSCALE),
+)
+BANK.mistake("never_unscales", SCALED, "", drop(UNSCALE), same_as="clips_before_unscale")
+BANK.mistake(
+    "unscales_twice",
+    "unscale_ runs twice in a step",
+    "unscale_ divides in place, so it runs once between two updates",
+    add("scaler.unscale_(optimizer)", after=CLIP),
+)
+BANK.mistake(
+    "unscales_after_the_step",
+    "unscale_ comes after the step",
+    "unscale_ comes before scaler.step, and clipping between them",
+    move(UNSCALE, after=STEP),
+    move(CLIP, after=UNSCALE),
+)
+BANK.mistake(
+    "never_clips",
+    "the gradient is not clipped",
+    "clip_grad_norm_ is missing, comes after the step, or comes before backward",
+    drop(CLIP),
+)
+BANK.mistake(
+    "clips_values",
+    "single elements are clipped, not the norm",
+    "clip_grad_value_ turns the gradient into another direction; clip_grad_norm_ keeps it and shortens it",
+    change(CLIP, "clip_grad_value_"),
+)
+BANK.mistake(
+    "clips_to_one",
+    "the gradient is clipped to another norm than max_norm",
+    "the norm is an argument of the step: pass it on",
+    change("model.parameters(), max_norm", "model.parameters(), 1.0"),
+)
+BANK.mistake(
+    "cleans_the_gradients",
+    "the optimizer steps although the gradients overflow",
+    "scaler.step skips by itself if the gradients are scaled by the scaler that was passed in, and inf is not clipped "
+    "or replaced before",
+    add("[p.grad.nan_to_num_(0.0, 0.0, 0.0) for p in model.parameters() if p.grad is not None]", before=UNSCALE),
+)
 
 # --- wrong: the scaler ---------------------------------------------------------------------------------
 
-
-@BANK.wrong("optimizer.step() is called directly", "scaled numbers, or inf")
-def steps_directly(model, optimizer, scaler, scheduler, loss_fn, x, y, dtype, max_norm):
-    optimizer.zero_grad()
-    loss = forward(model, loss_fn, x, y, dtype)
-    scaler.scale(loss).backward()
-    scaler.unscale_(optimizer)
-    clip(model, max_norm)
-    optimizer.step()
-    scaler.update()
-    scheduler.step()
-    return loss.item(), True
-
-
-@BANK.wrong("scaler.update() is missing", "the scale never adapts")
-def never_updates(model, optimizer, scaler, scheduler, loss_fn, x, y, dtype, max_norm):
-    optimizer.zero_grad()
-    loss = forward(model, loss_fn, x, y, dtype)
-    scaler.scale(loss).backward()
-    scaler.unscale_(optimizer)
-    clip(model, max_norm)
-    scaler.step(optimizer)
-    scheduler.step()
-    return loss.item(), True
-
-
-@BANK.wrong("your function raised AssertionError", "it ends the scaler's step")
-def updates_first(model, optimizer, scaler, scheduler, loss_fn, x, y, dtype, max_norm):
-    optimizer.zero_grad()
-    loss = forward(model, loss_fn, x, y, dtype)
-    scaler.scale(loss).backward()
-    scaler.update()
-    scaler.step(optimizer)
-    scheduler.step()
-    return loss.item(), True
-
-
-@BANK.wrong("scaler.update() comes before the step", "what was found")
-def updates_before_the_step(model, optimizer, scaler, scheduler, loss_fn, x, y, dtype, max_norm):
-    optimizer.zero_grad()
-    loss = forward(model, loss_fn, x, y, dtype)
-    scale = scaler.get_scale()
-    scaler.scale(loss).backward()
-    scaler.unscale_(optimizer)
-    clip(model, max_norm)
-    scaler.update()
-    for p in model.parameters():
-        p.grad *= scaler.get_scale()
-    scaler.step(optimizer)
-    stepped = scaler.get_scale() >= scale
-    if stepped:
-        scheduler.step()
-    return loss.item(), stepped
-
-
-@BANK.wrong("the gradients are divided by the scale although the loss was not scaled", "on scaler.scale(loss)")
-def never_scales(model, optimizer, scaler, scheduler, loss_fn, x, y, dtype, max_norm):
-    optimizer.zero_grad()
-    loss = forward(model, loss_fn, x, y, dtype)
-    scaler.scale(loss)
-    loss.backward()
-    scaler.unscale_(optimizer)
-    clip(model, max_norm)
-    return finish(optimizer, scaler, scheduler, loss)
-
-
-@BANK.wrong("your function raised AssertionError", "nothing was scaled")
-def forgets_the_scale(model, optimizer, scaler, scheduler, loss_fn, x, y, dtype, max_norm):
-    optimizer.zero_grad()
-    loss = forward(model, loss_fn, x, y, dtype)
-    loss.backward()
-    scaler.unscale_(optimizer)
-    clip(model, max_norm)
-    return finish(optimizer, scaler, scheduler, loss)
-
-
-@BANK.wrong("the schedule advances after a skipped step", "only where the optimizer stepped")
-def always_advances(model, optimizer, scaler, scheduler, loss_fn, x, y, dtype, max_norm):
-    optimizer.zero_grad()
-    loss = forward(model, loss_fn, x, y, dtype)
-    scaler.scale(loss).backward()
-    scaler.unscale_(optimizer)
-    clip(model, max_norm)
-    before = scaler.get_scale()
-    scaler.step(optimizer)
-    scaler.update()
-    scheduler.step()
-    return loss.item(), scaler.get_scale() >= before
-
-
-@BANK.wrong("the schedule does not advance with the step", "may be the same or larger")
-def takes_a_larger_scale_for_a_skip(model, optimizer, scaler, scheduler, loss_fn, x, y, dtype, max_norm):
-    optimizer.zero_grad()
-    loss = forward(model, loss_fn, x, y, dtype)
-    scaler.scale(loss).backward()
-    scaler.unscale_(optimizer)
-    clip(model, max_norm)
-    before = scaler.get_scale()
-    scaler.step(optimizer)
-    scaler.update()
-    stepped = scaler.get_scale() == before
-    if stepped:
-        scheduler.step()
-    return loss.item(), stepped
-
-
-@BANK.wrong("the schedule advances before the step", "the second learning rate")
-def advances_first(model, optimizer, scaler, scheduler, loss_fn, x, y, dtype, max_norm):
-    optimizer.zero_grad()
-    loss = forward(model, loss_fn, x, y, dtype)
-    scaler.scale(loss).backward()
-    scaler.unscale_(optimizer)
-    norm = clip(model, max_norm)
-    stepped = bool(norm.isfinite())
-    if stepped:
-        scheduler.step()
-    scaler.step(optimizer)
-    scaler.update()
-    return loss.item(), stepped
-
-
-@BANK.wrong("the schedule advances after a skipped step", "only where the optimizer stepped", same_as="always_advances")
-def looks_at_the_loss(model, optimizer, scaler, scheduler, loss_fn, x, y, dtype, max_norm):
-    optimizer.zero_grad()
-    loss = forward(model, loss_fn, x, y, dtype)
-    scaler.scale(loss).backward()
-    scaler.unscale_(optimizer)
-    clip(model, max_norm)
-    scaler.step(optimizer)
-    scaler.update()
-    stepped = math.isfinite(loss.item())
-    if stepped:
-        scheduler.step()
-    return loss.item(), stepped
-
+BANK.mistake(
+    "steps_directly",
+    "optimizer.step() is called directly",
+    "it steps with whatever is in .grad: scaled numbers, or inf",
+    change("scaler.step(optimizer)", "optimizer.step()"),
+)
+BANK.mistake(
+    "never_updates",
+    "scaler.update() is missing",
+    "without it the scale never adapts, and the next unscale_ raises",
+    drop("scaler.update()"),
+)
+BANK.mistake(
+    "the_scale_never_grows",
+    "the scale falls after an overflow, and never grows",
+    "update() without an argument grows it and lets it fall; update(new_scale) sets it, and forgets the steps counted",
+    change(
+        "scaler.update()",
+        "fine = all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())\n"
+        "    scaler.update(before if fine else before / 2)",
+    ),
+)
+BANK.mistake(
+    "updates_first",
+    "scaler.update comes before scaler.step",
+    "update ends the scaler's step: it forgets that unscale_ has run and what was found",
+    move("scaler.update()", before="before = "),
+)
+BANK.mistake(
+    "never_scales",
+    "the gradients are divided by the scale although the loss was not scaled",
+    "backward runs on scaler.scale(loss), not on the loss",
+    change("scaler.scale(loss).backward()", "scaler.scale(loss)\n    loss.backward()"),
+)
+BANK.mistake(
+    "forgets_the_scale",
+    "nothing was scaled",
+    "unscale_ and step need gradients from scaler.scale(loss).backward()",
+    change("scaler.scale(loss).backward()", "loss.backward()"),
+)
+BANK.mistake(
+    "always_advances",
+    "the schedule advances after a skipped step",
+    "the schedule counts updates of the weights: advance it only where the optimizer stepped",
+    change("if stepped:\n        scheduler", "if True:\n        scheduler"),
+)
+BANK.mistake(
+    "looks_at_the_loss",
+    "the schedule advances after a skipped step",
+    "",
+    change("if stepped:", "if loss.isfinite():"),
+    same_as="always_advances",
+)
+BANK.mistake(
+    "takes_a_larger_scale_for_a_skip",
+    "a step in which the scale grew is taken for a skipped one",
+    "after a step the scale may be the same or larger; only after an overflow it is smaller. That of a scaler that is "
+    "switched off is always 1",
+    change(">= before", "== before"),
+)
+BANK.mistake(
+    "never_advances_when_the_scaler_is_off",
+    "a step without a scaler is taken for a skipped one",
+    "a scaler that is switched off has the scale 1, and every step is a step",
+    change(">= before", ">= before and scaler.is_enabled()"),
+)
+BANK.mistake(
+    "advances_first",
+    "the schedule advances before the step",
+    "the first step would run at the second learning rate",
+    change("    nn.utils.clip_grad_norm_", "    norm = nn.utils.clip_grad_norm_"),
+    change("    if stepped:\n        scheduler.step()\n", ""),
+    add("scheduler.step() if norm.isfinite() else None", before=STEP),
+)
 
 # --- wrong: autocast -----------------------------------------------------------------------------------
 
-
-@BANK.wrong("the forward pass does not run under autocast", "ask x.device.type")
-def without_autocast(model, optimizer, scaler, scheduler, loss_fn, x, y, dtype, max_norm):
-    optimizer.zero_grad()
-    loss = loss_fn(model(x), y)
-    scaler.scale(loss).backward()
-    scaler.unscale_(optimizer)
-    clip(model, max_norm)
-    return finish(optimizer, scaler, scheduler, loss)
-
-
-@BANK.wrong("the forward pass does not run under autocast", "ask x.device.type", same_as="without_autocast")
-def always_for_cuda(model, optimizer, scaler, scheduler, loss_fn, x, y, dtype, max_norm):
-    optimizer.zero_grad()
-    with torch.autocast("cuda", dtype=dtype):
-        loss = loss_fn(model(x), y)
-    scaler.scale(loss).backward()
-    scaler.unscale_(optimizer)
-    clip(model, max_norm)
-    return finish(optimizer, scaler, scheduler, loss)
-
-
-@BANK.wrong("autocast runs in another dtype than the one asked for", "pass the argument on")
-def always_bf16(model, optimizer, scaler, scheduler, loss_fn, x, y, dtype, max_norm):
-    return in_order(model, optimizer, scaler, scheduler, loss_fn, x, y, torch.bfloat16, max_norm)
-
-
-@BANK.wrong("the loss is not under autocast", "computed in 16 bits")
-def loss_outside(model, optimizer, scaler, scheduler, loss_fn, x, y, dtype, max_norm):
-    optimizer.zero_grad()
-    with torch.autocast(x.device.type, dtype=dtype):
-        outputs = model(x)
-    loss = loss_fn(outputs, y)
-    scaler.scale(loss).backward()
-    scaler.unscale_(optimizer)
-    clip(model, max_norm)
-    return finish(optimizer, scaler, scheduler, loss)
-
-
-@BANK.wrong("backward runs under autocast", "takes its forward's dtype by itself")
-def backward_inside(model, optimizer, scaler, scheduler, loss_fn, x, y, dtype, max_norm):
-    optimizer.zero_grad()
-    with torch.autocast(x.device.type, dtype=dtype):
-        loss = loss_fn(model(x), y)
-        scaler.scale(loss).backward()
-    scaler.unscale_(optimizer)
-    clip(model, max_norm)
-    return finish(optimizer, scaler, scheduler, loss)
-
-
-@BANK.wrong("your function raised ValueError", "the parameters stay float32")
-def converts_the_model(model, optimizer, scaler, scheduler, loss_fn, x, y, dtype, max_norm):
-    return in_order(model.to(dtype), optimizer, scaler, scheduler, loss_fn, x, y, dtype, max_norm)
-
-
-@BANK.wrong("your function raised RuntimeError", "with autocast convert neither")
-def converts_the_data(model, optimizer, scaler, scheduler, loss_fn, x, y, dtype, max_norm):
-    optimizer.zero_grad()
-    loss = loss_fn(model(x.to(dtype)), y)
-    scaler.scale(loss).backward()
-    scaler.unscale_(optimizer)
-    clip(model, max_norm)
-    return finish(optimizer, scaler, scheduler, loss)
-
+BANK.mistake(
+    "without_autocast",
+    "the forward pass does not run under autocast",
+    "the block is missing: model and loss stand in torch.autocast(x.device.type, dtype=dtype)",
+    change("with torch.autocast(x.device.type, dtype=dtype):", "if True:"),
+)
+BANK.mistake(
+    "always_for_cuda",
+    "autocast is switched on for another device",
+    'torch.autocast("cuda") does nothing for a model on the CPU: ask x.device.type',
+    change("x.device.type", '"cuda"'),
+)
+BANK.mistake(
+    "always_bf16",
+    "autocast runs in bfloat16, whatever dtype says",
+    "pass the argument on: dtype=dtype",
+    change("dtype=dtype", "dtype=torch.bfloat16"),
+)
+BANK.mistake(
+    "default_dtype",
+    "autocast runs in its default dtype",
+    "without dtype= autocast takes float16 on a GPU and bfloat16 on the CPU: pass the argument on",
+    change(", dtype=dtype", ""),
+)
+BANK.mistake(
+    "loss_outside",
+    "the loss is not under autocast",
+    "the block ends after the model, so the loss of its 16-bit outputs is computed in 16 bits",
+    change("loss = loss_fn(model(x), y)", "outputs = model(x)\n    loss = loss_fn(outputs, y)"),
+)
+BANK.mistake(
+    "backward_inside",
+    "backward runs under autocast",
+    "each backward takes its forward's dtype by itself; the block holds the forward pass and the loss",
+    change("    scaler.scale(loss).backward()", "        scaler.scale(loss).backward()"),
+)
+BANK.mistake(
+    "converts_the_model",
+    "the model came back in another dtype",
+    "half() or to(dtype) rounds the caller's weights for good, also where the step then fails: the parameters stay "
+    "float32, autocast casts copies",
+    change("model(x)", "model.to(dtype)(x)"),
+)
+BANK.mistake(
+    "converts_the_data",
+    "the data are converted by hand",
+    "with autocast convert neither data nor model: it casts what each operation takes",
+    change("with torch.autocast(x.device.type, dtype=dtype):", "if True:"),
+    change("model(x)", "model(x.to(dtype))"),
+)
 
 # --- wrong: gradients and loss -------------------------------------------------------------------------
 
-
-@BANK.wrong("gradients that were there before are counted too", "zero_grad is missing")
-def never_clears(model, optimizer, scaler, scheduler, loss_fn, x, y, dtype, max_norm):
-    loss = forward(model, loss_fn, x, y, dtype)
-    scaler.scale(loss).backward()
-    scaler.unscale_(optimizer)
-    clip(model, max_norm)
-    return finish(optimizer, scaler, scheduler, loss)
-
-
-@BANK.wrong("your function raised AssertionError", "stands between backward and step")
-def clears_too_late(model, optimizer, scaler, scheduler, loss_fn, x, y, dtype, max_norm):
-    loss = forward(model, loss_fn, x, y, dtype)
-    scaler.scale(loss).backward()
-    optimizer.zero_grad()
-    return finish(optimizer, scaler, scheduler, loss)
-
-
-@BANK.wrong("the loss function that was passed in is not used")
-def has_its_own_loss(model, optimizer, scaler, scheduler, loss_fn, x, y, dtype, max_norm):
-    return in_order(model, optimizer, scaler, scheduler, nn.functional.cross_entropy, x, y, dtype, max_norm)
-
+BANK.mistake(
+    "never_clears",
+    "gradients that were there before are counted too",
+    "clear them before backward: zero_grad is missing, or comes after the step only",
+    drop("zero_grad"),
+)
+BANK.mistake(
+    "clears_too_late",
+    "the gradients are gone at the step",
+    "zero_grad stands between backward and step: it comes before backward",
+    move("zero_grad", after="backward()"),
+)
+BANK.mistake(
+    "has_its_own_loss",
+    "the loss function that was passed in is not used",
+    "loss_fn(outputs, targets) is an argument of the step",
+    change("loss_fn(model(x), y)", "nn.functional.cross_entropy(model(x), y)"),
+)
+BANK.mistake(
+    "runs_the_model_again",
+    "the model runs twice in a step",
+    "one forward pass gives the loss for backward, and its value for the log: loss.item()",
+    change("loss = loss_fn(model(x), y)", "loss = loss_fn(model(x), y)\n        loss = loss_fn(model(x), y)"),
+)
+BANK.mistake(
+    "clips_all_but_the_first_group",
+    "only the first parameter group is clipped",
+    "an optimizer may have several groups: clip what the model's parameters() gives",
+    change("model.parameters()", 'optimizer.param_groups[0]["params"]'),
+)
+BANK.mistake(
+    "decays_by_hand",
+    "the weights are changed beside the optimizer's step",
+    "weight decay, EMA and the like are no part of this step",
+    add("[p.data.mul_(0.99) for p in model.parameters()]", after="scaler.update()"),
+)
+BANK.mistake(
+    "moves_the_model",
+    "the model was moved to another device",
+    "the model is where its caller put it, and so is x: nothing need be moved",
+    change("model(x)", 'model.to("cuda:0")(x.to("cuda:0"))'),
+    change(", y)", ', y.to("cuda:0"))'),
+)
 
 # --- wrong: what is returned ---------------------------------------------------------------------------
 
-
-@BANK.wrong("what is returned is no pair", "without a return")
-def returns_nothing(*args):
-    in_order(*args)
-
-
-@BANK.wrong("the loss is not returned as a float", "call .item()")
-def returns_a_tensor(*args):
-    loss, stepped = in_order(*args)
-    return torch.tensor(loss), stepped
-
-
-@BANK.wrong("the loss that is returned is scaled", "log the loss itself")
-def returns_the_scaled_loss(model, optimizer, scaler, scheduler, loss_fn, x, y, dtype, max_norm):
-    optimizer.zero_grad()
-    loss = scaler.scale(forward(model, loss_fn, x, y, dtype))
-    loss.backward()
-    scaler.unscale_(optimizer)
-    clip(model, max_norm)
-    return finish(optimizer, scaler, scheduler, loss)
-
-
-@BANK.wrong("whether the optimizer stepped is not returned as a bool", "None")
-def returns_what_step_returns(model, optimizer, scaler, scheduler, loss_fn, x, y, dtype, max_norm):
-    optimizer.zero_grad()
-    loss = forward(model, loss_fn, x, y, dtype)
-    scaler.scale(loss).backward()
-    scaler.unscale_(optimizer)
-    clip(model, max_norm)
-    stepped = scaler.step(optimizer)
-    scaler.update()
-    scheduler.step()
-    return loss.item(), stepped
-
-
-@BANK.wrong("a skipped step is reported as one that happened", "compare the scale before and after update")
-def reports_a_finite_loss(*args):
-    loss, _ = in_order(*args)
-    return loss, math.isfinite(loss)
-
-
-@BANK.wrong("a step that happened is reported as skipped", "may grow when it was not")
-def reports_a_larger_scale_as_a_skip(model, optimizer, scaler, *rest):
-    before = scaler.get_scale()
-    loss, _ = in_order(model, optimizer, scaler, *rest)
-    return loss, scaler.get_scale() == before
-
+BANK.mistake("returns_nothing", "what is returned is no pair", "the function ends without a return", drop("return "))
+BANK.mistake(
+    "returns_a_tensor",
+    "the loss is not returned as a float",
+    "a tensor: call .item(), or float()",
+    change("loss.item()", "loss.detach()"),
+)
+BANK.mistake(
+    "returns_the_scaled_loss",
+    "the loss that is returned is scaled",
+    "scaler.scale(loss) is for backward; log the loss itself",
+    change("scaler.scale(loss).backward()", "loss = scaler.scale(loss)\n    loss.backward()"),
+)
+BANK.mistake(
+    "returns_what_step_returns",
+    "whether the optimizer stepped is not returned as a bool",
+    "scaler.step returns what optimizer.step returns: None",
+    change("return loss.item(), stepped", "return loss.item(), None"),
+)
+BANK.mistake(
+    "reports_a_finite_loss",
+    "a skipped step is reported as one that happened",
+    "the loss is finite although its scaled gradients overflow: compare the scale before and after update",
+    change("return loss.item(), stepped", "return loss.item(), bool(loss.isfinite())"),
+)
+BANK.mistake(
+    "reports_a_larger_scale_as_a_skip",
+    "a step that happened is reported as skipped",
+    "the scale falls when a step was skipped, and may grow when it was not",
+    change("return loss.item(), stepped", "return loss.item(), scaler.get_scale() == before"),
+)
 
 # --- wrong: what is left behind ------------------------------------------------------------------------
 
@@ -459,12 +365,12 @@ def reports_a_larger_scale_as_a_skip(model, optimizer, scaler, *rest):
 @BANK.wrong("your function seeds a global random generator", "torch.random.fork_rng()")
 def seeds_so_that_runs_can_be_compared(model, optimizer, scaler, scheduler, loss_fn, x, y, dtype, max_norm):
     torch.manual_seed(42)
-    return in_order(model, optimizer, scaler, scheduler, loss_fn, x, y, dtype, max_norm)
+    return SOLUTION(model, optimizer, scaler, scheduler, loss_fn, x, y, dtype, max_norm)
 
 
 @BANK.wrong("your function changed its argument model: it is left in eval mode", "put it back in a finally")
 def leaves_the_model_in_eval_mode(model, optimizer, scaler, scheduler, loss_fn, x, y, dtype, max_norm):
-    found = in_order(model, optimizer, scaler, scheduler, loss_fn, x, y, dtype, max_norm)
+    found = SOLUTION(model, optimizer, scaler, scheduler, loss_fn, x, y, dtype, max_norm)
     model.eval()
     return found
 
@@ -473,4 +379,4 @@ def leaves_the_model_in_eval_mode(model, optimizer, scaler, scheduler, loss_fn, 
 def leaves_a_hook_on_the_optimizer(model, optimizer, scaler, scheduler, loss_fn, x, y, dtype, max_norm):
     done = []
     optimizer.register_step_post_hook(lambda *_: done.append(True))
-    return in_order(model, optimizer, scaler, scheduler, loss_fn, x, y, dtype, max_norm)
+    return SOLUTION(model, optimizer, scaler, scheduler, loss_fn, x, y, dtype, max_norm)

@@ -1,0 +1,331 @@
+"""A check as a contract: clauses, the scenes that test them, and what a broken clause likely means.
+
+An author writes `play(call, scene)`, which runs the student's object in one scene and returns `Facts`: those seen, and
+those wanted. A `Clause` names a sentence of the exercise and the facts that tell whether it holds. A check plays scenes
+that are drawn afresh, and the first broken clause fails it.
+
+Why it is broken is told by resemblance. Of each wrong answer in the bank the build stores its fingerprint: the facts in
+which it differs from the solution, on scenes that are always the same. An answer that fails is played on those scenes
+too, and is told the mistakes that it makes wherever they show: all facts of a fingerprint must be found in it. Two
+mistakes in one answer are both named; an answer that resembles none is told its clause's general sentence.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import settings
+from .base import CheckFailed, Trial
+from .scenes import Scene, pairwise
+
+FIXED_SEED = 20261122  # of the scenes that fingerprints are taken on
+CALL = "the call"  # the fact that it returned; else how it failed
+_CLOSE = 0.02  # for numbers that nobody judges
+_DIGITS = 5
+
+
+Key = tuple[int, str]  # of a fact: the number of the scene, and its name
+
+
+@dataclass(frozen=True)
+class Near:
+    """A number, or a vector, that may be off: by `within` of itself (of a vector's length)."""
+
+    value: Any
+    within: float = _CLOSE
+
+
+@dataclass
+class Facts:
+    """What one scene showed: `seen` by name, and `wanted`, where a number is a `Near`. What is seen and not wanted is
+    not judged; it helps to tell mistakes apart. `about` says in a few words which scene it was."""
+
+    about: str
+    seen: dict[str, Any] = field(default_factory=dict)
+    wanted: dict[str, Any] = field(default_factory=dict)
+
+    def add(self, name: str, seen: Any, wanted: Any) -> None:
+        self.seen[name], self.wanted[name] = seen, wanted
+
+    def hold(self) -> bool:
+        """Whether all that is wanted was seen."""
+        return all(holds(self, name) for name in self.wanted)
+
+
+@dataclass(frozen=True)
+class Clause:
+    """One sentence that the exercise promises, word for word as it stands there, and the facts that hold it.
+
+    `summary` and `likely` are for answers that break it in a way that nobody foresaw.
+    """
+
+    quote: str
+    facts: Sequence[str]
+    summary: str
+    likely: str = ""
+    read: str = ""
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A wrong answer of the bank: its words, and in which facts of which fixed scene it differs from the solution."""
+
+    name: str
+    summary: str
+    likely: str
+    differs: Mapping[Key, Any]
+
+
+@dataclass
+class Fingerprint:
+    """What an answer showed on the fixed scenes, by scene and fact; what of it is judged, and what is not as wanted."""
+
+    seen: dict[Key, Any] = field(default_factory=dict)
+    judged: set[Key] = field(default_factory=set)
+    broken: set[Key] = field(default_factory=set)
+    within: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What is judged of the solution, how far each fact may be off, and the mistakes of the bank."""
+
+    judged: set[Key]
+    within: Mapping[str, float]
+    mistakes: list[Mistake]
+
+
+Play = Callable[[Callable[..., Any], Scene], Facts]
+
+
+class Contract:
+    """The clauses of one check, in the order in which they are judged; its edges; and `play`.
+
+    `file` is the check's own `__file__`: the fingerprints lie beside it, in NAME.json. `parameters` are those of the
+    function that is asked for.
+    """
+
+    def __init__(
+        self,
+        file: str,
+        *,
+        parameters: Sequence[str],
+        clauses: Sequence[Clause],
+        edges: Mapping[str, Sequence[Any]],
+        play: Play,
+        possible: Callable[[Scene], bool] = lambda scene: True,
+    ) -> None:
+        self.path, self.parameters = Path(file).with_suffix(".json"), tuple(parameters)
+        self.clauses, self.edges, self.play, self.possible = tuple(clauses), dict(edges), play, possible
+
+    def scenes(self, seed: int) -> list[tuple[int, Scene]]:
+        """Scenes, each with the seed of what is drawn in it."""
+        draw = random.Random(seed)
+        return [(draw.randrange(2**31), scene) for scene in pairwise(self.edges, draw, self.possible)]
+
+    def judge(self, student: Any, trial: Trial) -> None:
+        """Fail with the first clause that the answer breaks in scenes drawn afresh, and why where that can be told."""
+        trial.function(student, self.parameters)
+        for seed, scene in self.scenes(random.randrange(2**31)):
+            try:
+                facts = self._play(student, trial, seed, scene)
+            except CheckFailed as failed:
+                if failed.raised:
+                    self._name(failed, {CALL}, student, trial)
+                raise
+            self._judge(facts, student, trial)
+
+    def _judge(self, facts: Facts, student: Any, trial: Trial) -> None:
+        for clause in self.clauses:
+            broken = [name for name in clause.facts if name in facts.wanted and not holds(facts, name)]
+            if not broken:
+                continue
+            name = broken[0]
+            try:
+                trial.fail(
+                    clause.summary,
+                    expected=f"{name}: {words(facts.wanted[name])} ({facts.about})",
+                    got=f"{name}: {words(facts.seen.get(name))}",
+                    likely=clause.likely,
+                    read=clause.read,
+                )
+            except CheckFailed as failed:
+                self._name(failed, set(clause.facts), student, trial)
+                raise
+
+    def _name(self, failed: CheckFailed, broken: set[str], student: Any, trial: Trial) -> None:
+        """Put the words of the mistakes that this answer makes into `failed`; first of one that breaks these facts."""
+        made, all_told = self.explained(self.fingerprint(student, Trial(trial.name, trial.lesson)))
+        if not made:
+            return
+        first = next((m for m in made if broken & {name for _, name in m.differs}), made[0] if all_told else None)
+        others = [m for m in made if m is not first]
+        if first:
+            failed.summary = f"{failed.summary}: {first.summary}" if failed.raised else first.summary
+            failed.rows["likely"] = first.likely or failed.rows["likely"]
+        if others:
+            failed.rows["also"] = "; ".join(m.summary for m in others)
+
+    def _play(self, student: Any, trial: Trial, seed: int, scene: Scene) -> Facts:
+        torch.default_generator.manual_seed(seed)
+        random.seed(seed)
+
+        def call(*args: Any, **options: Any) -> Any:
+            return trial.call(student, *args, **options)
+
+        return self.play(call, scene)
+
+    @cached_property
+    def fixed(self) -> list[tuple[int, Scene]]:
+        return self.scenes(FIXED_SEED)
+
+    def fingerprint(self, answer: Any, trial: Trial) -> Fingerprint:
+        """What `answer` shows on the fixed scenes, up to where it hangs or changes what it was handed: that is told."""
+        found = Fingerprint()
+        trial.function(answer, self.parameters)
+        for number, (seed, scene) in enumerate(self.fixed):
+            try:
+                facts = settings.in_clean_state(partial(self._play, answer, trial, seed, scene), seed=seed)
+            except CheckFailed as failed:
+                found.seen[number, CALL] = failed.raised or failed.summary
+                found.broken.add((number, CALL))
+                if not failed.raised:
+                    break
+                continue
+            for name, seen in facts.seen.items():
+                found.seen[number, name] = plain(seen)
+            found.judged |= {(number, name) for name in facts.wanted}
+            found.broken |= {(number, name) for name in facts.wanted if not holds(facts, name)}
+            found.within |= {name: wanted.within for name, wanted in facts.wanted.items() if isinstance(wanted, Near)}
+        return found
+
+    @cached_property
+    def stored(self) -> Stored:
+        """What the file of fingerprints holds."""
+        kept = json.loads(self.path.read_text("utf-8"))
+        mistakes = [Mistake(m["name"], m["summary"], m["likely"], _flat(m["differs"])) for m in kept["mistakes"]]
+        return Stored({(scene, name) for scene, name in kept["judged"]}, kept["within"], mistakes)
+
+    def explained(self, found: Fingerprint) -> tuple[list[Mistake], bool]:
+        """The mistakes of the bank that are in an answer of this fingerprint, the one that tells most first; and
+        whether they are all that is wrong with it on the fixed scenes."""
+        within = self.stored.within
+
+        def made(mistake: Mistake) -> bool:
+            return bool(mistake.differs) and all(
+                _close(found.seen.get(key), value, within.get(key[1], _CLOSE)) for key, value in mistake.differs.items()
+            )
+
+        left, fits, chosen = set(found.broken), list(filter(made, self.stored.mistakes)), []
+        while fits:
+            best = max(fits, key=lambda mistake: len(left & mistake.differs.keys()))
+            if not left & best.differs.keys():
+                break
+            left -= best.differs.keys()
+            chosen.append(best)
+        return chosen, not left
+
+    def store(self, solution: Any, answers: Sequence[tuple[str, str, str, Any]]) -> str:
+        """The text of the file of fingerprints, of `answers` as (name, summary, likely, answer)."""
+        right = self.fingerprint(solution, Trial(self.path.stem, 0))
+        if right.broken:
+            raise ValueError(f"the solution of {self.path.stem} breaks {sorted(right.broken)}")
+        mistakes = []
+        for name, summary, likely, answer in answers:
+            found = self.fingerprint(answer, Trial(self.path.stem, 0))
+            differs = {key: found.seen.get(key) for key in found.broken}
+            for key, value in found.seen.items():
+                within = right.within.get(key[1], _CLOSE)
+                if key not in found.judged and key in right.seen and not _close(value, right.seen[key], within):
+                    differs[key] = value
+            mistakes.append({"name": name, "summary": summary, "likely": likely, "differs": _nested(differs)})
+        return _text({"judged": sorted(right.judged), "within": right.within, "mistakes": mistakes})
+
+
+def holds(facts: Facts, name: str) -> bool:
+    """Whether what was seen is what is wanted."""
+    wanted = facts.wanted[name]
+    within = wanted.within if isinstance(wanted, Near) else 0.0
+    value = wanted.value if isinstance(wanted, Near) else wanted
+    return _close(plain(facts.seen.get(name), math.inf), plain(value, math.inf), within)
+
+
+def plain(value: Any, digits: float = _DIGITS) -> Any:
+    """A fact as JSON holds it: numbers to five digits unless more are asked for, tuples as lists. A tensor is all of
+    its numbers then; else its norm and three sums of them with weights, which tell what was done to it."""
+    if isinstance(value, Near):
+        value = value.value
+    if isinstance(value, torch.Tensor):
+        vector = value.detach().double().flatten().cpu()
+        if digits < math.inf:
+            along = torch.arange(1.0, vector.numel() + 1, dtype=torch.float64)
+            vector = torch.stack([vector.norm(), *((vector * (turn * along).cos()).sum() for turn in (1.0, 2.3, 3.1))])
+        value = vector.tolist()
+    if isinstance(value, list | tuple):
+        return [plain(item, digits) for item in value]
+    if isinstance(value, float) and math.isfinite(value) and digits < math.inf:
+        return float(f"{value:.{int(digits)}g}")
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+def words(value: Any) -> str:
+    """A fact for a message."""
+    value = value.value if isinstance(value, Near) else value
+    if isinstance(value, torch.Tensor):
+        return f"{value.numel():,} numbers, of norm {float(value.norm()):.4g}"
+    value = plain(value)
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, list):
+        return ", ".join(map(words, value)) or "none"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return {None: "nothing", True: "yes", False: "no"}.get(value, str(value))
+
+
+def _text(kept: Mapping[str, Any]) -> str:
+    """JSON with one mistake on a line, so that a change of one is a change of one line."""
+
+    def line(value: Any) -> str:
+        return json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+
+    mistakes = ",\n".join(map(line, kept["mistakes"]))
+    rest = ",\n".join(f'"{name}":{line(value)}' for name, value in kept.items() if name != "mistakes")
+    return f'{{{rest},\n"mistakes":[\n{mistakes}\n]}}\n'
+
+
+def _close(a: Any, b: Any, within: float) -> bool:
+    """Equal; or two numbers, or two lists of such, of which the difference is within that part of `b`."""
+    if isinstance(a, list) and isinstance(b, list):
+        if len(a) != len(b):
+            return False
+        if not all(_is_real(v) for v in (*a, *b)):
+            return all(_close(x, y, within) for x, y in zip(a, b, strict=True))
+        return math.dist(a, b) <= within * math.hypot(*b) or a == b
+    if _is_real(a) and _is_real(b):
+        return bool(abs(a - b) <= within * abs(b))
+    return bool((a == b and isinstance(a, bool) == isinstance(b, bool)) or (a != a and b != b))
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _nested(facts: Mapping[Key, Any]) -> dict[str, dict[str, Any]]:
+    nested: dict[str, dict[str, Any]] = {}
+    for (scene, name), value in sorted(facts.items()):
+        nested.setdefault(str(scene), {})[name] = value
+    return nested
+
+
+def _flat(nested: Mapping[str, Mapping[str, Any]]) -> dict[Key, Any]:
+    return {(int(scene), name): value for scene, facts in nested.items() for name, value in facts.items()}
