@@ -121,6 +121,16 @@ for make, *told in (
     embed(make.__name__, wrong("registered", *told), make)
 
 
+@wrong("registered", "forward gives None on no device", "only the two lines")
+class ForwardGivesNothing(_Embed):
+    def __init__(self, table):
+        super().__init__()
+        registers_the_old_way(self, table)
+
+    def forward(self, x):
+        super().forward(x)
+
+
 @wrong("registered", "expected: an nn.Module", "lost its base")
 class NoModule:
     def __init__(self, table):
@@ -211,6 +221,11 @@ def four_bytes_each(model):
 @wrong("held_bytes", "bytes were asked for")
 def in_mib(model):
     return by_numbers(model) / 2**20
+
+
+@wrong("held_bytes", "an object of type Size", "a number was asked for")
+def gives_a_shape(model):
+    return torch.Size([4])
 
 
 @wrong("held_bytes", "None for a model of", "the return is missing")

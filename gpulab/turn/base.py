@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import html
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -81,7 +82,7 @@ def _right(says: str) -> str:
 
 
 def _card(text: str) -> str:
-    lines = html.escape(text, quote=False).replace("\n  ", "<br>")
+    lines = re.sub("`([^`]*)`", r"<code>\1</code>", html.escape(text, quote=False)).replace("\n  ", "<br>")
     return _CARD.format(color=_COLORS[text[0]], lines=lines)
 
 

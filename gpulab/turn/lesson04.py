@@ -35,7 +35,9 @@ def held_bytes(answer: Any) -> None:
                 continue
             weights = sum(p.nbytes for p in model.parameters())
             trained = sum(p.nbytes for p in model.parameters() if p.requires_grad)
-        likely = _miscounted(got, weights, trained, dtype.itemsize) if is_number(got) else "the return is missing"
+        likely = "the return is missing" if got is None else "a number was asked for"
+        if is_number(got):
+            likely = _miscounted(got, weights, trained, dtype.itemsize)
         raise NotYet(
             f"{f'{got:,}' if is_number(got) else show(got)} for a model of {weights:,} bytes in "
             f"{str(dtype).removeprefix('torch.')}, of which {trained:,} are trained",

@@ -619,7 +619,7 @@ print("x.device.type == 'cuda':", x.device.type == "cuda", "· x.is_cuda:", x.is
 
 # %% equal-turn tags=["your-turn"]
 def padding(x, lengths):
-    """True where a position of x, of shape (batch, tokens), is behind the end of its sequence; lengths is a list."""
+    """True where a position of x, (batch, tokens), is behind its sequence's end; lengths is a list."""
     # TODO: change these two lines
     ### BEGIN SOLUTION
     positions = torch.arange(x.shape[1], device=x.device)

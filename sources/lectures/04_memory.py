@@ -409,7 +409,7 @@ for billions in (0.124, 1, 7, 70):
 
 # %% seven-turn tags=["your-turn"]
 def held_bytes(model):
-    """Bytes of weights, gradients and Adam's moments after a step, before the gradients are cleared."""
+    """Bytes of weights, gradients and Adam's moments after a step; the gradients are still there."""
     # TODO: two sums over model.parameters(), and what is returned
     ### BEGIN SOLUTION
     weights = sum(p.nbytes for p in model.parameters())

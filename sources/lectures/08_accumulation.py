@@ -378,7 +378,7 @@ print([len(w) for w in windows(ten_batches, 4)])
 
 # %% last-turn tags=["your-turn"]
 def train_windows(model, optimizer, windows):
-    """One update for each window: a list of four micro-batches of equal size, the last window of fewer."""
+    """One update for each window, a list of four equal micro-batches; the last has fewer."""
     # TODO: two lines do harm where they stand, or as they are
     ### BEGIN SOLUTION
     for window in windows:
@@ -718,7 +718,7 @@ print("1000 pieces of 1.0 added in bf16:", total.item())
 
 # %% rate-turn tags=["your-turn"]
 def updates_of(samples, micro_batch, steps, epochs):
-    """How often the optimizer steps in a training of so many epochs, with windows of `steps` micro-batches."""
+    """How often the optimizer steps, with windows of `steps` micro-batches."""
     # TODO: the micro-batches of an epoch, then its windows
     ### BEGIN SOLUTION
     batches = -(-samples // micro_batch)  # rounded up
