@@ -142,12 +142,12 @@ def with_new_tensors(x, lengths):
     return torch.arange(x.shape[1]).to(x.device) >= x.new_tensor(lengths)[:, None]
 
 
-@wrong("any_device", "x is on cuda:1, and the mask on cuda:0", "ask x")
+@wrong("any_device", "x is on cuda:1, and the mask on cuda:0", "x knows its own")
 def on_the_current_gpu(x, lengths):
     return torch.arange(x.shape[1], device="cuda") >= torch.tensor(lengths, device="cuda")[:, None]
 
 
-@wrong("any_device", "x is on cpu, and the mask on cuda:1", "ask x")
+@wrong("any_device", "x is on cpu, and the mask on cuda:1", "x knows its own")
 def on_the_second_gpu(x, lengths):
     return (torch.arange(x.shape[1]) >= torch.tensor(lengths)[:, None]).to("cuda:1")
 

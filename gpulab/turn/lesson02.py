@@ -105,7 +105,7 @@ def _elsewhere(got: torch.device, place: torch.device) -> None:
     raise NotYet(
         f"x is on {place}, and the mask on {got}",
         expected=f"on {place}",
-        likely="the code names a device: “cuda” is the current GPU, and the notebook's `device` its own; ask x",
+        likely="the code names a device: `cuda` is the current GPU, `device` the notebook's; x knows its own",
     )
 
 
