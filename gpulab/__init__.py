@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from . import check, data, devices, distributed, memory, monitor, sim, style, timing, transfers
+    from . import check, data, devices, distributed, memory, monitor, sim, style, timing, transfers, turn
     from .check.base import CheckFailed, NotAttempted
     from .diagnosis import doctor
     from .furniture.predict import predict
@@ -43,6 +43,7 @@ _EXPORTS: dict[str, str | None] = {
     "style": None,
     "timing": None,
     "transfers": None,
+    "turn": None,
     "without_gpu": "virtual.gpu",
 }
 
@@ -69,6 +70,7 @@ __all__ = [
     "style",
     "timing",
     "transfers",
+    "turn",
     "without_gpu",
 ]
 

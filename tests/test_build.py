@@ -283,3 +283,101 @@ def test_a_prediction_that_cannot_be_folded_is_named(asking, old, new, message):
     with pytest.raises(build.SourceError, match=message) as caught:
         build.parse(asking)
     assert "97_asking.py" in str(caught.value)
+
+
+# --- the reader's turn -----------------------------------------------------------------------------------
+
+TURN = """\
+# %% ask [markdown]
+# **Your turn** · 1 minute. Double it.
+
+# %% double tags=["your-turn"]
+def double(x):
+    # TODO: double it
+    ### BEGIN SOLUTION
+    return 2 * x
+    ### END SOLUTION
+
+
+gpulab.turn.double(double)
+
+# %% ask-halve [markdown]
+# **Your turn** · 1 minute. Now halve it.
+
+# %% halve tags=["your-turn"]
+def halve(x):
+    ### BEGIN SOLUTION
+    if True:
+        return x / 2
+    ### INSTEAD OF
+    # if True:
+    #     return x
+    ### END SOLUTION
+
+
+gpulab.turn.halve(halve)
+"""
+
+
+@pytest.fixture
+def turning(course, tmp_path):
+    path = tmp_path / "sources/lectures/95_turning.py"
+    path.write_text(TURN, encoding="utf-8")
+    return next(s for s in build.sources([]) if s.path == path)
+
+
+def test_the_reader_gets_a_stub_or_the_code_to_change_and_the_solution_below(turning):
+    cells = build.parse(turning).cells
+    assert [c.cell_type for c in cells] == ["markdown", "code", "markdown"] * 2
+    end = "\n\n\ngpulab.turn.double(double)"
+    assert cells[1].source == "def double(x):\n    # TODO: double it\n    raise gpulab.NotAttempted" + end
+    assert cells[4].source == "def halve(x):\n    if True:\n        return x\n\n\ngpulab.turn.halve(halve)"
+    fence = "```"
+    code = f"{fence}python\ndef double(x):\n    return 2 * x\n{fence}"
+    assert cells[2].source == f"<details><summary>A solution</summary>\n\n{code}\n\n</details>"
+    assert len({c.id for c in cells}) == 6
+
+
+def test_the_solved_lecture_has_the_code_that_is_folded(turning):
+    lecture = build.parse(turning)
+    solved = build.solved(lecture)
+    assert solved.cells[1].source == "def double(x):\n    return 2 * x\n\n\ngpulab.turn.double(double)"
+    assert solved.cells[4].source.startswith("def halve(x):\n    if True:\n        return x / 2\n\n\n")
+    assert [c for i, c in enumerate(solved.cells) if i not in (1, 4)] == [
+        c for i, c in enumerate(lecture.cells) if i not in (1, 4)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            "**Your turn** · 1 minute. Double",
+            "Double",
+            r"cell 'double' is tagged your-turn: write a text cell above it",
+        ),
+        ("    ### END SOLUTION\n\n\ngpulab.turn.double", "\n\ngpulab.turn.double", "its solution stands once between"),
+        ("gpulab.turn.double(double)", "print(double(2))", r"its last line is gpulab.turn.NAME\(…\), which answers"),
+        ("    #     return x\n", "    return x\n", "cell 'halve': under ### INSTEAD OF each line is code behind '# '"),
+        (
+            "# %% ask-halve",
+            "# %% q\nguess = gpulab.predict('?')\n\n# %% ask-halve",
+            "a turn stands between 'guess' and its answer, and would be folded",
+        ),
+    ],
+)
+def test_a_turn_that_cannot_be_built_is_named(turning, old, new, message):
+    text = TURN.replace(old, new)
+    if "guess" in new:
+        text += "\n# %% answer\nguess.compare(2)\n"
+    turning.path.write_text(text, encoding="utf-8")
+    with pytest.raises(build.SourceError, match=message) as caught:
+        build.parse(turning)
+    assert "95_turning.py" in str(caught.value)
+
+
+def test_an_exercise_has_no_turns(turning):
+    path = turning.path.parents[1] / "solutions" / "94_turning.py"
+    path.write_text(TURN, encoding="utf-8")
+    with pytest.raises(build.SourceError, match="which is for lectures: here it is 'solution'"):
+        build.parse(build.sources(["94"])[0])

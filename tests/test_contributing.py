@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import build
 import nbformat
 import pytest
 
@@ -28,8 +29,6 @@ def block(containing):
 @pytest.fixture
 def built(tmp_path, monkeypatch):
     """Builds a block as a source, in a course of its own."""
-    import build
-
     monkeypatch.setattr(build, "ROOT", tmp_path)
     for folder in ("lectures", "solutions"):
         (tmp_path / "sources" / folder).mkdir(parents=True)
@@ -102,6 +101,22 @@ def test_the_example_of_an_exercise_gives_a_stub_and_its_check_judges(built, mon
         check(lambda x: 3 * x)
     with pytest.raises(base.CheckFailed, match="changed its argument x"):
         check(lambda x: x.mul_(2))
+
+
+def test_the_example_of_a_turn_gives_the_code_to_change_and_answers(built, capsys):
+    lecture, _ = built(block("# %% double-turn"), "lectures")
+    names = {"gpulab": SimpleNamespace(turn=SimpleNamespace())}
+    exec("import torch\nfrom typing import Any\nfrom gpulab.check.wording import show\n", names)
+    exec("from gpulab.turn.base import AsGiven, NotYet, turn\n", names)
+    exec(block("@turn("), names)
+    names["gpulab"].turn.double = names["double"]
+    for notebook in (lecture, build.solved(lecture)):
+        exec(notebook.cells[1].source, names)
+    names["gpulab"].turn.double(lambda x: x**2)
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("○ your turn: the numbers are what they were, as in the code given")
+    assert said[1] == "✔ every element is doubled"
+    assert said[2].endswith("of other values; expected: 2 * x")
 
 
 def test_the_example_of_a_simulator_is_whole():

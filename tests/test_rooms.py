@@ -26,6 +26,7 @@ HOUSE = """
     devices timing monitor planning
     transfers distributed running
     validate check
+    turn
     __init__
     __main__
 """

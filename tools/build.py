@@ -5,7 +5,8 @@ sources/solutions/NN_topic.py → solutions/NN_topic.ipynb   executed, outputs k
                               → exercises/NN_topic.ipynb   solutions cleared, no outputs
 
 Only what changed is executed, known by the hash of the source that each notebook carries; `--force` executes all.
-What answers a prediction is folded in a lecture, until its reader runs it.
+What answers a prediction is folded in a lecture, until its reader runs it. A turn of the reader's is written solved in
+the source; the lecture has the code to change, and the solution folded under it.
 `--check` builds nothing: it fails, and says why, when a notebook is not what its source gives.
 """
 
@@ -21,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,7 @@ FORM = "1"  # raise it when this file gives other notebooks for the same sources
 
 TAGS = {
     "solution": "the answer's code, between BEGIN SOLUTION and END SOLUTION; a stub in the exercise",
+    "your-turn": "a lecture's, for the reader to write or change: solved between BEGIN SOLUTION and END SOLUTION",
     "check": "calls gpulab.check on the student's object",
     "needs-answer": "uses the student's object, so it raises in an unsolved exercise",
     "host-dependent": "prints measured times; its saved output is kept and not compared",
@@ -103,6 +106,8 @@ def parse(source: Source) -> NotebookNode:
             raise SourceError(f"{where}: cell {name!r} has the tag {unknown.pop()!r}; known tags: {', '.join(TAGS)}")
         identity = hashlib.sha256(f"{source.folder}/{source.name}/{name}".encode()).hexdigest()[:12]
         cells.append(_cell(cell, identity, tags))
+        if "your-turn" in tags:
+            cells[-1:] = _turn(cells, source, name)
         if "solution" in tags or "check" in tags:
             cells[-1].metadata["nbgrader"] = _grading(name, solution="solution" in tags)
     if source.folder == "notebooks":
@@ -130,6 +135,8 @@ def predictions(cells: list[NotebookNode], where: str) -> list[tuple[str, list[N
                 raise SourceError(f"{where}: {name!r} asks, and no later cell answers: write {name}.compare(…)")
             if rest[last][1]:
                 raise SourceError(f"{where}: {name}.compare(…) stands in a cell that asks, and would fold the question")
+            if any("your-turn" in cell.metadata.get("tags", []) for cell, _, _ in rest[: last + 1]):
+                raise SourceError(f"{where}: a turn stands between {name!r} and its answer, and would be folded")
             found.append((name, [cell for cell, asks, _ in rest[: last + 1] if not asks]))
     return found
 
@@ -163,6 +170,50 @@ def _cell(cell: NotebookNode, identity: str, tags: list[str]) -> NotebookNode:
     else:
         made = nbformat.v4.new_markdown_cell(cell.source, id=identity, metadata=metadata)
     return made
+
+
+BEGIN, INSTEAD, END = "### BEGIN SOLUTION", "### INSTEAD OF", "### END SOLUTION"
+_TURN = re.compile(rf"^( *){BEGIN}\n(.*?)(?:^ *{INSTEAD}\n(.*?))?^ *{END}\n", re.MULTILINE | re.DOTALL)
+
+
+def _turn(cells: list[NotebookNode], source: Source, name: str) -> list[NotebookNode]:
+    """The cells that a turn, the last of `cells`, becomes: the code for the reader, and its solution folded.
+
+    The reader gets, in the place of the solution, the lines under INSTEAD OF without their `# `, or a stub.
+    """
+    where = f"{source.path.relative_to(ROOT)}: cell {name!r}"
+    cell, before = cells[-1], cells[-2] if len(cells) > 1 else None
+    if source.folder != "notebooks":
+        raise SourceError(f"{where} is tagged your-turn, which is for lectures: here it is 'solution'")
+    if before is None or before.cell_type != "markdown" or "**Your turn**" not in before.source:
+        raise SourceError(f"{where} is tagged your-turn: write a text cell above it that says **Your turn** and asks")
+    found = list(_TURN.finditer(cell.source))
+    if len(found) != 1 or cell.source.count("SOLUTION") != 2:
+        raise SourceError(f"{where} is tagged your-turn: its solution stands once between {BEGIN} and {END}")
+    if not re.fullmatch(r"gpulab\.turn\.(\w+)\(\w+\)", cell.source.splitlines()[-1]):
+        raise SourceError(f"{where} is tagged your-turn: its last line is gpulab.turn.NAME(…), which answers")
+    indent, solution, instead = found[0].groups()
+    lines = (instead or f"{indent}# raise gpulab.NotAttempted\n").splitlines()
+    if not all(line.startswith(f"{indent}# ") for line in lines):
+        raise SourceError(f"{where}: under {INSTEAD} each line is code behind '# ', indented as the marker")
+    given = "".join(f"{indent}{line.removeprefix(f'{indent}# ')}\n" for line in lines)
+    solved = re.sub(r"^ *# TODO.*\n", "", _TURN.sub(lambda _: solution, cell.source), flags=re.MULTILINE)
+    cell.source = _TURN.sub(lambda _: given, cell.source)
+    identity = hashlib.sha256(f"{source.folder}/{source.name}/{name}/solution".encode()).hexdigest()[:12]
+    shown = solved.rpartition("gpulab.turn.")[0].rstrip()
+    text = f"<details><summary>A solution</summary>\n\n```python\n{shown}\n```\n\n</details>"
+    return [cell, nbformat.v4.new_markdown_cell(text, id=identity)]
+
+
+def solved(lecture: NotebookNode) -> NotebookNode:
+    """A copy of the lecture in which each turn's cell has the code that is folded under it."""
+    notebook: NotebookNode = nbformat.from_dict(lecture)
+    for cell, below in pairwise(notebook.cells):
+        if "your-turn" in cell.metadata.get("tags", []):
+            shown = re.search("```python\n(.*?)\n```", below.source, re.DOTALL)
+            assert shown, "parse() puts the solution under each turn"
+            cell.source = f"{shown.group(1)}\n\n\n{cell.source.splitlines()[-1]}"
+    return notebook
 
 
 def _grading(name: str, *, solution: bool) -> NotebookNode:

@@ -259,7 +259,7 @@ def check(
             raise ValueError(f"check {name!r} is not in the course table of lesson {lesson:02d}")
 
         def run(student: Any, *, seed: int | None = None) -> None:
-            drawn = _drawn_seed() if seed is None else seed
+            drawn = drawn_seed() if seed is None else seed
             if not isinstance(drawn, int) or isinstance(drawn, bool):
                 raise TypeError(f"seed must be a whole number, as a failed check prints it, not {show(drawn)}")
             trial = Trial(name, lesson)
@@ -288,7 +288,7 @@ def check(
     return decorate
 
 
-def _drawn_seed() -> int:
+def drawn_seed() -> int:
     """A new one for each check; where GPULAB_CHECK_SEED is set, as in the course's own tests, that one."""
     fixed = os.environ.get("GPULAB_CHECK_SEED")
     if not fixed:

@@ -362,6 +362,30 @@ for name, kind in (("before", model), ("repaired", repaired)):
 # as a mask). A tensor that `forward` needs only once is best made there, on the device of its input:
 # `torch.arange(n, device=x.device)`.
 
+# %% model-turn-text [markdown]
+# **Your turn** · 3 minutes. `Embed` adds a fixed `table` to its input, and sends the sum through two layers. `.to` finds
+# nothing in it. Change the two lines, so that both layers and the table go along. The table is not to be trained, and
+# not to be saved: it can be computed again.
+
+# %% model-turn tags=["your-turn"]
+class Embed(nn.Module):
+    def __init__(self, table):
+        super().__init__()
+        # TODO: change these two lines
+        ### BEGIN SOLUTION
+        self.table = nn.Buffer(table, persistent=False)
+        self.layers = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])
+        ### INSTEAD OF
+        # self.table = table
+        # self.layers = [nn.Linear(8, 8), nn.Linear(8, 8)]
+        ### END SOLUTION
+
+    def forward(self, x):
+        return self.layers[1](self.layers[0](x + self.table).relu())
+
+
+gpulab.turn.registered(Embed)
+
 # %% optimizer-text [markdown]
 # ## The optimizer and the move
 #
@@ -588,6 +612,26 @@ print("x.device.type == 'cuda':", x.device.type == "cuda", "· x.is_cuda:", x.is
 # A GPU tensor's device has a number; a device that you write may have none, and **the two are not equal**, nor is a
 # string ever equal to a device. Compare `device.type` when you mean the kind, and both type and index when you mean
 # the place. Many a home-made “is my model on the GPU?” fails here; one stands under *Common mistakes*.
+
+# %% equal-turn-text [markdown]
+# **Your turn** · 2 minutes. `padding` says which positions of a batch are behind the end of their sequence. It was
+# written on a laptop. Change it, so that its mask is on the device of `x`, whatever that is, and name no device.
+
+# %% equal-turn tags=["your-turn"]
+def padding(x, lengths):
+    """True where a position of x, (batch, tokens), is behind its sequence's end; lengths is a list."""
+    # TODO: change these two lines
+    ### BEGIN SOLUTION
+    positions = torch.arange(x.shape[1], device=x.device)
+    ends = torch.tensor(lengths, device=x.device)
+    ### INSTEAD OF
+    # positions = torch.arange(x.shape[1])
+    # ends = torch.tensor(lengths)
+    ### END SOLUTION
+    return positions >= ends[:, None]
+
+
+gpulab.turn.any_device(padding)
 
 # %% see-text [markdown]
 # ## Seeing where things are

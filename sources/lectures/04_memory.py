@@ -402,6 +402,24 @@ for billions in (0.124, 1, 7, 70):
         f" = {total * 1e9 / GIB:>7.1f} GiB (computed)"
     )
 
+# %% seven-turn-text [markdown]
+# **Your turn** · 3 minutes. In fine-tuning some layers are *frozen*: `p.requires_grad` is False, backward makes no
+# gradient for them, and Adam gets the other parameters only. How many bytes do weights, gradients and moments have then?
+# Moments and gradients have their weight's dtype, here float32 or bf16, and `p.nbytes` knows it.
+
+# %% seven-turn tags=["your-turn"]
+def held_bytes(model):
+    """Bytes of weights, gradients and Adam's moments after a step; the gradients are still there."""
+    # TODO: two sums over model.parameters(), and what is returned
+    ### BEGIN SOLUTION
+    weights = sum(p.nbytes for p in model.parameters())
+    trained = sum(p.nbytes for p in model.parameters() if p.requires_grad)
+    return weights + 3 * trained
+    ### END SOLUTION
+
+
+gpulab.turn.held_bytes(held_bytes)
+
 # %% seven-explain [markdown]
 # So “a 7B model needs 28 GB” is true of its float32 weights; training holds 112 GB, and activations come on top. 16-bit
 # weights beside a float32 master copy, as large training runs have them, change the parts and not the sum: 2 + 2 + 4 +
@@ -887,7 +905,35 @@ for line, size in held.most_common(5):
 # writes it while it is on; the viewer at <https://docs.pytorch.org/memory_viz> draws every block with its stack, in
 # your browser and without uploading anything. `python -m torch.cuda._memory_viz trace_plot s.pickle -o s.html` makes a
 # page to pass on. Record a few steps, not an epoch: the history has no limit unless you give it `max_entries`.
-#
+
+# %% lines-turn-text [markdown]
+# **Your turn** · 3 minutes. This step also reports the accuracy, and at its peak it has four tensors of the logits' size.
+# Change it, so that it has three, returns the same number, and runs the model once.
+
+# %% lines-turn tags=["your-turn"]
+def scored_step(model, optimizer, inputs, targets):
+    """One step on flat targets; returns the accuracy that the model had before it."""
+    logits = model(inputs).flatten(0, 1)
+    loss = F.cross_entropy(logits, targets)
+    # TODO: what must be done with the logits before the peak?
+    ### BEGIN SOLUTION
+    accuracy = (logits.argmax(-1) == targets).float().mean()
+    del logits
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return accuracy
+    ### INSTEAD OF
+    # loss.backward()
+    # optimizer.step()
+    # optimizer.zero_grad()
+    # return (logits.argmax(-1) == targets).float().mean()
+    ### END SOLUTION
+
+
+gpulab.turn.lean_step(scored_step)
+
+# %% log-text [markdown]
 # ### While training
 #
 # In daily work you log two numbers per epoch: what is allocated *between* steps, and the peak *since the last look*.

@@ -372,6 +372,33 @@ print([len(w) for w in windows(ten_batches, 4)])
 # simple and it throws data away: every epoch leaves out the same number of samples, though different ones if you
 # shuffle.
 
+# %% last-turn-text [markdown]
+# **Your turn** · 3 minutes. Here the windows are cut, and two things are still wrong: one with every window, one with the
+# last. Change the loop, so that each window moves the weights as its samples in one batch would.
+
+# %% last-turn tags=["your-turn"]
+def train_windows(model, optimizer, windows):
+    """One update for each window, a list of four equal micro-batches; the last has fewer."""
+    # TODO: two lines do harm where they stand, or as they are
+    ### BEGIN SOLUTION
+    for window in windows:
+        optimizer.zero_grad()
+        for x, y in window:
+            loss = F.cross_entropy(model(x), y) / len(window)
+            loss.backward()
+        optimizer.step()
+    ### INSTEAD OF
+    # for window in windows:
+    #     for x, y in window:
+    #         optimizer.zero_grad()
+    #         loss = F.cross_entropy(model(x), y) / 4
+    #         loss.backward()
+    #     optimizer.step()
+    ### END SOLUTION
+
+
+gpulab.turn.window_loop(train_windows)
+
 # %% mean-text [markdown]
 # ## Mean of means
 #
@@ -684,6 +711,23 @@ print("1000 pieces of 1.0 added in bf16:", total.item())
 # - **The learning rate may grow.** Rules of thumb: in proportion to the batch for SGD with warm-up (Goyal et al. 2017),
 #   with its square root for Adam (Malladi et al. 2022). They are starting points for a search, and end where the batch
 #   is so large that a cleaner gradient no longer helps.
+
+# %% rate-turn-text [markdown]
+# **Your turn** · 2 minutes. A cosine schedule wants `T_max`, the updates of the whole training. Count them. The last
+# micro-batch of an epoch may be short, and so may its last window; both are used.
+
+# %% rate-turn tags=["your-turn"]
+def updates_of(samples, micro_batch, steps, epochs):
+    """How often the optimizer steps, with windows of `steps` micro-batches."""
+    # TODO: the micro-batches of an epoch, then its windows
+    ### BEGIN SOLUTION
+    batches = -(-samples // micro_batch)  # rounded up
+    windows = -(-batches // steps)
+    return windows * epochs
+    ### END SOLUTION
+
+
+gpulab.turn.update_count(updates_of)
 
 # %% rate-run
 batches, steps, epochs = 94, 4, 10

@@ -1,0 +1,28 @@
+"""The reader's turns inside lectures: `gpulab.turn.NAME(your_function)` answers in a line or two, and raises nothing.
+
+A turn has no grade and is not kept; the lecture goes on without it. One file per lesson holds its turns.
+"""
+
+from importlib import import_module
+from typing import Any
+
+_HOME = {
+    "registered": "lesson02",
+    "any_device": "lesson02",
+    "held_bytes": "lesson04",
+    "lean_step": "lesson04",
+    "window_loop": "lesson08",
+    "update_count": "lesson08",
+}
+
+__all__ = list(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"there is no turn {name!r}; the turns are: {', '.join(sorted(_HOME))}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(_HOME)

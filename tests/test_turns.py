@@ -1,0 +1,567 @@
+"""The reader's turns in the lectures: unsolved they are calm, solved they pass, wrong answers are told what is wrong.
+
+The lectures as saved, with the code that is given, are run by the lane `notebooks`; here they are run solved.
+"""
+
+import math
+import os
+import re
+import subprocess
+import sys
+import traceback
+from contextlib import nullcontext
+from pathlib import Path
+
+import build
+import nbformat
+import pytest
+import torch
+from courselib.lanes import lanes_for_tests
+from torch import nn
+from torch.nn import functional as F
+
+import gpulab
+from gpulab.turn import base
+
+ROOT = Path(__file__).resolve().parent.parent
+CALL = re.compile(r"gpulab\.turn\.(\w+)\((\w+)\)$")
+NOTEBOOKS = {path: nbformat.read(path, as_version=4) for path in sorted((ROOT / "notebooks").glob("*.ipynb"))}
+
+
+def is_turn(cell):
+    return "your-turn" in cell.metadata.get("tags", [])
+
+
+# Per turn: its lecture, the cell as the reader gets it, and its code solved.
+TURNS = {
+    CALL.search(cell.source)[1]: (path, cell, solved.source)
+    for path, notebook in NOTEBOOKS.items()
+    for cell, solved in zip(notebook.cells, build.solved(notebook).cells, strict=True)
+    if is_turn(cell)
+}
+BY_NAME = pytest.mark.parametrize("name", TURNS)
+PLACES = pytest.mark.parametrize("place", ["without", "virtual"])
+WRONG, RIGHT = [], []
+
+
+def wrong(turn, *told):
+    """A wrong answer to this turn, and what the reader must be told."""
+    return lambda answer: WRONG.append((turn, answer, told)) or answer
+
+
+def right(turn):
+    return lambda answer: RIGHT.append((turn, answer)) or answer
+
+
+# --- lesson 02 -------------------------------------------------------------------------------------------------------
+
+
+class _Embed(nn.Module):
+    def forward(self, x):
+        return self.layers[1](self.layers[0](x + self.table).relu())
+
+
+def two_layers():
+    return [nn.Linear(8, 8), nn.Linear(8, 8)]
+
+
+def embed(name, judged, make):
+    """A class whose constructor is `make(self, table)`."""
+
+    def __init__(self, table):
+        nn.Module.__init__(self)
+        make(self, table)
+
+    judged(type(name, (_Embed,), {"__init__": __init__}))
+
+
+def registers_the_old_way(self, table):
+    self.register_buffer("table", table, persistent=False)
+    self.layers = nn.Sequential(*two_layers())
+
+
+def trains_the_table(self, table):
+    self.table, self.layers = nn.Parameter(table), nn.ModuleList(two_layers())
+
+
+def freezes_the_table(self, table):
+    self.table, self.layers = nn.Parameter(table, requires_grad=False), nn.ModuleList(two_layers())
+
+
+def saves_the_table(self, table):
+    self.table, self.layers = nn.Buffer(table), nn.ModuleList(two_layers())
+
+
+def leaves_the_list(self, table):
+    self.table, self.layers = nn.Buffer(table, persistent=False), two_layers()
+
+
+def leaves_the_table(self, table):
+    self.table, self.layers = table, nn.ModuleList(two_layers())
+
+
+def names_a_gpu(self, table):
+    self.table, self.layers = table.to("cuda"), nn.ModuleList(two_layers())
+
+
+def makes_another_table(self, table):
+    self.table, self.layers = nn.Buffer(torch.zeros(8), persistent=False), nn.ModuleList(two_layers())
+
+
+embed("OldWay", right("registered"), registers_the_old_way)
+for make, *told in (
+    (trains_the_table, "an optimizer gets 5 tensors, the table among them", "nn.Parameter is for what is trained"),
+    (freezes_the_table, "the checkpoint has 5 tensors", "a Parameter is always saved"),
+    (saves_the_table, "the checkpoint has 5 tensors", "persistent=False"),
+    (leaves_the_list, "an optimizer gets 0 tensors of the layers", "nn.ModuleList is the list that does"),
+    (leaves_the_table, "the table is on cpu; expected: on cuda:1", "a plain attribute"),
+    (names_a_gpu, "the table is on cuda:0; expected: on cuda:1", "the constructor chose its place"),
+    (makes_another_table, "the table has other values", "made anew"),
+):
+    embed(make.__name__, wrong("registered", *told), make)
+
+
+@wrong("registered", "forward gives None on no device", "only the two lines")
+class ForwardGivesNothing(_Embed):
+    def __init__(self, table):
+        super().__init__()
+        registers_the_old_way(self, table)
+
+    def forward(self, x):
+        super().forward(x)
+
+
+@wrong("registered", "expected: an nn.Module", "lost its base")
+class NoModule:
+    def __init__(self, table):
+        self.table = table
+
+
+@right("any_device")
+def with_new_tensors(x, lengths):
+    return torch.arange(x.shape[1]).to(x.device) >= x.new_tensor(lengths)[:, None]
+
+
+@wrong("any_device", "x is on cuda:1, and the mask on cuda:0", "x knows its own")
+def on_the_current_gpu(x, lengths):
+    return torch.arange(x.shape[1], device="cuda") >= torch.tensor(lengths, device="cuda")[:, None]
+
+
+@wrong("any_device", "x is on cpu, and the mask on cuda:1", "x knows its own")
+def on_the_second_gpu(x, lengths):
+    return (torch.arange(x.shape[1]) >= torch.tensor(lengths)[:, None]).to("cuda:1")
+
+
+@wrong("any_device", "None came back", "the return is missing")
+def without_return(x, lengths):
+    with_new_tensors(x, lengths)
+
+
+@wrong("any_device", "times True in its rows", "from >= on")
+def one_too_few(x, lengths):
+    return torch.arange(x.shape[1], device=x.device) > torch.tensor(lengths, device=x.device)[:, None]
+
+
+@wrong("any_device", "torch.int64", "dtype torch.bool")
+def in_numbers(x, lengths):
+    return with_new_tensors(x, lengths).long()
+
+
+# --- lesson 04 -------------------------------------------------------------------------------------------------------
+
+
+def total(model, count, trained=False):
+    return sum(count(p) for p in model.parameters() if p.requires_grad or not trained)
+
+
+def nbytes(p):
+    return p.nbytes
+
+
+@right("held_bytes")
+def by_numbers(model):
+    return sum(p.numel() * p.element_size() * (4 if p.requires_grad else 1) for p in model.parameters())
+
+
+@wrong("held_bytes", "expected: ", "Adam keeps no moments for it")
+def as_if_all_were_trained(model):
+    return 4 * total(model, nbytes)
+
+
+@wrong("held_bytes", "its weights are there all the same")
+def without_the_frozen(model):
+    return 4 * total(model, nbytes, trained=True)
+
+
+@wrong("held_bytes", "Adam's two moments are missing")
+def without_moments(model):
+    return total(model, nbytes) + total(model, nbytes, trained=True)
+
+
+@wrong("held_bytes", "either the gradients, or one of Adam's two moments")
+def with_one_moment(model):
+    return total(model, nbytes) + 2 * total(model, nbytes, trained=True)
+
+
+@wrong("held_bytes", "these are the weights")
+def weights_alone(model):
+    return total(model, nbytes)
+
+
+@wrong("held_bytes", "these are numbers, not bytes")
+def counts_numbers(model):
+    return total(model, torch.numel) + 3 * total(model, torch.numel, trained=True)
+
+
+@wrong("held_bytes", "in bfloat16", "in bf16 it has 2")
+def four_bytes_each(model):
+    return 4 * counts_numbers(model)
+
+
+@wrong("held_bytes", "bytes were asked for")
+def in_mib(model):
+    return by_numbers(model) / 2**20
+
+
+@wrong("held_bytes", "an object of type Size", "a number was asked for")
+def gives_a_shape(model):
+    return torch.Size([4])
+
+
+@wrong("held_bytes", "None for a model of", "the return is missing")
+def nothing_back(model):
+    by_numbers(model)
+
+
+def accuracy(logits, targets):
+    return (logits.argmax(-1) == targets).float().mean()
+
+
+def backward_and_step(loss, optimizer):
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@right("lean_step")
+def keeps_the_choices_alone(model, optimizer, inputs, targets):
+    logits = model(inputs).flatten(0, 1)
+    loss, chosen = F.cross_entropy(logits, targets), logits.argmax(-1)
+    logits = None
+    backward_and_step(loss, optimizer)
+    return (chosen == targets).float().mean().item()
+
+
+@right("lean_step")
+def clears_first(model, optimizer, inputs, targets):
+    def loss_and_accuracy():
+        logits = model(inputs).flatten(0, 1)
+        return F.cross_entropy(logits, targets), accuracy(logits, targets)
+
+    optimizer.zero_grad()
+    loss, right = loss_and_accuracy()
+    loss.backward()
+    optimizer.step()
+    model.zero_grad()
+    return right
+
+
+@wrong("lean_step", "the model has run 2 times", "a second one takes its time again")
+def runs_it_twice(model, optimizer, inputs, targets):
+    with torch.no_grad():
+        right = accuracy(model(inputs).flatten(0, 1), targets)
+    backward_and_step(F.cross_entropy(model(inputs).flatten(0, 1), targets), optimizer)
+    return right
+
+
+@wrong("lean_step", "the accuracy before the step", "the weights after the step")
+def asks_afterwards(model, optimizer, inputs, targets):
+    backward_and_step(F.cross_entropy(model(inputs).flatten(0, 1), targets), optimizer)
+    return accuracy(model(inputs).flatten(0, 1), targets)
+
+
+@wrong("lean_step", "expected: the same step", "optimizer.step() is gone")
+def forgets_the_step(model, optimizer, inputs, targets):
+    logits = model(inputs).flatten(0, 1)
+    return accuracy(logits, targets)
+
+
+@wrong("lean_step", "gradients are left")
+def forgets_to_clear(model, optimizer, inputs, targets):
+    logits = model(inputs).flatten(0, 1)
+    loss, right = F.cross_entropy(logits, targets), accuracy(logits, targets)
+    del logits
+    loss.backward()
+    optimizer.step()
+    return right
+
+
+@wrong("lean_step", "the share of the right ones was asked for")
+def counts_the_right_ones(model, optimizer, inputs, targets):
+    logits = model(inputs).flatten(0, 1)
+    loss, right = F.cross_entropy(logits, targets), (logits.argmax(-1) == targets).sum()
+    del logits
+    backward_and_step(loss, optimizer)
+    return right
+
+
+@wrong("lean_step", "None came back")
+def gives_nothing_back(model, optimizer, inputs, targets):
+    backward_and_step(F.cross_entropy(model(inputs).flatten(0, 1), targets), optimizer)
+
+
+@wrong("lean_step", "as in the code given")
+def deletes_too_late(model, optimizer, inputs, targets):
+    logits = model(inputs).flatten(0, 1)
+    F.cross_entropy(logits, targets).backward()
+    right = accuracy(logits, targets)
+    del logits
+    optimizer.step()
+    optimizer.zero_grad()
+    return right
+
+
+@wrong("lean_step", "as in the code given")
+def detaches_them(model, optimizer, inputs, targets):
+    logits = model(inputs).flatten(0, 1)
+    loss, logits = F.cross_entropy(logits, targets), logits.detach()
+    backward_and_step(loss, optimizer)
+    return accuracy(logits, targets)
+
+
+@wrong("lean_step", "the peak is", "made anew")
+def keeps_a_copy_too(model, optimizer, inputs, targets):
+    logits = model(inputs).flatten(0, 1)
+    copy = logits.detach().softmax(-1)
+    backward_and_step(F.cross_entropy(logits, targets), optimizer)
+    return accuracy(copy, targets)
+
+
+# --- lesson 08 -------------------------------------------------------------------------------------------------------
+
+
+def windows_loop(name, judged, *, clear="window", divisor=len, step="window"):
+    def loop(model, optimizer, windows):
+        for window in windows:
+            if clear == "window":
+                optimizer.zero_grad()
+            for x, y in window:
+                (F.cross_entropy(model(x), y) / divisor(window)).backward()
+                if step == "micro-batch":
+                    optimizer.step()
+            if step == "window":
+                optimizer.step()
+            if clear == "after":
+                model.zero_grad()
+
+    loop.__name__ = name
+    judged(loop)
+
+
+windows_loop("clears_after", right("window_loop"), clear="after")
+windows_loop("divides_by_four", wrong("window_loop", "the short last window", "divided by 4"), divisor=lambda w: 4)
+windows_loop("never_clears", wrong("window_loop", "those of the windows before", "once for each window"), clear="")
+windows_loop("divides_by_none", wrong("window_loop", "is the sum of", "the division is gone"), divisor=lambda w: 1)
+windows_loop(
+    "steps_inside", wrong("window_loop", "after every micro-batch", "nothing is accumulated"), step="micro-batch"
+)
+windows_loop("never_steps", wrong("window_loop", "no weight has moved", "optimizer.step() is gone"), step="")
+windows_loop(
+    "divides_by_samples", wrong("window_loop", "times as far", "what the window holds"), divisor=lambda w: 7 * len(w)
+)
+
+
+@wrong("window_loop", "by its last micro-batch alone", "wipes out")
+def clears_inside(model, optimizer, windows):
+    for window in windows:
+        for x, y in window:
+            optimizer.zero_grad()
+            (F.cross_entropy(model(x), y) / len(window)).backward()
+        optimizer.step()
+
+
+@right("update_count")
+def in_one_division(samples, micro_batch, steps, epochs):
+    return math.ceil(samples / (micro_batch * steps)) * epochs
+
+
+@wrong("update_count", "once for each window")
+def counts_micro_batches(samples, micro_batch, steps, epochs):
+    return math.ceil(samples / micro_batch) * epochs
+
+
+@wrong("update_count", "drops the short last window")
+def rounds_down(samples, micro_batch, steps, epochs):
+    return samples // (micro_batch * steps) * epochs
+
+
+@wrong("update_count", "no window goes on over the end of an epoch")
+def rounds_once(samples, micro_batch, steps, epochs):
+    return math.ceil(math.ceil(samples / micro_batch) * epochs / steps)
+
+
+@wrong("update_count", "here it is a window of its own")
+def drops_the_short_batch(samples, micro_batch, steps, epochs):
+    return math.ceil(samples // micro_batch / steps) * epochs
+
+
+@wrong("update_count", "where the windows come out even")
+def adds_one(samples, micro_batch, steps, epochs):
+    return (samples // (micro_batch * steps) + 1) * epochs
+
+
+@wrong("update_count", "these are the updates of one epoch")
+def of_one_epoch(samples, micro_batch, steps, epochs):
+    return math.ceil(samples / (micro_batch * steps))
+
+
+@wrong("update_count", "round up in each")
+def in_parts(samples, micro_batch, steps, epochs):
+    return samples / (micro_batch * steps) * epochs
+
+
+@wrong("update_count", "None for ", "the return is missing")
+def tells_nothing(samples, micro_batch, steps, epochs):
+    in_one_division(samples, micro_batch, steps, epochs)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tell(capsys, monkeypatch, tmp_path):
+    """Runs a turn, and returns what it says; it must leave random numbers, settings and the progress file alone."""
+    monkeypatch.setenv("GPULAB_PROGRESS", str(tmp_path / "progress.json"))
+
+    def run(name, answer, place):
+        with gpulab.VirtualGPU("T4") if place == "virtual" else nullcontext():
+            state, has_gpu = torch.get_rng_state(), torch.cuda.is_available()
+            assert getattr(gpulab.turn, name)(answer) is None
+            assert torch.equal(torch.get_rng_state(), state)
+            assert (torch.cuda.is_available(), torch.is_grad_enabled()) == (has_gpu, True)
+        assert not (tmp_path / "progress.json").exists()
+        return capsys.readouterr().out
+
+    return run
+
+
+def run_cell(source):
+    """The cell's code, in a process where the lecture's first cell has been run."""
+    names = {"torch": torch, "nn": nn, "F": F, "gpulab": gpulab}
+    exec(source, names)
+    return names
+
+
+def test_02_04_and_08_have_two_turns_each_and_every_turn_stands_in_one_lecture():
+    lessons = [path.stem[:2] for path, _, _ in TURNS.values()]
+    assert {lesson: lessons.count(lesson) for lesson in lessons} == {"02": 2, "04": 2, "08": 2}
+    assert set(TURNS) == set(dir(gpulab.turn))
+    asked = [cell for notebook in NOTEBOOKS.values() for cell in notebook.cells if is_turn(cell)]
+    assert len(asked) == len(TURNS)
+    for name, (path, _, _) in TURNS.items():
+        assert getattr(gpulab.turn, name).__module__ == f"gpulab.turn.lesson{path.stem[:2]}"
+
+
+@BY_NAME
+def test_a_turn_is_short(name):
+    _, cell, solved = TURNS[name]
+    given, lines = cell.source.splitlines(), solved.splitlines()
+    assert len([line for line in given if line.strip()]) <= 15
+    assert 1 <= len([line for line in lines if line not in given]) <= 8
+
+
+@BY_NAME
+@PLACES
+def test_as_given_it_says_one_calm_line_and_that_is_saved(name, place, tell, capsys):
+    _, cell, _ = TURNS[name]
+    run_cell(cell.source)
+    capsys.readouterr()
+    said = tell(name, run_cell(cell.source)[CALL.search(cell.source)[2]], place).splitlines()[-1]
+    assert said.startswith("○ your turn: ")
+    assert said.endswith("; the lecture goes on without it")
+    (output,) = cell.outputs
+    assert output.data["text/plain"] == said
+
+
+@BY_NAME
+@PLACES
+def test_solved_it_passes(name, place, tell, capsys):
+    _, _, source = TURNS[name]
+    answer = run_cell(source)[CALL.search(source)[2]]
+    assert capsys.readouterr().out.startswith("✔ ")
+    said = tell(name, answer, place)
+    assert said == base.right_output(name)["text/plain"] + "\n"
+
+
+@PLACES
+@pytest.mark.parametrize(("name", "answer"), RIGHT, ids=[answer.__name__ for _, answer in RIGHT])
+def test_a_right_answer_written_differently_passes(name, answer, place, tell):
+    assert tell(name, answer, place).startswith("✔ ")
+
+
+@PLACES
+@pytest.mark.parametrize(("name", "answer", "told"), WRONG, ids=[answer.__name__ for _, answer, _ in WRONG])
+def test_a_wrong_answer_is_told_what_is_wrong(name, answer, told, place, tell):
+    said = tell(name, answer, place)
+    lines = said.splitlines()
+    assert [part for part in told if part not in said] == [], said
+    assert len(lines) <= 2, said
+    if "as in the code given" not in told:
+        assert lines[0].startswith("✘ not yet: ")
+        assert "; expected: " in lines[0]
+        assert lines[1].startswith("  likely: ")
+
+
+@BY_NAME
+def test_each_turn_has_a_bank(name):
+    """At least one right answer that is written differently, and three wrong ones with a message of their own."""
+    told = [told for turn, _, told in WRONG if turn == name]
+    assert len({*told}) >= 3
+    assert name in [turn for turn, _ in RIGHT]
+
+
+@pytest.mark.parametrize("answer", [None, 3, ...])
+@BY_NAME
+def test_what_cannot_be_called_is_named(name, answer, tell):
+    said = tell(name, answer, "without")
+    assert "expected: what the cell defines\n  likely: it was called" in said
+
+
+def test_a_readers_own_exception_is_shown_as_it_is(capsys):
+    def fails(model):
+        return model.weight_of_all
+
+    with pytest.raises(AttributeError, match="weight_of_all") as caught:
+        gpulab.turn.held_bytes(fails)
+    frames = traceback.extract_tb(caught.value.__traceback__)
+    assert [frame.name for frame in frames][:3] == [caught.traceback[0].name, "run", "fails"]
+    assert caught.traceback[1].frame.f_locals["__tracebackhide__"]
+    assert capsys.readouterr().out == ""
+
+
+def test_a_turn_that_is_not_there_is_named():
+    with pytest.raises(AttributeError, match="there is no turn 'golf'; the turns are: any_device, held_bytes,"):
+        _ = gpulab.turn.golf
+
+
+def test_inputs_are_drawn_afresh(monkeypatch, tell):
+    monkeypatch.delenv("GPULAB_CHECK_SEED", raising=False)
+    assert len({tell("update_count", counts_micro_batches, "without") for _ in range(5)}) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", sorted({path for path, _, _ in TURNS.values()}), ids=lambda path: path.stem)
+def test_nbval_runs_the_lecture_solved_and_all_else_prints_the_same(path, tmp_path):
+    notebook = build.solved(NOTEBOOKS[path])
+    for cell in notebook.cells:
+        if is_turn(cell):
+            name = CALL.search(cell.source)[1]
+            cell.outputs = [nbformat.v4.new_output("display_data", base.right_output(name))]
+    copy = tmp_path / path.name
+    nbformat.write(notebook, copy)
+    (lane,) = [lane for lane in lanes_for_tests(None) if lane.name == "notebooks"]
+    arguments = [a for a in lane.arguments if a not in ("notebooks", "solutions")]  # as `make test` runs it
+    environ = os.environ | lane.environ | {"GPULAB_GPU": "virtual:T4", "OMP_NUM_THREADS": "1"}
+    environ["GPULAB_PROGRESS"] = str(tmp_path / "progress-{pid}.json")
+    run = subprocess.run([sys.executable, *arguments, str(copy)], cwd=ROOT, env=environ, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout + run.stderr
