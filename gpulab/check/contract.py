@@ -104,6 +104,8 @@ class Stored:
     mistakes: list[Mistake]
 
 
+# What an author writes. `call(*args, may_change=…)` is `Trial.call` of the student's object; `through` is a function of
+# (student, *args) that runs in the student's thread, and calls it.
 Play = Callable[[Callable[..., Any], Scene], Facts]
 
 
@@ -179,8 +181,8 @@ class Contract:
         torch.default_generator.manual_seed(seed)
         random.seed(seed)
 
-        def call(*args: Any, **options: Any) -> Any:
-            return trial.call(student, *args, **options)
+        def call(*args: Any, through: Callable[..., Any] | None = None, **options: Any) -> Any:
+            return trial.call(partial(through, student) if through else student, *args, **options)
 
         return self.play(call, scene)
 
@@ -245,7 +247,7 @@ class Contract:
             differs = {key: found.seen.get(key) for key in found.broken}
             for key, value in found.seen.items():
                 within = right.within.get(key[1], _CLOSE)
-                if key not in found.judged and key in right.seen and not _close(value, right.seen[key], within):
+                if key not in found.judged and not (key in right.seen and _close(value, right.seen[key], within)):
                     differs[key] = value
             mistakes.append({"name": name, "summary": summary, "likely": likely, "differs": _nested(differs)})
         return _text({"judged": sorted(right.judged), "within": right.within, "mistakes": mistakes})

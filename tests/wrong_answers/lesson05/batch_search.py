@@ -7,8 +7,10 @@ import torch
 from gpulab.check.lesson05.sections import SECTIONS
 
 from ..bank import Bank
+from ..edits import add, change, drop, solution
 
-BANK = Bank("batch_search", SECTIONS)
+BANK = Bank("batch_search", SECTIONS, solution=(5, "largest_batch"))
+SOLUTION = BANK.right(solution(5, "largest_batch"))
 
 
 def to_host(value):
@@ -60,11 +62,6 @@ def kept(model, optimizer, search, weights=True, state=True, random=True, clear=
 
 
 # --- right ---------------------------------------------------------------------------------------------
-
-
-@BANK.right
-def bisects_and_puts_back(model, optimizer, loss_of, most):
-    return kept(model, optimizer, lambda: bisect(optimizer, loss_of, most))
 
 
 @BANK.right
@@ -122,70 +119,46 @@ def halves_then_bisects_recursively(model, optimizer, loss_of, most):
 
 # --- wrong: what an attempt is -------------------------------------------------------------------------
 
-
-@BANK.wrong("the batch fits for the forward pass only", "backward() and the optimizer's step too")
-def forward_only(model, optimizer, loss_of, most):
-    def attempt(optimizer, loss_of, batch):
-        loss_of(batch)
-
-    def try_it(optimizer, loss_of, batch):
-        return fits(optimizer, loss_of, batch, attempt)
-
-    return kept(model, optimizer, lambda: bisect(optimizer, loss_of, most, try_it))
-
-
-@BANK.wrong("the batch fits for one step only", "two whole steps")
-def one_step(model, optimizer, loss_of, most):
-    state = to_host(optimizer.state_dict())
-
-    def attempt(optimizer, loss_of, batch):
-        optimizer.load_state_dict(copy.deepcopy(state))
-        two_steps(optimizer, loss_of, batch, steps=1)
-
-    def try_it(optimizer, loss_of, batch):
-        return fits(optimizer, loss_of, batch, attempt)
-
-    return kept(model, optimizer, lambda: bisect(optimizer, loss_of, most, try_it))
-
-
-@BANK.wrong("the batch fits for one step only", same_as="one_step")
-def backward_without_a_step(model, optimizer, loss_of, most):
-    def attempt(optimizer, loss_of, batch):
-        optimizer.zero_grad()
-        loss_of(batch).backward()
-
-    def try_it(optimizer, loss_of, batch):
-        return fits(optimizer, loss_of, batch, attempt)
-
-    return kept(model, optimizer, lambda: bisect(optimizer, loss_of, most, try_it))
-
+TWICE = "for _ in range(2):"
+ONE = "the batch fits for one step only"
+ONE_WHY = "an attempt is two whole steps: Adam's state is made at the end of the first, and is there during the second"
+BANK.mistake(
+    "forward_only",
+    "the batch fits for the forward pass only",
+    "an attempt needs backward() and the optimizer's step too: gradients and what they are made from come on top",
+    change("loss_of(batch).backward()\n                optimizer.step()", "loss_of(batch)"),
+)
+BANK.mistake("one_step", ONE, ONE_WHY, change(TWICE, "for _ in range(1):"))
+BANK.mistake("backward_without_a_step", ONE, ONE_WHY, drop("optimizer.step()"), same_as="one_step")
 
 # --- wrong: the search ---------------------------------------------------------------------------------
 
-
-@BANK.wrong("the search doubles or halves, and never looks between", "bisect between them")
-def doubles_only(model, optimizer, loss_of, most):
-    def search():
-        batch = 1
-        while 2 * batch <= most and fits(optimizer, loss_of, 2 * batch):
-            batch *= 2
-        return batch
-
-    return kept(model, optimizer, search)
-
-
-@BANK.wrong("the search doubles or halves, and never looks between", same_as="doubles_only")
-def halves_only(model, optimizer, loss_of, most):
-    def search():
-        batch = most
-        while batch and not fits(optimizer, loss_of, batch):
-            batch //= 2
-        return batch
-
-    return kept(model, optimizer, search)
+SEARCHES = """while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle)"""
+COARSE = "the search doubles or halves, and never looks between"
+BETWEEN = "the first size that fails and the last that fits enclose the answer: bisect between them"
+BANK.mistake(
+    "doubles_only",
+    COARSE,
+    BETWEEN,
+    change(SEARCHES, "while max(1, 2 * low) <= most and fits(max(1, 2 * low)):\n            low = max(1, 2 * low)"),
+)
+BANK.mistake(
+    "halves_only",
+    COARSE,
+    BETWEEN,
+    change("low, high = 0, most + 1", "low, high = most, 0"),
+    change(SEARCHES, "while low and not fits(low):\n            low //= 2"),
+    same_as="doubles_only",
+)
 
 
-@BANK.wrong("a failed attempt is still alive during the next one", "the next attempt runs inside `except`")
+@BANK.wrong(
+    "a failed attempt is still alive during the next one",
+    "the next attempt runs inside `except`, where the exception holds the frames of the failed one; or the exception "
+    "is kept in a variable. Leave the block first",
+)
 def retries_inside_except(model, optimizer, loss_of, most):
     def between(low, high):
         if high - low <= 1:
@@ -201,176 +174,161 @@ def retries_inside_except(model, optimizer, loss_of, most):
     return kept(model, optimizer, lambda: between(0, most + 1))
 
 
-@BANK.wrong("the segments of earlier attempts take room from the later ones", "before each attempt")
-def never_empties_the_cache(model, optimizer, loss_of, most):
-    def try_it(optimizer, loss_of, batch):
-        return fits(optimizer, loss_of, batch, clean=False)
-
-    return kept(model, optimizer, lambda: bisect(optimizer, loss_of, most, try_it))
-
-
-@BANK.wrong("the batch is too large", "is low the last one that fitted?")
-def returns_the_first_that_failed(model, optimizer, loss_of, most):
-    return kept(model, optimizer, lambda: min(most, bisect(optimizer, loss_of, most) + 1))
-
-
-@BANK.wrong("a larger batch fits too", "is high the first that failed?")
-def begins_below_most(model, optimizer, loss_of, most):
-    return kept(model, optimizer, lambda: bisect(optimizer, loss_of, most, high=most // 8))
-
-
-@BANK.wrong("a larger batch fits too", "goes on until high is low + 1")
-def stops_when_near_enough(model, optimizer, loss_of, most):
-    def search():
-        low, high = 0, most + 1
-        while high - low > max(1, low // 16):
-            middle = (low + high) // 2
-            low, high = (middle, high) if fits(optimizer, loss_of, middle) else (low, middle)
-            optimizer.zero_grad()
-        return low
-
-    return kept(model, optimizer, search)
-
-
-@BANK.wrong("a larger batch fits too", "without a margin")
-def leaves_a_margin(model, optimizer, loss_of, most):
-    found = kept(model, optimizer, lambda: bisect(optimizer, loss_of, most))
-    return found - 1 if 1 < found < most else found
-
-
-@BANK.wrong("the result is wrong where all batches up to `most` fit", "begin with high = most + 1")
-def never_tries_most(model, optimizer, loss_of, most):
-    return kept(model, optimizer, lambda: bisect(optimizer, loss_of, most, high=most))
-
-
-@BANK.wrong("the result is wrong where not even batch 1 fits", "begin with low = 0")
-def takes_1_for_granted(model, optimizer, loss_of, most):
-    return kept(model, optimizer, lambda: bisect(optimizer, loss_of, most, low=1))
-
-
-@BANK.wrong("the search takes too many attempts", "one batch after the other")
-def walks(model, optimizer, loss_of, most):
-    def search():
-        batch = 0
-        while batch < most and fits(optimizer, loss_of, batch + 1):
-            batch += 1
-        return batch
-
-    return kept(model, optimizer, search)
-
-
-@BANK.wrong("an error that is not a lack of memory is swallowed", "catches every fault of the program")
-def catches_every_runtime_error(model, optimizer, loss_of, most):
-    def try_it(optimizer, loss_of, batch):
-        return fits(optimizer, loss_of, batch, catch=RuntimeError)
-
-    return kept(model, optimizer, lambda: bisect(optimizer, loss_of, most, try_it))
-
-
-@BANK.wrong("your function raised OutOfMemoryError", "must be caught")
-def catches_nothing(model, optimizer, loss_of, most):
-    def try_it(optimizer, loss_of, batch):
-        return fits(optimizer, loss_of, batch, catch=ZeroDivisionError)
-
-    return kept(model, optimizer, lambda: bisect(optimizer, loss_of, most, try_it))
-
+BANK.mistake(
+    "never_empties_the_cache",
+    "the segments of earlier attempts take room from the later ones",
+    "a tensor that sits in a larger cached segment wastes the rest of it: torch.cuda.empty_cache() before each "
+    "attempt, while nothing is alive",
+    drop("torch.cuda.empty_cache()  #"),
+)
+BANK.mistake(
+    "returns_the_first_that_failed",
+    "the first batch that failed is returned",
+    "low is the last batch that fitted, high the first that did not",
+    change("return low", "return min(most, high)"),
+)
+BANK.mistake(
+    "begins_below_most",
+    "the search begins with a high that is no failure",
+    "high is the first batch that failed, and most + 1 needs no attempt",
+    change("0, most + 1", "0, most // 8 + 1"),
+)
+BANK.mistake(
+    "stops_when_near_enough",
+    "the search stops before it knows the answer",
+    "the next larger batch was never tried: the search goes on until high is low + 1",
+    change("high - low > 1", "high - low > max(1, low // 16)"),
+)
+BANK.mistake(
+    "leaves_a_margin",
+    "a larger batch was tried and fits too",
+    "the answer is the last one that fitted, without a margin",
+    change("return low", "return low - 1 if 1 < low < most else low"),
+)
+BANK.mistake(
+    "never_tries_most",
+    "most itself is never tried",
+    "`most` itself is allowed: begin with high = most + 1, which needs no attempt",
+    change("0, most + 1", "0, most"),
+)
+BANK.mistake(
+    "takes_1_for_granted",
+    "batch 1 is taken for granted",
+    "0 is an answer too: begin with low = 0, which needs no attempt",
+    change("0, most + 1", "1, most + 1"),
+)
+BANK.mistake(
+    "walks",
+    "the search tries one batch after the other",
+    "each attempt may take minutes on a real model: halve the interval",
+    change("middle = (low + high) // 2", "middle = low + 1"),
+    change("else (low, middle)", "else (low, low)"),
+)
+BANK.mistake(
+    "catches_every_runtime_error",
+    "an error that is not a lack of memory is swallowed",
+    "`except RuntimeError`, or a bare except, catches every fault of the program: catch torch.OutOfMemoryError",
+    change("except torch.OutOfMemoryError", "except RuntimeError"),
+)
+BANK.mistake(
+    "catches_nothing",
+    "an attempt that does not fit is not caught",
+    "an attempt that does not fit must be caught: `except torch.OutOfMemoryError`",
+    change("except torch.OutOfMemoryError", "except ZeroDivisionError"),
+)
 
 # --- wrong: what is left behind ------------------------------------------------------------------------
 
-
-@BANK.wrong("the parameters are changed", "the attempts' steps move them")
-def leaves_the_weights(model, optimizer, loss_of, most):
-    return kept(model, optimizer, lambda: bisect(optimizer, loss_of, most), weights=False)
-
-
-@BANK.wrong("the parameters are changed", same_as="leaves_the_weights")
-def keeps_references_to_the_weights(model, optimizer, loss_of, most):
-    weights = model.state_dict()
-    found = kept(model, optimizer, lambda: bisect(optimizer, loss_of, most), weights=False)
-    model.load_state_dict(weights)
-    return found
-
-
-@BANK.wrong("BatchNorm's running averages are changed", "not in model.parameters()")
-def forgets_the_buffers(model, optimizer, loss_of, most):
-    weights = [to_host(p) for p in model.parameters()]
-    found = kept(model, optimizer, lambda: bisect(optimizer, loss_of, most), weights=False)
-    with torch.no_grad():
-        for p, old in zip(model.parameters(), weights, strict=True):
-            p.copy_(old)
-    return found
-
-
-@BANK.wrong("the optimizer's state is changed", "Adam counts the attempts as steps")
-def leaves_the_state(model, optimizer, loss_of, most):
-    return kept(model, optimizer, lambda: bisect(optimizer, loss_of, most), state=False)
-
-
-@BANK.wrong("the optimizer's state is changed", same_as="leaves_the_state")
-def loads_the_same_copy_each_time(model, optimizer, loss_of, most):
-    state = to_host(optimizer.state_dict())
-
-    def try_it(optimizer, loss_of, batch):
-        optimizer.load_state_dict(state)
-        return fits(optimizer, loss_of, batch)
-
-    found = kept(model, optimizer, lambda: bisect(optimizer, loss_of, most, try_it), state=False)
-    optimizer.load_state_dict(state)
-    return found
-
-
-@BANK.wrong("gradients of an attempt are left", "zero_grad() after the last attempt")
-def leaves_gradients(model, optimizer, loss_of, most):
-    def search():
-        low, high = 0, most + 1
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if fits(optimizer, loss_of, middle) else (low, middle)
-        fits(optimizer, loss_of, max(low, 1))
-        return low
-
-    return kept(model, optimizer, search, clear=False)
-
-
-@BANK.wrong("the random numbers have moved on", "fork_rng()")
-def leaves_the_random_numbers(model, optimizer, loss_of, most):
-    return kept(model, optimizer, lambda: bisect(optimizer, loss_of, most), random=False)
-
-
-@BANK.wrong("the model's mode is changed", "last beyond the search")
-def ends_in_evaluation_mode(model, optimizer, loss_of, most):
-    found = kept(model, optimizer, lambda: bisect(optimizer, loss_of, most))
-    model.eval()
-    return found
-
-
-@BANK.wrong("something large lies on the GPU while the search runs", "keep it on the host")
-def keeps_a_copy_on_the_gpu(model, optimizer, loss_of, most):
-    weights = [[p.detach().clone() for p in model.parameters()] for _ in range(2)]  # as of two snapshots
-    found = kept(model, optimizer, lambda: bisect(optimizer, loss_of, most))
-    del weights
-    return found
-
-
-LEFT = []
-
-
-@BANK.wrong("the search leaves tensors on the GPU", "whatever holds a reference")
-def keeps_the_last_loss(model, optimizer, loss_of, most):
-    LEFT.clear()
-    found = kept(model, optimizer, lambda: bisect(optimizer, loss_of, most))
-    LEFT.append(torch.ones(100, device="cuda"))
-    return found
-
+AFTER_EACH = "model.load_state_dict(weights)"
+BANK.mistake(
+    "leaves_the_weights",
+    "the parameters are changed",
+    "the attempts' steps move them: state_dict() before and load_state_dict() after; its tensors are the live ones, so "
+    "copy them to the host",
+    drop(AFTER_EACH),
+)
+BANK.mistake(
+    "keeps_references_to_the_weights",
+    "the parameters are changed",
+    "",
+    change("to_host(model.state_dict())", "model.state_dict()"),
+    same_as="leaves_the_weights",
+)
+BANK.mistake(
+    "forgets_the_buffers",
+    "BatchNorm's running averages are changed",
+    "each forward pass in training mode advances them; they are in model.state_dict(), and not in model.parameters()",
+    change("to_host(model.state_dict())", "to_host(dict(model.named_parameters()))"),
+    change("load_state_dict(weights)", "load_state_dict(weights, strict=False)"),
+)
+STATE = "optimizer.load_state_dict("
+STATE_WHY = (
+    "Adam counts the attempts as steps and keeps their moments: optimizer.state_dict() before, copied to the host, and "
+    "load_state_dict() after"
+)
+BANK.mistake("leaves_the_state", "the optimizer's state is changed", STATE_WHY, drop(STATE))
+BANK.mistake(
+    "loads_the_same_copy_each_time",
+    "the copy of the optimizer's state is used up",
+    "load_state_dict takes the step counts as they are, not copied: the next attempt counts on in your copy. Load a "
+    "copy of it",
+    change("copy.deepcopy(state)", "state"),
+)
+BANK.mistake(
+    "leaves_gradients",
+    "gradients of an attempt are left",
+    "zero_grad() after the last attempt, also when it failed",
+    change("optimizer.zero_grad()\n            optimizer.load", "optimizer.load"),
+)
+BANK.mistake(
+    "clears_to_zeros",
+    "gradients of zeros are left where there were none",
+    "zero_grad(set_to_none=False) keeps the tensors: the gradients were None before",
+    change(
+        "optimizer.zero_grad()\n            optimizer.load", "optimizer.zero_grad(False)\n            optimizer.load"
+    ),
+)
+BANK.mistake(
+    "leaves_the_random_numbers",
+    "the random numbers have moved on",
+    "data and dropout draw from them: with torch.random.fork_rng() puts both back",
+    change("torch.random.fork_rng()", "torch.random.fork_rng(enabled=False)"),
+)
+BANK.mistake(
+    "puts_back_the_cpus_numbers_only",
+    "the GPU's random numbers have moved on",
+    "dropout on the GPU draws from the GPU's generator: fork_rng() without devices= keeps those of all GPUs",
+    change("torch.random.fork_rng()", "torch.random.fork_rng(devices=[])"),
+)
+BANK.mistake(
+    "ends_in_evaluation_mode",
+    "the model's mode is changed",
+    "train() and eval() last beyond the search",
+    add("model.eval()", before="return low"),
+)
+BANK.mistake(
+    "keeps_a_copy_on_the_gpu",
+    "a copy on the GPU takes room from the attempts",
+    "a copy of the model or of its state takes memory from the attempts: keep it on the host",
+    add(
+        "on_gpu = [[p.detach().clone() for p in model.parameters()] for _ in range(2)]  # of two snapshots",
+        before="def fits",
+    ),
+)
+BANK.mistake(
+    "keeps_the_last_loss",
+    "the search leaves tensors on the GPU",
+    "a copy, an exception kept in a variable, or the last attempt's loss: whatever holds a reference",
+    add("fits.last = torch.ones(100, device='cuda')", before="return low"),
+    add("globals()['kept'] = fits", before="return low"),
+)
 
 # --- wrong: what is returned ---------------------------------------------------------------------------
 
-
-@BANK.wrong("the result is no batch size", "ends without a return")
-def returns_nothing(model, optimizer, loss_of, most):
-    kept(model, optimizer, lambda: bisect(optimizer, loss_of, most))
-
-
-@BANK.wrong("the result is no batch size", "use //")
-def divides_with_one_slash(model, optimizer, loss_of, most):
-    return kept(model, optimizer, lambda: bisect(optimizer, loss_of, most)) / 1
+BANK.mistake("returns_nothing", "nothing is returned", "the function ends without a return", drop("return low"))
+BANK.mistake(
+    "divides_with_one_slash",
+    "a float is returned",
+    "a division with / gives a float: use //",
+    change("return low", "return low / 1"),
+)
