@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 from ..course import lesson as course_lesson
 from . import guard, settings
 from .audit import Audit, Change, Kind, named
+from .bound_names import of_this_gpu
 from .measure import allocated, left_behind
 from .wording import clip, frames, parameters_of, show, signature_of, text_of
 
@@ -163,7 +164,8 @@ class Trial:
         audit = Audit({**named(args, names), **besides}, may_change)
         held = allocated() if leaves_nothing else {}
         self.called = True
-        outcome = self._guard.run(student, args, inside or nullcontext())
+        with of_this_gpu((student, judged)):
+            outcome = self._guard.run(student, args, inside or nullcontext())
         if isinstance(outcome.error, NotAttempted) or _is_plain_stub(outcome.error):
             raise NotAttempted(f"{self.name}: not attempted yet") from None
         left = [text for text in outcome.left_behind if not text.startswith(may_leave)]

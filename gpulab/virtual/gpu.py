@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from types import TracebackType
+from typing import Any
 
 import torch
 
@@ -180,6 +181,10 @@ class VirtualGPU:
         self._activate(True)
         install.install(self, self._patches)
         watched.enter()
+
+    def replacements(self) -> list[tuple[Any, str, Any]]:
+        """What it has replaced in torch and Python while it is in force: owner, name, and what stood there."""
+        return self._patches.replaced()
 
     def _activate(self, on: bool) -> None:
         self.active = on

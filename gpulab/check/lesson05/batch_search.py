@@ -335,7 +335,7 @@ def possible(scene: Scene) -> bool:
     grows = scene.pieces == "that grow with the batch"
     if scene.end != "inside":
         return not grows
-    return (scene.optimizer is torch.optim.SGD) == grows == scene.trained
+    return bool((scene.optimizer is torch.optim.SGD) == grows == scene.trained)
 
 
 CONTRACT = Contract(

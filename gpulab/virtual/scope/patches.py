@@ -32,6 +32,10 @@ class Patches:
         """What else `restore` has to do, in its turn."""
         self._made.append(call)
 
+    def replaced(self) -> list[tuple[Any, str, Any]]:
+        """What `set` has replaced: owner, name, and what stood there."""
+        return [entry.args for entry in self._made if isinstance(entry, partial) and entry.func is _put_back]
+
     def restore(self) -> None:
         while self._made:
             self._made.pop()()

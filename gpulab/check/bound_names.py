@@ -1,0 +1,106 @@
+"""Names that a student took out of torch before the check brought its own GPU: they mean that GPU while the check runs.
+
+`from torch.cuda import memory_allocated` keeps the function that was there then, which is of the notebook's GPU, or of
+none. In the globals of the student's code such a name is given what stands in torch now, and put back afterwards.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import CellType, ModuleType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from ..virtual.gpu import VirtualGPU
+from ..virtual.scope import in_force
+
+
+@contextmanager
+def of_this_gpu(students: Sequence[Any]) -> Iterator[None]:
+    """Within it, the globals of these functions, classes and objects name what the GPU in force has put into torch."""
+    gpu, undo = in_force.current, list[tuple[dict[str, Any], str, Any]]()
+    if gpu is not None:
+        if gpu not in _known:
+            _known[gpu] = _Replaced(gpu.replacements())
+        replaced = _known[gpu]
+        for names in _globals_of(students):
+            for name, value in list(names.items()):
+                now = replaced.now(name, value)
+                if now is not value:
+                    undo.append((names, name, value))
+                    names[name] = now
+    try:
+        yield
+    finally:
+        for names, name, value in undo:
+            names[name] = value
+
+
+class _Replaced:
+    """What the GPU in force has put where, by what stood there before, and by which code it is."""
+
+    def __init__(self, replacements: list[tuple[Any, str, Any]]) -> None:
+        self._by_old: dict[int, Any] = {}
+        self._by_code: dict[Any, dict[str, Any]] = {}
+        for owner, name, old in replacements:
+            if isinstance(owner, ModuleType) and callable(old) and hasattr(owner, name):
+                now = getattr(owner, name)
+                self._by_old[id(old)] = now
+                self._by_code.setdefault(_code(now), {})[name] = now
+
+    def now(self, name: str, value: Any) -> Any:
+        if not callable(value):
+            return value
+        if id(value) in self._by_old:
+            return self._by_old[id(value)]
+        found = self._by_code.get(_code(value), {})  # the replacement that another virtual GPU had made
+        if len({id(now) for now in found.values()}) == 1:
+            return next(iter(found.values()))
+        return found.get(name, found.get(getattr(value, "__name__", ""), value))
+
+
+_known: WeakKeyDictionary[VirtualGPU, _Replaced] = WeakKeyDictionary()
+
+
+def _code(value: Any) -> Any:
+    """What two replacements of one thing have in common, made for two GPUs: code, and the words and numbers with it."""
+    if isinstance(value, functools.partial):
+        return _code(value.func), _plain([*value.args, *value.keywords.values()])
+    if isinstance(value, type):
+        return value.__module__, value.__qualname__
+    if inspect.ismethod(value):
+        return _code(value.__func__)
+    if inspect.isfunction(value):
+        cells = [cell.cell_contents for cell in value.__closure__ or () if cell != _EMPTY]
+        return value.__code__, _plain([*cells, *(value.__defaults__ or ())])
+    return id(value)
+
+
+_EMPTY = CellType()
+
+
+def _plain(values: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(value for value in values if isinstance(value, str | int | float))
+
+
+def _globals_of(students: Sequence[Any]) -> list[dict[str, Any]]:
+    """The globals of their functions, each once."""
+    found: dict[int, dict[str, Any]] = {}
+    pending = list(students)
+    while pending:
+        item = pending.pop()
+        if isinstance(item, functools.partial):
+            pending += [item.func, *item.args]
+        elif isinstance(item, staticmethod | classmethod) or inspect.ismethod(item):
+            pending.append(item.__func__)
+        elif inspect.isfunction(item):
+            found[id(item.__globals__)] = item.__globals__
+            pending += [item.__wrapped__] if hasattr(item, "__wrapped__") else []
+        elif isinstance(item, type):
+            pending += [value for value in vars(item).values() if inspect.isfunction(value)]
+        elif item is not None and not inspect.isbuiltin(item):
+            pending.append(type(item))
+    return list(found.values())
