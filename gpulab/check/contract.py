@@ -255,10 +255,15 @@ class Contract:
 
 def holds(facts: Facts, name: str) -> bool:
     """Whether what was seen is what is wanted."""
-    wanted = facts.wanted[name]
-    within = wanted.within if isinstance(wanted, Near) else 0.0
-    value = wanted.value if isinstance(wanted, Near) else wanted
-    return _close(plain(facts.seen.get(name), math.inf), plain(value, math.inf), within)
+    seen, wanted, within = facts.seen.get(name), facts.wanted[name], 0.0
+    if isinstance(wanted, Near):
+        wanted, within = wanted.value, wanted.within
+    if isinstance(wanted, torch.Tensor) and isinstance(seen, torch.Tensor):
+        if seen.shape != wanted.shape:
+            return False
+        seen, wanted = seen.detach().cpu(), wanted.detach().cpu()
+        return bool(torch.equal(seen, wanted) or (seen - wanted).norm() <= within * wanted.norm())
+    return _close(plain(seen, math.inf), plain(wanted, math.inf), within)
 
 
 def plain(value: Any, digits: float = _DIGITS) -> Any:

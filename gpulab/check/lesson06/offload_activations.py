@@ -6,8 +6,7 @@ import copy
 import functools
 import gc
 import inspect
-import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,28 +15,77 @@ from torch import nn
 
 from ..audit import ANYTHING, Kind
 from ..base import Trial, check
+from ..contract import Clause, Contract, Facts, Near
 from ..lesson08.common import flat_gradient
 from ..measure import virtual_gpu
+from ..scenes import Scene
 from ..wording import show
 from .sections import HOST
 
+KEPT = "KiB kept on the GPU after forward"
+CLAUSES = (
+    Clause("A context manager for the forward pass", ["what came back"], "no context manager came back", read=HOST),
+    Clause(
+        "Backward, which runs after the context has ended",
+        ["hooks after the context"],
+        "the hooks are still on after the context has ended",
+        "they were entered by hand, or pushed, and nobody takes them back: return the context manager itself",
+        HOST,
+    ),
+    Clause(
+        "an nn.Module on some device", ["device of the parameters"], "the model was moved", "the weights stay", HOST
+    ),
+    Clause(
+        "gets it back on the device it came from, with the same values and dtype",
+        ["gradients"],
+        "the gradients are not those of a plain pass",
+        "backward got other tensors than were kept: it may ask in any order, and for one tensor again. Return from "
+        "pack what unpack needs",
+        HOST,
+    ),
+    Clause(
+        "is not (a view of) a parameter of the model",
+        ["weights that left and came back"],
+        "weights are sent to the host",
+        "they are on the GPU anyway: compare untyped_storage().data_ptr()",
+        HOST,
+    ),
+    Clause(
+        "tensors of fewer bytes stay where they are",
+        ["small tensors that left and came back"],
+        "small tensors are sent to the host",
+        "tensors of fewer than min_bytes stay: each copy costs a launch and a wait",
+        HOST,
+    ),
+    Clause(
+        "if it has at least `min_bytes`",
+        [KEPT],
+        "not what should has left the GPU",
+        "each tensor of at least min_bytes goes, once; nothing else does",
+        HOST,
+    ),
+    Clause(
+        "A forward pass whose backward never comes leaves nothing on the GPU",
+        ["KiB left by a forward pass without backward"],
+        "a forward pass without backward stays in memory",
+        "what is kept refers to itself, or to a list of yours",
+        HOST,
+    ),
+)
 KIB = 2**10
-HIDDEN = 128 * 256 * 4  # bytes of the large activations; a weight has half, the others a quarter
-NEAR = 1024
-
-
-@dataclass(frozen=True)
-class Case:
-    """Where the model is, from how many bytes on a tensor is sent, and how backward runs."""
-
-    device: str
-    min_bytes: int
-    passes: int = 1  # forward passes within the context, whose backward passes follow in the same order
-    again: bool = False  # backward runs twice over the graph
+HIDDEN = 128 * 256 * 4  # bytes of the large activations, and of a weight; the others have half of it
+EDGES = {
+    "device": ("cuda:0", "cuda:1", "cpu"),
+    "min_bytes": (1, 50 * KIB, HIDDEN, HIDDEN + 1),
+    "passes": (1, 2),  # forward passes within the context, whose backward passes follow in the same order
+    "again": (False, True),  # backward runs twice over the graph
+    "frozen": (False, True),
+}
+MAY_CHANGE: dict[str, Iterable[Kind]] = {"model": {"grad", "place"}, "seen": ANYTHING}  # its place is judged
 
 
 class _Keep(torch.autograd.Function):
-    """Hands its input on, and keeps a weight, two views of it, a small and a large tensor for backward."""
+    """Hands its input on, and keeps a weight, two views of it, a small tensor, a large one and indices for backward."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, probe: Probe, *kept: torch.Tensor) -> torch.Tensor:
@@ -48,30 +96,31 @@ class _Keep(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         ctx.probe.back = [tensor.untyped_storage().data_ptr() for tensor in ctx.saved_tensors]
-        return gradients[0], *[None] * 6
+        return gradients[0], *[None] * 7
 
 
 class Probe(nn.Module):
-    """A layer that finds out which of five known tensors came back as another one, thus went away."""
+    """A layer that finds out which of six known tensors came back as another one, thus went away."""
 
     def __init__(self, weight: torch.Tensor) -> None:
         super().__init__()
         self.weights = [weight]  # in a list, so that it is not registered a second time
         self.small = torch.ones(32)
-        self.gone: list[int] = []  # where the five were
+        self.gone: list[int] = []  # where the six were
         self.back: list[int] = []  # where those are that came back
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         weight, large = self.weights[0], torch.ones(HIDDEN // 4, device=x.device)
+        indices = torch.arange(HIDDEN // 8, device=x.device)
         self.small = torch.ones(32, device=x.device)  # held here, so that its place stays taken
-        kept = weight, weight.detach().t(), weight.detach()[16:], self.small, large
+        kept = weight, weight.detach().t(), weight.detach()[16:], self.small, large, indices
         self.gone = [tensor.untyped_storage().data_ptr() for tensor in kept]
         out: torch.Tensor = _Keep.apply(x, self, *kept)
         return out
 
     @property
     def sent(self) -> list[bool]:
-        """Whether the weight, its views, the small and the large tensor are others than they were."""
+        """Whether the weight, its views, the small, the large tensor and the indices are others than they were."""
         return [a != b for a, b in zip(self.gone, self.back, strict=True)]
 
 
@@ -86,17 +135,18 @@ class Seen:
     gradient: torch.Tensor | None = None
 
 
-def network(device: str) -> nn.Sequential:
-    first = nn.Linear(64, 256)
-    layers = first, nn.GELU(), nn.Linear(256, 64), nn.Tanh(), nn.Linear(64, 16, bias=False), Probe(first.weight)
-    return nn.Sequential(*layers).to(device)
+def network(scene: Scene) -> nn.Sequential:
+    first = nn.Linear(128, 256)
+    first.bias.requires_grad_(not scene.frozen)
+    layers = first, nn.GELU(), nn.Linear(256, 128), nn.Tanh(), nn.Linear(128, 16, bias=False), Probe(first.weight)
+    return nn.Sequential(*layers).to(scene.device)
 
 
-def use(offload: Any, model: nn.Module, inputs: list[torch.Tensor], case: Case, seen: Seen) -> None:
+def use(offload: Any, model: nn.Module, inputs: list[torch.Tensor], scene: Scene, seen: Seen) -> None:
     """Forward within the student's context, backward after it, as the exercise shows it."""
-    gpu = case.device if case.device != "cpu" else None
+    gpu = scene.device if scene.device != "cpu" else None
     before = torch.cuda.memory_allocated(gpu)
-    seen.manager = manager = offload(model, case.min_bytes)
+    seen.manager = manager = offload(model, scene.min_bytes)
     if not hasattr(type(manager), "__enter__"):
         return
     losses = []
@@ -107,7 +157,7 @@ def use(offload: Any, model: nn.Module, inputs: list[torch.Tensor], case: Case, 
     seen.hooks = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
     seen.kept = torch.cuda.memory_allocated(gpu) - before
     for loss in losses:
-        if case.again:
+        if scene.again:
             loss.backward(retain_graph=True)
         loss.backward()
     seen.gradient = flat_gradient(model.parameters())
@@ -123,202 +173,77 @@ def reference(model: nn.Module, min_bytes: int) -> Any:
     return torch.autograd.graph.saved_tensors_hooks(pack, lambda packed: packed[1].to(packed[0]))
 
 
+def without_backward(offload: Any, model: nn.Module, x: torch.Tensor, scene: Scene) -> None:
+    """A forward pass whose backward never comes, as one that a validation forgets to switch off."""
+    with offload(model, scene.min_bytes):
+        model(x)
+
+
+def play(call: Callable[..., Any], scene: Scene) -> Facts:
+    facts = Facts(f"on {scene.device}, min_bytes = {scene.min_bytes:,}" + ", two forward passes" * (scene.passes == 2))
+    with virtual_gpu(count=2):
+        model = network(scene)
+        inputs = [torch.randn(128, 128, device=scene.device) for _ in range(scene.passes)]
+        plain, best, seen = Seen(), Seen(), Seen()
+        use(lambda *_: torch.enable_grad(), copy.deepcopy(model), inputs, scene, plain)
+        use(reference, copy.deepcopy(model), inputs, scene, best)
+        call(model, inputs, scene, seen, through=use, may_change=MAY_CHANGE)
+        manager = seen.manager
+        enters = hasattr(type(manager), "__enter__")
+        facts.add("what came back", "a context manager" if enters else kind_of(manager), "a context manager")
+        if not enters:
+            return facts
+        facts.add("hooks after the context", "on" if seen.hooks else "off", "off")
+        facts.add("device of the parameters", sorted({str(p.device) for p in model.parameters()}), [scene.device])
+        facts.add("gradients", seen.gradient, Near(plain.gradient, 0.0))
+        facts.seen["gradients are near"] = near(seen.gradient, plain.gradient)
+        probe = model[-1]
+        if scene.device == "cpu" or not isinstance(probe, Probe) or not facts.hold():
+            return facts
+        weight, view, part, small, large, _ = probe.sent
+        gone = [name for name, sent in (("one", weight), ("a transposed view", view), ("a slice", part)) if sent]
+        facts.add("weights that left and came back", gone, [])
+        if scene.min_bytes > probe.small.nbytes:
+            facts.add("small tensors that left and came back", int(small), 0)
+        if facts.hold():
+            facts.add(KEPT, seen.kept / KIB, Near(best.kept / KIB, 0.01))
+            facts.seen["a large tensor left and came back"] = large
+    if scene.passes == 1 and facts.hold():
+        with virtual_gpu(count=2):
+            model, x = network(scene), torch.randn(128, 128, device=scene.device)
+            before = torch.cuda.memory_allocated(scene.device)
+            call(model, x, scene, through=without_backward)
+            if torch.cuda.memory_allocated(scene.device) > before:  # perhaps a cycle that Python finds; it takes 0.2 s
+                gc.collect()
+            left = torch.cuda.memory_allocated(scene.device) - before
+        facts.add("KiB left by a forward pass without backward", left // KIB, 0)
+    return facts
+
+
+def kind_of(manager: Any) -> str:
+    if inspect.isgenerator(manager):
+        return "a generator"
+    return "two functions" if isinstance(manager, tuple) and all(map(callable, manager)) else show(manager)
+
+
+def near(got: torch.Tensor | None, want: torch.Tensor | None) -> bool:
+    return got is not None and want is not None and bool((got - want).norm() <= 0.05 * want.norm())
+
+
+def possible(scene: Scene) -> bool:
+    """On the CPU there is nothing to measure: one size will do."""
+    return scene.device != "cpu" or scene.min_bytes == 50 * KIB
+
+
+CONTRACT = Contract(
+    __file__, parameters=("model", "min_bytes"), clauses=CLAUSES, edges=EDGES, play=play, possible=possible
+)
+
+
 @check(lesson=6, says="large activations wait on the host, weights and small tensors stay, the gradients are the same")
 def offload_activations(student: Any, trial: Trial) -> None:
     """Check a function of (model, min_bytes) that returns a context manager: within it, what autograd keeps of at least
     `min_bytes` goes to the host, but for parameters, and backward gets it back."""
     if inspect.isclass(student):  # a subclass of saved_tensors_hooks is right too
         student = functools.partial(student)
-    trial.function(student, ("model", "min_bytes"))
-    cases = (
-        Case("cuda:0", 1),
-        Case("cuda:1", random.randrange(40 * KIB, 60 * KIB)),
-        Case("cuda:0", HIDDEN),
-        Case("cuda:0", HIDDEN + 1),
-        Case("cuda:0", 40 * KIB, passes=2, again=True),
-        Case("cpu", 40 * KIB),
-    )
-    for case in cases:
-        with virtual_gpu(count=2):
-            model = network(case.device)
-            inputs = [torch.randn(128, 64, device=case.device) for _ in range(case.passes)]
-            plain, best, seen = Seen(), Seen(), Seen()
-            use(lambda *_: torch.enable_grad(), copy.deepcopy(model), inputs, case, plain)
-            use(reference, copy.deepcopy(model), inputs, case, best)
-            may_change: dict[str, Iterable[Kind]] = {
-                "model": {"grad", "place"},
-                "seen": ANYTHING,
-            }  # its place is judged below
-            trial.call(use, student, model, inputs, case, seen, may_change=may_change, explain=_explain)
-            _judge_manager(trial, seen.manager)
-            _judge_values(trial, model, case, seen, plain)
-            probe = model[-1]
-            if case.device != "cpu" and isinstance(probe, Probe):
-                _judge_places(trial, probe, case, seen, plain, best)
-    _judge_without_backward(student, trial)
-
-
-def _judge_without_backward(student: Any, trial: Trial) -> None:
-    """A forward pass whose backward never comes, as one that a validation forgets to switch off."""
-
-    def forward(model: nn.Module, x: torch.Tensor) -> None:
-        with student(model, HIDDEN + 1):
-            model(x)
-
-    with virtual_gpu():
-        model, x = network("cuda"), torch.randn(128, 64, device="cuda")
-        before = torch.cuda.memory_allocated()
-        trial.call(forward, model, x, explain=_explain)
-        gc.collect()
-        over = torch.cuda.memory_allocated() - before
-    trial.expect(
-        over <= NEAR,
-        "a forward pass without backward stays in memory",
-        expected="nothing more on the GPU once its result is gone",
-        got=f"{over / KIB:,.0f} KiB more (virtual), also after gc.collect()",
-        likely="pack returned the tensor that it was given. A layer that keeps its own output, as Tanh does, then "
-        "holds itself for ever: what stays goes back as tensor.detach()",
-        read=HOST,
-    )
-
-
-def _judge_manager(trial: Trial, manager: Any) -> None:
-    if hasattr(type(manager), "__enter__"):
-        return
-    likely = "return torch.autograd.graph.saved_tensors_hooks(pack, unpack): it is a context manager"
-    if inspect.isgenerator(manager):
-        likely = "a function with yield becomes a context manager by @contextlib.contextmanager"
-    elif isinstance(manager, tuple) and all(map(callable, manager)):
-        likely = "these are the hooks: return saved_tensors_hooks(pack, unpack) with them"
-    elif manager is None:
-        likely = "the function ends without a return"
-    trial.fail(
-        "no context manager came back",
-        expected="an object for `with offload(model, min_bytes):`",
-        got=show(manager),
-        likely=likely,
-        read=HOST,
-    )
-
-
-def _judge_values(trial: Trial, model: nn.Module, case: Case, seen: Seen, plain: Seen) -> None:
-    assert seen.out is not None
-    assert plain.out is not None
-    assert plain.gradient is not None
-    places = sorted({str(p.device) for p in model.parameters()})
-    trial.expect(
-        places == [case.device],
-        "the model was moved",
-        expected=f"parameters on {case.device}, as they were",
-        got=f"parameters on {', '.join(places)}",
-        likely="activations are what is kept for backward: the weights stay where they are",
-        read=HOST,
-    )
-    trial.expect(
-        torch.equal(seen.out, plain.out),
-        "the model's output is another one",
-        expected="the forward pass as without the context",
-        got="other values",
-        likely="only what is *kept* goes through the hooks; what is computed must not change",
-        read=HOST,
-    )
-    trial.expect(
-        not seen.hooks,
-        "the hooks are still on after the context has ended",
-        expected="tensors that are saved later stay on the GPU",
-        got="hooks that every later operation would use",
-        likely="they were entered by hand, or pushed, and nobody takes them back: return the context manager itself",
-        read=HOST,
-    )
-    got, want = seen.gradient, plain.gradient
-    if got is not None and torch.equal(got, want):
-        return
-    near = got is not None and bool((got - want).norm() <= 0.05 * want.norm())
-    trial.fail(
-        "the gradients are not those of a plain pass",
-        expected=f"the same to the bit: norm {float(want.norm()):.6g}"
-        + (", from two passes, each backward twice" if case.again else ""),
-        got="no gradient" if got is None or not got.any() else f"norm {float(got.norm()):.6g}",
-        likely="the copies are rounded: in 16 bits they are half the size, and other numbers"
-        if near
-        else "backward got other tensors than were kept: it may ask in any order, and for one tensor again, so a list "
-        "that is emptied on the way will not do. Return from pack what unpack needs",
-        read=HOST,
-    )
-
-
-def _judge_places(trial: Trial, probe: Probe, case: Case, seen: Seen, plain: Seen, best: Seen) -> None:
-    rows = {
-        "expected": f"{best.kept / KIB:,.0f} KiB kept on {case.device} after forward (virtual), of "
-        f"{plain.kept / KIB:,.0f} without offloading; min_bytes = {case.min_bytes:,}",
-        "got": f"{seen.kept / KIB:,.0f} KiB",
-        "read": HOST,
-    }
-    weight, view, part, small, large = probe.sent
-    if weight or view or part:
-        went = "a weight" if weight else "the transposed view of a weight" if view else "a slice of a weight"
-        trial.fail(
-            "weights are sent to the host",
-            likely="they are on the GPU anyway. A product keeps a transposed view of its weight, which is another "
-            "tensor on the same storage: compare untyped_storage().data_ptr()",
-            **rows | {"got": f"{went} that left and came back"},
-        )
-    if small and case.min_bytes > probe.small.nbytes:
-        trial.fail(
-            "small tensors are sent to the host",
-            likely=f"tensors of fewer than {case.min_bytes:,} bytes stay: each copy costs a launch and a wait",
-            **rows | {"got": f"a tensor of {probe.small.nbytes} bytes that left and came back"},
-        )
-    over = seen.kept - best.kept
-    if over > NEAR and large:
-        trial.fail(
-            "the copies are on the host, and the originals still on the GPU",
-            likely="what pack returns stays alive until backward, and a tensor of the GPU is in it, or in a list or "
-            "dictionary of yours. Note its device, not the tensor",
-            **rows,
-        )
-    if over > NEAR and case.min_bytes == 1:
-        trial.fail(
-            "nothing has left the GPU",
-            likely="hooks act on what is saved while they are on, so they must be on during forward; and pack must "
-            "return the copy",
-            **rows,
-        )
-    if over > NEAR and case.min_bytes == HIDDEN:
-        trial.fail(
-            f"a tensor of exactly min_bytes stays on the GPU, {HIDDEN:,} bytes",
-            likely="“at least” includes it: only tensors with nbytes < min_bytes stay",
-            **rows,
-        )
-    trial.expect(
-        over <= NEAR,
-        "tensors of more than min_bytes stay on the GPU",
-        likely="numel() counts elements; nbytes counts bytes, four for each float32",
-        **rows,
-    )
-    trial.expect(
-        over >= -NEAR,
-        "more has left the GPU than should",
-        likely="only tensors of at least min_bytes go",
-        **rows,
-    )
-
-
-def _explain(error: str) -> str:
-    return next((why for part, why in _ERRORS.items() if part in error), "")
-
-
-_ERRORS = {
-    "same device": "backward got a tensor on another device than the one it was kept on: pack must note tensor.device, "
-    "which need not be “cuda”, and unpack bring it back there",
-    "expected to be a Tensor": "unpack must return a tensor: from what pack returned, take the copy",
-    "does not require grad": "the forward pass ran without a graph: no_grad keeps nothing, and computes no gradients",
-    "pop from empty": "backward may ask for a tensor again, so nothing may be taken out of a list: return from pack "
-    "what unpack needs",
-    "KeyError": "backward may ask in any order, and again: return from pack what unpack needs",
-    "invalid gradient at index": "backward got another tensor than was kept. An address (data_ptr) is used again as "
-    "soon as its tensor is gone: return from pack what unpack needs",
-    "positional argument": "pack is given the tensor, unpack what pack returned: one argument each",
-    "is modified by an inplace": "a hook must not change the tensor it is given",
-    "has been modified by": "a hook must not change the tensor it is given",
-}
+    CONTRACT.judge(student, trial)

@@ -3,13 +3,15 @@
 import contextlib
 
 import torch
-from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
+from torch.autograd.graph import saved_tensors_hooks
 
 from gpulab.check.lesson06.sections import SECTIONS
 
 from ..bank import Bank
+from ..edits import change, solution
 
-BANK = Bank("offload_activations", SECTIONS)
+BANK = Bank("offload_activations", SECTIONS, solution=(6, "offload"))
+BANK.right(solution(6, "offload"))
 
 
 def storages(model):
@@ -26,14 +28,6 @@ def back(packed):
 
 
 # --- right ---------------------------------------------------------------------------------------------
-
-
-@BANK.right
-def pair_of_device_and_copy(model, min_bytes):
-    def pack(tensor):
-        return tensor.device, tensor.detach() if stays(tensor, model, min_bytes) else tensor.cpu()
-
-    return saved_tensors_hooks(pack, back)
 
 
 @BANK.right
@@ -82,206 +76,188 @@ def knows_views_by_their_base(model, min_bytes):
 
 # --- wrong: what is sent -------------------------------------------------------------------------------
 
+SENT = "weights are sent to the host"
+SENT_WHY = (
+    "they are on the GPU anyway. A product keeps a transposed view of its weight, which is another tensor on the same "
+    "storage: compare untyped_storage().data_ptr()"
+)
+SMALL = "tensor.nbytes < min_bytes or "
+OWN = "tensor.untyped_storage().data_ptr() in weights"
+STAYS = "return None, tensor.detach()"
+GOES = 'return tensor.device, tensor.to("cpu")'
+HOOKS = "return torch.autograd.graph.saved_tensors_hooks(pack, unpack)"
+BANK.mistake(
+    "everything",
+    "everything is sent to the host",
+    "weights are on the GPU anyway, and small tensors cost a launch and a wait each",
+    change(SMALL + OWN, "False"),
+)
+BANK.mistake(
+    "pytorchs_own",
+    "everything is sent to the host",
+    "",
+    change(HOOKS, "return torch.autograd.graph.save_on_cpu(pin_memory=True)"),
+    same_as="everything",
+)
+BANK.mistake("knows_weights_by_identity", SENT, SENT_WHY, change(OWN, "any(tensor is p for p in model.parameters())"))
+BANK.mistake(
+    "knows_weights_by_their_start",
+    "a slice of a weight is sent to the host",
+    "a view need not begin where its weight does: compare untyped_storage().data_ptr()",
+    change("p.untyped_storage()", "p"),
+    change("tensor.untyped_storage()", "tensor"),
+)
+BANK.mistake(
+    "knows_views_by_their_size",
+    "tensors that are as large as a weight stay",
+    "a size says nothing of whose memory it is: compare untyped_storage().data_ptr()",
+    change(OWN, "tensor.nbytes in {p.nbytes for p in model.parameters()} or " + OWN),
+)
+BANK.mistake(
+    "returns_the_tensor_itself",
+    "what stays is kept as the tensor itself",
+    "pack returned the tensor that it was given. A layer that keeps its own output, as Tanh does, then holds itself "
+    "for ever: what stays goes back as tensor.detach()",
+    change(STAYS, "return None, tensor"),
+)
+BANK.mistake(
+    "whatever_the_size",
+    "small tensors are sent to the host",
+    "tensors of fewer than min_bytes stay: each copy costs a launch and a wait",
+    change(SMALL, ""),
+)
+BANK.mistake(
+    "counts_elements",
+    "tensors of more than min_bytes stay on the GPU",
+    "numel() counts elements; nbytes counts bytes, four for each float32",
+    change("tensor.nbytes", "tensor.numel()"),
+)
+BANK.mistake(
+    "more_than",
+    "a tensor of exactly min_bytes stays on the GPU",
+    "“at least” includes it: only tensors with nbytes < min_bytes stay",
+    change("nbytes < min_bytes", "nbytes <= min_bytes"),
+)
+BANK.mistake(
+    "keeps_the_original",
+    "the copies are on the host, and the originals still on the GPU",
+    "what pack returns stays alive until backward, and a tensor of the GPU is in it, or in a list or dictionary of "
+    "yours. Note its device, not the tensor",
+    change(GOES, 'return tensor, tensor.to("cpu")'),
+    change("tensor.to(device)", "tensor.to(device.device)"),
+)
+BANK.mistake(
+    "does_nothing",
+    "nothing has left the GPU",
+    "hooks act on what is saved while they are on, so they must be on during forward; and pack must return the copy",
+    change(HOOKS, "import contextlib\n    return contextlib.nullcontext()"),
+)
+BANK.mistake(
+    "forgets_the_copy",
+    "nothing has left the GPU",
+    "",
+    change(GOES, 'tensor.to("cpu")\n        ' + STAYS),
+    same_as="does_nothing",
+)
+BANK.mistake(
+    "floats_only",
+    "only tensors of one dtype leave the GPU",
+    "masks and indices are kept too, and have bytes",
+    change(SMALL, "tensor.dtype != torch.float32 or " + SMALL),
+)
+BANK.mistake(
+    "requires_a_gradient",
+    "only tensors that require a gradient leave the GPU",
+    "autograd keeps inputs and intermediate results that need none too: the size decides",
+    change(SMALL, "not tensor.requires_grad or " + SMALL),
+)
 
-@BANK.wrong("weights are sent to the host", "on the GPU anyway")
-def everything(model, min_bytes):
-    return saved_tensors_hooks(lambda tensor: (tensor.device, tensor.cpu()), back)
 
-
-@BANK.wrong("weights are sent to the host", "on the GPU anyway", same_as="everything")
-def pytorchs_own(model, min_bytes):
-    return save_on_cpu(pin_memory=True)
-
-
-@BANK.wrong("weights are sent to the host", "on the GPU anyway", same_as="everything")
-def knows_weights_by_identity(model, min_bytes):
-    def pack(tensor):
-        own = any(tensor is p for p in model.parameters()) or tensor.nbytes < min_bytes
-        return tensor.device, tensor.detach() if own else tensor.cpu()
-
-    return saved_tensors_hooks(pack, back)
-
-
-@BANK.wrong("weights are sent to the host", "on the GPU anyway", same_as="everything")
-def knows_weights_by_their_start(model, min_bytes):
-    starts = {p.data_ptr() for p in model.parameters()}
-
-    def pack(tensor):
-        own = tensor.data_ptr() in starts or tensor.nbytes < min_bytes
-        return tensor.device, tensor.detach() if own else tensor.cpu()
-
-    return saved_tensors_hooks(pack, back)
-
-
-@BANK.wrong("a forward pass without backward stays in memory", "holds itself for ever")
-def returns_the_tensor_itself(model, min_bytes):
-    def pack(tensor):
-        return tensor.device, tensor if stays(tensor, model, min_bytes) else tensor.cpu()
-
-    return saved_tensors_hooks(pack, back)
-
-
-@BANK.wrong("small tensors are sent to the host", "a launch and a wait")
-def whatever_the_size(model, min_bytes):
-    def pack(tensor):
-        return tensor.device, tensor.detach() if stays(tensor, model, 0) else tensor.cpu()
-
-    return saved_tensors_hooks(pack, back)
-
-
-@BANK.wrong("tensors of more than min_bytes stay on the GPU", "numel() counts elements")
-def counts_elements(model, min_bytes):
-    def pack(tensor):
-        small = tensor.numel() < min_bytes or stays(tensor, model, 0)
-        return tensor.device, tensor.detach() if small else tensor.cpu()
-
-    return saved_tensors_hooks(pack, back)
-
-
-@BANK.wrong("a tensor of exactly min_bytes stays on the GPU, 131,072 bytes", "“at least” includes it")
-def more_than(model, min_bytes):
-    def pack(tensor):
-        return tensor.device, tensor.detach() if stays(tensor, model, min_bytes + 1) else tensor.cpu()
-
-    return saved_tensors_hooks(pack, back)
-
-
-@BANK.wrong("the copies are on the host, and the originals still on the GPU", "Note its device, not the tensor")
-def keeps_the_original(model, min_bytes):
-    def pack(tensor):
-        return tensor, tensor if stays(tensor, model, min_bytes) else tensor.cpu()
-
-    return saved_tensors_hooks(pack, lambda packed: packed[1].to(packed[0].device))
-
-
-@BANK.wrong("nothing has left the GPU", "they must be on during forward")
-def does_nothing(model, min_bytes):
-    return contextlib.nullcontext()
-
-
-@BANK.wrong("nothing has left the GPU", "they must be on during forward", same_as="does_nothing")
-def forgets_the_copy(model, min_bytes):
-    def pack(tensor):
-        tensor.to("cpu")
-        return tensor.device, tensor.detach()
-
-    return saved_tensors_hooks(pack, back)
-
-
-@BANK.wrong("the model was moved", "the weights stay where they are")
+@BANK.wrong("the model was moved", "the weights stay where they are: activations are what is kept for backward")
 @contextlib.contextmanager
 def moves_the_model(model, min_bytes):
-    with pair_of_device_and_copy(model, min_bytes):
+    with solution(6, "offload")(model, min_bytes):
         yield
     model.to("cpu")
 
 
 # --- wrong: what comes back ----------------------------------------------------------------------------
 
-
-@BANK.wrong("your function raised RuntimeError", "pack must note tensor.device")
-def stays_on_the_host(model, min_bytes):
-    def pack(tensor):
-        return tensor if stays(tensor, model, min_bytes) else tensor.cpu()
-
-    return saved_tensors_hooks(pack, lambda tensor: tensor)
-
-
-@BANK.wrong("your function raised RuntimeError", "need not be “cuda”", same_as="stays_on_the_host")
-def always_to_the_first_gpu(model, min_bytes):
-    def pack(tensor):
-        return tensor.detach() if stays(tensor, model, min_bytes) else tensor.cpu()
-
-    return saved_tensors_hooks(pack, lambda tensor: tensor.to("cuda:0"))
-
-
-@BANK.wrong("the gradients are not those of a plain pass", "the copies are rounded")
-def in_half(model, min_bytes):
-    def pack(tensor):
-        if stays(tensor, model, min_bytes):
-            return tensor.device, tensor.detach(), tensor.dtype
-        return tensor.device, tensor.cpu().half(), tensor.dtype
-
-    return saved_tensors_hooks(pack, lambda packed: packed[1].to(packed[0], packed[2]))
-
-
-@BANK.wrong("the gradients are not those of a plain pass", "it may ask in any order")
-def last_in_first_out(model, min_bytes):
-    kept = []
-
-    def pack(tensor):
-        if stays(tensor, model, min_bytes):
-            return tensor.detach()
-        kept.append((tensor.device, tensor.cpu()))
-        return None
-
-    def unpack(packed):
-        if packed is not None:
-            return packed
-        device, tensor = kept[-1] if len(kept) == 1 else kept.pop()
-        return tensor.to(device)
-
-    return saved_tensors_hooks(pack, unpack)
-
-
-@BANK.wrong("your function raised IndexError", "nothing may be taken out of a list")
-def empties_its_list(model, min_bytes):
-    kept = []
-
-    def pack(tensor):
-        if stays(tensor, model, min_bytes):
-            return tensor.detach()
-        kept.append((tensor.device, tensor.cpu()))
-        return None
-
-    return saved_tensors_hooks(pack, lambda packed: back(kept.pop()) if packed is None else packed)
-
-
-@BANK.wrong("your function raised TypeError", "unpack must return a tensor")
-def returns_the_pair(model, min_bytes):
-    def pack(tensor):
-        return tensor.device, tensor.detach() if stays(tensor, model, min_bytes) else tensor.cpu()
-
-    return saved_tensors_hooks(pack, lambda packed: packed)
-
-
-@BANK.wrong("your function raised TypeError", "one argument each")
-def unpack_with_two_arguments(model, min_bytes):
-    def pack(tensor):
-        return tensor.device, tensor.detach() if stays(tensor, model, min_bytes) else tensor.cpu()
-
-    return saved_tensors_hooks(pack, lambda device, tensor: tensor.to(device))
-
-
-@BANK.wrong("your function raised RuntimeError", "no_grad keeps nothing")
-def keeps_no_graph(model, min_bytes):
-    return torch.no_grad()
-
+BANK.mistake(
+    "stays_on_the_host",
+    "what was sent does not come back",
+    "backward got a tensor on another device than the one it was kept on: unpack brings it back to the device that "
+    "pack noted",
+    change("tensor if device is None else tensor.to(device)", "tensor"),
+)
+BANK.mistake(
+    "always_to_the_first_gpu",
+    "everything comes back to “cuda”",
+    "the device a tensor came from need not be “cuda”: pack must note tensor.device",
+    change("tensor.to(device)", 'tensor.to("cuda")'),
+)
+BANK.mistake(
+    "in_half",
+    "the copies are rounded",
+    "in 16 bits they are half the size, and other numbers",
+    change('tensor.to("cpu")', 'tensor.to("cpu").half()'),
+    change("tensor.to(device)", "tensor.to(device).float()"),
+)
+KEPT = "kept = []\n\n    def pack"
+BANK.mistake(
+    "last_in_first_out",
+    "backward got other tensors than were kept",
+    "it may ask in any order, and for one tensor again, so a list that is emptied on the way will not do. Return from "
+    "pack what unpack needs",
+    change("def pack", KEPT),
+    change(GOES, 'kept.append((tensor.device, tensor.to("cpu")))'),
+    change("device, tensor = packed", "device, tensor = packed or (kept[-1] if len(kept) == 1 else kept.pop())"),
+)
+BANK.mistake(
+    "empties_its_list",
+    "a list of what was kept is emptied on the way",
+    "backward may ask for a tensor again, so nothing may be taken out of a list: return from pack what unpack needs",
+    change("def pack", KEPT),
+    change(GOES, 'kept.append((tensor.device, tensor.to("cpu")))'),
+    change("device, tensor = packed", "device, tensor = packed or kept.pop()"),
+)
+BANK.mistake(
+    "returns_the_pair",
+    "unpack returns no tensor",
+    "unpack must return a tensor: from what pack returned, take the copy",
+    change("device, tensor = packed\n        return tensor if device is None else tensor.to(device)", "return packed"),
+)
+BANK.mistake(
+    "unpack_with_two_arguments",
+    "unpack takes two arguments",
+    "pack is given the tensor, unpack what pack returned: one argument each",
+    change("def unpack(packed):\n        device, tensor = packed", "def unpack(device, tensor):"),
+)
+BANK.mistake(
+    "keeps_no_graph",
+    "the forward pass runs without a graph",
+    "no_grad keeps nothing, and computes no gradients",
+    change(HOOKS, "return torch.no_grad()"),
+)
 
 # --- wrong: the context --------------------------------------------------------------------------------
 
-
-@BANK.wrong("no context manager came back", "without a return")
-def returns_nothing(model, min_bytes):
-    pair_of_device_and_copy(model, min_bytes)
-
-
-@BANK.wrong("no context manager came back", "these are the hooks")
-def returns_the_hooks(model, min_bytes):
-    context = pair_of_device_and_copy(model, min_bytes)
-    return context.pack_hook, context.unpack_hook
-
-
-@BANK.wrong("no context manager came back", "@contextlib.contextmanager")
-def forgets_the_decorator(model, min_bytes):
-    def body():
-        with pair_of_device_and_copy(model, min_bytes):
-            yield
-
-    return body()
-
-
-@BANK.wrong("the hooks are still on after the context has ended", "nobody takes them back")
-def enters_by_hand(model, min_bytes):
-    pair_of_device_and_copy(model, min_bytes).__enter__()
-    return contextlib.nullcontext()
+BANK.mistake("returns_nothing", "nothing came back", "the function ends without a return", change(HOOKS, HOOKS[7:]))
+BANK.mistake(
+    "returns_the_hooks",
+    "the two hooks came back",
+    "these are the hooks: return saved_tensors_hooks(pack, unpack) with them",
+    change(HOOKS, "return pack, unpack"),
+)
+BANK.mistake(
+    "forgets_the_decorator",
+    "a generator came back",
+    "a function with yield becomes a context manager by @contextlib.contextmanager",
+    change(HOOKS, HOOKS.replace("return", "with") + ":\n        yield"),
+)
+BANK.mistake(
+    "enters_by_hand",
+    "the hooks are still on after the context has ended",
+    "they were entered by hand, or pushed, and nobody takes them back: return the context manager itself",
+    change(HOOKS, HOOKS[7:] + ".__enter__()\n    import contextlib\n    return contextlib.nullcontext()"),
+)
