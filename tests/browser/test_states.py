@@ -2,8 +2,10 @@
 
 import json
 
+import nbformat
 import pytest
 from browser.reading import LOWEST_CONTRAST, wait_until
+from courselib.venv import ROOT
 
 from gpulab.asleep import WORDS
 
@@ -101,3 +103,92 @@ def test_reopened_there_is_the_still_picture_and_no_error(live, lab, open_notebo
     assert "widgets" not in stored["metadata"]
     assert notebook.console == []
     assert lab.complaints() == []
+
+
+# What a cell shows, and has no kernel to lose.
+
+
+def solution():
+    """The answer to `token_weighting`, as the solutions have it."""
+    cells = nbformat.read(ROOT / "solutions" / "08_accumulation.ipynb", as_version=4).cells
+    (found,) = [cell.source for cell in cells if cell.cell_type == "code" and "def accumulate_tokens(" in cell.source]
+    return "import torch.nn.functional as F\n" + found
+
+
+BUILD = """\
+import torch
+
+def build(batch):
+    model = torch.nn.Linear(4096, 4096, device="cuda")
+    x = torch.randn(batch, 4096, device="cuda")
+    return lambda: model(x).sum().backward()
+
+gpulab.plan(build, batch=4096, gpu="T4")"""
+FIGURE = """\
+import matplotlib.pyplot as plt
+
+gpulab.style.use()
+figure, axes = plt.subplots()
+axes.plot([1, 2, 4], label="seconds")
+axes.legend()"""
+CARDS = {
+    "setup": "import gpulab\ngpu = gpulab.setup()",
+    "doctor": "report = gpulab.doctor()",
+    "progress": "gpulab.progress()",
+    "passed": f"{solution()}\ngpulab.check.token_weighting(accumulate_tokens)",
+    "failed": "gpulab.check.token_weighting(lambda model, micro_batches: 1, seed=0)",
+    "not_attempted": "def stub(model, micro_batches):\n    raise gpulab.NotAttempted\n"
+    "gpulab.check.token_weighting(stub)",
+    "bars": 'near = gpulab.predict("Near?", guess=3)\nnear.compare(4)',
+    "points": 'far = gpulab.predict("Far?", guess=3, unit="MiB")\nfar.compare(4000)',
+    "figure": FIGURE + '\ngpulab.style.show(figure, alt="A line that rises from 1 to 4 seconds.")',
+    "inline": FIGURE + '\naxes.set_title("as matplotlib itself shows it");',
+    "plan": BUILD,
+    "monitor": "import time\nwith gpulab.VirtualGPU('T4'), gpulab.monitor.watch(every=0.1):\n    time.sleep(1)",
+}
+PICTURES = ("setup", "figure", "inline", "plan", "monitor")
+# How opaque a picture is where it is most transparent, from 0 to 1.
+OPAQUE = """async (image) => {
+    await image.decode();
+    const canvas = document.createElement('canvas');
+    [canvas.width, canvas.height] = [image.width, image.height];
+    const context = canvas.getContext('2d');
+    context.drawImage(image, 0, 0, image.width, image.height);
+    const { data } = context.getImageData(8, 8, image.width - 16, image.height - 16); // within rounded corners
+    let least = 255;
+    for (let i = 3; i < data.length; i += 4) least = Math.min(least, data[i]);
+    return least / 255;
+}"""
+
+
+@pytest.fixture(scope="module")
+def cards(open_notebook, lab):
+    notebook = open_notebook(lab.write("notebooks/cards.ipynb", *CARDS.values()))
+    notebook.page.set_viewport_size(WINDOW)
+    for cell in range(len(CARDS)):
+        notebook.run(cell)  # one by one: two of them fail
+    return notebook
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_a_card_can_be_read_in_both_themes(cards, shoot_both, name):
+    cell = list(CARDS).index(name)
+    assert cards.output_text(cell)
+    shoot_both(cards, cell, name)
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_a_picture_brings_its_own_ground(cards, name):
+    image = cards.shown(list(CARDS).index(name)).locator("img")
+    assert image.evaluate(OPAQUE) == 1, "the page shines through, and it may be dark"
+
+
+def test_a_pass_is_a_card_and_not_an_error(cards):
+    outputs = cards.cells()[list(CARDS).index("passed")]["outputs"]
+    assert [output["output_type"] for output in outputs] == ["display_data"]
+    assert (
+        cards.shown(list(CARDS).index("passed"))
+        .locator(".gpulab-passed")
+        .inner_text()
+        .startswith("✔ token_weighting passed: ")
+    )
