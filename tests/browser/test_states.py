@@ -64,6 +64,15 @@ def test_with_a_kernel_nothing_says_that_it_is_asleep(live, shoot_both):
         shoot_both(live, cell, f"{name}_live")
 
 
+def test_an_answered_quiz_can_be_read(live, shoot_both):
+    box = boxes(live)["quiz"]
+    for option, answer in ((0, "Not so."), (1, "Right.")):
+        box.get_by_role("radio").nth(option).check()
+        box.get_by_role("button").click()
+        box.get_by_role("status").filter(has_text=answer).wait_for()
+        shoot_both(live, 1, f"quiz_answered_{option}")
+
+
 def test_after_a_restart_each_says_run_this_cell_again(live, shoot_both):
     live.restart()
     for cell, (name, box) in enumerate(boxes(live).items(), 1):
