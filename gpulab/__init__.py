@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from . import check, data, devices, distributed, memory, monitor, sim, style, timing, transfers, turn
     from .check.base import CheckFailed, NotAttempted
     from .diagnosis import doctor
+    from .furniture.annotated import annotated
     from .furniture.predict import predict
     from .furniture.progress import progress
     from .furniture.quiz import quiz
@@ -27,6 +28,7 @@ _EXPORTS: dict[str, str | None] = {
     "Machine": "machine",
     "NotAttempted": "check.base",
     "VirtualGPU": "virtual.gpu",
+    "annotated": "furniture.annotated",
     "check": None,
     "data": None,
     "devices": None,
@@ -54,6 +56,7 @@ __all__ = [
     "NotAttempted",
     "VirtualGPU",
     "__version__",
+    "annotated",
     "check",
     "data",
     "devices",

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+from .asleep import OURS, WIDGET_VIEW
 
 
 def in_notebook() -> bool:
@@ -28,7 +28,7 @@ def bundle(text: str, *, svg: str | None = None, html: str | None = None, widget
     if svg is not None:
         data["image/svg+xml"] = svg
     if widget is not None:
-        data[WIDGET_VIEW] = widget._repr_mimebundle_()[WIDGET_VIEW]
+        data[WIDGET_VIEW] = widget._repr_mimebundle_()[WIDGET_VIEW] | {OURS: True}
     return data
 
 

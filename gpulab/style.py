@@ -67,7 +67,9 @@ def use() -> None:
             "axes.titlelocation": "left",
             "axes.titlesize": 13,
             "axes.titleweight": "bold",
+            "figure.constrained_layout.h_pad": 0.1,  # inches of white around: the page may be dark
             "figure.constrained_layout.use": True,
+            "figure.constrained_layout.w_pad": 0.1,
             "figure.dpi": 100 * _scale,  # enlarges letters and lines together
             "figure.facecolor": PAPER,
             "figure.figsize": (7.2, 3.6),

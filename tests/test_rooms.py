@@ -16,6 +16,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "gpulab"
 
 # Rooms on one line stand side by side: they do not import each other.
 HOUSE = """
+    asleep
     course control_groups nvml display
     style
     svg

@@ -261,7 +261,7 @@ def holds(facts: Facts, name: str) -> bool:
     if isinstance(wanted, torch.Tensor) and isinstance(seen, torch.Tensor):
         if seen.shape != wanted.shape:
             return False
-        seen, wanted = seen.detach().cpu(), wanted.detach().cpu()
+        seen, wanted = seen.detach().cpu().double(), wanted.detach().cpu().double()
         return bool(torch.equal(seen, wanted) or (seen - wanted).norm() <= within * wanted.norm())
     return _close(plain(seen, math.inf), plain(wanted, math.inf), within)
 

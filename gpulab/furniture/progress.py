@@ -276,6 +276,7 @@ def _as_text(passed: Passed) -> str:
 def _as_html(passed: Passed) -> str:
     """The map as a table; its links lead from a notebook in `notebooks/` to the others."""
     cell = 'style="text-align:left;padding:2px 12px 2px 0"'
+    whole = 'style="text-align:left;padding:2px 12px 2px 0;white-space:nowrap"'
     rows = []
     for lesson, checks, questions in _rows(passed):
         if lesson.written:
@@ -290,7 +291,7 @@ def _as_html(passed: Passed) -> str:
             name, exercises, quiz = lesson.name, "in preparation", ""
         rows.append(
             f"<tr><td {cell}>{name}</td><td {cell}>{html.escape(lesson.promise)}</td>"
-            f"<td {cell}>{exercises}</td><td {cell}>{quiz}</td></tr>"
+            f"<td {whole}>{exercises}</td><td {whole}>{quiz}</td></tr>"
         )
     head = "".join(f"<th {cell}>{title}</th>" for title in ("lesson", "promise", "exercises", "quiz"))
     notes = "".join(f"<p>{html.escape(note)}</p>" for note in passed.notes)

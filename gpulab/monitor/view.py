@@ -13,6 +13,7 @@ from typing import Any
 import ipywidgets
 from IPython.display import display
 
+from .. import asleep
 from ..display import bundle
 from .picture import draw, page, svg
 from .summary import Sample, summarise
@@ -34,7 +35,7 @@ class View:
         self._over = False
         self._drawn = self._took = 0.0  # when it was last drawn, and how long that took
         self._picture = ipywidgets.HTML()
-        self.box = ipywidgets.VBox([self._picture, *([_button(stop)] if stop else [])])
+        self.box = asleep.told(ipywidgets.VBox([self._picture, *([_button(stop)] if stop else [])]))
         self.box.add_class(BOX_CLASS)
         self._output: Any = None
 

@@ -525,11 +525,7 @@ print("about the sum of the two:", abs(together - copying - computing) < 0.15 * 
 # the first batch's products. `non_blocking` freed the host, and that is all it says.
 #
 # For overlap the copies need a queue of their own. While batch *i* is computed, batch *i + 1* is copied in a side stream.
-# Two lines keep it right:
-#
-# - `main.wait_stream(side)`: what is queued on `main` from here on starts after what `side` has been given so far. The
-#   host does not wait.
-# - `batch.record_stream(main)`: the memory belongs to `side`; do not give it away while `main` may be reading it.
+# Two lines keep it right, `wait_stream` and `record_stream`:
 
 # %% streams-side
 def side_stream():
@@ -537,7 +533,7 @@ def side_stream():
     with torch.cuda.stream(side):
         coming = batches[0].to(device, non_blocking=True)
     for i in range(len(batches)):
-        main.wait_stream(side)  # the copy of batch i
+        main.wait_stream(side)
         batch = coming
         batch.record_stream(main)
         if i + 1 < len(batches):
@@ -551,6 +547,19 @@ side_stream()  # memory for the side stream is taken once
 hidden = gpu_ms(side_stream)
 print(f"one stream {together:.2f} ms, with a side stream {hidden:.2f} ms ({gpu.numbers})")
 print("same values:", all(map(torch.equal, same_stream(), side_stream())))
+
+# %% streams-lines-text [markdown]
+# Line by line (click one, or choose with the arrow keys):
+
+# %% streams-lines
+gpulab.annotated(side_stream, {
+    "coming = batches[0]": "The first copy, in a queue of its own. The host goes on at once.",
+    "main.wait_stream(side)": "What is queued on main from here on starts after what side has been given so far, which is "
+    "the copy of batch i. The host does not wait.",
+    "batch.record_stream(main)": "The memory belongs to side: do not give it away while main may be reading it.",
+    "coming = batches[i + 1]": "The copy of the next batch. It stands in side, so no product stands before it.",
+    "step(batch)": "Queued on main: computes batch i while the copy engine brings batch i + 1.",
+})
 
 # %% streams-trace-text [markdown]
 # Do not believe a speed-up; look at it. `gpulab.timing.trace` writes a Chrome trace of what the GPU did when (on a real GPU

@@ -643,14 +643,28 @@ def train_step(model, optimizer, scaler, x, y, dtype, max_norm=1.0):
     """One step in mixed precision; returns the loss and the gradient's norm, both on the device."""
     optimizer.zero_grad()
     with torch.autocast(x.device.type, dtype=dtype, enabled=dtype is not torch.float32):
-        loss = F.cross_entropy(model(x), y)  # model and loss
-    scaler.scale(loss).backward()  # outside the block
-    scaler.unscale_(optimizer)  # .grad is the true gradient from here on
+        loss = F.cross_entropy(model(x), y)
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
     norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
-    scaler.step(optimizer)  # or skips, if there was an inf
-    scaler.update()  # every step, at the end
+    scaler.step(optimizer)
+    scaler.update()
     return loss.detach(), norm
 
+# %% order-step-lines-text [markdown]
+# Line by line (click one, or choose with the arrow keys):
+
+# %% order-step-lines
+gpulab.annotated(train_step, {
+    "with torch.autocast": "In the block each operation looks itself up in the lists. enabled=False casts nothing.",
+    "loss =": "Model and loss, and no more, are inside. On a GPU, cross_entropy then computes in float32.",
+    ".backward()": "Outside: the backward of an operation runs in the type that its forward ran in. The loss is "
+    "multiplied by the scale, so that small gradients do not vanish in fp16.",
+    "unscale_": "Divides .grad by the scale: from here on it is the true gradient. Notes if an inf or NaN is in it.",
+    "clip_grad_norm_": "Needs the true gradient, so it comes after unscale_. Returns the norm before clipping.",
+    "scaler.step": "Makes the optimizer's step, or skips it where unscale_ has found an inf or NaN.",
+    "update": "Every step, at the end. By default: half the scale after a skip, twice after 2,000 good steps in a row.",
+})
 
 # %% order-text-2 [markdown]
 # `max_norm` is meant for the true gradient. Clip before `unscale_`, and you clip one that is 65536 times as long:

@@ -192,6 +192,10 @@ class NotebookPage:
         self.page.evaluate(f"{_PANEL}.sessionContext.restartKernel()")
         self._settle()
 
+    def save(self) -> None:
+        """Save the notebook, as Ctrl+S does."""
+        self._command("docmanager:save")
+
     def at_rest(self) -> None:
         """Wait until the kernel has taken what the page has sent it, and the page has drawn what came back."""
         self._settle()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ipywidgets
 
-from ... import style
+from ... import asleep, style
 from .controls import Play, Script, Slider
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Live:
         cells = [rows.get(name, widget) for name, widget in self._widgets.items()]
         self._controls = ipywidgets.GridBox(cells, layout=ipywidgets.Layout(width="100%"))
         self._names = _names(simulator, [player.play for player in players.values()])
-        self.box = ipywidgets.VBox([self._controls, self._picture, *map(_hidden, self._names)])
+        self.box = asleep.told(ipywidgets.VBox([self._controls, self._picture, *map(_hidden, self._names)]))
         self.box.add_class(BOX_CLASS)
         self.follow()
         for name, widget in self._widgets.items():

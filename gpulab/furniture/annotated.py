@@ -1,0 +1,139 @@
+"""Code with an explanation for each line that has one: click a line, or walk through them with the arrow keys.
+
+Radio buttons and a style do it, no script and no kernel, so that it works in a saved notebook. Where a page takes out
+styles or buttons, as GitHub and an untrusted notebook do, each explanation stands below its line; in text it is a
+comment above the line.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import inspect
+import textwrap
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..display import show
+
+_WIDTH = 100  # of the text form
+
+# The role is taken out of an untrusted page, and with it goes the style of a trusted neighbour.
+_STYLE = """<style>
+.gpulab-annotated[role=radiogroup] {
+  display: grid; grid-template-columns: minmax(0, max-content) minmax(15em, 1fr); column-gap: 1.5em; max-width: 75em;
+  margin: 0.3em 0;
+}
+.gpulab-annotated[role=radiogroup] > div { display: contents; }
+.gpulab-annotated[role=radiogroup] > div > :first-child {
+  grid-column: 1; display: block; position: relative; margin: 0; padding: 0.1em 0.5em 0.1em 1.8em;
+  border-left: 3px solid transparent;
+}
+.gpulab-annotated[role=radiogroup] code {
+  display: block; padding: 0 0 0 var(--hang) !important; text-indent: calc(-1 * var(--hang)); font-size: 0.9em;
+  background: none !important; color: inherit; line-height: 1.5; white-space: pre-wrap; overflow-wrap: anywhere;
+}
+.gpulab-annotated[role=radiogroup] input { position: absolute; left: 0.2em; top: 0.3em; margin: 0; }
+.gpulab-annotated[role=radiogroup] label { cursor: pointer; }
+.gpulab-annotated[role=radiogroup] label:hover { border-left-color: currentColor; }
+.gpulab-annotated[role=radiogroup] label:has(:checked) { border-left-color: #56B4E9; background: #56B4E933; }
+.gpulab-annotated[role=radiogroup] label:has(:focus-visible) { outline: 2px solid #56B4E9; }
+.gpulab-annotated[role=radiogroup] blockquote {
+  grid-column: 2; grid-row: 1 / span var(--rows); align-self: start; visibility: hidden; margin: 0; padding: 0 0.8em;
+  border: none; border-left: 3px solid #56B4E9; color: inherit; line-height: 1.6;
+}
+.gpulab-annotated[role=radiogroup] div:has(:checked) > blockquote { visibility: visible; }
+</style>"""
+
+
+def annotated(code: str | Callable[..., Any], notes: Mapping[str | int, str]) -> None:
+    """Show `code`, a text or a function's source, and beside the chosen line what `notes` says of it.
+
+    A line is named by a piece of it that stands in no other line, or by its number from 1 on. Raises ValueError for a
+    name that fits no line or several, for two notes on one line and for an empty one; TypeError for what is no text.
+    """
+    lines = _lines(code)
+    said = _said(lines, notes)
+    show(_as_text(lines, said), html=_as_html(lines, said))
+
+
+def _lines(code: str | Callable[..., Any]) -> list[str]:
+    if not isinstance(code, str):
+        if not callable(code):
+            raise TypeError(f"code must be a text or a function, not {code!r}")
+        try:
+            code = inspect.getsource(code)
+        except (OSError, TypeError):
+            raise ValueError(f"code: {code!r} has no source that can be read; give the text itself") from None
+    lines = textwrap.dedent(code.expandtabs(4)).strip("\n").splitlines()
+    if not any(line.strip() for line in lines):
+        raise ValueError("code must have a line, and is empty")
+    return [line.rstrip() for line in lines]
+
+
+def _said(lines: list[str], notes: Mapping[str | int, str]) -> dict[int, str]:
+    """The notes by line number, in the order of the lines."""
+    if not notes:
+        raise ValueError("notes must explain at least one line, and is empty")
+    said: dict[int, str] = {}
+    for name, note in notes.items():
+        if not isinstance(note, str):
+            raise TypeError(f"notes[{name!r}] must be a text, not {note!r}")
+        if not note.strip():
+            raise ValueError(f"notes[{name!r}] is empty: say what the line does, or leave it out")
+        number = _number(lines, name)
+        if number in said:
+            raise ValueError(f"notes[{name!r}] is the second note on line {number}, {lines[number - 1].strip()!r}")
+        said[number] = " ".join(note.split())
+    return dict(sorted(said.items()))
+
+
+def _number(lines: list[str], name: str | int) -> int:
+    if isinstance(name, bool) or not isinstance(name, str | int):
+        raise TypeError(f"notes: a line is named by a piece of it or by its number, not by {name!r}")
+    if isinstance(name, int):
+        if not 1 <= name <= len(lines):
+            raise ValueError(f"notes: there is no line {name}; the code has lines 1 to {len(lines)}")
+        found = [name]
+    else:
+        found = [number for number, line in enumerate(lines, 1) if name.strip() and name in line]
+        if len(found) != 1:
+            where = f"in lines {', '.join(map(str, found))}: give a longer piece" if found else "in no line of the code"
+            raise ValueError(f"notes: {name!r} stands {where}")
+    if not lines[found[0] - 1].strip():
+        raise ValueError(f"notes: line {found[0]} is blank, so there is nothing to explain")
+    return found[0]
+
+
+def _as_text(lines: list[str], said: Mapping[int, str]) -> str:
+    """The code, each explanation as a comment above its line."""
+    out: list[str] = []
+    for number, line in enumerate(lines, 1):
+        if number in said:
+            margin = line[: len(line) - len(line.lstrip())]
+            out += textwrap.wrap(said[number], _WIDTH, initial_indent=f"{margin}# ", subsequent_indent=f"{margin}# ")
+        out.append(line)
+    return "\n".join(out)
+
+
+def _as_html(lines: list[str], said: Mapping[int, str]) -> str:
+    key = "gpulab-" + hashlib.sha256(repr((lines, said)).encode()).hexdigest()[:10]
+    first = next(iter(said))
+    rows = []
+    for number, line in enumerate(lines, 1):
+        # The indentation outlives a page without styles.
+        margin = len(line) - len(line.lstrip())
+        words = "&nbsp;" * margin + html.escape(line.strip(), quote=False) or "&nbsp;"
+        code = f'<code style="--hang: {margin + 4}ch">{words}</code>'  # where a line that does not fit goes on
+        if number in said:
+            # JupyterLab would take the arrow keys, to walk from cell to cell; it asks the element that has the focus.
+            code = (
+                f'<label><input type="radio" name="{key}" aria-describedby="{key}-{number}" '
+                f'data-lm-suppress-shortcuts="true"{" checked" if number == first else ""}>{code}</label>'
+                f'<blockquote id="{key}-{number}">{html.escape(said[number], quote=False)}</blockquote>'
+            )
+        else:
+            code = f"<span>{code}</span>"
+        rows.append(f"<div>{code}</div>")
+    head = f'<div class="gpulab-annotated" role="radiogroup" aria-label="Explained lines" style="--rows: {len(lines)}">'
+    return f"{_STYLE}\n{head}{''.join(rows)}</div>"
