@@ -236,6 +236,11 @@ class Contract:
             chosen.append(best)
         return chosen, not left
 
+    def broken_by(self, mistake: Mistake) -> set[str]:
+        """The facts that this mistake breaks, and that are judged."""
+        judged = {fact for clause in self.clauses for fact in clause.facts} | {CALL}
+        return {fact for _, fact in mistake.differs} & judged
+
     def store(self, solution: Any, answers: Sequence[tuple[str, str, str, Any]]) -> str:
         """The text of the file of fingerprints, of `answers` as (name, summary, likely, answer)."""
         right = self.fingerprint(solution, Trial(self.path.stem, 0))

@@ -7,7 +7,6 @@ told its own words.
 import pytest
 
 import gpulab
-from gpulab.check.contract import CALL
 
 from .edits import add, change, drop, solution, text_of_exercise
 from .test_banks import BANKS
@@ -18,12 +17,6 @@ CONTRACTS = [bank for banks in BANKS.values() for bank in banks if bank.contract
 @pytest.fixture(params=CONTRACTS, ids=lambda bank: bank.name)
 def bank(request):
     return request.param
-
-
-def broken(bank, mistake):
-    """The facts that a mistake breaks, and that are judged."""
-    judged = {fact for clause in bank.contract.clauses for fact in clause.facts} | {CALL}
-    return {fact for _, fact in mistake.differs} & judged
 
 
 def test_a_clause_is_a_sentence_of_the_exercise(bank):
@@ -44,7 +37,7 @@ def test_what_is_judged_belongs_to_one_clause(bank):
 
 
 def test_a_clause_has_a_wrong_answer_that_breaks_it_alone(bank):
-    mistakes = [broken(bank, mistake) for mistake in bank.contract.stored.mistakes]
+    mistakes = [bank.contract.broken_by(mistake) for mistake in bank.contract.stored.mistakes]
     without = [
         clause.quote
         for clause in bank.contract.clauses
@@ -90,3 +83,10 @@ def test_a_mistake_that_nobody_foresaw_is_told_its_clause():
         bank.check(odd, seed=1)
     assert caught.value.summary.startswith("the optimizer steps with another gradient")
     assert not caught.value.rows["also"]
+
+
+def test_the_page_of_contracts_is_what_the_checks_give():
+    import fingerprints
+
+    page = fingerprints.ROOT / "docs" / "contracts.md"
+    assert page.read_text("utf-8") == fingerprints.table({bank.name: bank for bank in CONTRACTS})
