@@ -179,8 +179,9 @@ class Contract:
         torch.default_generator.manual_seed(seed)
         random.seed(seed)
 
-        def call(*args: Any, **options: Any) -> Any:
-            return trial.call(student, *args, **options)
+        def call(*args: Any, by: Callable[..., Any] | None = None, **options: Any) -> Any:
+            """Call the student's object; or `by`, with it as the first argument, for what is more than one call."""
+            return trial.call(student, *args, **options) if by is None else trial.call(by, student, *args, **options)
 
         return self.play(call, scene)
 

@@ -31,12 +31,14 @@ device = gpu.device
 def time_on_gpu(fn, repeats, warm_up):
     """The median time of `fn()` on the GPU, in milliseconds, as a float.
 
-    fn       a function without arguments that queues work in the current stream of the current GPU
+    fn       a function without arguments that queues work in the current stream of the current GPU, in one kernel or
+             several, much longer than their launches; it may wait for it, too
     repeats  how many calls are timed, an odd number
     warm_up  how many calls go before them untimed; 0 is allowed
 
-    A call's time is that of its own work, from its start on the GPU to its end: nothing that was queued earlier, and
-    not the host's time for queueing.
+    A call's time is that of its own work, from its start on the GPU to its end, and nothing that was queued earlier.
+    A clock of the host, if one is read, is time.perf_counter: others can be set back, are coarse, or count the
+    processor's time, and none of them knows of a virtual GPU.
     """
     # TODO: call fn warm_up times; then time each of `repeats` calls with a clock that waits for the GPU
     ### BEGIN SOLUTION
