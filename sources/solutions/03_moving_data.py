@@ -31,12 +31,14 @@ device = gpu.device
 def time_on_gpu(fn, repeats, warm_up):
     """The median time of `fn()` on the GPU, in milliseconds, as a float.
 
-    fn       a function without arguments that queues work in the current stream of the current GPU
+    fn       a function without arguments that queues work in the current stream of the current GPU, in one kernel or
+             several, much longer than their launches; it may wait for it, too
     repeats  how many calls are timed, an odd number
     warm_up  how many calls go before them untimed; 0 is allowed
 
-    A call's time is that of its own work, from its start on the GPU to its end: nothing that was queued earlier, and
-    not the host's time for queueing.
+    A call's time is that of its own work, from its start on the GPU to its end, and nothing that was queued earlier.
+    A clock of the host, if one is read, is time.perf_counter: others can be set back, are coarse, or count the
+    processor's time, and none of them knows of a virtual GPU.
     """
     # TODO: call fn warm_up times; then time each of `repeats` calls with a clock that waits for the GPU
     ### BEGIN SOLUTION
@@ -312,13 +314,16 @@ gpulab.check.hidden_syncs(quiet_epoch)
 def prefetch(batches, device):
     """Yield the batches on `device`, each copied in a side stream while the one before it is in use.
 
-    batches  an iterable of (inputs, targets), CPU tensors in pinned memory; it may be empty, and it may raise
-    device   a CUDA device
+    batches  an iterable of (inputs, targets), tuples or lists of CPU tensors in pinned memory; it may be empty, and it
+             may raise
+    device   a CUDA device, the current one or another
 
     Yields (inputs, targets) on `device`, all of them, in order. The copy of batch i + 1 is queued before batch i is
     yielded, and no more than that: at most one batch is taken ahead. Work that the caller queues in the stream that is
-    current for it starts when the batch has arrived, and does not wait for the next one. The host never waits. The
-    memory of a batch is not used again before the caller's stream is done with it.
+    current for it starts when the batch has arrived, and does not wait for the next one. The caller may change that
+    stream between two batches, and finds its current stream and GPU as they were. The host never waits. The memory of a
+    batch is not used again before the caller's stream is done with it; no more than four batches lie on the GPU at a
+    time, and none in the end.
     An exception of `batches` reaches the caller in its place: after the batches that came before it.
     """
     # TODO: a side stream; a function that takes one batch and queues its copy there; then the loop

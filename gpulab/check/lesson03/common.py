@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import sys
 import time
 import timeit
 import traceback
@@ -27,6 +28,8 @@ PINNED = "Pinned memory"
 WAITS = "Who waits for a copy"
 STREAMS = "Two streams at once"
 HIDDEN = "Hidden waits"
+_OTHERS = ("time", "time_ns", "monotonic", "monotonic_ns", "process_time", "process_time_ns")
+_TICK = 1e-7  # seconds
 SECTIONS = (QUEUE, CLOCK, SHEET, BRIDGE, COST, PINNED, WAITS, STREAMS, HIDDEN)
 
 
@@ -77,27 +80,31 @@ def _students_line() -> str:
 class Clocks:
     """Python's clocks as the student's code sees them while it is entered.
 
-    Who wrote `from time import perf_counter` has the clock of where the notebook began: in the scope of `gpu` it is
-    replaced by the scope's, in the globals of `student`. `used` names the clocks that were read which know nothing of a
-    virtual GPU: `time.time` and the like.
+    Who wrote `from time import perf_counter` has the clock of where the notebook began: in the scope of a virtual GPU
+    it is replaced by the scope's, in the globals of `student`. `used` names the clocks that were read which know
+    nothing of a virtual GPU: `time.time` and the like. They run while the host of `clock` works, and stand still while
+    it waits: as on a machine that is not busy, on which a wait for a virtual GPU takes no time.
     """
 
-    def __init__(self, student: Callable[..., Any], before: tuple[Any, ...]) -> None:
+    def __init__(self, student: Callable[..., Any], before: tuple[Any, ...], clock: Clock) -> None:
         function = inspect.unwrap(student)
         self._globals = getattr(getattr(function, "__func__", function), "__globals__", {})
-        self._before = before
+        self._before, self._clock = before, clock
         self._undo: list[Callable[[], object]] = []
         self.used: set[str] = set()
+        self._read = 0
 
     def __enter__(self) -> Clocks:
         now = clocks_here()
+        others = {name: getattr(time, name) for name in _OTHERS}
+        watched = {name: self._watched(name, own) for name, own in others.items()}
         for name, value in list(self._globals.items()):
             of_a_scope = inspect.ismethod(value) and value.__func__ is Clock.perf_counter  # perhaps of an earlier one
             clocks = [
                 new
                 for old, new in zip((*self._before, real_clock), (*now, now[0]), strict=True)
                 if value is old or of_a_scope
-            ]
+            ] or [watched[clock] for clock, own in others.items() if value is own]
             if clocks:
                 self._globals[name] = clocks[0]
                 self._undo.append(lambda name=name, value=value: self._globals.__setitem__(name, value))  # type: ignore[misc]
@@ -106,17 +113,21 @@ class Clocks:
             self._undo.append(lambda f=function, d=defaults: setattr(f, "__defaults__", d))  # type: ignore[misc]
             replaced = tuple(now[2] if callable(value) else value for value in defaults)
             setattr(function, "__defaults__", replaced)  # noqa: B010 - no attribute of a callable, for mypy
-        for name in ("time", "time_ns", "monotonic", "monotonic_ns", "process_time"):
-            own = getattr(time, name)
-            setattr(time, name, self._watched(name, own))
+        for name, own in others.items():
+            setattr(time, name, watched[name])
             self._undo.append(lambda name=name, own=own: setattr(time, name, own))  # type: ignore[misc]
         return self
 
     def _watched(self, name: str, own: Callable[[], Any]) -> Callable[[], Any]:
+        began = own()
+
         def clock() -> Any:
-            if _is_students(inspect.stack(0)[1].filename):
-                self.used.add(f"time.{name}")
-            return own()
+            if not _is_students(sys._getframe(1).f_code.co_filename):
+                return own()
+            self.used.add(f"time.{name}")
+            self._read += 1  # a loop until some time has passed comes to its end
+            passed = self._clock.host - self._clock.waited + self._read * _TICK
+            return began + (round(passed * 1e9) if name.endswith("_ns") else passed)
 
         return clock
 
@@ -132,8 +143,8 @@ def clocks_here() -> tuple[Any, ...]:
 
 
 @contextlib.contextmanager
-def scope(name: str = "T4", *, compute: bool) -> Iterator[VirtualGPU]:
+def scope(name: str = "T4", *, compute: bool, count: int = 1) -> Iterator[VirtualGPU]:
     """A virtual GPU for one call. What is measured there is the GPU's work, however busy this machine is."""
-    with virtual_gpu(name, compute=compute) as gpu:
+    with virtual_gpu(name, compute=compute, count=count) as gpu:
         gpu.clock.ignores_own = True
         yield gpu

@@ -5,52 +5,156 @@ from __future__ import annotations
 import math
 import random
 import statistics
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 
 from ...virtual.gpu import VirtualGPU
 from ..base import Trial, check
-from ..wording import is_number, show
-from .common import CLOCK, QUEUE, SHEET, Clocks, Waits, clocks_here, scope
+from ..contract import Clause, Contract, Facts, Near
+from ..scenes import Scene
+from ..wording import is_number
+from .common import CLOCK, QUEUE, Clocks, Waits, clocks_here, scope
 
-EARLIER = 0.6  # seconds of work that is queued before the student's function is called
-_CLOSE = 0.05  # as a part; a host's clock has this machine's own disturbances in it
+EARLIER = 0.06  # seconds of work that is queued before the student's function is called
+WITHIN = 0.04  # who asks every half millisecond whether the GPU is done is late by so much
+_NOTHING = 1 / 1500  # a part of the right time: below it lies that of launches, above it the time in seconds
+# Of seven calls the first, the last and the middle one as taken are none that a statistic picks.
+_PLAIN, _TELLING = (1.25, 1.5, 3.2), (1.0, 1.9, 2.8, 6.0)
+ONE, SIDE, SECOND = "ms of one call", "ms of one call in a side stream", "ms of one call on the second GPU"
+AFTER, WARM, MEDIAN = "ms of one call after earlier work", "ms of one call after a warm-up", "ms of the median call"
+CLAUSES = (
+    Clause(
+        "as a float",
+        ["what came back", "parts of a millisecond are kept"],
+        "what came back is not a float with its digits",
+        "return the median itself: neither a list, a tensor or a text, nor a number rounded to whole milliseconds",
+        CLOCK,
+    ),
+    Clause(
+        "The median time of `fn()` on the GPU, in milliseconds",
+        ["unit"],
+        "the time is in another unit",
+        "the host's clocks count seconds, and elapsed_time counts milliseconds",
+        CLOCK,
+    ),
+    Clause(
+        "A clock of the host, if one is read, is time.perf_counter",
+        ["a wrong time, by another clock than time.perf_counter"],
+        "the clock that was read is not fit for this",
+        "use time.perf_counter, or events",
+        CLOCK,
+    ),
+    Clause(
+        "A call's time is that of its own work, from its start on the GPU to its end",
+        [ONE],
+        "the time is not that of one call's work",
+        "the clock is started and stopped for each call, and stopped when the GPU is done",
+        QUEUE,
+    ),
+    Clause(
+        "queues work in the current stream of the current GPU",
+        ["the current GPU and stream stay", SIDE, SECOND],
+        "the time is another one where the work is in a side stream, or on another GPU",
+        "record() and torch.cuda.synchronize() without an argument mean the current stream and the current GPU",
+        CLOCK,
+    ),
+    Clause(
+        "nothing that was queued earlier",
+        [AFTER],
+        "with earlier work in the queue the time is another one",
+        "wait for the GPU before the clock starts, or mark the start in the stream, with an event",
+        CLOCK,
+    ),
+    Clause(
+        "how many calls are timed",
+        ["calls of fn"],
+        "fn was not called as often as it should be",
+        "with warm_up = 0 there are `repeats` calls",
+        CLOCK,
+    ),
+    Clause(
+        "how many calls go before them untimed",
+        ["calls of fn, with a warm-up", WARM],
+        "the warm-up is not what it should be",
+        "the warm-up comes on top of the repeats, and is as long as warm_up says; its calls are not timed, nor is what "
+        "is still queued of them",
+        CLOCK,
+    ),
+    Clause(
+        "The median time",
+        [MEDIAN],
+        "the time is not the median of the calls' times",
+        "each call is timed by itself: wait for the GPU before each start and before each end. The median is the "
+        "middle one of the sorted times",
+        CLOCK,
+    ),
+)
+EDGES = {
+    "repeats": (1, 3, 7),
+    "warm_up": (0, 1, 3),
+    "stream": ("the default stream", "a side stream"),
+    "gpu": (0, 1),
+    "kernels": (1, 3),  # of one call
+    "waits": (False, True),  # fn itself, for its work
+}
 
 
 class Work:
-    """The `fn` that is timed: each call queues one kernel in the current stream, of the next of `seconds`."""
+    """The `fn` that is timed: each call queues kernels in the current stream, together of the next of `seconds`."""
 
-    def __init__(self, gpu: VirtualGPU, seconds: list[float]) -> None:
-        self._device, self._seconds = gpu.device(0), seconds
-        self.calls = 0
+    def __init__(self, gpu: VirtualGPU, seconds: list[float], scene: Scene) -> None:
+        self._gpu, self._seconds, self._scene = gpu, seconds, scene
+        self.calls, self.own_waits = 0, 0
 
     def __call__(self) -> None:
         seconds = self._seconds[min(self.calls, len(self._seconds) - 1)]
         self.calls += 1
-        self._device.timer.kernel(self._device.stream, seconds, "work")
+        device = self._gpu.device(None)
+        for _ in range(self._scene.kernels):
+            device.timer.kernel(device.stream, seconds / self._scene.kernels, "work")
+        if self._scene.waits:
+            self.own_waits += 1
+            device.timer.synchronize(device.stream)
 
 
 class Run:
     """One call of the student's function: what came back, and what was seen meanwhile."""
 
-    def __init__(self, student: Any, trial: Trial, seconds: list[float], repeats: int, warm_up: int) -> None:
+    def __init__(
+        self, call: Callable[..., Any], scene: Scene, seconds: list[float], repeats: int, warm_up: int, earlier: float
+    ) -> None:
         before = clocks_here()
-        with scope(compute=False) as gpu:
-            work = Work(gpu, seconds)
-            timer = gpu.device(0).timer
-            timer.kernel(0, EARLIER, "earlier work")
-            marks: set[int] = set()
+        with scope(compute=False, count=2) as gpu:
+            work, device = Work(gpu, seconds, scene), gpu.device(scene.gpu)
+            timer, marks = device.timer, set[int]()
+            side = torch.cuda.Stream(scene.gpu) if scene.stream == "a side stream" else None
+            number = side.stream_id if side else 0
+            if earlier:
+                timer.kernel(number, earlier, "earlier work")
             mark = timer.mark
 
             def noted(stream: int) -> float:
                 marks.add(stream)
                 return mark(stream)
 
+            def timed(student: Callable[..., Any], *args: Any) -> Any:
+                with ExitStack() as inside:
+                    self.clocks = inside.enter_context(Clocks(student, before, gpu.clock)).used
+                    if scene.gpu:
+                        inside.enter_context(torch.cuda.device(scene.gpu))
+                    if side is not None:
+                        inside.enter_context(torch.cuda.stream(side))
+                    returned = student(*args)
+                    self.stays = gpu.device(None) is device and device.stream == number
+                    return returned
+
             timer.mark = noted  # type: ignore[method-assign]
-            with Clocks(student, before) as clocks, Waits(gpu.clock) as waits:
-                self.got = trial.call(student, work, repeats, warm_up, explain=explain)
-        self.calls, self.waits, self.marks, self.clocks = work.calls, list(waits), marks, clocks.used
+            with Waits(gpu.clock) as waits:
+                self.got = call(work, repeats, warm_up, through=timed, explain=explain)
+        self.calls, self.waited, self.elsewhere = work.calls, len(waits) > work.own_waits, bool(marks - {number})
 
 
 def explain(error: str) -> str:
@@ -65,176 +169,80 @@ def explain(error: str) -> str:
     return ""
 
 
+def play(call: Callable[..., Any], scene: Scene) -> Facts:
+    """One call of fn; one after earlier work; and `repeats` calls of different length after a slow warm-up."""
+    one, base = random.uniform(0.014, 0.02), random.uniform(0.014, 0.02)
+    warm = [5 * base, 4.5 * base, 3.9 * base][: scene.warm_up]
+    times = [base * factor for factor in factors(scene.repeats)]
+    facts = Facts(f"in {scene.stream} of cuda:{scene.gpu}, repeats = {scene.repeats}, warm_up = {scene.warm_up}")
+
+    run = Run(call, Scene(**{**vars(scene), "gpu": 0, "stream": "the default stream"}), [one], 1, 0, 0.0)
+    facts.seen["events in another stream"] = run.elsewhere
+    facts.add("what came back", kind_of(run.got), "a number")
+    if not facts.hold():
+        return facts
+    facts.add("parts of a millisecond are kept", bool(run.got != round(run.got)), True)
+    facts.add("unit", unit(run.got, one * 1e3), "milliseconds")
+    if facts.hold():
+        off = abs(float(run.got) - one * 1e3) > WITHIN * one * 1e3
+        facts.add("a wrong time, by another clock than time.perf_counter", off and bool(run.clocks), False)
+    add_ms(facts, ONE, run.got, one)
+
+    if scene.gpu or scene.stream == "a side stream":
+        run = Run(call, scene, [one], 1, 0, 0.0)
+        facts.seen["events in another stream than the side stream"] = run.elsewhere
+        if facts.hold():
+            facts.add("the current GPU and stream stay", run.stays, True)
+        add_ms(facts, SECOND if scene.gpu else SIDE, run.got, one)
+
+    run = Run(call, scene, [one], 1, 0, EARLIER)
+    facts.seen |= {"waited for earlier work": run.waited, "ms, right or wrong": without_launches(run.got, one)}
+    add_ms(facts, AFTER, run.got, one)
+
+    run = Run(call, scene, [*warm, *times, 7 * base], scene.repeats, scene.warm_up, 0.0)
+    name = "calls of fn, with a warm-up" if scene.warm_up else "calls of fn"
+    if facts.hold():
+        facts.add(name, run.calls, scene.repeats + scene.warm_up)
+    name = WARM if scene.repeats == 1 and scene.warm_up else MEDIAN
+    add_ms(facts, name, run.got, statistics.median(times))
+    return facts
+
+
+def factors(repeats: int) -> list[float]:
+    """How long the timed calls are: the fastest, the middle one, the slowest and the mean lie well apart."""
+    if repeats < 7:
+        return random.sample(_TELLING[:repeats], repeats)
+    plain, telling = random.sample(_PLAIN, 3), random.sample(_TELLING, 4)
+    return [plain[0], *telling[:2], plain[1], *telling[2:], plain[2]]
+
+
+def add_ms(facts: Facts, name: str, got: Any, seconds: float) -> None:
+    """Judge a time, unless an earlier one was wrong."""
+    if facts.hold():
+        facts.add(name, without_launches(got, seconds), Near(seconds * 1e3, WITHIN))
+
+
+def without_launches(got: Any, seconds: float) -> Any:
+    """A time; 0 where it is that of launches, which differ."""
+    return (0.0 if abs(got) < _NOTHING * seconds * 1e3 else float(got)) if is_number(got) else kind_of(got)
+
+
+def kind_of(got: Any) -> str:
+    if is_number(got):
+        return "a number" if math.isfinite(got) else f"{got:g}"
+    return "None" if got is None else f"a {type(got).__name__}"
+
+
+def unit(got: Any, want: float) -> str:
+    """That in which `got` is the right time; milliseconds where it is in none."""
+    units = {"seconds": 1e-3, "microseconds": 1e3, "nanoseconds": 1e6}
+    return next((name for name, times in units.items() if abs(got / times - want) <= WITHIN * want), "milliseconds")
+
+
+CONTRACT = Contract(__file__, parameters=("fn", "repeats", "warm_up"), clauses=CLAUSES, edges=EDGES, play=play)
+
+
 @check(lesson=3, says="the median of the work's own time, whatever was queued before it")
 def honest_timer(student: Any, trial: Trial) -> None:
     """Check a function of (fn, repeats, warm_up): the median time of fn() on the GPU in milliseconds."""
-    trial.function(student, ("fn", "repeats", "warm_up"))
-    one = random.uniform(0.2, 0.4)
-    run = Run(student, trial, [one], repeats=1, warm_up=0)
-    judge_kind(trial, run)
-    judge_clock(trial, run, one * 1e3)
-    judge_calls(trial, run, 1, 0)
-
-    base = random.uniform(0.04, 0.06)
-    # of seven times the first, the last and the middle one as taken are none that a statistic picks
-    plain, telling = random.sample((1.25, 1.5, 4.2), 3), random.sample((1.0, 1.9, 2.5, 14.0), 4)
-    factors = [plain[0], *telling[:2], plain[1], *telling[2:], plain[2]]
-    times = [base * factor for factor in factors]
-    warm = [12 * base, 10 * base]
-    run = Run(student, trial, [*warm, *times, 25 * base], repeats=7, warm_up=2)
-    judge_kind(trial, run)
-    judge_statistic(trial, run, [t * 1e3 for t in warm], [t * 1e3 for t in times])
-    judge_calls(trial, run, 7, 2)
-
-
-def judge_kind(trial: Trial, run: Run) -> None:
-    got = run.got
-    number = is_number(got)
-    likely = ""
-    if got is None:
-        likely = "the function ends without a return"
-    elif isinstance(got, (list, tuple)):
-        likely = "the list of times: return their median"
-    elif isinstance(got, torch.Tensor):
-        likely = "a tensor of one number becomes a float with .item()"
-    trial.expect(
-        number,
-        "what came back is not a number",
-        expected="the median in milliseconds, a float",
-        got=show(got),
-        likely=likely,
-    )
-    trial.expect(
-        math.isfinite(got) and got >= 0,
-        "the time is not a time" if not math.isfinite(got) else "the time is negative",
-        expected="a number of milliseconds above 0",
-        got=f"{got:g}",
-        likely="start.elapsed_time(end) counts from start to end: the two have changed places",
-        read=CLOCK,
-    )
-
-
-def close(got: float, want: float) -> bool:
-    return abs(got - want) <= _CLOSE * want
-
-
-def judge_clock(trial: Trial, run: Run, want: float) -> None:
-    """One call, after earlier work: is the clock stopped when the GPU is done, and started when it begins?"""
-    got = run.got
-    if close(got, want):
-        return
-    rows = {"expected": f"{want:,.0f} ms, the time of one call of fn", "got": f"{got:,.4g} ms"}
-    if run.clocks:
-        trial.fail(
-            "the clock that was read is not fit for this",
-            **rows,
-            likely=f"{' and '.join(sorted(run.clocks))} may be set while you measure, or is coarse, and knows nothing "
-            "of a virtual GPU: use time.perf_counter or events",
-            read=CLOCK,
-        )
-    earlier = EARLIER * 1e3
-    if close(got, want / 1e3):
-        trial.fail("the time is in seconds", **rows, likely="the host's clocks count seconds: times 1000", read=CLOCK)
-    if close(got, want * 1e3):
-        trial.fail("the time is in microseconds", **rows, likely="elapsed_time gives milliseconds already", read=CLOCK)
-    if close(got, want + earlier):
-        trial.fail(
-            "work that was queued before the call is counted",
-            **rows,
-            likely=f"the caller had queued {earlier:,.0f} ms: wait for the GPU before the clock starts, too",
-            read=CLOCK,
-        )
-    if close(got, earlier):
-        trial.fail(
-            "earlier work is timed, and not that of fn",
-            **rows,
-            likely="the GPU was waited for before fn and not after it: the clock stops when the old work is done",
-            read=CLOCK,
-        )
-    if got < 0.1 * want and run.marks and 0 not in run.marks:
-        trial.fail(
-            "the events stand in another stream than the work",
-            **rows,
-            likely="an event marks one stream, and this one had nothing to do: record both in the current stream",
-            read=SHEET,
-        )
-    if got < 0.1 * want and not run.waits:
-        trial.fail(
-            "the time is that of the launch: nothing waits for the GPU",
-            **rows,
-            likely="fn() returns when its work is queued; without synchronize the clock stops before the work begins",
-            read=QUEUE,
-        )
-    if got < 0.1 * want:
-        trial.fail(
-            "the clock was stopped before the GPU was waited for",
-            **rows,
-            likely="the host does wait, but not between fn() and the second reading of the clock (or the end event)",
-            read=QUEUE,
-        )
-    trial.fail(f"the time is {got / want:.3g} times the right one", **rows, read=CLOCK)
-
-
-def judge_calls(trial: Trial, run: Run, repeats: int, warm_up: int) -> None:
-    wanted = repeats + warm_up
-    trial.expect(
-        run.calls == wanted,
-        "fn was not called as often as it should be",
-        expected=f"{wanted} calls: warm_up = {warm_up}, then repeats = {repeats}",
-        got=f"{run.calls}",
-        likely="the warm-up comes on top of the repeats, and is as long as warm_up says, 0 included",
-        read=CLOCK,
-    )
-
-
-def judge_statistic(trial: Trial, run: Run, warm: list[float], times: list[float]) -> None:
-    """Seven calls of different length after a slow warm-up: which number of theirs came back?"""
-    got, want = run.got, statistics.median(times)
-    if close(got, want):
-        return
-    shown = ", ".join(f"{t:,.0f}" for t in times)
-    rows = {"expected": f"{want:,.0f} ms, the median of {shown}", "got": f"{got:,.4g} ms"}
-    if run.calls == len(times) and warm:
-        trial.fail(
-            "there was no warm-up",
-            **rows,
-            likely=f"fn was called {run.calls} times, and its first {len(warm)} calls are slow: warm_up was not heeded",
-            read=CLOCK,
-        )
-    everything = warm + times
-    found = {
-        "the mean of the times came back": statistics.mean(times),
-        "the fastest time came back": min(times),
-        "the slowest time came back": max(times),
-        "the sum of the times came back": sum(times),
-        "the last time came back": times[-1],
-        "the first time came back": times[0],
-        "the warm-up is counted in the median": statistics.median(everything),
-        "the warm-up is counted in the mean": statistics.mean(everything),
-    }
-    why = {
-        "the mean of the times came back": "one disturbed run drags the mean, and leaves the median; a clock around "
-        "the whole loop gives the mean as well",
-        "the fastest time came back": "the minimum is what the machine can do at its best, the median what it does",
-        "the sum of the times came back": "the clock ran through all calls: it is to be started and stopped for each",
-        "the last time came back": "the list of times is overwritten, or only its end is used",
-        "the warm-up is counted in the median": "the calls of the warm-up are run before the clock, and not timed",
-    }
-    for summary, value in found.items():
-        if close(got, value):
-            trial.fail(summary, **rows, likely=why.get(summary, "the median is the middle one when sorted"), read=CLOCK)
-    ordered = sorted(times)
-    if any(close(got, value) for value in ordered):
-        trial.fail(
-            "another of the times came back",
-            **rows,
-            likely="the middle one is times[len(times) // 2] of the *sorted* times; a first run that has earlier work "
-            "in it moves the median too",
-            read=CLOCK,
-        )
-    trial.fail(
-        f"the time is {got / want:.3g} times the right one",
-        **rows,
-        likely="each call is timed by itself: wait for the GPU before each start and before each end",
-        read=CLOCK,
-    )
+    CONTRACT.judge(student, trial)

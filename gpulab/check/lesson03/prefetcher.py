@@ -1,16 +1,17 @@
-"""The check of a prefetcher: what arrives, when each copy and each computation ran, and who may use memory again.
+"""The check of a prefetcher: what arrives, when each copy and each computation ran, and what each computation read.
 
-The batches are of different sizes, so that each copy is known by its bytes; for each batch the consumer queues one
-kernel, and the virtual GPU's clock says when all of it ran.
+Values are there at once on a virtual GPU. So what a kernel reads is told from times and addresses: a copy that had not
+ended when the kernel began has not arrived, and one that began before the kernel's end, in the memory that it reads,
+has overwritten it. Where a batch's memory is, the caching allocator says, which knows `record_stream`.
 """
 
 from __future__ import annotations
 
 import gc
+import math
 import random
 import weakref
-from collections.abc import Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,149 +19,276 @@ import torch
 
 from ...virtual.clock.clock import Span
 from ...virtual.gpu import VirtualGPU
+from ...virtual.scope.in_force import backing
 from ..base import Trial, check
-from ..wording import show
-from .common import STREAMS, WAITS, Wait, Waits, scope
+from ..contract import Clause, Contract, Facts
+from ..scenes import Scene
+from .common import STREAMS, WAITS, Waits, scope
 
-Batch = tuple[torch.Tensor, torch.Tensor]
-KERNEL = 3e-4  # seconds, some three times as long as a batch's copies
+Batch = Any  # a tuple or a list of inputs and targets
+ROWS = 16384  # of a batch, some of them less: no two tensors have the same bytes, and all the same blocks of memory
+MOST = 4  # batches on the GPU at a time
 _SLACK = 1e-6
 _LATE = 4e-5  # seconds that the host's launches may cost
+YIELDED, OTHERS = "inputs and targets on the device", "other contents"
+CLAUSES = (
+    Clause(
+        "Yields (inputs, targets) on `device`",
+        ["what is yielded"],
+        "what is yielded is not a batch on the GPU",
+        "a tuple of both, each moved to the device that was asked for",
+        STREAMS,
+    ),
+    Clause(
+        "all of them, in order",
+        ["batches that arrive"],
+        "the batches do not arrive as they are, each once and in order",
+        "when the source ends, one batch is still on its way",
+        STREAMS,
+    ),
+    Clause("it may be empty", ["batches that arrive, of none"], "an empty source gives a batch", read=STREAMS),
+    Clause(
+        "An exception of `batches` reaches the caller in its place: after the batches that came before it",
+        ["the exception", "batches before the exception"],
+        "an exception of the source does not reach the caller in its place",
+        "keep the exception, yield what is there, then raise",
+        STREAMS,
+    ),
+    Clause(
+        "finds its current stream and GPU as they were",
+        ["what is current for the caller"],
+        "another stream or GPU is current for the caller",
+        "only the copies belong under `with torch.cuda.stream(side)`",
+        STREAMS,
+    ),
+    Clause(
+        "at most one batch is taken ahead",
+        ["most batches taken ahead"],
+        "batches are taken further ahead than one",
+        "each batch ahead costs its memory on the GPU; one is enough to hide a copy",
+        STREAMS,
+    ),
+    Clause(
+        "The host never waits",
+        ["waits of the host"],
+        "the host waits",
+        "the host queues copies and waits for none: the streams wait for each other",
+        WAITS,
+    ),
+    Clause(
+        "each copied in a side stream while the one before it is in use",
+        ["copies in the caller's stream", "copies that begin after the computation before"],
+        "nothing overlaps",
+        "copies in a side stream, which waits for the batch before the one in use at most",
+        STREAMS,
+    ),
+    Clause(
+        "The copy of batch i + 1 is queued before batch i is yielded",
+        ["batches yielded before the next copy is queued"],
+        "the next copy is queued only when the next batch is asked for",
+        "take the next batch and queue its copy first, then yield the present one",
+        STREAMS,
+    ),
+    Clause(
+        "starts when the batch has arrived",
+        ["computations that begin before their batch is there"],
+        "a computation may start before its batch has arrived",
+        "two streams do not wait for each other by themselves: main.wait_stream(side) before the yield",
+        STREAMS,
+    ),
+    Clause(
+        "The caller may change that stream between two batches",
+        ["computations that begin before their batch is there, in another stream than the first"],
+        "a caller that changes its stream may compute before its batch has arrived",
+        "torch.cuda.current_stream(device) is read once, before the loop: ask anew for each batch",
+        STREAMS,
+    ),
+    Clause(
+        "does not wait for the next one",
+        ["computations that begin late"],
+        "a computation starts later than it could",
+        "wait_stream waits for all that the side stream has been given by then: call it before the next copy is queued",
+        STREAMS,
+    ),
+    Clause(
+        "The memory of a batch is not used again before the caller's stream is done with it",
+        ["batches overwritten while they are read"],
+        "the memory of a batch is overwritten while it is still read",
+        "a block, or a buffer of one's own, is written again before the kernel that reads it is done: record_stream "
+        "tells the allocator; for a buffer the side stream has to wait",
+        STREAMS,
+    ),
+    Clause(
+        "no more than four batches lie on the GPU at a time, and none in the end",
+        ["most batches on the GPU", "bytes left on the GPU"],
+        "batches stay on the GPU long after they were used",
+        "batches are kept in a list or on a longer-lived object",
+        STREAMS,
+    ),
+)
+EDGES = {
+    "ends": ("after 6 batches", "after 1 batch", "at once", "with an exception at once", "with an exception after 3"),
+    "source": ("a generator", "an iterable", "a list"),
+    "stream": ("the default stream", "a stream of its own", "a stream that changes"),
+    "device": ("cuda:0", "cuda:1", "cuda"),  # the second is not current; of the last the current one is cuda:1
+    "kernel": (3e-4, 3e-6),  # seconds: some three times as long as a batch's copies, or far shorter
+    "reads": (False, True),  # the caller waits for each result, as `loss.item()` does
+    "batch": ("tuples of float32", "lists of uint8"),
+}
+
+
+def possible(scene: Scene) -> bool:
+    """Kernels of two streams share the GPU: a short one is early if it does not wait for its batch. A list ends
+    without an exception."""
+    changes = scene.stream != "a stream that changes" or (scene.kernel < 1e-4 and scene.ends == "after 6 batches")
+    return changes and not (scene.source == "a list" and "exception" in scene.ends)
 
 
 class SourceError(Exception):
-    """What the source of batches raises in the run that fails."""
+    """What the source of batches raises."""
+
+
+class Source:
+    """The batches, counted as they are taken; `error` comes after them."""
+
+    def __init__(self, batches: list[Batch], error: Exception | None) -> None:
+        self.batches, self.error, self.taken = batches, error, 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch in self.batches:
+            self.taken += 1
+            yield batch
+        if self.error is not None:
+            raise self.error
 
 
 @dataclass
 class Run:
-    """One pass of a consumer through a prefetcher; lists have one entry for each batch that arrived."""
+    """One pass through a prefetcher; lists have one entry for each batch that arrived."""
 
-    consumer: int  # the stream in which the consumer works
-    taken: list[int] = field(default_factory=list)  # batches that the source had given when it arrived
-    streams: list[int] = field(default_factory=list)  # the current one when it arrived
-    items: list[Any] = field(default_factory=list)  # the batches on the CPU, where `values` asks for them
-    places: list[list[tuple[int, int]]] = field(default_factory=list)  # addresses on the GPU, from and to
-    marked: list[list[bool]] = field(default_factory=list)  # whether each tensor knows of the consumer's stream
-    alive: list[bool] = field(default_factory=list)  # whether any of it was still held two batches later
-    kept: list[bool] = field(default_factory=list)  # and four batches later
-    waits: list[Wait] = field(default_factory=list)
+    kinds: list[str] = field(default_factory=list)
+    arrived: list[Any] = field(default_factory=list)  # the number of the batch
+    places: list[list[tuple[int, int]]] = field(default_factory=list)  # of its tensors on the GPU, from and to
+    storages: list[Any] = field(default_factory=list)  # weak references to those of the inputs
+    kept: list[bool] = field(default_factory=list)  # whether they were there still two batches later
+    taken: list[int] = field(default_factory=list)  # batches that the source had given
+    queued: list[int] = field(default_factory=list)  # copies that had been queued
+    moved: list[str] = field(default_factory=list)  # what was current and should not have been
+    waits: list[str] = field(default_factory=list)
+    streams: list[int] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
+    held: int = 0  # the most bytes of the GPU
+    left: int = 0  # at the end
     error: BaseException | None = None
-    left: int = 0  # bytes held on the GPU at the end
-    ended: int = 0  # the stream that is current at the end
-    moved: int = -1  # the stream in which a consumer that changes it goes on
-
-    def kernel(self, number: int) -> Span:
-        return next(span for span in self.spans if span.where == "kernels" and span.name == f"batch {number}")
-
-    def copies(self, batch: Batch) -> list[Span]:
-        """The copies of a batch to the GPU, known by their bytes."""
-        sizes = {tensor.nbytes for tensor in batch}
-        return [span for span in self.spans if span.where == "to GPU" and span.nbytes in sizes]
 
 
-def draw_batches(count: int) -> list[Batch]:
-    """Batches of different numbers of rows, in pinned memory: no two tensors have the same bytes."""
-    rows = random.sample(range(1500, 1500 + 8 * count), count)
-    return [(torch.randn(n, 96).pin_memory(), torch.randint(0, 9, (n,)).pin_memory()) for n in rows]
+def draw_batches(scene: Scene) -> list[Batch]:
+    """Batches of different numbers of rows, the last a short one, in pinned memory."""
+    count = {"after 6 batches": 6, "after 1 batch": 1, "with an exception after 3": 3}.get(scene.ends, 0)
+    rows = [ROWS - less for less in random.sample(range(16), count)]
+    if count > 1:
+        rows[-1] //= 2
+    noise, targets = torch.randint(0, 250, (ROWS, 32), dtype=torch.uint8), torch.randint(0, 9, (ROWS,))
+    if scene.batch == "lists of uint8":
+        return [[(noise[:n] + i).pin_memory(), (targets[:n] + i).pin_memory()] for i, n in enumerate(rows)]
+    floats = noise[:, :8].float()
+    return [((floats[:n] + i).pin_memory(), (targets[:n] + i).pin_memory()) for i, n in enumerate(rows)]
 
 
 class Consumer:
-    """Goes through `student(batches, device)` and queues a kernel for each batch, in the current stream.
+    """Goes through `student(batches, device)`, and queues a kernel for each batch in the stream that is current."""
 
-    `values` keeps what arrives. `reads`: after each batch it waits for its kernel, as `loss.item()` does. `fails_at`:
-    the source raises in place of this batch. `moves`: after the first batch it goes on in another
-    stream, with short kernels: one that does not wait for its batch is early then.
-    """
+    def __init__(self, gpu: VirtualGPU, scene: Scene, batches: list[Batch]) -> None:
+        self.gpu, self.scene, self.batches, self.run = gpu, scene, batches, Run()
+        self.current = 1 if scene.device == "cuda" else 0
+        self.device = gpu.device(1 if scene.device == "cuda:1" else self.current)
+        self.error = SourceError("a batch cannot be read") if "exception" in scene.ends else None
+        self.source = Source(batches, self.error)
+        self.sizes = {t.nbytes: (i, part) for i, batch in enumerate(batches) for part, t in enumerate(batch)}
 
-    def __init__(
-        self,
-        gpu: VirtualGPU,
-        batches: list[Batch],
-        *,
-        values: bool = False,
-        reads: bool = False,
-        own_stream: bool = False,
-        fails_at: int | None = None,
-        moves: bool = False,
-    ) -> None:
-        self.gpu, self.device, self.batches = gpu, gpu.device(0), batches
-        self.values, self.reads, self.own_stream, self.fails_at = values, reads, own_stream, fails_at
-        self.moves = moves
-        self.taken = 0
-        self.recorded: set[tuple[int, int]] = set()
-        self.refs: list[list[weakref.ref[torch.Tensor]]] = []
+    def __call__(self, student: Callable[..., Any]) -> None:
+        run, scene, clock, device = self.run, self.scene, self.gpu.clock, self.device
+        torch.cuda.set_device(self.current)
+        if scene.stream == "a stream of its own":
+            device.stream = torch.cuda.Stream(device.index).stream_id
+        stream, held = device.stream, torch.cuda.memory_allocated(device.index)
+        source: Any = self.source if scene.source == "an iterable" else iter(self.source)
+        if scene.source == "a list":
+            source = list(self.batches)
+        asked, ask = [0], clock.ask
 
-    def source(self) -> Iterator[Batch]:
-        for number, batch in enumerate(self.batches):
-            if number == self.fails_at:
-                raise SourceError(f"batch {number} cannot be read")
-            self.taken += 1
-            yield batch
+        def noted() -> None:
+            asked[0] += 1
+            ask()
 
-    def __call__(self, student: Any) -> Run:
-        own_record = torch.Tensor.record_stream
-
-        def record(tensor: torch.Tensor, stream: Any) -> None:
-            self.recorded.add((tensor.data_ptr(), stream.stream_id))
-            own_record(tensor, stream)
-
-        held = torch.cuda.memory_allocated()
-        torch.Tensor.record_stream = record  # type: ignore[assignment, method-assign]
-        try:
-            with torch.cuda.stream(torch.cuda.Stream()) if self.own_stream else nullcontext():
-                run = Run(self.device.stream)
-                with self.gpu.timeline() as timeline, Waits(self.gpu.clock) as waits:
-                    try:
-                        for item in student(self.source(), torch.device("cuda", 0)):
-                            self.use(run, item, waits)
-                            del item
-                            if self.moves and len(run.taken) == 1:
-                                torch.cuda.set_stream(torch.cuda.Stream())
-                                run.moved = self.device.stream
-                    except SourceError as error:
-                        run.error = error
-                run.ended = self.device.stream
-        finally:
-            torch.Tensor.record_stream = own_record  # type: ignore[method-assign]
-        run.waits, run.spans = list(waits), timeline.spans
-        if torch.cuda.memory_allocated() > held:
+        clock.ask = noted  # type: ignore[method-assign]
+        with self.gpu.timeline() as timeline, Waits(clock) as waits:
+            try:
+                for item in student(source, torch.device(scene.device)):
+                    self._use(item, stream, timeline.spans, waits)
+                    run.held = max(run.held, torch.cuda.memory_allocated(device.index) - held)
+                    del item
+                    run.kept += [ref() is not None for ref in run.storages[len(run.kept) : -2]]
+                    if scene.stream == "a stream that changes" and len(run.arrived) == 1:
+                        stream = device.stream = torch.cuda.Stream(device.index).stream_id
+            except SourceError as error:
+                run.error = error
+                error.__traceback__ = None  # its frames hold batches
+        self._look_around(stream, "afterwards")
+        run.waits = sorted(
+            {wait.name for wait in waits} | ({"questions"} if asked[0] > 3 * len(run.arrived) else set())
+        )
+        run.spans = [span for span in timeline.spans if span.device == device.index]
+        if torch.cuda.memory_allocated(device.index) > held:
             gc.collect()
-        run.left = torch.cuda.memory_allocated() - held
-        return run
+        run.left = max(0, torch.cuda.memory_allocated(device.index) - held)
+        device.stream = 0
+        torch.cuda.set_device(0)
 
-    def use(self, run: Run, item: Any, waits: Waits) -> None:
+    def _look_around(self, stream: int, when: str) -> None:
+        if self.device.stream != stream:
+            self.run.moved.append(f"another stream {when}")
+        if torch.cuda.current_device() != self.current:
+            self.run.moved.append(f"another GPU {when}")
+
+    def _use(self, item: Any, stream: int, spans: list[Span], waits: Waits) -> None:
         """Take note of a batch, and compute with it."""
-        number, stream = len(run.taken), self.device.stream
-        tensors = [t for t in item if isinstance(t, torch.Tensor)] if isinstance(item, (tuple, list)) else []
-        run.taken.append(self.taken)
-        run.streams.append(stream)
-        run.places.append([(t.data_ptr(), t.data_ptr() + t.nbytes) for t in tensors])
-        run.marked.append([(t.data_ptr(), run.consumer) in self.recorded for t in tensors])
-        self.recorded -= {(t.data_ptr(), run.consumer) for t in tensors}  # the next tensor there is another one
-        self.refs.append([weakref.ref(t) for t in tensors])
-        run.alive.append(False)
-        run.kept.append(False)
-        for told, later in ((run.alive, 2), (run.kept, 4)):
-            if number >= later:
-                told[number - later] = any(ref() is not None for ref in self.refs[number - later])
-        self.device.timer.kernel(stream, KERNEL / 100 if self.moves else KERNEL, f"batch {number}")
+        run, number = self.run, len(self.run.arrived)
+        self._look_around(stream, "when a batch arrives")
+        run.kinds.append(self._kind(item))
+        whole = run.kinds[-1] == YIELDED
+        with backing:
+            run.arrived.append(
+                next((i for i, batch in enumerate(self.batches) if all(map(_equal, batch, item))), OTHERS)
+                if whole
+                else OTHERS
+            )
+        run.places.append([(t.data_ptr(), t.data_ptr() + t.nbytes) for t in item] if whole else [])
+        run.storages.append(weakref.ref(item[0].untyped_storage() if whole else self))
+        run.taken.append(self.source.taken)
+        run.queued.append(
+            len({self.sizes[s.nbytes][0] for s in spans if s.where == "to GPU" and s.nbytes in self.sizes})
+        )
+        run.streams.append(self.device.stream)
+        self.device.timer.kernel(self.device.stream, self.scene.kernel, f"batch {number}")
         before = len(waits)
-        if self.values:
-            on_gpu = len(tensors) == 2 == len(item) and all(t.is_cuda for t in tensors)
-            run.items.append(tuple(t.cpu() for t in item) if on_gpu else _described(item))
-        if self.reads:
-            self.device.timer.synchronize(stream)
+        if self.scene.reads:
+            self.device.timer.synchronize(self.device.stream)
         del waits[before:]  # the consumer's own
 
-
-def _described(item: Any) -> str:
-    if isinstance(item, (tuple, list)) and any(isinstance(t, torch.Tensor) for t in item):
-        return (
-            "(" + ", ".join(f"a tensor on {t.device}" if isinstance(t, torch.Tensor) else show(t) for t in item) + ")"
+    def _kind(self, item: Any) -> str:
+        if not isinstance(item, tuple | list):
+            return f"a {type(item).__name__}"
+        if len(item) != 2 or not all(isinstance(t, torch.Tensor) for t in item):
+            return f"a {type(item).__name__} of {', '.join(type(part).__name__ for part in item) or 'nothing'}"
+        there = [t.device == self.device.name for t in item]
+        return {(True, True): YIELDED, (True, False): "targets elsewhere", (False, True): "inputs elsewhere"}.get(
+            (there[0], there[1]), "inputs and targets elsewhere"
         )
-    return show(item)
+
+
+def _equal(old: torch.Tensor, new: torch.Tensor) -> bool:
+    return old.dtype == new.dtype and torch.equal(old, new)
 
 
 def explain(error: str) -> str:
@@ -175,272 +303,128 @@ def explain(error: str) -> str:
     return ""
 
 
+def play(call: Callable[..., Any], scene: Scene) -> Facts:
+    with scope(compute=True, count=2) as gpu:
+        batches = draw_batches(scene)
+        consumer = Consumer(gpu, scene, batches)
+        left = "the current stream", "the current GPU"  # judged here
+
+        call(by=consumer, besides={"batches": batches}, may_leave=left, explain=explain)
+        run, count = consumer.run, len(batches)
+        facts = Facts(
+            f"{scene.source} that ends {scene.ends}; computations of {scene.kernel * 1e6:g} µs on {scene.device}"
+        )
+        if count:
+            facts.add("what is yielded", sorted(set(run.kinds)), [YIELDED] if run.kinds else [])
+        if not facts.hold():
+            return facts
+        name = "batches before the exception" if consumer.error else "batches that arrive"
+        facts.add(name if count or consumer.error else "batches that arrive, of none", run.arrived, list(range(count)))
+        if consumer.error is not None:
+            seen = "the source's" if run.error is consumer.error else "another one" if run.error else "none"
+            facts.add("the exception", seen, "the source's")
+        if facts.hold() and count:
+            judge(facts, consumer)
+        return facts
+
+
+def judge(facts: Facts, consumer: Consumer) -> None:
+    """What the times and places of copies and computations show; all batches have arrived."""
+    run, scene, times = consumer.run, consumer.scene, Times(consumer)
+    count = len(run.arrived)
+
+    def then(name: str, seen: Any, wanted: Any) -> None:
+        if facts.hold():
+            facts.add(name, seen, wanted)
+
+    then("what is current for the caller", sorted(set(run.moved)), [])
+    ahead = [max(run.taken[number], run.queued[number]) - number - 1 for number in range(count)]
+    then("most batches taken ahead", max(1, *ahead), 1)
+    then("waits of the host", run.waits, [])
+    then("copies in the caller's stream", times.in_callers_stream, False)
+    behind = [number for number in range(count - 1) if run.queued[number] < number + 2]
+    late = [n for n in range(1, count) if times.begins(n) >= times.ends(n - 1) - _SLACK]
+    if not scene.reads and scene.kernel > 1e-4:
+        then("copies that begin after the computation before", late, [])
+    then("batches yielded before the next copy is queued", behind, [])
+    early = [number for number in range(count) if times.kernel(number).start < times.arrived(number) - _SLACK]
+    changes = scene.stream == "a stream that changes"
+    then("computations that begin before their batch is there", [n for n in early if n == 0 or not changes], [])
+    if changes:
+        then("computations that begin before their batch is there, in another stream than the first", early, [])
+    if not scene.reads:
+        then("computations that begin late", [n for n in range(count) if times.late(n)], [])
+    overwritten = times.overwritten()
+    facts.seen["what is overwritten"] = sorted({("inputs", "targets")[part] for _, part in overwritten})
+    facts.seen["what is overwritten was not freed"] = any(run.kept[n] for n, _ in overwritten if n < len(run.kept))
+    then("batches overwritten while they are read", sorted({number for number, _ in overwritten}), [])
+    largest = max(sum(t.nbytes for t in batch) for batch in consumer.batches)
+    then("most batches on the GPU", max(MOST, math.ceil(run.held / largest - 0.1)), MOST)
+    then("bytes left on the GPU", run.left, 0)
+
+
+class Times:
+    """When the copies and the kernels of a run ran, and where the copies wrote."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        run = consumer.run
+        self.run, self.count = run, len(run.arrived)
+        self.kernels = {span.name: span for span in run.spans if span.where == "kernels"}
+        self.launched = [
+            span.start + span.seconds for span in run.spans if span.where == "host" and "batch" in span.name
+        ]
+        self.copies: dict[tuple[int, int], Span] = {}
+        for span in run.spans:
+            if span.where == "to GPU" and span.nbytes in consumer.sizes:
+                self.copies[consumer.sizes[span.nbytes]] = span
+        self.in_callers_stream = any(span.stream in run.streams for span in self.copies.values())
+
+    def kernel(self, number: int) -> Span:
+        return self.kernels[f"batch {number}"]
+
+    def ends(self, number: int) -> float:
+        return self.kernel(number).start + self.kernel(number).seconds
+
+    def of(self, number: int) -> list[Span]:
+        return [span for (batch, _), span in self.copies.items() if batch == number]
+
+    def begins(self, number: int) -> float:
+        return min((span.start for span in self.of(number)), default=0.0)
+
+    def arrived(self, number: int) -> float:
+        return max((span.start + span.seconds for span in self.of(number)), default=0.0)
+
+    def late(self, number: int) -> bool:
+        """Whether a computation begins later than it is launched, its batch is there, and the one before is done."""
+        free = self.ends(number - 1) if number else 0.0
+        return self.kernel(number).start - max(free, self.arrived(number), self.launched[number]) > _LATE
+
+    def overwritten(self) -> list[tuple[int, int]]:
+        """The batches, and which part of each, in whose memory another one was written since they came, before their
+        computation's end."""
+        return [(number, part) for number in range(self.count) for part in (0, 1) if self._written(number, part)]
+
+    def _written(self, number: int, part: int) -> bool:
+        begin, end = self.run.places[number][part]
+        own = self.copies.get((number, part))
+        since = own.start if own else 0.0
+        return any(
+            span.address < end
+            and begin < span.address + span.nbytes
+            and since < span.start < self.ends(number) - _SLACK
+            for (batch, _), span in self.copies.items()
+            if span.address and batch != number
+        )
+
+
+CONTRACT = Contract(
+    __file__, parameters=("batches", "device"), clauses=CLAUSES, edges=EDGES, play=play, possible=possible
+)
+
+
 @check(
     lesson=3, says="all batches in order, each copy hidden behind the batch before, memory safe, exceptions in place"
 )
 def prefetcher(student: Any, trial: Trial) -> None:
     """Check a function of (batches, device) that yields the batches on a GPU, copied one ahead in a side stream."""
-    trial.function(student, ("batches", "device"))
-
-    def run(count: int, **how: Any) -> tuple[Run, list[Batch]]:
-        with scope(compute=True) as gpu:
-            batches = draw_batches(count)
-            consumer = Consumer(gpu, batches, **how)
-            return trial.call(
-                consumer,
-                student,
-                besides={"batches": batches},
-                may_leave=("the current stream",),  # judged by `judge_place`
-                explain=explain,
-            ), batches
-
-    for count in (5, 1, 0):
-        judge_values(trial, *run(count, values=True))
-    done, batches = run(6)
-    judge_place(trial, done)
-    judge_waits(trial, done)
-    judge_order(trial, done, batches)
-    judge_memory(trial, done, batches)
-    judge_ahead(trial, *run(4, reads=True))
-    done, batches = run(4, own_stream=True)
-    judge_place(trial, done)
-    judge_order(trial, done, batches)
-    judge_move(trial, *run(4, own_stream=True, moves=True))
-    for fails_at in (3, 0):
-        judge_failure(trial, run(5, fails_at=fails_at)[0], fails_at)
-
-
-def judge_values(trial: Trial, run: Run, batches: list[Batch]) -> None:
-    got, count = run.items, len(batches)
-    for number, item in enumerate(got):
-        trial.expect(
-            isinstance(item, tuple),
-            "what is yielded is not a batch on the GPU",
-            expected="(inputs, targets), both on the device",
-            got=str(item),
-            likely="the targets stay on the CPU: every tensor of the batch is copied" if "cuda" in str(item) else "",
-            read=STREAMS,
-        )
-        places = [n for n, batch in enumerate(batches) if all(map(torch.equal, batch, item))]
-        trial.expect(
-            bool(places),
-            "a batch arrives with other contents",
-            expected=f"the inputs and targets of batch {number}",
-            got="other values, another dtype or another shape",
-            read=STREAMS,
-        )
-        if places[0] != number:
-            twice = any(all(map(torch.equal, earlier, item)) for earlier in got[:number])
-            trial.fail(
-                "a batch arrives twice" if twice else "the batches arrive in another order, or one is left out",
-                expected=f"batch {number} of {count}, counted from 0",
-                got=f"batch {places[0]}",
-                likely="the batch that is yielded and the one that is copied next have changed places"
-                if not twice
-                else "the same variable is yielded before it holds the next batch",
-                read=STREAMS,
-            )
-    if len(got) != count:
-        last = len(got) == count - 1
-        trial.fail(
-            "the last batch never arrives" if last else "not all batches arrive",
-            expected=f"{count} batch{'es' if count != 1 else ''}",
-            got=f"{len(got)}",
-            likely="when the source ends, one batch is still on its way: it has to be yielded after the loop"
-            if last
-            else "",
-            read=STREAMS,
-        )
-
-
-def judge_place(trial: Trial, run: Run) -> None:
-    if any(stream != run.consumer for stream in run.streams):
-        trial.fail(
-            "the caller computes in the side stream",
-            expected="the stream that was current for the caller is current for it at each batch",
-            got="another current stream when a batch arrives",
-            likely="the yield stands inside `with torch.cuda.stream(side)`: only the copies belong there",
-            read=STREAMS,
-        )
-    trial.expect(
-        run.ended == run.consumer,
-        "another stream is current afterwards",
-        expected="the stream that was current before",
-        got="the side stream",
-        likely="torch.cuda.set_stream is not undone by itself: use the stream as a context manager",
-        read=STREAMS,
-    )
-    for number, taken in enumerate(run.taken):
-        trial.expect(
-            taken <= number + 2,
-            "batches are taken further ahead than one",
-            expected=f"{number + 2} batches taken from the source when batch {number} arrives, at most",
-            got=f"{taken}",
-            likely="all batches are taken (list(batches)), or copied, before the first is yielded: data sets do not fit"
-            if taken == len(run.taken)
-            else "each batch ahead costs its memory on the GPU; one is enough to hide a copy",
-            read=STREAMS,
-        )
-
-
-def judge_waits(trial: Trial, run: Run) -> None:
-    if not run.waits:
-        return
-    first = run.waits[0]
-    told = "synchronize" in first.name
-    trial.fail(
-        "the host is told to wait" if told else "the host waits for a copy",
-        expected="the host queues copies and waits for none: the streams wait for each other",
-        got=f"{len(run.waits)} waits; the first{first.where}",
-        likely="synchronize holds the host; main.wait_stream(side) lets the GPU's stream wait, and the host goes on"
-        if told
-        else "a default .to(device) waits, in any stream: non_blocking=True"
-        if "pageable" not in first.name
-        else "the copy is made from ordinary memory: a clone or a contiguous copy of a pinned tensor is not pinned",
-        read=STREAMS if told else WAITS,
-    )
-
-
-def judge_order(trial: Trial, run: Run, batches: list[Batch]) -> None:
-    """Each kernel starts when its batch has arrived and the stream is free, and copies run beside kernels."""
-    arrived = [max((span.start + span.seconds for span in run.copies(batch)), default=0.0) for batch in batches]
-    if any(span.stream == run.consumer for batch in batches for span in run.copies(batch)):
-        trial.fail(
-            "nothing overlaps: the copies stand in the caller's own stream",
-            expected="copies in a side stream, beside the computations",
-            got="one after the other",
-            likely="non_blocking frees the host only; a stream works in order: put the copies under "
-            "with torch.cuda.stream(side)",
-            read=STREAMS,
-        )
-    free = 0.0
-    for number in range(len(batches)):
-        kernel = run.kernel(number)
-        trial.expect(
-            kernel.start >= arrived[number] - _SLACK,
-            "a computation may start before its batch has arrived",
-            expected=f"the kernel of batch {number} starts after its copies end",
-            got=f"it starts {(arrived[number] - kernel.start) * 1e6:.0f} µs before (virtual)",
-            likely="two streams do not wait for each other by themselves: main.wait_stream(side) before the yield",
-            read=STREAMS,
-        )
-        if number + 1 < len(batches):
-            start = min((span.start for span in run.copies(batches[number + 1])), default=0.0)
-            trial.expect(
-                start < kernel.start + kernel.seconds - _SLACK,
-                "nothing overlaps: the next copy starts when the computation has ended",
-                expected=f"the copy of batch {number + 1} beside the kernel of batch {number}",
-                got="one after the other",
-                likely="the side stream waits for the batch in use; it may wait for the one before at most",
-                read=STREAMS,
-            )
-        late = kernel.start - max(free, arrived[number])
-        if late > _LATE:
-            following = arrived[min(number + 1, len(batches) - 1)]
-            trial.fail(
-                "a computation waits for the batch after its own"
-                if abs(kernel.start - following) < _LATE
-                else "a computation starts later than it could",
-                expected=f"the kernel of batch {number} starts when its own copies end",
-                got=f"it starts {late * 1e6:.0f} µs later (virtual)",
-                likely="wait_stream waits for all that the side stream has been given by then: call it before the next "
-                "copy is queued there",
-                read=STREAMS,
-            )
-        free = kernel.start + kernel.seconds
-
-
-def judge_memory(trial: Trial, run: Run, batches: list[Batch]) -> None:
-    """The memory of a batch may not be given to a later copy that starts while its kernel may still read it."""
-    for number in range(len(batches) - 2):
-        if all(run.marked[number]) or run.alive[number]:
-            continue
-        kernel = run.kernel(number)
-        start = min(span.start for span in run.copies(batches[number + 2]))
-        if start >= kernel.start + kernel.seconds - _SLACK:
-            continue  # the side stream waits for the caller's before it copies: as good
-        some = any(run.marked[number])
-        trial.fail(
-            "the memory of a batch may be overwritten while it is still read",
-            expected="each tensor that is yielded knows of the caller's stream",
-            got="record_stream with the caller's stream for a part of the batch only"
-            if some
-            else "no record_stream with the caller's stream, and copies that do not wait for it",
-            likely="the targets are a tensor as well: t.record_stream(main) for each"
-            if some
-            else "the allocator knows the side stream only: it gives the block to the next copy as soon as Python "
-            "drops the batch. tensor.record_stream(torch.cuda.current_stream()) tells it",
-            read=STREAMS,
-        )
-    trial.expect(
-        not any(run.kept),
-        "batches stay on the GPU long after they were used",
-        expected="the batch in use, the next one, and one that is being let go",
-        got="the first batch, still there when four more have come",
-        likely="all batches are kept in a list: safe, and at the end the whole data set is on the GPU",
-        read=STREAMS,
-    )
-    trial.expect(
-        run.left <= 0,
-        "memory is still held on the GPU when all batches are done",
-        expected="nothing: the caller has dropped its batches",
-        got=f"{run.left:,} bytes",
-        likely="batches are kept in a list or on a longer-lived object",
-        read=STREAMS,
-    )
-
-
-def judge_ahead(trial: Trial, run: Run, batches: list[Batch]) -> None:
-    """With a consumer that waits for each computation, as `loss.item()` makes it."""
-    for number in range(len(batches) - 1):
-        kernel = run.kernel(number)
-        start = min((span.start for span in run.copies(batches[number + 1])), default=0.0)
-        trial.expect(
-            start < kernel.start + kernel.seconds - _SLACK,
-            "the next copy is queued only when the next batch is asked for",
-            expected=f"the copy of batch {number + 1} queued before batch {number} is yielded",
-            got="no overlap as soon as the caller waits for its result (loss.item() in the loop)",
-            likely="take the next batch and queue its copy first, then yield the present one",
-            read=STREAMS,
-        )
-
-
-def judge_move(trial: Trial, run: Run, batches: list[Batch]) -> None:
-    """With a consumer that goes on in another stream after the first batch."""
-    trial.expect(
-        all(stream == run.moved for stream in run.streams[1:]),
-        "the caller is put back into its earlier stream",
-        expected="a caller that changes its current stream between two batches stays in the new one",
-        got="another current stream when the next batch arrives",
-        likely="the stream that was current at the beginning is made current again: use `with` around the copies only",
-        read=STREAMS,
-    )
-    for number in range(1, len(batches)):
-        early = max(span.start + span.seconds for span in run.copies(batches[number])) - run.kernel(number).start
-        trial.expect(
-            early <= _SLACK,
-            "a caller that changes its stream may compute before its batch has arrived",
-            expected="the stream that is current when a batch is asked for waits for its copies",
-            got=f"the kernel of batch {number}, in the new stream, starts {early * 1e6:.0f} µs before (virtual)",
-            likely="torch.cuda.current_stream(device) is read once, before the loop: ask anew for each batch",
-            read=STREAMS,
-        )
-
-
-def judge_failure(trial: Trial, run: Run, fails_at: int) -> None:
-    trial.expect(
-        run.error is not None,
-        "an exception of the source is swallowed",
-        expected=f"the source's exception after {fails_at} batches",
-        got=f"{len(run.taken)} batches, and an ordinary end",
-        likely="except Exception takes a fault for the end of the data: only StopIteration is that",
-        read=STREAMS,
-    )
-    trial.expect(
-        len(run.taken) == fails_at,
-        "an exception comes too early: a good batch before it is lost",
-        expected=f"{fails_at} batches, then the exception",
-        got=f"{len(run.taken)} batches, then the exception",
-        likely="the source fails while the batch ahead is taken: keep the exception, yield what is there, then raise",
-        read=STREAMS,
-    )
+    CONTRACT.judge(student, trial)

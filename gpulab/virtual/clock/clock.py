@@ -25,7 +25,10 @@ QUEUE = 1024  # launches that a GPU takes before the host has to wait: what is o
 
 @dataclass(frozen=True)
 class Span:
-    """Something that took time: `where` is "host", "kernels", "ranks", "to GPU" or "to host"; times in seconds."""
+    """Something that took time: `where` is "host", "kernels", "ranks", "to GPU" or "to host"; times in seconds.
+
+    `address` is where on the GPU a copy to it begins; 0 where it is not written as it crosses the link.
+    """
 
     name: str
     where: str
@@ -35,6 +38,7 @@ class Span:
     seconds: float
     flops: float = 0.0
     nbytes: int = 0
+    address: int = 0
 
 
 class Engine:
@@ -284,7 +288,7 @@ class DeviceClock:
         if self.streams[0] > 0:
             self.compute.busy.append([0.0, self.streams[0]])
 
-    def copy(self, stream: int, nbytes: int, way: str, *, pinned: bool, wait: bool) -> float:
+    def copy(self, stream: int, nbytes: int, way: str, *, pinned: bool, wait: bool, address: int = 0) -> float:
         """A copy over the host's link, `way` "to GPU" or "to host"; when it will be done.
 
         From pinned memory the host only gives it to the engine. Pageable memory goes through the driver's own pinned
@@ -311,7 +315,8 @@ class DeviceClock:
         self.done = max(self.done, end)
         self.copied += nbytes
         if clock.record is not None:
-            clock.record.append(Span(name, way, self.index, stream, start, seconds, nbytes=nbytes))
+            span = Span(name, way, self.index, stream, start, seconds, nbytes=nbytes, address=address)
+            clock.record.append(span)
         if not pinned and way == "to GPU":
             clock.wait(end - rates.copy_us * 1e-6, f"{name}: staging")
         if wait or (not pinned and way == "to host"):

@@ -16,7 +16,7 @@ SMALL_SEGMENT = 2 * MiB
 BIG_REQUEST = 10 * MiB  # from here a segment is made to measure, in steps of STEP
 STEP = 2 * MiB
 
-FREE, LIVE, UNMAPPED, GONE = range(4)  # the states of a block
+FREE, LIVE, UNMAPPED, GONE, HELD = range(5)  # the states of a block; held: freed, and another stream still uses it
 
 # Free blocks are sorted by one integer, size before address: one comparison where a pair takes three.
 ADDRESS_BITS = 64
@@ -47,7 +47,7 @@ class Block:
         return self.state == LIVE
 
     def __repr__(self) -> str:
-        state = ("free", "allocated", "unmapped", "gone")[self.state]
+        state = ("free", "allocated", "unmapped", "gone", "held")[self.state]
         return f"<Block {self.size:,} B at {self.address:#x}, {state}, stream {self.stream}>"
 
 

@@ -2,7 +2,7 @@
 
 Bookkeeping only, without torch and without memory behind the addresses. Not thread-safe, and not to be entered again
 from a finalizer: whoever shares one holds a lock and queues such calls. Follows c10/cuda/CUDACachingAllocator.cpp of
-PyTorch 2.15; record_stream is not mirrored.
+PyTorch 2.15. What another stream still uses (record_stream) is held: when that is over, its owner says.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from . import listing
 from .addresses import DeviceMemory
-from .blocks import ADDRESS_BITS, FREE, GONE, LIVE, SMALL_REQUEST, UNIT, Block
+from .blocks import ADDRESS_BITS, FREE, GONE, HELD, LIVE, SMALL_REQUEST, UNIT, Block, Pool
 from .private import PrivatePool
 from .segments import Segments
 from .settings import Settings
@@ -34,6 +34,7 @@ class CachingAllocator(Segments):
             raise ValueError(f"context_bytes is {context_bytes}; it must be from 0 to {capacity_bytes=}")
         super().__init__(DeviceMemory(capacity_bytes, context_bytes), settings or Settings(), device)
         self._divisions = self.settings.divisions
+        self._held = 0
 
     def allocate(self, nbytes: int, stream: int = 0, private: PrivatePool | None = None) -> Block | None:
         """A block for `nbytes` bytes, from a private pool if one is given, None for 0 bytes; raises OutOfMemory."""
@@ -108,16 +109,52 @@ class CachingAllocator(Segments):
             r_both.peak = total
         if size >= self._max_split:
             self.statistics.oversize_allocations.add(1)
+        if self._held:
+            self.statistics.look()
         return block
+
+    def hold(self, block: Block) -> None:
+        """Count a block as freed that another stream still uses: it is not handed out until `complete`."""
+        (n, _, _), (b, _, _), _, _ = self._owned(block).counters
+        block.state = HELD
+        self._held += 1
+        n.current -= 1
+        n.freed += 1
+        b.current -= block.size
+        b.freed += block.size
+        if block.size >= self._max_split:
+            self.statistics.oversize_allocations.add(-1)
+        self.statistics.hold(block.pool.small, 1, block.size)
+
+    def complete(self, block: Block) -> None:
+        """Give a held block back to its pool."""
+        (n, _, _), (b, _, _), _, _ = block.pool.counters
+        if block.state != HELD:
+            raise ValueError(f"{block!r} is not held")
+        block.state = LIVE
+        self._held -= 1
+        n.current += 1  # `free` counts it once more
+        n.freed -= 1
+        b.current += block.size
+        b.freed -= block.size
+        if block.size >= self._max_split:
+            self.statistics.oversize_allocations.current += 1
+            self.statistics.oversize_allocations.freed -= 1
+        self.statistics.hold(block.pool.small, -1, -block.size)
+        self.free(block)
+
+    def _owned(self, block: Block) -> Pool:
+        pool = block.pool
+        if block.state != LIVE or pool.owner is not self:
+            why = "belongs to another allocator" if pool.owner is not self else "has been freed already"
+            raise ValueError(f"{block!r} {why}")
+        return pool
 
     def free(self, block: Block | None) -> None:
         """Give a block back to its pool, joined with its free neighbours; the handle is worth nothing from then on."""
         if block is None:
             return
-        pool = block.pool
-        if block.state != LIVE or pool.owner is not self:
-            why = "belongs to another allocator" if pool.owner is not self else "has been freed already"
-            raise ValueError(f"{block!r} {why}")
+        pool = self._owned(block)
         size, prev, following = block.size, block.prev, block.next
         (n, _, _), (b, _, _), (r, _, _), (s, s_other, s_both) = pool.counters
         n.current -= 1

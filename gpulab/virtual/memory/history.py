@@ -36,10 +36,21 @@ class History:
         self.frames[block.address] = frames
         self._add("alloc", block.address, block.requested, block.stream, frames, pool_id=block.pool.id)
 
-    def freed(self, block: Block) -> None:
-        frames = self.frames.pop(block.address, [])
-        for action in ("free_requested", "free_completed"):
-            self._add(action, block.address, block.requested, block.stream, frames, pool_id=block.pool.id)
+    def freed(self, block: Block, *, completed: bool = True) -> None:
+        """The program has given a block back; it is not `completed` while another stream uses it."""
+        for action in ("free_requested", "free_completed") if completed else ("free_requested",):
+            self._free(action, block)
+        if completed:
+            self.frames.pop(block.address, None)
+
+    def completed(self, block: Block) -> None:
+        """The other streams are done with a block that was freed."""
+        self._free("free_completed", block)
+        self.frames.pop(block.address, None)
+
+    def _free(self, action: str, block: Block) -> None:
+        frames = self.frames.get(block.address, [])
+        self._add(action, block.address, block.requested, block.stream, frames, pool_id=block.pool.id)
 
     def out_of_memory(self, shortage: Shortage) -> None:
         self._add("oom", 0, shortage.tried, 0, self._stack(), device_free=shortage.free)

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from .blocks import LIVE, UNMAPPED, Block
+from .blocks import HELD, LIVE, UNMAPPED, Block
+
+_STATES = {LIVE: "active_allocated", HELD: "active_pending_free"}
 
 
 def segments(heads: Iterable[Block], *, device: int, expandable: bool) -> list[dict[str, Any]]:
@@ -34,13 +36,14 @@ def _mapped(head: Block) -> Iterator[list[Block]]:
 def _entry(blocks: list[Block], device: int, expandable: bool) -> dict[str, Any]:
     pool, live = blocks[0].pool, [block for block in blocks if block.state == LIVE]
     allocated = sum(block.size for block in live)
+    held = [block for block in blocks if block.state == HELD]
     return {
         "device": device,
         "address": blocks[0].address,
         "total_size": sum(block.size for block in blocks),
         "allocated_size": allocated,
-        "active_size": allocated,
-        "requested_size": sum(block.requested for block in live),
+        "active_size": allocated + sum(block.size for block in held),
+        "requested_size": sum(block.requested for block in (*live, *held)),
         "stream": pool.stream,
         "segment_type": "small" if pool.small else "large",
         "segment_pool_id": pool.id,
@@ -50,8 +53,8 @@ def _entry(blocks: list[Block], device: int, expandable: bool) -> dict[str, Any]
             {
                 "address": block.address,
                 "size": block.size,
-                "requested_size": block.requested if block.state == LIVE else 0,
-                "state": "active_allocated" if block.state == LIVE else "inactive",
+                "requested_size": block.requested if block.state in _STATES else 0,
+                "state": _STATES.get(block.state, "inactive"),
                 "frames": [],
             }
             for block in blocks

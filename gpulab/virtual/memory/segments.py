@@ -42,6 +42,7 @@ class Segments:
         self.device = device
         self.statistics = Statistics()
         self.watch: Watcher | None = None
+        self.settle: Callable[[], None] | None = None  # waits until nothing is held any more
         self.memory = memory
         self._heads: dict[int, Block] = {}  # a segment's address -> its first block
         self._small: dict[int, Pool] = {}  # stream -> pool
@@ -68,6 +69,8 @@ class Segments:
 
     def empty_cache(self) -> None:
         """Give back every segment without a live block, and every free page of an expandable segment."""
+        if self.settle is not None and not self.captures:
+            self.settle()
         self.statistics.events["num_sync_all_streams"] += 1
         own = [] if self.captures else [*self._large.values(), *self._small.values()]
         for pool in own + self.private.left():

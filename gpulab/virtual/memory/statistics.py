@@ -5,8 +5,8 @@ It counts what it is told; `allocate` and `free` update the three counts of ever
 
 from __future__ import annotations
 
-# Counted for the small pool, the large pool and both. "active" would differ from allocated only while another stream
-# still uses a freed block, which takes record_stream.
+# Counted for the small pool, the large pool and both. "active" is what is allocated, and what is held: freed, while
+# another stream still uses it.
 _NAMES = (
     "allocation",
     "allocated_bytes",
@@ -50,6 +50,21 @@ class Statistics:
         self.oversize_allocations = Stat()
         self.oversize_segments = Stat()
         self.events = dict.fromkeys(_EVENTS, 0)
+        # Held: (blocks, their bytes) in the small and the large pool, and at the last reset; peaks of what is active.
+        self.held, self._held_before = [(0, 0), (0, 0)], [(0, 0), (0, 0)]
+        self._active: dict[tuple[str, int], int] = {}
+
+    def hold(self, small: bool, blocks: int, nbytes: int) -> None:
+        """So many blocks more are held; a negative number are held no more."""
+        pool = 0 if small else 1
+        self.held[pool] = self.held[pool][0] + blocks, self.held[pool][1] + nbytes
+
+    def look(self) -> None:
+        """Keep the peaks of what is active, while something is held."""
+        for kind, name in enumerate(_SAME):
+            now = [self._stats[_SAME[name]][pool].current + self.held[pool][kind] for pool in (0, 1)]
+            for pool, total in enumerate((*now, sum(now))):
+                self._active[name, pool] = max(self._active.get((name, pool), 0), total)
 
     def add(self, name: str, small: bool, amount: int) -> None:
         """Change the count `name` of one pool."""
@@ -80,12 +95,15 @@ class Statistics:
             one.peak, other.peak = one.current, other.current
         for stat in (self.oversize_allocations, self.oversize_segments):
             stat.peak = stat.current
+        self._active.clear()
+        self.look()
 
     def reset_accumulated(self) -> None:
         """Start "allocated", "freed" and the events again from 0."""
         oversize = (self.oversize_allocations, self.oversize_segments)
         for stat in (*(stat for trio in self._stats.values() for stat in trio), *oversize):
             stat.freed, stat.offset = 0, stat.current
+        self._held_before = list(self.held)
         self.events = dict.fromkeys(_EVENTS, 0)
 
     def flat(self, max_split_size: int) -> dict[str, int]:
@@ -96,11 +114,24 @@ class Statistics:
             pools = _values(small), _values(large)
             total = [a + b for a, b in zip(*pools, strict=True)]
             total[1] = both.peak
+            if name in _SAME:
+                self._add_held(name, *pools, total)
             for pool, values in zip(("small_pool", "large_pool", "all"), (*pools, total), strict=True):
                 out.update(_named(f"{name}.{pool}", values))
         out.update(_named("oversize_allocations", _values(self.oversize_allocations)))
         out.update(_named("oversize_segments", _values(self.oversize_segments)))
         return dict(sorted(out.items()))
+
+    def _add_held(self, name: str, *rows: list[int]) -> None:
+        """Add what is held to [current, peak, allocated, freed] of the small pool, the large pool and both."""
+        kind = list(_SAME).index(name)
+        held = [self.held[pool][kind] for pool in (0, 1)]
+        before = [self._held_before[pool][kind] for pool in (0, 1)]
+        for pool, row in enumerate(rows):
+            now, then = (held[pool], before[pool]) if pool < 2 else (sum(held), sum(before))
+            row[0] += now
+            row[1] = max(row[1], self._active.get((name, pool), 0))
+            row[3] += then - now
 
 
 def _swap(trio: Trio) -> Trio:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..scope import in_force
-from ..scope.labels import PINNED, device_of, storage_of
+from ..scope.labels import NAME, PINNED, device_of, storage_of
 from . import host_shapes
 from .traffic import reading, traffic, writing
 
@@ -70,7 +70,8 @@ def _over_the_link(
     if not source_as_it_is:
         _in_between(origin, device, source, nbytes)
     host, as_it_is = (source, source_as_it_is) if to is not None else (into, into_as_it_is)
-    _cross(device, nbytes, "to GPU" if to is not None else "to host", as_it_is and _pinned(host), not non_blocking)
+    way, address = ("to GPU", _address(into) if into_as_it_is else 0) if to is not None else ("to host", 0)
+    _cross(device, nbytes, way, as_it_is and _pinned(host), not non_blocking, address)
     if not into_as_it_is:
         _in_between(to, device, into, nbytes)
 
@@ -86,10 +87,17 @@ def _in_between(on: Device | None, device: Device, tensor: torch.Tensor, nbytes:
         on.timer.kernel(on.stream, seconds, "copy_")
 
 
-def _cross(device: Device, nbytes: int, way: str, pinned: bool, wait: bool) -> None:
+def _address(tensor: torch.Tensor) -> int:
+    """Where a tensor on a virtual GPU begins there."""
+    label = getattr(storage_of(tensor), NAME, None)
+    block = None if label is None else label.block
+    return 0 if block is None else int(block.address + tensor.storage_offset() * tensor.element_size())
+
+
+def _cross(device: Device, nbytes: int, way: str, pinned: bool, wait: bool, address: int = 0) -> None:
     if wait or not pinned:
         device.check_capture()
-    device.timer.copy(device.stream, nbytes, way, pinned=pinned, wait=wait)
+    device.timer.copy(device.stream, nbytes, way, pinned=pinned, wait=wait, address=address)
     if wait:  # what the driver stages for a pageable copy that should not wait, PyTorch does not tell
         waited_unasked()
 

@@ -91,7 +91,10 @@ class Device:
         # Of each address: that count when it was last touched, and when it was last written; and the bytes there.
         self.cached: dict[int, tuple[float, float, int]] = {}
         self.moved = 0  # of those, the bytes of the operation that is being charged
-        self.pending: deque[Block | None] = deque()
+        # Blocks that have died, with the time until which another stream uses them where there is one.
+        self.pending: deque[Block | tuple[float, Block] | None] = deque()
+        self.held: list[tuple[float, Block]] = []  # freed, and in use until then
+        self.allocator.settle = lambda: self._complete(wait=True)
         self.departed: deque[Callable[[], object]] = deque()  # what else is to be done once these are given back
         self.lock = threading.RLock()
         self.generator = torch.Generator()
@@ -124,15 +127,35 @@ class Device:
         """Give back what has died since the last time; call it under the lock."""
         pending, free = self.pending, self.allocator.free
         while pending:
-            block = pending.popleft()
+            died = pending.popleft()
+            held = isinstance(died, tuple)
+            until, block = died if isinstance(died, tuple) else (0.0, died)
             if block is not None and block.allocated:
                 if self.history is not None:
-                    self.history.freed(block)
+                    self.history.freed(block, completed=not held)
                 if self.observer is not None:
                     self.observer.freed(block)
-                free(block)
+                if held:
+                    self.allocator.hold(block)
+                    self.held.append((until, block))
+                else:
+                    free(block)
         while self.departed:
             self.departed.popleft()()
+
+    def _complete(self, *, wait: bool = False) -> None:
+        """Give back what other streams no longer use; the caching allocator looks whenever it is asked for memory."""
+        if self.allocator.captures or not self.held:
+            return
+        clock, held = self.timer.clock, self.held
+        if wait:
+            clock.wait(max(until for until, _ in held), "memory that another stream uses")
+        self.held = [(until, block) for until, block in held if until > clock.host]
+        for until, block in held:
+            if until <= clock.host:
+                if self.history is not None:
+                    self.history.completed(block)
+                self.allocator.complete(block)
 
     def allocate(self, nbytes: int) -> Label:
         """Memory for a storage of `nbytes`; raises torch.OutOfMemoryError with CUDA's text.
@@ -143,6 +166,8 @@ class Device:
         with self.lock:
             if self.pending:
                 self.drain()
+            if self.held:
+                self._complete()
             try:
                 block = self.allocator.allocate(nbytes, self.stream, self._pool() if self.routes else None)
             except OutOfMemory as error:

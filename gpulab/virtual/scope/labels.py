@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
+    from ..clock.clock import DeviceClock
     from ..memory.blocks import Block
     from .device import Device
 
@@ -22,18 +23,28 @@ _storage_of = torch._C.TensorBase.untyped_storage
 
 
 class Label:
-    """The storage's GPU and its block there, None for 0 bytes."""
+    """The storage's GPU and its block there, None for 0 bytes; and the streams that use it beside its own."""
 
-    __slots__ = ("block", "device", "nbytes")
+    __slots__ = ("block", "device", "nbytes", "users")
 
     def __init__(self, device: Device, block: Block | None, nbytes: int) -> None:
         self.device = device
         self.block = block
         self.nbytes = nbytes
+        self.users: set[tuple[DeviceClock, int]] | None = None
+
+    def used_by(self, timer: DeviceClock, stream: int) -> None:
+        """`Tensor.record_stream`: when it is freed, what this stream has been given by then may still use it."""
+        if self.block is not None and (timer is not self.device.timer or stream != self.block.stream):
+            self.users = (self.users or set()) | {(timer, stream)}
 
     def __del__(self) -> None:
         # It may run at any moment, also inside the allocator: the block is only queued here.
-        self.device.pending.append(self.block)
+        if self.users:
+            until = max(timer.streams.get(stream, 0.0) for timer, stream in self.users)
+            self.device.pending.append((until, self.block))
+        else:
+            self.device.pending.append(self.block)
 
 
 class Floating:

@@ -13,6 +13,7 @@ import torch
 from ..operations import copies, host_shapes, known_values, shapes_only, unknown
 from ..scope.in_force import backing, thread
 from ..scope.labels import FLOATING, device_of, inside
+from ..scope.numbering import device_at
 from ..scope.patches import Patches
 from ..scope.refusals import NoValues
 from . import creation, moving
@@ -125,6 +126,8 @@ def _data_ptr(self: Tensor) -> int:
 def _record_stream(self: Tensor, stream: Any) -> None:
     if where(self) is None:
         _Base.record_stream(self, stream)
+    else:
+        _storage(self)._gpulab.used_by(device_at(stream.device_index).timer, stream.stream_id)
 
 
 # -- its values ------------------------------------------------------------------------------------------------------

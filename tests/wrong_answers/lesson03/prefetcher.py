@@ -5,8 +5,14 @@ import torch
 from gpulab.check.lesson03.common import SECTIONS
 
 from ..bank import Bank
+from ..edits import add, change, drop, move, solution
 
-BANK = Bank("prefetcher", SECTIONS)
+BANK = Bank("prefetcher", SECTIONS, solution=(3, "prefetch"))
+SOLUTION = BANK.right(solution(3, "prefetch"))
+WAIT, RECORD, COPY = "main.wait_stream(side)", "t.record_stream(main)", "t.to(device, non_blocking=True)"
+SIDE, MAIN = "torch.cuda.Stream(device)", "torch.cuda.current_stream(device)"
+MARKS = "        for t in batch:\n            t.record_stream(main)\n"
+AHEAD = "        coming, error = ahead()\n        yield batch"
 
 
 def moved(batch, device):
@@ -24,73 +30,43 @@ def load(source, side, device):
 
 # --- right ---------------------------------------------------------------------------------------------
 
-
-@BANK.right
-def keeps_the_exception(batches, device):
-    side, source, error = torch.cuda.Stream(device), iter(batches), None
-
-    def ahead():
-        nonlocal error
-        try:
-            return load(source, side, device)
-        except Exception as e:
-            error = e
-
-    coming = ahead()
-    while coming is not None:
-        main, batch = torch.cuda.current_stream(device), coming
-        main.wait_stream(side)
-        for t in batch:
-            t.record_stream(main)
-        coming = ahead()
-        yield batch
-    if error is not None:
-        raise error
-
-
-@BANK.right
-def with_events(batches, device):
-    side, source = torch.cuda.Stream(device), iter(batches)
-
-    def ahead():
-        try:
-            batch = load(source, side, device)
-        except Exception as e:
-            return None, None, e
-        return batch, side.record_event(), None
-
-    batch, there, error = ahead()
-    while batch is not None:
-        following = ahead()
-        main = torch.cuda.current_stream(device)
-        main.wait_event(there)
-        for t in batch:
-            t.record_stream(main)
-        yield batch
-        batch, there, error = following
-    if error is not None:
-        raise error
-
-
-@BANK.right
-def orders_the_copies_instead_of_recording(batches, device):
-    side, source = torch.cuda.Stream(device), iter(batches)
-
-    def ahead():
-        side.wait_stream(torch.cuda.current_stream(device))
-        try:
-            return load(source, side, device), None
-        except Exception as e:
-            return None, e
-
-    batch, error = ahead()
-    while batch is not None:
-        torch.cuda.current_stream(device).wait_stream(side)
-        following, error = ahead()
-        yield batch
-        batch = following
-    if error is not None:
-        raise error
+BANK.variant(
+    "with_events",
+    change("return tuple(", "return (*("),
+    change("for t in batch), None\n", "for t in batch), side.record_event()), None\n"),
+    change("main, batch = torch.cuda.current_stream(device), coming", "main, (*batch, there) = " + MAIN + ", coming"),
+    change("main.wait_stream(side)", "main.wait_event(there)"),
+)
+BANK.variant(
+    "orders_the_copies_instead_of_recording",
+    change(MARKS, ""),
+    change(
+        "        with torch.cuda.stream(side):",
+        f"        side.wait_stream({MAIN})\n        with torch.cuda.stream(side):",
+    ),
+)
+BANK.variant(
+    "two_side_streams_in_turn",
+    change(f"side, source = {SIDE}, iter(batches)", f"sides, source = [{SIDE}, {SIDE}], iter(batches)"),
+    change("with torch.cuda.stream(side):", "sides.reverse()\n        with torch.cuda.stream(sides[0]):"),
+    change(WAIT, "main.wait_stream(sides[0])"),
+)
+BANK.variant("a_stream_of_high_priority", change(SIDE, "torch.cuda.Stream(device, priority=-1)"))
+BANK.variant(
+    "lists",
+    change(
+        "return tuple(t.to(device, non_blocking=True) for t in batch)",
+        "return [t.cuda(device, non_blocking=True) for t in batch]",
+    ),
+)
+BANK.variant(
+    "records_after_the_next_copy_is_queued",
+    change(MARKS, ""),
+    change(
+        AHEAD, "        coming, error = ahead()\n        [t.record_stream(main) for t in batch]\n        yield batch"
+    ),
+)
+BANK.variant("drops_its_own_reference", add("del batch, main", after="yield batch"))
 
 
 class Prefetcher:
@@ -127,181 +103,155 @@ def an_iterator(batches, device):
     return Prefetcher(batches, device)
 
 
-@BANK.right
-def into_tensors_made_before(batches, device):
-    side, source = torch.cuda.Stream(device), iter(batches)
-    coming, error = None, None
+BANK.variant(
+    "into_tensors_made_before",
+    change(
+        "return tuple(t.to(device, non_blocking=True) for t in batch)",
+        "out = tuple(torch.empty_like(t, device=device) for t in batch)\n"
+        "            [to.copy_(t, non_blocking=True) for to, t in zip(out, batch, strict=True)]\n"
+        "            return out",
+    ),
+)
+
+
+def buffers(batches, device, *, count, waits):
+    """Each batch is copied into one of `count` pairs of buffers, in turn."""
+    side, source, kept, turn = torch.cuda.Stream(device), iter(batches), [], 0
 
     def ahead():
+        nonlocal turn
         try:
             batch = next(source)
         except StopIteration:
             return None, None
-        except Exception as e:
-            return None, e
+        except Exception as error:
+            return None, error
+        if waits:
+            side.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(side):
-            out = [torch.empty_like(t, device=device) for t in batch]
+            if len(kept) < count:
+                kept.append([torch.empty(2 * len(t), *t.shape[1:], dtype=t.dtype, device=device) for t in batch])
+            out = [to[: len(t)] for to, t in zip(kept[turn % count], batch, strict=True)]
             for to, t in zip(out, batch, strict=True):
                 to.copy_(t, non_blocking=True)
+        turn += 1
         return out, None
 
     coming, error = ahead()
     while coming is not None:
-        torch.cuda.current_stream().wait_stream(side)
-        batch = coming
-        [t.record_stream(torch.cuda.current_stream()) for t in batch]
+        main, batch = torch.cuda.current_stream(device), coming
+        main.wait_stream(side)
+        for t in batch:
+            t.record_stream(main)
         coming, error = ahead()
-        yield tuple(batch)
-        del batch
-    if error:
+        yield batch
+    if error is not None:
         raise error
+
+
+@BANK.right
+def two_buffers_in_turn_and_a_wait(batches, device):
+    return buffers(batches, device, count=2, waits=True)
 
 
 # --- wrong: streams ------------------------------------------------------------------------------------
 
-
-def loop(batches, device, *, side=None, before=None, between=None, record=None, ahead=None, inside=False):
-    """The right loop, with one part of it replaced."""
-    side, source, errors = side or torch.cuda.Stream(device), iter(batches), []
-
-    def take():
-        try:
-            return (ahead or load)(source, side, device)
-        except Exception as e:
-            errors.append(e)
-            return None
-
-    def mark(batch, main):
-        for t in batch:
-            t.record_stream(main)
-
-    coming = take()
-    while coming is not None:
-        main, batch = torch.cuda.current_stream(device), coming
-        (before or (lambda main, side: main.wait_stream(side)))(main, side)
-        (record or mark)(batch, main)
-        coming = take()
-        (between or (lambda main, side: None))(main, side)
-        if inside:
-            with torch.cuda.stream(side):
-                yield batch
-        else:
-            yield batch
-    if errors:
-        raise errors[0]
-
-
-def nothing(*args):
-    pass
-
-
-@BANK.wrong("nothing overlaps: the copies stand in the caller's own stream", "a stream works in order")
-def the_same_stream(batches, device):
-    return loop(
-        batches,
-        device,
-        side=torch.cuda.current_stream(device),
-        ahead=lambda source, side, device: plain(source, device),
-    )
-
-
-def plain(source, device):
-    batch = next(source, None)
-    return None if batch is None else moved(batch, device)
-
-
-@BANK.wrong("a computation may start before its batch has arrived", "main.wait_stream(side) before the yield")
-def waits_for_nothing(batches, device):
-    return loop(batches, device, before=nothing)
-
-
-@BANK.wrong(
-    "a computation may start before its batch has arrived",
-    "main.wait_stream(side) before the yield",
-    same_as="waits_for_nothing",
+NOTHING = "nothing overlaps: the copies stand in the caller's own stream"
+BANK.mistake(
+    "the_same_stream",
+    NOTHING,
+    "non_blocking frees the host only; a stream works in order: put the copies under with torch.cuda.stream(side)",
+    change("with torch.cuda.stream(side):", "if True:"),
 )
-def the_side_waits_for_the_main(batches, device):
-    return loop(batches, device, before=lambda main, side: side.wait_stream(main))
+EARLY = "a computation may start before its batch has arrived"
+BANK.mistake(
+    "waits_for_nothing",
+    EARLY,
+    "two streams do not wait for each other by themselves: main.wait_stream(side) before the yield",
+    drop(WAIT),
+)
+BANK.mistake(
+    "the_side_waits_for_the_main", EARLY, "", change(WAIT, "side.wait_stream(main)"), same_as="waits_for_nothing"
+)
+BANK.mistake(
+    "waits_for_too_much",
+    "a computation waits for the batch after its own",
+    "wait_stream waits for all that the side stream has been given by then: call it before the next copy is queued",
+    move(WAIT, before="yield batch"),
+)
+BANK.mistake(
+    "synchronizes_the_host",
+    "the host is told to wait",
+    "synchronize holds the host; main.wait_stream(side) lets the GPU's stream wait, and the host goes on",
+    change(WAIT, "side.synchronize()"),
+)
+BANK.mistake(
+    "synchronizes_all",
+    "the host is told to wait",
+    "",
+    change(WAIT, "torch.cuda.synchronize(device)"),
+    same_as="synchronizes_the_host",
+)
+BANK.mistake(
+    "waits_for_an_event_on_the_host",
+    "the host waits for an event",
+    "event.synchronize() holds the host; main.wait_event(event) lets the GPU's stream wait",
+    change(WAIT, "side.record_event().synchronize()"),
+)
+BANK.mistake(
+    "asks_until_it_is_done",
+    "the host asks until the copy is done",
+    "that is a wait, too: main.wait_stream(side) leaves it to the GPU",
+    change(WAIT, "while not side.query():\n            pass"),
+)
+BANK.mistake(
+    "default_copies",
+    "the host waits for a copy: it is not asked for without blocking",
+    "a default .to(device) waits, in any stream: non_blocking=True",
+    change(COPY, "t.to(device)"),
+)
+BANK.mistake(
+    "clones",
+    "the host waits for a copy from ordinary memory",
+    "a clone or a contiguous copy of a pinned tensor is not pinned",
+    change(COPY, "t.clone().to(device, non_blocking=True)"),
+)
+INSIDE = "the caller computes in the side stream"
+BANK.mistake(
+    "yields_inside",
+    INSIDE,
+    "the yield stands inside `with torch.cuda.stream(side)`: only the copies belong there",
+    change("yield batch", "with torch.cuda.stream(side):\n            yield batch"),
+)
+BANK.mistake(
+    "sets_the_stream",
+    "the side stream stays the current one",
+    "torch.cuda.set_stream is not undone by itself: use the stream as a context manager",
+    change("with torch.cuda.stream(side):", "torch.cuda.set_stream(side)\n        if True:"),
+)
+BANK.mistake(
+    "copies_on_demand",
+    "the next copy is queued only when the next batch is asked for",
+    "take the next batch and queue its copy first, then yield the present one",
+    change(AHEAD, "        yield batch\n        del batch\n        coming, error = ahead()"),
+)
+BANK.mistake(
+    "the_side_waits_for_the_batch_in_use",
+    "nothing overlaps: the next copy starts when the computation has ended",
+    "the side stream waits for the batch in use; it may wait for the one before at most",
+    change(AHEAD, f"        yield batch\n        side.wait_stream({MAIN})\n        coming, error = ahead()"),
+)
 
 
-@BANK.wrong("a computation waits for the batch after its own", "before the next copy is queued there")
-def waits_for_too_much(batches, device):
-    return loop(batches, device, before=nothing, between=lambda main, side: main.wait_stream(side))
-
-
-@BANK.wrong("the host is told to wait", "lets the GPU's stream wait")
-def synchronizes_the_host(batches, device):
-    return loop(batches, device, before=lambda main, side: side.synchronize())
-
-
-@BANK.wrong("the host waits for a copy", "a default .to(device) waits")
-def default_copies(batches, device):
-    def ahead(source, side, device):
-        batch = next(source, None)
-        with torch.cuda.stream(side):
-            return None if batch is None else tuple(t.to(device) for t in batch)
-
-    return loop(batches, device, ahead=ahead)
-
-
-@BANK.wrong("the host waits for a copy", "from ordinary memory")
-def clones(batches, device):
-    def ahead(source, side, device):
-        batch = next(source, None)
-        with torch.cuda.stream(side):
-            return None if batch is None else moved([t.clone() for t in batch], device)
-
-    return loop(batches, device, ahead=ahead)
-
-
-@BANK.wrong("the caller computes in the side stream", "only the copies belong there")
-def yields_inside(batches, device):
-    return loop(batches, device, inside=True)
-
-
-@BANK.wrong("the caller computes in the side stream", "only the copies belong there", same_as="yields_inside")
-def sets_the_stream(batches, device):
-    def ahead(source, side, device):
-        batch = next(source, None)
-        torch.cuda.set_stream(side)
-        return None if batch is None else moved(batch, device)
-
-    return loop(batches, device, ahead=ahead)
-
-
-@BANK.wrong("the next copy is queued only when the next batch is asked for", "queue its copy first")
-def copies_on_demand(batches, device):
-    side = torch.cuda.Stream(device)
-    for batch in batches:
-        with torch.cuda.stream(side):
-            there = moved(batch, device)
-        main = torch.cuda.current_stream(device)
-        main.wait_stream(side)
-        for t in there:
-            t.record_stream(main)
-        yield there
-
-
-@BANK.wrong("nothing overlaps: the next copy starts when the computation has ended", "for the one before at most")
-def the_side_waits_for_the_batch_in_use(batches, device):
-    side = torch.cuda.Stream(device)
-    for batch in batches:
-        main = torch.cuda.current_stream(device)
-        side.wait_stream(main)
-        with torch.cuda.stream(side):
-            there = moved(batch, device)
-        main.wait_stream(side)
-        yield there
-
-
-@BANK.wrong("nothing overlaps: the copies stand in the caller's own stream", "a stream works in order",
-            same_as="the_same_stream")  # fmt: skip
+@BANK.wrong(NOTHING, same_as="the_same_stream")
 def no_stream_at_all(batches, device):
     for batch in batches:
         yield moved(batch, device)
 
 
-@BANK.wrong("batches are taken further ahead than one", "before the first is yielded")
+@BANK.wrong(
+    "all batches are taken before the first is yielded", "list(batches) takes all of them, and data sets do not fit"
+)
 def copies_all_first(batches, device):
     side = torch.cuda.Stream(device)
     with torch.cuda.stream(side):
@@ -310,138 +260,214 @@ def copies_all_first(batches, device):
     yield from there
 
 
-@BANK.wrong("batches are taken further ahead than one", "one is enough")
+BANK.mistake(
+    "takes_all_first",
+    "all batches are taken before the first is yielded",
+    "",
+    change("iter(batches)", "iter(list(batches))"),
+    same_as="copies_all_first",
+)
+BANK.mistake(
+    "keeps_the_data_set",
+    "all batches are taken before the first is yielded",
+    "",
+    change("iter(batches)", "iter([*batches])"),
+    same_as="copies_all_first",
+)
+
+
+@BANK.wrong("batches are taken two ahead", "each batch ahead costs its memory on the GPU; one is enough to hide a copy")
 def two_ahead(batches, device):
-    side, source = torch.cuda.Stream(device), iter(batches)
-    coming = [load(source, side, device), load(source, side, device)]
+    side, source, errors = torch.cuda.Stream(device), iter(batches), []
+
+    def take():
+        try:
+            return load(source, side, device)
+        except Exception as error:
+            errors.append(error)
+            return None
+
+    coming = [take(), take()]
     while coming[0] is not None:
         torch.cuda.current_stream(device).wait_stream(side)
         batch = coming.pop(0)
         for t in batch:
             t.record_stream(torch.cuda.current_stream(device))
-        coming.append(load(source, side, device))
+        coming.append(None if errors else take())
         yield batch
+    if errors:
+        raise errors[0]
 
 
-@BANK.wrong("a computation may start before its batch has arrived", also="", same_as="waits_for_nothing",
-            likely="main.wait_stream(side) before the yield")  # fmt: skip
-def waits_in_the_first_stream(batches, device):
-    main = torch.cuda.default_stream(device)
-    return loop(batches, device, before=lambda _, side: main.wait_stream(side), record=lambda batch, _: [
-        t.record_stream(torch.cuda.current_stream(device)) for t in batch])  # fmt: skip
-
-
-@BANK.wrong("a caller that changes its stream may compute before its batch has arrived", "ask anew for each batch")
-def asks_for_the_stream_once(batches, device):
-    main = torch.cuda.current_stream(device)
-    return loop(batches, device, before=lambda _, side: main.wait_stream(side), record=lambda batch, _: [
-        t.record_stream(main) for t in batch])  # fmt: skip
-
-
-@BANK.wrong("the caller is put back into its earlier stream", "around the copies only")
-def sets_the_first_stream_again(batches, device):
-    main = torch.cuda.current_stream(device)
-
-    def ahead(source, side, device):
-        batch = next(source, None)
-        torch.cuda.set_stream(side)
-        try:
-            return None if batch is None else moved(batch, device)
-        finally:
-            torch.cuda.set_stream(main)
-
-    return loop(batches, device, ahead=ahead)
-
+BANK.mistake(
+    "waits_in_the_default_stream",
+    "the default stream waits for the copies, also where the caller's is another",
+    "torch.cuda.current_stream(device) is the caller's",
+    change(WAIT, "torch.cuda.default_stream(device).wait_stream(side)"),
+)
+BANK.mistake(
+    "asks_for_the_stream_of_the_current_gpu",
+    "the stream of the current GPU waits for the copies, also where `device` is another",
+    "torch.cuda.current_stream() without an argument is that of the current GPU: pass device",
+    change(MAIN, "torch.cuda.current_stream()"),
+)
+BANK.mistake(
+    "asks_for_the_stream_once",
+    "a caller that changes its stream may compute before its batch has arrived",
+    "torch.cuda.current_stream(device) is read once, before the loop: ask anew for each batch",
+    change(f"main, batch = {MAIN}, coming", "batch = coming"),
+    add(f"main = {MAIN}", before="while coming"),
+)
+BANK.mistake(
+    "sets_the_first_stream_again",
+    "the caller is put back into its earlier stream",
+    "the stream that was current at the beginning is made current again: use `with` around the copies only",
+    add(f"first = {MAIN}", before="while coming"),
+    add("torch.cuda.set_stream(first)", before="yield batch"),
+)
+BANK.mistake(
+    "makes_the_device_current",
+    "another GPU is current for the caller",
+    "torch.cuda.set_device is not undone by itself: torch.cuda.Stream(device) and .to(device) need no current GPU",
+    add(
+        "torch.cuda.set_device(device if device.index is not None else torch.cuda.current_device())",
+        before="while coming",
+    ),
+)
 
 # --- wrong: memory -------------------------------------------------------------------------------------
 
+BANK.mistake(
+    "records_nothing",
+    "the memory of a batch is given to the next copy while it is still read",
+    "the allocator knows the side stream only: it gives the block to the next copy as soon as Python drops the batch. "
+    "tensor.record_stream(torch.cuda.current_stream()) tells it",
+    change(MARKS, ""),
+)
+BANK.mistake(
+    "records_the_inputs",
+    "the memory of a batch is given to the next copy while it is still read",
+    "the targets are a tensor as well: t.record_stream(main) for each",
+    change(MARKS, "        batch[0].record_stream(main)\n"),
+)
+BANK.mistake(
+    "records_the_side_stream",
+    "the memory of a batch is given to the next copy while it is still read",
+    "",
+    change(RECORD, "t.record_stream(side)"),
+    same_as="records_nothing",
+)
+BANK.mistake(
+    "records_too_late",
+    "the memory of a batch is given to the next copy while it is still read",
+    "",
+    change(MARKS, ""),
+    change("        yield batch", "        yield batch\n        [t.record_stream(side) for t in batch]"),
+    same_as="records_nothing",
+)
+BANK.mistake(
+    "two_side_streams_without_a_record",
+    "the memory of a batch is given to the next copy while it is still read",
+    "",
+    change(f"side, source = {SIDE}, iter(batches)", f"sides, source = [{SIDE}, {SIDE}], iter(batches)"),
+    change("with torch.cuda.stream(side):", "sides.reverse()\n        with torch.cuda.stream(sides[0]):"),
+    change(WAIT, "main.wait_stream(sides[0])"),
+    change(MARKS, ""),
+    same_as="records_nothing",
+)
 
-@BANK.wrong("the memory of a batch may be overwritten while it is still read", "tells it")
-def records_nothing(batches, device):
-    return loop(batches, device, record=nothing)
+
+@BANK.wrong(
+    "a buffer is written again while it is still read",
+    "record_stream speaks to the allocator, and a buffer of one's own is never freed: side.wait_stream(main) before "
+    "the copy that goes into it",
+)
+def two_buffers_in_turn(batches, device):
+    return buffers(batches, device, count=2, waits=False)
 
 
-@BANK.wrong("the memory of a batch may be overwritten while it is still read", "the targets are a tensor as well")
-def records_the_inputs(batches, device):
-    return loop(batches, device, record=lambda batch, main: batch[0].record_stream(main))
+BANK.mistake(
+    "keeps_all_of_them",
+    "all batches are kept on the GPU",
+    "they are in a list: safe, and at the end the whole data set is on the GPU",
+    add("kept = []", before="while coming"),
+    add("kept.append(batch)", before="yield batch"),
+)
 
-
-@BANK.wrong("the memory of a batch may be overwritten while it is still read", "tells it", same_as="records_nothing")
-def records_the_side_stream(batches, device):
-    side = torch.cuda.Stream(device)
-    return loop(batches, device, side=side, record=lambda batch, main: [t.record_stream(side) for t in batch])
-
-
-@BANK.wrong("batches stay on the GPU long after they were used", "the whole data set")
-def keeps_all_of_them(batches, device):
-    kept = []
-    return loop(batches, device, record=lambda batch, main: kept.append(batch))
-
+BANK.mistake(
+    "keeps_the_last",
+    "a batch stays on the GPU when all is done",
+    "something that lives longer than the loop refers to it: a global, an attribute, a default argument",
+    add("prefetch.last = batch", before="yield batch"),
+)
 
 # --- wrong: what arrives -------------------------------------------------------------------------------
 
-
-@BANK.wrong("the last batch never arrives", "yielded after the loop")
-def loses_the_last(batches, device):
-    side, coming = torch.cuda.Stream(device), None
-    for batch in batches:
-        with torch.cuda.stream(side):
-            following = moved(batch, device)
-        if coming is not None:
-            yield coming
-        torch.cuda.current_stream(device).wait_stream(side)
-        coming = following
-
-
-@BANK.wrong("a batch arrives twice", "before it holds the next batch")
-def yields_the_first_twice(batches, device):
-    side, source = torch.cuda.Stream(device), iter(batches)
-    coming = load(source, side, device)
-    if coming is not None:
-        yield coming
-    while coming is not None:
-        torch.cuda.current_stream(device).wait_stream(side)
-        batch, coming = coming, load(source, side, device)
-        yield batch
-
-
-@BANK.wrong("the batches arrive in another order, or one is left out", "have changed places")
-def yields_the_next(batches, device):
-    side, source = torch.cuda.Stream(device), iter(batches)
-    coming = load(source, side, device)
-    while coming is not None:
-        torch.cuda.current_stream(device).wait_stream(side)
-        coming = load(source, side, device)
-        if coming is not None:
-            yield coming
-
-
-@BANK.wrong("what is yielded is not a batch on the GPU", "every tensor of the batch is copied")
-def moves_the_inputs(batches, device):
-    def ahead(source, side, device):
-        batch = next(source, None)
-        with torch.cuda.stream(side):
-            return None if batch is None else (batch[0].to(device, non_blocking=True), batch[1])
-
-    return loop(batches, device, ahead=ahead, record=lambda batch, main: batch[0].record_stream(main))
-
-
-@BANK.wrong("what is yielded is not a batch on the GPU")
-def yields_the_inputs(batches, device):
-    for batch in loop(batches, device):
-        yield batch[0]
-
-
-@BANK.wrong("a batch arrives with other contents")
-def converts(batches, device):
-    for x, y in loop(batches, device):
-        yield x.half(), y
-
+BANK.mistake(
+    "loses_the_last",
+    "the last batch never arrives",
+    "when the source ends, one batch is still on its way: it has to be yielded after the loop",
+    change(
+        AHEAD,
+        "        coming, error = ahead()\n        if coming is not None or error is not None:\n            yield batch",
+    ),
+)
+BANK.mistake(
+    "yields_the_first_twice",
+    "a batch arrives twice",
+    "the same variable is yielded before it holds the next batch",
+    add("if coming is not None: yield coming", before="while coming"),
+)
+BANK.mistake(
+    "yields_the_next",
+    "the first batch is left out",
+    "the batch that is yielded and the one that is copied next have changed places",
+    change("        yield batch", "        if coming is not None:\n            yield coming"),
+)
+BANK.mistake(
+    "moves_the_inputs",
+    "the targets stay on the CPU",
+    "every tensor of the batch is copied",
+    change(
+        "tuple(t.to(device, non_blocking=True) for t in batch)", "(batch[0].to(device, non_blocking=True), batch[1])"
+    ),
+    change(MARKS, "        batch[0].record_stream(main)\n"),
+)
+BANK.mistake(
+    "yields_the_inputs",
+    "the inputs are yielded without the targets",
+    "yield (inputs, targets)",
+    change("yield batch", "yield batch[0]"),
+)
+BANK.mistake(
+    "moves_to_the_current_gpu",
+    "the batch is on the current GPU, also where `device` is another",
+    ".cuda() without an argument means the current GPU: .to(device)",
+    change(COPY, "t.to('cuda:0', non_blocking=True)"),
+)
+BANK.mistake(
+    "converts",
+    "a batch arrives with other contents",
+    "the batch is the caller's: neither dtype nor values are changed",
+    change("yield batch", "yield batch[0].half(), batch[1]"),
+)
+BANK.mistake(
+    "drops_short_batches",
+    "a short batch is left out",
+    "the last batch may have fewer rows: it is a batch like all others",
+    add("if batch[0].shape[0] < 10000: continue", before="yield batch"),
+)
+BANK.mistake(
+    "an_empty_source_gives_a_batch",
+    "an empty source gives a batch",
+    "where there is no first batch nothing is yielded",
+    add("if coming is None and error is None: yield ()", before="while coming"),
+)
 
 # --- wrong: ends ---------------------------------------------------------------------------------------
 
 
-@BANK.wrong("your function raised RuntimeError", "has to be caught")
+@BANK.wrong("the end of the source is not caught", "in a generator StopIteration has to be caught, and means the end")
 def next_without_an_end(batches, device):
     side, source = torch.cuda.Stream(device), iter(batches)
     while True:
@@ -452,36 +478,41 @@ def next_without_an_end(batches, device):
         yield there
 
 
-@BANK.wrong("an exception of the source is swallowed", "only StopIteration is that")
-def swallows(batches, device):
-    def ahead(source, side, device):
-        try:
-            return load(source, side, device)
-        except Exception:
-            return None
+BANK.mistake(
+    "swallows",
+    "an exception of the source is swallowed",
+    "except Exception takes a fault for the end of the data: only StopIteration is that",
+    change("except StopIteration:", "except Exception:"),
+)
+BANK.mistake(
+    "never_raises", "an exception of the source is swallowed", "", change("raise error", "pass"), same_as="swallows"
+)
+BANK.mistake(
+    "raises_early",
+    "an exception comes too early: a good batch before it is lost",
+    "the source fails while the batch ahead is taken: keep the exception, yield what is there, then raise",
+    change("return None, error", "raise"),
+)
+BANK.mistake(
+    "raises_another",
+    "another exception than the source's reaches the caller",
+    "raise the exception that was kept, itself",
+    change("raise error", "raise type(error)(*error.args)"),
+)
 
-    return loop(batches, device, ahead=ahead)
 
-
-@BANK.wrong("an exception comes too early: a good batch before it is lost", "keep the exception")
-def raises_early(batches, device):
-    side, source = torch.cuda.Stream(device), iter(batches)
-    coming = load(source, side, device)
-    while coming is not None:
-        main, batch = torch.cuda.current_stream(device), coming
-        main.wait_stream(side)
-        for t in batch:
-            t.record_stream(main)
-        coming = load(source, side, device)
-        yield batch
-
-
-@BANK.wrong("your function raised TypeError", "iter() and next()")
+@BANK.wrong("batches are taken by their numbers", "batches is any iterable: take its elements with iter() and next()")
 def indexes(batches, device):
     return (moved(batches[i], device) for i in range(len(batches)))
 
 
-@BANK.wrong("your function raised TypeError", "a generator has a yield in it")
+@BANK.wrong("batches is taken for an iterator", "next() wants an iterator: iter(batches) makes one of any iterable")
+def next_without_iter(batches, device):
+    return solution(3, "prefetch", change("iter(batches)", "batches"))(batches, device)
+
+
+@BANK.wrong("there is nothing to iterate over", "the function has to give something to iterate over: a generator has a "
+            "yield in it")  # fmt: skip
 def forgets_to_yield(batches, device):
-    for _ in loop(batches, device):
+    for _ in SOLUTION(batches, device):
         pass
