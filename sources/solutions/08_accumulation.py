@@ -97,12 +97,12 @@ gpulab.check.accumulation_window(train_epoch)
 def accumulate_tokens(model, micro_batches):
     """Add to the gradients of `model` the gradient of the mean loss over all labelled tokens of a window.
 
-    model          model(ids) gives logits of shape (B, T, classes); it stays on its device
-    micro_batches  a list of (ids, labels), each int64 of shape (B, T); B and T differ between micro-batches.
-                   labels[b, t] is the class wanted at that position, or -100: padding, not to be counted
+    model          model(ids) gives logits of shape (B, T, classes); it stays on its device, in its dtype
+    micro_batches  a list of (ids, labels), each int64 of shape (B, T), on the model's device; B and T differ between
+                   micro-batches. labels[b, t] is the class wanted at that position, or -100: padding, not to be counted
 
-    The caller has cleared the gradients and will step. One micro-batch's activations at a time. A micro-batch, or
-    the whole window, may hold no labelled token: then it adds nothing.
+    The caller has cleared the gradients and will step. One micro-batch's activations at a time, and no micro-batch
+    goes through the model twice. A micro-batch, or the whole window, may hold no labelled token: then it adds nothing.
     Returns the number of labelled tokens, an int.
     """
     # TODO: count the labelled tokens of the window, then add up the losses of the micro-batches, divided by that

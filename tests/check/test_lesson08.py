@@ -11,13 +11,14 @@ from torch import nn
 from torch.nn import functional as F
 
 from gpulab.check.lesson08 import common, misconceptions
+from gpulab.check.scenes import Scene
 
 window, amp, tokens = (
     import_module(f"gpulab.check.lesson08.{name}")
     for name in ("accumulation_window", "accumulation_amp", "token_weighting")
 )
 LECTURE = Path(__file__).parents[2] / "sources" / "lectures" / "08_accumulation.py"
-TABLES = {"window": misconceptions.WINDOW, "amp": misconceptions.AMP, "token": misconceptions.TOKEN}
+TABLES = {"window": misconceptions.WINDOW, "amp": misconceptions.AMP}
 
 
 @pytest.mark.parametrize("section", misconceptions.SECTIONS)
@@ -80,24 +81,16 @@ def test_the_reference_epoch_in_mixed_precision_clips_to_the_norm():
     assert [round(float(g.norm()), 4) for g in amp.prepare(6, 3, 0.05).want] == [0.05, 0.05]
 
 
-def test_the_reference_for_tokens_is_the_mean_over_all_of_them():
+@pytest.mark.parametrize("empty", ["", "first"])
+def test_the_reference_for_tokens_is_the_mean_over_all_of_them(empty):
     torch.manual_seed(0)
-    case = tokens.prepare([(2, 7), (2, 3), (1, 9)], [[7, 2], [1, 3], [4]])
-    model = common.replica(case.model)
-    real = [(x[y != -100], y[y != -100]) for x, y in case.batches]
-    ids, labels = (torch.cat(pieces) for pieces in zip(*real, strict=True))
-    F.cross_entropy(model(ids), labels).backward()
-    assert case.tokens == len(labels) == 17
-    torch.testing.assert_close(case.want, [common.flat_gradient(model.parameters())], rtol=0, atol=1e-12)
-
-
-def test_counts_that_are_wrong_in_different_ways_differ():
-    """A divisor is one number: where two were equal, the wrong misconception would be named."""
-    torch.manual_seed(0)
-    case = tokens.prepare([(2, 7), (2, 3), (1, 9)], [[7, 2], [1, 3], [4]])
-    ways = ["tokens", *(mistake.value for mistake in misconceptions.TOKEN if mistake.aspect == "divide")]
-    norms = [round(float(next(case.loop(divide=way)).norm()), 9) for way in ways]
-    assert len(set(norms)) == len(norms)
+    scene = Scene(device="cpu", empty=empty, batches=3, padding="anywhere")
+    model, batches = tokens.Texts().double(), tokens.draw(scene)
+    losses = [F.cross_entropy(model(x).transpose(1, 2), y, reduction="none")[y != -100] for x, y in batches]
+    torch.cat(losses).mean().backward()
+    assert tokens.count(batches) == len(torch.cat(losses))
+    want = common.flat_gradient(model.parameters())
+    torch.testing.assert_close(tokens.reference(model, batches)[0], want, rtol=0, atol=1e-12)
 
 
 def test_a_replica_shares_nothing_and_keeps_the_gradients():

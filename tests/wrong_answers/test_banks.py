@@ -24,7 +24,7 @@ OWN_GPU = {  # the checks whose answers never see the notebook's GPU; a test bel
     *("device_agnostic", "model_device", "move_batch", "late_error"),
     *("honest_timer", "transfer_benchmark", "hidden_syncs", "prefetcher"),
     *("memory_profiler", "memory_tracker", "oom_golf", "batch_search", "memory_leak"),
-    *("checkpoint_budget", "offload_activations", "amp_step"),
+    *("checkpoint_budget", "offload_activations", "amp_step", "token_weighting"),
 }
 MOST_LINES = 10  # wrapped, so that a message is seen without scrolling
 BASE = int(os.environ["GPULAB_CHECK_SEED"])  # another one in each `make explore`

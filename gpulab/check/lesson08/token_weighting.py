@@ -1,116 +1,182 @@
-"""The check of a token-weighted loss: padding of different length, a micro-batch and a window without a label."""
+"""The check of a token-weighted loss: windows with padding at any place, and with micro-batches that have no label."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import partial
-from itertools import accumulate
+import random
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from ..audit import Kind
 from ..base import Trial, check
-from ..measure import SavedBytes
+from ..contract import Clause, Contract, Facts, Near
+from ..measure import SavedBytes, virtual_gpu
+from ..scenes import Scene
 from ..wording import is_whole, show
-from .common import Batch, Loop, explain, flat_gradient, judge, judge_place, one_at_a_time, replica, rows_seen
-from .misconceptions import TOKEN, TOKENS
+from .common import Batch, explain, flat_gradient
+from .misconceptions import BYTES, FOUR_PIECES, TOKENS
 
 IGNORE = -100
-CLASSES = 11
+CLASSES = 6
+GRADIENTS = {"": "gradient", "all": "gradient of a window without a label"}  # by what is empty
+CLAUSES = (
+    Clause(
+        "it stays on its device, in its dtype",
+        ["device of the parameters", "dtype of the parameters"],
+        "the model came back on another device, or in another dtype",
+        "model.to(…), half() and float() change the caller's own model, whose optimizer steps next",
+        FOUR_PIECES,
+    ),
+    Clause(
+        "the gradient of the mean loss over all labelled tokens of a window",
+        ["gradient", "gradient where a micro-batch has no label"],
+        "the gradient is another one than that of the mean over all labelled tokens",
+        "compare one window by hand: the losses of all labelled tokens in one list, their mean, one backward",
+        TOKENS,
+    ),
+    Clause(
+        "A micro-batch, or the whole window, may hold no labelled token: then it adds nothing",
+        [GRADIENTS["all"]],
+        "a window of nothing but padding leaves a gradient",
+        "there is nothing to learn from: no gradient, or zeros; the mean over no tokens is 0/0",
+        TOKENS,
+    ),
+    Clause(
+        "One micro-batch's activations at a time",
+        ["positions in one forward pass", "bytes kept for backward", "the gradients hold on to a graph"],
+        "more than one micro-batch's activations are in memory at a time",
+        "the gradient is right, but the memory is that of the large batch, which is what must not fit",
+        BYTES,
+    ),
+    Clause(
+        "no micro-batch goes through the model twice",
+        ["positions that went through the model again"],
+        "a micro-batch goes through the model more than once",
+        "one forward pass gives the loss; the labels are counted without the model",
+        BYTES,
+    ),
+    Clause(
+        "Returns the number of labelled tokens, an int",
+        ["what is returned"],
+        "what is returned is no int",
+        read=TOKENS,
+    ),
+    Clause(
+        "or -100: padding, not to be counted",
+        ["the number returned"],
+        "the number that is returned is not that of the labels that are not -100",
+        read=TOKENS,
+    ),
+)
+
+EDGES = {
+    "device": ("cuda:0", "cuda:1", "cpu"),
+    "dtype": (torch.float32, torch.float64),
+    "empty": ("", "first", "middle", "last", "all"),  # which micro-batches have no label
+    "batches": (1, 3),
+    "padding": ("at the end", "anywhere"),
+    "training": (True, False),
+    "cleared": ("to None", "to zeros"),
+}
+MAY_CHANGE: dict[str, Iterable[Kind]] = {"model": {"grad", "place"}}  # both are judged
 
 
-def language_model() -> nn.Module:
-    return nn.Sequential(nn.Embedding(CLASSES, 8), nn.Linear(8, CLASSES)).double()
+def possible(scene: Scene) -> bool:
+    return scene.batches > 1 or scene.empty in ("", "all")
 
 
-def draw(shapes: list[tuple[int, int]], lengths: list[list[int]]) -> list[Batch]:
-    """Token ids and labels of these shapes; each sequence has labels up to its length, IGNORE after it. The first
-    label of a micro-batch is class 0, and no other, so that who takes 0 for padding is found."""
+class Texts(nn.Module):
+    """Logits that depend on the whole text and on the mode; the activations are larger than any form of the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.hidden, self.head = nn.Embedding(CLASSES, 4), nn.Linear(4, 32), nn.Linear(32, CLASSES)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        embedded = self.embedding(ids)
+        out: torch.Tensor = self.head(torch.tanh(self.hidden(embedded + embedded.mean(1, keepdim=True))))
+        return out * (0.5 if self.training else 1.0)  # as dropout does, and without chance
+
+
+def draw(scene: Scene) -> list[Batch]:
+    """Micro-batches in which padding is drawn. Among the labels of each that has any is class 0, so that who takes 0
+    for padding is found."""
+    shapes = [(2, 6), (1, 10), (3, 3)] if scene.batches > 1 else random.choice([[(3, 6)], [(1, 1)], [(4, 1)]])
+    empty = {"": [], "first": [0], "middle": [1], "last": [2], "all": range(len(shapes))}[scene.empty]
     batches = []
-    for (rows, columns), real in zip(shapes, lengths, strict=True):
+    for i, (rows, columns) in enumerate(shapes):
         labels = torch.randint(1, CLASSES, (rows, columns))
-        labels[0, 0] = 0
-        for row, length in enumerate(real):
-            labels[row, length:] = IGNORE
-        batches.append((torch.randint(0, CLASSES, (rows, columns)), labels))
+        real = torch.zeros(rows, columns, dtype=torch.bool)
+        for row in range(rows):
+            length = random.randint(1, max(1, columns - 1 - row))
+            places = random.sample(range(columns), length) if scene.padding == "anywhere" else range(length)
+            real[row, list(places)] = True
+        first = int(real.flatten().int().argmax())
+        labels.view(-1)[first] = 0
+        labels[~real | (i in empty)] = IGNORE
+        ids = torch.randint(0, CLASSES, (rows, columns))
+        batches.append((ids.to(scene.device), labels.to(scene.device)))
     return batches
 
 
-def count(batches: list[Batch]) -> list[int]:
-    """The labelled tokens of each micro-batch."""
-    return [int((labels != IGNORE).sum()) for _, labels in batches]
+def count(batches: list[Batch]) -> int:
+    return sum(int((labels != IGNORE).sum()) for _, labels in batches)
 
 
-def window(
-    model: nn.Module,
-    batches: list[Batch],
-    *,
-    divide: str = "tokens",
-    labels: str = "ignored",
-    logits: str = "given",
-    zero: str = "window",
-) -> Iterator[torch.Tensor]:
-    """The one gradient of a window's loss, summed over tokens and divided.
-
-    divide  tokens: by all labelled tokens · micro: mean of each micro-batch's mean · means: their sum
-            · positions: by all positions, padding too · so_far: by the tokens up to here · rows: by sequences
-            · batches: by micro-batches · sum: not at all · shape: the mean of each micro-batch weighted by its
-            positions · above_0: by the labels above 0 · shifted: by the labels but the first of each sequence
-    labels  ignored where they are -100 · padded: these taken for class 0 · shifted: each position's logits with the
-            label of the next
-    logits  given · softmax: turned into probabilities first
-    zero    window: before it, by the caller · micro: before each micro-batch
-    """
-    model = replica(model)
-    here, so_far = count(batches), list(accumulate(count(batches)))
-    for i, (x, y) in enumerate(batches):
-        if zero == "micro":
-            model.zero_grad()
-        out, target = model(x), y.clamp_min(0) if labels == "padded" else y
-        if logits == "softmax":
-            out = out.softmax(-1)
-        if labels == "shifted":
-            out, target = out[:, :-1], target[:, 1:]
-        loss = F.cross_entropy(out.flatten(0, 1), target.flatten(), ignore_index=IGNORE, reduction="sum")
-        share = {
-            "tokens": sum(here),
-            "micro": here[i] * len(batches),
-            "means": here[i],
-            "positions": sum(b.numel() for _, b in batches),
-            "so_far": so_far[i],
-            "rows": sum(len(a) for a, _ in batches),
-            "batches": len(batches),
-            "sum": 1,
-            "shape": here[i] * sum(b.numel() for _, b in batches) / y.numel(),
-            "shifted": sum(count([(a, b[:, 1:]) for a, b in batches])),
-            "above_0": sum(int((b > 0).sum()) for _, b in batches),
-        }[divide]
-        (loss / max(share, 1)).backward()
-    yield flat_gradient(model.parameters())
+def reference(model: nn.Module, batches: list[Batch]) -> tuple[torch.Tensor, int]:
+    """The gradient of the mean over all labelled tokens, as one vector; the most bytes that a micro-batch keeps."""
+    parameters, total, saved = list(model.parameters()), torch.zeros(()), SavedBytes(model.parameters())
+    for ids, labels in batches:
+        with saved:
+            loss = F.cross_entropy(model(ids)[labels != IGNORE], labels[labels != IGNORE], reduction="sum")
+        total = total + torch.cat([g.flatten().cpu() for g in torch.autograd.grad(loss, parameters)])
+    return total / max(count(batches), 1), saved.peak
 
 
-@dataclass(frozen=True)
-class Case:
-    """One window, with what it must come to: reckoned before any of the student's code runs."""
+def play(call: Callable[..., Any], scene: Scene) -> Facts:
+    with virtual_gpu(count=2):
+        model, batches = Texts().to(scene.device, scene.dtype).train(scene.training), draw(scene)
+        true, allowed = reference(model, batches)
+        for p in model.parameters():
+            p.grad = torch.zeros_like(p) if scene.cleared == "to zeros" else None
+        seen: list[int] = []
+        model.register_forward_pre_hook(lambda _, args: seen.extend(a.numel() for a in args[:1]))
+        backward: list[None] = []
+        model.head.bias.register_hook(lambda _: backward.append(None))
+        saved = SavedBytes(model.parameters())
+        got = call(model, batches, may_change=MAY_CHANGE, inside=saved, explain=explain)
+        tokens, sizes = count(batches), [ids.numel() for ids, _ in batches]
+        empty = f", {scene.empty} without a label" if scene.empty else ""
+        facts = Facts(f"{tokens} labels in {len(batches)} micro-batches{empty}, on {scene.device}")
+        facts.add("device of the parameters", sorted({str(p.device) for p in model.parameters()}), [scene.device])
+        facts.add("dtype of the parameters", sorted({str(p.dtype) for p in model.parameters()}), [str(scene.dtype)])
+        name = GRADIENTS.get(scene.empty, "gradient where a micro-batch has no label")
+        facts.add(name, flat_gradient(model.parameters()), Near(true, 1e-4))
+        facts.add("positions in one forward pass", max(sizes + seen), max(sizes))
+        if max(seen, default=0) <= max(sizes):
+            facts.add("bytes kept for backward", max(saved.peak, allowed), Near(allowed, 0.5))
+        graph = any(p.grad is not None and p.grad.requires_grad for p in model.parameters())
+        facts.add("the gradients hold on to a graph", graph, False)
+        facts.add("positions that went through the model again", max(0, sum(seen) - sum(sizes)), 0)
+        whole = is_whole(got)
+        facts.add("what is returned", "a whole number" if whole else show(got, 60), "a whole number")
+        if whole:
+            facts.add("the number returned", int(got), tokens)
+        facts.seen["backward passes"] = len(backward)
+        return facts
 
-    model: nn.Module
-    batches: list[Batch]
-    loop: Loop
-    want: list[torch.Tensor]
-    tokens: int
-    allowed: int
 
-
-def prepare(shapes: list[tuple[int, int]], lengths: list[list[int]]) -> Case:
-    model, batches = language_model(), draw(shapes, lengths)
-    loop = partial(window, replica(model), batches)
-    x, y = max(batches, key=lambda batch: batch[0].numel())
-    with SavedBytes(model.parameters()) as single:
-        F.cross_entropy(model(x).flatten(0, 1), y.flatten(), reduction="sum")
-    return Case(model, batches, loop, list(loop()), sum(count(batches)), single.peak)
+CONTRACT = Contract(
+    __file__,
+    parameters=("model", "micro_batches"),
+    clauses=CLAUSES,
+    edges=EDGES,
+    play=play,
+    possible=possible,
+)
 
 
 @check(
@@ -120,88 +186,4 @@ def prepare(shapes: list[tuple[int, int]], lengths: list[list[int]]) -> Case:
 def token_weighting(student: Any, trial: Trial) -> None:
     """Check a function of (model, micro_batches), pairs of token ids and labels (rows, columns): it leaves in .grad
     the gradient of the mean loss over all labels of the window that are not -100, and returns their number."""
-    trial.function(student, ("model", "micro_batches"))
-    cases = [
-        prepare([(2, 7), (2, 3), (1, 9)], [[7, 2], [1, 3], [4]]),
-        prepare([(2, 5), (2, 4)], [[5, 3], [0, 0]]),
-        prepare([(2, 4)], [[0, 0]]),
-    ]
-    for case in cases:
-        seen, saved = rows_seen(case.model), SavedBytes(case.model.parameters())
-        returned = trial.call(
-            student,
-            *(case.model, case.batches),
-            may_change={"model": {"grad", "place"}},
-            inside=saved,
-            explain=_explain,
-        )
-        judge_place(trial, case.model, case.want[0].dtype)
-        _judge_gradient(trial, case)
-        one_at_a_time(trial, saved, seen, max(len(x) for x, _ in case.batches), case.allowed)
-        _judge_count(trial, returned, case)
-
-
-def _judge_gradient(trial: Trial, case: Case) -> None:
-    got = flat_gradient(case.model.parameters())
-    trial.expect(
-        bool(torch.isfinite(got).all()),
-        "the gradient is NaN",
-        expected="finite numbers, also when a micro-batch holds nothing but padding",
-        got=f"NaN or inf in {int((~torch.isfinite(got)).sum())} of {got.numel()} elements",
-        likely="the mean over no tokens is 0/0. Sum the loss and divide by the tokens of the window, or skip what "
-        "has none",
-        read=TOKENS,
-    )
-    if not case.tokens:
-        trial.expect(
-            not bool(got.any()),
-            "a window of nothing but padding leaves a gradient",
-            expected="no gradient, or zeros: there is nothing to learn from",
-            got=f"a gradient of norm {float(got.norm()):.3g}",
-            read=TOKENS,
-        )
-        return
-    trial.expect(
-        any(p.grad is not None for p in case.model.parameters()),
-        "there is no gradient in .grad",
-        expected=f"a gradient of norm {float(case.want[0].norm()):.4g}",
-        got="None for every parameter",
-        likely="backward did not run, or the gradients were cleared after it",
-        read=TOKENS,
-    )
-    inputs = f"{len(case.batches)} micro-batches with {case.tokens} labelled tokens"
-    judge(trial, [got], case.want, case.loop, TOKEN, 1e-6, inputs)
-
-
-def _judge_count(trial: Trial, got: Any, case: Case) -> None:
-    positions = sum(labels.numel() for _, labels in case.batches)
-    likely = ""
-    if got is None:
-        likely = "the function ends without a return"
-    elif isinstance(got, torch.Tensor):
-        likely = "a sum of a tensor is a tensor, which lives on its device: call .item()"
-    elif is_whole(got) and got == positions:
-        likely = "labels.numel() counts every position of the padded rectangle, padding too"
-    elif is_whole(got) and got == max(case.tokens, 1):
-        likely = "a number that is kept from 0 for the division is not the count: return the count itself"
-    trial.expect(
-        is_whole(got) and got == case.tokens,
-        "the number of tokens is not what was returned",
-        expected=f"{case.tokens}, as an int: labels that are not -100",
-        got=show(got),
-        likely=likely,
-        read=TOKENS,
-    )
-
-
-def _explain(error: str) -> str:
-    if error.startswith("ZeroDivisionError"):
-        return "the window may hold no labelled token at all: leave no gradient then"
-    if "Expected target size" in error:
-        return (
-            "F.cross_entropy wants the classes in dimension 1. Flatten logits of (B, T, classes) to (B·T, classes) and "
-            "labels of (B, T) to (B·T,)"
-        )
-    if "Target -100 is out of bounds" in error:
-        return "padding is labelled -100, which is the default of ignore_index: another value there makes it a class"
-    return explain(error)
+    CONTRACT.judge(student, trial)

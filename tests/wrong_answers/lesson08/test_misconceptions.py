@@ -1,15 +1,14 @@
-"""Every misconception that a check of lesson 08 can name is committed by an answer of its bank."""
+"""Every misconception that a check of lesson 08 names by its table is committed by an answer of its bank."""
 
 import pytest
 
 from gpulab.check.lesson08 import misconceptions
 
-from . import accumulation_amp, accumulation_window, token_weighting
+from . import accumulation_amp, accumulation_window
 
 TABLES = [
     (misconceptions.WINDOW, accumulation_window.BANK),
     (misconceptions.AMP, accumulation_amp.BANK),
-    (misconceptions.TOKEN, token_weighting.BANK),
 ]
 
 
