@@ -309,7 +309,7 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
         consumer = Consumer(gpu, scene, batches)
         left = "the current stream", "the current GPU"  # judged here
 
-        call(by=consumer, besides={"batches": batches}, may_leave=left, explain=explain)
+        call(through=consumer, besides={"batches": batches}, may_leave=left, explain=explain)
         run, count = consumer.run, len(batches)
         facts = Facts(
             f"{scene.source} that ends {scene.ends}; computations of {scene.kernel * 1e6:g} µs on {scene.device}"
