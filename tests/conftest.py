@@ -4,6 +4,7 @@
 GPULAB_EXAMPLES how many times as many examples.
 """
 
+import gc
 import os
 import random
 import signal
@@ -35,6 +36,17 @@ def pytest_collection_modifyitems(items):
     for test in {item.function for item in items if hasattr(getattr(item, "function", None), held)}:
         own = getattr(test, held)
         setattr(test, held, hypothesis.settings(own, max_examples=max(1, round(times * own.max_examples))))
+
+
+def pytest_collection_finish(session):
+    """What is there by now stays: a collection then looks through a test's own objects, and not through all of torch's,
+    which takes half a second each time; answers of students call gc.collect() in loops."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure(config):
+    gc.unfreeze()  # what ends with the process looks for its objects
 
 
 @pytest.fixture(autouse=True)
