@@ -40,7 +40,7 @@ class Label:
 
     def __del__(self) -> None:
         # It may run at any moment, also inside the allocator: the block is only queued here.
-        if self.users:
+        if self.users and self.block is not None:
             until = max(timer.streams.get(stream, 0.0) for timer, stream in self.users)
             self.device.pending.append((until, self.block))
         else:
