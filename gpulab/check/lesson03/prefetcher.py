@@ -26,11 +26,14 @@ from ..scenes import Scene
 from .common import STREAMS, WAITS, Waits, scope
 
 Batch = Any  # a tuple or a list of inputs and targets
+KERNEL, SHORT = 3e-4, 3e-6  # seconds: some three times as long as a batch's copies, or far shorter
 ROWS = 16384  # of a batch, some of them less: no two tensors have the same bytes, and all the same blocks of memory
 MOST = 4  # batches on the GPU at a time
 _SLACK = 1e-6
 _LATE = 4e-5  # seconds that the host's launches may cost
 YIELDED, OTHERS = "inputs and targets on the device", "other contents"
+# What the caller does with a batch; READS: it waits for each result, as `loss.item()` does.
+LONG, BRIEF, READS = "computes for long", "computes briefly", "computes for long and waits for each result"
 CLAUSES = (
     Clause(
         "Yields (inputs, targets) on `device`",
@@ -127,21 +130,22 @@ CLAUSES = (
     ),
 )
 EDGES = {
-    "ends": ("after 6 batches", "after 1 batch", "at once", "with an exception at once", "with an exception after 3"),
+    "ends": ("after 6 batches", "after 1 batch", "at once", "with an exception at once", "with an exception after 5"),
     "source": ("a generator", "an iterable", "a list"),
     "stream": ("the default stream", "a stream of its own", "a stream that changes"),
     "device": ("cuda:0", "cuda:1", "cuda"),  # the second is not current; of the last the current one is cuda:1
-    "kernel": (3e-4, 3e-6),  # seconds: some three times as long as a batch's copies, or far shorter
-    "reads": (False, True),  # the caller waits for each result, as `loss.item()` does
+    "caller": (LONG, BRIEF, READS),
     "batch": ("tuples of float32", "lists of uint8"),
 }
 
 
 def possible(scene: Scene) -> bool:
-    """Kernels of two streams share the GPU: a short one is early if it does not wait for its batch. A list ends
-    without an exception."""
-    changes = scene.stream != "a stream that changes" or (scene.kernel < 1e-4 and scene.ends == "after 6 batches")
-    return changes and not (scene.source == "a list" and "exception" in scene.ends)
+    """Who computes for long goes through many batches. Kernels of two streams share the GPU: a short one is early if it
+    does not wait for its batch. A list ends without an exception."""
+    if scene.stream == "a stream that changes" and (scene.caller != BRIEF or scene.ends != "after 6 batches"):
+        return False
+    many = scene.ends in ("after 6 batches", "with an exception after 5")
+    return (many or scene.caller == BRIEF) and not (scene.source == "a list" and "exception" in scene.ends)
 
 
 class SourceError(Exception):
@@ -178,13 +182,12 @@ class Run:
     streams: list[int] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     held: int = 0  # the most bytes of the GPU
-    left: int = 0  # at the end
     error: BaseException | None = None
 
 
 def draw_batches(scene: Scene) -> list[Batch]:
     """Batches of different numbers of rows, the last a short one, in pinned memory."""
-    count = {"after 6 batches": 6, "after 1 batch": 1, "with an exception after 3": 3}.get(scene.ends, 0)
+    count = {"after 6 batches": 6, "after 1 batch": 1, "with an exception after 5": 5}.get(scene.ends, 0)
     rows = [ROWS - less for less in random.sample(range(16), count)]
     if count > 1:
         rows[-1] //= 2
@@ -239,11 +242,15 @@ class Consumer:
             {wait.name for wait in waits} | ({"questions"} if asked[0] > 3 * len(run.arrived) else set())
         )
         run.spans = [span for span in timeline.spans if span.device == device.index]
-        if torch.cuda.memory_allocated(device.index) > held:
-            gc.collect()
-        run.left = max(0, torch.cuda.memory_allocated(device.index) - held)
+        self.before = held
         device.stream = 0
         torch.cuda.set_device(0)
+
+    def left(self) -> int:
+        """Bytes that are still held on the GPU."""
+        if torch.cuda.memory_allocated(self.device.index) > self.before:
+            gc.collect()
+        return max(0, torch.cuda.memory_allocated(self.device.index) - self.before)
 
     def _look_around(self, stream: int, when: str) -> None:
         if self.device.stream != stream:
@@ -270,9 +277,10 @@ class Consumer:
             len({self.sizes[s.nbytes][0] for s in spans if s.where == "to GPU" and s.nbytes in self.sizes})
         )
         run.streams.append(self.device.stream)
-        self.device.timer.kernel(self.device.stream, self.scene.kernel, f"batch {number}")
+        seconds = SHORT if self.scene.caller == BRIEF else KERNEL
+        self.device.timer.kernel(self.device.stream, seconds, f"batch {number}")
         before = len(waits)
-        if self.scene.reads:
+        if self.scene.caller == READS:
             self.device.timer.synchronize(self.device.stream)
         del waits[before:]  # the consumer's own
 
@@ -312,7 +320,7 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
         call(through=consumer, besides={"batches": batches}, may_leave=left, explain=explain)
         run, count = consumer.run, len(batches)
         facts = Facts(
-            f"{scene.source} that ends {scene.ends}; computations of {scene.kernel * 1e6:g} µs on {scene.device}"
+            f"{scene.source} that ends {scene.ends}, on {scene.device}; the caller {scene.caller} in {scene.stream}"
         )
         if count:
             facts.add("what is yielded", sorted(set(run.kinds)), [YIELDED] if run.kinds else [])
@@ -344,7 +352,7 @@ def judge(facts: Facts, consumer: Consumer) -> None:
     then("copies in the caller's stream", times.in_callers_stream, False)
     behind = [number for number in range(count - 1) if run.queued[number] < number + 2]
     late = [n for n in range(1, count) if times.begins(n) >= times.ends(n - 1) - _SLACK]
-    if not scene.reads and scene.kernel > 1e-4:
+    if scene.caller == LONG:
         then("copies that begin after the computation before", late, [])
     then("batches yielded before the next copy is queued", behind, [])
     early = [number for number in range(count) if times.kernel(number).start < times.arrived(number) - _SLACK]
@@ -352,15 +360,19 @@ def judge(facts: Facts, consumer: Consumer) -> None:
     then("computations that begin before their batch is there", [n for n in early if n == 0 or not changes], [])
     if changes:
         then("computations that begin before their batch is there, in another stream than the first", early, [])
-    if not scene.reads:
+    if scene.caller != READS:
         then("computations that begin late", [n for n in range(count) if times.late(n)], [])
     overwritten = times.overwritten()
     facts.seen["what is overwritten"] = sorted({("inputs", "targets")[part] for _, part in overwritten})
-    facts.seen["what is overwritten was not freed"] = any(run.kept[n] for n, _ in overwritten if n < len(run.kept))
+    kept = any(run.kept[n] for n, _ in overwritten if n < len(run.kept))
+    facts.seen["what was overwritten"] = (
+        ("a buffer" if kept else "a block that was freed") if overwritten else "nothing"
+    )
     then("batches overwritten while they are read", sorted({number for number, _ in overwritten}), [])
     largest = max(sum(t.nbytes for t in batch) for batch in consumer.batches)
     then("most batches on the GPU", max(MOST, math.ceil(run.held / largest - 0.1)), MOST)
-    then("bytes left on the GPU", run.left, 0)
+    if facts.hold():
+        facts.add("bytes left on the GPU", consumer.left(), 0)
 
 
 class Times:

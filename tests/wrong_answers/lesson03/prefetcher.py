@@ -358,6 +358,18 @@ BANK.mistake(
     same_as="records_nothing",
 )
 BANK.mistake(
+    "records_the_targets",
+    "the memory of a batch is given to the next copy while it is still read",
+    "the inputs are a tensor as well: t.record_stream(main) for each",
+    change(MARKS, "        batch[1].record_stream(main)\n"),
+)
+BANK.mistake(
+    "records_the_default_stream",
+    "the allocator is told of the default stream, also where the caller's is another",
+    "t.record_stream(main), with the stream that is current for the caller",
+    change(RECORD, "t.record_stream(torch.cuda.default_stream(device))"),
+)
+BANK.mistake(
     "records_too_late",
     "the memory of a batch is given to the next copy while it is still read",
     "",
