@@ -12,9 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import CellType, ModuleType
 from typing import Any
-from weakref import WeakKeyDictionary
 
-from ..virtual.gpu import VirtualGPU
 from ..virtual.scope import in_force
 
 
@@ -23,11 +21,11 @@ def of_this_gpu(students: Sequence[Any]) -> Iterator[None]:
     """Within it, the globals of these functions, classes and objects name what the GPU in force has put into torch."""
     gpu, undo = in_force.current, list[tuple[dict[str, Any], str, Any]]()
     if gpu is not None:
+        replaced: _Replaced | None = None
         for names in _globals_of(students):
             for name, value in [(name, value) for name, value in names.items() if _may_be_replaced(value)]:
-                if gpu not in _known:
-                    _known[gpu] = _Replaced(gpu.replacements())
-                now = _known[gpu].now(name, value)
+                replaced = replaced or _Replaced(gpu.replacements())
+                now = replaced.now(name, value)
                 if now is not value:
                     undo.append((names, name, value))
                     names[name] = now
@@ -65,9 +63,6 @@ class _Replaced:
         if len({id(now) for now in found.values()}) == 1:
             return next(iter(found.values()))
         return found.get(name, found.get(getattr(value, "__name__", ""), value))
-
-
-_known: WeakKeyDictionary[VirtualGPU, _Replaced] = WeakKeyDictionary()
 
 
 def _code(value: Any) -> Any:

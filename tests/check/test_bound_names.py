@@ -1,6 +1,7 @@
 """Names that a notebook has bound before a check brings its own GPU mean that GPU while the check runs."""
 
 import functools
+import gc
 
 import pytest
 import torch
@@ -81,3 +82,13 @@ def test_other_names_are_left_alone(monkeypatch):
     monkeypatch.setitem(globals(), "number", 7)
     call(lambda: seen.append((mine, number)))  # noqa: F821
     assert seen == [(max, 7)]
+
+
+def test_no_gpu_of_a_check_stays():
+    call(asked)
+    gc.collect()
+    before = sum(isinstance(thing, gpulab.VirtualGPU) for thing in gc.get_objects())
+    for _ in range(3):
+        call(asked)
+    gc.collect()
+    assert sum(isinstance(thing, gpulab.VirtualGPU) for thing in gc.get_objects()) == before
