@@ -223,8 +223,19 @@ class Contract:
         within = self.stored.within
 
         def made(mistake: Mistake) -> bool:
-            return bool(mistake.differs) and all(
-                _close(found.seen.get(key), value, within.get(key[1], _CLOSE)) for key, value in mistake.differs.items()
+            """All that it breaks is found here; and what it raises is raised nowhere else."""
+            differs = mistake.differs
+            raised = {value for (_, name), value in differs.items() if name == CALL}
+            elsewhere = any(
+                name == CALL and value in raised and (scene, name) not in differs
+                for (scene, name), value in found.seen.items()
+            )
+            return (
+                bool(differs)
+                and not elsewhere
+                and all(
+                    _close(found.seen.get(key), value, within.get(key[1], _CLOSE)) for key, value in differs.items()
+                )
             )
 
         left, fits, chosen = set(found.broken), list(filter(made, self.stored.mistakes)), []
