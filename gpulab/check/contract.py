@@ -113,7 +113,8 @@ class Contract:
     """The clauses of one check, in the order in which they are judged; its edges; and `play`.
 
     `file` is the check's own `__file__`: the fingerprints lie beside it, in NAME.json. `parameters` are those of the
-    function that is asked for.
+    function that is asked for. Where another object is asked for, as a class, `accept(student, trial)` judges what kind
+    of object came, and returns the function that `call` calls.
     """
 
     def __init__(
@@ -125,8 +126,10 @@ class Contract:
         edges: Mapping[str, Sequence[Any]],
         play: Play,
         possible: Callable[[Scene], bool] = lambda scene: True,
+        accept: Callable[[Any, Trial], Callable[..., Any]] | None = None,
     ) -> None:
         self.path, self.parameters = Path(file).with_suffix(".json"), tuple(parameters)
+        self.accept = accept or self._accept
         self.clauses, self.edges, self.play, self.possible = tuple(clauses), dict(edges), play, possible
 
     def scenes(self, seed: int) -> list[tuple[int, Scene]]:
@@ -136,15 +139,20 @@ class Contract:
 
     def judge(self, student: Any, trial: Trial) -> None:
         """Fail with the first clause that the answer breaks in scenes drawn afresh, and why where that can be told."""
-        trial.function(student, self.parameters)
+        function = self.accept(student, trial)
         for seed, scene in self.scenes(random.randrange(2**31)):
             try:
-                facts = self._play(student, trial, seed, scene)
+                facts = self._play(function, trial, seed, scene)
             except CheckFailed as failed:
                 if failed.raised:
                     self._name(failed, {CALL}, student, trial)
                 raise
             self._judge(facts, student, trial)
+
+    def _accept(self, student: Any, trial: Trial) -> Callable[..., Any]:
+        trial.function(student, self.parameters)
+        function: Callable[..., Any] = student
+        return function
 
     def _judge(self, facts: Facts, student: Any, trial: Trial) -> None:
         for clause in self.clauses:
@@ -177,12 +185,12 @@ class Contract:
         if others:
             failed.rows["also"] = "; ".join(m.summary for m in others)
 
-    def _play(self, student: Any, trial: Trial, seed: int, scene: Scene) -> Facts:
+    def _play(self, function: Callable[..., Any], trial: Trial, seed: int, scene: Scene) -> Facts:
         torch.default_generator.manual_seed(seed)
         random.seed(seed)
 
         def call(*args: Any, through: Callable[..., Any] | None = None, **options: Any) -> Any:
-            return trial.call(partial(through, student) if through else student, *args, **options)
+            return trial.call(partial(through, function) if through else function, *args, **options)
 
         return self.play(call, scene)
 
@@ -193,10 +201,10 @@ class Contract:
     def fingerprint(self, answer: Any, trial: Trial) -> Fingerprint:
         """What `answer` shows on the fixed scenes, up to where it hangs or changes what it was handed: that is told."""
         found = Fingerprint()
-        trial.function(answer, self.parameters)
+        function = self.accept(answer, trial)
         for number, (seed, scene) in enumerate(self.fixed):
             try:
-                facts = settings.in_clean_state(partial(self._play, answer, trial, seed, scene), seed=seed)
+                facts = settings.in_clean_state(partial(self._play, function, trial, seed, scene), seed=seed)
             except CheckFailed as failed:
                 found.seen[number, CALL] = failed.raised or failed.summary
                 found.broken.add((number, CALL))

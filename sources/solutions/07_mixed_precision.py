@@ -240,7 +240,8 @@ class LossScaler:
                          iterations in a row: by growth_factor, and counts anew. Ends the iteration.
     get_scale()          the scale, a float
 
-    One optimizer, gradients in float32; a parameter may have no gradient (.grad is None).
+    One optimizer, gradients in float32 on the CPU or a GPU, as the loss is; a parameter may have no gradient (.grad is
+    None), and keeps none. Scale and gradients have no floor and no ceiling but those of float32.
     """
 
     def __init__(self, init_scale=2.0**16, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000):

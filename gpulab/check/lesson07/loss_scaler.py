@@ -1,398 +1,278 @@
-"""The check of a loss scaler: a student's class and torch.amp.GradScaler on the same random traces, step by step."""
+"""The check of a loss scaler: a student's class and torch.amp.GradScaler through the same iterations."""
 
 from __future__ import annotations
 
+import inspect
+import itertools
 import math
 import random
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from ..audit import ANYTHING
-from ..base import Trial, check
-from ..wording import show
+from ..audit import Kind
+from ..base import OPTIMIZERS, Trial, check
+from ..contract import Clause, Contract, Facts, Near
+from ..measure import virtual_gpu
+from ..scenes import Scene
+from ..wording import is_number, show
 from .sections import ORDER, SCALER
 
-LR = 0.5
-INF, NAN = math.inf, math.nan
-
-
-@dataclass(frozen=True)
-class Step:
-    """One iteration: the true gradients of the parameters (None: no gradient), which are scaled before the student's
-    code sees them; whether `unscale_` is called before `step`."""
-
-    gradients: tuple[torch.Tensor | None, ...]
-    unscale: bool
-
-    @property
-    def bad(self) -> bool:
-        return any(g is not None and not bool(torch.isfinite(g).all()) for g in self.gradients)
-
-
-@dataclass(frozen=True)
-class Trace:
-    """What a scaler is made with, and what it goes through."""
-
-    init_scale: float
-    growth_factor: float
-    backoff_factor: float
-    growth_interval: int
-    steps: tuple[Step, ...]
-    about: str
-
-    @property
-    def options(self) -> tuple[float, float, float, int]:
-        return self.init_scale, self.growth_factor, self.backoff_factor, self.growth_interval
-
-
-@dataclass(frozen=True)
-class Seen:
-    """The scale after each update, and the parameters after each step."""
-
-    scales: list[float]
-    weights: list[torch.Tensor]
-    gradients: list[torch.Tensor | None]  # of the first parameter after an explicit unscale_, else None
-    replaced: list[int] = field(default_factory=list)  # the steps after whose unscale_ a gradient was another tensor
-
-
-SHAPES = ((3,), (2, 2), (1,))
-
-
-def good(unscale: bool = False) -> Step:
-    return Step(tuple(torch.randn(shape) for shape in SHAPES), unscale)
-
-
-def bad(value: float, place: int = -1, unscale: bool = False) -> Step:
-    """A step with one element `value`, in the parameter at `place`."""
-    gradients = [torch.randn(shape) for shape in SHAPES]
-    gradients[place].view(-1)[-1] = value
-    return Step(tuple(gradients), unscale)
-
-
-def traces() -> list[Trace]:
-    """Each the least that shows one thought, then some drawn at random."""
-    scale = 2.0 ** random.randint(4, 12)
-    unused = Step((torch.randn(3), None, torch.randn(1)), unscale=False)
-    large, largest = (Step(tuple(torch.full(shape, size) for shape in SHAPES), False) for size in (1e20, 2e37))
-    # what looks at too little or too much fails at its own steps, and so is told apart by the scales
-    signs = (large, largest, bad(INF, 2), good(), bad(NAN, 1), good(), bad(-INF, 0), good(), good())
-    fixed = [
-        Trace(scale, 2.0, 0.5, 3, tuple(good() for _ in range(8)), "8 good steps, growth_interval 3"),
-        Trace(8.0, 2.0, 0.5, 5, signs, "gradients of 1e20, of 2e37, an inf, a good step, NaN, good, -inf, good, good"),
-        Trace(scale, 2.0, 0.5, 3, (good(), good(), bad(INF), good(), good(), good()), "2 good, an inf, 3 good steps"),
-        Trace(scale, 2.0, 0.5, 9, (good(True), bad(INF, 1, True), good(True)), "unscale_ called before each step"),
-        Trace(scale, 2.0, 0.5, 9, (unused,), "a parameter without gradient"),
-        Trace(2.0, 2.0, 0.5, 9, tuple(bad(INF) for _ in range(4)), "four bad steps from a scale of 2"),
-        Trace(scale, 4.0, 0.25, 2, (good(), good(), bad(INF), good()), "growth_factor 4, backoff_factor 0.25"),
-    ]
-    drawn = []
-    for _ in range(6):
-        kinds = random.choices(("good", "inf", "nan"), (8, 1, 1), k=12)
-        steps = tuple(
-            good(random.random() < 0.3)
-            if kind == "good"
-            else bad(INF if kind == "inf" else NAN, random.randrange(3), random.random() < 0.3)
-            for kind in kinds
-        )
-        drawn.append(Trace(scale, 2.0, 0.5, random.randint(2, 4), steps, f"random: {' '.join(kinds)}"))
-    return fixed + drawn
-
-
-def parameters() -> list[torch.nn.Parameter]:
-    return [torch.nn.Parameter(torch.ones(shape)) for shape in SHAPES]
-
-
-def optimizer_for(params: list[torch.nn.Parameter]) -> torch.optim.SGD:
-    return torch.optim.SGD([{"params": params[:2]}, {"params": params[2:]}], lr=LR)
-
-
-def run(make: Callable[..., Any], trace: Trace, seen: Seen) -> None:
-    """Take a scaler through a trace, as a training loop would; `seen` fills up on the way."""
-    scaler, params = make(*trace.options), parameters()
-    optimizer = optimizer_for(params)
-    for i, step in enumerate(trace.steps):
-        optimizer.zero_grad()
-        scale = scaler.scale(torch.ones(())).item()  # what the loss is multiplied by
-        for p, g in zip(params, step.gradients, strict=True):
-            p.grad = None if g is None else g * scale
-        if step.unscale:
-            held = [None if p.grad is None else p.grad.detach() for p in params]  # keeps their memory from being reused
-            scaler.unscale_(optimizer)
-            for p, old in zip(params, held, strict=True):
-                if p.grad is not None and old is not None and p.grad.data_ptr() != old.data_ptr():
-                    seen.replaced.append(i)
-            first = params[0].grad
-            seen.gradients.append(None if first is None else first.clone())
-        else:
-            seen.gradients.append(None)
-        scaler.step(optimizer)
-        seen.weights.append(torch.cat([p.detach().flatten() for p in params]).clone())
-        scaler.update()
-        seen.scales.append(float(scaler.get_scale()))
-
-
-def reference(trace: Trace) -> Seen:
-    seen = Seen([], [], [])
-    run(lambda a, b, c, d: torch.amp.GradScaler("cpu", a, b, c, d), trace, seen)
-    return seen
-
-
-def scales_with(trace: Trace, mistake: str) -> list[float]:
-    """The scale after each update of a scaler with this misconception."""
-    scale, count, found = trace.init_scale, 0, []
-    for step in trace.steps:
-        values = [g for g in step.gradients if g is not None]
-        if mistake in ("first parameter", "first group"):
-            values = values[: 1 if mistake == "first parameter" else 2]
-        flat = torch.cat([g.flatten() for g in values]) * scale
-        is_bad = {
-            "nan only": bool(flat.isnan().any()),
-            "inf only": bool(flat.isinf().any()),
-            "+inf only": bool((flat == INF).any() or flat.isnan().any()),
-            "loss": False,
-            "norm": not math.isfinite(float(flat.norm())),
-            "sum": not all(math.isfinite(float((g * scale).sum())) for g in values),
-        }.get(mistake, not bool(torch.isfinite(flat).all()))
-        if is_bad:
-            scale *= {"never backs off": 1.0, "fixed factors": 0.5}.get(mistake, trace.backoff_factor)
-            if mistake == "floor":
-                scale = max(scale, 1.0)
-            if mistake != "counter survives":
-                count = 0
-        else:
-            count += 1
-            late = mistake == "one late"
-            interval = 1 if mistake == "every step" else trace.growth_interval
-            past = mistake == "grows once" and count > interval
-            if count >= interval + late and mistake != "never grows" and not past:
-                scale *= 2.0 if mistake == "fixed factors" else trace.growth_factor
-                count = 0 if mistake not in ("counter goes on", "grows once") else count
-        found.append(scale)
-    return found
-
-
-MISTAKES: dict[str, tuple[str, str]] = {
-    "loss": (
-        "a step with inf or NaN does not lower the scale",
-        "the loss is finite while its gradients overflow: look at every gradient, not at the loss",
-    ),
-    "never backs off": (
-        "an overflow is found, and the scale stays",
-        "multiply the scale by backoff_factor in update(); otherwise the next step overflows too",
-    ),
-    "nan only": ("NaN is found, inf is not", "an overflow in fp16 is inf; torch.isfinite finds both"),
-    "inf only": ("inf is found, NaN is not", "inf - inf and 0 * inf make NaN; torch.isfinite finds both"),
-    "+inf only": ("-inf is not found", "g == inf misses the negative one; torch.isfinite finds all"),
-    "first parameter": (
-        "only the first parameter is looked at",
-        "one inf anywhere spoils the step: look at all of them",
-    ),
-    "first group": (
-        "only the first parameter group is looked at",
-        "optimizer.param_groups is a list: loop over all groups and their parameters",
-    ),
-    "every step": (
-        "the scale grows after every good step",
-        "it grows after growth_interval good steps in a row; otherwise every second step would overflow",
-    ),
-    "counter survives": (
-        "the count of good steps survives an overflow",
-        "the interval is counted in good steps in a row: begin anew after an overflow",
-    ),
-    "never grows": (
-        "the scale never grows",
-        "after growth_interval good steps multiply it by growth_factor: gradients shrink as training goes on",
-    ),
-    "one late": ("the scale grows one step late", "after growth_interval good steps, not growth_interval + 1"),
-    "counter goes on": (
-        "after the first growth the scale grows at every step",
-        "the count of good steps begins anew when the scale has grown",
-    ),
-    "grows once": (
-        "the scale grows once, and then no more",
-        "after growth the count begins anew: set it to 0, or it never comes to growth_interval again",
-    ),
-    "norm": (
-        "large finite gradients are taken for an overflow",
-        "the norm squares its elements and overflows itself: look at the elements, with torch.isfinite",
-    ),
-    "sum": (
-        "large finite gradients are taken for an overflow",
-        "a sum of finite numbers may be inf: look at the elements, with torch.isfinite",
-    ),
-    "floor": ("the scale stops at 1", "GradScaler has no floor: large gradients may need a scale below 1"),
-    "fixed factors": (
-        "growth_factor and backoff_factor are not used",
-        "2 and 0.5 are defaults; the caller gave others",
-    ),
-}
 METHODS = ("scale", "unscale_", "step", "update", "get_scale")
+WANTED = "a class with the methods " + ", ".join(METHODS)
+SHAPES = ((3,), (2, 2), (), (2,))  # of the parameters; the last is the one that may have no gradient
+ITERATIONS = 7
+LARGE = (0.0, 0.0, 1e25, 1e25, 2e38, 2e38, 2e38)  # scaled gradients that overflow when squared, or when added up
+CLAUSES = (
+    Clause(
+        "LossScaler(init_scale, growth_factor, backoff_factor, growth_interval), then in every iteration:",
+        ["methods that are missing"],
+        "the class lacks a method",
+        "what it is called with its four numbers for is an object with all five methods",
+        SCALER,
+    ),
+    Clause(
+        "returns the loss times the scale, with its graph",
+        ["what scale(loss) returns", "first scale", "gradient through scale(loss)"],
+        "scale(loss) is not the loss times the scale, with its graph",
+        "multiply the loss itself; item(), detach() and torch.tensor() make a number without a graph",
+        SCALER,
+    ),
+    Clause(
+        "divides the gradients of all the optimizer's parameters by the scale",
+        ["gradients after unscale_"],
+        "unscale_ does not leave the true gradients in .grad",
+        "clipping comes between unscale_ and step, so unscale_ must divide at once",
+        ORDER,
+    ),
+    Clause(
+        "by the scale, in place",
+        ["gradients after unscale_, in the caller's tensors"],
+        "unscale_ does not divide in place",
+        "p.grad = p.grad / scale makes a new tensor, and what holds the old one keeps scaled numbers: p.grad.div_(...) "
+        "or mul_",
+        ORDER,
+    ),
+    Clause(
+        "a parameter may have no gradient (.grad is None), and keeps none",
+        ["gradients made where there were none"],
+        "a parameter that had no gradient has one",
+        "momentum and weight decay move what has a gradient, zeros too: pass over it",
+        ORDER,
+    ),
+    Clause(
+        "then optimizer.step(), unless an inf or NaN was found",
+        ["steps of the optimizer after inf or NaN", "steps of the optimizer in good iterations"],
+        "the optimizer does not step once in every good iteration, and in no other",
+        "what unscale_ notes holds until update() ends the iteration",
+        SCALER,
+    ),
+    Clause(
+        "calls unscale_ unless that was done since the last update",
+        ["gradients at the optimizer's steps", "weights at the end"],
+        "the optimizer steps with other gradients than the true ones",
+        "divided once: by unscale_ where the caller calls it, and then changed by nobody but the caller; else in step",
+        ORDER,
+    ),
+    Clause(
+        "after inf or NaN: multiplies the scale by backoff_factor",
+        ["factors on the scale after inf or NaN"],
+        "an inf or NaN does not multiply the scale by backoff_factor",
+        read=SCALER,
+    ),
+    Clause(
+        "After growth_interval good iterations in a row: by growth_factor, and counts anew",
+        ["factors on the scale after good iterations"],
+        "the scale does not grow after growth_interval good iterations in a row, and only then",
+        "the count begins anew after growth and after an overflow; a good iteration that was taken for a bad one "
+        "lowers the scale",
+        SCALER,
+    ),
+    Clause("get_scale() the scale, a float", ["get_scale()"], "get_scale() is not the scale, as a float", read=SCALER),
+)
+EDGES = {
+    "bad": ("none", "first", "middle", "last two"),  # iterations with an inf or NaN
+    "value": (math.inf, -math.inf, math.nan),
+    "where": (0, 1, 2),  # the parameter that it is in; there are two groups
+    "interval": (1, 3),
+    "factors": ((2.0, 0.5), (3.0, 0.25)),
+    "first": (2.0**20, 1.0),  # scale
+    "unscale": ("never", "always", "in turn"),  # by the caller
+    "missing": (True, False),  # gradients
+    "device": ("cuda:1", "cpu"),
+}
+MAY_CHANGE: dict[str, Iterable[Kind]] = {"optimizer": {"parameters", "grad"}}
 
 
-@check(lesson=7, says="on every trace it scales, skips, backs off and grows as torch.amp.GradScaler does")
-def loss_scaler(student: Any, trial: Trial) -> None:
-    """Check a class (init_scale, growth_factor, backoff_factor, growth_interval) with the methods scale(loss),
-    unscale_(optimizer), step(optimizer), update() and get_scale()."""
-    wanted = "a class with the methods " + ", ".join(METHODS)
+def possible(scene: Scene) -> bool:
+    """Without inf or NaN there is no place of it."""
+    return scene.bad != "none" or bool(scene.value == math.inf and scene.where == 0)
+
+
+class Recorder(torch.optim.SGD):
+    """SGD that keeps the whole gradient at each of its steps."""
+
+    def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
+        super().__init__([{"params": parameters[:2]}, {"params": parameters[2:]}], lr=0.5)
+        self.all, self.gradients = parameters, list[torch.Tensor]()
+
+    def step(self, closure: Any = None) -> Any:
+        self.gradients.append(flat([p.grad for p in self.all]))
+        return super().step(closure)
+
+
+def run(make: Callable[..., Any], loss: torch.Tensor, job: SimpleNamespace) -> None:
+    """Take a scaler through a job, as a training loop would; the job's lists fill up on the way."""
+    scaler, optimizer = make(*job.options), job.optimizer
+    job.missing = [name for name in METHODS if not callable(getattr(scaler, name, None))]
+    if job.missing:
+        return
+    for gradients, times_scale, unscale in job.iterations:
+        out = scaler.scale(loss)
+        if not isinstance(out, torch.Tensor) or out.numel() != 1:
+            job.returned = show(out, 40)
+            return
+        if not job.scales:
+            job.slope = float(torch.autograd.grad(out.sum(), loss)[0]) if out.requires_grad else 0.0
+        job.scales.append(float(out.detach()) / float(loss.detach()))
+        for p, g in zip(optimizer.all, gradients, strict=True):
+            p.grad = None if g is None else (g * job.scales[-1] if times_scale else g.clone())
+        if unscale:
+            held = [p.grad for p in optimizer.all]
+            scaler.unscale_(optimizer)
+            job.unscaled.append(flat([p.grad for p in optimizer.all]))
+            job.held.append(flat(held))
+            for p in optimizer.all:  # as clipping does
+                p.grad = None if p.grad is None else p.grad.mul_(0.5)
+        before = len(optimizer.gradients)
+        scaler.step(optimizer)
+        job.steps.append(len(optimizer.gradients) - before)
+        job.made += [p.grad is not None for p, g in zip(optimizer.all, gradients, strict=True) if g is None]
+        scaler.update()
+        job.said.append(scaler.get_scale())
+    job.scales.append(float(scaler.scale(loss).detach()) / float(loss.detach()))
+
+
+def new_job(scene: Scene, iterations: list[Any], device: str) -> SimpleNamespace:
+    growth, backoff = scene.factors
+    parameters = [torch.nn.Parameter(torch.ones(shape, device=device)) for shape in SHAPES]
+    moved = [([None if g is None else g.to(device) for g in gradients], *how) for gradients, *how in iterations]
+    lists: dict[str, Any] = {name: [] for name in ("scales", "said", "unscaled", "held", "steps", "made", "missing")}
+    return SimpleNamespace(
+        **lists,
+        iterations=moved,
+        optimizer=Recorder(parameters),
+        options=(scene.first, growth, backoff, scene.interval),
+        returned="a tensor",
+        slope=0.0,
+    )
+
+
+def draw(scene: Scene) -> tuple[list[Any], list[bool]]:
+    """Of each iteration the gradients, whether they are still to be scaled, and whether the caller unscales them; and
+    which have an inf or NaN."""
+    at = {"first": [0], "middle": [random.choice((2, 4))], "last two": [5, 6]}.get(scene.bad, [])
+    iterations = []
+    for i in range(ITERATIONS):
+        gradients: list[Any] = [torch.randn(shape) + 2.0 for shape in SHAPES]
+        large = LARGE[i] if scene.bad == "none" and scene.first > 1 else 0.0  # divided by less than 1 they overflow
+        if large:
+            gradients = [torch.full(shape, large) for shape in SHAPES]
+        if i in at:
+            flattened = gradients[scene.where].view(-1)
+            flattened[random.randrange(len(flattened))] = scene.value
+        if scene.missing and i % 2 == 0:
+            gradients[-1] = None
+        unscale = scene.unscale == "always" or (scene.unscale == "in turn" and i % 2 == 1)
+        iterations.append((gradients, not large, unscale))
+    return iterations, [i in at for i in range(ITERATIONS)]
+
+
+def play(call: Callable[..., Any], scene: Scene) -> Facts:
+    with virtual_gpu(count=2):
+        iterations, bad = draw(scene)
+        job, like = (new_job(scene, iterations, device) for device in (scene.device, "cpu"))
+        run(partial(torch.amp.GradScaler, "cpu"), new_loss("cpu"), like)
+        options: dict[str, Any] = {"besides": {"optimizer": job.optimizer}, "who": "your class", "explain": explain}
+        call(new_loss(scene.device), job, may_change=MAY_CHANGE, **options)
+        where = f"{show(scene.value)} in the {scene.bad}" if any(bad) else "finite gradients of many sizes"
+        interval = f"growth_interval {scene.interval}, a first scale of {scene.first:,.0f}"
+        facts = Facts(f"{ITERATIONS} iterations, {where}, {interval}, unscale_ {scene.unscale} by the caller")
+        compare(facts, job, like, bad)
+        return facts
+
+
+def compare(facts: Facts, job: SimpleNamespace, like: SimpleNamespace, bad: list[bool]) -> None:
+    """The facts of `job`, the student's, with those wanted, GradScaler's; in each group those that make sense."""
+    facts.add("methods that are missing", job.missing, [])
+    if not facts.hold():
+        return
+    facts.add("what scale(loss) returns", job.returned, "a tensor")
+    if not facts.hold():
+        return
+    facts.add("first scale", job.scales[0], Near(like.scales[0], 1e-5))
+    facts.add("gradient through scale(loss)", job.slope, Near(like.slope, 1e-5))
+    if not facts.hold():
+        return
+    good = [not b for b in bad]
+    finite = [i for i, (*_, unscale) in enumerate(like.iterations) if unscale]  # those of which `unscaled` tells
+    finite = [i for i, at in enumerate(finite) if good[at]]
+    names = "gradients after unscale_", "gradients after unscale_, in the caller's tensors"
+    if finite:
+        wanted = torch.cat([like.unscaled[i] for i in finite])
+        facts.add(names[0], torch.cat([job.unscaled[i] for i in finite]), Near(wanted, 1e-4))
+        if facts.hold():
+            facts.add(names[1], torch.cat([job.held[i] for i in finite]), Near(wanted, 1e-4))
+    facts.add("gradients made where there were none", sum(job.made), 0)
+    for name, of in (("after inf or NaN", bad), ("in good iterations", good)):
+        if any(of):
+            facts.add(f"steps of the optimizer {name}", pick(job.steps, of), pick(like.steps, of))
+    facts.seen["the weights stay finite"] = all(bool(p.isfinite().all()) for p in job.optimizer.all)
+    if job.steps == like.steps and like.optimizer.gradients:
+        stepped, wanted = torch.cat(job.optimizer.gradients), torch.cat(like.optimizer.gradients)
+        facts.add("gradients at the optimizer's steps", stepped, Near(wanted, 1e-4))
+        if facts.hold():
+            ends = [flat([p.detach() for p in one.optimizer.all]) for one in (job, like)]
+            facts.add("weights at the end", ends[0], Near(ends[1], 1e-4))
+    factors, right = ([b / a if a else math.nan for a, b in itertools.pairwise(s)] for s in (job.scales, like.scales))
+    for name, of in (("after inf or NaN", bad), ("after good iterations", good)):
+        if any(of):
+            facts.add(f"factors on the scale {name}", pick(factors, of), Near(pick(right, of), 1e-5))
+    said = [float(s) if is_number(s) else show(s, 40) for s in job.said]
+    facts.add("get_scale()", said, Near(job.scales[1:], 1e-5))
+
+
+def new_loss(device: str) -> torch.Tensor:
+    """A loss of 6 that is no leaf, so that it can be changed in place."""
+    return torch.tensor(3.0, device=device, requires_grad=True) * 2
+
+
+def flat(tensors: Iterable[torch.Tensor | None]) -> torch.Tensor:
+    """All as one vector of float64 on the CPU; zeros where there is none."""
+    pairs = zip(tensors, SHAPES, strict=True)
+    return torch.cat([(torch.zeros(s) if t is None else t).detach().double().flatten().cpu() for t, s in pairs])
+
+
+def pick(values: list[Any], of: list[bool]) -> list[Any]:
+    return [value for value, wanted in zip(values, of, strict=True) if wanted]
+
+
+def accept(student: Any, trial: Trial) -> Callable[..., Any]:
+    """What makes scalers: a class, or a function of the same four numbers."""
     trial.expect(
-        callable(student),
+        callable(student) and (inspect.isclass(student) or not all(hasattr(student, name) for name in METHODS)),
         "this is not a class",
-        expected=wanted,
+        expected=WANTED,
         got=show(student),
         likely="an object came: pass the class itself, without calling it",
     )
-    made = trial.call(student, 1024.0, 2.0, 0.5, 5, explain=_explain, who="your class")
-    missing = [name for name in METHODS if not callable(getattr(made, name, None))]
-    trial.expect(
-        not missing,
-        "the class lacks a method" if made is not None else "there is no scaler",
-        expected=wanted,
-        got=f"no {', '.join(missing)}" if made is not None else "None, when it is called with its four numbers",
-    )
-    _judge_scale(student, trial)
-    for trace in traces():
-        want, got = reference(trace), Seen([], [], [])
-        trial.call(run, student, trace, got, may_change={"seen": ANYTHING}, explain=_explain, who="your class")
-        _judge(trial, trace, got, want)
+    return partial(run, student)
 
 
-def _judge_scale(student: Any, trial: Trial) -> None:
-    """The loss keeps its graph, and is multiplied by the first scale."""
-    scale = 2.0 ** random.randint(4, 10)
-    x = torch.tensor(3.0, requires_grad=True)
-
-    loss = x * 2
-
-    def scaled() -> Any:
-        return student(scale, 2.0, 0.5, 5).scale(loss)
-
-    got = trial.call(scaled, besides={"loss": loss}, explain=_explain, who="your class")
-    trial.expect(
-        isinstance(got, torch.Tensor) and got.numel() == 1,
-        "scale(loss) does not return the scaled loss",
-        expected="a tensor: the loss times the scale",
-        got=show(got),
-        likely="scale() ends without a return" if got is None else "",
-        read=SCALER,
-    )
-    trial.expect(
-        got.requires_grad,
-        "scale(loss) cuts the graph",
-        expected="a tensor that backward can be called on",
-        got="a tensor without a graph",
-        likely="item(), detach() or torch.tensor() made a new number: multiply the loss itself",
-        read=SCALER,
-    )
-    trial.expect(
-        math.isclose(got.item(), 6.0 * scale, rel_tol=1e-6),
-        "scale(loss) is another number than loss times scale",
-        expected=f"{6.0 * scale:g} for a loss of 6 and a scale of {scale:g}",
-        got=f"{got.item():g}",
-        likely="divided in place of multiplied" if math.isclose(got.item(), 6.0 / scale, rel_tol=1e-6) else "",
-        read=SCALER,
-    )
-
-
-def _judge(trial: Trial, trace: Trace, got: Seen, want: Seen) -> None:
-    about = {"expected": f"scales {_list(want.scales)}: {trace.about}", "got": f"scales {_list(got.scales)}"}
-    _judge_unscaled(trial, trace, got, want)
-    first = next((i for i, (a, b) in enumerate(zip(got.scales, want.scales, strict=True)) if not _close(a, b)), None)
-    moved = next((i for i, (a, b) in enumerate(zip(got.weights, want.weights, strict=True)) if not _equal(a, b)), None)
-    if first is not None and (moved is None or first <= moved):
-        for name, (summary, likely) in MISTAKES.items():
-            if all(map(_close, got.scales, scales_with(trace, name))):
-                trial.fail(summary, likely=likely, read=SCALER, **about)
-    if moved is not None and (first is None or moved <= first):
-        _judge_weights(trial, trace, got, want, moved)
-    if first is None:
-        return
-    likely = ""
-    if got.scales[first] < want.scales[first] and not trace.steps[first].bad:
-        likely = "step and update both changed it, or a good step was taken for a bad one"
-    trial.fail(f"the scale after step {first + 1} is not GradScaler's", likely=likely, read=SCALER, **about)
-
-
-def _judge_unscaled(trial: Trial, trace: Trace, got: Seen, want: Seen) -> None:
-    for i, (a, b) in enumerate(zip(got.gradients, want.gradients, strict=True)):
-        if b is None or not bool(torch.isfinite(b).all()):
-            continue
-        trial.expect(
-            a is not None and _equal(a, b),
-            "unscale_ does not leave the true gradient in .grad",
-            expected="the scaled gradient divided by the scale, in place",
-            got=f"{float(a.norm() / b.norm()):.4g} times that in step {i + 1}" if a is not None else "no gradient",
-            likely="clipping comes between unscale_ and step, so unscale_ must divide at once",
-            read=ORDER,
-        )
-    trial.expect(
-        not got.replaced,
-        "unscale_ does not divide in place",
-        expected="the same tensors in .grad, with other numbers in them",
-        got=f"new tensors in step {got.replaced[0] + 1}" if got.replaced else "",
-        likely="p.grad = p.grad / scale makes a new tensor, and what holds the old one keeps scaled numbers: "
-        "p.grad.div_(...), or mul_",
-        read=ORDER,
-    )
-
-
-def _judge_weights(trial: Trial, trace: Trace, got: Seen, want: Seen, at: int) -> None:
-    before = want.weights[at - 1] if at else torch.ones_like(want.weights[0])
-    rows = {"expected": f"{trace.about}; the weights as with GradScaler", "got": f"other weights after step {at + 1}"}
-    step, a = trace.steps[at], got.weights[at]
-    if step.bad:
-        trial.expect(
-            _equal(a, before),
-            "the optimizer steps although a gradient is inf or NaN",
-            likely="step() must skip optimizer.step() then: one NaN in a weight, and the run is lost",
-            read=SCALER,
-            **rows,
-        )
-    if _equal(a, before):
-        likely = "optimizer.step() is never called, or a finite gradient was taken for an overflow"
-        if any(s.bad for s in trace.steps[:at]):
-            likely = "the flag that an overflow was found is not cleared by update()"
-        trial.fail("a good step is skipped", likely=likely, read=SCALER, **rows)
-    true = torch.cat(
-        [(torch.zeros(s) if g is None else g).flatten() for s, g in zip(SHAPES, step.gradients, strict=True)]
-    )
-    moves = (before - a) / LR
-    of_first_group = sum(math.prod(shape) for shape in SHAPES[:2])
-    firsts, lasts = (slice(None, of_first_group), slice(of_first_group, None))
-    if _near(moves[firsts], true[firsts]) and not _near(moves[lasts], true[lasts]):
-        likely = "all groups: for group in optimizer.param_groups, and in it for p in group['params']"
-        trial.fail("only the first parameter group is unscaled and stepped", likely=likely, read=SCALER, **rows)
-    ratio = float(moves @ true / (true @ true))
-    scale = want.scales[at - 1] if at else trace.init_scale
-    for factor, summary, likely in (
-        (scale, "the optimizer steps with scaled gradients", "divide them by the scale before optimizer.step()"),
-        (1 / scale, "the gradients are divided twice", "step() must know that unscale_ has run, until update()"),
-        (2.0, "the optimizer steps twice", "one optimizer.step() for each call of step()"),
-    ):
-        if math.isclose(ratio, factor, rel_tol=1e-3):
-            trial.fail(summary, likely=likely, read=ORDER, **rows)
-    trial.fail("the weights are not where GradScaler leads", read=SCALER, **rows)
-
-
-def _close(a: float, b: float) -> bool:
-    return a == b or math.isclose(a, b, rel_tol=1e-5)
-
-
-def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return bool(torch.allclose(a, b, rtol=1e-4, atol=1e-7))
-
-
-def _near(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return bool(torch.allclose(a, b, rtol=1e-3, atol=1e-4))
-
-
-def _list(scales: list[float]) -> str:
-    return ", ".join(f"{scale:g}" for scale in scales)
-
-
-def _explain(error: str) -> str:
+def explain(error: str) -> str:
     if "positional argument" in error or "unexpected keyword" in error:
         return "__init__ takes (init_scale, growth_factor, backoff_factor, growth_interval), in this order"
     if "'NoneType'" in error or "not NoneType" in error:
@@ -400,3 +280,17 @@ def _explain(error: str) -> str:
     if "leaf Variable that requires grad" in error:
         return "gradients are changed under torch.no_grad(), and with p.grad, not p"
     return ""
+
+
+CONTRACT = Contract(__file__, parameters=(), clauses=CLAUSES, edges=EDGES, play=play, possible=possible, accept=accept)
+
+
+@check(
+    lesson=7,
+    says="in every iteration it scales, skips, backs off and grows as torch.amp.GradScaler does",
+    imports=[OPTIMIZERS],
+)
+def loss_scaler(student: Any, trial: Trial) -> None:
+    """Check a class (init_scale, growth_factor, backoff_factor, growth_interval) with the methods scale(loss),
+    unscale_(optimizer), step(optimizer), update() and get_scale()."""
+    CONTRACT.judge(student, trial)
