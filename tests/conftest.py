@@ -38,9 +38,11 @@ def pytest_collection_modifyitems(items):
         setattr(test, held, hypothesis.settings(own, max_examples=max(1, round(times * own.max_examples))))
 
 
-def pytest_collection_finish(session):
-    """What is there by now stays: a collection then looks through a test's own objects, and not through all of torch's,
-    which takes half a second each time; answers of students call gc.collect() in loops."""
+@pytest.fixture(autouse=True, scope="module")
+def quick_to_collect():
+    """What is there by now stays: a collection then looks through a module's own objects, and not through all of
+    torch's, which takes half a second each time; answers of students call gc.collect() in loops, and a plan asks for
+    all objects again and again."""
     gc.collect()
     gc.freeze()
 

@@ -20,6 +20,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from .. import collecting
+
 _T = TypeVar("_T")
 _WORDS = 624  # of a state of the Mersenne Twister
 _TORCH_BYTES = 5056  # of the state of torch's generator on the CPU
@@ -79,7 +81,8 @@ def in_clean_state(body: Callable[[], _T], *, seed: int) -> _T:
         # not a disabled autocast block: inside one, those of the check would not clear their cache of weights
         torch.set_autocast_enabled("cpu", False)
         elsewhere = torch.get_default_device().type != "cpu"
-        with torch.inference_mode(False), torch.enable_grad(), torch.device("cpu") if elsewhere else nullcontext():
+        on_cpu = torch.device("cpu") if elsewhere else nullcontext()
+        with torch.inference_mode(False), torch.enable_grad(), on_cpu, collecting.of_what_is_new():
             return body()
     finally:
         torch.set_autocast_enabled("cpu", autocast)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from .. import collecting
 from ..virtual.scope.patches import Patches
 
 if TYPE_CHECKING:
@@ -39,14 +40,10 @@ def others_left_alone() -> Iterator[None]:
 
     patches = Patches()
     patches.set(torch.nn.Module, "_apply", _apply)
-    frozen = gc.get_freeze_count()  # somebody else's: then it stays as it is
     try:
-        if not frozen:
-            gc.freeze()
-        yield
+        with collecting.of_what_is_new():
+            yield
     finally:
-        if not frozen:
-            gc.unfreeze()
         patches.restore()
 
 

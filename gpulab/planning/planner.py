@@ -74,11 +74,15 @@ def plan(
         raise TypeError(f"batch must be a whole number such as 32, not {batch!r} ({type(batch).__name__})")
     if batch < 1:
         raise ValueError(f"batch must be 1 or more, not {batch}")
+    from . import holders
     from .run import Ranks
 
-    spec = _spec(gpu)
+    with holders.others_left_alone():  # all of it is looked through once, and not for each batch that is tried
+        return _plan(build, batch, _spec(gpu), Ranks(ranks, link, nodes, adapters), where=where, largest=largest)
+
+
+def _plan(build: Any, batch: int, spec: Spec, others: Ranks, *, where: bool, largest: bool) -> Plan:
     told: set[str] = set()
-    others = Ranks(ranks, link, nodes, adapters)
     fits, measured = _measure(build, batch, spec, where=where, told=told, ranks=others)
     found = _largest(build, batch, spec, fits, measured, told, others) if largest else Largest(None, {})
     alone_ms, why = _alone(build, batch, spec, others)

@@ -11,7 +11,7 @@ import gpulab
 from .edits import add, change, drop, solution, text_of_exercise
 from .test_banks import BANKS
 
-CONTRACTS = [bank for banks in BANKS.values() for bank in banks if bank.contract]
+CONTRACTS = [bank for bank in BANKS.values() if bank.contract]
 
 
 @pytest.fixture(params=CONTRACTS, ids=lambda bank: bank.name)

@@ -4,7 +4,7 @@
 
 Ranks that finish, raise, are killed, hang until the time limit, and are interrupted, in turn; each has a child in a
 session of its own and a DataLoader's worker. After every one it looks for processes, listening ports, shared memory,
-folders of runs, and file descriptors and threads of the caller. `tests/distributed/test_soak.py` makes ten. It needs
+folders of runs, and file descriptors and threads of the caller. `tests/distributed/test_soak.py` makes five. It needs
 Linux, and a main thread to interrupt.
 """
 

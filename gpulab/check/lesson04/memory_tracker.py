@@ -6,13 +6,14 @@ known mistake would have given. The truth is the scene's own log of what was all
 
 from __future__ import annotations
 
-import gc
 import inspect
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
+import torch
+
+from ...memory.tracker import GPUMemoryTracker
 from ..base import Trial, check
 from ..wording import show
 from . import traces
@@ -51,25 +52,11 @@ SCENES: tuple[Callable[[Scenes], None], ...] = (
 def memory_tracker(student: Any, trial: Trial) -> None:
     """Check the class GPUMemoryTracker(device=None): a context manager for the peak and the change of allocated GPU
     memory, `peak_memory_mb` and `memory_delta_mb` in MiB, with the other values of its docstring."""
-    with _quick_to_collect():
-        _is_a_class(student, trial)
-        scenes = Scenes(student, trial)
-        for scene in SCENES:
-            scene(scenes)
-        _random_traces(scenes)
-
-
-@contextmanager
-def _quick_to_collect() -> Iterator[None]:
-    """Some trackers call gc.collect(), here many hundred times: what is there already is not looked through."""
-    frozen = gc.get_freeze_count()  # somebody else's: then it stays as it is
-    if not frozen:
-        gc.freeze()
-    try:
-        yield
-    finally:
-        if not frozen:
-            gc.unfreeze()
+    _is_a_class(student, trial)
+    scenes = Scenes(student, trial)
+    for scene in SCENES:
+        scene(scenes)
+    _random_traces(scenes)
 
 
 def _is_a_class(student: Any, trial: Trial) -> None:
@@ -101,29 +88,33 @@ def _is_a_class(student: Any, trial: Trial) -> None:
 
 
 def _random_traces(scenes: Scenes) -> None:
-    """Forty traces of allocations, frees and nested trackers, the short ones first."""
-    from ...memory.tracker import GPUMemoryTracker
-
-    def run(trace: traces.Trace, make: Make, read: Callable[[Any], Any]) -> Any:
-        """Each time on fresh GPUs, and in a thread of its own: which GPU is current is the thread's business."""
+    """Forty traces of allocations, frees and nested trackers, the short ones first; ten after each other on the same
+    GPUs, so that what one leaves meets the next."""
+    drawn = sorted((traces.draw(random.randrange(8, 60)) for _ in range(40)), key=len)
+    with gpus(2):
+        want = [_played(trace, GPUMemoryTracker, traces.read_own) for trace in drawn]
+    for first in range(0, len(drawn), 10):
+        some = slice(first, first + 10)
         with gpus(2):
-            return scenes.trial.call(
-                lambda: traces.play(trace, make, read),
-                may_leave=("the current GPU",),  # the trace sets it
-                who="your tracker",
-                explain=explain,
-            )
+            for trace, right in zip(drawn[some], want[some], strict=True):
+                _judge_trace(scenes, trace, right)
 
-    for trace in sorted((traces.draw(random.randrange(8, 60)) for _ in range(40)), key=len):
-        want, found = run(trace, GPUMemoryTracker, traces.read_own), run(trace, scenes.student, read)
-        for (name, got), (_, right) in zip(found, want, strict=True):
-            scenes.has_all(got)
-            for value in NAMES[1:]:
-                scenes.trial.expect(
-                    traces.agree(got[value], right[value]),
-                    f"on a random trace {value} is not what gpulab's own tracker finds",
-                    expected=f"{traces.text(right[value])} for tracker {name}",
-                    got=traces.text(got[value]),
-                    likely=f"the trace (MiB@GPU, ^ is a spike): {traces.describe(trace)}",
-                    read=TRACKER,
-                )
+
+def _played(trace: traces.Trace, make: Make, read: Callable[[Any], Any]) -> list[tuple[str, Any]]:
+    with torch.cuda.device(0):  # a trace sets another one
+        return traces.play(trace, make, read)
+
+
+def _judge_trace(scenes: Scenes, trace: traces.Trace, want: list[tuple[str, Any]]) -> None:
+    found = scenes.trial.call(lambda: _played(trace, scenes.student, read), who="your tracker", explain=explain)
+    for (name, got), (_, right) in zip(found, want, strict=True):
+        scenes.has_all(got)
+        for value in NAMES[1:]:
+            scenes.trial.expect(
+                traces.agree(got[value], right[value]),
+                f"on a random trace {value} is not what gpulab's own tracker finds",
+                expected=f"{traces.text(right[value])} for tracker {name}",
+                got=traces.text(got[value]),
+                likely=f"the trace (MiB@GPU, ^ is a spike): {traces.describe(trace)}",
+                read=TRACKER,
+            )

@@ -102,7 +102,7 @@ MAY_CHANGE: dict[str, set[Kind]] = {  # what the facts tell in words of their ow
 }
 MIB = 2**20
 SAMPLE = 512 * 2**10  # bytes that a forward pass saves for a sample
-ROOM = 128  # MiB that PyTorch may take
+ROOM = 64  # MiB that PyTorch may take
 WIDTH = 512  # two layers of 1 MiB
 MOST = {"inside": 500, "all fit": 3, "none fits": 8, "broken from 40 on": 300}
 BROKEN_FROM = {"broken from 40 on": 40}
@@ -330,12 +330,12 @@ def _result(facts: Facts, job: Job, got: Any) -> None:
 
 
 def possible(scene: Scene) -> bool:
-    """A long search takes long, so there are two: one in which Adam's state is made, and one in which tensors grow, so
-    that the segments of other attempts are in the way."""
+    """A long search takes long, so there are two: one in which Adam's state is made, for parameters of two kinds, and
+    one in which tensors grow, so that the segments of other attempts are in the way."""
     grows = scene.pieces == "that grow with the batch"
     if scene.end != "inside":
         return not grows
-    return bool((scene.optimizer is torch.optim.SGD) == grows == scene.trained)
+    return bool((scene.optimizer is torch.optim.SGD) == grows == scene.trained == (scene.parameters == "in one group"))
 
 
 CONTRACT = Contract(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import random
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from ..wording import is_number, show
 from .sections import FORMATS, GPUS, JOBS, SCALER, TF32, WEIGHTS
 
 Plan = Mapping[str, Any]
+Case = tuple[tuple[int, int], int, float, bool]  # capability, bits, largest, fp8
 KEYS = ("weights", "products", "gradients", "scaler", "tf32", "kept_bytes")
 CAPABILITIES = {(7, 0): "V100", (7, 5): "T4", (8, 0): "A100", (8, 6): "RTX 3060", (8, 9): "L4", (9, 0): "H100"}
 CAPABILITIES |= {(10, 0): "B200", (12, 0): "RTX 5090"}
@@ -46,7 +48,7 @@ def pick_format(student: Any, trial: Trial) -> None:
     cases = list(itertools.product(CAPABILITIES, BITS, LARGEST, (False, True)))
     random.shuffle(cases)
     # first those that show one thought each, so that a message does not depend on the draw
-    first: list[tuple[tuple[int, int], int, float, bool]] = [
+    first: list[Case] = [
         ((7, 5), 8, 100.0, False),
         ((8, 0), 8, 100.0, False),
         ((8, 0), 11, 1e6, False),
@@ -59,15 +61,18 @@ def pick_format(student: Any, trial: Trial) -> None:
         ((9, 0), 8, 100.0, True),
         ((9, 0), 4, 100.0, False),
     ]
-    for capability, bits, largest, fp8 in first + cases:
-        got = trial.call(student, capability, bits, largest, fp8, explain=_explain)
-        given = f"capability {capability} ({CAPABILITIES[capability]}), {bits} bits, numbers up to {largest:g}" + (
-            ", fp8 allowed" if fp8 else ""
-        )
-        _judge(trial, got, right(capability, bits, largest, fp8), given, (capability, bits, largest, fp8))
+    for case in first:
+        _judge(trial, trial.call(student, *case, explain=_explain), case)
+
+    def all_of_them() -> list[Any]:
+        return [copy.copy(student(*case)) for case in cases]  # it may hand out one dict again and again
+
+    for case, got in zip(cases, trial.call(all_of_them, explain=_explain), strict=True):
+        _judge(trial, got, case)
 
 
-def _judge(trial: Trial, got: Any, want: Plan, given: str, case: tuple[Any, ...]) -> None:
+def _judge(trial: Trial, got: Any, case: Case) -> None:
+    want = right(*case)
     trial.expect(
         isinstance(got, Mapping),
         "the plan is not a dict",
@@ -87,8 +92,13 @@ def _judge(trial: Trial, got: Any, want: Plan, given: str, case: tuple[Any, ...]
     for key in KEYS:
         if not _same(got[key], want[key]):
             summary, likely, read = _why(key, got, want, case)
-            rows = {"expected": f"{key} = {_text(want[key])} for {given}", "got": _text(got[key])}
+            rows = {"expected": f"{key} = {_text(want[key])} for {_given(*case)}", "got": _text(got[key])}
             trial.fail(summary, likely=likely, read=read, **rows)
+
+
+def _given(capability: tuple[int, int], bits: int, largest: float, fp8: bool) -> str:
+    allowed = ", fp8 allowed" if fp8 else ""
+    return f"capability {capability} ({CAPABILITIES[capability]}), {bits} bits, numbers up to {largest:g}{allowed}"
 
 
 def _same(got: Any, want: Any) -> bool:
@@ -103,7 +113,7 @@ def _text(value: Any) -> str:
     return str(value) if isinstance(value, torch.dtype | bool | int) else show(value)
 
 
-def _why(key: str, got: Plan, want: Plan, case: tuple[Any, ...]) -> tuple[str, str, str]:
+def _why(key: str, got: Plan, want: Plan, case: Case) -> tuple[str, str, str]:
     """Summary, likely cause and section for a plan that differs in `key`."""
     capability, bits, largest, fp8 = case
     value, should = got[key], want[key]
