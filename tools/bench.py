@@ -53,7 +53,7 @@ class Effort:
 
     @property
     def repeats(self) -> int:
-        return 2 if self.quick else 7
+        return 1 if self.quick else 7
 
     @property
     def slow_repeats(self) -> int:

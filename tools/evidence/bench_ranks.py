@@ -44,7 +44,7 @@ def ranks(*, quick: bool) -> Iterator[tuple[str, float, str, float | None, str]]
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         Path("sum.py").write_text(SCRIPT, encoding="utf-8")
         first, cold, later = [], [], []
-        for _ in range(2 if quick else 7):
+        for _ in range(1 if quick else 7):
             stop()
             first.append(started(warm=True))
             cold.append(started(warm=False))
