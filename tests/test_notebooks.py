@@ -180,6 +180,7 @@ def test_an_exercise_keeps_nothing_of_the_solution(path):
     assert outputs(path) == []
 
 
+@pytest.mark.unsolved
 @pytest.mark.parametrize("path", EXERCISES, ids=name)
 def test_an_unsolved_exercise_runs_through_and_every_error_is_not_attempted(path, tmp_path, monkeypatch):
     monkeypatch.setenv("GPULAB_GPU", "virtual:T4")
