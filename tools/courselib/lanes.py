@@ -50,7 +50,9 @@ class Lane:
 
 def lanes_for_tests(chromium: str | None) -> list[Lane]:
     """What `make test` runs, in order."""
-    unit = ("-m", "pytest", "tests", "--ignore=tests/browser", "-m", "not browser and not unsolved", *_side_by_side())
+    # In the order of the files: modules of one long test, which would come last otherwise, leave no process idle.
+    beside = (*_side_by_side(), "--no-loadscope-reorder")
+    unit = ("-m", "pytest", "tests", "--ignore=tests/browser", "-m", "not browser and not unsolved", *beside)
     one_by_one = (*_side_by_side()[:-1], "load")  # each exercise is a test, and all of them are in one module
     strict = ("--nbval", "--nbval-sanitize-with", "tests/nbval_sanitize.cfg", "notebooks", "solutions")
     no_browser = "browser tests NOT run: no Chromium on PATH (" + ", ".join(CHROMIUM) + ")"
