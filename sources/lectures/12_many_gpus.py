@@ -41,6 +41,8 @@ from torch.nn.parallel import DistributedDataParallel
 import gpulab
 
 gpu = gpulab.setup()
+
+# %% setup-launch
 folder = tempfile.TemporaryDirectory()
 os.chdir(folder.name)
 where = {} if torch.cuda.device_count() > 1 else {"GPULAB_GPU": "virtual:T4"}  # each rank wants a GPU of its own
@@ -75,7 +77,7 @@ def train_step(model, optimizer, tokens):
 # %% question-predict
 parallel_guess = gpulab.predict("Batch 8 on two GPUs with DataParallel: a step takes how many times as long as on one?")
 
-# %% question-run
+# %% question-run tags=["host-dependent"]
 def step_on(count, batch):
     """ms of a training step, and the peak MiB of each GPU."""
     with gpulab.VirtualGPU("A100-80", count=count, compute=False):
@@ -94,10 +96,11 @@ for batch in (8, 64):
         parallel_guess.compare(round(two / one, 1), "virtual")
 
 # %% question-answer [markdown]
-# Two GPUs are *slower* with the small batch, 1.6 times as fast with the large one, and GPU 0 holds about twice as much as
-# the other. DataParallel is one process. In every step it copies the weights from GPU 0 to the others, cuts the batch
-# there, runs the copies in threads that share one Python interpreter, gathers the logits on GPU 0, and adds up the
-# gradients there. Weights, optimizer and loss live on GPU 0 alone, and nothing of it overlaps.
+# Two GPUs are *slower* with the small batch, 1.6 times as fast with the large one, and GPU 0 holds about twice as much
+# as the other. DataParallel is one process. In every step it copies the weights from GPU 0 to the others, cuts the
+# batch there, runs the copies in threads that share one Python interpreter, gathers the logits on GPU 0, and adds up
+# the gradients there. Weights, optimizer and loss live on GPU 0 alone, and nothing of it overlaps. (The threads meet by
+# chance, so the 24 may be another for you.)
 #
 # Three descriptions of this go round. “Through CPU memory” is right where GPUs cannot reach each other directly
 # (consumer cards), and wrong with NVLink. “Gathers on GPU 0” is right. “Synchronises gradients” is the other one, DDP.
@@ -251,21 +254,18 @@ ring_guess.compare(float(run.ranks[0].output.split()[-2]))
 # %%writefile step.py
 import sys
 import torch
-import torch.distributed as dist
-from torch import nn
+from torch import distributed as dist, nn
 from torch.nn.parallel import DistributedDataParallel
 import gpulab
 
 with gpulab.VirtualGPU("A100-80", count=2, link="pcie4", compute=False):  # shapes only
     dist.init_process_group("nccl")
-    rank = dist.get_rank()
-    torch.cuda.set_device(rank)
+    torch.cuda.set_device(rank := dist.get_rank())
     block = nn.TransformerEncoderLayer(1024, 16, 4096, batch_first=True)
     model = nn.TransformerEncoder(block, 5, enable_nested_tensor=False).cuda()
     model = DistributedDataParallel(model, device_ids=[rank])
     batch = torch.randn(int(sys.argv[1 + rank]), 512, 1024, device="cuda")
     for _ in range(3):  # the file of the last step stays
-        torch.cuda.synchronize()
         with gpulab.timing.trace(f"step{rank}.json"):
             model(batch).square().mean().backward()
             torch.cuda.synchronize()
@@ -502,7 +502,7 @@ if __name__ == "__main__":
 
 # %% spawn-run tags=["host-dependent"]
 try:
-    run, ended = launch("both.py", timeout=8), "it finished"
+    run, ended = launch("both.py", timeout=7), "it finished"
 except (gpulab.distributed.TimeLimit, gpulab.distributed.RankFailed) as error:
     run, ended = error.run, type(error).__name__
 print(*sorted(line for rank in run.ranks for line in rank.output.splitlines() if line.startswith("torchrun's")), sep="\n")
@@ -550,7 +550,7 @@ launch("dies.py")
 # tools tell where. Stacks of all ranks (`run` collects them; on a cluster `py-spy dump --pid`), and the **flight
 # recorder**, which keeps the last collectives of each rank. It is on with `TORCH_FR_BUFFER_SIZE=200`; with NCCL and
 # `TORCH_NCCL_DUMP_ON_TIMEOUT=1` the watchdog writes it to a file when a collective times out. gloo has no watchdog, so
-# here each rank prints it after two seconds.
+# here each rank prints it by a timer.
 
 # %% hangs-write
 # %%writefile hangs.py
@@ -567,7 +567,7 @@ def record():
 
 
 dist.init_process_group("gloo")
-threading.Timer(2, record).start()
+threading.Timer(1.5, record).start()
 for step in range(2):
     dist.all_reduce(torch.ones(1000))  # the gradients
     if dist.get_rank() == 0 and step == 1:
@@ -575,7 +575,7 @@ for step in range(2):
     dist.broadcast(torch.ones(1000), 0)  # a learning rate
 
 # %% hangs-run tags=["raises-exception", "host-dependent"]
-launch("hangs.py", timeout=5)
+launch("hangs.py", timeout=4)
 
 # %% hangs-explain [markdown]
 # Number 4 is an all-reduce on rank 0 and a broadcast on rank 1: there they parted. The stacks name both lines.
@@ -600,6 +600,9 @@ class Heads(nn.Module):
 
     def forward(self, x):
         return self.used(x)
+
+# %% loud-write-main
+# %%writefile -a loud.py
 
 
 mistake = sys.argv[1]
@@ -654,6 +657,9 @@ def same_on_all_ranks(numbers):
     dist.all_reduce(high, dist.ReduceOp.MAX)
     return bool(low == high)
 
+# %% silent-write-model
+# %%writefile -a silent.py
+
 
 dist.init_process_group("gloo")
 rank = dist.get_rank()
@@ -666,7 +672,7 @@ if rank == 0:
 model(x).sum().backward()
 print("weights, loaded on rank 0 alone: same", same_on_all_ranks([p.detach() for p in model.parameters()]))
 
-# %% silent-write-rest
+# %% silent-write-loss
 # %%writefile -a silent.py
 losses = torch.ones(100) if rank == 0 else torch.full((20,), 7.0)  # 100 samples here, 20 there
 mean = losses.mean()
@@ -674,6 +680,9 @@ dist.all_reduce(mean)
 both = torch.stack([losses.sum(), torch.tensor(float(len(losses)))])
 dist.all_reduce(both)
 print(f"loss: mean of the ranks' means {mean / 2:.1f}, over all samples {both[0] / both[1]:.1f}")
+
+# %% silent-write-save
+# %%writefile -a silent.py
 if rank == 0:
     torch.save(model.state_dict(), "model.pt")
 dist.barrier()
@@ -789,7 +798,7 @@ for ranks in (8, 64):
 # | “Every backward exchanges gradients, by IPC.” | But under `no_sync`; in buckets; IPC, NVLink or a network, as NCCL finds. | *Buckets*, *Common mistakes* |
 # | “Start it with `spawn`, or with `torchrun`; the device is `cuda:{rank}`.” | One of the two; `LOCAL_RANK`. | *Launching*, *Common mistakes* |
 
-# %% web-run
+# %% web-run tags=["host-dependent"]
 def ddp_step_on(batch):
     """ms of a step of two ranks with DDP; batch is that of both."""
     with gpulab.VirtualGPU("A100-80", ranks=2, compute=False):
