@@ -623,7 +623,7 @@ def told(mistake, *args):
 
 
 with socket.create_server(("127.0.0.1", 0)) as taken:
-    print("port   ·", "EADDRINUSE" in told("port", str(taken.getsockname()[1])) and "EADDRINUSE: address already in use")
+    print("port   ·", told("port", str(taken.getsockname()[1])).rpartition("name: ")[2])
 print("unused ·", told("unused")[:89], "…")
 print("uneven ·", told("uneven").partition("] ")[2][:25], "…")
 with gpulab.VirtualGPU("A100-80", ranks=16, rank=9):
@@ -636,7 +636,7 @@ with gpulab.VirtualGPU("A100-80", ranks=16, rank=9):
 # | message | cause | repair |
 # |---|---|---|
 # | `EADDRINUSE` | a fixed port, and another job has it (NCCL says the same: ranks meet before it starts) | leave the port to `torchrun` |
-# | `Expected to have finished reduction …` | a parameter got no gradient | take it out, or `find_unused_parameters=True`, which searches the graph in every step |
+# | `Expected to have finished reduction …` | a parameter got no gradient | take it out, or `find_unused_parameters=True`; its price in every step: a search of the graph, one more all-reduce, and buckets that keep their first order |
 # | `Connection closed by peer` | rank 0 was done (NCCL is silent until its timeout, 10 minutes) | equal numbers of batches, or `model.join()` |
 # | `invalid device ordinal` | `cuda:{rank}` on the second machine | `LOCAL_RANK` |
 #
