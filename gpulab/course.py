@@ -104,7 +104,7 @@ LESSONS: tuple[Lesson, ...] = (
     Lesson(9, "feeding_the_gpu", "Find out whether the GPU waits for data", 60),
     Lesson(10, "profiling", "Find the bottleneck before touching it", 60),
     Lesson(11, "faster_steps", "The switches that make a step faster", 60),
-    Lesson(12, "many_gpus", "One script, N processes, the same result", 75),
+    Lesson(12, "many_gpus", "One script, N processes, the same result", 60, questions=5, written=True),
     Lesson(13, "sharding", "Train what does not fit on one GPU", 60),
     Lesson(14, "long_runs", "A run that survives interruptions", 60),
     Lesson(15, "capstone", "A script with twelve faults made right", 75),
@@ -118,10 +118,16 @@ def lesson(number: int) -> Lesson:
     return LESSONS[number]
 
 
+_STARTED = Path.cwd()  # before a notebook has gone elsewhere
+
+
 def folder(start: Path | None = None) -> Path | None:
-    """The course folder: the nearest folder at or above `start` (default: the current one) with the
-    notebooks and the exercises in it; of the copies in its `work/` too. None outside the course."""
-    here = (start or Path.cwd()).resolve()
+    """The course folder: the nearest folder at or above `start` with the notebooks and the exercises in it; of the
+    copies in its `work/` too. None outside the course. Without `start` it is the current folder, and the one in which
+    this process began where that is outside."""
+    if start is None:
+        return folder(Path.cwd()) or folder(_STARTED)
+    here = start.resolve()
     for place in (here, *here.parents):
         if _is_course(place):
             return place.parent if place.name == "work" and _is_course(place.parent) else place

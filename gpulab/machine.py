@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
+from . import course  # noqa: F401  (it notes the folder in which the notebook began)
 from .choice import DEFAULT, choose
 from .display import show
 from .machine_card import Card, as_html, as_svg, as_text

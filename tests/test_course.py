@@ -1,5 +1,7 @@
 """The table of lessons agrees with the tree: its notebooks, checks and questions exist, and no others do."""
 
+import subprocess
+import sys
 import tomllib
 from importlib import import_module, resources
 from pathlib import Path
@@ -78,3 +80,11 @@ def test_the_course_folder_is_found_from_inside_it():
 
 def test_there_is_no_course_folder_elsewhere(tmp_path):
     assert course.folder(tmp_path) is None
+
+
+def test_a_notebook_that_goes_elsewhere_is_still_in_the_course(tmp_path):
+    """As lesson 12 does for its scripts, after `gpulab.setup()`: its predictions are kept in the course folder."""
+    code = "import os, gpulab; gpulab.setup('T4'); os.chdir(r'{}'); from gpulab import course; print(course.folder())"
+    command = [sys.executable, "-c", code.format(tmp_path)]
+    said = subprocess.run(command, cwd=ROOT / "notebooks", capture_output=True, text=True, check=True).stdout
+    assert said.splitlines()[-1] == str(ROOT)

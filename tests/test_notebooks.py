@@ -36,6 +36,7 @@ WANTED_ERRORS = {
     "06_less_memory": ["RuntimeError"],
     "05_out_of_memory": ["OutOfMemoryError", "RuntimeError", "RuntimeError", "RuntimeError"],
     "08_accumulation": ["RuntimeError", "TypeError"],
+    "12_many_gpus": ["RankFailed", "TimeLimit"],
 }
 
 

@@ -425,6 +425,141 @@ def tells_nothing(samples, micro_batch, steps, epochs):
     in_one_division(samples, micro_batch, steps, epochs)
 
 
+# --- lesson 12 -------------------------------------------------------------------------------------------------------
+
+
+@right("dealt_indices")
+def by_counting(rank, ranks, length):
+    return [(rank + ranks * i) % length for i in range(math.ceil(length / ranks))]
+
+
+@right("dealt_indices")
+def in_a_tensor(rank, ranks, length):
+    padded = torch.arange(-(-length // ranks) * ranks) % length
+    return padded[rank::ranks]
+
+
+@wrong("dealt_indices", "unequal numbers", "nothing is padded")
+def without_padding(rank, ranks, length):
+    return range(rank, length, ranks)
+
+
+@wrong("dealt_indices", "the last indices are left out", "drop_last=True")
+def cuts_off(rank, ranks, length):
+    return list(range(length - length % ranks))[rank::ranks]
+
+
+@wrong("dealt_indices", "a stretch of neighbours", "[rank::ranks]")
+def padded_chunks(rank, ranks, length):
+    each = -(-length // ranks)
+    return (list(range(length)) * 2)[rank * each : (rank + 1) * each]
+
+
+@wrong("dealt_indices", "the last index is repeated")
+def pads_with_the_last(rank, ranks, length):
+    return [min(i, length - 1) for i in range(rank, -(-length // ranks) * ranks, ranks)]
+
+
+@wrong("dealt_indices", "padding where the length divides evenly", "-length % ranks")
+def always_pads(rank, ranks, length):
+    padded = [*range(length), *range(ranks - length % ranks)]
+    return padded[rank::ranks]
+
+
+@wrong("dealt_indices", "every rank has all indices")
+def all_of_them(rank, ranks, length):
+    return list(range(length))
+
+
+@wrong("dealt_indices", "all indices, the first ones again")
+def backwards(rank, ranks, length):
+    return by_counting(rank, ranks, length)[::-1]
+
+
+@wrong("dealt_indices", "None for ", "the return is missing")
+def deals_nothing(rank, ranks, length):
+    by_counting(rank, ranks, length)
+
+
+@wrong("dealt_indices", "the indices themselves are asked for")
+def how_many(rank, ranks, length):
+    return -(-length // ranks)
+
+
+def micro(model, x, y, share=0.25):
+    (F.cross_entropy(model(x), y) * share).backward()
+
+
+@right("one_exchange")
+def the_last_apart(model, window):
+    with model.no_sync():
+        for x, y in window[:-1]:
+            micro(model, x, y)
+    micro(model, *window[-1])
+
+
+@right("one_exchange")
+def by_the_attribute(model, window):
+    for i, (x, y) in enumerate(window):
+        model.require_backward_grad_sync = i == len(window) - 1
+        micro(model, x, y)
+
+
+@wrong("one_exchange", "nothing is exchanged", "outside of no_sync()")
+def all_within(model, window):
+    with model.no_sync():
+        for x, y in window:
+            micro(model, x, y)
+
+
+@wrong("one_exchange", "4 exchanges all the same", "the forward pass belongs inside")
+def forward_outside(model, window):
+    for i, (x, y) in enumerate(window):
+        loss = F.cross_entropy(model(x), y) / 4
+        with model.no_sync() if i < 3 else nullcontext():
+            loss.backward()
+
+
+@wrong("one_exchange", "there are 2 exchanges", "all micro-batches but the last")
+def every_second(model, window):
+    for i, (x, y) in enumerate(window):
+        with nullcontext() if i % 2 else model.no_sync():
+            micro(model, x, y)
+
+
+@wrong("one_exchange", "sum of the micro-batches'", "division")
+def undivided(model, window):
+    with model.no_sync():
+        for x, y in window[:-1]:
+            micro(model, x, y, 1)
+    micro(model, *window[-1], 1)
+
+
+@wrong("one_exchange", "another gradient", "nothing is cleared")
+def exchanges_first(model, window):
+    micro(model, *window[0])
+    with model.no_sync():
+        for x, y in window[1:]:
+            micro(model, x, y, 0.5)
+
+
+@wrong("one_exchange", "another gradient", "each micro-batch runs once")
+def leaves_some_out(model, window):
+    micro(model, *window[-1])
+
+
+@wrong("one_exchange", "a single backward()", "graphs of all micro-batches")
+def as_one_batch(model, window):
+    x, y = (torch.cat(parts) for parts in zip(*window, strict=True))
+    F.cross_entropy(model(x), y).backward()
+
+
+@wrong("one_exchange", "there is no gradient", "zero_grad() came after")
+def clears_what_it_made(model, window):
+    the_last_apart(model, window)
+    model.zero_grad()
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -452,9 +587,9 @@ def run_cell(source):
     return names
 
 
-def test_02_04_and_08_have_two_turns_each_and_every_turn_stands_in_one_lecture():
+def test_02_04_08_and_12_have_two_turns_each_and_every_turn_stands_in_one_lecture():
     lessons = [path.stem[:2] for path, _, _ in TURNS.values()]
-    assert {lesson: lessons.count(lesson) for lesson in lessons} == {"02": 2, "04": 2, "08": 2}
+    assert {lesson: lessons.count(lesson) for lesson in lessons} == {"02": 2, "04": 2, "08": 2, "12": 2}
     assert set(TURNS) == set(dir(gpulab.turn))
     asked = [cell for notebook in NOTEBOOKS.values() for cell in notebook.cells if is_turn(cell)]
     assert len(asked) == len(TURNS)

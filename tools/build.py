@@ -144,6 +144,8 @@ def predictions(cells: list[NotebookNode], where: str) -> list[tuple[str, list[N
 def _asked_and_compared(source: str, where: str) -> tuple[list[str], set[str]]:
     """The variables that a cell assigns a prediction to, and those that it calls `.compare` of."""
     asked, compared, calls = [], set(), 0
+    if source.startswith("%%writefile "):  # a script for other processes, which ask nothing
+        return [], set()
     try:
         nodes = list(ast.walk(ast.parse(source)))
     except SyntaxError as error:

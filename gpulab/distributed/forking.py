@@ -163,7 +163,7 @@ def _launch(run: socket.socket) -> Job:
             os.setsid()
             os.environ.update(_variables(rank, count, port))
             _as_if_new()
-            return partial(processes.rank, folder, me, asked["script"], *asked["args"])
+            return partial(_rank, folder, me, asked["script"], *asked["args"])
         ranks[pid] = rank
     _see_to(Ranks(folder, ranks), run, store, lambda: bool(told) or os.getppid() != server)
 
@@ -210,7 +210,7 @@ def _as_if_new() -> None:
 
     for number in (signal.SIGHUP, signal.SIGQUIT):  # whose handlers torchrun has, so that its ranks ignore none of them
         signal.signal(number, signal.SIG_DFL)
-    atexit.register(gc.unfreeze)  # the end takes to pieces what it finds
+    atexit.register(gc.unfreeze)  # where Python itself ends the process, it takes to pieces what it finds
     importlib.invalidate_caches()
     tempfile.tempdir = None
     time.tzset()
@@ -220,6 +220,45 @@ def _as_if_new() -> None:
     sys.modules["torch"].default_generator.seed()
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
+
+
+def _rank(folder: str, launcher: str, script: str, *args: str) -> NoReturn:
+    """Be that rank, and end."""
+    try:
+        processes.rank(folder, launcher, script, *args)
+        code = 0
+    except SystemExit as end:
+        code = _exit_code(end)
+    _end(code)
+
+
+def _exit_code(end: SystemExit) -> int:
+    if end.code is None or isinstance(end.code, int):
+        return int(end.code or 0) & 0xFF
+    print(end.code, file=sys.stderr)
+    return 1
+
+
+def _end(code: int) -> NoReturn:
+    """What the end of Python does for the script, and not what it does to all that the server has imported.
+
+    To take torch to pieces costs a second of processor time in each rank. Threads are waited for, functions of `atexit`
+    called, the script's own objects let go; then the process exits as one in C does.
+    """
+    import atexit
+    import ctypes
+    import threading
+
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit.unregister(gc.unfreeze)
+    atexit._run_exitfuncs()
+    sys.modules["__main__"].__dict__.clear()
+    gc.collect()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed by the script, or replaced
+            stream.flush()
+    ctypes.CDLL(None).exit(code)
+    os._exit(code)
 
 
 class Ranks:

@@ -13,6 +13,8 @@ _HOME = {
     "lean_step": "lesson04",
     "window_loop": "lesson08",
     "update_count": "lesson08",
+    "dealt_indices": "lesson12",
+    "one_exchange": "lesson12",
 }
 
 __all__ = list(_HOME)

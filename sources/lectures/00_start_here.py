@@ -311,7 +311,7 @@ gpulab.progress()
 #
 # - **One GPU, in a day:** 00, 03, 04, 05, 07, 08.
 # - **One GPU, from the ground up:** 00 to 08, in order.
-# - **Several GPUs:** 00, 04 and 08. Lessons 12, 13 and 14 carry it on; they are in preparation, as all from 09 on are.
+# - **Several GPUs:** 00, 04, 08 and 12. Lessons 13 and 14 carry it on; they are in preparation.
 #
 # Exercises take as long again as the lectures:
 

@@ -282,6 +282,34 @@ def test_a_crash_outside_python_names_the_line_and_an_exit_code_is_told(warm):
         distributed.run("leaves.py", 1, warm=warm)
 
 
+def test_a_rank_ends_as_python_does(warm):
+    """Threads are waited for, then functions of atexit, then the script's own objects; streams are flushed."""
+    write(
+        "ends.py",
+        """
+        import atexit, sys, threading, time
+
+        class Own:
+            def __del__(self):
+                print("let go")
+
+        own = Own()
+        own.itself = own
+        atexit.register(print, "at exit")
+        threading.Thread(target=lambda: (time.sleep(0.3), print("thread over"))).start()
+        print("main over")
+        if len(sys.argv) > 1:
+            sys.exit(5)
+        """,
+    )
+    run = distributed.run("ends.py", 2, warm=warm)
+    assert [rank.output for rank in run.ranks] == ["main over\nthread over\nat exit\nlet go\n"] * 2
+    with pytest.raises(distributed.RankFailed) as caught:
+        distributed.run("ends.py", 1, args=["fails"], warm=warm)
+    assert caught.value.rank.exit_code == 5
+    assert caught.value.rank.output == run.ranks[0].output
+
+
 def test_a_script_that_is_no_python_is_told_without_gpulabs_own_lines(warm):
     write("wrong.py", "import os\ndef f(:\n    pass\n")
     with pytest.raises(distributed.RankFailed) as caught:
