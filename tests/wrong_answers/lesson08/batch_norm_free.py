@@ -42,6 +42,7 @@ BANK.variant("by_the_base_class", change(IS_NORM, "isinstance(old, nn.modules.ba
 BANK.variant(
     "by_add_module", change("setattr(copied.get_submodule(parent), ", "copied.get_submodule(parent).add_module(")
 )
+BANK.variant("by_pickle", change(COPY, "import pickle; copied = pickle.loads(pickle.dumps(model))"))
 BANK.variant("without_a_list", change(f"list({WALK})", WALK), change(", affine=old.affine", ""))
 
 
@@ -86,18 +87,22 @@ class OwnNorm(nn.Module):
         return out if self.scale is None else out * self.scale.view(shape) + self.shift.view(shape)
 
 
-def own(formula):
+def own(name, formula):
     """An answer with norms of this formula."""
-    return lambda model, groups: replaced(model, lambda old: OwnNorm(old, groups, formula))
+
+    def answer(model, groups):
+        return replaced(model, lambda old: OwnNorm(old, groups, formula))
+
+    answer.__name__ = name
+    return answer
 
 
 def deviation(x, dims, correction=0):
     return x.var(dims, correction=correction, keepdim=True)
 
 
-@BANK.right
-def with_a_norm_of_its_own(model, groups):
-    return own(lambda x, dims, eps: (x - x.mean(dims, True)) * (deviation(x, dims) + eps).rsqrt())(model, groups)
+BANK.right(own("by_hand", lambda x, dims, eps: (x - x.mean(dims, True)) * (deviation(x, dims) + eps).rsqrt()))
+BANK.right(own("by_layer_norm", lambda x, dims, eps: F.layer_norm(x, x.shape[2:], eps=eps)))
 
 
 class Inside(nn.Module):
@@ -217,11 +222,14 @@ BANK.mistake(
 BANK.mistake(
     "forgets_the_last",
     "the last norm is still there",
-    "[:-1] ends before it",
+    "the walk ends before it",
     change(f"list({WALK})", f"list({WALK})[:-1]"),
 )
 BANK.mistake(
-    "stops_after_the_first", "only the first BatchNorm is replaced", "break ends the loop", add("break", after=SET)
+    "stops_after_the_first",
+    "only the first BatchNorm is replaced",
+    "a break or a return inside the loop ends it",
+    add("break", after=SET),
 )
 ONE_LEVEL = "children() goes one level down; recurse, or walk named_modules and set each on its parent"
 walks("replaces_the_top_level", "only the top level's norms are replaced", f'{IS_NORM} and "." not in name', ONE_LEVEL)
@@ -263,7 +271,7 @@ OF_GROUP = "channels // groups is the number of channels in a group; GroupNorm w
 norm(
     "removes_the_norms",
     "the norms are removed, not replaced",
-    "activations grow or vanish",
+    "without one, activations grow or vanish from layer to layer",
     "nn.Identity()",
     drop(HAND_OVER),
 )
@@ -303,6 +311,7 @@ norm(
 norm(
     "loses_eps", "the old eps is lost", "GroupNorm's own default is 1e-05: pass eps=", MAKE.replace("eps=old.eps, ", "")
 )
+norm("takes_one_eps", "all norms have one eps", "each takes that of its old norm", MAKE.replace("old.eps", "1e-3"))
 norm(
     "makes_new_weights",
     "a norm that had no weight and bias is given some",
@@ -340,7 +349,10 @@ then("loses_the_weight", "the old weight is lost", "if old.affine: nn.init.ones_
 then("loses_the_bias", "the old bias is lost", "if old.affine: nn.init.zeros_(new.bias)", LEARNED)
 then("loses_both", "the old weight and bias are lost", "new.reset_parameters()", LEARNED)
 then(
-    "swaps_them", "weight and bias have changed places", "new.weight, new.bias = old.bias, old.weight", "one multiplies"
+    "swaps_them",
+    "weight and bias have changed places",
+    "new.weight, new.bias = old.bias, old.weight",
+    "the first multiplies, the other is added",
 )
 then("forgets_the_dtype", "the new norms are in float32", "new.float()")
 then(
@@ -390,9 +402,8 @@ BANK.mistake(
 
 
 def formula(name, summary, likely, of):
-    answer = own(of)
-    answer.__name__ = name
-    BANK.wrong(summary, likely)(answer)
+    """An own norm of another formula."""
+    BANK.wrong(summary, likely)(own(name, of))
 
 
 formula(
@@ -424,6 +435,19 @@ formula(
     "the mean is not taken away",
     "an RMS norm divides only; a group norm takes the mean away, too",
     lambda x, dims, eps: x * (x.square().mean(dims, True) + eps).rsqrt(),
+)
+
+formula(
+    "takes_the_statistics_for_constants",
+    "the gradient does not go through the mean and the variance",
+    "they depend on the input: compute them without no_grad and detach",
+    lambda x, dims, eps: (x - x.mean(dims, True).detach()) * (deviation(x, dims) + eps).detach().rsqrt(),
+)
+formula(
+    "normalises_in_place",
+    "a new norm changed its argument inputs",
+    "a method that ends in _",
+    lambda x, dims, eps: x.sub_(x.mean(dims, True)).mul_((deviation(x, dims) + eps).rsqrt()),
 )
 
 # --- wrong: the model ----------------------------------------------------------------------------------
