@@ -62,10 +62,12 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="of checks; all that are contracts, if none is given")
     args = parser.parse_args()
     sys.path.insert(0, str(ROOT))
+    lessons = importlib.import_module("gpulab.course").LESSONS
     banks = {
-        path.stem: importlib.import_module(f"tests.wrong_answers.{path.parent.name}.{path.stem}").BANK
-        for path in sorted(ROOT.glob("tests/wrong_answers/lesson*/*.py"))
-        if not path.stem.startswith(("_", "test_"))
+        name: importlib.import_module(f"tests.wrong_answers.lesson{lesson.number:02d}.{name}").BANK
+        for lesson in lessons
+        if lesson.written
+        for name in lesson.checks
     }
     contracts = {name: bank for name, bank in banks.items() if bank.solution[0]}
     if unknown := sorted(set(args.names) - contracts.keys()):

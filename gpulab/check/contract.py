@@ -145,7 +145,7 @@ class Contract:
                 facts = self._play(function, trial, seed, scene)
             except CheckFailed as failed:
                 if failed.raised:
-                    self._name(failed, {CALL}, student, trial)
+                    self._name(failed, [CALL], student, trial)
                 raise
             self._judge(facts, student, trial)
 
@@ -169,15 +169,17 @@ class Contract:
                     read=clause.read,
                 )
             except CheckFailed as failed:
-                self._name(failed, set(clause.facts), student, trial)
+                self._name(failed, [*broken, *clause.facts], student, trial)
                 raise
 
-    def _name(self, failed: CheckFailed, broken: set[str], student: Any, trial: Trial) -> None:
-        """Put the words of the mistakes that this answer makes into `failed`; first of one that breaks these facts."""
+    def _name(self, failed: CheckFailed, broken: Sequence[str], student: Any, trial: Trial) -> None:
+        """Put the words of the mistakes that this answer makes into `failed`; first of one that breaks the first of
+        these facts that any of them breaks."""
         made, all_told = self.explained(self.fingerprint(student, Trial(trial.name, trial.lesson)))
         if not made:
             return
-        first = next((m for m in made if broken & {name for _, name in m.differs}), made[0] if all_told else None)
+        breaking = (m for fact in broken for m in made if fact in {name for _, name in m.differs})
+        first = next(breaking, made[0] if all_told else None)
         others = [m for m in made if m is not first]
         if first:
             failed.summary = f"{failed.summary}: {first.summary}" if failed.raised else first.summary

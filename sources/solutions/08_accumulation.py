@@ -206,7 +206,7 @@ gpulab.check.accumulation_amp(train_epoch_amp)
 # **Build** a function that replaces every BatchNorm of a network by a GroupNorm. **Why:** BatchNorm normalises with the
 # micro-batch, and no weighting repairs that.
 #
-# 15 minutes · difficulty ●●●
+# 20 minutes · difficulty ●●●
 #
 # First a question, to be sure what the trouble is:
 
@@ -215,25 +215,26 @@ gpulab.quiz(8, "batch-norm")
 
 # %% without_batch_norm tags=["solution"]
 def without_batch_norm(model, groups):
-    """A copy of `model` with every nn.BatchNorm2d, at any depth, replaced by a GroupNorm of `groups` groups.
+    """A copy of `model` in which a GroupNorm of `groups` groups stands in the place of every BatchNorm.
 
-    model   an nn.Module; it stays as it is
-    groups  divides the number of channels of every BatchNorm2d in it
+    model   an nn.Module that holds nn.BatchNorm1d, 2d and 3d, at any depth; it stays as it is
+    groups  divides the number of channels of each of them
 
-    Each new norm has the old one's name, weight, bias, eps, dtype and device, and its weight and bias are trained.
-    The copy is in training mode. Returns the copy.
+    A new norm has the old one's name, mode and eps, and a weight and bias of the same values, dtype, device and
+    requires_grad, or none where it has none (affine=False). A BatchNorm that stands in two places is replaced in both.
+    What is one weight in `model` is one in the copy. All else in the copy is as in `model`, in memory of its own.
+    Returns the copy.
     """
-    # TODO: copy the model, walk down to each BatchNorm2d, put a GroupNorm in its place
+    # TODO: copy the model, walk down to each BatchNorm, put a GroupNorm in its place
     ### BEGIN SOLUTION
-    model = copy.deepcopy(model)
-    for name, module in list(model.named_modules()):
-        if isinstance(module, nn.BatchNorm2d):
-            like = {"device": module.weight.device, "dtype": module.weight.dtype}
-            norm = nn.GroupNorm(groups, module.num_features, eps=module.eps, **like)
-            norm.load_state_dict({"weight": module.weight, "bias": module.bias})
+    copied = copy.deepcopy(model)
+    for name, old in list(copied.named_modules(remove_duplicate=False)):
+        if isinstance(old, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
+            new = nn.GroupNorm(groups, old.num_features, eps=old.eps, affine=old.affine)
+            new.weight, new.bias = old.weight, old.bias  # those of the copy, which nothing else needs
             parent, _, last = name.rpartition(".")
-            setattr(model.get_submodule(parent), last, norm)
-    return model.train()
+            setattr(copied.get_submodule(parent), last, new.train(old.training))
+    return copied
     ### END SOLUTION
 
 # %% check-norm tags=["check"]
@@ -249,13 +250,15 @@ gpulab.check.batch_norm_free(without_batch_norm)
 # <details><summary>Hint 2</summary>
 #
 # `model.get_submodule("3.rest")` finds the parent, and `setattr(parent, "2", norm)` replaces the child; it works for
-# `nn.Sequential` too. Make a list of what you walk over before you change it.
+# `nn.Sequential` too. Make a list of what you walk over before you change it. A module that stands in two places has two
+# names, and `named_modules()` gives the first; with `remove_duplicate=False` it gives both.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# `nn.GroupNorm(groups, channels, eps=..., device=..., dtype=...)`, in this order of arguments. Then copy weight and
-# bias; `load_state_dict` takes both at once.
+# `nn.GroupNorm(groups, channels, eps=..., affine=...)`, in this order of arguments. Its weight and bias may be those of
+# the copy's own BatchNorm, which needs them no more: a `Parameter` that is assigned to an attribute keeps its values,
+# dtype, device and `requires_grad`, and one that is assigned in two places stays one. `.training` is the mode.
 #
 # </details>
 

@@ -1,52 +1,355 @@
-"""The check of a replacement for BatchNorm: every norm at every depth, with what it had learned, in a copy."""
+"""The check of a replacement for BatchNorm: every norm in every place, with what it had learned, in a copy."""
 
 from __future__ import annotations
 
-import copy
+import itertools
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ..audit import Kind
+from ..audit import ANYTHING
 from ..base import Trial, check
-from ..measure import same
+from ..contract import Clause, Contract, Facts, Near, holds
+from ..measure import same, virtual_gpu
+from ..scenes import Scene
 from ..wording import show
-from .common import flat_gradient
 from .misconceptions import BATCH_NORM
 
-Norm = nn.modules.batchnorm._BatchNorm
-MODEL = "the returned model"
+VALUES = "what the norms give"
+MEASURED = "groups of the norms", "eps of the norms", "weights of the norms", "biases of the norms", VALUES
+LARGE, SMALL = 1e3, 0.05  # inputs to which eps is nothing, and to which it is not
+NONE = "a norm with affine=False has no weight and no bias: both are None"
+PROMISES = (  # a sentence, its facts, what is told of an answer that breaks it, and why that is likely so
+    ("Returns the copy", ["what came back"], "a model is wanted back", "return the whole copy"),
+    ("every BatchNorm", ["BatchNorms left"], "some BatchNorms are still there", "all three classes, in any mode"),
+    (
+        "at any depth",
+        ["BatchNorms left further down"],
+        "BatchNorms further down are still there",
+        "children() goes one level down; recurse, or walk named_modules and set each on its parent",
+    ),
+    (
+        "A BatchNorm that stands in two places is replaced in both",
+        ["BatchNorms left in a second place"],
+        "a BatchNorm that stands in two places is still there in one",
+        "named_modules gives each module once; with remove_duplicate=False it gives each place",
+    ),
+    (
+        "the old one's name, mode and eps",
+        ["names that are gone", "names that are new", "norms in another mode", "eps of the norms"],
+        "a new norm has another name, mode or eps than the old one",
+        "setattr(parent, name, norm) keeps the name; the mode is in .training, eps in .eps",
+    ),
+    (
+        "a GroupNorm of `groups` groups",
+        ["outputs of another form", "groups of the norms", VALUES],
+        "a norm gives other values than the group norm asked for",
+        "call one of them alone, and compare with torch.nn.functional.group_norm",
+    ),
+    (
+        "a weight and bias of the same values",
+        ["weights of the norms", "biases of the norms"],
+        "a new norm has another weight, or another bias, than the old one",
+        "a new GroupNorm starts at weight 1 and bias 0",
+    ),
+    (
+        "dtype, device and requires_grad",
+        ["weights and biases elsewhere", "trained numbers"],
+        "a new norm's weight and bias have another dtype, device or requires_grad than the old one's",
+        "a new Parameter is float32, on the CPU, and requires a gradient; each old one may be otherwise",
+    ),
+    (
+        "none where it has none (affine=False)",
+        ["numbers where there were none"],
+        "a norm that had no weight and bias has some",
+        "affine=False leaves them out of a GroupNorm, too",
+    ),
+    (
+        "What is one weight in `model` is one in the copy",
+        ["weights that are no longer one"],
+        "what was one weight is several in the copy",
+        "they would be trained apart: copy the model as a whole, and give a norm in two places one weight and one bias",
+    ),
+    (
+        "in memory of its own",
+        ["parts of the original"],
+        "the copy and the original share parts",
+        "copy.copy takes over the parts: use copy.deepcopy, and copy_ values",
+    ),
+    (
+        "All else in the copy is as in `model`",
+        ["order", "other classes", "other modes", "other values", "other requires_grad", "output", "gradients"],
+        "something besides the norms is not as in the model",
+        "copy the model, replace the norms, and touch nothing else",
+    ),
+)
+CLAUSES = [Clause(*promise, BATCH_NORM) for promise in PROMISES]
+BATCH_NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d
+KINDS: dict[str, tuple[Any, Any, tuple[int, ...], int]] = {  # the norm, one that stays, sizes of inputs, groups
+    "BatchNorm1d of (N, C)": (nn.BatchNorm1d, partial(nn.LayerNorm, elementwise_affine=False), (), 4),
+    "BatchNorm1d of (N, C, L)": (nn.BatchNorm1d, nn.InstanceNorm1d, (6,), 2),
+    "BatchNorm2d": (nn.BatchNorm2d, nn.InstanceNorm2d, (2, 3), 4),
+    "BatchNorm3d": (nn.BatchNorm3d, nn.InstanceNorm3d, (2, 1, 3), 2),
+}
+EDGES = {
+    "kind": tuple(KINDS),
+    "affine": (True, False),  # of one of the norms
+    "dtype": (torch.float64, torch.bfloat16),  # norms are in float32 there
+    "device": ("cpu", "cuda:1"),  # of the block
+    "training": (True, False),  # the block is in the other mode
+}
+Pair = tuple[str, Any, Any]  # the name of a part; the part of that name in the model, and in the copy
 
 
-class Residual(nn.Module):
-    """A block with its norms in attributes, one of them inside a Sequential: what replacing must reach."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(channels, channels, 3, padding=1)
-        self.norm = nn.BatchNorm2d(channels, eps=1e-3)
-        self.rest = nn.Sequential(nn.ReLU(), nn.Conv2d(channels, channels, 1), nn.BatchNorm2d(channels, eps=1e-3))
+class Mix(nn.Linear):
+    """A layer over the channels, in the model's dtype. What it returns is in that of the norms."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = x + self.rest(self.norm(self.conv(x)))
-        return out
+        out = super().forward(x.to(self.weight).movedim(1, -1)).movedim(-1, 1)
+        return out.to(torch.promote_types(out.dtype, torch.float32))
 
 
-def network() -> nn.Module:
-    """A small float64 network in training mode whose norms have weights and biases of their own."""
-    # 12 channels in 4 or 2 groups, so that no number of channels in a group is a number of groups
-    first = nn.Sequential(nn.Conv2d(1, 12, 3, padding=1), nn.BatchNorm2d(12, eps=1e-3), nn.ReLU(), Residual(12))
-    model = first.extend([nn.Flatten(), nn.Linear(12 * 6 * 6, 4)]).double()
-    for module in norms(model).values():
-        nn.init.uniform_(module.weight, 0.5, 1.5)
-        nn.init.uniform_(module.bias, -0.5, 0.5)
-    return model.train()
+class Residual(nn.Sequential):
+    """Parts with names, and a way around them."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = x
+        for part in self:
+            out = part(out)
+        return x + out
 
 
-def norms(model: nn.Module) -> dict[str, Norm]:
-    return {name: module for name, module in model.named_modules() if isinstance(module, Norm)}
+def halve(module: nn.Module, args: Any, out: torch.Tensor) -> torch.Tensor:
+    """A hook that the model has."""
+    return out / 2
+
+
+def network(scene: Scene) -> nn.Module:
+    """Each norm has an eps, a weight and a bias of its own; some are frozen. A norm stands twice in the Sequential, one
+    in two modules, a block twice, and a weight in two layers."""
+    kind, other, *_ = KINDS[scene.kind]
+    mix = partial(Mix, bias=False, dtype=scene.dtype)
+    norm = partial(kind, dtype=torch.promote_types(scene.dtype, torch.float32))
+    first, last, inner = norm(8, 1e-3), norm(24, 2e-3), norm(8, 3e-3, track_running_stats=False)
+    inside, tied, frozen = mix(8, 8), mix(8, 8), mix(8, 8)
+    rest = nn.Sequential(nn.ReLU(), nn.Sequential(mix(8, 8), norm(8, 4e-3, affine=scene.affine)))
+    block = Residual(OrderedDict(mix=inside, norm=inner, rest=rest)).to(scene.device)
+    block.register_buffer("calls", torch.ones(()), persistent=False)
+    tied.weight = inside.weight
+    begin = mix(3, 8), first, nn.ReLU(), block, nn.Dropout(0.0), block
+    model = nn.Sequential(*begin, tied, inner, frozen, first, other(8), mix(8, 24), last).train(scene.training)
+    block.train(not scene.training)
+    model.register_forward_hook(halve)
+    for _, module in named(model):
+        if is_norm(module) and module.affine:
+            module.weight.data.uniform_(1.5, 2.5)
+            module.bias.data.uniform_(-1.5, -0.5)
+    for p in (first.weight, inner.weight, inner.bias, frozen.weight):
+        p.requires_grad_(False)
+    return model
+
+
+def play(call: Callable[..., Any], scene: Scene) -> Facts:
+    *_, sizes, groups = KINDS[scene.kind]
+    dtype, mode = str(scene.dtype)[6:], "training" if scene.training else "evaluation"
+    facts = Facts(f"{scene.kind}, {groups} groups, {dtype}, {mode}, parts 3 and 5 on {scene.device}")
+    with virtual_gpu(count=2):
+        model = network(scene)
+        new = call(model, groups, explain=lambda error: NONE if "NoneType" in error else "")
+        back = "the model itself" if new is model else "a model" if isinstance(new, nn.Module) else show(new, 40)
+        facts.add("what came back", back, "a model")
+        if not facts.hold() or not compare_names(facts, model, new):
+            return facts
+        every = [(name or "the copy", old, new.get_submodule(name)) for name, old in named(model)]
+        once = [(name or "the copy", old, new.get_submodule(name)) for name, old in model.named_modules()]
+        compare_all(facts, every)
+        compare_rest(facts, [row for row in once if not is_norm(row[1])])
+        norms = [row for row in once if is_norm(row[1])]
+        compare_norms(facts, norms)
+        if not facts.seen["weights and biases elsewhere"]:
+            compare_outputs(facts, norms, scene, call)
+        if facts.hold() and scene.device == "cpu":
+            x = torch.randn(4, 3, *sizes, dtype=scene.dtype)
+            seen = call(new, x, through=lambda _, new, x: run(new, x), may_change={"new": ANYTHING}, who="the copy")
+            for _, norm, _ in norms:
+                norm.register_forward_hook(lambda old, args, out: group_norm(old, args[0], groups))
+            within = 0.02 if scene.dtype == torch.bfloat16 else 1e-6
+            for name, got, wanted in zip(("output", "gradients"), seen, run(model, x), strict=True):
+                facts.add(name, got, Near(wanted, within))
+    return facts
+
+
+def is_norm(module: nn.Module) -> bool:
+    return isinstance(module, BATCH_NORMS)
+
+
+def named(model: nn.Module) -> list[tuple[str, Any]]:
+    """Every module in every place."""
+    return list(model.named_modules(remove_duplicate=False))
+
+
+def compare_names(facts: Facts, model: nn.Module, new: nn.Module) -> bool:
+    """Where there still is a BatchNorm, and where the parts of the model are; whether it makes sense to go on."""
+    first = {module: name for name, module in model.named_modules() if is_norm(module)}
+    left: dict[str, Any] = {n: m for n, m in named(new) if type(m) in (*BATCH_NORMS, nn.SyncBatchNorm)}
+    places = {name: first[module] for name, module in named(model) if is_norm(module)}  # the first place of each
+    alone = [name for name in left if places.get(name, name) == name]
+    second = [name for name in left if places.get(name, name) not in left]
+    facts.add("BatchNorms left", [name for name in alone if "." not in name], [])
+    facts.add("BatchNorms left further down", [name for name in alone if "." in name], [])
+    facts.add("BatchNorms left in a second place", second, [])
+    keys, old = ("training", "momentum", "track_running_stats", "forward"), dict(named(model))
+    other = {k for n, m in left.items() for k in keys if vars(m).get(k) != vars(old.get(n, m)).get(k)}
+    other |= {"class" for module in left.values() if type(module) is nn.SyncBatchNorm}
+    facts.seen["other in those left"] = ", ".join(sorted(other)) or "nothing" if left else ""
+    facts.seen["names with dots"] = any("." in key for module in new.modules() for key in module._modules)
+    if alone:
+        return False
+    below = tuple(f"{name}." for name in places)  # the parts of a norm of one's own
+    before, now = ([name for name, _ in named(one) if not name.startswith(below)] for one in (model, new))
+    facts.add("names that are gone", [name for name in before if name not in now], [])
+    facts.add("names that are new", [name for name in now if name not in before], [])
+    if set(before) == set(now):
+        facts.add("order", "as before" if before == now else "another", "as before")
+    return set(before) == set(now)
+
+
+def compare_rest(facts: Facts, rest: list[Pair]) -> None:
+    """All that is not a norm."""
+    facts.add("other classes", [name for name, old, new in rest if type(old) is not type(new)], [])
+    own = [(name, tensors(old), tensors(new)) for name, old, new in rest]
+    both = [(f"{name}.{key}", a.get(key), b.get(key)) for name, a, b in own for key in a | b]
+    facts.add("other values", [name for name, a, b in both if not same(a, b)], [])
+    kept = [(name, a.requires_grad, b.requires_grad) for name, a, b in both if a is not None and b is not None]
+    facts.add("other requires_grad", [name for name, old, new in kept if old != new], [])
+
+
+def compare_all(facts: Facts, every: list[Pair]) -> None:
+    """Modes, and which parts and weights are one."""
+    for fact, of_norms in (("norms in another mode", True), ("other modes", False)):
+        facts.add(fact, [n for n, a, b in every if a.training != b.training and is_norm(a) == of_norms], [])
+    marks = {mark for _, old, _ in every for mark in marks_of(old)}
+    facts.add("parts of the original", [name for name, _, new in every if marks & marks_of(new)], [])
+    ids = [
+        (name, set(map(id, old.parameters(recurse=False))), set(map(id, new.parameters()))) for name, old, new in every
+    ]
+    pairs = itertools.combinations(ids, 2)
+    apart = [f"{a} and {b}" for (a, p, new_p), (b, q, new_q) in pairs if len(new_p & new_q) < len(p & q)]
+    facts.add("weights that are no longer one", apart, [])
+
+
+def tensors(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Its own parameters and buffers."""
+    return {key: t for key, t in (*module._parameters.items(), *module._buffers.items()) if t is not None}
+
+
+def marks_of(module: nn.Module) -> set[Any]:
+    """What tells it and its memory from others."""
+    return {module, *((str(t.device), t.untyped_storage().data_ptr()) for t in tensors(module).values())}
+
+
+def compare_norms(facts: Facts, norms: list[Pair]) -> None:
+    """What the new norms hold."""
+    held = [(name, old, list(new.parameters())) for name, old, new in norms]
+    bare = [trained(ps) for _, old, ps in held if not old.affine]
+    if bare:
+        facts.add("numbers where there were none", bare, ["0 of 0"] * len(bare))
+    both = [(trained(ps), trained(old.parameters())) for _, old, ps in held if old.affine]
+    facts.add("trained numbers", *map(list, zip(*both, strict=True)))
+    places = [(name, place_of(like(old)), place_of(p)) for name, old, ps in held for p in ps]
+    facts.add("weights and biases elsewhere", sorted({f"{name}: {new}" for name, old, new in places if old != new}), [])
+
+
+def trained(parameters: Iterable[torch.Tensor]) -> str:
+    sizes = [(p.requires_grad, p.numel()) for p in parameters]
+    return f"{sum(n for flag, n in sizes if flag)} of {sum(n for _, n in sizes)}"
+
+
+def compare_outputs(facts: Facts, norms: list[Pair], scene: Scene, call: Callable[..., Any]) -> None:
+    """What the new norms do when they are called alone."""
+    *_, sizes, groups = KINDS[scene.kind]
+    inputs = [probe(old, sizes) for _, old, _ in norms]
+    outs = call([new for *_, new in norms], inputs, through=call_each, may_change={"norms": ANYTHING}, who="a new norm")
+    odd = [show(out) for x, out in zip(inputs, outs, strict=True) if form(x) != form(out)]
+    facts.add("outputs of another form", odd, [])
+    if odd:
+        return
+    with torch.no_grad():
+        right = [group_norm(old, x, groups) for (_, old, _), x in zip(norms, inputs, strict=True)]
+    for name, seen, wanted in zip(MEASURED, measure(outs), measure(right), strict=True):
+        if name != VALUES or all(holds(facts, of) for of in MEASURED if of != VALUES):
+            facts.add(name, seen, Near(wanted, 1e-3))
+
+
+def place_of(tensor: torch.Tensor) -> str:
+    return f"{tensor.dtype} on {tensor.device}"
+
+
+def like(norm: Any) -> torch.Tensor:
+    """A tensor of the norm's dtype, on its device."""
+    found: torch.Tensor = norm.weight if norm.affine else norm.running_mean
+    return found
+
+
+def form(x: Any) -> Any:
+    return (x.shape, place_of(x)) if isinstance(x, torch.Tensor) else None
+
+
+def group_norm(old: Any, x: torch.Tensor, groups: int) -> torch.Tensor:
+    """What the right norm gives in the place of `old`."""
+    return F.group_norm(x, groups, old.weight, old.bias, old.eps)
+
+
+def call_each(student: Any, norms: list[Any], inputs: list[torch.Tensor]) -> list[Any]:
+    with torch.no_grad():
+        return [norm(x) for norm, x in zip(norms, inputs, strict=True)]
+
+
+def run(model: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, list[float]]:
+    """The output, and the norms of all gradients from the smallest to the largest."""
+    x = x.clone().requires_grad_()
+    out = model(x)
+    (out * torch.arange(out.numel(), dtype=out.dtype).cos().view_as(out)).sum().backward()
+    found = [p.grad for p in (x, *model.parameters()) if p.grad is not None]
+    return out.detach(), sorted(float(g.norm()) for g in found)
+
+
+def signs(channels: int, positions: int) -> torch.Tensor:
+    """1 and -1 in turn: of a mean of 0 and a variance of 1 in every group of an even number of channels."""
+    return 1.0 - 2.0 * ((torch.arange(channels).unsqueeze(1) + torch.arange(positions)) % 2)
+
+
+def probe(norm: Any, sizes: tuple[int, ...]) -> torch.Tensor:
+    """Samples (7, channels, *sizes) that tell what a norm has: zeros, large and small signs, two random ones, and these
+    again with another channel 0."""
+    turns = signs(norm.num_features, math.prod(sizes))
+    drawn = torch.randn(4, *turns.shape)
+    drawn[2:, 1:] = drawn[:2, 1:]
+    x = torch.cat([torch.stack([0 * turns, LARGE * turns, SMALL * turns]), drawn])
+    return x.view(7, norm.num_features, *sizes).to(like(norm))
+
+
+def measure(outs: list[torch.Tensor]) -> tuple[Any, ...]:
+    """What the norms have that gave `outs` for their probes, as `MEASURED` names it."""
+    rows = []
+    for out in outs:
+        out = out.double().cpu().reshape(*out.shape[:2], -1)
+        zero, large, small = out[0], out[1] - out[0], out[2] - out[0]
+        reached = int(((out[3:5] - out[5:]).abs().amax((0, 2)) > 1e-4).sum())  # channels that channel 0 has a part in
+        gain = float(large.norm() / small.norm().clamp(1e-30))  # sqrt(1 + eps / SMALL**2)
+        weight = (large * signs(*large.shape)).mean(1)
+        rows.append((len(zero) / max(reached, 1), SMALL**2 * (gain**2 - 1), weight, zero.mean(1), out.flatten()))
+    groups, eps, *vectors = map(list, zip(*rows, strict=True))
+    return groups, eps, *map(torch.cat, vectors)
+
+
+CONTRACT = Contract(__file__, parameters=("model", "groups"), clauses=CLAUSES, edges=EDGES, play=play)
 
 
 @check(
@@ -54,265 +357,6 @@ def norms(model: nn.Module) -> dict[str, Norm]:
     says="no sample sees another one's statistics, so the micro-batches add up to the full batch again",
 )
 def batch_norm_free(student: Any, trial: Trial) -> None:
-    """Check a function of (model, groups): it returns a copy of the model in which a group norm with `groups`
-    groups stands for each BatchNorm, at any depth, with its weight, bias, eps, dtype and place."""
-    trial.function(student, ("model", "groups"))
-    for model, groups in [(network(), 4), (network(), 2)]:
-        before = copy.deepcopy(model)
-        x, y = torch.randn(12, 1, 6, 6, dtype=torch.float64), torch.randint(0, 4, (12,))
-        new = trial.call(student, model, groups, may_change={"model": JUDGED}, explain=_explain)
-        trial.expect(
-            isinstance(new, nn.Module),
-            "a model is wanted back",
-            expected="the new model, an nn.Module",
-            got=show(new),
-            likely="the function ends without a return"
-            if new is None
-            else "return the whole model, with the new norms in their places",
-            read=BATCH_NORM,
-        )
-        _judge_original(trial, before, model)
-        _judge_left(trial, before, new)
-        trial.expect(
-            all(module.training for module in new.modules()),
-            "the new model is in evaluation mode",
-            expected="training mode: what is replaced is the norm, not the mode",
-            got="training is False somewhere",
-            likely="a new module is in training mode; eval() on the copy switched dropout off too",
-            read=BATCH_NORM,
-        )
-        for name, old in norms(before).items():
-            _judge_norm(trial, name, old, new, groups)
-        _judge_rest(trial, before, model, new)
-        _judge_samples(trial, new, x, y)
-
-
-# What `_judge_original` compares itself, in its own words.
-JUDGED: frozenset[Kind] = frozenset(("parts", "parameters", "buffers", "mode", "place"))
-
-
-def _judge_original(trial: Trial, before: nn.Module, model: nn.Module) -> None:
-    old, state = before.state_dict(), model.state_dict()
-    there = norms(model).keys() == norms(before).keys()
-    same_mode = [m.training for m in model.modules()] == [m.training for m in before.modules()]
-    trial.expect(
-        there and same_mode and old.keys() == state.keys() and all(same(old[k], state[k]) for k in old),
-        "the model that was passed in was changed",
-        expected="a copy with the norms replaced, and the original as it was",
-        got=f"an original with {len(norms(model))} of {len(norms(before))} BatchNorms left"
-        if not there
-        else "an original in another mode, on another device, or with other values",
-        likely="work on copy.deepcopy(model)",
-        read=BATCH_NORM,
-    )
-
-
-def _judge_left(trial: Trial, before: nn.Module, new: nn.Module) -> None:
-    left, old = norms(new), norms(before)
-    rows = {
-        "expected": "no BatchNorm at any depth: norms that look at one sample at a time",
-        "got": f"{len(left)} of {len(old)} BatchNorms: {', '.join(left)}",
-        "read": BATCH_NORM,
-    }
-    if any(isinstance(module, nn.SyncBatchNorm) for module in left.values()):
-        trial.fail(
-            "SyncBatchNorm is still a batch norm",
-            likely="it shares statistics between processes at one moment; micro-batches come one after the other, and "
-            "each is still normalised by itself",
-            **rows,
-        )
-    if any(not module.training for module in left.values()):
-        trial.fail(
-            "BatchNorm in evaluation mode is not a way to train",
-            likely="eval() makes it use its running statistics, which are then never learned, and which know nothing "
-            "of these data yet",
-            **rows,
-        )
-    if any(not module.track_running_stats for module in left.values()):
-        trial.fail(
-            "without running statistics, training normalises as before",
-            likely="track_running_stats is about evaluation: in training each micro-batch is normalised by its own "
-            "mean and variance all the same",
-            **rows,
-        )
-    if any(name in old and module.momentum != old[name].momentum for name, module in left.items()):
-        trial.fail(
-            "another momentum does not change what training normalises with",
-            likely="momentum is for the running statistics, which training does not use: each micro-batch is "
-            "normalised by its own mean and variance all the same",
-            **rows,
-        )
-    dotted = [child for _, module in new.named_modules() for child in dict(module.named_children()) if "." in child]
-    if left and dotted:
-        trial.fail(
-            "the new norms are beside the old ones, not in their places",
-            likely=f"setattr(model, {dotted[0]!r}, …) adds a module of that name to the model itself: get the parent "
-            "with model.get_submodule, and set the last part of the name on it",
-            **rows,
-        )
-    if left and len(left) == len(old):
-        trial.fail(
-            "every BatchNorm is still there",
-            likely="assigning to a loop variable, or returning from model.apply, replaces nothing: set the attribute "
-            "on the parent module (setattr)",
-            **rows,
-        )
-    trial.expect(
-        not left,
-        "some BatchNorms are still there",
-        likely="children() goes one level down; recurse, or walk named_modules and set each on its parent",
-        **rows,
-    )
-
-
-def _judge_norm(trial: Trial, name: str, old: Norm, new: nn.Module, groups: int) -> None:
-    """The former BatchNorm's place, called alone, gives the group norm with its weight, bias and eps."""
-    try:
-        put = new.get_submodule(name)
-    except AttributeError:
-        trial.fail(
-            "the model has another structure",
-            expected=f"the new norm in the place of the old one, at {name!r}",
-            got="nothing of that name",
-            likely="the model was built anew from a list of its parts: set the attribute on the parent module instead",
-            read=BATCH_NORM,
-        )
-    dtypes = {p.dtype for p in put.parameters()}
-    trial.expect(
-        dtypes <= {old.weight.dtype},
-        "the new norms have another dtype than the model",
-        expected=str(old.weight.dtype),
-        got=", ".join(sorted(map(str, dtypes))),
-        likely="a new module is float32 on the CPU; create it with device= and dtype= of the old weight",
-        read=BATCH_NORM,
-    )
-    places = {str(p.device) for p in put.parameters()}
-    trial.expect(
-        places <= {str(old.weight.device)},
-        "the new norms are on another device than the model",
-        expected=str(old.weight.device),
-        got=" and ".join(sorted(places)),
-        likely="the whole copy was moved: leave it where the model is, since whoever asked for it decides that"
-        if {str(p.device) for p in new.parameters()} == places
-        else "create each norm with device= and dtype= of the old weight, wherever that is",
-        read=BATCH_NORM,
-    )
-    channels = old.num_features
-    x = 3 * torch.randn(3, channels, 5, 5, dtype=old.weight.dtype) + 1
-    weight, bias, eps, other = old.weight, old.bias, old.eps, 6 - groups
-    ways: list[tuple[Any, ...]] = [  # known misconceptions, as the arguments of the group norm that they come to
-        ("a new GroupNorm starts at weight 1 and bias 0; copy what BatchNorm had learned", groups, None, None, eps),
-        ("the old weight is copied, and the old bias is not", groups, weight, None, eps),
-        (f"the old eps, {eps:g}, is lost: GroupNorm's own default is 1e-05", groups, weight, bias, 1e-5),
-        (
-            "weight, bias and eps are all lost: GroupNorm starts at weight 1, bias 0, eps 1e-05",
-            groups,
-            None,
-            None,
-            1e-5,
-        ),
-        (f"one group for all channels is a layer norm; {groups} groups were asked for", 1, weight, bias, eps),
-        (f"a group for each channel is an instance norm; {groups} groups were asked for", channels, weight, bias, eps),
-        (
-            f"channels // groups is the number of channels in a group; GroupNorm wants the number of groups, {groups}",
-            *(channels // groups, weight, bias, eps),
-        ),
-        (f"there are {other} groups whatever the argument says; {groups} were asked for", other, weight, bias, eps),
-    ]
-    with torch.no_grad():
-        got = trial.call(put, x.clone(), who=f"the norm at {name!r}", explain=_explain)
-        right = F.group_norm(x, groups, weight, bias, eps)
-        fits = isinstance(got, torch.Tensor) and _form(got) == _form(right)
-        likely = next((why for why, *way in ways if fits and torch.allclose(got, F.group_norm(x, *way), atol=1e-9)), "")
-        if fits and torch.equal(got, x):
-            likely = "the norm was removed, not replaced: activations grow or vanish from layer to layer"
-        trial.expect(
-            fits and torch.allclose(got, right, atol=1e-9),
-            "a norm gives other values than the group norm asked for",
-            expected=f"GroupNorm({groups}, {channels}) with the old weight, bias and eps at {name!r}",
-            got=f"a largest difference of {float((got - right).abs().max()):.3g}" if fits else show(got),
-            likely=likely,
-            read=BATCH_NORM,
-        )
-    trainable = [p.requires_grad for p in put.parameters()]
-    trial.expect(
-        len(trainable) == 2 and all(trainable),
-        "the new norm's weight and bias are not trained",
-        expected="two parameters with requires_grad",
-        got=f"{len(trainable)} parameters, {sum(trainable)} with requires_grad",
-        likely="copy into the parameters of the new norm (copy_ under no_grad), do not detach or freeze them",
-        read=BATCH_NORM,
-    )
-
-
-def _form(x: torch.Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
-    return x.shape, x.dtype, x.device
-
-
-def _judge_rest(trial: Trial, before: nn.Module, model: nn.Module, new: nn.Module) -> None:
-    """All else has the values it had, in memory of its own."""
-    values, replaced = dict(new.named_parameters()), norms(before)
-    places = {p.data_ptr() for p in model.parameters()}
-    rest = {name: p for name, p in before.named_parameters() if name.rpartition(".")[0] not in replaced}
-    lost = [name for name, p in rest.items() if name not in values or not same(p, values[name])]
-    trial.expect(
-        not lost,
-        "other weights of the model are not what they were",
-        expected="only the norms replaced",
-        got=f"other values in {', '.join(lost[:4])}",
-        likely="the model was built or initialised anew: copy it, then replace the norms",
-        read=BATCH_NORM,
-    )
-    shared = [name for name, p in values.items() if p.data_ptr() in places]
-    trial.expect(
-        not shared,
-        "the new model and the original share weights",
-        expected="a copy: to train one must not change the other",
-        got=f"the same memory behind {', '.join(shared[:4])}",
-        likely="copy.copy takes over the parts, and a Parameter assigned to the new norm is the old one: use "
-        "copy.deepcopy, and copy_ the values",
-        read=BATCH_NORM,
-    )
-
-
-def _judge_samples(trial: Trial, new: nn.Module, x: torch.Tensor, y: torch.Tensor) -> None:
-    def run(part: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = trial.call(new, part, who=MODEL)
-        return out.detach()
-
-    def gradient(pieces: int) -> torch.Tensor:
-        new.zero_grad()
-        for a, b in zip(x.chunk(pieces), y.chunk(pieces), strict=True):
-            (F.cross_entropy(new(a), b) / pieces).backward()
-        return flat_gradient(new.parameters())
-
-    alone, together = torch.cat([run(row) for row in x.split(1)]), run(x)
-    trial.expect(
-        torch.allclose(alone, together, atol=1e-9),
-        "a sample's output still depends on the others in its batch",
-        expected=f"the same output alone and in a batch of {len(x)}",
-        got=f"a largest difference of {float((alone - together).abs().max()):.3g}",
-        likely="something besides the norms looks at the whole batch, or changes from call to call",
-        read=BATCH_NORM,
-    )
-    whole, pieces = (trial.call(gradient, n, who=MODEL) for n in (1, 4))
-    trial.expect(
-        torch.allclose(whole, pieces, atol=1e-9),
-        "four micro-batches still give another gradient than the full batch",
-        expected="the same to rounding",
-        got=f"a relative difference of {float((whole - pieces).norm() / whole.norm()):.3g}",
-        likely="the outputs agree, so a backward pass does not: a custom norm or a hook takes part in it",
-        read=BATCH_NORM,
-    )
-
-
-def _explain(error: str) -> str:
-    if "divisible by num_groups" in error:
-        return "nn.GroupNorm takes (num_groups, num_channels), in this order"
-    if "Unexpected key(s) in state_dict" in error:
-        return "BatchNorm's state holds its running statistics too: load weight and bias only"
-    if "module name can" in error:
-        return "a name with dots is a path: add the norm to its parent, model.get_submodule(path), by the last part"
-    if "normalized_shape" in error:
-        return "nn.LayerNorm normalises the last dimensions; in images the channels are dimension 1"
-    return ""
+    """Check a function of (model, groups): it returns a copy of the model in which a group norm with `groups` groups
+    stands for each BatchNorm, in every place, with its weight, bias, eps, dtype, device and mode."""
+    CONTRACT.judge(student, trial)

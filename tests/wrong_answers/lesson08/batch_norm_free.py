@@ -1,375 +1,557 @@
-"""Answers to "what BatchNorm breaks": a copy of a model with a group norm in the place of each BatchNorm."""
+"""Answers to "a network without BatchNorm": where the norms are, what they have, and all that is not a norm."""
 
 import copy
+from collections import OrderedDict
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from gpulab.check.lesson08.misconceptions import SECTIONS
 
 from ..bank import Bank
+from ..edits import add, change, drop, solution
 
-BANK = Bank("batch_norm_free", SECTIONS)
-
-
-def group_norm(old, groups):
-    """The right norm for the place of `old`."""
-    new = nn.GroupNorm(groups, old.num_features, eps=old.eps, device=old.weight.device, dtype=old.weight.dtype)
-    new.load_state_dict({"weight": old.weight, "bias": old.bias})
-    return new
+BANK = Bank("batch_norm_free", SECTIONS, solution=(8, "without_batch_norm"))
+SOLUTION = BANK.right(solution(8, "without_batch_norm"))
+BATCH_NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d
+COPY = "copied = copy.deepcopy(model)"
+WALK = "copied.named_modules(remove_duplicate=False)"
+IS_NORM = "isinstance(old, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d)"
+MAKE = "nn.GroupNorm(groups, old.num_features, eps=old.eps, affine=old.affine)"
+HAND_OVER = "new.weight, new.bias = old.weight, old.bias"
+SET = "setattr(copied.get_submodule(parent), last, new.train(old.training))"
+RETURN = "return copied"
 
 
 def replaced(model, make):
-    """`model` with `make(norm)` for each BatchNorm; answers that are wrong in the norm call it."""
-    for name, child in model.named_children():
-        if isinstance(child, nn.BatchNorm2d):
-            setattr(model, name, make(child))
-        else:
-            replaced(child, make)
+    """A copy of `model` with `make(norm)` for each BatchNorm, the same one in all of its places."""
+    model, made = copy.deepcopy(model), {}
+    for module in list(model.modules()):
+        for name, child in module._modules.items():
+            if isinstance(child, BATCH_NORMS):
+                made[child] = made.get(child) or make(child).train(child.training)
+                module._modules[name] = made[child]
     return model
 
 
 # --- right ---------------------------------------------------------------------------------------------
 
+BANK.variant("by_set_submodule", change(SET, "copied.set_submodule(name, new.train(old.training))"))
+BANK.variant("by_the_base_class", change(IS_NORM, "isinstance(old, nn.modules.batchnorm._BatchNorm)"))
+BANK.variant(
+    "by_add_module", change("setattr(copied.get_submodule(parent), ", "copied.get_submodule(parent).add_module(")
+)
+BANK.variant("by_pickle", change(COPY, "import pickle; copied = pickle.loads(pickle.dumps(model))"))
+BANK.variant("without_a_list", change(f"list({WALK})", WALK), change(", affine=old.affine", ""))
+
 
 @BANK.right
 def by_recursion(model, groups):
-    return replaced(copy.deepcopy(model), lambda old: group_norm(old, groups))
+    def walk(module):
+        if not isinstance(module, BATCH_NORMS):
+            for name, child in module._modules.items():
+                setattr(module, name, walk(child))
+            return module
+        if module not in made:
+            new = nn.GroupNorm(groups, module.num_features, module.eps, module.affine)
+            if module.affine:
+                new = new.to(module.weight)
+                new.load_state_dict(module.state_dict(), strict=False)
+                new.weight.requires_grad_(module.weight.requires_grad)
+                new.bias.requires_grad = module.bias.requires_grad
+            made[module] = new.train(module.training)
+        return made[module]
+
+    made = {}
+    return walk(copy.deepcopy(model))
 
 
 @BANK.right
-def by_names(model, groups):
-    model = copy.deepcopy(model)
-    for name, module in list(model.named_modules()):
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            parent, _, last = name.rpartition(".")
-            setattr(model.get_submodule(parent), last, group_norm(module, groups))
-    return model
-
-
-@BANK.right
-def by_set_submodule(model, groups):
-    model = copy.deepcopy(model)
-    for name, module in dict(model.named_modules()).items():
-        if type(module) is nn.BatchNorm2d:
-            new = nn.GroupNorm(groups, module.num_features, module.eps).to(module.weight)
-            with torch.no_grad():
-                new.weight.copy_(module.weight)
-                new.bias.copy_(module.bias)
-            model.set_submodule(name, new)
-    return model
+def by_the_memo_of_deepcopy(model, groups):
+    norms = [module for module in model.modules() if isinstance(module, BATCH_NORMS)]
+    return copy.deepcopy(model, {id(old): SOLUTION(nn.Sequential(old), groups)[0] for old in norms})
 
 
 class OwnNorm(nn.Module):
-    def __init__(self, old, groups):
+    """Parameters of other names, in another order; a formula of (N, groups, channels of a group, …), dims and eps."""
+
+    def __init__(self, old, groups, formula):
         super().__init__()
-        self.groups, self.eps = groups, old.eps
-        self.scale = nn.Parameter(old.weight.detach().clone())
-        self.shift = nn.Parameter(old.bias.detach().clone())
+        self.groups, self.eps, self.formula = groups, old.eps, formula
+        self.shift, self.scale = old.bias, old.weight
 
     def forward(self, x):
-        parts = x.unflatten(1, (self.groups, -1)).flatten(2)
-        centred = parts - parts.mean(2, keepdim=True)
-        normal = centred * (centred.square().mean(2, keepdim=True) + self.eps).rsqrt()
-        shape = (1, -1) + (1,) * (x.ndim - 2)
-        return normal.view_as(x) * self.scale.view(shape) + self.shift.view(shape)
+        parts, shape = x.unflatten(1, (self.groups, -1)), (1, -1) + (1,) * (x.ndim - 2)
+        out = self.formula(parts, tuple(range(2, parts.ndim)), self.eps).flatten(1, 2)
+        return out if self.scale is None else out * self.scale.view(shape) + self.shift.view(shape)
+
+
+def own(name, formula):
+    """An answer with norms of this formula."""
+
+    def answer(model, groups):
+        return replaced(model, lambda old: OwnNorm(old, groups, formula))
+
+    answer.__name__ = name
+    return answer
+
+
+def deviation(x, dims, correction=0):
+    return x.var(dims, correction=correction, keepdim=True)
+
+
+BANK.right(own("by_hand", lambda x, dims, eps: (x - x.mean(dims, True)) * (deviation(x, dims) + eps).rsqrt()))
+BANK.right(own("by_layer_norm", lambda x, dims, eps: F.layer_norm(x, x.shape[2:], eps=eps)))
+
+
+class Inside(nn.Module):
+    """A GroupNorm in a module that multiplies and adds by itself."""
+
+    def __init__(self, old, groups):
+        super().__init__()
+        self.plain = nn.GroupNorm(groups, old.num_features, old.eps, affine=False)
+        self.weight, self.bias = old.weight, old.bias
+
+    def forward(self, x):
+        out, shape = self.plain(x), [-1 if i == 1 else 1 for i in range(x.dim())]
+        return out if self.weight is None else torch.addcmul(self.bias.view(shape), out, self.weight.view(shape))
 
 
 @BANK.right
-def with_a_norm_of_its_own(model, groups):
-    return replaced(copy.deepcopy(model), lambda old: OwnNorm(old, groups))
+def with_a_norm_inside_a_norm(model, groups):
+    return replaced(model, lambda old: Inside(old, groups))
+
+
+class InNameOnly(nn.BatchNorm2d):
+    def forward(self, x):
+        return F.group_norm(x, self.groups, self.weight, self.bias, self.eps)
 
 
 @BANK.right
-def walks_the_children_of_every_module(model, groups):
+def by_another_class(model, groups):
     model = copy.deepcopy(model)
-    for module in model.modules():
-        for name, child in module.named_children():
-            if isinstance(child, nn.BatchNorm2d):
-                new = nn.GroupNorm(groups, child.num_features, eps=child.eps).to(child.weight)
-                new.load_state_dict(child.state_dict(), strict=False)
-                setattr(module, name, new)
+    for module in filter(lambda module: isinstance(module, BATCH_NORMS), model.modules()):
+        module.__class__, module.groups = InNameOnly, groups
     return model
 
 
 # --- wrong: BatchNorm stays ----------------------------------------------------------------------------
 
 
-@BANK.wrong("every BatchNorm is still there", "assigning to a loop variable, or")
-def assigns_to_the_loop_variable(model, groups):
-    model = copy.deepcopy(model)
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module = group_norm(module, groups)
-    return model
+def walks(name, summary, condition, likely="nn.BatchNorm1d, 2d and 3d are asked for, wherever and however they are"):
+    """An answer that replaces what fulfils this condition only."""
+    BANK.mistake(name, summary, likely, change(IS_NORM, condition))
 
 
-@BANK.wrong("every BatchNorm is still there", same_as="assigns_to_the_loop_variable")
-def changes_nothing(model, groups):
-    return model
+def stays(name, summary, likely, instead, *edits, same_as=""):
+    """An answer that does this with the BatchNorm, and leaves it where it is."""
+    BANK.mistake(name, summary, likely, change(SET, instead), *edits, same_as=same_as)
 
 
-@BANK.wrong("some BatchNorms are still there", "children() goes one level down")
-def replaces_the_top_level(model, groups):
-    model = copy.deepcopy(model)
-    for name, child in model.named_children():
-        if isinstance(child, nn.BatchNorm2d):
-            setattr(model, name, group_norm(child, groups))
-    return model
-
-
-@BANK.wrong("every BatchNorm is still there", "returning from model.apply", same_as="assigns_to_the_loop_variable")
-def returns_from_apply(model, groups):
-    model = copy.deepcopy(model)
-    return model.apply(lambda module: group_norm(module, groups) if isinstance(module, nn.BatchNorm2d) else module)
-
-
-@BANK.wrong("the new norms are beside the old ones, not in their places", "model.get_submodule")
-def sets_a_name_with_dots(model, groups):
-    model = copy.deepcopy(model)
-    for name, module in list(model.named_modules()):
-        if isinstance(module, nn.BatchNorm2d):
-            setattr(model, name, group_norm(module, groups))
-    return model
-
-
-@BANK.wrong("your function raised KeyError", "a name with dots is a path")
-def adds_a_module_with_dots(model, groups):
-    model = copy.deepcopy(model)
-    for name, module in list(model.named_modules()):
-        if isinstance(module, nn.BatchNorm2d):
-            model.add_module(name, group_norm(module, groups))
-    return model
-
-
-@BANK.wrong("SyncBatchNorm is still a batch norm", "between processes")
-def synchronises(model, groups):
-    return nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(model))
-
-
-@BANK.wrong("another momentum does not change what training normalises with", "which training does not use")
-def lowers_the_momentum(model, groups):
-    model = copy.deepcopy(model)
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.momentum = 0.1 / 4
-    return model
-
-
-@BANK.wrong("BatchNorm in evaluation mode is not a way to train", "running statistics, which are then never learned")
-def freezes_the_norms(model, groups):
-    model = copy.deepcopy(model)
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.eval()
-    return model
-
-
-@BANK.wrong("BatchNorm in evaluation mode is not a way to train", same_as="freezes_the_norms")
-def switches_to_evaluation(model, groups):
-    return copy.deepcopy(model).eval()
-
-
-@BANK.wrong("without running statistics, training normalises as before", "track_running_stats is about evaluation")
-def stops_the_running_statistics(model, groups):
-    model = copy.deepcopy(model)
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.track_running_stats = False
-    return model
-
+stays(
+    "assigns_to_the_loop_variable",
+    "every BatchNorm is still there",
+    "assigning to a loop variable, or returning from model.apply, replaces nothing: set the attribute on the parent "
+    "module (setattr)",
+    "old = new",
+)
+APPLY = change(RETURN, "return copied.apply(lambda old: nn.GroupNorm(groups, 8))")
+stays("returns_from_apply", "every BatchNorm is still there", "", "pass", APPLY, same_as="assigns_to_the_loop_variable")
+stays(
+    "lowers_the_momentum",
+    "another momentum does not change what training normalises with",
+    "momentum is for the running statistics, which training does not use: each micro-batch is normalised by its own "
+    "mean and variance all the same",
+    "old.momentum = 0.1 / 4",
+)
+FROZEN = "BatchNorm in evaluation mode is not a way to train"
+stays(
+    "freezes_the_norms",
+    FROZEN,
+    "eval() makes it use its running statistics, which are then never learned, and which know nothing of these data",
+    "old.eval()",
+)
+stays("evaluates_a_copy", FROZEN, "", "copied.eval()", same_as="freezes_the_norms")
+stays(
+    "stops_the_running_statistics",
+    "without running statistics, training normalises as before",
+    "track_running_stats is about evaluation: in training each micro-batch is normalised by its own mean and variance",
+    "old.track_running_stats = False",
+)
+stays(
+    "replaces_forward",
+    "a BatchNorm with another forward is still there",
+    "its state has running statistics, and what is saved is a BatchNorm: put the new norm in its place",
+    "old.forward = new.forward",
+)
+stays(
+    "synchronises",
+    "SyncBatchNorm is still a batch norm",
+    "it shares statistics between processes at one moment; micro-batches come one after the other, and each is still "
+    "normalised by itself",
+    "pass",
+    change(RETURN, "return nn.SyncBatchNorm.convert_sync_batchnorm(copied)"),
+)
+stays(
+    "sets_a_name_with_dots",
+    "the new norms are beside the old ones, not in their places",
+    "setattr(model, '3.norm', …) adds a module of that name to the model itself: get the parent with "
+    "model.get_submodule, and set the last part of the name on it",
+    "setattr(copied, name, new)",
+)
+stays(
+    "adds_a_module_with_dots",
+    "a name with dots is a path",
+    "add the norm to its parent, model.get_submodule(path), by the last part of the name",
+    "copied.add_module(name, new)",
+)
+BANK.mistake("returns_the_original", "the model itself came back", "return the copy", change(RETURN, "return model"))
+BANK.mistake(
+    "walks_the_children",
+    "only the first place of each norm at the top level is replaced",
+    "named_children() goes one level down, and gives each module once: walk named_modules(remove_duplicate=False)",
+    change(WALK, "copied.named_children()"),
+)
+BANK.mistake(
+    "forgets_second_places",
+    "a BatchNorm that stands in two places is replaced in the first",
+    "named_modules() gives each module once; with remove_duplicate=False it gives each place",
+    change(WALK, "copied.named_modules()"),
+)
+BANK.mistake(
+    "forgets_the_last",
+    "the last norm is still there",
+    "the walk ends before it",
+    change(f"list({WALK})", f"list({WALK})[:-1]"),
+)
+BANK.mistake(
+    "stops_after_the_first",
+    "only the first BatchNorm is replaced",
+    "a break or a return inside the loop ends it",
+    add("break", after=SET),
+)
+ONE_LEVEL = "children() goes one level down; recurse, or walk named_modules and set each on its parent"
+walks("replaces_the_top_level", "only the top level's norms are replaced", f'{IS_NORM} and "." not in name', ONE_LEVEL)
+walks(
+    "goes_two_levels_down", "norms three levels down are still there", f'{IS_NORM} and name.count(".") < 2', "recurse"
+)
+walks("replaces_2d_only", "only BatchNorm2d is replaced", "isinstance(old, nn.BatchNorm2d)")
+walks("forgets_1d", "BatchNorm1d is still there", "isinstance(old, nn.BatchNorm2d | nn.BatchNorm3d)")
+walks("forgets_3d", "BatchNorm3d is still there", "isinstance(old, nn.BatchNorm1d | nn.BatchNorm2d)")
+walks(
+    "goes_by_names", "norms are known by their names", '"norm" in name', "in a Sequential they have numbers: isinstance"
+)
+walks(
+    "wants_statistics",
+    "norms without running statistics are still there",
+    f"{IS_NORM} and old.running_mean is not None",
+)
+walks("wants_a_weight", "norms without weight and bias are still there", f"{IS_NORM} and old.affine")
+walks("wants_training", "norms in evaluation mode are still there", f"{IS_NORM} and old.training")
+walks("wants_a_gradient", "frozen norms are still there", f"{IS_NORM} and old.affine and old.weight.requires_grad")
+walks("takes_instance_norms", "an InstanceNorm is replaced, too", "isinstance(old, nn.modules.batchnorm._NormBase)")
+walks("takes_all_norms", "norms of other kinds are replaced, too", '"Norm" in type(old).__name__')
 
 # --- wrong: another norm -------------------------------------------------------------------------------
 
 
-@BANK.wrong("a norm gives other values than the group norm asked for", "removed, not replaced")
-def removes_the_norms(model, groups):
-    return replaced(copy.deepcopy(model), lambda old: nn.Identity())
+def norm(name, summary, likely, make, *edits):
+    """With `make` in the place of what makes the new norm."""
+    BANK.mistake(name, summary, likely, change(MAKE, make), *edits)
 
 
-@BANK.wrong("a norm gives other values than the group norm asked for", "starts at weight 1 and bias 0")
-def loses_weight_and_bias(model, groups):
-    return replaced(
-        copy.deepcopy(model), lambda old: nn.GroupNorm(groups, old.num_features, old.eps, dtype=old.weight.dtype)
-    )
+def then(name, summary, line, likely=""):
+    """With this line after the new norm has been given its weight and bias."""
+    BANK.mistake(name, summary, likely, add(line, before="parent, _, last"))
 
 
-@BANK.wrong("a norm gives other values than the group norm asked for", "weight, bias and eps are all lost")
-def loses_weight_bias_and_eps(model, groups):
-    return replaced(copy.deepcopy(model), lambda old: nn.GroupNorm(groups, old.num_features, dtype=old.weight.dtype))
+ARGUMENT = "the number of groups is an argument"
+OF_GROUP = "channels // groups is the number of channels in a group; GroupNorm wants the number of groups"
+norm(
+    "removes_the_norms",
+    "the norms are removed, not replaced",
+    "without one, activations grow or vanish from layer to layer",
+    "nn.Identity()",
+    drop(HAND_OVER),
+)
+norm("takes_one_group", "one group for all channels is a layer norm", ARGUMENT, MAKE.replace("groups", "1"))
+norm(
+    "takes_all_channels",
+    "a group for each channel is an instance norm",
+    ARGUMENT,
+    MAKE.replace("groups", "old.num_features"),
+)
+norm("takes_two_groups", "there are two groups whatever is asked for", ARGUMENT, MAKE.replace("groups", "2"))
+norm("takes_32_groups", "there are 32 groups whatever is asked for", ARGUMENT, MAKE.replace("groups", "32"))
+norm(
+    "divides",
+    "the channels of a group are taken for groups",
+    OF_GROUP,
+    MAKE.replace("groups", "old.num_features // groups"),
+)
+norm(
+    "swaps_the_arguments",
+    "groups and channels have changed places",
+    "nn.GroupNorm takes (num_groups, num_channels), in this order",
+    MAKE.replace("groups, old.num_features", "old.num_features, groups"),
+)
+norm(
+    "takes_a_layer_norm",
+    "a LayerNorm is put in the place of a BatchNorm",
+    "nn.LayerNorm normalises the last dimensions; in images the channels are dimension 1",
+    "nn.LayerNorm(old.num_features, eps=old.eps)",
+)
+norm(
+    "takes_an_instance_norm",
+    "an InstanceNorm is put in the place of a BatchNorm",
+    "it has a group for each channel, and a class for each kind of input",
+    "nn.InstanceNorm2d(old.num_features, eps=old.eps, affine=old.affine)",
+)
+norm(
+    "loses_eps", "the old eps is lost", "GroupNorm's own default is 1e-05: pass eps=", MAKE.replace("eps=old.eps, ", "")
+)
+norm("takes_one_eps", "all norms have one eps", "each takes that of its old norm", MAKE.replace("old.eps", "1e-3"))
+norm(
+    "makes_new_weights",
+    "a norm that had no weight and bias is given some",
+    "affine=False leaves them out of a GroupNorm, too",
+    MAKE.replace(", affine=old.affine", ""),
+    change(HAND_OVER, "new.weight, new.bias = (old if old.affine else new.to(old.running_mean)).parameters()"),
+)
+norm(
+    "makes_no_weights",
+    "the new norms have no weight and bias",
+    "affine=False is for a norm that had none",
+    MAKE.replace("old.affine", "False"),
+    drop(HAND_OVER),
+)
+BANK.mistake(
+    "loads_the_whole_state",
+    "the state of a BatchNorm does not fit a GroupNorm",
+    "it holds running statistics too: load weight and bias only",
+    change(HAND_OVER, "new.load_state_dict(old.state_dict())"),
+)
+BANK.mistake(
+    "hands_the_originals_over",
+    "the new norms have the original's own weight and bias",
+    "a Parameter assigned to the new norm is the same one: take that of the copy, or copy_ the values",
+    change(HAND_OVER, "new.weight, new.bias = model.get_submodule(name).weight, model.get_submodule(name).bias"),
+)
+BANK.mistake(
+    "copies_each_weight",
+    "a norm that stands in two places has a weight and a bias in each",
+    "they would be trained apart: keep what was made for a BatchNorm, and put the same in its other places",
+    change(HAND_OVER, "for key, p in list(old._parameters.items()): setattr(new, key, copy.deepcopy(p))"),
+)
+LEARNED = "hand over what BatchNorm had learned: a new GroupNorm starts at weight 1 and bias 0"
+then("loses_the_weight", "the old weight is lost", "if old.affine: nn.init.ones_(new.weight)", LEARNED)
+then("loses_the_bias", "the old bias is lost", "if old.affine: nn.init.zeros_(new.bias)", LEARNED)
+then("loses_both", "the old weight and bias are lost", "new.reset_parameters()", LEARNED)
+then(
+    "swaps_them",
+    "weight and bias have changed places",
+    "new.weight, new.bias = old.bias, old.weight",
+    "the first multiplies, the other is added",
+)
+then("forgets_the_dtype", "the new norms are in float32", "new.float()")
+then(
+    "takes_the_models_dtype",
+    "the new norms have the dtype of the first parameter",
+    "new.to(next(copied.parameters()).dtype)",
+)
+then(
+    "takes_the_models_device",
+    "the new norms are where the first parameter is",
+    "new.to(next(copied.parameters()).device)",
+)
+then("goes_to_the_gpu", "the new norms are put on the GPU", 'new.to("cuda")', "each stays on the device of the old one")
+FREEZES = "copy into the parameters of the new norm (copy_ under no_grad), do not detach or freeze them"
+then("freezes_the_new_norms", "the new norms' weights and biases are not trained", "new.requires_grad_(False)", FREEZES)
+then("trains_the_frozen", "frozen weights and biases of norms are trained", "new.requires_grad_(True)")
+then(
+    "takes_one_flag_for_both",
+    "requires_grad of the weight is taken for the bias, too",
+    "if old.affine: new.bias.requires_grad_(old.weight.requires_grad)",
+)
+then(
+    "meets_none",
+    "a norm without weight and bias is not thought of",
+    "new.weight.requires_grad_(old.weight.requires_grad)",
+    "with affine=False both are None: ask before they are used",
+)
+BANK.mistake(
+    "leaves_the_mode",
+    "the new norms are in training mode",
+    "a new module is in training mode; new.train(old.training) takes over the old one's",
+    change("new.train(old.training)", "new"),
+)
+BANK.mistake(
+    "takes_the_models_mode",
+    "the new norms are in the mode of the whole model",
+    "parts of it may be in another mode: take that of the old norm",
+    change("old.training", "copied.training"),
+)
+BANK.mistake(
+    "makes_one_norm_for_all",
+    "BatchNorms of the same size become one norm",
+    "each has a weight, a bias and an eps of its own; only what was one in the model becomes one",
+    change(COPY, COPY + "; made = {}"),
+    change("new.train(old.training)", "made.setdefault(old.num_features, new.train(old.training))"),
+)
 
 
-@BANK.wrong("a norm gives other values than the group norm asked for", "the old eps, 0.001, is lost")
-def loses_eps(model, groups):
-    def make(old):
-        new = group_norm(old, groups)
-        new.eps = 1e-5
-        return new
-
-    return replaced(copy.deepcopy(model), make)
+def formula(name, summary, likely, of):
+    """An own norm of another formula."""
+    BANK.wrong(summary, likely)(own(name, of))
 
 
-@BANK.wrong("a norm gives other values than the group norm asked for", "the old bias is not")
-def loses_the_bias(model, groups):
-    def make(old):
-        new = nn.GroupNorm(groups, old.num_features, old.eps, dtype=old.weight.dtype)
-        new.weight = nn.Parameter(old.weight.detach().clone())
-        return new
+formula(
+    "divides_by_one_less",
+    "the variance is divided by n - 1",
+    "norms divide by n: var(correction=0)",
+    lambda x, dims, eps: (x - x.mean(dims, True)) * (deviation(x, dims, 1) + eps).rsqrt(),
+)
+formula(
+    "adds_eps_to_the_deviation",
+    "eps is added to the standard deviation",
+    "it is added to the variance, under the root",
+    lambda x, dims, eps: (x - x.mean(dims, True)) / (deviation(x, dims).sqrt() + eps),
+)
+formula(
+    "looks_at_other_samples",
+    "the norm looks at other samples",
+    "the mean over dimension 0 is that of the batch",
+    lambda x, dims, eps: (x - x.mean((0, *dims), True)) * (deviation(x, (0, *dims)) + eps).rsqrt(),
+)
+formula(
+    "normalises_each_position",
+    "each position is normalised by itself",
+    "a group's mean and variance are those over its channels and all positions",
+    lambda x, dims, eps: (x - x.mean(2, True)) * (deviation(x, 2) + eps).rsqrt(),
+)
+formula(
+    "does_not_centre",
+    "the mean is not taken away",
+    "an RMS norm divides only; a group norm takes the mean away, too",
+    lambda x, dims, eps: x * (x.square().mean(dims, True) + eps).rsqrt(),
+)
 
-    return replaced(copy.deepcopy(model), make)
-
-
-@BANK.wrong("a norm gives other values than the group norm asked for", "is a layer norm")
-def takes_one_group(model, groups):
-    return replaced(copy.deepcopy(model), lambda old: group_norm(old, 1))
-
-
-@BANK.wrong("a norm gives other values than the group norm asked for", "is an instance norm")
-def takes_a_group_for_each_channel(model, groups):
-    return replaced(copy.deepcopy(model), lambda old: group_norm(old, old.num_features))
-
-
-@BANK.wrong("a norm gives other values than the group norm asked for", "the number of channels in a group")
-def divides_the_channels_by_the_groups(model, groups):
-    return replaced(copy.deepcopy(model), lambda old: group_norm(old, old.num_features // groups))
-
-
-@BANK.wrong("your function raised RuntimeError", "running statistics too")
-def loads_the_whole_state(model, groups):
-    def make(old):
-        new = nn.GroupNorm(groups, old.num_features, eps=old.eps, dtype=old.weight.dtype)
-        new.load_state_dict(old.state_dict())
-        return new
-
-    return replaced(copy.deepcopy(model), make)
-
-
-@BANK.wrong("the norm at '1' raised RuntimeError", "normalises the last dimensions")
-def takes_a_layer_norm(model, groups):
-    return replaced(copy.deepcopy(model), lambda old: nn.LayerNorm(old.num_features, old.eps, dtype=old.weight.dtype))
-
-
-@BANK.wrong("your function raised ValueError", "takes (num_groups, num_channels)")
-def swaps_the_arguments(model, groups):
-    return replaced(copy.deepcopy(model), lambda old: nn.GroupNorm(old.num_features, groups))
-
-
-@BANK.wrong("a norm gives other values than the group norm asked for", "whatever the argument says")
-def always_takes_four_groups(model, groups):
-    return replaced(copy.deepcopy(model), lambda old: group_norm(old, 4))
-
-
-@BANK.wrong("the new norms have another dtype than the model", "float32 on the CPU")
-def forgets_the_dtype(model, groups):
-    return replaced(copy.deepcopy(model), lambda old: group_norm(old, groups).float())
-
-
-@BANK.wrong("the new norm's weight and bias are not trained", "do not detach or freeze them")
-def freezes_the_new_norms(model, groups):
-    return replaced(copy.deepcopy(model), lambda old: group_norm(old, groups).requires_grad_(False))
-
-
-@BANK.wrong("a sample's output still depends on the others in its batch", "something besides the norms")
-def centres_the_outputs(model, groups):
-    new = by_recursion(model, groups)
-    new.register_forward_hook(lambda module, args, out: out - 0.1 * out.mean(0))
-    return new
-
-
-@BANK.wrong("four micro-batches still give another gradient than the full batch", "a custom norm or a hook")
-def scales_the_gradient_by_the_batch(model, groups):
-    new = by_recursion(model, groups)
-    new[5].register_full_backward_hook(lambda module, grad_in, grad_out: (grad_in[0] * len(grad_in[0]),))
-    return new
-
-
-@BANK.wrong("the norm at '1' raised TypeError")
-def takes_a_norm_that_cannot_be_called(model, groups):
-    class Broken(nn.GroupNorm):
-        def forward(self):
-            return None
-
-    return replaced(copy.deepcopy(model), lambda old: Broken(groups, old.num_features, dtype=old.weight.dtype))
-
+formula(
+    "takes_the_statistics_for_constants",
+    "the gradient does not go through the mean and the variance",
+    "they depend on the input: compute them without no_grad and detach",
+    lambda x, dims, eps: (x - x.mean(dims, True).detach()) * (deviation(x, dims) + eps).detach().rsqrt(),
+)
+formula(
+    "normalises_in_place",
+    "a new norm changed its argument inputs",
+    "a method that ends in _",
+    lambda x, dims, eps: x.sub_(x.mean(dims, True)).mul_((deviation(x, dims) + eps).rsqrt()),
+)
 
 # --- wrong: the model ----------------------------------------------------------------------------------
 
 
-@BANK.wrong("a model is wanted back", "ends without a return")
-def returns_nothing(model, groups):
-    by_recursion(model, groups)
+def end(name, summary, last, likely="", *before):
+    """With these lines in the place of the return."""
+    BANK.mistake(name, summary, likely, change(RETURN, "\n    ".join((*before, last))))
 
 
-@BANK.wrong("a model is wanted back", "return the whole model")
-def returns_the_norms(model, groups):
-    return [group_norm(m, groups) for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
+end("returns_nothing", "nothing came back", "pass", "the function ends without a return")
+end("returns_the_norms", "a list of norms came back", "return [m for m in copied.modules() if type(m) is nn.GroupNorm]")
+end("returns_the_state", "the state came back, not the model", "return copied.state_dict()")
+ANOTHER = "your function changed its argument model: model."
+IN_PLACE = ANOTHER + "1 is another object"
+BANK.mistake("works_in_place", IN_PLACE, "work on a copy", change(COPY, "copied = model"))
+BANK.mistake("copies_too_little", IN_PLACE, "", change(COPY, "copied = copy.copy(model)"), same_as="works_in_place")
+GPU = ANOTHER + "0.weight.device is cuda:0, not cpu"
+end("moves_the_original", GPU, RETURN, "", 'model.to("cuda")')
+end(
+    "freezes_the_original",
+    ANOTHER + "0.weight.requires_grad is False, not True",
+    RETURN,
+    "",
+    "model.requires_grad_(False)",
+)
+end(
+    "copies_part_by_part",
+    "the parts are copied one by one",
+    "return nn.Sequential(*[copy.deepcopy(part).train(part.training) for part in copied])",
+    "what stands in two places becomes two, and what the model itself has is lost: copy it as a whole",
+)
+end(
+    "initialises_anew",
+    "other layers have lost their weights",
+    RETURN,
+    "the model was built or initialised anew: copy it, then replace the norms",
+    "[m.reset_parameters() for m in copied.modules() if isinstance(m, nn.Linear)]",
+)
+end(
+    "flattens_the_model",
+    "the model was built anew from a list of its parts",
+    "return nn.Sequential(*[m for m in copied.modules() if not list(m.children())])",
+    "set the attribute on the parent module instead",
+)
+end("wraps_the_copy", "the copy is inside another model", "return nn.Sequential(copied)", "all names are others then")
+ANEW = """home = copied.get_submodule(parent)
+            home._modules.pop(last, None)
+            home.add_module(last, new.train(old.training))"""
+BANK.mistake(
+    "renames",
+    "the new norms have other names",
+    "state_dict and optimizers know a part by its name: keep it",
+    change(SET, ANEW.replace("(last, new", "('group_' + last, new")),
+)
+BANK.mistake(
+    "deletes_and_adds",
+    "the new norms stand behind the other parts",
+    "what is deleted and added again stands last; setattr(parent, name, norm) keeps the place",
+    change(SET, ANEW),
+)
 
 
-@BANK.wrong("the model that was passed in was changed", "work on copy.deepcopy(model)")
-def works_in_place(model, groups):
-    return replaced(model, lambda old: group_norm(old, groups))
-
-
-@BANK.wrong("the model that was passed in was changed", same_as="works_in_place")
-def copies_too_little(model, groups):
-    return replaced(copy.copy(model), lambda old: group_norm(old, groups))
-
-
-@BANK.wrong("the model that was passed in was changed", same_as="works_in_place")
-def switches_the_original_to_evaluation(model, groups):
-    new = by_recursion(model, groups)
-    model.eval()
-    return new
-
-
-@BANK.wrong("the new model and the original share weights", "a Parameter assigned to the new norm is the old one")
-def hands_the_parameters_over(model, groups):
-    def make(old):
-        new = nn.GroupNorm(groups, old.num_features, old.eps)
-        new.weight, new.bias = old.weight, old.bias
+@BANK.wrong("a module of a class of its own is rebuilt as a Sequential", "its forward is lost: set the attribute on it")
+def rebuilds_what_has_children(model, groups):
+    def walk(module):
+        if not module._modules:
+            return module
+        new = nn.Sequential(OrderedDict((name, walk(child)) for name, child in module._modules.items()))
+        new.training = module.training
         return new
 
-    new = replaced(copy.deepcopy(model), lambda old: group_norm(old, groups))
-    norms = iter([m for m in model.modules() if isinstance(m, nn.BatchNorm2d)])
-    for name, module in list(new.named_modules()):
-        if isinstance(module, nn.GroupNorm):
-            new.set_submodule(name, make(next(norms)))
-    return new
+    return walk(SOLUTION(model, groups))
 
 
-@BANK.wrong("other weights of the model are not what they were", "initialised anew")
-def initialises_anew(model, groups):
-    new = by_recursion(model, groups)
-    for module in new.modules():
-        if isinstance(module, nn.Conv2d | nn.Linear):
-            module.reset_parameters()
-    return new
-
-
-@BANK.wrong("the model has another structure", "built anew from a list of its parts")
-def flattens_the_model(model, groups):
-    parts = [m for m in by_recursion(model, groups).modules() if not list(m.children())]
-    return nn.Sequential(*parts)
-
-
-@BANK.wrong("the new model is in evaluation mode", "switched dropout off too")
-def evaluates_the_new_model(model, groups):
-    return by_recursion(model, groups).eval()
-
-
-# --- with a GPU ----------------------------------------------------------------------------------------
-
-
-@BANK.wrong("the new norms are on another device than the model", "wherever that is", on_gpu=True)
-def makes_the_norms_on_the_gpu(model, groups):
-    return replaced(copy.deepcopy(model), lambda old: group_norm(old, groups).to("cuda"))
-
-
-@BANK.wrong("the new norms are on another device than the model", "the whole copy was moved", on_gpu=True)
-def moves_the_copy_to_the_gpu(model, groups):
-    return by_recursion(model, groups).to("cuda")
-
-
-@BANK.wrong("the model that was passed in was changed", "work on copy.deepcopy", on_gpu=True)
-def moves_the_original_to_the_gpu(model, groups):
-    return by_recursion(model.to("cuda"), groups)
+end(
+    "trains_the_whole_copy",
+    "the whole copy is in training mode",
+    "return copied.train()",
+    "leave the modes as they are",
+)
+end(
+    "evaluates_the_whole_copy",
+    "the whole copy is in evaluation mode",
+    "return copied.eval()",
+    "a new module is in training mode; eval() on the copy switched dropout off too",
+)
+end("unfreezes", "what was frozen is trained", "return copied.requires_grad_(True)", "leave requires_grad as it is")
+WHERE = "leave it where the model is, since whoever asked for it decides that"
+end("moves_the_copy_to_the_gpu", "the whole copy was moved", 'return copied.to("cuda")', WHERE)
+end("converts_the_copy", "the whole copy is converted", "return copied.float()", "leave its dtypes as they are")
+HOOKS = "they belong to the model: copy.deepcopy keeps them, and what is built anew has none"
+end("removes_the_hooks", "a hook of the model is gone", RETURN, HOOKS, "copied._forward_hooks.clear()")
+end(
+    "centres_the_outputs",
+    "a sample's output depends on the others in its batch",
+    RETURN,
+    "something besides the norms looks at the whole batch",
+    "copied.register_forward_hook(lambda module, args, out: out - 0.1 * out.mean(0))",
+)
+end(
+    "scales_the_gradient_by_the_batch",
+    "the outputs agree, and the gradients do not",
+    RETURN,
+    "a backward pass of one's own, or a hook, takes part in it",
+    "copied[8].register_full_backward_hook(lambda module, grad_in, grad_out: (grad_in[0] * len(grad_in[0]),))",
+)

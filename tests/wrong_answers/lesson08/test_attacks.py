@@ -21,7 +21,7 @@ RIGHT = {
     "accumulation_window": window.windows_by_slicing,
     "token_weighting": tokens.sums_over_all_tokens,
     "accumulation_amp": amp.windows_by_slicing,
-    "batch_norm_free": norms.by_recursion,
+    "batch_norm_free": norms.SOLUTION,
 }
 EACH_CHECK = pytest.mark.parametrize("name", RIGHT)
 
