@@ -118,7 +118,14 @@ def lesson(number: int) -> Lesson:
     return LESSONS[number]
 
 
-_STARTED = Path.cwd()  # before a notebook has gone elsewhere
+def _current() -> Path:
+    try:
+        return Path.cwd()
+    except FileNotFoundError:  # a folder that somebody has removed
+        return Path("/")
+
+
+_STARTED = _current()  # before a notebook has gone elsewhere
 
 
 def folder(start: Path | None = None) -> Path | None:

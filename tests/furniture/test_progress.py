@@ -83,6 +83,7 @@ def test_without_the_environment_the_record_is_in_the_course_folder(tmp_path, mo
 def test_outside_the_course_the_record_is_in_the_current_folder(tmp_path, monkeypatch):
     monkeypatch.delenv("GPULAB_PROGRESS", raising=False)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(course, "_STARTED", tmp_path)  # these tests begin in the course
     assert progress.path() == tmp_path / "progress.json"
 
 
