@@ -30,13 +30,19 @@ SCRIPT = """
         held_up = dist.all_reduce(torch.ones(4), async_op=True)  # rank 2 has not come
     part = pathlib.Path(f"{rank}.part")
     part.write_bytes(_dump_fr_trace())
-    part.rename(f"{rank}.dump")
-    while not all(pathlib.Path(f"{r}.dump").exists() for r in range(3)):
-        time.sleep(0.01)
+
+    def all_have(name):
+        part.rename(f"{rank}.{name}")
+        while not all(pathlib.Path(f"{r}.{name}").exists() for r in range(3)):
+            time.sleep(0.01)
+        part.touch()
+
+    all_have("dump")
     if rank < 2:
         held_up.wait()
     else:
         dist.all_reduce(torch.ones(4))
+    all_have("end")  # who ends before the others have their sums takes the connection away
     dist.destroy_process_group()
 """
 
