@@ -18,7 +18,7 @@ def run(folder, mode, program):
     """What both ranks have to say."""
     file = folder / program
     env = {"CHECKPOINT": str(folder / "checkpoint")}
-    distributed.run(SCRIPT, 2, args=[mode, program, str(file)], env=env, timeout=None, warm=True)
+    distributed.run(SCRIPT, 2, args=[mode, program, str(file)], env=env, timeout=900, warm=True)
     return [json.loads(Path(f"{file}.rank{rank}").read_text()) for rank in (0, 1)]
 
 
