@@ -675,7 +675,7 @@ def test_a_readers_own_exception_is_shown_as_it_is(capsys):
 
 
 def test_a_turn_that_is_not_there_is_named():
-    with pytest.raises(AttributeError, match="there is no turn 'golf'; the turns are: any_device, held_bytes,"):
+    with pytest.raises(AttributeError, match="there is no turn 'golf'; the turns are: any_device, dealt_indices,"):
         _ = gpulab.turn.golf
 
 

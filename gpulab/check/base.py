@@ -70,6 +70,7 @@ class CheckFailed(Exception):
         self.rows = {"expected": expected, "got": got, "likely": likely, "also": also, "read": read}
         self.notes: list[str] = []
         self.raised = ""  # the exception of the student's code, as "Type: text"
+        self.hung = False  # whether it took some time to tell
         super().__init__(summary)
 
     def __str__(self) -> str:
@@ -89,6 +90,7 @@ class Trial:
     def __init__(self, name: str, lesson: int) -> None:
         self.name, self.lesson = name, lesson
         self.called = False  # whether the student's code has run: before that, the inputs drawn do not matter
+        self.ranks: Any = None  # of a check whose calls are made on real ones
         self._guard = guard.Guard()
         self._judged: tuple[Any, Sequence[str]] = None, ()  # the student's function, and its parameters by name
 
@@ -242,7 +244,7 @@ class Trial:
 
     def printed(self) -> list[str]:
         text = self._guard.printed()
-        return [f"(your function printed: {text})"] if text else []
+        return [f"(your function printed: {text})"] if text else [*(self.ranks.printed() if self.ranks else [])]
 
 
 def check(

@@ -16,6 +16,7 @@ import json
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -114,7 +115,8 @@ class Contract:
 
     `file` is the check's own `__file__`: the fingerprints lie beside it, in NAME.json. `parameters` are those of the
     function that is asked for. Where another object is asked for, as a class, `accept(student, trial)` judges what kind
-    of object came, and returns the function that `call` calls.
+    of object came, and returns the function that `call` calls. With `ranks`, at most so many of them, the function is
+    called on real ones: `call(on_rank, args of rank 0, …)` is the list of what `on_rank(student, *args)` returned.
     """
 
     def __init__(
@@ -127,10 +129,12 @@ class Contract:
         play: Play,
         possible: Callable[[Scene], bool] = lambda scene: True,
         accept: Callable[[Any, Trial], Callable[..., Any]] | None = None,
+        ranks: int = 0,
     ) -> None:
         self.path, self.parameters = Path(file).with_suffix(".json"), tuple(parameters)
         self.accept = accept or self._accept
         self.clauses, self.edges, self.play, self.possible = tuple(clauses), dict(edges), play, possible
+        self.ranks = ranks
 
     def scenes(self, seed: int) -> list[tuple[int, Scene]]:
         """Scenes, each with the seed of what is drawn in it."""
@@ -140,14 +144,23 @@ class Contract:
     def judge(self, student: Any, trial: Trial) -> None:
         """Fail with the first clause that the answer breaks in scenes drawn afresh, and why where that can be told."""
         function = self.accept(student, trial)
-        for seed, scene in self.scenes(random.randrange(2**31)):
-            try:
-                facts = self._play(function, trial, seed, scene)
-            except CheckFailed as failed:
-                if failed.raised:
-                    self._name(failed, [CALL], student, trial)
-                raise
-            self._judge(facts, student, trial)
+        with self._on_ranks(trial):
+            for seed, scene in self.scenes(random.randrange(2**31)):
+                try:
+                    facts = self._play(function, trial, seed, scene)
+                except CheckFailed as failed:
+                    if failed.raised:
+                        self._name(failed, [CALL], student, trial)
+                    raise
+                self._judge(facts, student, trial)
+
+    def _on_ranks(self, trial: Trial) -> AbstractContextManager[Any]:
+        """Within it `trial` has ranks, if this contract is about them."""
+        if not self.ranks:
+            return nullcontext()
+        from .ranks import Ranks
+
+        return Ranks(self.ranks, trial)
 
     def _accept(self, student: Any, trial: Trial) -> Callable[..., Any]:
         trial.function(student, self.parameters)
@@ -175,7 +188,9 @@ class Contract:
     def _name(self, failed: CheckFailed, broken: Sequence[str], student: Any, trial: Trial) -> None:
         """Put the words of the mistakes that this answer makes into `failed`; first of one that breaks the first of
         these facts that any of them breaks."""
-        made, all_told = self.explained(self.fingerprint(student, Trial(trial.name, trial.lesson)))
+        again = Trial(trial.name, trial.lesson)
+        again.ranks = trial.ranks
+        made, all_told = self.explained(self.fingerprint(student, again))
         if not made:
             return
         breaking = (m for fact in broken for m in made if fact in {name for _, name in m.differs})
@@ -192,6 +207,9 @@ class Contract:
         random.seed(seed)
 
         def call(*args: Any, through: Callable[..., Any] | None = None, **options: Any) -> Any:
+            if self.ranks:
+                on_rank, *of_ranks = args
+                return trial.ranks.call(trial, [partial(on_rank, function, *args) for args in of_ranks], function)
             return trial.call(partial(through, function) if through else function, *args, **options)
 
         return self.play(call, scene)
@@ -210,7 +228,7 @@ class Contract:
             except CheckFailed as failed:
                 found.seen[number, CALL] = failed.raised or failed.summary
                 found.broken.add((number, CALL))
-                if not failed.raised:
+                if not failed.raised or failed.hung:
                     break
                 continue
             for name, seen in facts.seen.items():
@@ -264,12 +282,16 @@ class Contract:
 
     def store(self, solution: Any, answers: Sequence[tuple[str, str, str, Any]]) -> str:
         """The text of the file of fingerprints, of `answers` as (name, summary, likely, answer)."""
-        right = self.fingerprint(solution, Trial(self.path.stem, 0))
+        with self._on_ranks(trial := Trial(self.path.stem, 0)):
+            return self._store(solution, answers, trial)
+
+    def _store(self, solution: Any, answers: Sequence[tuple[str, str, str, Any]], trial: Trial) -> str:
+        right = self.fingerprint(solution, trial)
         if right.broken:
             raise ValueError(f"the solution of {self.path.stem} breaks {sorted(right.broken)}")
         mistakes = []
         for name, summary, likely, answer in answers:
-            found = self.fingerprint(answer, Trial(self.path.stem, 0))
+            found = self.fingerprint(answer, trial)
             differs = {key: found.seen.get(key) for key in found.broken}
             for key, value in found.seen.items():
                 within = right.within.get(key[1], _CLOSE)

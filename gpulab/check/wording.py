@@ -10,6 +10,7 @@ import numbers
 import reprlib
 import sysconfig
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,12 @@ def text_of(error: BaseException, limit: int = 300) -> str:
 
 def frames(error: BaseException, most: int = 3) -> list[str]:
     """The lines of the student's own code that led to `error`, outermost first; none of ours or of libraries."""
-    own = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_students(frame.filename)]
+    return own_frames(traceback.extract_tb(error.__traceback__), most)
+
+
+def own_frames(stack: Sequence[traceback.FrameSummary], most: int = 3) -> list[str]:
+    """Those of a stack that are the student's, in the same words."""
+    own = [frame for frame in stack if is_students(frame.filename)]
     return [f"in {frame.name}, line {frame.lineno}: {clip(frame.line or '', 90)}" for frame in own[-most:]]
 
 
@@ -99,5 +105,5 @@ class _Words(reprlib.Repr):
         return super().repr_int(x, level) if x.bit_length() < 10_000 else f"an int of {x.bit_length():,} bits"
 
 
-def _is_students(filename: str) -> bool:
+def is_students(filename: str) -> bool:
     return not filename.startswith((_OURS, *_LIBRARIES, "<frozen")) and "-packages" not in filename

@@ -10,12 +10,142 @@
 # %% setup
 from collections import defaultdict
 
+import torch
+import torch.distributed as dist
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Subset
+
 import gpulab
 
 gpu = gpulab.setup()
 
+# %% mean-text [markdown]
+# ## 1 · One loss for all ranks
+#
+# **Build** what a training script prints: the loss of the step, over the samples of all ranks. **Why:** each rank's own
+# loss is that of its part; a mean of the ranks' means counts a rank's samples more, the fewer it has; and the loss that
+# is printed is the one that `backward()` still needs.
+#
+# 15 minutes · difficulty ●●○
+#
+# The check calls your function on two or three real processes, each with a virtual GPU and a process group that is open.
+# What a rank prints is shown under the result.
+
+# %% mean_over_ranks tags=["solution"]
+def mean_over_ranks(loss, count):
+    """The mean loss over the samples of all ranks, a float, the same on every rank. Called on all of them.
+
+    loss   the mean over this rank's samples, of shape (), in float32 or bfloat16, on this rank's GPU;
+           NaN where it has no sample
+    count  how many samples those are, an int; it differs from rank to rank
+
+    A rank without a sample adds nothing; if no rank has one, the mean is NaN.
+    The sums are exact to 1e-6, also in bfloat16. loss is as it was: backward() comes next.
+    The process group stays open.
+    """
+    # TODO: which two sums over all ranks give the mean?
+    ### BEGIN SOLUTION
+    sums = torch.zeros(2, dtype=torch.float64, device=loss.device)
+    if count:
+        sums[0] = loss.detach().double() * count
+        sums[1] = count
+    dist.all_reduce(sums)
+    return (sums[0] / sums[1]).item()
+    ### END SOLUTION
+
+# %% check-mean tags=["check"]
+gpulab.check.mean_over_ranks(mean_over_ranks)
+
+# %% mean-hints [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Two ranks: 100 samples of mean 1, and 20 of mean 7. What is the mean over all 120, and which two numbers must each rank
+# tell the others for that?
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# `dist.all_reduce` writes into the tensor that it is given. So it must be a tensor of your own, on the device that the
+# group's backend sends from. And NaN times 0 is NaN.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# One tensor of two numbers in float64, on `loss.device`: `loss.detach() * count` and `count`, zeros where count is 0. Every
+# rank calls `dist.all_reduce` on it, also one that has nothing to add; then divide.
+#
+# </details>
+
+# %% evaluate-text [markdown]
+# ## 2 · Each sample once
+#
+# **Build** an evaluation that uses all ranks, and is still exact. **Why:** the sampler that training needs pads; DDP's
+# forward pass sends buffers around and waits for ranks that have nothing left; and a model that is left in evaluation mode
+# trains on without its dropout, and nobody is told.
+#
+# 20 minutes · difficulty ●●○
+
+# %% evaluate_once tags=["solution"]
+def evaluate_once(model, data, batch_size):
+    """(loss, accuracy) over data, two floats, the same on every rank. Called on all of them.
+
+    model       in DistributedDataParallel, on this rank's GPU; it makes logits of shape (batch, classes)
+    data        a dataset of (x, label), a tensor on the CPU and an int, the same on every rank; at least one sample
+    batch_size  the most samples that go through the model at once
+
+    Every sample goes through the model of one rank, once, and no rank takes more than its share, rounded up: there may
+    be fewer samples than ranks. The loss is the mean cross-entropy over the samples of all ranks, the accuracy the part
+    of them whose largest logit is that of the label.
+    All this in evaluation mode, and without a graph; afterwards each module is in the mode in which it was.
+    The process group stays open.
+    """
+    # TODO: deal without padding, evaluate the plain module, add up sums and the count over the ranks, divide once
+    ### BEGIN SOLUTION
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    device = next(model.parameters()).device
+    part = Subset(data, range(rank, len(data), ranks))
+    sums = torch.zeros(3, dtype=torch.float64, device=device)  # of the losses, of the right answers, of the samples
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    with torch.no_grad():
+        for x, label in DataLoader(part, batch_size):
+            label = label.to(device)
+            logits = model.module(x.to(device))
+            sums[0] += F.cross_entropy(logits, label, reduction="sum")
+            sums[1] += (logits.argmax(dim=1) == label).sum()
+            sums[2] += len(label)
+    for module, training in modes:
+        module.training = training
+    dist.all_reduce(sums)
+    loss, right = (sums[:2] / sums[2]).tolist()
+    return loss, right
+    ### END SOLUTION
+
+# %% check-evaluate tags=["check"]
+gpulab.check.evaluate_once(evaluate_once)
+
+# %% evaluate-hints [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Three questions: which indices are this rank's, so that none is missing and none counted twice; which numbers travel; and
+# which collectives does each rank call, if one of them has nothing to evaluate?
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# `Subset(data, range(rank, len(data), ranks))`; sums and a count, not means; and `model.module`, whose forward pass calls
+# no collective.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# `cross_entropy(…, reduction="sum")`. A frozen part may be in evaluation mode already: remember `(module, module.training)`
+# for all of `model.modules()`, and set the attribute back. One all-reduce of three numbers in float64; then divide.
+#
+# </details>
+
 # %% odd-text [markdown]
-# ## 1 · The odd rank
+# ## 3 · The odd rank
 #
 # **Build** the part of `torchfrtrace` that you would miss most: from the flight recorders of all ranks, which one has
 # parted from the others, and in which collective. **Why:** with 64 ranks nobody reads 64 lists, and those that hang are
@@ -91,6 +221,67 @@ gpulab.check.odd_rank(odd_rank)
 #
 # With two keys in that dictionary the ranks have parted, and the shorter list is the odd rank. Where both lists have one
 # rank, take the one that has not called; if both have called, the dumps do not tell which is right.
+#
+# </details>
+
+# %% ring-text [markdown]
+# ## 4 · Stretch: a ring of your own
+#
+# **Build** an all-reduce out of sends and receives, for tensors that the ranks do not divide. **Why:** the lecture's ring
+# takes equal pieces; with pieces of any length every off-by-one is found, and so is a ring in which all wait to send.
+#
+# 30 minutes · difficulty ●●●
+#
+# The check plays it on two to four real processes, with tensors on the CPU and Gloo, whose `send` returns when the other
+# rank has taken the message. So does NCCL's, on the GPU: two kernels that wait for each other never end.
+
+# %% ring_all_reduce tags=["solution"]
+def ring_all_reduce(x):
+    """Add up x over all ranks: x itself holds the sum, on each of them. Called on all of them.
+
+    x   a contiguous tensor of any shape, the same on every rank, in any dtype that adds up exactly what it holds
+
+    It may have any number of elements, also fewer than there are ranks. Nothing is called but sends and receives, and
+    no rank of N sends more than 2(N − 1) pieces of an Nth of the elements, rounded up.
+    """
+    # TODO: N pieces, N − 1 hops that add up, N − 1 hops that bring the sums; send without waiting, receive, then wait
+    ### BEGIN SOLUTION
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    flat = x.view(-1)
+    ends = [flat.numel() * i // ranks for i in range(ranks + 1)]
+    pieces = [flat[ends[i] : ends[i + 1]] for i in range(ranks)]
+    for hop in range(2 * (ranks - 1)):
+        going, coming = pieces[(rank - hop) % ranks], pieces[(rank - hop - 1) % ranks]
+        inbox = torch.empty_like(coming)
+        sent = dist.isend(going, (rank + 1) % ranks)
+        dist.recv(inbox, (rank - 1) % ranks)
+        sent.wait()
+        if hop < ranks - 1:
+            coming += inbox
+        else:
+            coming.copy_(inbox)
+    ### END SOLUTION
+
+# %% check-ring tags=["check"]
+gpulab.check.ring_all_reduce(ring_all_reduce)
+
+# %% ring-hints [markdown]
+# <details><summary>Hint 1</summary>
+#
+# First on paper: three ranks, three pieces. In hop 0 rank r sends piece r to rank r + 1, and gets piece r − 1, which it
+# adds to its own. Which piece does it send in hop 1? After which hop does it have a piece that is complete?
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# The ends of the pieces: `numel * i // ranks` for i from 0 to N. Some pieces may be empty. A slice of `x.view(-1)` shares
+# x's memory: what is written into it is in x.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# In hop h send piece (rank − h) % N and get piece (rank − h − 1) % N: add it in the first N − 1 hops, copy it in the next
+# N − 1. `request = dist.isend(…)`, then `dist.recv(…)`, then `request.wait()`.
 #
 # </details>
 

@@ -16,7 +16,7 @@ from ...virtual.clock.clock import Clock
 from ...virtual.clock.clock import real as real_clock
 from ...virtual.gpu import VirtualGPU
 from ..measure import virtual_gpu
-from ..wording import _is_students, clip
+from ..wording import clip, is_students
 
 # The sections of the lecture that a failed check sends its reader to.
 QUEUE = "The launch queue"
@@ -72,7 +72,7 @@ class Waits(list[Wait]):
 def _students_line() -> str:
     """The innermost line of the student's own code that is running, for a message."""
     for frame in reversed(traceback.extract_stack()):
-        if _is_students(frame.filename):
+        if is_students(frame.filename):
             return frame.line or f"line {frame.lineno} of {frame.name}"
     return ""
 
@@ -122,7 +122,7 @@ class Clocks:
         began = own()
 
         def clock() -> Any:
-            if not _is_students(sys._getframe(1).f_code.co_filename):
+            if not is_students(sys._getframe(1).f_code.co_filename):
                 return own()
             self.used.add(f"time.{name}")
             self._read += 1  # a loop until some time has passed comes to its end

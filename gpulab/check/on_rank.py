@@ -1,0 +1,118 @@
+"""What runs on a rank of `ranks.py`: calls come from the notebook, one at a time, and answers go back.
+
+The file is run by its path, with the port and the key of the notebook's listener. A call is a function without
+arguments, pickled by value where the rank has no module to import it from. While it runs, a second thread tells the
+notebook where it is, if that asks.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import pickle
+import random
+import sys
+import threading
+import traceback
+from dataclasses import dataclass
+from multiprocessing.connection import Client
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+WHERE = b"where"  # what is asked while a call runs
+CALL = "GPULAB_CALL"  # the variable with the number of the call
+
+
+@dataclass(frozen=True)
+class Call:
+    """What the notebook sends: `path` and `lines` are its sys.path and the source of its cells, by file; `count` is
+    the number of ranks, `number` that of the call, so that each has a store of its own."""
+
+    function: bytes
+    path: list[str]
+    lines: dict[str, list[str]]
+    seed: int
+    count: int
+    number: int
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What became of a call: a value, or what it raised: the type, its text, and the student's own lines."""
+
+    value: Any = None
+    raised: str = ""
+    text: str = ""
+    frames: tuple[str, ...] = ()
+    not_attempted: bool = False
+    ended: str = ""  # how the process ended, or that it hangs; then there is nothing else
+    inside: str = ""  # what the student's line has called that does not return
+
+
+def main(port: str, key: str) -> None:
+    calls = SimpleQueue[Call | None]()
+    with Client(("127.0.0.1", int(port)), authkey=bytes.fromhex(key)) as notebook:
+        notebook.send((int(os.environ["RANK"]), os.getpid()))
+        threading.Thread(target=_listen, args=(notebook, calls), daemon=True).start()
+        while (call := calls.get()) is not None:
+            answer = _answer(call)
+            notebook.send_bytes(b"a" + pickle.dumps(answer))
+
+
+def _listen(notebook: Any, calls: SimpleQueue[Call | None]) -> None:
+    """Until the notebook has left."""
+    from gpulab.check.wording import own_frames
+
+    while True:
+        try:
+            said = notebook.recv_bytes()
+        except (EOFError, OSError):
+            calls.put(None)
+            return
+        if said == WHERE:
+            stack = traceback.extract_stack(sys._current_frames().get(threading.main_thread().ident or 0))
+            notebook.send_bytes(b"w" + pickle.dumps((own_frames(stack), _inside(stack))))
+        else:
+            calls.put(pickle.loads(said))
+
+
+def _inside(stack: traceback.StackSummary) -> str:
+    """The function that the student's innermost line has called; "" where that is one of C."""
+    from gpulab.check.wording import is_students
+
+    last = max((i for i, frame in enumerate(stack) if is_students(frame.filename)), default=len(stack))
+    names = [frame.name for frame in stack[last + 1 :] if frame.name != "wrapper"]  # torch.distributed's own, for logs
+    return names[0] if names else ""
+
+
+def _answer(call: Call) -> Answer:
+    import torch
+    import torch.distributed as dist
+
+    from gpulab.check.base import NotAttempted
+    from gpulab.check.wording import frames, text_of
+
+    sys.path[:] = call.path
+    for file, lines in call.lines.items():
+        linecache.cache[file] = sum(map(len, lines)), None, lines, file
+    os.environ["WORLD_SIZE"] = os.environ["LOCAL_WORLD_SIZE"] = str(call.count)
+    os.environ[CALL] = str(call.number)
+    if dist.is_initialized():  # by a call that raised
+        dist.destroy_process_group()
+    torch.default_generator.manual_seed(call.seed)
+    random.seed(call.seed)
+    try:
+        return Answer(pickle.loads(call.function)())
+    except SystemExit as end:
+        return Answer(raised="SystemExit", text=text_of(end), frames=tuple(frames(end)))
+    except Exception as error:
+        stub = isinstance(error, NotAttempted) or (type(error) is NotImplementedError and not error.args)
+        return Answer(None, type(error).__name__, text_of(error), tuple(frames(error)), stub)
+
+
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).parents[2])  # where this very gpulab is
+    from gpulab.check import on_rank
+
+    on_rank.main(*sys.argv[1:])

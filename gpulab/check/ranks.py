@@ -1,0 +1,299 @@
+"""A student's function called on real ranks: processes of this machine that last for one check, each for many calls.
+
+`Ranks(most)` starts them from the warm server when they are first needed. What goes wrong on a rank fails the check in
+words that name it: an exception, an exit, a collective that one of them waits in for ever. After a failure, and at the
+end, all of them are gone with whatever they have started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, Listener, wait
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from ..distributed import Rank, RankFailed, run
+from .base import CheckFailed, NotAttempted, Trial
+from .on_rank import WHERE, Answer, Call
+from .processor import TICK, FairClock
+from .wording import clip, is_students
+
+QUIET_SECONDS = 2.0  # in which no rank that has not answered does anything
+TOGETHER_SECONDS = 0.5  # the same, where a rank has failed already
+LIMIT_SECONDS = 10.0  # of processor time, of one rank
+WALL_SECONDS = 60.0
+_LITTLE = 0.05  # of the time: Gloo's own threads look around a hundred times a second
+_UNEQUAL = (
+    "ranks that do not call the same collectives in the same order wait for one another: each must call all of them, "
+    "whatever its own data are"
+)
+_HUNG, _BUSY = "has not returned: it waits", "was still computing"
+
+
+class Ranks:
+    """At most `most` processes, for the calls of `trial`, as a context manager."""
+
+    def __init__(self, most: int, trial: Trial) -> None:
+        self.most, self._outputs = most, list[str]()
+        self._number = 0
+        self._crew: _Crew | None = None
+        trial.ranks = self
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._crew is not None:
+            outputs = self._crew.end()
+            self._outputs = self._outputs or outputs
+            self._crew = None
+
+    def printed(self) -> list[str]:
+        """What the ranks of the first crew have printed, a line for each; to be asked when they have ended."""
+        lines = [(rank, " ".join(output.split())) for rank, output in enumerate(self._outputs)]
+        return [f"(rank {rank} printed: {clip(line, 200)})" for rank, line in lines if line]
+
+    def call(self, trial: Trial, functions: Sequence[Callable[[], Any]], student: Any) -> list[Any]:
+        """What each of `functions` returned on its rank, the first on rank 0. `student` is the function within them."""
+        trial.called = True
+        try:
+            pickled = _pickled(functions, student)
+        except Exception as error:  # whatever a student's objects raise when they are pickled
+            trial.fail(
+                "your function cannot be sent to the ranks",
+                expected="a function that another process can have a copy of",
+                got=f"{type(error).__name__}: {clip(str(error), 120)}",
+                likely="it uses an object of the notebook that lives in this process only: make it inside the function",
+            )
+        if self._crew is None:
+            self._crew = _Crew(self.most)
+        self._number += 1
+        lines, seed = _lines_of(student), _seed()
+        calls = [Call(f, [*sys.path], lines, seed, len(functions), self._number) for f in pickled]
+        try:
+            answers = self._crew.answers(calls)
+        except BaseException:
+            self.close()
+            raise
+        if all(not answer.raised and not answer.ended for answer in answers):
+            return [answer.value for answer in answers]
+        crew = self._crew
+        if any(answer.ended for answer in answers):
+            self.close()
+        raise _failure(trial, answers, crew.culprit)
+
+
+class _Crew:
+    """The processes themselves, in a run of their own."""
+
+    def __init__(self, count: int) -> None:
+        key = os.urandom(16)
+        self._listener = Listener(("127.0.0.1", 0), authkey=key, backlog=count)
+        script, (_, port) = Path(__file__).with_name("on_rank.py"), self._listener.address
+        self._outputs = list[str]()
+        self._failed: BaseException | None = None
+        self.culprit: Rank | None = None  # whose end brought the others down
+        words = [str(port), key.hex()]
+        env = {} if "GPULAB_GPU" not in os.environ else {"GPULAB_GPU": ""}
+
+        def follow() -> None:
+            try:
+                ended = run(script, count, args=words, timeout=None, env=env, warm=sys.platform == "linux")
+            except RankFailed as failed:
+                ended, self.culprit = failed.run, failed.rank
+            except BaseException as error:  # it is raised where somebody waits for the ranks
+                self._failed = error
+                return
+            self._outputs = [rank.output for rank in ended.ranks]
+
+        self._run = threading.Thread(target=follow, daemon=True, name="gpulab ranks")
+        self._run.start()
+        self._ranks, self._pids = dict[int, Connection](), dict[int, int]()
+        try:
+            while len(self._ranks) < count:
+                self._welcome()
+        except BaseException:
+            self.end()
+            raise
+
+    def _welcome(self) -> None:
+        """Another rank, unless they all have ended."""
+        listening: Any = self._listener._listener._socket  # type: ignore[attr-defined]
+        if not wait([listening], TICK):
+            if not self._run.is_alive():
+                raise RuntimeError("the ranks ended before the first call") from self._failed
+            return
+        connection = self._listener.accept()
+        rank, pid = connection.recv()
+        self._ranks[rank], self._pids[rank] = connection, pid
+
+    def answers(self, calls: Sequence[Call]) -> list[Answer]:
+        for rank, call in enumerate(calls):
+            self._ranks[rank].send_bytes(pickle.dumps(call))
+        answers, watch = dict[int, Answer](), _Watch([self._pids[rank] for rank in range(len(calls))])
+        while waiting := [rank for rank in range(len(calls)) if rank not in answers]:
+            for connection in wait([self._ranks[rank] for rank in waiting], TICK):
+                rank = next(rank for rank in waiting if self._ranks[rank] is connection)
+                answers[rank] = self._answer(rank)
+            failed = any(answer.raised or answer.ended for answer in answers.values())
+            left = {self._pids[rank]: rank for rank in waiting if rank not in answers}
+            for pid, why in watch.over([*left], failed).items():
+                frames, inside = self._where(left[pid])
+                answers[left[pid]] = Answer(ended=why, frames=frames, inside=inside)
+        return [answers[rank] for rank in range(len(calls))]
+
+    def _answer(self, rank: int) -> Answer:
+        try:
+            said = self._ranks[rank].recv_bytes()
+        except (EOFError, OSError):
+            return Answer(ended="ended its process")
+        answer: Answer = pickle.loads(said[1:])
+        return answer
+
+    def _where(self, rank: int) -> tuple[tuple[str, ...], str]:
+        """The student's lines that a rank is in, and what it has called there; nothing where it does not tell."""
+        connection = self._ranks[rank]
+        with contextlib.suppress(EOFError, OSError):
+            connection.send_bytes(WHERE)
+            while connection.poll(1.0):
+                said = connection.recv_bytes()
+                if said[:1] == b"w":
+                    frames, inside = pickle.loads(said[1:])
+                    return tuple(frames), inside
+        return (), ""
+
+    def end(self) -> list[str]:
+        """The ranks are gone; what each has printed."""
+        for connection in self._ranks.values():
+            connection.close()
+        self._listener.close()
+        patience = time.monotonic() + 0.5
+        while self._run.is_alive():
+            if time.monotonic() > patience:  # one is still in a call
+                for pid in self._pids.values():
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL if sys.platform != "win32" else signal.SIGTERM)
+            self._run.join(0.02)
+        return self._outputs
+
+
+class _Watch:
+    """How long the ranks have been at work."""
+
+    def __init__(self, pids: Sequence[int]) -> None:
+        self._clock, self._processes = FairClock(), {pid: psutil.Process(pid) for pid in pids}
+        self._began = self._then = self._used()
+        self._since = 0.0
+
+    def over(self, pids: Sequence[int], failed: bool) -> dict[int, str]:
+        """What to say of each of these ranks, which have not answered; nothing while they may go on."""
+        now, used = self._clock.now(), self._used()
+        quiet = TOGETHER_SECONDS if failed else QUIET_SECONDS
+        busy = {pid for pid in pids if used[pid] - self._began[pid] > LIMIT_SECONDS}
+        if busy or now > WALL_SECONDS:
+            return {pid: _BUSY if pid in busy or not busy else _HUNG for pid in pids}
+        if sum(used.values()) - sum(self._then.values()) > _LITTLE * quiet + 0.02:  # the system counts hundredths
+            self._since, self._then = now, used
+        return dict.fromkeys(pids, _HUNG) if now - self._since > quiet else {}
+
+    def _used(self) -> dict[int, float]:
+        """Seconds of processor time, 0 of a rank that has ended."""
+        used = dict.fromkeys(self._processes, 0.0)
+        for pid, process in self._processes.items():
+            with contextlib.suppress(psutil.Error):
+                times = process.cpu_times()
+                used[pid] = times.user + times.system
+        return used
+
+
+def _failure(trial: Trial, answers: Sequence[Answer], culprit: Rank | None) -> BaseException:
+    """The exception for a call that went wrong on a rank at least: an ended process tells more than what others raise
+    then, and that more than that they wait."""
+    count = len(answers)
+    if any(answer.not_attempted for answer in answers):
+        return NotAttempted(f"{trial.name}: not attempted yet")
+    ended = {rank: answer.ended for rank, answer in enumerate(answers) if answer.ended not in ("", _HUNG, _BUSY)}
+    raised = [rank for rank, answer in enumerate(answers) if answer.raised]
+    busy = [rank for rank, answer in enumerate(answers) if answer.ended == _BUSY]
+    # One that waits outside the student's lines has returned from them.
+    waits = [rank for rank, answer in enumerate(answers) if answer.ended == _HUNG and answer.frames]
+    back = [rank for rank in range(count) if rank not in {*ended, *raised, *busy, *waits}]
+    waited = f"; {_named(waits)} waited for it" if waits else ""
+    if ended:
+        first, how = next(iter(ended.items()))
+        if culprit is not None and culprit.rank in ended:
+            first, how = culprit.rank, culprit.ended
+        failed = CheckFailed(
+            trial.name,
+            f"rank {first} of {count} {how}",
+            expected="a call that returns on all ranks",
+            got=f"a process that {how}{waited}",
+        )
+        failed.raised = f"rank {first} {how}"
+    elif raised:
+        first = raised[0]
+        name, text = answers[first].raised, answers[first].text
+        failed = CheckFailed(
+            trial.name,
+            f"your function raised {name}",
+            got=f"{text or 'no message'}, on {_named(raised)} of {count}{waited}",
+        )
+        failed.raised = f"{name}: {clip(text, 100)}"
+    else:
+        first = [*busy, *waits, 0][0]
+        inside = f" in {answers[first].inside}" if answers[first].inside else ""
+        failed = CheckFailed(
+            trial.name,
+            "your function computes for ever" if busy else "your function waits for ever",
+            expected="a call that returns on all ranks",
+            got=f"{_named(busy or waits)} of {count} {'computed' if busy else 'waited'}{inside}"
+            + (f", {_named(back)} had returned" if back else ""),
+            likely="" if busy else _UNEQUAL,
+        )
+        failed.raised, failed.hung = f"hang of {_named(busy or waits)}{inside}", True
+    failed.notes += answers[first].frames
+    return failed
+
+
+def _named(ranks: Sequence[int]) -> str:
+    *some, last = map(str, ranks)
+    return f"ranks {', '.join(some)} and {last}" if some else f"rank {last}"
+
+
+def _pickled(functions: Sequence[Callable[[], Any]], student: Any) -> list[bytes]:
+    """Each with the code of the student's own module, a notebook or a file, which a rank may not be able to import."""
+    import cloudpickle
+
+    home = sys.modules.get(getattr(student, "__module__", None) or "__main__")
+    if home is None or home.__name__ == "__main__" or not is_students(getattr(home, "__file__", None) or ""):
+        return [cloudpickle.dumps(function) for function in functions]
+    cloudpickle.register_pickle_by_value(home)
+    try:
+        return [cloudpickle.dumps(function) for function in functions]
+    finally:
+        cloudpickle.unregister_pickle_by_value(home)
+
+
+def _lines_of(student: Any) -> dict[str, list[str]]:
+    """The source of the cells, which the ranks have no file of."""
+    file = getattr(getattr(student, "__code__", None), "co_filename", "")
+    return {file: linecache.getlines(file)} if file and not Path(file).exists() else {}
+
+
+def _seed() -> int:
+    import torch
+
+    return torch.initial_seed()

@@ -1,0 +1,188 @@
+"""A student's function on real ranks: what comes back, what is told where it goes wrong, and that nothing stays."""
+
+import os
+import sys
+import threading
+import time
+from functools import partial
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+import gpulab
+from gpulab.check import ranks as module
+from gpulab.check.base import CheckFailed, Trial
+from gpulab.check.lesson12.common import in_group
+from gpulab.check.ranks import Ranks
+from gpulab.distributed import warm
+
+HERE = 7  # a global of the notebook
+
+
+@pytest.fixture
+def trial():
+    return Trial("a_check", 12)
+
+
+def alone(student, *args):
+    return student(*args)
+
+
+def call(trial, student, *of_ranks, through=alone):
+    return trial.ranks.call(trial, [partial(through, student, *args) for args in of_ranks], student)
+
+
+def failure(trial, student, count=2, through=in_group):
+    with pytest.raises(CheckFailed) as caught, Ranks(count, trial):
+        call(trial, student, *[()] * count, through=through)
+    return caught.value
+
+
+def descendants():
+    """What the warm server has started and not ended."""
+    pid = warm.server_pid()
+    return psutil.Process(pid).children(recursive=True) if pid else []
+
+
+def test_what_each_rank_returned_comes_back_by_rank(trial):
+    closed_over = [3]
+
+    def student(x):
+        return x + HERE + closed_over[0], int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+    with Ranks(3, trial):
+        assert call(trial, student, (1,), (2,), (3,)) == [(11, 0, 3), (12, 1, 3), (13, 2, 3)]
+        assert call(trial, lambda x: x * 2, (torch.ones(2),), (torch.zeros(2),))[0].tolist() == [2, 2]
+        assert call(trial, student, (1,), (2,)) == [(11, 0, 2), (12, 1, 2)]
+    assert not descendants()
+
+
+def test_calls_share_processes_and_each_has_a_group_of_its_own(trial):
+    def student(x):
+        x = torch.tensor(float(x), device="cuda")
+        dist.all_reduce(x)
+        return x.item(), os.getpid()
+
+    with Ranks(3, trial):
+        first = call(trial, student, (1,), (2,), (4,), through=in_group)
+        second = call(trial, student, (1,), (2,), through=in_group)
+        third = call(trial, student, (3,), (5,), (7,), through=in_group)
+    assert [value for value, _ in first + second + third] == [7.0] * 3 + [3.0] * 2 + [15.0] * 3
+    assert [pid for _, pid in first] == [pid for _, pid in third]
+
+
+def test_the_same_is_drawn_on_every_rank_and_in_every_check_of_a_seed(trial):
+    def student():
+        return torch.rand(3).tolist()
+
+    torch.default_generator.manual_seed(3)
+    with Ranks(2, trial):
+        one, other = call(trial, student, (), ())
+    assert one == other == torch.rand(3, generator=torch.Generator().manual_seed(3)).tolist()
+
+
+def test_an_exception_on_one_rank_names_it_and_who_waited(trial):
+    def student():
+        if dist.get_rank() == 1:
+            raise ValueError("no such label")
+        dist.barrier()
+
+    failed = failure(trial, student)
+    assert failed.summary == "your function raised ValueError"
+    assert failed.rows["got"] == "no such label, on rank 1 of 2; rank 0 waited for it"
+    assert failed.notes == [
+        f'in student, line {student.__code__.co_firstlineno + 2}: raise ValueError("no such label")'
+    ]
+    assert not descendants()
+
+
+def test_a_collective_that_one_rank_does_not_call_is_named_with_its_line(trial):
+    def student():
+        x = torch.ones((), device="cuda")
+        if dist.get_rank() == 0:
+            dist.all_reduce(x)
+
+    failed = failure(trial, student)
+    assert failed.summary == "your function waits for ever"
+    assert failed.rows["got"] == "rank 0 of 2 waited in all_reduce, rank 1 had returned"
+    assert failed.notes == [f"in student, line {student.__code__.co_firstlineno + 3}: dist.all_reduce(x)"]
+    assert not descendants()
+
+
+def test_an_endless_loop_ends(trial, monkeypatch):
+    monkeypatch.setattr(module, "LIMIT_SECONDS", 1.0)
+
+    def student():
+        while dist.get_rank() == 1:
+            pass
+
+    failed = failure(trial, student)
+    assert failed.summary == "your function computes for ever"
+    assert failed.rows["got"] == "rank 1 of 2 computed, rank 0 had returned"
+
+
+@pytest.mark.parametrize(
+    ("end", "summary"),
+    [
+        (lambda: os._exit(3), "rank 1 of 2 failed with exit code 3"),
+        (lambda: os._exit(0), "rank 1 of 2 ended its process"),
+        (lambda: os.kill(os.getpid(), 9), "rank 1 of 2 was killed by SIGKILL"),
+        (lambda: sys.exit("enough"), "your function raised SystemExit"),
+    ],
+)
+def test_a_rank_that_ends_is_named(trial, end, summary):
+    def student():
+        if dist.get_rank() == 1:
+            end()
+        dist.barrier()
+
+    assert failure(trial, student).summary == summary
+    assert not descendants()
+
+
+def test_what_a_rank_starts_does_not_outlive_the_check(trial):
+    def student():
+        if os.fork() == 0:
+            time.sleep(10_000)
+        return "back"
+
+    with Ranks(2, trial):
+        assert call(trial, student, (), ()) == ["back", "back"]
+    assert not descendants()
+
+
+def test_a_function_that_cannot_be_sent_is_told_what_it_holds(trial):
+    lock = threading.Lock()
+    failed = failure(trial, lambda: lock, through=alone)
+    assert failed.summary == "your function cannot be sent to the ranks"
+    assert "lock" in failed.rows["got"]
+
+
+def test_what_ranks_print_is_told_after_the_check(trial):
+    def student():
+        print("I am", dist.get_rank())
+
+    with Ranks(2, trial):
+        call(trial, student, (), (), through=in_group)
+    assert trial.printed() == ["(rank 0 printed: I am 0)", "(rank 1 printed: I am 1)"]
+
+
+def test_after_a_failure_the_next_call_has_ranks_again(trial):
+    def student():
+        if dist.get_rank() == 0:
+            dist.barrier()
+
+    with Ranks(2, trial):
+        with pytest.raises(CheckFailed):
+            call(trial, student, (), (), through=in_group)
+        assert call(trial, lambda: HERE, (), ()) == [HERE, HERE]
+
+
+def test_a_stub_is_not_attempted(trial):
+    def student():
+        raise gpulab.NotAttempted
+
+    with pytest.raises(gpulab.NotAttempted, match="not attempted yet"), Ranks(2, trial):
+        call(trial, student, (), ())

@@ -1,0 +1,167 @@
+"""Answers to "a ring of your own": an all-reduce out of sends and receives, on real ranks."""
+
+import torch
+import torch.distributed as dist
+
+from gpulab.check.lesson12.sections import SECTIONS
+
+from ..bank import Bank
+from ..edits import change, drop, solution, swap
+
+BANK = Bank("ring_all_reduce", SECTIONS, solution=(12, "ring_all_reduce"))
+SOLUTION = BANK.right(solution(12, "ring_all_reduce"))
+ENDS = "ends = [flat.numel() * i // ranks for i in range(ranks + 1)]"
+ISEND = "sent = dist.isend(going, (rank + 1) % ranks)"
+
+
+@BANK.right
+def in_batches(x):
+    """Two phases, pairs of operations, pieces of which the first are longer, the other way round."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    pieces = x.view(-1).tensor_split(ranks)
+
+    def around(hop, bring):
+        going, coming = pieces[(rank + hop) % ranks], pieces[(rank + hop + 1) % ranks]
+        inbox = torch.zeros_like(coming)
+        to, source = (rank - 1) % ranks, (rank + 1) % ranks
+        both = [dist.P2POp(dist.isend, going, to), dist.P2POp(dist.irecv, inbox, source)]
+        for request in dist.batch_isend_irecv(both):
+            request.wait()
+        bring(coming, inbox)
+
+    for hop in range(ranks - 1):
+        around(hop, torch.Tensor.add_)
+    for hop in range(ranks - 1, 2 * ranks - 2):
+        around(hop, torch.Tensor.copy_)
+
+
+BANK.variant("adds_with_a_function", change("coming += inbox", "torch.add(coming, inbox, out=coming)"))
+
+BANK.mistake(
+    "no_second_round",
+    "the sums are not brought to all ranks",
+    "after N − 1 hops each rank has one piece of the sum; N − 1 more hops take the pieces around",
+    change("range(2 * (ranks - 1))", "range(ranks - 1)"),
+)
+BANK.mistake(
+    "one_hop_too_few",
+    "a hop is missing at the end",
+    "N − 1 hops add up, and N − 1 bring the sums: 2(N − 1) in all",
+    change("range(2 * (ranks - 1))", "range(2 * (ranks - 1) - 1)"),
+)
+BANK.mistake(
+    "adds_in_both_rounds",
+    "the second round adds, too",
+    "from hop N − 1 on what comes is complete: copy it over what is there",
+    change("if hop < ranks - 1:", "if True:"),
+)
+BANK.mistake(
+    "adds_once_too_often",
+    "the second round adds, too",
+    "from hop N − 1 on what comes is complete: copy it over what is there",
+    change("if hop < ranks - 1:", "if hop < ranks:"),
+    same_as="adds_in_both_rounds",
+)
+BANK.mistake(
+    "same_piece",
+    "each rank sends its own piece in every hop",
+    "what came in the last hop is sent on in the next: piece (rank − hop) % N",
+    change("pieces[(rank - hop) % ranks]", "pieces[rank]"),
+)
+BANK.mistake(
+    "off_by_one",
+    "what comes is added to the piece that was sent",
+    "what comes is the piece before the one that is sent: (rank − hop − 1) % N",
+    change("pieces[(rank - hop - 1) % ranks]", "pieces[(rank - hop) % ranks]"),
+)
+BANK.mistake(
+    "loses_the_remainder",
+    "the elements that are left when all pieces are equal are not summed",
+    "numel // N rounds down; the ends numel * i // N do not",
+    change(ENDS, "ends = [flat.numel() // ranks * i for i in range(ranks + 1)]"),
+)
+BANK.mistake(
+    "one_element_each",
+    "where there are fewer elements than ranks, they are not summed",
+    "an empty piece is a piece: it is sent all the same, or skipped by both sides",
+    change("flat = x.view(-1)", "flat = x.view(-1)\n    if flat.numel() < ranks:\n        return"),
+)
+BANK.mistake(
+    "rounds_up",
+    "pieces of numel / N, rounded up, are fewer than N",
+    "chunk() may give fewer pieces than ranks; tensor_split gives N",
+    change("pieces = [flat[ends[i] : ends[i + 1]] for i in range(ranks)]", "pieces = flat.chunk(ranks)"),
+)
+BANK.mistake(
+    "float_inbox",
+    "what comes is put into float32",
+    "torch.empty(n) is in the default dtype: torch.empty_like",
+    change("torch.empty_like(coming)", "torch.empty(coming.shape)"),
+    change("dist.isend(going,", "dist.isend(going.float(),"),
+    change("coming += inbox", "coming += inbox.to(coming.dtype)"),
+)
+BANK.mistake(
+    "a_copy",
+    "the sum is in another tensor, and x is as it was",
+    "flatten() and reshape() may share memory or not, clone() never does: view(-1) shares it",
+    change("flat = x.view(-1)", "flat = x.clone().view(-1)"),
+)
+BANK.mistake(
+    "all_send_first",
+    "all ranks wait in send",
+    "send returns when the other has taken the message, and the other is in send: isend, recv, then wait()",
+    change(ISEND, "dist.send(going, (rank + 1) % ranks)"),
+    drop("sent.wait()"),
+)
+BANK.mistake(
+    "all_receive_first",
+    "all ranks wait in recv",
+    "nobody has sent yet: isend before recv",
+    swap("sent = dist.isend", "dist.recv(inbox"),
+)
+
+
+@BANK.wrong("the whole tensor goes around", "in each hop a ring sends an Nth of it, and adds each piece up once")
+def whole_tensors(x):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    going, inbox = x.clone(), torch.empty_like(x)
+    for _ in range(ranks - 1):
+        sent = dist.isend(going, (rank + 1) % ranks)
+        dist.recv(inbox, (rank - 1) % ranks)
+        sent.wait()
+        x += inbox
+        going.copy_(inbox)
+
+
+@BANK.wrong("one rank adds all up, and sends the sum to all others", "its link carries N − 1 times what the others' do")
+def over_rank_0(x):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    if rank:
+        dist.send(x, 0)
+        dist.recv(x, 0)
+        return
+    for other in range(1, ranks):
+        inbox = torch.empty_like(x)
+        dist.recv(inbox, other)
+        x += inbox
+    for other in range(1, ranks):
+        dist.send(x, other)
+
+
+@BANK.wrong("the collective is called that was to be built", "sends and receives alone: dist.isend and dist.recv")
+def the_real_one(x):
+    dist.all_reduce(x)
+
+
+@BANK.wrong("each rank sends all its pieces to each other", "add a piece up on one rank, and send the sum around")
+def own_order(x):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    own, inbox = x.clone(), torch.empty_like(x)
+    for hop in range(1, ranks):
+        to, source = (rank + hop) % ranks, (rank - hop) % ranks
+        pieces = zip(own.view(-1).tensor_split(ranks), inbox.view(-1).tensor_split(ranks), strict=True)
+        for going, coming in pieces:
+            sent = dist.isend(going, to)
+            dist.recv(coming, source)
+            sent.wait()
+        x += inbox
