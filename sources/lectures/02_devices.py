@@ -340,7 +340,7 @@ class Repaired(nn.Module):
 
     def __init__(self, mean, std):
         super().__init__()
-        self.mean = nn.Buffer(mean)  # the same as register_buffer("mean", mean)
+        self.mean = nn.Buffer(mean)
         self.std = nn.Buffer(std)
         self.first = nn.Linear(64, 32)
         self.rest = nn.ModuleList([nn.Linear(32, 10)])
@@ -354,12 +354,20 @@ for name, kind in (("before", model), ("repaired", repaired)):
     counts = len(list(kind.parameters())), len(list(kind.buffers())), len(kind.state_dict())
     print(f"{name:<9} parameters: {counts[0]} · buffers: {counts[1]} · tensors in the checkpoint: {counts[2]}")
 
+# %% model-lines-text [markdown]
+# Line by line (click one, or choose with the arrow keys):
+
+# %% model-lines
+gpulab.annotated(Repaired.__init__, {
+    "nn.Buffer(mean)": 'As register_buffer("mean", mean). It is in no parameters(), so no optimizer trains it.',
+    "nn.Buffer(std)": "Saved with the model; with persistent=False it is not (for what can be recomputed, such as a mask).",
+    "self.first": "Needed no repair: assigning a module registers it, with all that is registered in it.",
+    "nn.ModuleList": "In a list of Python's the layer was in no parameters(), so no optimizer would ever have trained it, "
+    "and in no checkpoint. On a CPU nothing would have failed.",
+})
+
 # %% model-after [markdown]
-# The list had done more harm than the error showed. Its layer was in no `parameters()`, so no optimizer would ever have
-# trained it, and in no checkpoint. On a CPU nothing would have failed at all.
-#
-# A buffer is saved with the model; `persistent=False` keeps it out of the checkpoint (for what can be recomputed, such
-# as a mask). A tensor that `forward` needs only once is best made there, on the device of its input:
+# A tensor that `forward` needs only once is best made there, on the device of its input:
 # `torch.arange(n, device=x.device)`.
 
 # %% model-turn-text [markdown]

@@ -562,15 +562,13 @@ gelu_guess.compare(round(gelu / relu, 2), gpu.numbers)
 # ### Measuring it with the counters
 #
 # The hook counts what autograd keeps. `memory_allocated()` before and after the forward pass counts what is really
-# there: outputs, too, and rounding. Such a measurement is easily spoilt, so here it is with its precautions: one run to
-# warm up (some versions keep a library's workspace from its first call on), the output *held* while you read the
-# counter, gradients on.
+# there: outputs, too, and rounding.
 #
 # Which of these three settings saves memory: `eval()`, `no_grad()`, both?
 
 # %% forward-run
 def forward_cost(model, batch):
-    """What a forward pass adds: held after it with its output, left when the output is gone, peak, in MiB."""
+    """What a forward pass adds in MiB: held with its output, left without, at the peak."""
     model(batch)
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
@@ -589,11 +587,20 @@ for name, (held, left, peak) in rows.items():
     print(f"{name:<18} held {held:>5.2f} MiB, after del output {left:.2f} MiB, peak {peak:>5.2f} MiB ({gpu.numbers})")
 
 # %% forward-explain [markdown]
-# - `eval()` saves **nothing** here: it changes what dropout and BatchNorm compute and has nothing to do with autograd.
-#   `no_grad()`, or `inference_mode()`, is what keeps autograd from keeping.
-# - `del output` frees all of it: the output holds the graph, and the graph holds the activations. A function that
-#   runs `model(batch)` *without* keeping the result, and then reads the counter, finds close to nothing.
-# - Even with `no_grad()` the peak is above the output: one layer's input and output (and a workspace) exist together.
+# `eval()` saves **nothing** here: it changes what dropout and BatchNorm compute and has nothing to do with autograd.
+# `no_grad()`, or `inference_mode()`, is what keeps autograd from keeping.
+#
+# Such a measurement is easily spoilt. What each line is for (click one, or choose with the arrow keys):
+
+# %% forward-lines
+gpulab.annotated(forward_cost, {
+    3: "To warm up: some versions keep a library's workspace from the first call on.",
+    "reset_peak": "Else the peak may be that of an earlier cell. It becomes what is allocated now, not zero.",
+    "output = model(batch)": "The output holds the graph, and the graph holds the activations. Without the name, held "
+    "would be close to nothing.",
+    "held, peak": "The peak also has what was given back on the way: a workspace, and under no_grad() a layer's input.",
+    "del output": "The only name, so with the output go its graph and all activations.",
+})
 
 # %% allocator-text [markdown]
 # ## The caching allocator
