@@ -126,7 +126,7 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
         name, near = INT64, [(x == wanted).flatten().tolist() for x in got]
     elif even and all(all(there[:even]) for there in near):
         name = LENGTHS[scene.length]
-    elif not even and all(map(torch.equal, got, given)):
+    elif not even and (all(map(all, near)) or all(map(torch.equal, got, given))):
         name = LENGTHS["fewer"]
     facts.add(name, [rank for rank, there in enumerate(near) if all(there)], [*range(scene.ranks)])
     most = 2 * (scene.ranks - 1) * -(-length // scene.ranks)
