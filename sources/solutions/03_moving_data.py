@@ -397,5 +397,5 @@ for work in (one_by_one, prefetched):
 #
 # The cell below shows what is recorded. Next: [the map of the course](../notebooks/00_start_here.ipynb).
 
-# %% progress
+# %% progress tags=["host-dependent"]
 gpulab.progress()

@@ -476,5 +476,5 @@ with gpulab.VirtualGPU("T4", compute=False):
 #
 # The cell below shows what is recorded. Next: [the map of the course](../notebooks/00_start_here.ipynb).
 
-# %% progress
+# %% progress tags=["host-dependent"]
 gpulab.progress()

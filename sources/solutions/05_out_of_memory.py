@@ -340,5 +340,5 @@ print(f"the tensor has {smallest / 2**20:.0f} to {largest / 2**20:.0f} MiB (virt
 #
 # The cell below shows what is recorded. Next: [the map of the course](../notebooks/00_start_here.ipynb).
 
-# %% progress
+# %% progress tags=["host-dependent"]
 gpulab.progress()

@@ -258,5 +258,5 @@ print(f"kept on the GPU without it: {(torch.cuda.memory_allocated() - before) / 
 #
 # The cell below shows what is recorded. Next: [the map of the course](../notebooks/00_start_here.ipynb).
 
-# %% progress
+# %% progress tags=["host-dependent"]
 gpulab.progress()

@@ -417,5 +417,5 @@ for name, capability in jobs.items():
 #
 # The cell below shows what is recorded. Next: [lesson 08](../notebooks/08_accumulation.ipynb).
 
-# %% progress
+# %% progress tags=["host-dependent"]
 gpulab.progress()

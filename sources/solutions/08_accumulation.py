@@ -289,5 +289,5 @@ print("with GroupNorm, a gap above 0.001 %:", gap(without_batch_norm(network, gr
 #
 # The cell below shows what is recorded. Next: [the map of the course](../notebooks/00_start_here.ipynb).
 
-# %% progress
+# %% progress tags=["host-dependent"]
 gpulab.progress()

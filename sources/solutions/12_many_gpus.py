@@ -290,5 +290,5 @@ gpulab.check.ring_all_reduce(ring_all_reduce)
 #
 # The cell below shows what is recorded. Next: [the map of the course](../notebooks/00_start_here.ipynb).
 
-# %% progress
+# %% progress tags=["host-dependent"]
 gpulab.progress()

@@ -66,8 +66,10 @@ failure_here = functools.cache(failure)  # without a GPU; asked for again by the
 
 
 def assert_its_own_words(failed, wrong, bank):
-    raised = f" raised {failed.raised.partition(':')[0]}: " if bank.contract and failed.raised else ""
-    assert (failed.summary.partition(raised)[2] if raised else failed.summary) == wrong.summary
+    before = ""  # what a contract says of the call itself
+    if bank.contract and failed.raised:
+        before = " for ever: " if failed.hung else f" raised {failed.raised.partition(':')[0]}: "
+    assert (failed.summary.partition(before)[2] if before else failed.summary) == wrong.summary
     assert wrong.likely in failed.rows["likely"]
     assert not wrong.also or wrong.also == failed.rows["also"]
     assert len(str(failed).splitlines()) <= MOST_LINES

@@ -63,8 +63,8 @@ BANK.mistake(
 )
 BANK.mistake(
     "equal_chunks",
-    "the samples that are left when each rank has an equal chunk are left out",
-    "len(data) // ranks rounds down; deal range(rank, len(data), ranks)",
+    "the samples that the ranks cannot share equally are left out",
+    "as by drop_last=True of a DistributedSampler, or len(data) // ranks; deal range(rank, len(data), ranks)",
     change("range(rank, len(data), ranks)", "range(rank * (len(data) // ranks), (rank + 1) * (len(data) // ranks))"),
     same_as="drops_last_of_sampler",
 )
