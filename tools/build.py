@@ -45,7 +45,7 @@ TAGS = {
     "your-turn": "a lecture's, for the reader to write or change: solved between BEGIN SOLUTION and END SOLUTION",
     "check": "calls gpulab.check on the student's object",
     "needs-answer": "uses the student's object, so it raises in an unsolved exercise",
-    "host-dependent": "prints measured times, the host or the reader's progress; its saved output is kept and not compared",
+    "host-dependent": "prints measured times, the host or the reader's progress; the saved output is not compared",
     "raises-exception": "fails on purpose",
 }
 
