@@ -32,6 +32,16 @@ def large(*shape, **kind):
     return torch.randn(shape or (512, 1024), **kind)
 
 
+@pytest.mark.parametrize("compute", [False, True], ids=["shapes", "values"])
+def test_what_is_made_like_a_meta_tensor_is_one(compute):
+    """As `fully_shard` makes the parts of a model that is built on the meta device."""
+    with VirtualGPU("T4", compute=compute):
+        weight = torch.empty(HUGE, device="meta")
+        for made in (weight.new_zeros(HUGE), torch.zeros_like(weight), weight.new_full((512, 1024), 1.0)):
+            assert made.is_meta
+        assert torch.cuda.memory_allocated() == 0
+
+
 # -- made anywhere ---------------------------------------------------------------------------------------------------
 
 
