@@ -139,13 +139,16 @@ def _measure(build: Any, batch: int, spec: Spec, *, where: bool, told: set[str],
 
 def _alone(build: Any, batch: int, spec: Spec, ranks: Any) -> tuple[float | None, str]:
     """The step of one rank alone in ms, or why it cannot be told; neither where there are no others."""
+    import torch
+
     from .run import Ranks, run
 
     if ranks.ranks is None or ranks.ranks == 1:
         return None, ""
-    roomy = dataclasses.replace(spec, memory_bytes=_ROOMY)
     try:
-        measured = run(build, batch, roomy, where=False, told=set(), ranks=Ranks(1, ranks.link))
+        measured = run(build, batch, spec, where=False, told=set(), ranks=Ranks(1, ranks.link))
+    except torch.OutOfMemoryError:
+        return None, "no scaling: one rank alone has no room for it"
     except Exception as error:
         first = str(error).strip().split("\n")[0]
         return None, f"no scaling: with one rank build does not run ({type(error).__name__}: {first:.80})"

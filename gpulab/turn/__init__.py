@@ -15,6 +15,8 @@ _HOME = {
     "update_count": "lesson08",
     "dealt_indices": "lesson12",
     "one_exchange": "lesson12",
+    "a_unit_per_block": "lesson13",
+    "summand_of_mlp": "lesson13",
 }
 
 __all__ = list(_HOME)

@@ -71,6 +71,27 @@ def test_fsdp_keeps_a_share(ranks):
     assert plan.scaling > 0.5 * ranks
 
 
+def test_what_only_many_ranks_have_room_for_is_not_compared_with_one():
+    def build(batch):
+        dist.init_process_group("nccl")
+        with torch.device("meta"):
+            layers = nn.Sequential(*[nn.Linear(16384, 16384) for _ in range(4)])  # 4 GiB, with AdamW 16
+        cut = sharded(layers).to_empty(device="cuda")
+        optimizer, x = torch.optim.AdamW(cut.parameters(), fused=True), torch.randn(batch, 16384, device="cuda")
+
+        def step():
+            cut(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+
+    plan = gpulab.plan(build, 8, "T4", ranks=8)
+    assert plan.fits
+    assert plan.alone_ms is plan.scaling is None
+    assert "no scaling: one rank alone has no room for it" in plan.notes
+
+
 def test_without_ranks_nothing_is_said_of_them():
     plan = gpulab.plan(lambda batch: lambda: torch.ones(batch, device="cuda") + 1, 8, "T4")
     assert (plan.ranks, plan.communication, plan.sent, plan.scaling) == (1, 0, 0, None)
