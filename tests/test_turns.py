@@ -3,6 +3,7 @@
 The lectures as saved, with the code that is given, are run by the lane `notebooks`; here they are run solved.
 """
 
+import dis
 import math
 import os
 import re
@@ -18,6 +19,7 @@ import pytest
 import torch
 from courselib.lanes import lanes_for_tests
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 
 import gpulab
@@ -560,6 +562,79 @@ def clears_what_it_made(model, window):
     model.zero_grad()
 
 
+# --- lesson 13 -------------------------------------------------------------------------------------------------------
+
+
+@right("a_unit_per_block")
+def last_block_first(model):
+    for i in reversed(range(len(model.blocks.layers))):
+        fully_shard(model.blocks.layers[i], reshard_after_forward=True)
+    return fully_shard(model)
+
+
+@wrong("a_unit_per_block", "nothing is sharded")
+def only_looks(model):
+    list(model.blocks.layers)
+
+
+@wrong("a_unit_per_block", "lie whole on every rank", "embedding and head")
+def no_root(model):
+    for block in model.blocks.layers:
+        fully_shard(block)
+
+
+@wrong("a_unit_per_block", "blocks are no unit", "all of model.blocks.layers")
+def leaves_out_the_last(model):
+    for block in model.blocks.layers[:-1]:
+        fully_shard(block)
+    fully_shard(model)
+
+
+@wrong("a_unit_per_block", "units within the blocks", "the block is the unit")
+def each_layer(model):
+    for block in model.blocks.layers:
+        fully_shard(block[0])
+        fully_shard(block)
+    fully_shard(model)
+
+
+@right("summand_of_mlp")
+def strided_in_both(x, up, down, rank, ranks):
+    return torch.relu(x @ up[rank::ranks].T) @ down[:, rank::ranks].T
+
+
+@right("summand_of_mlp")
+def with_chunks(x, up, down, rank, ranks):
+    return F.linear(F.relu(F.linear(x, up.chunk(ranks)[rank])), down.chunk(ranks, dim=1)[rank])
+
+
+@wrong("summand_of_mlp", "came from rank 0", "a tensor of shape")
+def columns_of_down_for_outputs(x, up, down, rank, ranks):
+    return torch.relu(x @ up.T) @ down.chunk(ranks)[rank].T
+
+
+@wrong("summand_of_mlp", "up is cut by its inputs", "not a summand of the ReLU")
+def cuts_the_inputs(x, up, down, rank, ranks):
+    mine = slice(rank * x.shape[1] // ranks, (rank + 1) * x.shape[1] // ranks)
+    return torch.relu(x[:, mine] @ up[:, mine].T) @ down.T
+
+
+@wrong("summand_of_mlp", "the columns of down are not those of the rows of up", "same slice")
+def two_ways(x, up, down, rank, ranks):
+    return torch.relu(x @ up.chunk(ranks)[rank].T) @ down[:, rank::ranks].T
+
+
+@wrong("summand_of_mlp", "rank 0 computes everything")
+def all_on_rank_0(x, up, down, rank, ranks):
+    whole = torch.relu(x @ up.T) @ down.T
+    return whole if rank == 0 else torch.zeros_like(whole)
+
+
+@wrong("summand_of_mlp", "every rank computes the whole layer", "as in the code given")
+def everything(x, up, down, rank, ranks):
+    return F.linear(F.relu(F.linear(x, up)), down)
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -582,14 +657,14 @@ def tell(capsys, monkeypatch, tmp_path):
 
 def run_cell(source):
     """The cell's code, in a process where the lecture's first cell has been run."""
-    names = {"torch": torch, "nn": nn, "F": F, "gpulab": gpulab}
+    names = {"torch": torch, "nn": nn, "F": F, "gpulab": gpulab, "fully_shard": fully_shard}
     exec(source, names)
     return names
 
 
-def test_02_04_08_and_12_have_two_turns_each_and_every_turn_stands_in_one_lecture():
+def test_each_of_five_lectures_has_two_turns_and_every_turn_stands_in_one_lecture():
     lessons = [path.stem[:2] for path, _, _ in TURNS.values()]
-    assert {lesson: lessons.count(lesson) for lesson in lessons} == {"02": 2, "04": 2, "08": 2, "12": 2}
+    assert {lesson: lessons.count(lesson) for lesson in lessons} == {"02": 2, "04": 2, "08": 2, "12": 2, "13": 2}
     assert set(TURNS) == set(dir(gpulab.turn))
     asked = [cell for notebook in NOTEBOOKS.values() for cell in notebook.cells if is_turn(cell)]
     assert len(asked) == len(TURNS)
@@ -675,7 +750,7 @@ def test_a_readers_own_exception_is_shown_as_it_is(capsys):
 
 
 def test_a_turn_that_is_not_there_is_named():
-    with pytest.raises(AttributeError, match="there is no turn 'golf'; the turns are: any_device, dealt_indices,"):
+    with pytest.raises(AttributeError, match="there is no turn 'golf'; the turns are: a_unit_per_block, any_device,"):
         _ = gpulab.turn.golf
 
 
@@ -684,14 +759,53 @@ def test_inputs_are_drawn_afresh(monkeypatch, tell):
     assert len({tell("update_count", counts_micro_batches, "without") for _ in range(5)}) > 1
 
 
+def names_of(cell):
+    """The names of the notebook that the code of a cell reads, and those that it gives."""
+    code = compile("" if cell.source.startswith("%%") else cell.source, cell.id, "exec")
+    inner, reads = [code], set()
+    for one in inner:
+        inner += [constant for constant in one.co_consts if hasattr(constant, "co_code")]
+        reads |= {line.argval for line in dis.get_instructions(one) if line.opname in ("LOAD_NAME", "LOAD_GLOBAL")}
+    given = {line.argval for line in dis.get_instructions(code) if line.opname == "STORE_NAME"}
+    return reads - given, given
+
+
+LECTURES = pytest.mark.parametrize("path", sorted({path for path, _, _ in TURNS.values()}), ids=lambda path: path.stem)
+
+
+@LECTURES
+def test_no_other_cell_reads_what_a_turn_defines(path):
+    """So all else prints the same, solved or not; a turn leaves random numbers alone (above)."""
+    cells = [cell for cell in NOTEBOOKS[path].cells if cell.cell_type == "code"]
+    for turn in filter(is_turn, cells):
+        _, mine = names_of(turn)
+        for cell in cells[cells.index(turn) + 1 :]:
+            reads, _ = names_of(cell)
+            imported = set().union(*(names_of(c)[1] for c in cells if not is_turn(c)))
+            assert not reads & mine - imported, f"{cell.id} reads {reads & mine - imported}"
+
+
+def with_what_they_need(cells):
+    """The turns among the code cells, and before each name that is read the cell that has defined it last."""
+    kept, wanted = [], set()
+    for cell in reversed(cells):
+        reads, defined = names_of(cell)
+        if is_turn(cell) or defined & wanted or cell is cells[0]:
+            kept.insert(0, cell)
+            wanted = wanted - defined | reads
+    return kept
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("path", sorted({path for path, _, _ in TURNS.values()}), ids=lambda path: path.stem)
-def test_nbval_runs_the_lecture_solved_and_all_else_prints_the_same(path, tmp_path):
+@LECTURES
+def test_nbval_runs_the_turns_solved(path, tmp_path):
     notebook = build.solved(NOTEBOOKS[path])
     for cell in notebook.cells:
         if is_turn(cell):
             name = CALL.search(cell.source)[1]
             cell.outputs = [nbformat.v4.new_output("display_data", base.right_output(name))]
+    notebook.cells = with_what_they_need([cell for cell in notebook.cells if cell.cell_type == "code"])
+    assert len(notebook.cells) > sum(map(is_turn, notebook.cells))
     copy = tmp_path / path.name
     nbformat.write(notebook, copy)
     (lane,) = [lane for lane in lanes_for_tests(None) if lane.name == "notebooks"]

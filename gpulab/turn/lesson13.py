@@ -27,13 +27,15 @@ class _Model(nn.Module):
             nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)) for _ in range(depth)
         )
         self.embed = nn.Linear(8, WIDTH)
-        self.blocks = nn.Module()
-        self.blocks.layers = layers
+        self.blocks = nn.ModuleDict({"layers": layers})
         self.head = nn.Linear(WIDTH, 8)
+
+    def layers(self) -> list[nn.Module]:
+        return list(self.blocks.layers)  # type: ignore[arg-type]
 
     def forward(self, x: torch.Tensor) -> Any:
         x = self.embed(x)
-        for layer in self.blocks.layers:  # type: ignore[union-attr]
+        for layer in self.layers():
             x = layer(x)
         return self.head(x)
 
@@ -50,7 +52,7 @@ def a_unit_per_block(answer: Any) -> None:
         try:
             model = _Model(int(torch.randint(3, 6, ()))).cuda()
             answer(model)
-            blocks = list(model.blocks.layers)  # type: ignore[union-attr, arg-type]
+            blocks = model.layers()
             root = isinstance(model, FSDPModule)
             units = [isinstance(block, FSDPModule) for block in blocks]
             finer = [m for block in blocks for m in block.modules() if m is not block and isinstance(m, FSDPModule)]
@@ -131,7 +133,7 @@ def summand_of_mlp(answer: Any) -> None:
 _RIGHT = "rank r has the rows r · each to (r + 1) · each of up, each = hidden // ranks, and the same columns of down"
 _PARTS: tuple[tuple[Part, str, str], ...] = (
     (_columns_of_up, "up is cut by its inputs",
-     "ReLU of a summand is not a summand of the ReLU: cut up by its rows, so that each hidden unit is whole on one rank"),
+     "the ReLU of a summand is not a summand of the ReLU: cut up by its rows, and each hidden unit is whole on a rank"),
     (_strided, "the columns of down are not those of the rows of up", "the same slice for both"),
 )  # fmt: skip
 
