@@ -1,4 +1,4 @@
-"""What launcher and ranks have written into a run's folder, read as data; `processes.py` writes it."""
+"""What keeper, launcher and ranks have written into a run's folder, read as data; `processes.py` writes most of it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import psutil
 
+from . import processes
 from .result import Rank
 from .stacks import collective, where
 
@@ -48,6 +49,10 @@ class Folder:
         """The launcher's own word; None where it has said nothing."""
         return int(text) if (text := _text(self.path / "launcher.pid")) else None
 
+    def over(self) -> str:
+        """How the launcher came to its end; "" until all ranks are gone, and where its keeper was killed."""
+        return _text(self.path / "over")
+
     def report(self) -> Report | None:
         """The launcher's last word, None where it had none."""
         text = _text(self.path / "report.json")
@@ -63,16 +68,15 @@ class Folder:
         return {rank: int(text) for rank, text in found.items() if text}
 
     def alive(self, launcher: int | None) -> frozenset[int]:
-        """The pids of the ranks that run now, as children of `launcher`; None is one that has not started."""
+        """The pids of the ranks that run now and descend from `launcher`; None is one that has not started."""
         if launcher is None:
             return frozenset()
         try:
-            children = {
-                child.pid for child in psutil.Process(launcher).children() if child.status() != psutil.STATUS_ZOMBIE
-            }
+            descendants = psutil.Process(launcher).children(recursive=True)
         except psutil.NoSuchProcess:
             return frozenset()
-        return frozenset(children & set(self.pids().values()))
+        pids = {process.pid for process in descendants} & set(self.pids().values())
+        return frozenset(pid for pid in pids if processes.lives(pid))
 
     def fails(self, launcher: int | None) -> bool:
         """Whether a rank is about to be reported as failed: it is gone, or on its way, and its script had not ended."""
@@ -133,7 +137,7 @@ def kept(path: Path) -> str:
         with path.open("rb") as file:
             size = path.stat().st_size
             if size <= _KEPT:
-                return _decoded(file.read())
+                return _decoded(file.read(_KEPT))  # it may grow meanwhile
             head = file.read(_KEPT // 2)
             file.seek(-(_KEPT // 2), 2)
             tail = file.read(_KEPT // 2)

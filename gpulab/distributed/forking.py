@@ -1,9 +1,10 @@
 """The warm server: a process that has imported torch, and forks a launcher and the ranks of each run from itself.
 
 The file is run by its path, as `processes.py`, and has one thread and no process group; `warm.py` is the notebook's
-side. Over a channel of the two come sockets, one for each run, which its launcher reads the run from, and by which it
-learns that the notebook has left (one byte) or died (none). A launcher forks the ranks, and does for them what torchrun
-does: it keeps the store where they meet, stops all where one fails, and reports; a rank never touches the server.
+side. Over a channel of the two come sockets, one for each run, which its launcher reads the run from, and by whose end
+it learns that the notebook has left or died. A launcher forks the ranks, and does for them what torchrun does: it keeps
+the store where they meet, stops all where one fails, and reports; a rank never touches the server. It is also its own
+keeper: it makes the run's folder, and removes it when the notebook has left.
 
 The server ends with the notebook, or when it had nothing to do for some time.
 """
@@ -25,7 +26,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn, TypeAlias
 
-READY, RUN, RETIRE, LEFT = b"r", b"f", b"q", b"."  # what is said on the channel, and on a run's socket
+READY, RUN, RETIRE = b"r", b"f", b"q"  # what is said on the channel
 
 # What any rank that trains imports: an optimizer and DistributedDataParallel alone need torch._dynamo, for seconds.
 _IMPORTED = ("torch.distributed", "torch.distributed.fsdp", "torch.distributed.tensor", "torch._dynamo")
@@ -39,18 +40,11 @@ _PARENT = 1.0  # seconds between two looks at whether the notebook lives
 Job: TypeAlias = "Callable[[], Job | None] | Callable[[], None]"
 
 
-def _beside(name: str) -> Any:
-    """A module of this folder, without the package that it belongs to."""
-    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), f"{name}.py")
-    spec = importlib.util.spec_from_file_location(f"_gpulab_{name}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-processes: Any = _beside("processes")
+_path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "keeper.py")
+_spec: Any = importlib.util.spec_from_file_location("_gpulab_keeper", _path)
+keeper: Any = importlib.util.module_from_spec(_spec)  # without the package that it belongs to
+_spec.loader.exec_module(keeper)
+processes: Any = keeper.processes
 
 
 # -- the server ------------------------------------------------------------------------------------------------------
@@ -62,6 +56,7 @@ def serve(channel: socket.socket, notebook: int, idle: float) -> Job | None:
     `idle` is in seconds without a run.
     """
     _import()
+    processes.adopt_orphans()
     woken, wake = os.pipe()
     os.set_blocking(woken, False)
     os.set_blocking(wake, False)
@@ -74,8 +69,7 @@ def serve(channel: socket.socket, notebook: int, idle: float) -> Job | None:
         readable, _, _ = select.select([channel.fileno(), woken], [], [], min(_PARENT, idle))
         if woken in readable:
             os.read(woken, 1024)
-        while launchers and (ended := os.waitpid(-1, os.WNOHANG)[0]):
-            launchers.discard(ended)
+        while launchers and _buried(launchers, os.WNOHANG):
             used = time.monotonic()
         if channel.fileno() in readable:
             said, sockets, _, _ = socket.recv_fds(channel, 1, 1)
@@ -89,13 +83,26 @@ def serve(channel: socket.socket, notebook: int, idle: float) -> Job | None:
                     signal.signal(signal.SIGCHLD, before)
                     for mine in (woken, wake, channel.detach()):
                         os.close(mine)
-                    return partial(launch, socket.socket(fileno=run))
+                    return partial(launch, run, notebook)
                 os.close(run)
                 launchers.add(pid)
                 first = idle
         elif not launchers and time.monotonic() - used > first:
             break
+    for launcher in launchers:
+        os.kill(launcher, signal.SIGTERM)
+    while launchers:
+        _buried(launchers, 0)
     return None
+
+
+def _buried(launchers: set[int], options: int) -> bool:
+    """Whether a child has ended: it is taken out of `launchers`, and what is left of one that was killed is killed."""
+    ended, status = os.waitpid(-1, options)
+    launchers.discard(ended)
+    if ended and os.WIFSIGNALED(status):
+        processes.leave_nothing(launchers)
+    return bool(ended)
 
 
 def _import() -> None:
@@ -120,26 +127,34 @@ def _import() -> None:
 # -- a run's launcher ------------------------------------------------------------------------------------------------
 
 
-def launch(run: socket.socket) -> Job:
-    """Fork the ranks of the run that `run` tells, and see to them; returns only in a rank."""
-    launcher = os.getpid()
-    try:
-        return _launch(run)
-    except BaseException:
-        if os.getpid() == launcher:
-            traceback.print_exc()
-            processes.leave_nothing(None)
-            os._exit(1)
-        raise
-
-
-def _launch(run: socket.socket) -> Job:
-    server, told = os.getppid(), []
-    before = signal.signal(signal.SIGTERM, lambda *_: told.append(True))
+def launch(run: int, notebook: int) -> Job | None:
+    """Fork the ranks of the run that the socket `run` tells, and see to them; returns only in a rank."""
+    server, launcher = os.getppid(), os.getpid()
     os.setsid()
     processes.end_with(server, signal.SIGTERM)
     processes.adopt_orphans()
     asked = _received(run)
+    told = keeper.asked_to_end()
+
+    def gone() -> bool:
+        # What the notebook has forked holds the socket too, and may outlive it.
+        return bool(select.select([run], [], [], 0)[0]) or not processes.lives(notebook)
+
+    held = keeper.lifetime.claim(asked["folder"])
+    try:
+        job = _launch(asked, (run, held), lambda: gone() or bool(told))
+        if os.getpid() != launcher:
+            return job
+    except BaseException:
+        if os.getpid() != launcher:
+            raise
+        traceback.print_exc()
+    keeper.end(asked["folder"], gone, "it ended")
+    os._exit(0)
+
+
+def _launch(asked: dict[str, Any], mine: tuple[int, ...], enough: Callable[[], bool]) -> Job | None:
+    """Until the ranks are gone, or it is `enough`; in a rank, which has no use for the files `mine`, what to do."""
     folder, count = asked["folder"], asked["count"]
     processes.write(os.path.join(folder, "launcher.pid"), str(os.getpid()))
     log = os.open(os.path.join(folder, "launcher.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -157,23 +172,24 @@ def _launch(run: socket.socket) -> Job:
     for rank in range(count):
         pid = os.fork()
         if pid == 0:
-            signal.signal(signal.SIGTERM, before)
-            run.close()
+            for file in mine:
+                os.close(file)
             store.close()
             os.setsid()
             os.environ.update(_variables(rank, count, port))
             _as_if_new()
             return partial(_rank, folder, me, asked["script"], *asked["args"])
         ranks[pid] = rank
-    _see_to(Ranks(folder, ranks), run, store, lambda: bool(told) or os.getppid() != server)
+    _see_to(Ranks(folder, ranks), store, enough)
+    return None
 
 
-def _received(run: socket.socket) -> dict[str, Any]:
+def _received(run: int) -> dict[str, Any]:
     """What the notebook asks for; it may have left already."""
     data = b""
     while b"\0" not in data:
-        part = run.recv(2**16)
-        if not part or data + part == LEFT:
+        part = os.read(run, 2**16)
+        if not part:
             os._exit(0)
         data += part
     return dict(json.loads(data.partition(b"\0")[0]))
@@ -208,8 +224,9 @@ def _as_if_new() -> None:
     import multiprocessing.process
     import tempfile
 
-    for number in (signal.SIGHUP, signal.SIGQUIT):  # whose handlers torchrun has, so that its ranks ignore none of them
+    for number in keeper.SIGNALS:  # torchrun has handlers for them too, so that its ranks ignore none of them
         signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # as Python has it at its start
     atexit.register(gc.unfreeze)  # where Python itself ends the process, it takes to pieces what it finds
     importlib.invalidate_caches()
     tempfile.tempdir = None
@@ -290,25 +307,24 @@ class Ranks:
                 os.kill(pid, number)
 
 
-def _see_to(ranks: Ranks, run: socket.socket, store: socket.socket, orphaned: Callable[[], bool]) -> NoReturn:
-    """As torchrun's agent: where one rank fails, the others get a moment, SIGTERM, and SIGKILL."""
+def _see_to(ranks: Ranks, store: socket.socket, enough: Callable[[], bool]) -> None:
+    """As torchrun's agent: where one rank fails, the others get a moment, SIGTERM, and SIGKILL.
+
+    Where it is `enough` before, it leaves the ranks to the caller, and reports nothing.
+    """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     port = store.getsockname()[1]
     # It has threads: the forks are over.
     ranks.store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=store.detach())
 
-    def wait(enough: Callable[[], bool], seconds: float | None = None) -> None:
+    def wait(ready: Callable[[], bool], seconds: float | None = None) -> None:
         until = None if seconds is None else time.monotonic() + seconds
-        while True:
+        while not enough():
             ranks.look()
-            if orphaned() or select.select([run], [], [], 0)[0]:
-                left = not orphaned() and run.recv(1) == LEFT
-                processes.leave_nothing(None if left else ranks.folder)
-                os._exit(1)
-            if enough() or (until is not None and time.monotonic() > until):
+            if ready() or (until is not None and time.monotonic() > until):
                 return
-            select.select([run], [], [], _LOOK)
+            time.sleep(_LOOK)
 
     def over() -> bool:
         return not ranks.alive
@@ -323,9 +339,8 @@ def _see_to(ranks: Ranks, run: socket.socket, store: socket.socket, orphaned: Ca
         wait(over, processes.GRACE)
         ranks.send(signal.SIGKILL)
         wait(over)
-    processes.leave_nothing(None)
-    processes.report(ranks.folder, ranks.exit_codes, later, stopped)
-    os._exit(0)
+    if not enough():
+        processes.report(ranks.folder, ranks.exit_codes, later, stopped)
 
 
 if __name__ == "__main__":

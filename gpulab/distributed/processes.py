@@ -4,9 +4,10 @@ The file is run by its path and imports nothing of gpulab, so that a rank is wha
 All that the two have to say they write into the folder they are given, which `running.py` reads. `forking.py` starts
 ranks in another way, and has what is common to both from here.
 
-The launcher's standard input is a pipe that nobody writes to: when the notebook lets go of it, or dies, it ends, and
-the launcher kills whatever descends from it. On Linux the kernel also ends the ranks with the launcher; on macOS a rank
-stays only where notebook and launcher are killed in the same moment.
+Notebook, keeper (`keeper.py`), launcher and ranks are a chain. The standard input of keeper and launcher is a pipe that
+nobody writes to: it ends when the one before lets go of it, or dies, and then they kill whatever descends from them.
+On Linux each of the two also adopts what the one behind it leaves, and the ranks end with the launcher; on macOS the
+ranks of a launcher that is itself killed stay.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ import faulthandler
 import importlib.machinery
 import json
 import os
-import shutil
 import signal
 import sys
 import threading
 import time
 import traceback
 import types
+from collections.abc import Callable, Collection
 from typing import Any, NoReturn
 
 # Seconds between SIGTERM and SIGKILL for the other ranks once one has failed; also what a rank that raised has to exit.
@@ -41,14 +42,10 @@ _SET_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36  # of Linux's prctl
 # -- the launcher ----------------------------------------------------------------------------------------------------
 
 
-def launch(folder: str, notebook: str, ranks: str, script: str, *args: str) -> None:
-    """torchrun for `ranks` ranks of `script`; writes `folder`/report.json, and leaves no descendant."""
-    if sys.platform != "win32":  # where a virtual environment's Python is another process's child
-        end_with(int(notebook), signal.SIGTERM)
+def launch(folder: str, ranks: str, script: str, *args: str) -> None:
+    """torchrun for `ranks` ranks of `script`; writes `folder`/report.json."""
     adopt_orphans()
-    pipe = os.dup(0)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # a rank that reads its input finds the end of it
-    threading.Thread(target=_watch, args=(pipe, folder, int(notebook)), daemon=True).start()
+    when_let_go(_end)
 
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing.api import PContext
@@ -73,53 +70,23 @@ def launch(folder: str, notebook: str, ranks: str, script: str, *args: str) -> N
         torchrun.run(torchrun.parse_args([*options, *start]))
     except ChildFailedError as error:
         exit_codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
-    finally:
-        leave_nothing(None if _reads(int(notebook)) else folder)
     report(folder, exit_codes, later, stopped)
 
 
-def _watch(pipe: int, folder: str, notebook: int) -> None:
-    """Wait until the notebook lets go of the launcher."""
-    while os.read(pipe, 1):
-        pass
-    leave_nothing(None if _reads(notebook) else folder)
+def _end() -> None:
+    leave_nothing()
     os._exit(1)
-
-
-def _reads(notebook: int) -> bool:
-    """Whether somebody is left who reads the folder."""
-    return sys.platform == "win32" or os.getppid() == notebook
 
 
 def children() -> list[int]:
     """The pids of this process's children that run."""
     import psutil
 
-    alive = []
-    for process in psutil.Process().children():
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if process.status() != psutil.STATUS_ZOMBIE:
-                alive.append(process.pid)
-    return alive
-
-
-def leave_nothing(folder: str | None) -> None:
-    """No process that descends from this one, and no `folder`."""
-    import psutil
-
-    patience = 10
-    while patience and (descendants := psutil.Process().children(recursive=True)):
-        patience -= 1  # one that is about to be killed may start another
-        for process in descendants:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        psutil.wait_procs(descendants, timeout=1)
-    if folder is not None:
-        shutil.rmtree(folder, ignore_errors=True)
+    return [child.pid for child in psutil.Process().children() if lives(child.pid)]
 
 
 def report(folder: str, exit_codes: dict[int, int], later: list[int], stopped: list[int]) -> None:
-    """The launcher's last word: how the ranks ended; `folder.py` says what it means."""
+    """How the ranks ended; `folder.py` says what it means."""
     said = {"exit_codes": exit_codes, "later": later, "stopped": stopped}
     write(os.path.join(folder, "report.json"), json.dumps(said))
 
@@ -178,7 +145,21 @@ def _fail(place: str, error: BaseException) -> NoReturn:
     raise SystemExit(1)
 
 
-# -- both ------------------------------------------------------------------------------------------------------------
+# -- all -------------------------------------------------------------------------------------------------------------
+
+
+def when_let_go(act: Callable[[], None]) -> None:
+    """Call `act`, in a thread, when the standard input, a pipe, ends; what this process starts finds none."""
+    pipe, nothing = os.dup(0), os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+
+    def wait() -> None:
+        while os.read(pipe, 1):
+            pass
+        act()
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def end_with(parent: int, death_signal: int) -> None:
@@ -189,8 +170,33 @@ def end_with(parent: int, death_signal: int) -> None:
 
 
 def adopt_orphans() -> None:
-    """On Linux: what a dead rank leaves behind becomes this process's child."""
+    """On Linux: what a descendant leaves behind as it dies becomes this process's child."""
     _prctl(_SET_CHILD_SUBREAPER, 1)
+
+
+def lives(pid: int) -> bool:
+    """Whether that process runs; a zombie does not."""
+    import psutil
+
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    return False
+
+
+def leave_nothing(spared: Collection[int] = ()) -> None:
+    """No process that descends from this one, but for the children `spared` and what descends from them."""
+    import psutil
+
+    # One that is about to be killed may start another, or leave one behind.
+    while mine := [child for child in psutil.Process().children() if child.pid not in spared]:
+        for child in mine:
+            family = [child]
+            with contextlib.suppress(psutil.NoSuchProcess):
+                family += child.children(recursive=True)
+            for process in family:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+        psutil.wait_procs(mine, timeout=1)
 
 
 def _prctl(option: int, value: int) -> None:

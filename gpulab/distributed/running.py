@@ -1,7 +1,7 @@
 """`run`: has a launcher started, follows it, and takes everything down when time is up or the cell is interrupted.
 
 A launcher is torchrun (`torchrun.py`) or a fork of the warm server (`warm.py`); what it and the ranks tell comes
-through a folder that lives as long as the run.
+through a folder that is there until the launcher is let go (`lifetime.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Protocol
 
 import psutil
 
-from . import processes
+from . import lifetime, processes
 from .arguments import checked_args, checked_env, checked_ranks, checked_script, checked_timeout
 from .folder import Folder, Report
 from .nccl import beside
@@ -71,12 +71,10 @@ def run(
     grouped = b"torch.distributed" in Path(script).read_bytes()
     start = _launcher(warm)
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="gpulab-ranks-", ignore_cleanup_errors=True) as name:
-        folder = Folder(Path(name), script, count)
+    with _folder(script, count) as folder, _launched(start(folder, words, environment(extra))) as launcher:
         echo = _Echo(folder.log(0)) if live else None
-        with _launched(start(folder, words, environment(extra))) as launcher:
-            in_time = _wait(launcher, None if limit is None else started + limit, folder, echo)
-            report = folder.report() if in_time else _where_they_are(folder, launcher)
+        in_time = _wait(launcher, None if limit is None else started + limit, folder, echo)
+        report = folder.report() if in_time else _where_they_are(folder, launcher)
         if report is None:
             raise RuntimeError(launcher.failed())
         result = Run(script, folder.ranks(report), time.monotonic() - started, grouped)
@@ -89,17 +87,17 @@ def run(
 
 
 class Launcher(Protocol):
-    """Who starts the ranks and sees to them, in a process of its own."""
+    """Who starts the ranks and sees to them, in a process of its own, which makes the run's folder and removes it."""
 
     @property
     def pid(self) -> int | None:
-        """Whose children the ranks are; None before it has started."""
+        """Whose descendants the ranks are; None before it has started."""
 
     def ended(self) -> bool:
-        """Whether it has ended by itself."""
+        """Whether it has ended before it was let go."""
 
     def let_go(self, patience: float | None) -> bool:
-        """The sign to kill the ranks and end; whether it has ended within `patience` seconds, None for any time."""
+        """The sign to end, with ranks and folder; whether it has within `patience` seconds, None for any time."""
 
     def failed(self) -> str:
         """What to say where it ended before the ranks did."""
@@ -120,6 +118,18 @@ def _launcher(warm: bool) -> Callable[[Folder, list[str], dict[str, str]], Launc
 
 
 @contextlib.contextmanager
+def _folder(script: str, count: int) -> Iterator[Folder]:
+    """The folder that a launcher makes and removes; it is removed here only where the launcher has been killed."""
+    temporary = tempfile.gettempdir()
+    lifetime.sweep(temporary)
+    folder = Folder(Path(lifetime.new(temporary)), script, count)
+    try:
+        yield folder
+    finally:
+        lifetime.remove_when_free(str(folder.path))
+
+
+@contextlib.contextmanager
 def _launched(launcher: Launcher) -> Iterator[Launcher]:
     """The launcher, which is gone with all that descends from it when the block is left, however it is left."""
     try:
@@ -134,10 +144,10 @@ def _launched(launcher: Launcher) -> Iterator[Launcher]:
 
 
 def _wait(launcher: Launcher, deadline: float | None, folder: Folder, echo: _Echo | None) -> bool:
-    """Until the launcher has ended by itself; False where it has not by the deadline."""
+    """Until the run is over; False where it is not by the deadline."""
     late = 0.0
     try:
-        while not launcher.ended():
+        while not (launcher.ended() or folder.over()):
             if deadline is not None and time.monotonic() > deadline + late:
                 if late or not folder.fails(launcher.pid):
                     return False

@@ -21,14 +21,13 @@ import threading
 import time
 from pathlib import Path
 
-import psutil
-
+from . import processes
 from .folder import Folder, kept
 from .result import on_screen
 
 IDLE = 600.0  # seconds that a server waits for the next run
 
-_READY, _RUN, _RETIRE, _LEFT = b"r", b"f", b"q", b"."  # as forking.py has them
+_READY, _RUN, _RETIRE = b"r", b"f", b"q"  # as forking.py has them
 
 # Variables that Python, the loader, torch and what torch loads read once, as they start or are imported.
 _READ_ONCE = (
@@ -98,9 +97,14 @@ class Server:
     def last_words(self) -> str:
         code = self.process.wait()
         ended = f"It was killed by {signal.Signals(-code).name}" if code < 0 else f"It ended with exit code {code}"
-        self._log.seek(0)
-        words = on_screen(self._log.read().decode("utf-8", errors="replace"))[-20:]
+        words = self.words()
         return "\n".join([f"{ended}. Its last lines:", *words] if words else [f"{ended}."])
+
+    def words(self) -> list[str]:
+        """The last lines that it has written."""
+        log = self._log.fileno()
+        words = os.pread(log, os.fstat(log).st_size, 0)  # it goes on where this file stands
+        return on_screen(words.decode("utf-8", errors="replace"))[-20:]
 
     def close(self, retire: bool = False) -> None:
         """End it now; or, with `retire`, when the runs that it has begun are over."""
@@ -169,11 +173,13 @@ class Forked:
         self._asked = json.dumps(asked | {"env": env, "cwd": os.getcwd()}).encode() + b"\0"
         self._server = server(env)
         self._socket: socket.socket | None = None
+        self._pid: int | None = None
 
     @property
     def pid(self) -> int | None:
-        """Whose children the ranks are."""
-        return self._folder.launcher_pid()
+        """Whose children the ranks are; once it was seen, also when the folder is gone."""
+        self._pid = self._pid or self._folder.launcher_pid()
+        return self._pid
 
     def ended(self) -> bool:
         """RuntimeError where the server cannot start."""
@@ -199,30 +205,29 @@ class Forked:
         return True
 
     def let_go(self, patience: float | None) -> bool:
-        """The sign to kill the ranks and end; whether it has ended within `patience` seconds, None for any time."""
+        """The sign to end, with ranks and folder; whether it has within `patience` seconds, None for any time."""
         if self._socket is None:
             return True
+        launcher = self.pid  # while the folder is there
         with contextlib.suppress(OSError):
-            self._socket.send(_LEFT)
             self._socket.shutdown(socket.SHUT_WR)
         self._socket.settimeout(patience)
         try:
             self._socket.recv(1)
         except TimeoutError:
-            if self.pid is not None:
+            if launcher is not None:
                 return False
         except ConnectionResetError:
             pass
         self._socket.close()
-        with contextlib.suppress(psutil.NoSuchProcess):
-            launcher = psutil.Process(self.pid) if self.pid is not None else None
-            while launcher is not None and launcher.is_running() and launcher.status() != psutil.STATUS_ZOMBIE:
-                time.sleep(0.001)  # its files are closed, it is about to end
+        while launcher is not None and processes.lives(launcher):
+            time.sleep(0.001)  # its files are closed, it is about to end
         return True
 
     def failed(self) -> str:
         """What to say where it ended before the ranks did."""
         if self._server.ended():
             return f"the warm server ended before the ranks did. {self._server.last_words()}"
-        log = "\n".join(on_screen(kept(self._folder.launcher_log))[-20:])
+        # Where it cannot make the folder, it has the server's log.
+        log = "\n".join(on_screen(kept(self._folder.launcher_log))[-20:] or self._server.words())
         return f"the ranks' launcher ended before they did. Its last lines:\n{log}"

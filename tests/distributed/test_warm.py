@@ -29,7 +29,7 @@ def here(tmp_path, monkeypatch):
     monkeypatch.setitem(distributed.run.__kwdefaults__, "warm", True)
     yield
     server = warm.server_pid()
-    assert server is None or psutil.Process(server).children() == []
+    wait_until(lambda: server is None or psutil.Process(server).children() == [])  # it buries them as they end
 
 
 def write(name, text):
