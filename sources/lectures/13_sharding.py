@@ -24,6 +24,7 @@
 import functools
 import os
 import tempfile
+import warnings
 
 import torch
 import torch.distributed as dist
@@ -221,15 +222,17 @@ def step_of(**cut):
         spans = sorted((s for s in timeline.spans if s.where in ("kernels", "ranks")), key=lambda s: s.start)
         return spans, torch.cuda.max_memory_allocated() / 2**30
 
-# %% units-plot
-import matplotlib.pyplot as plt
-
-gpulab.style.use()
+# %% units-measure
 cuts = {
     "one unit": step_of(by_block=False),
     "a unit per block, no prefetch": step_of(by_block=True, prefetch=False),
     "a unit per block": step_of(by_block=True),
 }
+
+# %% units-plot
+import matplotlib.pyplot as plt
+
+gpulab.style.use()
 figure, panels = plt.subplots(3, 1, figsize=(8, 4.6), sharex=True)
 for axes, (name, (spans, peak)) in zip(panels, cuts.items()):
     for row, (lane, color) in enumerate((("kernels", "#0072B2"), ("ranks", "#E69F00"))):
@@ -237,11 +240,9 @@ for axes, (name, (spans, peak)) in zip(panels, cuts.items()):
         axes.broken_barh(bars, (row - 0.4, 0.8), color=color)
     axes.set_yticks((0, 1), ("computes", "gathers, scatters"))
     axes.set_title(f"{name}: peak {peak:.1f} GiB")
-
-# %% units-show
 panels[-1].set_xlabel("ms (virtual, one step of one rank)")
-gpulab.style.show(figure, alt="Three steps as lanes. With one unit the first gather stands alone before any kernel. With a "
-    "unit per block gathers lie under kernels; without prefetch the kernels of backward have gaps at every block.")
+gpulab.style.show(figure, alt="One step, three cuts. One unit: the first gather stands alone before any kernel. By block, "
+    "gathers lie under kernels; without prefetch, backward's kernels have a gap at every block.")
 unit_guess.compare(round(cuts["one unit"][1] / cuts["a unit per block"][1], 1), "virtual")
 
 # %% units-explain [markdown]
@@ -364,6 +365,8 @@ for extras in ([], ["checkpoint", "compile", "accumulate"]):
 #   reduce_dtype=torch.float32)` gathers and computes in bf16, sums and updates in fp32.
 # - **Accumulating without exchange** (`set_requires_gradient_sync(False)`) keeps the gradients *whole* on every rank, 4 bytes
 #   a parameter. Where that does not fit, exchange each time.
+
+# %% practice-more [markdown]
 # - **Meta device**: build under `torch.device("meta")`, shard, `to_empty(device="cuda")`, then *initialise*, by
 #   `reset_parameters()` of each module or from a checkpoint. Each rank then draws its own part; the numbers are others than those of
 #   a model that was made whole.
@@ -460,7 +463,8 @@ for size, kind, ranks in (("7B", "H100", 8), ("13B", "A100-80", 8), ("70B", "B20
     per_second = 2 * 2048 / plan.step_ms * 1e3
     hours[size] = 1e9 / per_second / 3600
     print(f"{size} on {ranks} × {kind}: state {16 * count / ranks / 2**30:.1f} GiB computed, {state:.1f} planned; "
-          f"peak {plan.peak_allocated / 2**30:.1f} of {plan.memory / 2**30:.0f}; {hours[size]:,.0f} GPU-hours a billion tokens (virtual)")
+          f"peak {plan.peak_allocated / 2**30:.1f} of {plan.memory / 2**30:.0f}")
+    print(f"    a billion tokens: {hours[size]:,.0f} GPU-hours (virtual)")
 cost_guess.compare(round(hours["70B"] / hours["7B"], 1), "virtual")
 
 # %% plan-table
@@ -602,6 +606,9 @@ bubble_guess.compare(round(100 * (steps["GPipe", 8] / ideal - 1)), "virtual")
 # A little more than the formula: parts are sent, and small parts compute less efficiently. GPipe runs all forwards and then
 # all backwards, so that the activations of all parts lie there; **1F1B** begins the backward of a part as soon as it can: the
 # same bubble, a third of the memory.
+
+# %% choose-text [markdown]
+# ### Which one
 #
 # | | cuts | sends, for each block and step | needs | take it when |
 # |---|---|---|---|---|
@@ -623,7 +630,7 @@ bubble_guess.compare(round(100 * (steps["GPipe", 8] / ideal - 1)), "virtual")
 # %% mistakes-run
 def told(attempt):
     """What comes of it: a word, or the first sentence of the exception."""
-    with gpulab.VirtualGPU("T4", ranks=2):
+    with gpulab.VirtualGPU("T4", ranks=2), warnings.catch_warnings(action="ignore"):  # of the rank that is imagined
         try:
             return attempt()
         except (RuntimeError, ValueError, ImportError) as error:
