@@ -21,20 +21,19 @@ from queue import SimpleQueue
 from typing import Any
 
 WHERE = b"where"  # what is asked while a call runs
-CALL = "GPULAB_CALL"  # the variable with the number of the call
 
 
 @dataclass(frozen=True)
 class Call:
     """What the notebook sends: `path` and `lines` are its sys.path and the source of its cells, by file; `count` is
-    the number of ranks, `number` that of the call, so that each has a store of its own."""
+    the number of ranks, `port` that of the store at which they meet, each call at one of its own."""
 
     function: bytes
     path: list[str]
     lines: dict[str, list[str]]
     seed: int
     count: int
-    number: int
+    port: int
 
 
 @dataclass(frozen=True)
@@ -97,7 +96,8 @@ def _answer(call: Call) -> Answer:
     for file, lines in call.lines.items():
         linecache.cache[file] = sum(map(len, lines)), None, lines, file
     os.environ["WORLD_SIZE"] = os.environ["LOCAL_WORLD_SIZE"] = str(call.count)
-    os.environ[CALL] = str(call.number)
+    os.environ["LOCAL_RANK"] = os.environ["RANK"]
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "127.0.0.1", str(call.port)
     if dist.is_initialized():  # by a call that raised
         dist.destroy_process_group()
     torch.default_generator.manual_seed(call.seed)

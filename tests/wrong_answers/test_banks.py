@@ -29,7 +29,7 @@ OWN_GPU = {  # the checks whose answers never see the notebook's GPU; a test bel
     *("memory_profiler", "memory_tracker", "oom_golf", "batch_search", "memory_leak"),
     *("checkpoint_budget", "offload_activations", "precision_comparison", "amp_step"),
     *("loss_scaler", "token_weighting", "batch_norm_free"),
-    *("mean_over_ranks", "evaluate_once", "ring_all_reduce"),
+    *("ddp_training", "mean_over_ranks", "evaluate_once", "ring_all_reduce"),
 }
 MOST_LINES = 10  # wrapped, so that a message is seen without scrolling
 BASE = int(os.environ["GPULAB_CHECK_SEED"])  # another one in each `make explore`
