@@ -7,6 +7,7 @@ notebook where it is, if that asks.
 
 from __future__ import annotations
 
+import functools
 import linecache
 import os
 import pickle
@@ -21,19 +22,20 @@ from queue import SimpleQueue
 from typing import Any
 
 WHERE = b"where"  # what is asked while a call runs
+CALL = "GPULAB_CALL"  # the variable with the number of the call
 
 
 @dataclass(frozen=True)
 class Call:
     """What the notebook sends: `path` and `lines` are its sys.path and the source of its cells, by file; `count` is
-    the number of ranks, `port` that of the store at which they meet, each call at one of its own."""
+    the number of ranks, `number` that of the call, so that each has a store of its own."""
 
     function: bytes
     path: list[str]
     lines: dict[str, list[str]]
     seed: int
     count: int
-    port: int
+    number: int
 
 
 @dataclass(frozen=True)
@@ -51,12 +53,24 @@ class Answer:
 
 def main(port: str, key: str) -> None:
     calls = SimpleQueue[Call | None]()
+    launched = {**os.environ}
+    agents_store()
     with Client(("127.0.0.1", int(port)), authkey=bytes.fromhex(key)) as notebook:
         notebook.send((int(os.environ["RANK"]), os.getpid()))
         threading.Thread(target=_listen, args=(notebook, calls), daemon=True).start()
         while (call := calls.get()) is not None:
+            os.environ.update(launched)  # whatever the last call has changed
             answer = _answer(call)
             notebook.send_bytes(b"a" + pickle.dumps(answer))
+
+
+@functools.cache
+def agents_store() -> Any:
+    """The store that the launcher has opened for all ranks of the run; before the first call, since a process that
+    connects asks a name server for the other end's name, which may take seconds."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    return TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
 
 
 def _listen(notebook: Any, calls: SimpleQueue[Call | None]) -> None:
@@ -96,8 +110,7 @@ def _answer(call: Call) -> Answer:
     for file, lines in call.lines.items():
         linecache.cache[file] = sum(map(len, lines)), None, lines, file
     os.environ["WORLD_SIZE"] = os.environ["LOCAL_WORLD_SIZE"] = str(call.count)
-    os.environ["LOCAL_RANK"] = os.environ["RANK"]
-    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "127.0.0.1", str(call.port)
+    os.environ[CALL] = str(call.number)
     if dist.is_initialized():  # by a call that raised
         dist.destroy_process_group()
     torch.default_generator.manual_seed(call.seed)

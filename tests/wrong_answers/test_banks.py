@@ -69,6 +69,8 @@ def assert_its_own_words(failed, wrong, bank):
     before = ""  # what a contract says of the call itself
     if bank.contract and failed.raised:
         before = " for ever: " if failed.hung else f" raised {failed.raised.partition(':')[0]}: "
+        if failed.raised.startswith("a rank was "):
+            before = f" {failed.raised.removeprefix('a rank ')}: "
     assert (failed.summary.partition(before)[2] if before else failed.summary) == wrong.summary
     assert wrong.likely in failed.rows["likely"]
     assert not wrong.also or wrong.also == failed.rows["also"]

@@ -7,44 +7,62 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import TCPStore
+from torch._C._distributed_c10d import PrefixStore
+from torch.distributed import distributed_c10d as c10d
 
 from ..measure import virtual_gpu
+from ..on_rank import CALL, agents_store
 
 _kept: list[dist.ProcessGroup] = []  # until the process ends
 
 
 @contextmanager
 def machine(backend: str = "nccl") -> Iterator[None]:
-    """For NCCL the virtual GPUs of this rank's machine. All ranks close their process groups together, and leave with
-    none open: who leaves early resets a connection that others still read from. Where an exception leaves it, the
-    connections stay, so that the others wait, and that is told."""
-    own, number, process_group = dist.ProcessGroup.shutdown, itertools.count(), vars(dist)["ProcessGroup"]
-    ranks, port = int(os.environ["WORLD_SIZE"]), int(os.environ["MASTER_PORT"])
-    store = TCPStore("127.0.0.1", port, is_master=False)
+    """What a script finds that torchrun has started: for NCCL the virtual GPUs of its machine, and no process group.
+
+    The ranks of a call meet in a part of their own of the launcher's store: where they told it something in an earlier
+    call, they would find that. They close their groups together, and leave with none open: who leaves early resets a
+    connection that others still read from. After an exception connections stay, so that the others wait; that is told.
+    """
+    group: Any = dist.ProcessGroup
+    own_rendezvous, own_shutdown = vars(c10d)["rendezvous"], vars(group)["shutdown"]
+    store, where = PrefixStore(os.environ[CALL], agents_store()), _address()
+    store.set_timeout(timedelta(minutes=5))
+    number, ranks = itertools.count(), int(os.environ["WORLD_SIZE"])
+
+    def rendezvous(url: str, rank: int = -1, world_size: int = -1, **options: Any) -> Iterator[Any]:
+        if url != "env://" or _address() != where:
+            return own_rendezvous(url, rank, world_size, **options)  # type: ignore[no-any-return]
+        given = int(os.environ["RANK"]) if rank == -1 else rank
+        return iter([(PrefixStore("group", store), given, ranks if world_size == -1 else world_size)])
 
     def shutdown(group: dist.ProcessGroup) -> None:
         if sys.exc_info()[0] is not None:  # a `finally`
             _kept.append(group)
             return
-        meeting = f"gpulab's meeting {next(number)}"
+        meeting = f"meeting {next(number)}"
         if store.add(f"{meeting}, so many", 1) == ranks:
             store.set(meeting, "all are there")
         store.wait([meeting])
-        own(group)
+        own_shutdown.__get__(group)()
 
-    process_group.shutdown = shutdown
+    vars(c10d)["rendezvous"], group.shutdown = rendezvous, shutdown
     try:
         with virtual_gpu(count=int(os.environ["LOCAL_WORLD_SIZE"])) if backend == "nccl" else nullcontext():
             yield
             if dist.is_initialized():
                 dist.destroy_process_group()
     finally:
-        process_group.shutdown = own
+        vars(c10d)["rendezvous"], group.shutdown = own_rendezvous, own_shutdown
+
+
+def _address() -> tuple[str, str]:
+    return os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The check of a training on all ranks: real ones, on one machine or each on its own, and samples that tell their index.
+"""The check of a training on all ranks: real ones, on one machine or on several, and samples that tell their index.
 
 Which samples go through the model in which step is the answer's choice: what one process makes of the same steps is
 computed from them.
@@ -6,13 +6,16 @@ computed from them.
 
 from __future__ import annotations
 
+import copy
 import os
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -22,7 +25,7 @@ from torch.nn import functional as F
 from ..base import Trial, check
 from ..contract import Clause, Contract, Facts, Near, holds
 from ..scenes import Scene
-from ..wording import is_number, show
+from ..wording import is_number
 from .common import machine
 from .sections import DATA, MISTAKES, PROCESSES
 
@@ -30,7 +33,7 @@ OPEN, CLOSED, GPU = "backend while it trains", "process group afterwards", "GPU 
 STEP, LEFT_OUT = "samples in the largest step, on all ranks together", "samples left out of an epoch"
 TWICE = "samples drawn beyond equal parts for all ranks"
 UNEQUAL, ORDERS = "steps with unequally many samples on the ranks", "different orders of the epochs"
-WEIGHTS, SAME_WEIGHTS = "the weights of rank 0", "all ranks have the same weights"
+WEIGHTS, ONE = "the weights of each rank", "those of one process"
 KIND, LOSSES, SAME_LOSSES = "kind of what is returned", "the mean losses", "the ranks return the same"
 SAVED, NAMES, IN_FILE = "ranks that have saved", "names in the file", "the file holds the trained weights"
 CLAUSES = [
@@ -88,7 +91,7 @@ CLAUSES = [
         (
             PROCESSES,
             "the weights that one process has after the same steps from rank 0's weights",
-            [WEIGHTS, SAME_WEIGHTS],
+            [WEIGHTS],
             "the weights are not those of one process that makes the same steps",
             "equal weights at the start, averaged gradients, and the learning rate as it is",
         ),
@@ -130,13 +133,24 @@ CLAUSES = [
         ),
     )
 ]
-EDGES = {"ranks": (2, 3), "machines": ("one", "one for each rank"), "length": ("full steps", "a short step", "uneven")}
+EDGES = {
+    "ranks": (2, 3),
+    "machines": ("one", "one for each rank"),
+    "length": ("full steps", "a short step", "uneven"),
+    "epochs": (1, 2),
+}
 
 
 class Told(nn.Module):
-    """Leaves out the first number of a sample, which is its index."""
+    """Leaves out the first number of each sample, its index, and remembers what went through in training."""
+
+    seen: ClassVar[list[tuple[list[int], str, str]]] = []  # indices, device and backend
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if torch.is_grad_enabled():
+            config = str(dist.get_backend_config()) if dist.is_initialized() else "none"
+            indices = [round(i) for i in x[:, 0].tolist()]
+            self.seen.append((indices, str(x.device), "nccl" if "nccl" in config else config))
         return x[:, 1:]
 
 
@@ -147,34 +161,31 @@ def on_rank(student: Callable[..., Any], machines: str, *args: Any) -> dict[str,
     random.seed(rank)
     if machines != "one":
         os.environ["LOCAL_RANK"], os.environ["LOCAL_WORLD_SIZE"] = "0", "1"
-    backends, gpus, batches = set[str](), set[str](), list[list[int]]()
-
-    def look(module: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
-        if torch.is_grad_enabled():
-            batches.append([round(i) for i in args[0][:, 0].tolist()])
-            gpus.add(str(args[0].device))
-            config = str(dist.get_backend_config()) if dist.is_initialized() else "none"
-            backends.add("nccl" if "nccl" in config else config)
-
-    model.register_forward_pre_hook(look)
+    Told.seen.clear()
     with machine():
         got = student(*args)
         opened = dist.is_initialized()
         weights = [p.detach().flatten().tolist() for p in model.parameters()]
-        kept = torch.load(path, map_location="cpu", weights_only=False) if path.exists() else None
+        kept: Any = None
+        if path.exists():
+            with suppress(Exception):  # whatever the file is
+                kept = torch.load(path, map_location="cpu", weights_only=False)
         named = isinstance(kept, dict) and all(map(torch.is_tensor, kept.values()))
-        numbers = isinstance(got, list | tuple) and all(is_number(x) or getattr(x, "numel", list)() == 1 for x in got)
-        floats = numbers and isinstance(got, list) and all(isinstance(x, float) for x in got)
+        several = isinstance(got, list | tuple)
+        kinds = ", ".join(
+            sorted({"float" if isinstance(x, float) else type(x).__name__ for x in got} if several else [])
+        )
+        numbers = several and all(is_number(x) or (torch.is_tensor(x) and x.numel() == 1) for x in got)
         return {
-            "backend": ", ".join(sorted(backends)),
+            "batches": [indices for indices, *_ in Told.seen],
+            "gpu": ", ".join(sorted({device for _, device, _ in Told.seen})),
+            "backend": ", ".join(sorted({backend for *_, backend in Told.seen})),
             "group": "open" if opened else "closed",
-            "gpu": ", ".join(sorted(gpus)),
-            "batches": batches,
             "weights": [x for part in weights for x in part],
-            "kind": f"a list of {len(got)} floats" if floats else show(got, 60),
+            "kind": f"{type(got).__name__} of {len(got)}: {kinds}" if several else type(got).__name__,
             "got": [float(x) for x in got] if numbers else None,
             "saved": bool(os.listdir(path.parent)),
-            "names": ", ".join(kept) if named else show(kept, 60),
+            "names": ", ".join(map(str, kept)) if named else f"of a {type(kept).__name__}",
             "kept": named and [value.flatten().tolist() for value in kept.values()] == weights,
         }
 
@@ -183,7 +194,8 @@ def one_process(
     model: nn.Module, data: Sequence[Any], epochs: Sequence[Sequence[Sequence[int]]], rate: float
 ) -> tuple[torch.Tensor, list[float]]:
     """The weights after these steps, and the mean loss of each epoch."""
-    optimizer, losses = torch.optim.SGD(model.double().parameters(), rate), list[float]()
+    model = copy.deepcopy(model).double()
+    optimizer, losses = torch.optim.SGD(model.parameters(), rate), list[float]()
     for steps in epochs:
         total = 0.0
         for batch in steps:
@@ -197,8 +209,33 @@ def one_process(
     return torch.cat([p.detach().flatten() for p in model.parameters()]), losses
 
 
+def weights_of(
+    rank: int, weights: list[float], models: Sequence[nn.Module], data: Sequence[Any], parts: Any, rate: float
+) -> str:
+    """By which steps a rank has come to these weights; `parts` are the batches, by epoch, step and rank."""
+    together, own = joined(parts), [[step[rank] for step in part] for part in parts]
+    ways = {
+        ONE: (models[0], together, rate),
+        "those of steps N times as long": (models[0], together, rate * len(models)),
+        "those of steps an Nth as long": (models[0], together, rate / len(models)),
+        "rank 0's, trained on its own samples": (models[0], own, rate),
+        "its own, trained on its own samples": (models[rank], own, rate),
+    }
+    got = torch.tensor(weights, dtype=torch.float64)
+    for way, (model, epochs, its_rate) in ways.items():
+        right = one_process(model, data, epochs, its_rate)[0]
+        if (got - right).norm() <= 1e-5 * right.norm():
+            return way
+    return "others"
+
+
+def joined(parts: Any) -> list[list[list[int]]]:
+    """The batches of all ranks together, by epoch and step."""
+    return [[[i for batch in step for i in batch] for step in part] for part in parts]
+
+
 def play(call: Callable[..., Any], scene: Scene) -> Facts:
-    ranks, each, epochs, rate = scene.ranks, random.randint(3, 4), random.randint(2, 3), random.uniform(0.2, 0.6)
+    ranks, epochs, each, rate = scene.ranks, scene.epochs, random.randint(3, 4), random.uniform(0.2, 0.6)
     length = 3 * each * ranks - {"full steps": 0, "a short step": ranks, "uneven": ranks + 1}[scene.length]
     data = [(torch.cat([torch.tensor([float(i)]), torch.randn(4)]), random.randrange(3)) for i in range(length)]
     models = [nn.Sequential(Told(), nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)) for _ in range(ranks)]
@@ -209,41 +246,37 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
         of_ranks = zip(models, homes, strict=True)
         rest = (data, epochs, each * ranks, rate)
         found = call(on_rank, *[(scene.machines, model, *rest, str(home / "model.pt")) for model, home in of_ranks])
-
-    def all_of(what: str) -> list[Any]:
-        return [told[what] for told in found]
-
+    all_of = {name: [told[name] for told in found] for name in found[0]}
     where = "one machine" if scene.machines == "one" else "a machine each"
-    facts = Facts(f"{length} samples on {ranks} ranks, {where}, batch_size {each * ranks}, {epochs} epochs")
-    facts.add(GPU, all_of("gpu"), [f"cuda:{rank if scene.machines == 'one' else 0}" for rank in range(ranks)])
-    facts.add(OPEN, all_of("backend"), ["nccl"] * ranks)
-    per = max(-(-len(batches) // epochs) for batches in all_of("batches"))
-    steps = [  # of an epoch, of a step in it, of a rank
-        [[batches[i] if i < len(batches) else [] for batches in all_of("batches")] for i in range(e * per, (e + 1) * per)]
-        for e in range(epochs)
-    ]
-    drawn = [[[i for part in step for i in part] for step in epoch] for epoch in steps]
-    times = [Counter(i for step in epoch for i in step) for epoch in drawn]
-    equal = -(-length // ranks) * ranks
-    facts.add(STEP, sum(max(map(len, batches), default=0) for batches in all_of("batches")), each * ranks)
-    facts.add(LEFT_OUT, max(length - len(counted) for counted in times), 0)
-    facts.add(TWICE, sum(max(0, counted.total() - equal) for counted in times), 0)
-    unequal = sum(len(set(map(len, step))) > 1 for epoch in steps for step in epoch)
+    facts = Facts(f"{length} samples on {ranks} ranks, {where}, batch_size {each * ranks}, epochs {epochs}")
+    facts.add(GPU, all_of["gpu"], [f"cuda:{rank if scene.machines == 'one' else 0}" for rank in range(ranks)])
+    facts.add(OPEN, all_of["backend"], ["nccl"] * ranks)
+
+    batches, equal = all_of["batches"], -(-length // ranks) * ranks
+    per = max(-(-len(of_rank) // epochs) for of_rank in batches)
+    steps = [*zip_longest(*batches, fillvalue=[])]
+    parts = [steps[epoch * per : (epoch + 1) * per] for epoch in range(epochs)]  # by epoch, step and rank
+    times = [Counter(i for step in part for batch in step for i in batch) for part in parts]
+    left_out, full = max(length - len(of) for of in times), all(of.total() >= equal for of in times)
+    unequal = sum(len({*map(len, step)}) > 1 for step in steps)
+    facts.add(STEP, sum(max(map(len, of_rank), default=0) for of_rank in batches), each * ranks)
+    facts.add(LEFT_OUT, "some, and others twice" if left_out and full else left_out, 0)
+    facts.add(TWICE, sum(max(0, of.total() - equal) for of in times), 0)
     facts.add(UNEQUAL, unequal, 0)
-    facts.add(ORDERS, len({str(epoch) for epoch in steps}), epochs)
+    if epochs > 1:
+        facts.add(ORDERS, len({*map(str, parts)}), epochs)
+        facts.seen["the samples come in their own order"] = all(b == sorted(b) for step in parts[0][:-1] for b in step)
     if not unequal:
-        weights, losses = one_process(models[0], data, drawn, rate)
-        facts.add(WEIGHTS, torch.tensor(found[0]["weights"]), Near(weights, 1e-5))
-        facts.add(SAME_WEIGHTS, len(set(map(str, all_of("weights")))) == 1, True)
-    facts.add(KIND, all_of("kind"), [f"a list of {epochs} floats"] * ranks)
-    if not unequal and holds(facts, WEIGHTS):
-        if found[0]["got"]:
-            facts.add(LOSSES, found[0]["got"], Near(losses, 1e-5))
-        facts.add(SAME_LOSSES, len(set(map(str, all_of("got")))) == 1, True)
-    facts.add(SAVED, [rank for rank, saved in enumerate(all_of("saved")) if saved], [0])
+        made = [weights_of(rank, all_of["weights"][rank], models, data, parts, rate) for rank in range(ranks)]
+        facts.add(WEIGHTS, made, [ONE] * ranks)
+    facts.add(KIND, all_of["kind"], [f"list of {epochs}: float"] * ranks)
+    if not unequal and holds(facts, WEIGHTS) and found[0]["got"]:
+        facts.add(LOSSES, found[0]["got"], Near(one_process(models[0], data, joined(parts), rate)[1], 1e-5))
+        facts.add(SAME_LOSSES, len({*map(str, all_of["got"])}) == 1, True)
+    facts.add(SAVED, [rank for rank, saved in enumerate(all_of["saved"]) if saved], [0])
     facts.add(NAMES, found[0]["names"], ", ".join(models[0].state_dict()))
     facts.add(IN_FILE, found[0]["kept"], True)
-    facts.add(CLOSED, all_of("group"), ["closed"] * ranks)
+    facts.add(CLOSED, all_of["group"], ["closed"] * ranks)
     return facts
 
 
