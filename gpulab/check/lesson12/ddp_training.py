@@ -264,8 +264,9 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
     facts.add(TWICE, sum(max(0, of.total() - equal) for of in times), 0)
     facts.add(UNEQUAL, unequal, 0)
     if epochs > 1:
-        facts.add(ORDERS, len({*map(str, parts)}), epochs)
-        facts.seen["the samples come in their own order"] = all(b == sorted(b) for step in parts[0][:-1] for b in step)
+        orders = len({*map(str, parts)})
+        as_they_are = orders == 1 and all(batch == sorted(batch) for step in parts[0][:-1] for batch in step)
+        facts.add(ORDERS, "none, the samples come as they are" if as_they_are else orders, epochs)
     if not unequal:
         made = [weights_of(rank, all_of["weights"][rank], models, data, parts, rate) for rank in range(ranks)]
         facts.add(WEIGHTS, made, [ONE] * ranks)

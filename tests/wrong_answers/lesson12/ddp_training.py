@@ -113,6 +113,12 @@ BANK.mistake(
     drop("init_process_group"),
 )
 BANK.mistake(
+    "own_port",
+    "MASTER_PORT is set in the script",
+    "torchrun has set it, and a store is open there; at another port nobody answers",
+    add('os.environ["MASTER_PORT"] = "12355"', before="init_process_group"),
+)
+BANK.mistake(
     "full_batch_each",
     "each rank takes batch_size samples a step",
     "N ranks then step with N times the batch: batch_size // N on each",
@@ -212,6 +218,12 @@ BANK.mistake(
     change("dist.all_reduce(sums)", "dist.all_reduce(sums[:1])"),
 )
 BANK.mistake(
+    "divides_by_length",
+    "the loss is divided by len(data), where the sampler has padded",
+    "some samples went through twice: count what went through",
+    change(DIVIDED, "(sums[0] / len(data)).item()"),
+)
+BANK.mistake(
     "mean_of_steps",
     "each step counts equally in the loss, however many samples it has",
     "the last step of an epoch is shorter: the mean loss of a step times its samples",
@@ -235,12 +247,6 @@ BANK.mistake(
     "the losses are tensors",
     "item() makes numbers of them",
     change(DIVIDED, "sums[0] / sums[1]"),
-)
-BANK.mistake(
-    "last_alone",
-    "only the last epoch's loss is returned",
-    "append each epoch's to a list",
-    change("return losses", "return losses[-1]"),
 )
 BANK.mistake(
     "all_save",
