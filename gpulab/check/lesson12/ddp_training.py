@@ -36,101 +36,41 @@ UNEQUAL, ORDERS = "steps with unequally many samples on the ranks", "different o
 WEIGHTS, ONE = "the weights of each rank", "those of one process"
 KIND, LOSSES, SAME_LOSSES = "kind of what is returned", "the mean losses", "the ranks return the same"
 SAVED, NAMES, IN_FILE = "ranks that have saved", "names in the file", "the file holds the trained weights"
+LIKELY = {
+    GPU: 'torch.device("cuda", int(os.environ["LOCAL_RANK"])), for the model and for every batch',
+    OPEN: 'dist.init_process_group("nccl") before the first collective',
+    STEP: "the DataLoader of a rank takes batch_size // N, where N is the number of ranks",
+    LEFT_OUT: "the parts of all ranks must be parts of one order, and none may be dropped",
+    TWICE: "the ranks take different samples; each part is the length by N, rounded up",
+    UNEQUAL: "DDP averages over ranks: with unequal parts samples count unequally",
+    ORDERS: "a DistributedSampler needs set_epoch(epoch) before each epoch",
+    WEIGHTS: "equal weights at the start, averaged gradients, the learning rate as it is; and model itself is trained",
+    KIND: "item() makes a float of a tensor; append one for each epoch",
+    LOSSES: "add up the losses of samples, and the samples, over the ranks; then divide",
+    SAME_LOSSES: "a reduce brings the sums to one rank, an all-reduce to all",
+    SAVED: "if dist.get_rank() == 0:",
+    NAMES: "model itself, without DDP around it, has the names that it had",
+    CLOSED: "dist.destroy_process_group() after the last collective",
+}
+ONE_PROCESS = "the weights that one process has after the same steps from rank 0's weights"
+MEAN_LOSS = "the mean loss of each epoch over the samples of all ranks"
 CLAUSES = [
-    Clause(sentence, facts, summary, likely, read)
-    for read, sentence, facts, summary, likely in (
-        (
-            PROCESSES,
-            "uses the GPU of its LOCAL_RANK",
-            [GPU],
-            "a rank trains on another GPU than its own",
-            'torch.device("cuda", int(os.environ["LOCAL_RANK"])), for the model and for every batch',
-        ),
-        (
-            PROCESSES,
-            "opens the process group, with NCCL",
-            [OPEN],
-            "the process group is not NCCL's",
-            'dist.init_process_group("nccl") before the first collective',
-        ),
-        (
-            DATA,
-            "each rank takes its Nth",
-            [STEP],
-            "the ranks together do not take batch_size samples a step",
-            "the DataLoader of a rank takes batch_size // N, where N is the number of ranks",
-        ),
-        (
-            DATA,
-            "Every epoch draws every sample",
-            [LEFT_OUT],
-            "an epoch leaves samples out",
-            "the parts of all ranks must be parts of one order, and none may be dropped",
-        ),
-        (
-            DATA,
-            "no more of them twice than the ranks need for equal parts",
-            [TWICE],
-            "samples go through the model more often than needed",
-            "the ranks take different samples; each part is the length by N, rounded up",
-        ),
-        (
-            DATA,
-            "In every step all ranks take equally many",
-            [UNEQUAL],
-            "the ranks take unequally many samples in a step",
-            "DDP averages over ranks: with unequal parts samples count unequally, and a rank that is done is missed",
-        ),
-        (
-            DATA,
-            "in another order each time",
-            [ORDERS],
-            "two epochs have the same order",
-            "a DistributedSampler needs set_epoch(epoch) before each epoch",
-        ),
-        (
-            PROCESSES,
-            "the weights that one process has after the same steps from rank 0's weights",
-            [WEIGHTS],
-            "the weights are not those of one process that makes the same steps",
-            "equal weights at the start, averaged gradients, and the learning rate as it is",
-        ),
-        (
-            MISTAKES,
-            "a list of floats",
-            [KIND],
-            "what is returned is no list of floats, one for each epoch",
-            "item() makes a float of a tensor",
-        ),
-        (
-            MISTAKES,
-            "the mean loss of each epoch over the samples of all ranks",
-            [LOSSES],
-            "the losses are not the means over the samples of all ranks",
-            "add up the losses of samples, and the samples, over the ranks; then divide",
-        ),
-        (
-            MISTAKES,
-            "the same on every rank",
-            [SAME_LOSSES],
-            "the ranks return different losses",
-            "a reduce brings the sums to one rank, an all-reduce to all",
-        ),
-        (MISTAKES, "rank 0 alone saves", [SAVED], "not rank 0 alone saves", "if dist.get_rank() == 0:"),
-        (
-            MISTAKES,
-            "the state dict, with the names that model has",
-            [NAMES, IN_FILE],
-            "the file is not the state dict of the trained model",
-            "model itself, without DDP around it, has the names that model had",
-        ),
-        (
-            PROCESSES,
-            "closes it at the end",
-            [CLOSED],
-            "the process group is left open",
-            "dist.destroy_process_group() after the last collective",
-        ),
+    Clause(sentence, facts, summary, LIKELY[facts[0]], read)
+    for read, sentence, facts, summary in (
+        (PROCESSES, "uses the GPU of its LOCAL_RANK", [GPU], "a rank trains on another GPU than its own"),
+        (PROCESSES, "opens the process group, with NCCL", [OPEN], "the process group is not NCCL's"),
+        (DATA, "each rank takes its Nth", [STEP], "the ranks together do not take batch_size samples a step"),
+        (DATA, "Every epoch draws every sample", [LEFT_OUT], "an epoch leaves samples out"),
+        (DATA, "no more of them twice than the ranks need for equal parts", [TWICE], "samples are drawn too often"),
+        (DATA, "In every step all ranks take equally many", [UNEQUAL], "ranks take unequally many samples in a step"),
+        (DATA, "in another order each time", [ORDERS], "two epochs have the same order"),
+        (PROCESSES, ONE_PROCESS, [WEIGHTS], "the weights are not those of one process that makes the same steps"),
+        (MISTAKES, "a list of floats", [KIND], "what is returned is no list of floats, one for each epoch"),
+        (MISTAKES, MEAN_LOSS, [LOSSES], "the losses are not the means over the samples of all ranks"),
+        (MISTAKES, "floats, the same on every rank", [SAME_LOSSES], "the ranks return different losses"),
+        (MISTAKES, "rank 0 alone saves", [SAVED], "it is not rank 0 alone that saves"),
+        (MISTAKES, "the state dict, with the names that model has", [NAMES, IN_FILE], "the file is not the state dict"),
+        (PROCESSES, "closes it at the end", [CLOSED], "the process group is left open"),
     )
 ]
 EDGES = {
