@@ -109,7 +109,7 @@ LESSONS: tuple[Lesson, ...] = (
         "many_gpus",
         "One script, N processes, the same result",
         60,
-        checks=("mean_over_ranks", "evaluate_once", "odd_rank", "ring_all_reduce"),
+        checks=("ddp_training", "mean_over_ranks", "evaluate_once", "odd_rank", "ring_all_reduce"),
         questions=5,
         written=True,
     ),

@@ -7,6 +7,7 @@ notebook where it is, if that asks.
 
 from __future__ import annotations
 
+import functools
 import linecache
 import os
 import pickle
@@ -52,12 +53,24 @@ class Answer:
 
 def main(port: str, key: str) -> None:
     calls = SimpleQueue[Call | None]()
+    launched = {**os.environ}
+    agents_store()
     with Client(("127.0.0.1", int(port)), authkey=bytes.fromhex(key)) as notebook:
         notebook.send((int(os.environ["RANK"]), os.getpid()))
         threading.Thread(target=_listen, args=(notebook, calls), daemon=True).start()
         while (call := calls.get()) is not None:
+            os.environ.update(launched)  # whatever the last call has changed
             answer = _answer(call)
             notebook.send_bytes(b"a" + pickle.dumps(answer))
+
+
+@functools.cache
+def agents_store() -> Any:
+    """The store that the launcher has opened for all ranks of the run; before the first call, since a process that
+    connects asks a name server for the other end's name, which may take seconds."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    return TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
 
 
 def _listen(notebook: Any, calls: SimpleQueue[Call | None]) -> None:

@@ -8,19 +8,129 @@
 # A cell that says *not attempted yet* is one you have not written. Everything after it still runs.
 
 # %% setup
+import os
 from collections import defaultdict
 
 import torch
 import torch.distributed as dist
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Subset
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, Subset
 
 import gpulab
 
 gpu = gpulab.setup()
 
+# %% ddp-text [markdown]
+# ## 1 · From one GPU to all
+#
+# **Build** the script below for many GPUs. **Why:** it is the change that most scripts need, and each step that is
+# forgotten leaves one that runs: ranks that train apart, on the same samples, in the same order, with N times the batch.
+#
+# 30 minutes · difficulty ●●○
+#
+# For one GPU it works; run with `torchrun` as it is, every rank would train for itself on GPU 0:
+
+# %% ddp-one-gpu
+def training(model, data, epochs, batch_size, learning_rate, path):
+    """Train model on one GPU, and save it: the mean loss of each epoch, a list of floats."""
+    device = torch.device("cuda")
+    model.to(device)
+    optimizer = torch.optim.SGD(model.parameters(), learning_rate)
+    loader = DataLoader(data, batch_size, shuffle=True)
+    losses = []
+    for epoch in range(epochs):
+        total = torch.zeros((), device=device)
+        for x, label in loader:
+            label = label.to(device)
+            loss = F.cross_entropy(model(x.to(device)), label)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            total += loss.detach() * len(label)
+        losses.append((total / len(data)).item())
+    torch.save(model.state_dict(), path)
+    return losses
+
+# %% ddp-check-text [markdown]
+# The check calls your function on two or three real processes, each with a virtual GPU, and with the variables that
+# `torchrun` sets: on one machine, or each on a machine of its own. No process group is open yet. What a rank prints is
+# shown under the result.
+
+# %% ddp_training tags=["solution"]
+def ddp_training(model, data, epochs, batch_size, learning_rate, path):
+    """Train model on the GPUs of all N ranks: the mean loss of each epoch over the samples of all ranks, a list of
+    floats, the same on every rank. The body of a script that torchrun has started; called on all of them.
+
+    model          on the CPU, with other weights on every rank
+    data           a dataset of (x, label), a tensor on the CPU and an int, the same on every rank
+    batch_size     the samples of a step on all ranks together, a multiple of N: each rank takes its Nth
+    learning_rate  of SGD, right for this batch_size
+    path           where rank 0 alone saves the state dict, with the names that model has
+
+    It opens the process group, with NCCL, and closes it at the end. Each rank uses the GPU of its LOCAL_RANK.
+    Every epoch draws every sample, in another order each time, and no more of them twice than the ranks need for equal
+    parts. In every step all ranks take equally many; the last step of an epoch may have fewer.
+    Afterwards model has, on every rank, the weights that one process has after the same steps from rank 0's weights, to
+    1e-5. Samples that are drawn twice count twice.
+    """
+    # TODO: device and group, DDP around the model, a sampler, one loss for all ranks, one rank that saves
+    ### BEGIN SOLUTION
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl")
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    ddp = DistributedDataParallel(model.to(device), device_ids=[device.index])
+    optimizer = torch.optim.SGD(ddp.parameters(), learning_rate)
+    sampler = DistributedSampler(data)
+    loader = DataLoader(data, batch_size // ranks, sampler=sampler)
+    losses = []
+    for epoch in range(epochs):
+        sampler.set_epoch(epoch)
+        sums = torch.zeros(2, dtype=torch.float64, device=device)  # of the losses, of the samples
+        for x, label in loader:
+            label = label.to(device)
+            loss = F.cross_entropy(ddp(x.to(device)), label)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            sums[0] += loss.detach() * len(label)
+            sums[1] += len(label)
+        dist.all_reduce(sums)
+        losses.append((sums[0] / sums[1]).item())
+    if rank == 0:
+        torch.save(model.state_dict(), path)
+    dist.destroy_process_group()
+    return losses
+    ### END SOLUTION
+
+# %% check-ddp tags=["check"]
+gpulab.check.ddp_training(ddp_training)
+
+# %% ddp-hints [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Go through `training` line by line, and ask of each: does every rank do this, with its own part, or one rank alone? Where
+# must the ranks agree, and which collective makes them?
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# First the device of `LOCAL_RANK` and the group; then `DistributedDataParallel` around the model that is on its GPU. A
+# `DistributedSampler` takes the place of `shuffle=True`, and the batch of a rank is an Nth. Three lines stand at the end:
+# what makes one loss of N, who saves, what is closed.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# The forward pass is that of the DDP model, since only it exchanges gradients; the state dict is that of `model`, whose
+# names have no `module.` in front. `sampler.set_epoch(epoch)` begins each epoch. Each rank adds up its losses times
+# their samples, and its samples: an all-reduce of both, on every rank, then divide.
+#
+# </details>
+
 # %% mean-text [markdown]
-# ## 1 · One loss for all ranks
+# ## 2 · One loss for all ranks
 #
 # **Build** what a training script prints: the loss of the step, over the samples of all ranks. **Why:** each rank's own
 # loss is that of its part; a mean of the ranks' means counts a rank's samples more, the fewer it has; and the loss that
@@ -77,7 +187,7 @@ gpulab.check.mean_over_ranks(mean_over_ranks)
 # </details>
 
 # %% evaluate-text [markdown]
-# ## 2 · Each sample once
+# ## 3 · Each sample once
 #
 # **Build** an evaluation that uses all ranks, and is still exact. **Why:** the sampler that training needs pads; DDP's
 # forward pass sends buffers around and waits for ranks that have nothing left; and a model that is left in evaluation mode
@@ -145,7 +255,7 @@ gpulab.check.evaluate_once(evaluate_once)
 # </details>
 
 # %% odd-text [markdown]
-# ## 3 · The odd rank
+# ## 4 · The odd rank
 #
 # **Build** the part of `torchfrtrace` that you would miss most: from the flight recorders of all ranks, which one has
 # parted from the others, and in which collective. **Why:** with 64 ranks nobody reads 64 lists, and those that hang are
@@ -225,7 +335,7 @@ gpulab.check.odd_rank(odd_rank)
 # </details>
 
 # %% ring-text [markdown]
-# ## 4 · Stretch: a ring of your own
+# ## 5 · Stretch: a ring of your own
 #
 # **Build** an all-reduce out of sends and receives, for tensors that the ranks do not divide. **Why:** the lecture's ring
 # takes equal pieces; with pieces of any length every off-by-one is found, and so is a ring in which all wait to send.

@@ -14,7 +14,7 @@ import torch.distributed as dist
 import gpulab
 from gpulab.check import ranks as module
 from gpulab.check.base import CheckFailed, Trial
-from gpulab.check.lesson12.common import in_group
+from gpulab.check.lesson12.common import in_group, machine
 from gpulab.check.ranks import Ranks
 from gpulab.distributed import warm
 
@@ -28,6 +28,11 @@ def trial():
 
 def alone(student, *args):
     return student(*args)
+
+
+def on_machine(student, *args):
+    with machine():
+        return student(*args)
 
 
 def call(trial, student, *of_ranks, through=alone):
@@ -71,6 +76,44 @@ def test_calls_share_processes_and_each_has_a_group_of_its_own(trial):
         third = call(trial, student, (3,), (5,), (7,), through=in_group)
     assert [value for value, _ in first + second + third] == [7.0] * 3 + [3.0] * 2 + [15.0] * 3
     assert [pid for _, pid in first] == [pid for _, pid in third]
+
+
+def test_a_script_opens_and_closes_its_group_in_every_call(trial):
+    def student():
+        dist.init_process_group("nccl")
+        group = dist.get_rank(), dist.get_world_size(), dist.get_backend()
+        dist.destroy_process_group()
+        os.environ["LOCAL_RANK"] = os.environ["MASTER_PORT"] = "7"
+        return group, dist.is_initialized()
+
+    with Ranks(2, trial):
+        for _ in range(3):
+            assert call(trial, student, (), (), through=on_machine) == [
+                ((0, 2, "nccl"), False),
+                ((1, 2, "nccl"), False),
+            ]
+
+
+def test_who_closes_the_group_waits_for_the_others(trial):
+    def student():
+        if dist.get_rank() == 0:
+            dist.barrier()
+        dist.destroy_process_group()
+
+    failed = failure(trial, student)
+    assert failed.rows["got"] == "ranks 0 and 1 of 2 waited in barrier"
+
+
+def test_an_exception_is_told_also_where_the_group_is_closed_on_its_way(trial):
+    def student():
+        try:
+            if dist.get_rank() == 1:
+                raise ValueError("no such label")
+            dist.barrier()
+        finally:
+            dist.destroy_process_group()
+
+    assert failure(trial, student).rows["got"] == "no such label, on rank 1 of 2; rank 0 waited for it"
 
 
 def test_the_same_is_drawn_on_every_rank_and_in_every_check_of_a_seed(trial):

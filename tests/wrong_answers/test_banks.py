@@ -29,7 +29,7 @@ OWN_GPU = {  # the checks whose answers never see the notebook's GPU; a test bel
     *("memory_profiler", "memory_tracker", "oom_golf", "batch_search", "memory_leak"),
     *("checkpoint_budget", "offload_activations", "precision_comparison", "amp_step"),
     *("loss_scaler", "token_weighting", "batch_norm_free"),
-    *("mean_over_ranks", "evaluate_once", "ring_all_reduce"),
+    *("ddp_training", "mean_over_ranks", "evaluate_once", "ring_all_reduce"),
 }
 MOST_LINES = 10  # wrapped, so that a message is seen without scrolling
 BASE = int(os.environ["GPULAB_CHECK_SEED"])  # another one in each `make explore`
@@ -69,6 +69,8 @@ def assert_its_own_words(failed, wrong, bank):
     before = ""  # what a contract says of the call itself
     if bank.contract and failed.raised:
         before = " for ever: " if failed.hung else f" raised {failed.raised.partition(':')[0]}: "
+        if failed.raised.startswith("a rank was "):
+            before = f" {failed.raised.removeprefix('a rank ')}: "
     assert (failed.summary.partition(before)[2] if before else failed.summary) == wrong.summary
     assert wrong.likely in failed.rows["likely"]
     assert not wrong.also or wrong.also == failed.rows["also"]

@@ -2,35 +2,79 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch._C._distributed_c10d import PrefixStore
+from torch.distributed import distributed_c10d as c10d
 
 from ..measure import virtual_gpu
-from ..on_rank import CALL
+from ..on_rank import CALL, agents_store
+
+_kept: list[dist.ProcessGroup] = []  # until the process ends
+
+
+@contextmanager
+def machine(backend: str = "nccl") -> Iterator[None]:
+    """What a script finds that torchrun has started: for NCCL the virtual GPUs of its machine, and no process group.
+
+    The ranks of a call meet in a part of their own of the launcher's store: where they told it something in an earlier
+    call, they would find that. They close their groups together, and leave with none open: who leaves early resets a
+    connection that others still read from. After an exception connections stay, so that the others wait; that is told.
+    """
+    group: Any = dist.ProcessGroup
+    own_rendezvous, own_shutdown = vars(c10d)["rendezvous"], vars(group)["shutdown"]
+    store, where = PrefixStore(os.environ[CALL], agents_store()), _address()
+    store.set_timeout(timedelta(minutes=5))
+    number, ranks = itertools.count(), int(os.environ["WORLD_SIZE"])
+
+    def rendezvous(url: str, rank: int = -1, world_size: int = -1, **options: Any) -> Iterator[Any]:
+        if url != "env://" or _address() != where:
+            return own_rendezvous(url, rank, world_size, **options)  # type: ignore[no-any-return]
+        given = int(os.environ["RANK"]) if rank == -1 else rank
+        return iter([(PrefixStore("group", store), given, ranks if world_size == -1 else world_size)])
+
+    def shutdown(group: dist.ProcessGroup) -> None:
+        if sys.exc_info()[0] is not None:  # a `finally`
+            _kept.append(group)
+            return
+        meeting = f"meeting {next(number)}"
+        if store.add(f"{meeting}, so many", 1) == ranks:
+            store.set(meeting, "all are there")
+        store.wait([meeting])
+        own_shutdown.__get__(group)()
+
+    vars(c10d)["rendezvous"], group.shutdown = rendezvous, shutdown
+    try:
+        with virtual_gpu(count=int(os.environ["LOCAL_WORLD_SIZE"])) if backend == "nccl" else nullcontext():
+            yield
+            if dist.is_initialized():
+                dist.destroy_process_group()
+    finally:
+        vars(c10d)["rendezvous"], group.shutdown = own_rendezvous, own_shutdown
+
+
+def _address() -> tuple[str, str]:
+    return os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
 
 
 @contextmanager
 def group(backend: str = "nccl") -> Iterator[torch.device]:
     """The process group of all ranks of the call, and for NCCL this rank's own virtual GPU, as a training script has
-    them when its setup is done. Where an exception leaves it, the ranks end soon."""
-    with virtual_gpu(count=int(os.environ["LOCAL_WORLD_SIZE"])) if backend == "nccl" else nullcontext():
+    them when its setup is done."""
+    with machine(backend):
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if backend == "nccl" else torch.device("cpu")
         if backend == "nccl":
             torch.cuda.set_device(device)
-        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        store = PrefixStore(os.environ[CALL], TCPStore(address, port, is_master=False))
-        rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        dist.init_process_group(backend, store=store, rank=rank, world_size=count)
+        dist.init_process_group(backend)
         yield device
-        if dist.is_initialized():
-            dist.barrier()  # who leaves early resets a connection that others still read from
-            dist.destroy_process_group()
 
 
 def in_group(student: Callable[..., Any], *args: Any) -> Any:

@@ -1,0 +1,286 @@
+"""Answers to "from one GPU to all": a training script's body on real ranks."""
+
+import os
+
+import torch
+import torch.distributed as dist
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Subset
+
+from gpulab.check.lesson12.sections import SECTIONS
+
+from ..bank import Bank
+from ..edits import add, change, drop, solution
+
+BANK = Bank("ddp_training", SECTIONS, solution=(12, "ddp_training"))
+SOLUTION = BANK.right(solution(12, "ddp_training"))
+OF_RANK = 'int(os.environ["LOCAL_RANK"])'
+WRAPPED = "ddp = DistributedDataParallel(model.to(device), device_ids=[device.index])"
+LOADER = "DataLoader(data, batch_size // ranks, sampler=sampler)"
+NO_SAMPLER = drop("set_epoch"), drop("sampler = ")
+DIVIDED = "(sums[0] / sums[1]).item()"
+
+
+@BANK.right
+def by_hand(model, data, epochs, batch_size, learning_rate, path):
+    dist.init_process_group("nccl")
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    model.cuda()
+    for p in model.parameters():
+        dist.broadcast(p.data, 0)
+    means = []
+    for epoch in range(epochs):
+        order = torch.randperm(len(data), generator=torch.Generator().manual_seed(epoch)).tolist()
+        order += order[: -len(order) % ranks]
+        told = []
+        for first in range(0, len(order), batch_size):
+            batch = [data[i] for i in order[first : first + batch_size][rank::ranks]]
+            x, label = torch.stack([x for x, _ in batch]).cuda(), torch.tensor([label for _, label in batch]).cuda()
+            model.zero_grad()
+            loss = F.cross_entropy(model(x), label)
+            loss.backward()
+            for p in model.parameters():
+                dist.all_reduce(p.grad)
+                p.data -= learning_rate * p.grad / ranks
+            told.append((loss.item() * len(batch), len(batch)))
+        everybody = [None] * ranks
+        dist.all_gather_object(everybody, told)
+        told = [pair for one in everybody for pair in one]
+        means.append(sum(loss for loss, _ in told) / sum(count for _, count in told))
+    if rank == 0:
+        torch.save(model.state_dict(), path + ".part")
+        os.rename(path + ".part", path)
+    dist.barrier()
+    dist.destroy_process_group()
+    return means
+
+
+@BANK.right
+def accelerator(model, data, epochs, batch_size, learning_rate, path):
+    torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+    device = torch.accelerator.current_accelerator()
+    dist.init_process_group(device_id=torch.device(device.type, torch.accelerator.current_device_index()))
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
+    model = DistributedDataParallel(model.to(device))
+    means = []
+    for epoch in range(epochs):
+        torch.manual_seed(epoch)
+        order = torch.randperm(len(data)).repeat(2)[: -(-len(data) // ranks) * ranks]
+        losses = []
+        for x, label in DataLoader(Subset(data, order[rank::ranks].tolist()), batch_size // ranks):
+            losses.append(F.cross_entropy(model(x.to(device)), label.to(device), reduction="none"))
+            losses[-1].mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        mean = torch.cat(losses).detach().mean()
+        dist.all_reduce(mean, dist.ReduceOp.AVG)
+        means.append(float(mean))
+    try:
+        return means
+    finally:
+        if not rank:
+            torch.save(model.module.state_dict(), path)
+        dist.destroy_process_group()
+
+
+BANK.variant("devices_unnamed", change(", device_ids=[device.index]", ", gradient_as_bucket_view=True"))
+
+BANK.mistake(
+    "global_rank",
+    "RANK is taken for the number of the GPU",
+    "on a second machine RANK goes on, and GPUs begin at 0 again: LOCAL_RANK",
+    change('"LOCAL_RANK"', '"RANK"'),
+)
+BANK.mistake(
+    "all_on_gpu_0",
+    "all ranks of a machine train on GPU 0",
+    "cuda without a number is the current GPU, which is 0 on every rank: torch.cuda.set_device(LOCAL_RANK)",
+    change(OF_RANK, "0"),
+)
+BANK.mistake(
+    "gloo",
+    "the process group is Gloo's",
+    "Gloo carries tensors of the host; for GPUs it is slow: backend nccl",
+    change('"nccl"', '"gloo"'),
+)
+BANK.mistake(
+    "no_group",
+    "no process group is opened",
+    "torchrun only sets variables: dist.init_process_group makes the ranks meet",
+    drop("init_process_group"),
+)
+BANK.mistake(
+    "own_port",
+    "MASTER_PORT is set in the script",
+    "torchrun has set it, and a store is open there; at another port nobody answers",
+    add('os.environ["MASTER_PORT"] = "12355"', before="init_process_group"),
+)
+BANK.mistake(
+    "full_batch_each",
+    "each rank takes batch_size samples a step",
+    "N ranks then step with N times the batch: batch_size // N on each",
+    change("batch_size // ranks", "batch_size"),
+)
+BANK.mistake(
+    "everybody_everything",
+    "every rank trains on all samples",
+    "an epoch then takes as many steps as N epochs: a DistributedSampler deals out the samples",
+    change("sampler=sampler", "shuffle=True"),
+    *NO_SAMPLER,
+)
+BANK.mistake(
+    "shuffle_beside",
+    "shuffle=True stands beside a sampler",
+    "the sampler shuffles already",
+    change("sampler=sampler", "shuffle=True, sampler=sampler"),
+)
+BANK.mistake(
+    "drops_rest",
+    "the sampler drops what the ranks cannot share equally",
+    "without drop_last=True it pads",
+    change("DistributedSampler(data)", "DistributedSampler(data, drop_last=True)"),
+)
+BANK.mistake(
+    "drops_short_step",
+    "the short step at the end is left out",
+    "drop_last=True of the DataLoader drops samples in every epoch",
+    change("sampler=sampler", "sampler=sampler, drop_last=True"),
+)
+BANK.mistake(
+    "own_orders",
+    "each rank takes its part of another order",
+    "parts of one order are disjoint: the sampler's seed is the same on all ranks",
+    change("DistributedSampler(data)", "DistributedSampler(data, seed=rank)"),
+)
+BANK.mistake(
+    "not_padded",
+    "the parts of the ranks are not equally long",
+    "range(rank, length, N) does for an evaluation; in training the parts are padded",
+    change(LOADER, "DataLoader(Subset(data, range(rank, len(data), ranks)), batch_size // ranks, shuffle=True)"),
+    *NO_SAMPLER,
+)
+BANK.mistake(
+    "no_set_epoch",
+    "every epoch has the first one's order",
+    "the sampler draws from its seed and the epoch: sampler.set_epoch(epoch)",
+    drop("set_epoch"),
+)
+BANK.mistake(
+    "not_shuffled",
+    "the samples come in their own order",
+    "shuffle=False is for an evaluation",
+    change("DistributedSampler(data)", "DistributedSampler(data, shuffle=False)"),
+)
+BANK.mistake(
+    "past_ddp",
+    "the forward pass goes past DDP",
+    "model.module, or the model itself, exchanges nothing in backward(): call the DDP model",
+    change("ddp(x", "ddp.module(x"),
+)
+BANK.mistake(
+    "no_ddp",
+    "each rank trains a model of its own",
+    "nothing makes the weights equal, or averages gradients: DistributedDataParallel does both",
+    change(WRAPPED, "ddp = model.to(device)"),
+)
+BANK.mistake(
+    "rate_times_ranks",
+    "the steps are N times as long",
+    "the batch is that of one GPU, and so is the learning rate; DDP has divided the gradients by N",
+    change("ddp.parameters(), learning_rate", "ddp.parameters(), learning_rate * ranks"),
+)
+BANK.mistake(
+    "sum_of_gradients",
+    "the steps are N times as long",
+    "the batch is that of one GPU, and so is the learning rate; DDP has divided the gradients by N",
+    change("loss.backward()", "(ranks * loss).backward()"),
+    same_as="rate_times_ranks",
+)
+BANK.mistake(
+    "divides_again",
+    "the steps are an Nth as long",
+    "backward() averages over the ranks already: the loss stays as it is",
+    change("loss.backward()", "(loss / ranks).backward()"),
+)
+BANK.mistake(
+    "own_loss",
+    "each rank returns the loss of its own samples",
+    "nothing has travelled: an all-reduce brings the sums of all ranks",
+    drop("dist.all_reduce"),
+)
+BANK.mistake(
+    "divides_by_own",
+    "the loss of all ranks is divided by the samples of one",
+    "the samples are to be added up over the ranks too",
+    change("dist.all_reduce(sums)", "dist.all_reduce(sums[:1])"),
+)
+BANK.mistake(
+    "divides_by_length",
+    "the loss is divided by len(data), where the sampler has padded",
+    "some samples went through twice: count what went through",
+    change(DIVIDED, "(sums[0] / len(data)).item()"),
+)
+BANK.mistake(
+    "mean_of_steps",
+    "each step counts equally in the loss, however many samples it has",
+    "the last step of an epoch is shorter: the mean loss of a step times its samples",
+    change("loss.detach() * len(label)", "loss.detach()"),
+    change("+= len(label)", "+= 1"),
+)
+BANK.mistake(
+    "to_rank_0",
+    "only rank 0 has the loss of all",
+    "dist.reduce brings the sums to one rank; the others are left with their own",
+    change("dist.all_reduce(sums)", "dist.reduce(sums, 0)"),
+)
+BANK.mistake(
+    "only_rank_0",
+    "only rank 0 calls the all-reduce of the loss",
+    "a collective is called by all ranks: print on rank 0, but add up on every one",
+    change("dist.all_reduce(sums)", "rank == 0 and dist.all_reduce(sums)"),
+)
+BANK.mistake(
+    "tensors",
+    "the losses are tensors",
+    "item() makes numbers of them",
+    change(DIVIDED, "sums[0] / sums[1]"),
+)
+BANK.mistake(
+    "all_save",
+    "all ranks save",
+    "on one machine each cuts off the other's file: if dist.get_rank() == 0:",
+    change("if rank == 0:", "if True:"),
+)
+BANK.mistake(
+    "local_rank_saves",
+    "LOCAL_RANK 0 saves, on each machine",
+    "one rank of the whole job does: RANK 0",
+    change("if rank == 0:", f"if {OF_RANK} == 0:"),
+)
+BANK.mistake(
+    "names_of_ddp",
+    'the names in the file begin with "module."',
+    "the state dict of the DDP model has them; model, or ddp.module, has its own",
+    change("model.state_dict()", "ddp.state_dict()"),
+)
+BANK.mistake(
+    "whole_model",
+    "the file holds the model, not its state dict",
+    "a pickled model needs its class again: model.state_dict()",
+    change("model.state_dict()", "model"),
+)
+BANK.mistake(
+    "left_open",
+    "the process group is left open",
+    "dist.destroy_process_group() is the last thing that a script does with it",
+    drop("destroy_process_group"),
+)
+BANK.mistake(
+    "barrier_on_rank_0",
+    "only rank 0 calls the barrier",
+    "a barrier is a collective: it stands after the if, for all ranks",
+    add("dist.barrier()", after="torch.save"),
+)
