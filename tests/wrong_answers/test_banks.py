@@ -4,8 +4,9 @@ All are tried without a GPU, and with a virtual one in force, as students have i
 of its own for every call, an answer meets the same in both, and one right and one wrong answer are tried in the second.
 """
 
-import functools
+import json
 import os
+from dataclasses import asdict, dataclass
 from importlib import import_module
 
 import pytest
@@ -56,13 +57,41 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize(argument, answers, ids=[getattr(a, "name", None) or a.__name__ for a in answers])
 
 
+@dataclass(frozen=True)
+class Told:
+    """What the check says of a wrong answer, as plain data."""
+
+    summary: str
+    rows: dict[str, str]
+    raised: str
+    hung: bool
+    text: str
+
+
 def failure(bank, answer):
     with pytest.raises(gpulab.CheckFailed) as caught:
         bank.check(answer, seed=SEED)
-    return caught.value
+    failed = caught.value
+    return Told(failed.summary, failed.rows, failed.raised, failed.hung, str(failed))
 
 
-failure_here = functools.cache(failure)  # without a GPU; asked for again by the comparison of their words
+@pytest.fixture
+def failure_here(tmp_path_factory):
+    """Without a GPU; asked for again by the comparison of their words, perhaps in another process of this run."""
+    folder = tmp_path_factory.getbasetemp()
+    folder = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "told"
+    folder.mkdir(exist_ok=True)
+
+    def ask(bank, wrong):
+        file = folder / f"{bank.name}-{bank.wrong_answers.index(wrong)}.json"
+        if not file.exists():
+            told = failure(bank, wrong.answer)
+            part = file.with_suffix(f".{os.getpid()}")
+            part.write_text(json.dumps(asdict(told)))
+            part.rename(file)
+        return Told(**json.loads(file.read_text()))
+
+    return ask
 
 
 def assert_its_own_words(failed, wrong, bank):
@@ -74,8 +103,8 @@ def assert_its_own_words(failed, wrong, bank):
     assert (failed.summary.partition(before)[2] if before else failed.summary) == wrong.summary
     assert wrong.likely in failed.rows["likely"]
     assert not wrong.also or wrong.also == failed.rows["also"]
-    assert len(str(failed).splitlines()) <= MOST_LINES
-    assert f"seed={SEED}" in str(failed)
+    assert len(failed.text.splitlines()) <= MOST_LINES
+    assert f"seed={SEED}" in failed.text
     section = failed.rows["read"].partition("“")[2].removesuffix("”")
     assert not section or section in bank.sections
 
@@ -97,8 +126,8 @@ class Cases:
     def test_a_right_answer_passes(self, right, capsys):
         assert_passes(self.bank, right, capsys, [BASE, BASE + 2])
 
-    def test_a_wrong_answer_fails_in_its_own_words(self, wrong):
-        assert_its_own_words(failure_here(self.bank, wrong.answer), wrong, self.bank)
+    def test_a_wrong_answer_fails_in_its_own_words(self, wrong, failure_here):
+        assert_its_own_words(failure_here(self.bank, wrong), wrong, self.bank)
 
     def test_a_right_answer_passes_with_a_virtual_gpu_in_force(self, right_anywhere, capsys):
         with gpulab.VirtualGPU("T4"):
@@ -123,13 +152,13 @@ class Cases:
             self.bank.check(self.bank.right_answers[0], seed=SEED)
         assert (True not in seen) == (self.bank.name in OWN_GPU)
 
-    def test_no_two_wrong_answers_are_told_the_same(self):
+    def test_no_two_wrong_answers_are_told_the_same(self, failure_here):
         """Unless the bank says that they are the same misconception."""
         said = {}
         for wrong in self.bank.wrong_answers:
             if wrong.on_gpu:
                 continue
-            failed = failure_here(self.bank, wrong.answer)
+            failed = failure_here(self.bank, wrong)
             words = failed.summary, failed.rows["likely"], failed.rows["also"]
             first = said.setdefault(words, wrong.name)
             assert wrong.same_as == (first if first != wrong.name else ""), f"{wrong.name} is told the same as {first}"
