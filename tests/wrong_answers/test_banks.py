@@ -1,7 +1,8 @@
 """Every check passes the right answers of its bank, and tells every wrong one what it is.
 
 All are tried without a GPU, and with a virtual one in force, as students have it. Where the check opens a virtual GPU
-of its own for every call, an answer meets the same in both, and one right and one wrong answer are tried in the second.
+of its own for every call, or gives plain data, an answer meets the same in both, and one right and one wrong answer are
+tried in the second.
 """
 
 import json
@@ -32,6 +33,7 @@ OWN_GPU = {  # the checks whose answers never see the notebook's GPU; a test bel
     *("loss_scaler", "token_weighting", "batch_norm_free"),
     *("ddp_training", "mean_over_ranks", "evaluate_once", "ring_all_reduce"),
 }
+NO_GPU = {"odd_rank"}  # whose answers are given plain data, and have no use for one
 MOST_LINES = 10  # wrapped, so that a message is seen without scrolling
 BASE = int(os.environ["GPULAB_CHECK_SEED"])  # another one in each `make explore`
 SEED = BASE + 1  # of the wrong answers; the right ones are tried with several
@@ -48,7 +50,7 @@ ANSWERS = {
 
 def some(bank, answers):
     """Those that are tried with a GPU in force, too."""
-    return answers[:1] if bank.name in OWN_GPU else answers
+    return answers[:1] if bank.name in OWN_GPU | NO_GPU else answers
 
 
 def pytest_generate_tests(metafunc):

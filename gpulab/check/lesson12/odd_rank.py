@@ -148,7 +148,7 @@ def told(answer: Any) -> str:
 
 
 def play(call: Callable[..., Any], scene: Scene) -> Facts:
-    count = {"two": 2, "three": 3, "many": random.randint(4, 64)}[scene.ranks]
+    count = {"two": 2, "three": 3, "many": random.randint(4, 16)}[scene.ranks]
     world = [*range(count if scene.group == "all ranks" else count + random.randint(1, 3))]
     ranks, number = sorted(random.sample(world, count)), random.randint(5, 9)
     odd, (group, other) = random.choice(ranks), "01" if count == len(world) else "10"
