@@ -33,7 +33,7 @@ OWN_GPU = {  # the checks whose answers never see the notebook's GPU; a test bel
     *("loss_scaler", "token_weighting", "batch_norm_free"),
     *("ddp_training", "mean_over_ranks", "evaluate_once", "ring_all_reduce"),
 }
-NO_GPU = {"odd_rank"}  # whose answers are given plain data, and have no use for one
+NO_GPU = {"odd_rank", "bytes_per_rank"}  # whose answers are given plain data, and have no use for one
 MOST_LINES = 10  # wrapped, so that a message is seen without scrolling
 BASE = int(os.environ["GPULAB_CHECK_SEED"])  # another one in each `make explore`
 SEED = BASE + 1  # of the wrong answers; the right ones are tried with several

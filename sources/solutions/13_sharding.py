@@ -1,0 +1,88 @@
+# %% title [markdown]
+# # 13 · Exercises: what does not fit on one GPU
+#
+# Each function is checked on your own code: run the check cell under it as often as you like. It draws fresh inputs every
+# time, and when it fails it says what it expected, what came back, and which section of
+# [the lecture](../notebooks/13_sharding.ipynb) to read.
+#
+# A cell that says *not attempted yet* is one you have not written. Everything after it still runs.
+
+# %% setup
+import math
+
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+import gpulab
+
+gpu = gpulab.setup()
+
+# %% bytes-text [markdown]
+# ## 1 · Bytes on each rank
+#
+# **Build** the arithmetic of ZeRO's three stages, down to the single tensor. **Why:** $16/N$ is what you say in a meeting;
+# the rank that runs out of memory is the one that holds most, and which one that is depends on how tensors are cut.
+#
+# 15 minutes · difficulty ●○○
+
+# %% bytes_per_rank tags=["solution"]
+def bytes_per_rank(shapes, ranks, stage, weights, gradients, state):
+    """Bytes of weights, gradients and optimizer state that each rank holds: a list of whole numbers, rank 0 first.
+
+    shapes     of the parameters, tuples of one whole number or more; the first is the number of rows
+    stage      of ZeRO: 0 cuts nothing (DDP), 1 the optimizer state, 2 the gradients too, 3 the weights too
+    weights    bytes of one weight, as 4; gradients and state likewise, for each number of a parameter
+
+    What is cut is cut as fully_shard does it, each tensor by rows: of as many rows as go round, rounded up, each rank
+    has one part, in order, the last one what is left; or there are none for it. Padding is not counted.
+    """
+    # TODO: for each tensor, how many rows are this rank's? And which of the three kinds does the stage cut?
+    ### BEGIN SOLUTION
+    held = [0] * ranks
+    for rows, *rest in shapes:
+        row = math.prod(rest)
+        part = -(-rows // ranks)  # rounded up
+        for rank in range(ranks):
+            mine = max(0, min(part, rows - rank * part))
+            for nbytes, first in ((weights, 3), (gradients, 2), (state, 1)):
+                held[rank] += nbytes * row * (mine if stage >= first else rows)
+    return held
+    ### END SOLUTION
+
+# %% check-bytes tags=["check"]
+gpulab.check.bytes_per_rank(bytes_per_rank)
+
+# %% bytes-hints [markdown]
+# <details><summary>Hint 1</summary>
+#
+# First one tensor and one rank: how many rows? 10 rows on 4 ranks are 3, 3, 3 and 1; on 8 ranks 2, 2, 2, 2, 2, 0, 0, 0.
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# A part has `math.ceil(rows / ranks)` rows. Rank $r$ begins at row `r * part`; what is left from there may be fewer than a
+# part, and must not be negative. A row has `math.prod(rest)` numbers, also where nothing follows.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# Each kind is cut from its own stage on: the state from 1, the gradients from 2, the weights from 3. Below that stage the
+# rank holds all rows.
+#
+# </details>
+
+# %% bytes-seen-text [markdown]
+# And PyTorch's own? Three ranks, of which the last runs here:
+
+# %% bytes-seen
+with gpulab.VirtualGPU("T4", ranks=3, rank=2, compute=False):
+    dist.init_process_group("nccl")
+    model = nn.Sequential(nn.Conv2d(3, 10, 3), nn.Flatten(), nn.Linear(160, 7)).cuda()
+    shapes = [tuple(p.shape) for p in model.parameters()]
+    fully_shard(model)
+    rows = [p.to_local().shape[0] for p in model.parameters()]
+    seen = sum(4 * p.to_local().numel() for p in model.parameters())
+    dist.destroy_process_group()
+print("rows of", [shape[0] for shape in shapes], "on the last of three:", rows)
+print("bytes of weights:", seen, "with fully_shard,", bytes_per_rank(shapes, 3, 3, 4, 0, 0)[2], "with yours")
