@@ -114,7 +114,13 @@ LESSONS: tuple[Lesson, ...] = (
         written=True,
     ),
     Lesson(
-        13, "sharding", "Train what does not fit on one GPU", 60, checks=("bytes_per_rank",), questions=5, written=True
+        13,
+        "sharding",
+        "Train what does not fit on one GPU",
+        60,
+        checks=("bytes_per_rank", "save_whole"),
+        questions=5,
+        written=True,
     ),
     Lesson(14, "long_runs", "A run that survives interruptions", 60),
     Lesson(15, "capstone", "A script with twelve faults made right", 75),

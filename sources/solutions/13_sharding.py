@@ -10,9 +10,11 @@
 # %% setup
 import math
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 import gpulab
 
@@ -86,3 +88,59 @@ with gpulab.VirtualGPU("T4", ranks=3, rank=2, compute=False):
     dist.destroy_process_group()
 print("rows of", [shape[0] for shape in shapes], "on the last of three:", rows)
 print("bytes of weights:", seen, "with fully_shard,", bytes_per_rank(shapes, 3, 3, 4, 0, 0)[2], "with yours")
+
+# %% save-text [markdown]
+# ## 2 · One file for everybody
+#
+# **Build** the last line of a training script: the sharded model, whole, in one file. **Why:** DCP's folder is for going
+# on; who evaluates, converts or publishes the model wants one file. Two ways that seem right end in a file with a part of
+# the rows, or in a hang, and a third in an out-of-memory error, for models that needed sharding.
+#
+# 20 minutes · difficulty ●●○
+#
+# The check calls your function on two or three real processes, with the process group open and a model on which
+# `fully_shard` has been called. What a rank prints is shown under the result.
+
+# %% save_whole tags=["solution"]
+def save_whole(model, path):
+    """Save the state dict of model, which fully_shard has cut, as one file at path, which rank 0 alone writes.
+
+    Called on all ranks. torch.load(path) gives, on any machine and without a process group, a dictionary of whole,
+    plain tensors on the CPU, under the names that it had before it was cut. The weights have the values that they have
+    now, all rows of them; so have the buffers, which are whole on every rank.
+    The model may be too large for one GPU: on no GPU more than one of them is whole at a time, beside what lay there.
+    The model stays cut as it is, and the process group open.
+    """
+    # TODO: go through the state dict. What does each rank call, and what is only rank 0's?
+    ### BEGIN SOLUTION
+    whole = {}
+    for name, value in model.state_dict().items():
+        if isinstance(value, DTensor):
+            value = value.full_tensor()  # all ranks send their rows
+        if dist.get_rank() == 0:
+            whole[name] = value.cpu()
+    if dist.get_rank() == 0:
+        torch.save(whole, path)
+    ### END SOLUTION
+
+# %% check-save tags=["check"]
+gpulab.check.save_whole(save_whole)
+
+# %% save-hints [markdown]
+# <details><summary>Hint 1</summary>
+#
+# What does `model.state_dict()` hold on this rank: how many rows, and of which type? Buffers are not cut.
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# `full_tensor()` of a `DTensor` is a collective: each rank calls it for each tensor, in the same order, also those that do
+# nothing with the result. What belongs to rank 0 stands under an `if`, after it.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# One tensor at a time: gather it, on rank 0 `cpu()` it into a dictionary, and let go of it before the next. Then rank 0
+# calls `torch.save`.
+#
+# </details>

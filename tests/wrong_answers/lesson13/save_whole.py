@@ -1,0 +1,165 @@
+"""Answers to "one file for everybody"."""
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.tensor import DTensor
+
+from gpulab.check.lesson13.sections import SECTIONS
+
+from ..bank import Bank
+from ..edits import add, change, drop, solution
+
+BANK = Bank("save_whole", SECTIONS, solution=(13, "save_whole"))
+SOLUTION = BANK.right(solution(13, "save_whole"))
+
+
+@BANK.right
+def by_options(model, path):
+    whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    if dist.get_rank() == 0:
+        torch.save(whole, path)
+
+
+@BANK.right
+def with_a_barrier(model, path):
+    whole = {}
+    for name, value in model.state_dict().items():
+        whole[name] = (value.full_tensor() if isinstance(value, DTensor) else value).cpu()
+    if not dist.get_rank():
+        torch.save(whole, path)
+    dist.barrier()
+
+
+BANK.mistake(
+    "saved_as_usual",
+    "the file has DTensors, each with this rank's rows",
+    "state_dict() of a cut model has what this rank holds: full_tensor() gathers the rest",
+    drop("if isinstance(value, DTensor):"),
+    drop("value = value.full_tensor()"),
+)
+BANK.mistake(
+    "its_own_rows",
+    "each weight in the file has this rank's rows only",
+    "to_local() is what lies here; full_tensor() is all of it",
+    change("full_tensor()", "to_local()"),
+)
+BANK.mistake(
+    "rank_0_gathers",
+    "rank 0 alone gathers, and waits for the others for ever",
+    "full_tensor() is a collective: all ranks call it, and rank 0 alone keeps the result",
+    change("if isinstance(value, DTensor):", "if dist.get_rank() == 0 and isinstance(value, DTensor):"),
+)
+BANK.mistake(
+    "others_leave",
+    "rank 0 alone gathers, and waits for the others for ever",
+    "full_tensor() is a collective: all ranks call it, and rank 0 alone keeps the result",
+    add("if dist.get_rank(): return", before="whole = {}"),
+    same_as="rank_0_gathers",
+)
+BANK.mistake(
+    "all_save",
+    "every rank saves",
+    "in one folder all would write the same file at once: if dist.get_rank() == 0",
+    change("    if dist.get_rank() == 0:\n        torch.save", "    if True:\n        torch.save"),
+)
+BANK.mistake(
+    "last_rank_saves",
+    "it is the last rank that saves",
+    "rank 0 is there on any number of ranks",
+    change(
+        "if dist.get_rank() == 0:\n            whole",
+        "if dist.get_rank() == dist.get_world_size() - 1:\n            whole",
+    ),
+    change(
+        "    if dist.get_rank() == 0:\n        torch.save",
+        "    if dist.get_rank() == dist.get_world_size() - 1:\n        torch.save",
+    ),
+)
+BANK.mistake(
+    "on_the_gpu",
+    "the tensors in the file are on the GPU",
+    "torch.load puts them where they were, and fails where there is no such GPU: cpu() before saving",
+    change("value.cpu()", "value"),
+)
+BANK.mistake(
+    "host_at_the_end",
+    "all of the model lies whole on rank 0's GPU before it goes to the host",
+    "cpu() for each, before the next is gathered: a model that was cut does not fit whole",
+    change("whole[name] = value.cpu()", "whole[name] = value"),
+    change("torch.save(whole, path)", "torch.save({name: value.cpu() for name, value in whole.items()}, path)"),
+)
+BANK.mistake(
+    "gathers_first",
+    "all tensors are gathered first, and lie whole on every GPU at once",
+    "gather one, bring it to the host, then the next",
+    change(
+        "in model.state_dict().items():",
+        "in {n: v.full_tensor() if isinstance(v, DTensor) else v for n, v in model.state_dict().items()}.items():",
+    ),
+)
+BANK.mistake(
+    "options_on_the_gpu",
+    "all tensors are gathered first, and lie whole on every GPU at once",
+    "gather one, bring it to the host, then the next",
+    change("model.state_dict()", "get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))"),
+    add(
+        "from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict",
+        before="whole = {}",
+    ),
+    same_as="gathers_first",
+)
+BANK.mistake(
+    "parameters_only",
+    "the buffers are missing",
+    "running means and counters of BatchNorm are buffers: state_dict() has both",
+    change("model.state_dict().items()", "model.named_parameters()"),
+)
+BANK.mistake(
+    "unshards",
+    "the model is whole afterwards, on every rank",
+    "unshard() gathers in place, and reshard() must follow; full_tensor() makes a copy",
+    add("[m.unshard() for m in model.modules() if hasattr(m, 'unshard')]", after="torch.save(whole, path)"),
+    change("        [m.unshard", "    [m.unshard"),
+)
+BANK.mistake(
+    "moves_the_model",
+    "the model itself lies on the host afterwards",
+    "model.cpu() moves what is being trained; cpu() of a tensor makes a copy",
+    add("model.cpu()", after="torch.save(whole, path)"),
+    change("        model.cpu", "    model.cpu"),
+)
+BANK.mistake(
+    "buffers_of_zeros",
+    "the buffers in the file are zeros",
+    "they are no DTensors, and are whole on every rank: they need no gathering, only cpu()",
+    change(
+        "value = value.full_tensor()",
+        "value = value.full_tensor()\n        else:\n            value = torch.zeros_like(value)",
+    ),
+)
+BANK.mistake(
+    "closes_the_group",
+    "the process group is closed",
+    "it is the script's, which goes on to train with it",
+    add("dist.destroy_process_group()", after="torch.save(whole, path)"),
+    change("        dist.destroy", "    dist.destroy"),
+)
+BANK.mistake(
+    "whole_module",
+    "the file is no dictionary of tensors",
+    "a pickled module needs its class, and a process group, where it is loaded: save the dictionary",
+    change("torch.save(whole, path)", "torch.save([*whole.items()], path)"),
+)
+BANK.mistake(
+    "half_the_bytes",
+    "the values are rounded to another dtype",
+    "the file has the weights as they are; who wants bfloat16 converts it",
+    change("value.cpu()", "value.cpu().to(torch.bfloat16).to(value.dtype)"),
+)
+BANK.mistake(
+    "renamed",
+    "the names have a prefix",
+    "module. is what DDP puts before the names; fully_shard changes none of them",
+    change("whole[name]", "whole['module.' + name]"),
+)
