@@ -77,7 +77,7 @@ gpulab.check.bytes_per_rank(bytes_per_rank)
 # %% bytes-seen-text [markdown]
 # And PyTorch's own? Three ranks, of which the last runs here:
 
-# %% bytes-seen
+# %% bytes-seen tags=["needs-answer"]
 with gpulab.VirtualGPU("T4", ranks=3, rank=2, compute=False):
     dist.init_process_group("nccl")
     model = nn.Sequential(nn.Conv2d(3, 10, 3), nn.Flatten(), nn.Linear(160, 7)).cuda()
