@@ -493,7 +493,7 @@ print(f"70B on 8 ranks, offloaded: {3 * shard:.0f} GB over PCIe in a step of eac
 # The simulator opens on a 7B on 8 ranks under ZeRO-1, bf16 with an fp32 copy (2 + 2 + 12). Try this:
 #
 # 1. Go through the stages. Which part gives most, and what does “sent per step” say?
-# 2. Change the precision to fp32. Which stage loses its point?
+# 2. Change the precision to fp32. How much less does ZeRO-1 save now, and why?
 # 3. Find the smallest number of ranks with which ZeRO-3 fits on 40 GB, and raise the sequence until it does not.
 
 # %% simulator
