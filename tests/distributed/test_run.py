@@ -19,6 +19,7 @@ import pytest
 from courselib.patience import HANG_SECONDS
 
 from gpulab import VirtualGPU, distributed
+from gpulab.distributed import processes
 from gpulab.distributed.running import environment
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="torchrun starts the ranks elsewhere")
@@ -75,7 +76,7 @@ def nothing_stays(tmp_path, monkeypatch):
     before, threads = set(psutil.Process().children(recursive=True)), threading.active_count()
     yield
     now = set(psutil.Process().children(recursive=True))
-    assert {one.pid for one in now - before if one.status() != psutil.STATUS_ZOMBIE} <= server_pid()
+    assert {one.pid for one in now - before if processes.lives(one.pid)} <= server_pid()
     assert threading.active_count() == threads
     assert of_runs(temporary) == []
 

@@ -13,7 +13,7 @@ import pytest
 from courselib.patience import HANG_SECONDS
 
 from gpulab import distributed
-from gpulab.distributed import running
+from gpulab.distributed import processes, running
 from gpulab.distributed.torchrun import Torchrun
 
 if sys.platform != "linux":
@@ -45,7 +45,7 @@ def wait_until(condition):
 
 
 def gone(pid):
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    return not processes.lives(pid)
 
 
 # -- what a rank finds -----------------------------------------------------------------------------------------------
