@@ -247,7 +247,7 @@ unit_guess.compare(round(cuts["one unit"][1] / cuts["a unit per block"][1], 1), 
 
 # %% units-explain [markdown]
 # As one unit everything is gathered before the first kernel runs, and lies there whole: FSDP in name. By block, gathers
-# hide under kernels, and two blocks are whole at a time. A unit per layer would gather often and little, which wastes the
+# hide under kernels, and the weights of two blocks are whole at a time. A unit per layer would gather often and little, which wastes the
 # link. So: **one `fully_shard` for each block, then one for the rest.** The first gather and the last scatter hide
 # behind nothing; a larger batch makes them a smaller part.
 
@@ -430,8 +430,8 @@ print(sorted(os.listdir("kept")))
 # ## A 7B, a 13B and a 70B planned
 #
 # Before anything is rented: what does each rank hold, does it fit, what does a token cost? State is $16/N$ bytes a
-# parameter; what remains is activations, one block's worth and an input for each block with checkpointing, and two gathered
-# blocks.
+# parameter; what remains is activations, one block's worth and an input for each block with checkpointing, and what is whole
+# for a moment: the weights of two units, the gradient of one, and the copy of it that is sent.
 
 # %% plan-predict
 cost_guess = gpulab.predict("GPU-hours for a billion tokens: a 70B on 8 B200s costs how many times a 7B on 8 H100s?")
@@ -709,7 +709,8 @@ gpulab.quiz(13)
 # ## Take-aways
 #
 # 1. DDP shares work, sharding shares memory: 16 bytes a parameter become $16/N$.
-# 2. The peak is the shard, two gathered units, and activations; so a unit for each block, and one for the rest.
+# 2. The peak is the shard, up to four whole units (weights of two, a gradient and its copy), and activations; so a unit for
+#    each block, and one for the rest.
 # 3. FSDP sends the weights twice and the gradients once. Prefetch hides it; a slow link or a small batch does not let it.
 # 4. Cut, then make the optimizer. Save by DCP: any number of ranks loads it.
 # 5. Plan before renting: state by arithmetic, the peak by `gpulab.plan`.

@@ -144,3 +144,79 @@ gpulab.check.save_whole(save_whole)
 # calls `torch.save`.
 #
 # </details>
+
+# %% fewest-text [markdown]
+# ## 4 · As few GPUs as do
+#
+# **Build** the first decision of a project: how many GPUs, and which cut. **Why:** a machine too many costs every hour of the
+# run; one too few is found out at the first step, after the queue. The rule is short, and every part of it turns some decision.
+#
+# 20 minutes · difficulty ●●○
+
+# %% fewest_gpus tags=["solution"]
+def fewest_gpus(parameters, unit, activations, batch, memory, machine, most):
+    """(ranks, way): the fewest GPUs that train the model, at most `most`, and the first way that fits there;
+    None if none of them fits. The ways, from the one that sends least, with the bytes on each GPU:
+
+    "ddp"      16 bytes for each parameter (fp32, AdamW: 4 + 4 + 8), and the activations of its part of the batch
+    "zero1"    the same with the 8 of optimizer state cut into equal parts, one for each rank
+    "fsdp"     all 16 cut, its part's activations, and four times one unit, 4 bytes for each of its parameters, whole
+               for a moment: the weights of two units, the gradient of one, and the copy of that which is sent
+    "tensor"   all 16 cut, and the activations of the whole batch cut too; no unit is whole
+
+    unit         the most parameters that fsdp gathers at once
+    activations  bytes for one sample, batch samples a step on all ranks together. Under the first three a rank has
+                 the batch divided by the ranks, and it must divide the batch; "tensor" works whatever the batch
+    memory       bytes of a GPU, which may be full to the last byte
+    machine      GPUs in a machine; "tensor" only within one machine
+    """
+    # TODO: from 1 rank upwards: what does each way need, and which of them may be used with so many?
+    ### BEGIN SOLUTION
+    for ranks in range(1, most + 1):
+        shard, own = 16 * parameters / ranks, activations * batch / ranks
+        equal = batch % ranks == 0
+        ways = (
+            ("ddp", equal, 16 * parameters + own),
+            ("zero1", equal, 8 * parameters + 8 * parameters / ranks + own),
+            ("fsdp", equal, shard + 4 * 4 * unit + own),
+            ("tensor", ranks <= machine, shard + own),
+        )
+        for way, possible, needed in ways:
+            if possible and needed <= memory:
+                return ranks, way
+    return None
+    ### END SOLUTION
+
+# %% check-fewest tags=["check"]
+gpulab.check.fewest_gpus(fewest_gpus)
+
+# %% fewest-hints [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Two loops: the outer one over the number of ranks, from 1; the inner one over the four ways, in their order. The first that
+# fits is the answer.
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# For each way two questions: may it be used with so many ranks (`batch % ranks == 0` for three of them, `ranks <= machine` for
+# the fourth), and do its bytes fit (`<=`)?
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# With `own = activations * batch / ranks` for all four: `16 * parameters`, `8 * parameters + 8 * parameters / ranks`,
+# `16 * parameters / ranks + 16 * unit` and `16 * parameters / ranks`, each plus `own`.
+#
+# </details>
+
+# %% fewest-seen-text [markdown]
+# The three models of the lecture on H100s of 79 GiB, in machines of eight, with checkpointing: 48 samples of 2048 tokens, of which
+# each block keeps its input, 4 bytes a number.
+
+# %% fewest-seen tags=["needs-answer"]
+for size, width, depth in (("7B", 4096, 32), ("13B", 5120, 40), ("70B", 8192, 86)):
+    block = 12 * width**2
+    count = depth * block + 2 * 32000 * width
+    unit = max(block, 2 * 32000 * width)  # embedding and head are the last unit
+    print(size, fewest_gpus(count, unit, 4 * 2048 * width * depth, 48, 79 * 2**30, 8, 256))

@@ -34,7 +34,7 @@ OWN_GPU = {  # the checks whose answers never see the notebook's GPU; a test bel
     *("ddp_training", "mean_over_ranks", "evaluate_once", "ring_all_reduce"),
     "save_whole",
 }
-NO_GPU = {"odd_rank", "bytes_per_rank"}  # whose answers are given plain data, and have no use for one
+NO_GPU = {"odd_rank", "bytes_per_rank", "fewest_gpus"}  # whose answers are given plain data, and have no use for one
 MOST_LINES = 10  # wrapped, so that a message is seen without scrolling
 BASE = int(os.environ["GPULAB_CHECK_SEED"])  # another one in each `make explore`
 SEED = BASE + 1  # of the wrong answers; the right ones are tried with several

@@ -1,6 +1,7 @@
-"""The checks of lesson 13: what each rank holds of a model, and one file from all of them."""
+"""The checks of lesson 13: what each rank holds, one file from all of them, and how few GPUs do."""
 
 from .bytes_per_rank import bytes_per_rank
+from .fewest_gpus import fewest_gpus
 from .save_whole import save_whole
 
-__all__ = ["bytes_per_rank", "save_whole"]
+__all__ = ["bytes_per_rank", "fewest_gpus", "save_whole"]

@@ -5,4 +5,5 @@ UNITS = "Gather, compute, let go"
 PRACTICE = "fully_shard in practice"
 SAVED = "Saved on two, loaded on one and on three"
 PLANNED = "A 7B, a 13B and a 70B planned"
-SECTIONS = (BYTES, UNITS, PRACTICE, SAVED, PLANNED)
+CHOICE = "Which one"
+SECTIONS = (BYTES, UNITS, PRACTICE, SAVED, PLANNED, CHOICE)

@@ -1,0 +1,138 @@
+"""The check of a choice among four ways to train: each sample turns on one rule alone, which a wrong answer breaks."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..base import Trial, check
+from ..contract import Clause, Contract, Facts
+from ..scenes import Scene
+from ..wording import is_whole
+from .sections import BYTES, CHOICE, PLANNED
+
+KIND, FULL, ORDER, NONE = "kind of what is returned", "a GPU exactly full", "two ways on as few", "nothing that fits"
+FEWEST = "the fewest GPUs, in whichever way"
+DDP, ZERO1, UNIT, SHARD, TENSOR = "bytes of ddp", "bytes of zero1", "fewer units whole", "the shard of fsdp", "tensor"
+MORE = "more units whole"
+DIVIDES, MACHINE, WHOLE = "ranks that divide the batch", "one machine", "a batch that tensor need not divide"
+PAIR = "(ranks, way)"
+CLAUSES = [
+    Clause(quote, facts, summary, likely, read)
+    for facts, quote, summary, likely, read in (
+        ([KIND], "(ranks, way)", "what is returned is no (ranks, way)", "a tuple: a whole number, a name", PLANNED),
+        ([NONE], "None if none of them fits", "None where a way fits, or a way where none does", "", PLANNED),
+        ([FEWEST], "the fewest GPUs", "fewer GPUs do", "ranks from 1 upwards, and for each all ways", PLANNED),
+        ([ORDER], "the first way that fits there", "an earlier way fits on as few", "in the order given", CHOICE),
+        ([DDP], "16 bytes for each parameter", "the bytes of ddp are others", "it cuts the batch alone", BYTES),
+        ([ZERO1], "the 8 of optimizer state cut", "the bytes of zero1 are others", "8 of the 16 are cut", BYTES),
+        ([SHARD, MORE], "all 16 cut", "fsdp counts too much", "16 bytes divided by the ranks, and four units", BYTES),
+        ([UNIT], "four times one unit", "fsdp counts too little", "4 times unit, 4 bytes each", PLANNED),
+        ([TENSOR], "no unit is whole", "the bytes of tensor are others", "activations are cut as well", CHOICE),
+        ([DIVIDES], "it must divide the batch", "a batch is cut that cannot be", "batch % ranks == 0", CHOICE),
+        ([WHOLE], "whatever the batch", "tensor is left out for its batch", "it does not cut the batch", CHOICE),
+        ([MACHINE], "within one machine", "tensor goes across machines", "ranks <= machine", CHOICE),
+        ([FULL], "full to the last byte", "what does not fit is taken, or what just fits refused", "<=", BYTES),
+    )
+]
+RULES = tuple(fact for clause in CLAUSES[1:] for fact in clause.facts)
+EDGES = {"turns_on": RULES, "again": (0, 1)}
+WAYS = ("ddp", "zero1", "fsdp", "tensor")
+CHOSEN = (NONE, FEWEST, ORDER)  # seen in any scene
+# Where the one decides, the others often do too.
+BOUND = {TENSOR: (UNIT,), DIVIDES: (MACHINE, SHARD), FULL: (SHARD,), MORE: (SHARD,)}
+OF_WAY = {DDP: "ddp", ZERO1: "zero1", TENSOR: "tensor", UNIT: "fsdp", MORE: "fsdp", SHARD: "fsdp"}
+ROUND = 720720  # divides by all ranks up to 16, so that no share of bytes is a fraction
+
+
+def needed(case: Mapping[str, int], ranks: int, but: str = "") -> dict[str, int]:
+    """Bytes on each rank of each way that is possible, from the one that sends least."""
+    count, unit = case["parameters"], case["unit"]
+    shard, own = 16 * count // ranks, case["batch"] * case["activations"] // ranks
+    needs = {
+        "ddp": (16 if but != DDP else 12) * count + own,
+        "zero1": (8 if but != ZERO1 else 4) * count + shard // 2 + own,
+        "fsdp": shard + (4 * count if but == SHARD else 0) + {UNIT: 12, MORE: 20}.get(but, 16) * unit + own,
+        "tensor": shard + (own if but != TENSOR else own * ranks),
+    }
+    equal = case["batch"] % ranks == 0
+    if not equal and but != DIVIDES:
+        needs = {"tensor": needs["tensor"]}
+    if (ranks > case["machine"] and but != MACHINE) or (not equal and but == WHOLE):
+        needs.pop("tensor")
+    return needs
+
+
+def fewest(case: Mapping[str, int], but: str = "") -> tuple[int, str] | None:
+    """What the exercise asks for; with `but`, by everything except that one rule."""
+    memory, fits = case["memory"] - (but == FULL), list[tuple[int, str]]()
+    for ranks in range(1, case["most"] + 1):
+        fits += [(ranks, way) for way, nbytes in needed(case, ranks, but).items() if nbytes <= memory]
+        if fits and but != FEWEST:
+            return fits[-1 if but == ORDER else 0]
+    if fits:  # the first way that does, on however many
+        return min(fits, key=lambda one: (WAYS.index(one[1]), one[0]))
+    return (case["most"], "fsdp") if but == NONE else None
+
+
+def drawn(turns_on: str) -> dict[str, int]:
+    """A model and GPUs for which this rule alone decides."""
+    seen = {*CHOSEN, *BOUND.get(turns_on, ())} - {turns_on}
+    others = {*RULES} - {turns_on} - seen
+    while True:
+        count, ranks = ROUND * random.randint(2, 40), random.randint(1, 6)
+        case = {
+            "parameters": count,
+            "unit": count // random.randint(3, 40),
+            "activations": ROUND * random.randint(1, 40),
+            "batch": ranks * random.randint(1, 5) + random.choice([0, 0, 1]),
+            "memory": 0,
+            "machine": random.choice([1, 2, 4, 8]),
+            "most": ranks + random.randint(0, 8),
+        }
+        fits = needed(case, ranks, turns_on if turns_on not in (MORE, SHARD) else "")
+        spare = 0 if turns_on == FULL else 4 * case["unit"] if turns_on in (UNIT, MORE) else 4 * count
+        case["memory"] = fits.get(OF_WAY.get(turns_on, "")) or random.choice([*fits.values(), 4 * count])
+        case["memory"] += random.randint(0, spare)
+        right, wrong = fewest(case), fewest(case, turns_on)
+        if right == wrong or any(fewest(case, rule) != right for rule in others):
+            continue
+        if wrong not in [fewest(case, rule) for rule in seen if (turns_on, rule) != (MORE, SHARD)]:
+            return case
+
+
+def broken(case: Mapping[str, int], got: Any, turns_on: str) -> str:
+    """The rule that a wrong answer breaks: the one that decides, unless it resembles another that may."""
+    may = (turns_on, *BOUND.get(turns_on, ()), *CHOSEN)
+    return next((rule for rule in may if fewest(case, rule) == got), turns_on)
+
+
+def play(call: Callable[..., Any], scene: Scene) -> Facts:
+    case = drawn(scene.turns_on)
+    got, right = call(*case.values()), fewest(case)
+    facts = Facts(", ".join(f"{name} {value:,}" for name, value in case.items()))
+    pair = isinstance(got, tuple | list) and len(got) == 2 and is_whole(got[0]) and isinstance(got[1], str)
+    facts.add(KIND, PAIR if pair or got is None else type(got).__name__, PAIR)
+    if facts.hold():
+        got = (int(got[0]), str(got[1])) if pair else None
+        rule = broken(case, got, scene.turns_on) if got != right else ""
+        for name in dict.fromkeys((*CHOSEN, *BOUND.get(scene.turns_on, ()), scene.turns_on)):
+            facts.add(name, got if name == rule else right, right)
+    return facts
+
+
+CONTRACT = Contract(
+    __file__,
+    parameters=("parameters", "unit", "activations", "batch", "memory", "machine", "most"),
+    clauses=CLAUSES,
+    edges=EDGES,
+    play=play,
+)
+
+
+@check(lesson=13, says="as few GPUs as do, and the way of training that sends least on them")
+def fewest_gpus(student: Any, trial: Trial) -> None:
+    """Check a function of (parameters, unit, activations, batch, memory, machine, most), which returns how a model is
+    trained on the fewest GPUs: (ranks, way), the way one of "ddp", "zero1", "fsdp" and "tensor"; or None."""
+    CONTRACT.judge(student, trial)
