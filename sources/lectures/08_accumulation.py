@@ -832,7 +832,7 @@ print("the worker has", len(worker.read_text().splitlines()), "lines")
 # %% ddp-run
 command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(worker)]
 done = subprocess.run(command, capture_output=True, text=True)
-print(done.stdout.strip() if done.returncode == 0 else done.stderr[-1000:])
+print(done.stdout.strip() if done.returncode == 0 else done.stderr)
 folder.cleanup()
 
 # %% ddp-explain [markdown]
