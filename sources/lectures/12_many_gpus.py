@@ -446,11 +446,35 @@ gpulab.turn.dealt_indices(indices_of)
 # - **The effective batch** is `batch_size` × accumulation × ranks, and the learning rate goes with it: as in lesson 08, in
 #   proportion for SGD with warm-up. The schedule counts updates, of which an epoch has N times fewer.
 # - **Uneven inputs**: where one rank has more batches, the others are gone when it calls for the next all-reduce. Sampler
-#   and `drop_last` avoid it; else `with model.join():` lets ranks that are done answer for the rest.
+#   and `drop_last` avoid it; else `with model.join():` lets ranks that are done answer for the rest (*Common mistakes*).
 # - **BatchNorm** normalises with *its rank's* samples, and rank 0's running statistics are sent to all. With few samples
-#   a rank, `nn.SyncBatchNorm.convert_sync_batchnorm(model)`, which sends more.
+#   a rank, `nn.SyncBatchNorm`, which sends more.
 # - **Seeds**: the same seed on every rank draws the same dropout masks and augmentations on all. Seed with the rank
 #   *after* the model is built; DDP has equal weights anyway. The sampler's seed stays common.
+
+# %% across-write
+# %%writefile across.py
+import os
+import torch
+import torch.distributed as dist
+from torch import nn
+import gpulab
+
+gpulab.setup()
+torch.cuda.set_device(device := torch.device("cuda", int(os.environ["LOCAL_RANK"])))
+dist.init_process_group("nccl")
+for name, seed in (("common", 0), ("rank's", dist.get_rank())):
+    torch.manual_seed(seed)
+    masks = [torch.empty(1000, device=device) for _ in range(2)]
+    dist.all_gather(masks, nn.functional.dropout(torch.ones(1000, device=device)))
+    print(f"{name} seed: the same mask on both ranks: {torch.equal(*masks)}")
+x = torch.linspace(0, 1, 64, device=device)[:, None] + dist.get_rank()  # rank 1 has larger numbers
+for norm in (nn.BatchNorm1d(1), nn.SyncBatchNorm(1)):
+    print(f"{type(norm).__name__}: rank 0's mean afterwards is {norm.to(device)(x).mean().item():z.2f}")
+dist.destroy_process_group()
+
+# %% across-run
+print("\n".join(launch("across.py").ranks[0].output.splitlines()[-4:]))
 
 # %% launch-text [markdown]
 # ## Launching
@@ -610,8 +634,9 @@ if mistake == "port":  # a number in the script
     dist.init_process_group("gloo", f"tcp://127.0.0.1:{sys.argv[2]}", rank=0, world_size=1)
 dist.init_process_group("gloo")
 model = DistributedDataParallel(Heads() if mistake == "unused" else nn.Linear(8, 8))
-for _ in range(2 + (mistake == "uneven") * dist.get_rank()):  # rank 1 has one batch more
-    model(torch.ones(2, 8)).sum().backward()
+with model.join(enable=mistake == "joined"):
+    for _ in range(2 + (mistake in ("uneven", "joined")) * dist.get_rank()):  # rank 1 has one batch more
+        model(torch.ones(2, 8)).sum().backward()
 
 # %% loud-run
 def told(mistake, *args):
@@ -625,7 +650,7 @@ def told(mistake, *args):
 with socket.create_server(("127.0.0.1", 0)) as taken:
     print("port   ·", told("port", str(taken.getsockname()[1])).rpartition("name: ")[2])
 print("unused ·", told("unused")[:89], "…")
-print("uneven ·", told("uneven").partition("] ")[2][:25], "…")
+print("uneven ·", told("uneven").partition("] ")[2][:25], "… · with join():", told("joined") or "no error")
 with gpulab.VirtualGPU("A100-80", ranks=16, rank=9):
     try:
         torch.cuda.set_device(9)
