@@ -24,7 +24,7 @@ import time
 import traceback
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, TypeAlias
 
 READY, RUN, RETIRE = b"r", b"f", b"q"  # what is said on the channel
 
@@ -178,7 +178,7 @@ def _launch(asked: dict[str, Any], mine: tuple[int, ...], enough: Callable[[], b
             os.setsid()
             os.environ.update(_variables(rank, count, port))
             _as_if_new()
-            return partial(_rank, folder, me, asked["script"], *asked["args"])
+            return partial(processes.be_rank, folder, me, asked["script"], *asked["args"])
         ranks[pid] = rank
     _see_to(Ranks(folder, ranks), store, enough)
     return None
@@ -237,46 +237,6 @@ def _as_if_new() -> None:
     sys.modules["torch"].default_generator.seed()
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
-
-
-def _rank(folder: str, launcher: str, script: str, *args: str) -> NoReturn:
-    """Be that rank, and end."""
-    try:
-        processes.rank(folder, launcher, script, *args)
-        code = 0
-    except SystemExit as end:
-        code = _exit_code(end)
-    _end(code)
-
-
-def _exit_code(end: SystemExit) -> int:
-    if end.code is None or isinstance(end.code, int):
-        return int(end.code or 0) & 0xFF
-    print(end.code, file=sys.stderr)
-    return 1
-
-
-def _end(code: int) -> NoReturn:
-    """What the end of Python does for the script, and not what it does to all that the server has imported.
-
-    To take torch to pieces costs a second of processor time in each rank. Threads are waited for, functions of `atexit`
-    called, the script's own objects let go, Python's and C's streams flushed. The destructors of the libraries do not
-    run: what they call of Python finds no state of its thread any more.
-    """
-    import atexit
-    import ctypes
-    import threading
-
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit.unregister(gc.unfreeze)
-    atexit._run_exitfuncs()
-    sys.modules["__main__"].__dict__.clear()
-    gc.collect()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed by the script, or replaced
-            stream.flush()
-    ctypes.CDLL(None).fflush(None)
-    os._exit(code)
 
 
 class Ranks:

@@ -59,6 +59,9 @@ def run(
     so `torch.distributed.is_torchelastic_launched()` is False. Linux only: elsewhere a warning says that torchrun
     starts the ranks all the same.
 
+    A rank that is done waits for its threads, calls what `atexit` has and lets go of the script's objects; what C++
+    libraries do beyond that at the end of a process is left out, since Gloo now and then ends it by SIGABRT there.
+
     When a rank fails, time is up or the cell is interrupted, all ranks end within seconds. Nothing that a rank started
     outlives the run, nor, on Linux and macOS, the notebook's kernel.
 

@@ -787,18 +787,16 @@ adam_guess.compare(round(distance_moved(torch.optim.Adam, 1) / distance_moved(to
 # of these exchanges are wasted. `model.no_sync()` switches them off; the last micro-batch, outside it, sends the sum.
 #
 # The forward pass belongs *inside* the context too: DDP decides there whether this backward will synchronise. The
-# cell below starts two real processes on the CPU (lesson 12 explains the launch) and counts the exchanges.
+# cell below starts two real processes on the CPU, as `torchrun` does (lesson 12), and counts the exchanges.
 
 # %% ddp-write
 import pathlib
-import subprocess
-import sys
 import tempfile
 
 folder = tempfile.TemporaryDirectory()
 worker = pathlib.Path(folder.name) / "accumulate_ddp.py"
 worker.write_text('''
-import contextlib, gc, sys
+import contextlib
 import torch, torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
@@ -823,16 +821,12 @@ for use_no_sync in (False, True):
         print(f"no_sync {use_no_sync!s:<5}: {len(exchanges)} exchanges, {sum(exchanges):,} bytes a rank (measured)")
 if rank == 0:
     print("same gradient:", torch.allclose(*gradients, atol=1e-6))
-del model
-gc.collect()
 dist.destroy_process_group()
 ''')
 print("the worker has", len(worker.read_text().splitlines()), "lines")
 
 # %% ddp-run
-command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(worker)]
-done = subprocess.run(command, capture_output=True, text=True)
-print(done.stdout.strip() if done.returncode == 0 else done.stderr)
+print(gpulab.distributed.run(worker, ranks=2, warm=True).ranks[0].output.strip())
 folder.cleanup()
 
 # %% ddp-explain [markdown]
