@@ -11,19 +11,24 @@ _inside = 0  # how many of these blocks have been entered
 
 
 @contextlib.contextmanager
-def of_what_is_new() -> Iterator[None]:
+def of_what_is_new(*, for_long: bool = False) -> Iterator[None]:
     """Within it, `gc.collect()` looks through what has been made since it was entered: milliseconds, where all objects
-    of torch and a notebook take a third of a second. Garbage that was there before stays until afterwards."""
+    of torch and a notebook take a third of a second. Garbage that was there before stays until afterwards.
+
+    Where somebody else has frozen objects, what has come since is looked through as well; or, for a block that is
+    entered `for_long`, frozen too, and stays so with the rest."""
     global _inside
-    freezes = not _inside and not _somebody_else_does()
+    outermost, frozen = not _inside, gc.get_freeze_count() > 0 if for_long else _somebody_else_does()
     _inside += 1
-    if freezes:
+    if outermost and frozen and for_long:
+        gc.collect()
+    if outermost and (for_long or not frozen):
         gc.freeze()
     try:
         yield
     finally:
         _inside -= 1
-        if freezes:
+        if outermost and not frozen:
             gc.unfreeze()
 
 

@@ -26,6 +26,8 @@ def others_left_alone() -> Iterator[None]:
 
     A module that moves to a GPU without values loses its own, which somebody may still need: that is refused.
     """
+    import torch._dynamo  # an optimizer does, and its objects too are then there already
+
     known = {id(module): module for module in _all(torch.nn.Module)[torch.nn.Module]}
     own: Any = torch.nn.Module._apply
 
@@ -41,7 +43,7 @@ def others_left_alone() -> Iterator[None]:
     patches = Patches()
     patches.set(torch.nn.Module, "_apply", _apply)
     try:
-        with collecting.of_what_is_new():
+        with collecting.of_what_is_new(for_long=True):
             yield
     finally:
         patches.restore()
