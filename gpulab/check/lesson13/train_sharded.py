@@ -9,7 +9,7 @@ import math
 import os
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -26,7 +26,7 @@ from .sections import PRACTICE, UNITS
 
 MOST, PARTS, WEIGHTS = "blocks whole on a GPU at once", "how the ranks share a batch", "the weights"
 KIND, LOSSES, NORMS, SAME = "what is returned", "the losses", "the norms", "the ranks return the same"
-AFTER, GROUP = "the weights on each rank afterwards", "the process group"
+AFTER, GROUP = "each weight afterwards, on the ranks", "the process group"
 TWO, EQUAL, ONE = "two at most", "an equal part each", "those of one process"
 LIKELY = {
     MOST: "fully_shard for each block, which lies on the CPU until then, and then for the model",
@@ -56,12 +56,23 @@ CLAUSES = [
 EDGES = {
     "ranks": (2, 3),
     "rows": ("even", "uneven"),
-    "steps": (1, 3),
+    "steps": (1, 2),
     "batches": ("of equal length", "of different lengths"),
     "limit": ("below the norms", "above them"),
 }
 BLOCKS = 6
 PAIR = "(float, float)"
+WAYS: dict[str, Callable[[int], dict[str, Any]]] = {  # to other weights, on so many ranks
+    "those that they were": lambda ranks: {"rate": 0.0},
+    "those of gradients that are not clipped": lambda ranks: {"limit": math.inf},
+    "those of gradients that add up": lambda ranks: {"adds": True},
+    "those of gradients divided by N": lambda ranks: {"times": 1 / ranks},
+    "those of gradients N times as large": lambda ranks: {"times": ranks},
+}
+
+
+def noting() -> bool:
+    return dist.is_initialized() and torch.is_grad_enabled()
 
 
 class Block(nn.Module):
@@ -70,9 +81,10 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if dist.is_initialized():
+        if noting():
             Net.within.append(torch.cuda.memory_allocated())
-        return x + self.down(F.gelu(self.up(x)))
+        y: torch.Tensor = x + self.down(F.gelu(self.up(x)))
+        return y
 
 
 class Net(nn.Module):
@@ -89,8 +101,8 @@ class Net(nn.Module):
         self.blocks = nn.Sequential(*[Block(width) for _ in range(BLOCKS)])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if dist.is_initialized() and torch.is_grad_enabled():
-            self.indices += [round(i) for i in x[:, 0].tolist()]
+        if noting():
+            self.indices.extend(round(i) for i in x[:, 0].tolist())
             self.until.append(torch.cuda.max_memory_allocated())
             self.within.append(torch.cuda.memory_allocated())
         y: torch.Tensor = self.head(self.blocks(self.embed(x[:, 1:])))
@@ -103,62 +115,67 @@ def on_rank(student: Callable[..., Any], model: Net, *args: Any) -> dict[str, An
     part = sum(p.nbytes for p in model.parameters()) / int(os.environ["WORLD_SIZE"])
     for noted in (Net.indices, Net.until, Net.within):
         noted.clear()
-    with group() as device:
+    with group():
         got = student(model, *args)
         kind = kind_of(got)
         own = [(p, getattr(p, "to_local", lambda p=p: p)().detach()) for p in model.parameters()]
-        cut = {len(rows) < len(p) and rows.device == device for p, rows in own}
+        after = {f"{'a part' if len(rows) < len(p) else 'all'} of it on {rows.device}" for p, rows in own}
         return {
             "most": most(*[[(nbytes - part) / block for nbytes in noted] for noted in (Net.until, Net.within)]),
             "indices": [*Net.indices],
             "weights": [(cuts(p), rows.cpu()) for p, rows in own],
             "kind": kind,
-            "got": [[float(x) for x in pair] for pair in got] if kind.endswith(PAIR) else None,
-            "after": "a part of each" if cut == {True} else "not a part of each",
+            "got": [[float(x) for x in pair] for pair in got] if kind.partition(" of ")[2] == PAIR else None,
+            "after": ", ".join(sorted(after)),
             "open": "open" if dist.is_initialized() else "closed",
         }
 
 
 def kind_of(got: Any) -> str:
-    if not isinstance(got, list | tuple) or not all(isinstance(pair, list | tuple) for pair in got):
-        return f"a {type(got).__name__}"
-    kinds = {", ".join("float" if is_number(x) else type(x).__name__ for x in pair) for pair in got}
-    return f"{len(got)} of {' and '.join(f'({kind})' for kind in sorted(kinds))}"
+    def kind(x: Any) -> str:
+        several = isinstance(x, list | tuple)
+        return f"({', '.join(map(kind, x))})" if several else "float" if is_number(x) else type(x).__name__
+
+    several = isinstance(got, list | tuple)
+    return f"{len(got)} of {' or '.join(sorted({*map(kind, got)}))}" if several else f"a {kind(got)}"
 
 
 def most(until: Sequence[float], within: Sequence[float]) -> str:
-    """What is whole until the first step's gradients: `until` and `within` in blocks, without this rank's part."""
-    if max(within[:1], default=0) > 3:
-        return "all before the first one runs"
-    if max(until[:1], default=0) > 3:
-        return "all before they are cut"
-    return "one more with each that runs" if max(within[: BLOCKS + 1], default=0) > 4.2 else TWO  # with its buffer
+    """What is whole up to the first step's gradients: `until` and `within` in blocks, without this rank's part."""
+    begins, runs = max(within[:1], default=0), [*within[1 : BLOCKS + 1], 0]
+    if begins > 2.7 or runs[0] > 3.7:  # a block that runs has the buffer of its gather beside it
+        return f"{'all' if runs[0] > 8 else 'several'}, as soon as the first one runs"
+    if max(until[:1], default=0) > 2.7:
+        return "all, before they are cut"
+    return "one more with each that runs" if max(runs) > 3.7 else TWO
 
 
 def cuts(p: Any) -> list[tuple[int, int, int]]:
     """How a parameter is cut: for each cut its dimension, into how many parts, and which of them is here."""
-    placements = enumerate(getattr(p, "placements", ()))
-    return [(way.dim, p.device_mesh.size(i), p.device_mesh.get_local_rank(i)) for i, way in placements if way.is_shard()]
+    ways, mesh = enumerate(getattr(p, "placements", ())), getattr(p, "device_mesh", None)
+    return [(way.dim, mesh.shape[i], mesh.get_coordinate()[i]) for i, way in ways if mesh and way.is_shard()]
 
 
 def one_process(
-    model: nn.Module, batches: Sequence[Any], rate: float, limit: float, adds: bool = False
+    model: nn.Module, batches: Sequence[Any], rate: float, limit: float, adds: bool = False, times: float = 1.0
 ) -> tuple[list[torch.Tensor], list[torch.Tensor], list[float]]:
-    """The weights after these steps; of each step the loss of each sample, and the norm."""
+    """The weights after these steps, whose gradients are so many times those of the loss, or added up; and of each step
+    the loss of each sample, and the norm."""
     model, losses, norms = copy.deepcopy(model), list[torch.Tensor](), list[float]()
     optimizer = torch.optim.AdamW(model.parameters(), rate)
     for x, label in batches:
-        losses.append(F.cross_entropy(model(x), label, reduction="none"))
+        loss = F.cross_entropy(model(x), label, reduction="none")
         if not adds:
             optimizer.zero_grad()
-        losses[-1].mean().backward()
+        (times * loss.mean()).backward()
+        losses.append(loss.detach())
         norms.append(nn.utils.clip_grad_norm_(model.parameters(), limit).item())
         optimizer.step()
-    return [p.detach() for p in model.parameters()], [loss.detach() for loss in losses], norms
+    return [p.detach() for p in model.parameters()], losses, norms
 
 
 def are(found: Sequence[Any], right: Sequence[torch.Tensor], before: Sequence[torch.Tensor]) -> bool:
-    """Whether the ranks have their parts of these weights, to a thousandth of what the steps have changed."""
+    """Whether the ranks have their parts of these weights, to a ten-thousandth of what the steps have changed."""
     off = 0.0
     for told in found:
         for whole, (cut, rows) in zip(right, told["weights"], strict=True):
@@ -166,84 +183,81 @@ def are(found: Sequence[Any], right: Sequence[torch.Tensor], before: Sequence[to
                 parts = whole.chunk(count, dim)
                 whole = parts[index] if index < len(parts) else whole.narrow(dim, 0, 0)
             off += float((rows - whole).square().sum()) if rows.shape == whole.shape else math.inf
-    changed = sum(float((new - old).square().sum()) for new, old in zip(right, before, strict=True))
-    return off <= 1e-6 * changed if changed else not off
+    return off <= 1e-8 * sum(float((new - old).square().sum()) for new, old in zip(right, before, strict=True))
 
 
 def shared(found: Sequence[Any], lengths: Sequence[int]) -> str:
     """How the ranks share the batches."""
     times = [Counter(told["indices"]) for told in found]
-    together, first, sizes = sum(times, Counter[int]()), 0, set[tuple[int, ...]]()
+    together, first, equal = sum(times, Counter[int]()), 0, True
     for length in lengths:
-        sizes.add(tuple(sum(of[i] for i in range(first, first + length)) * len(found) // length for of in times))
+        equal &= len({sum(of[i] for i in range(first, first + length)) for of in times}) == 1
         first += length
     if all(of[i] == 1 for of in times for i in range(first)):
         return "each takes all of it"
-    told = [word for word, some in (("left out", 0), ("taken twice", 2)) if any(together[i] == some for i in range(first))]
+    counts = {together[i] for i in range(first)}
+    told = [word for word, so in (("left out", 0 in counts), ("taken twice", max(counts) > 1)) if so]
     if told:
         return f"samples are {' and others '.join(told)}"
-    return EQUAL if sizes == {(1,) * len(found)} else "the parts are unequal"
+    return EQUAL if equal else "the parts are unequal"
 
 
-def alike(got: Sequence[float], ways: dict[str, Sequence[float]]) -> str:
+def alike(got: Sequence[float], ways: Mapping[str, Sequence[float]]) -> str:
     """Which of these numbers came; "others" if none."""
-    near = (way for way, right in ways.items() if math.dist(got, right) <= 1e-5 * math.hypot(*right))
-    return next(near, "others")
+    return next((way for way, right in ways.items() if near(got, right)), "others")
+
+
+def near(got: Sequence[float], right: Sequence[float]) -> bool:
+    return math.dist(got, right) <= 1e-5 * math.hypot(*right)
 
 
 def play(call: Callable[..., Any], scene: Scene) -> Facts:
     ranks, width, rate = scene.ranks, 6 * random.randint(11, 12) - (scene.rows == "uneven"), random.uniform(0.01, 0.03)
-    times = random.sample(range(1, 4), 3)[: scene.steps]
+    times = random.sample(range(1, 4), scene.steps)
     lengths = [ranks * (n if scene.batches == "of different lengths" else times[0]) for n in times]
-    order = iter(range(sum(lengths)))
     batches = []
-    for length in lengths:
-        index = torch.tensor([[next(order)] for _ in range(length)])
-        x = torch.randn(length, 4, dtype=torch.float64) * random.uniform(0.5, 3)
-        batches.append((torch.cat([index, x], 1), torch.randint(3, (length,))))
+    for index in torch.arange(sum(lengths), dtype=torch.float64).split(lengths):
+        x = torch.randn(len(index), 4, dtype=torch.float64) * random.uniform(0.5, 3)
+        batches.append((torch.cat([index[:, None], x], 1), torch.randint(3, index.shape)))
     model = Net(width).double()
-    before, norms = [*model.parameters()], one_process(model, batches, rate, math.inf)[2]
+    before, norms = [p.detach() for p in model.parameters()], one_process(model, batches, rate, math.inf)[2]
     limit = 0.3 * min(norms) if scene.limit == "below the norms" else 3 * max(norms)
     found = call(on_rank, *[(model, batches, rate, limit)] * ranks)
 
     facts = Facts(f"{ranks} ranks, {scene.steps} batches, blocks of {width} columns, a limit {scene.limit}")
     facts.add(MOST, [told["most"] for told in found], [TWO] * ranks)
     facts.add(PARTS, shared(found, lengths), EQUAL)
-    weights, losses, norms = one_process(model, batches, rate, limit)
+    given: dict[str, Any] = {"rate": rate, "limit": limit}
+    weights, losses, norms = one_process(model, batches, **given)
     got = found[0]["got"]
     if holds(facts, PARTS):
-        ways: dict[str, Any] = {
-            ONE: weights,
-            "those that they were": before,
-            "those of gradients that are not clipped": one_process(model, batches, rate, math.inf)[0],
-            "those of gradients that add up": one_process(model, batches, rate, limit, adds=True)[0],
-        }
-        facts.add(WEIGHTS, next((way for way, right in ways.items() if are(found, right, before)), "others"), ONE)
+        others = ((way, one_process(model, batches, **given | of(ranks))[0]) for way, of in WAYS.items())
+        found_in = (way for way, its in ((ONE, weights), *others) if are(found, its, before))
+        facts.add(WEIGHTS, next(found_in, "others"), ONE)
     facts.add(KIND, [told["kind"] for told in found], [f"{scene.steps} of {PAIR}"] * ranks)
     if got and len(got) == scene.steps:
-        told_losses, told_norms = zip(*got, strict=True)
-        if WEIGHTS in facts.wanted and holds(facts, WEIGHTS):
-            own = iter(found[0]["indices"])
+        if facts.seen.get(WEIGHTS) == ONE:
+            own, means = iter(found[0]["indices"]), [float(loss.mean()) for loss in losses]
             of_rank = [[next(own) - sum(lengths[:i]) for _ in range(n // ranks)] for i, n in enumerate(lengths)]
-            sums = [float(loss.sum()) for loss in losses]
-            ways = {
-                "the means of the batches": [float(loss.mean()) for loss in losses],
-                "the sums of the batches": sums,
-                "N times the means": [ranks * float(loss.mean()) for loss in losses],
-                "those of this rank's samples": [float(loss[i].mean()) for loss, i in zip(losses, of_rank, strict=True)],
+            of_losses = {
+                "the means of the batches": means,
+                "the sums of the batches": [mean * n for mean, n in zip(means, lengths, strict=True)],
+                "N times the means": [mean * ranks for mean in means],
+                "those of its own samples": [float(of[i].mean()) for of, i in zip(losses, of_rank, strict=True)],
             }
-            facts.add(LOSSES, alike(told_losses, ways), next(iter(ways)))
-            ways = {
+            of_norms = {
                 "those before clipping": norms,
                 "those after clipping": [min(norm, limit) for norm in norms],
                 "an Nth of them": [norm / ranks for norm in norms],
                 "N times as large": [norm * ranks for norm in norms],
             }
-            facts.add(NORMS, alike(told_norms, ways), next(iter(ways)))
+            for fact, numbers, ways in zip((LOSSES, NORMS), zip(*got, strict=True), (of_losses, of_norms), strict=True):
+                facts.add(fact, alike(numbers, ways), next(iter(ways)))
         else:
             facts.seen["the last step"] = got[-1]
-        facts.add(SAME, len({str(told["got"]) for told in found}) == 1, True)
-    facts.add(AFTER, [told["after"] for told in found], ["a part of each"] * ranks)
+        flat = [[x for pair in told["got"] or () for x in pair] for told in found]
+        facts.add(SAME, all(len(of) == len(flat[0]) and near(of, flat[0]) for of in flat), True)
+    facts.add(AFTER, [told["after"] for told in found], [f"a part of it on cuda:{rank}" for rank in range(ranks)])
     facts.add(GROUP, [told["open"] for told in found], ["open"] * ranks)
     return facts
 

@@ -17,8 +17,8 @@ BANK = Bank("train_sharded", SECTIONS, solution=(13, "train_sharded"))
 SOLUTION = BANK.right(solution(13, "train_sharded"))
 CLIPS = "norm = nn.utils.clip_grad_norm_(model.parameters(), limit)"
 GATHERED = "norm.full_tensor().item()"
+PART = "x[rank::ranks].cuda(), label[rank::ranks].cuda()"
 LOCAL = "torch.stack([p.grad.to_local().norm() for p in model.parameters()]).norm()"
-AVERAGED = "dist.all_reduce(mean, dist.ReduceOp.AVG)"
 
 
 @BANK.right
@@ -66,3 +66,244 @@ def by_samplers(model, batches, learning_rate, limit):
 
 
 BANK.variant("item_gathers", change(GATHERED, "norm.item()"))
+BANK.variant(
+    "prefetches",
+    add(
+        "[a.set_modules_to_forward_prefetch([b]) for a, b in zip(model.blocks, model.blocks[1:])]", before="optimizer ="
+    ),
+)
+
+BANK.mistake(
+    "moved_first",
+    "all of the model is brought to the GPU before it is cut",
+    "no model.cuda(): fully_shard brings a block from the CPU, and leaves this rank's rows",
+    add("model.cuda()", before="for block in"),
+)
+BANK.mistake(
+    "one_unit",
+    "the blocks are a single unit, gathered at once",
+    "a unit for each: fully_shard(block), in a loop over model.blocks",
+    drop("for block in"),
+    drop("fully_shard(block)"),
+)
+BANK.mistake(
+    "blocks_as_one",
+    "the blocks are a single unit, gathered at once",
+    "a unit for each: fully_shard(block), in a loop over model.blocks",
+    drop("for block in"),
+    change("    fully_shard(block)", "fully_shard(model.blocks)"),
+    same_as="one_unit",
+)
+BANK.mistake(
+    "two_in_a_unit",
+    "a unit has several blocks",
+    "a unit for each: then two blocks are whole, one that runs and one that comes",
+    change("block in model.blocks:", "i in range(0, len(model.blocks), 2):"),
+    change("fully_shard(block)", "fully_shard([*model.blocks[i : i + 2]])"),
+)
+BANK.mistake(
+    "weights_kept",
+    "what the forward pass gathers stays until backward",
+    "reshard_after_forward=False is for models that fit: without it a block is let go after its forward",
+    change("fully_shard(block)", "fully_shard(block, reshard_after_forward=False)"),
+)
+BANK.mistake(
+    "each_its_own_root",
+    "the rest of the model is not cut",
+    "after the blocks fully_shard(model), for embed and head",
+    drop("fully_shard(model)"),
+)
+BANK.mistake(
+    "rest_moved",
+    "the rest of the model is not cut",
+    "after the blocks fully_shard(model), for embed and head",
+    change("fully_shard(model)", "model.cuda()"),
+    same_as="each_its_own_root",
+)
+BANK.mistake(
+    "ddp",
+    "DDP, not fully_shard: all of the model lies on each GPU",
+    "DDP shares the work among the ranks, fully_shard the weights too",
+    drop("for block in"),
+    drop("fully_shard(block)"),
+    change("fully_shard(model)", "model = nn.parallel.DistributedDataParallel(model.cuda())"),
+    change(GATHERED, "norm.item()"),
+)
+BANK.mistake(
+    "optimizer_first",
+    "the optimizer was made before the cut, and trains nothing",
+    "fully_shard puts new parameters in place of the old: cut first",
+    move("optimizer = ", before="for block in"),
+)
+BANK.mistake(
+    "whole_batches",
+    "every rank computes all of each batch",
+    "the same numbers, for N times the work: x[rank::ranks] is this rank's part",
+    change(PART, "x.cuda(), label.cuda()"),
+)
+BANK.mistake(
+    "deals_batches",
+    "the batches are dealt out, not the samples of each",
+    "a batch is one step of all ranks together: x[rank::ranks]",
+    change("in batches", "in batches[rank::ranks]"),
+    change(PART, "x.cuda(), label.cuda()"),
+)
+BANK.mistake(
+    "first_part",
+    "every rank takes the same part of a batch",
+    "the part begins at the rank: x[rank::ranks]",
+    change(PART, "x[::ranks].cuda(), label[::ranks].cuda()"),
+)
+BANK.mistake(
+    "first_rows",
+    "every rank takes the same part of a batch",
+    "the part begins at the rank: x[rank::ranks]",
+    change(
+        PART,
+        "x[: len(x) // ranks].cuda(), label[: len(x) // ranks].cuda()",
+    ),
+    same_as="first_part",
+)
+BANK.mistake(
+    "one_left_out",
+    "the first sample of each part is left out",
+    "x[rank::ranks] begins with sample number rank",
+    change(
+        PART,
+        "x[ranks + rank :: ranks].cuda(), label[ranks + rank :: ranks].cuda()",
+    ),
+)
+BANK.mistake(
+    "adds_up",
+    "the gradients of all steps so far are added up",
+    "zero_grad before each backward",
+    drop("zero_grad"),
+)
+BANK.mistake(
+    "unclipped",
+    "the step is made with the gradient as it is",
+    "clip_grad_norm_ stands between backward and step, with the limit",
+    change("(model.parameters(), limit)", "(model.parameters(), float('inf'))"),
+)
+BANK.mistake(
+    "clips_late",
+    "the step is made with the gradient as it is",
+    "clip_grad_norm_ stands between backward and step, with the limit",
+    move("clip_grad_norm_", after="optimizer.step()"),
+    same_as="unclipped",
+)
+BANK.mistake(
+    "always_to_the_limit",
+    "a gradient below the limit is made longer",
+    "clipping makes a gradient shorter only: the factor is limit / norm, and at most 1",
+    change(CLIPS, f"{CLIPS}\n        [p.grad.mul_(max(1, limit / norm.item())) for p in model.parameters()]"),
+)
+BANK.mistake(
+    "clips_by_its_rows",
+    "each rank clips by the norm of its own rows",
+    "the ranks would scale by different factors: clip_grad_norm_ of the DTensors takes the norm over all",
+    change(
+        CLIPS,
+        f"norm = {LOCAL}\n        [p.grad.mul_((limit / norm).item()) for p in model.parameters() if norm > limit]",
+    ),
+    change(GATHERED, "norm.item()"),
+)
+BANK.mistake(
+    "tells_its_rows",
+    "the norm is that of this rank's rows",
+    "to_local() is this rank's share of the sum: full_tensor()",
+    change(CLIPS, f"norm = {LOCAL}\n        nn.utils.clip_grad_norm_(model.parameters(), limit)"),
+    change(GATHERED, "norm.item()"),
+)
+BANK.mistake(
+    "norm_after",
+    "the norm is taken after clipping",
+    "clip_grad_norm_ returns the norm as it was before",
+    change(GATHERED, "nn.utils.get_total_norm([p.grad for p in model.parameters()]).item()"),
+)
+BANK.mistake(
+    "averages_again",
+    "the gradients are divided by the number of ranks once more",
+    "fully_shard averages them in backward: each is that of the whole batch already",
+    add("[p.grad.div_(ranks) for p in model.parameters()]", after="loss.backward()"),
+)
+BANK.mistake(
+    "sums_gradients",
+    "the gradients are N times as large",
+    "fully_shard averages them in backward, and the mean over equal parts is that of the batch: nothing to multiply",
+    change("loss.backward()", "(ranks * loss).backward()"),
+)
+BANK.mistake(
+    "own_loss",
+    "the loss is that of this rank's samples",
+    "all-reduce it, with ReduceOp.AVG",
+    drop("dist.all_reduce"),
+)
+BANK.mistake(
+    "sum_of_ranks",
+    "the losses of the ranks are added up",
+    "dist.all_reduce adds unless it is told ReduceOp.AVG",
+    change(", dist.ReduceOp.AVG", ""),
+)
+BANK.mistake(
+    "sum_of_samples",
+    "the loss is the sum over the samples",
+    "divide by the samples of all ranks",
+    change("mean = loss.detach()", "mean = loss.detach() * len(x) * ranks"),
+)
+BANK.mistake(
+    "to_rank_0",
+    "only rank 0 has the loss of all",
+    "dist.reduce brings it to one rank; the others are left with their own",
+    change("dist.all_reduce(mean, dist.ReduceOp.AVG)", "dist.reduce(mean, 0, dist.ReduceOp.AVG)"),
+)
+BANK.mistake(
+    "rank_0_reduces",
+    "rank 0 alone calls the all-reduce of the loss",
+    "a collective is called by all ranks, also those that do nothing with the result",
+    change("        dist.all_reduce", "        if rank == 0:\n            dist.all_reduce"),
+)
+BANK.mistake(
+    "norm_as_dtensor",
+    "the norm is a DTensor",
+    "full_tensor() makes it a plain tensor, item() a float",
+    change(GATHERED, "norm"),
+)
+BANK.mistake(
+    "loss_as_tensor",
+    "the loss is a tensor",
+    "item() makes a float of it",
+    change("mean.item()", "mean"),
+)
+BANK.mistake(
+    "losses_only",
+    "only the losses are returned",
+    "a pair for each step: (loss, norm)",
+    change(f"(mean.item(), {GATHERED})", "mean.item()"),
+)
+BANK.mistake(
+    "adam",
+    "the optimizer is Adam",
+    "AdamW makes the weights smaller in each step, by the learning rate and weight_decay=0.01",
+    change("optim.AdamW", "optim.Adam"),
+)
+BANK.mistake(
+    "offloads",
+    "the weights are kept on the CPU",
+    "CPUOffloadPolicy moves them over PCIe in each step",
+    add("from torch.distributed.fsdp import CPUOffloadPolicy", before="for block in"),
+    change("fully_shard(block)", "fully_shard(block, offload_policy=CPUOffloadPolicy())"),
+    change("fully_shard(model)", "fully_shard(model, offload_policy=CPUOffloadPolicy())"),
+)
+BANK.mistake(
+    "unshards",
+    "the weights are left whole on every rank",
+    "unshard() gathers in place; the model stays as it is after the last step",
+    add("[m.unshard() for m in model.modules() if hasattr(m, 'unshard')]", before="return steps"),
+)
+BANK.mistake(
+    "closes_the_group",
+    "the process group is closed",
+    "it is the script's, which goes on to evaluate and save with it",
+    add("dist.destroy_process_group()", before="return steps"),
+)
