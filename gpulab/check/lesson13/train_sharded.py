@@ -67,7 +67,6 @@ WAYS: dict[str, Callable[[int], dict[str, Any]]] = {  # to other weights, on so 
     "those of gradients that are not clipped": lambda ranks: {"limit": math.inf},
     "those of gradients that add up": lambda ranks: {"adds": True},
     "those of gradients divided by N": lambda ranks: {"times": 1 / ranks},
-    "those of gradients N times as large": lambda ranks: {"times": ranks},
 }
 
 
@@ -143,8 +142,12 @@ def kind_of(got: Any) -> str:
 def most(until: Sequence[float], within: Sequence[float]) -> str:
     """What is whole up to the first step's gradients: `until` and `within` in blocks, without this rank's part."""
     begins, runs = max(within[:1], default=0), [*within[1 : BLOCKS + 1], 0]
-    if begins > 2.7 or runs[0] > 3.7:  # a block that runs has the buffer of its gather beside it
-        return f"{'all' if runs[0] > 8 else 'several'}, as soon as the first one runs"
+    if begins > 5 or runs[0] > 8:  # what is gathered has the buffer of its gather beside it
+        return "all, as soon as the first one runs"
+    if begins > 2.7:
+        return "all, from the beginning"
+    if runs[0] > 3.7:
+        return "several, as soon as the first one runs"
     if max(until[:1], default=0) > 2.7:
         return "all, before they are cut"
     return "one more with each that runs" if max(runs) > 3.7 else TWO
@@ -157,10 +160,10 @@ def cuts(p: Any) -> list[tuple[int, int, int]]:
 
 
 def one_process(
-    model: nn.Module, batches: Sequence[Any], rate: float, limit: float, adds: bool = False, times: float = 1.0
+    model: nn.Module, batches: Sequence[Any], rate: float, limit: float, times: float = 1.0, adds: bool = False
 ) -> tuple[list[torch.Tensor], list[torch.Tensor], list[float]]:
-    """The weights after these steps, whose gradients are so many times those of the loss, or added up; and of each step
-    the loss of each sample, and the norm."""
+    """The weights after these steps; of each step the loss of each sample, and the norm. For other weights gradients
+    are so many `times` as large, or those of all steps added up."""
     model, losses, norms = copy.deepcopy(model), list[torch.Tensor](), list[float]()
     optimizer = torch.optim.AdamW(model.parameters(), rate)
     for x, label in batches:
@@ -202,6 +205,12 @@ def shared(found: Sequence[Any], lengths: Sequence[int]) -> str:
     return EQUAL if equal else "the parts are unequal"
 
 
+def of_all(found: Sequence[Any], name: str) -> Any:
+    """What the ranks tell of this, once where it is the same."""
+    told = [of_rank[name] for of_rank in found]
+    return told[0] if len({*told}) == 1 else told
+
+
 def alike(got: Sequence[float], ways: Mapping[str, Sequence[float]]) -> str:
     """Which of these numbers came; "others" if none."""
     return next((way for way, right in ways.items() if near(got, right)), "others")
@@ -224,8 +233,9 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
     limit = 0.3 * min(norms) if scene.limit == "below the norms" else 5 * max(norms)
     found = call(on_rank, *[(model, batches, rate, limit)] * ranks)
 
-    facts = Facts(f"{ranks} ranks, {scene.steps} batches, blocks of {width} columns, a limit {scene.limit}")
-    facts.add(MOST, [told["most"] for told in found], [TWO] * ranks)
+    batch = "one batch" if scene.steps == 1 else f"{scene.steps} batches"
+    facts = Facts(f"{ranks} ranks, {batch}, blocks of {width} columns, a limit {scene.limit}")
+    facts.add(MOST, of_all(found, "most"), TWO)
     facts.add(PARTS, shared(found, lengths), EQUAL)
     given: dict[str, Any] = {"rate": rate, "limit": limit}
     weights, losses, norms = one_process(model, batches, **given)
@@ -234,14 +244,13 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
         others = ((way, one_process(model, batches, **given | of(ranks))[0]) for way, of in WAYS.items())
         found_in = (way for way, its in ((ONE, weights), *others) if are(found, its, before))
         facts.add(WEIGHTS, next(found_in, "others"), ONE)
-    facts.add(KIND, [told["kind"] for told in found], [f"{scene.steps} of {PAIR}"] * ranks)
+    facts.add(KIND, of_all(found, "kind"), f"{scene.steps} of {PAIR}")
     if got and len(got) == scene.steps:
         if facts.seen.get(WEIGHTS) == ONE:
             own, means = iter(found[0]["indices"]), [float(loss.mean()) for loss in losses]
             of_rank = [[next(own) - sum(lengths[:i]) for _ in range(n // ranks)] for i, n in enumerate(lengths)]
             of_losses = {
                 "the means of the batches": means,
-                "the sums of the batches": [mean * n for mean, n in zip(means, lengths, strict=True)],
                 "N times the means": [mean * ranks for mean in means],
                 "those of its own samples": [float(of[i].mean()) for of, i in zip(losses, of_rank, strict=True)],
             }
@@ -249,16 +258,13 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
                 "those before clipping": norms,
                 "those after clipping": [min(norm, limit) for norm in norms],
                 "an Nth of them": [norm / ranks for norm in norms],
-                "N times as large": [norm * ranks for norm in norms],
             }
             for fact, numbers, ways in zip((LOSSES, NORMS), zip(*got, strict=True), (of_losses, of_norms), strict=True):
                 facts.add(fact, alike(numbers, ways), next(iter(ways)))
-        elif WEIGHTS in facts.seen:
-            facts.seen["the last step"] = got[-1]
         flat = [[x for pair in told["got"] or () for x in pair] for told in found]
         facts.add(SAME, all(len(of) == len(flat[0]) and near(of, flat[0]) for of in flat), True)
     facts.add(AFTER, [told["after"] for told in found], [f"a part of it on cuda:{rank}" for rank in range(ranks)])
-    facts.add(GROUP, [told["open"] for told in found], ["open"] * ranks)
+    facts.add(GROUP, of_all(found, "open"), "open")
     return facts
 
 

@@ -87,14 +87,6 @@ BANK.mistake(
     drop("fully_shard(block)"),
 )
 BANK.mistake(
-    "blocks_as_one",
-    "the blocks are a single unit, gathered at once",
-    "a unit for each: fully_shard(block), in a loop over model.blocks",
-    drop("for block in"),
-    change("    fully_shard(block)", "fully_shard(model.blocks)"),
-    same_as="one_unit",
-)
-BANK.mistake(
     "two_in_a_unit",
     "a unit has several blocks",
     "a unit for each: then two blocks are whole, one that runs and one that comes",
@@ -106,6 +98,12 @@ BANK.mistake(
     "what the forward pass gathers stays until backward",
     "reshard_after_forward=False is for models that fit: without it a block is let go after its forward",
     change("fully_shard(block)", "fully_shard(block, reshard_after_forward=False)"),
+)
+BANK.mistake(
+    "rest_first",
+    "the model is cut before its blocks",
+    "the blocks first, and then the model: it takes what is not cut yet",
+    move("fully_shard(model)", before="for block in"),
 )
 BANK.mistake(
     "each_its_own_root",
@@ -142,42 +140,22 @@ BANK.mistake(
     change(PART, "x.cuda(), label.cuda()"),
 )
 BANK.mistake(
-    "deals_batches",
-    "the batches are dealt out, not the samples of each",
-    "a batch is one step of all ranks together: x[rank::ranks]",
-    change("in batches", "in batches[rank::ranks]"),
-    change(PART, "x.cuda(), label.cuda()"),
-)
-BANK.mistake(
     "first_part",
     "every rank takes the same part of a batch",
     "the part begins at the rank: x[rank::ranks]",
     change(PART, "x[::ranks].cuda(), label[::ranks].cuda()"),
 )
 BANK.mistake(
-    "first_rows",
-    "every rank takes the same part of a batch",
-    "the part begins at the rank: x[rank::ranks]",
-    change(
-        PART,
-        "x[: len(x) // ranks].cuda(), label[: len(x) // ranks].cuda()",
-    ),
-    same_as="first_part",
-)
-BANK.mistake(
-    "one_left_out",
-    "the first sample of each part is left out",
-    "x[rank::ranks] begins with sample number rank",
-    change(
-        PART,
-        "x[ranks + rank :: ranks].cuda(), label[ranks + rank :: ranks].cuda()",
-    ),
-)
-BANK.mistake(
     "adds_up",
     "the gradients of all steps so far are added up",
     "zero_grad before each backward",
     drop("zero_grad"),
+)
+BANK.mistake(
+    "forgets_gradients",
+    "zero_grad stands between backward and step",
+    "it takes away what the step is to be made of",
+    move("zero_grad", after="loss.backward()"),
 )
 BANK.mistake(
     "unclipped",
@@ -193,12 +171,6 @@ BANK.mistake(
     same_as="unclipped",
 )
 BANK.mistake(
-    "always_to_the_limit",
-    "a gradient below the limit is made longer",
-    "clipping makes a gradient shorter only: the factor is limit / norm, and at most 1",
-    change(CLIPS, f"{CLIPS}\n        [p.grad.mul_(max(1, limit / norm.item())) for p in model.parameters()]"),
-)
-BANK.mistake(
     "clips_by_its_rows",
     "each rank clips by the norm of its own rows",
     "the ranks would scale by different factors: clip_grad_norm_ of the DTensors takes the norm over all",
@@ -211,7 +183,7 @@ BANK.mistake(
 BANK.mistake(
     "tells_its_rows",
     "the norm is that of this rank's rows",
-    "to_local() is this rank's share of the sum: full_tensor()",
+    "p.grad.to_local() has a part of the gradient: clip_grad_norm_ returns the norm of all of it",
     change(CLIPS, f"norm = {LOCAL}\n        nn.utils.clip_grad_norm_(model.parameters(), limit)"),
     change(GATHERED, "norm.item()"),
 )
@@ -228,12 +200,6 @@ BANK.mistake(
     add("[p.grad.div_(ranks) for p in model.parameters()]", after="loss.backward()"),
 )
 BANK.mistake(
-    "sums_gradients",
-    "the gradients are N times as large",
-    "fully_shard averages them in backward, and the mean over equal parts is that of the batch: nothing to multiply",
-    change("loss.backward()", "(ranks * loss).backward()"),
-)
-BANK.mistake(
     "own_loss",
     "the loss is that of this rank's samples",
     "all-reduce it, with ReduceOp.AVG",
@@ -244,12 +210,6 @@ BANK.mistake(
     "the losses of the ranks are added up",
     "dist.all_reduce adds unless it is told ReduceOp.AVG",
     change(", dist.ReduceOp.AVG", ""),
-)
-BANK.mistake(
-    "sum_of_samples",
-    "the loss is the sum over the samples",
-    "divide by the samples of all ranks",
-    change("mean = loss.detach()", "mean = loss.detach() * len(x) * ranks"),
 )
 BANK.mistake(
     "to_rank_0",
@@ -274,26 +234,6 @@ BANK.mistake(
     "the loss is a tensor",
     "item() makes a float of it",
     change("mean.item()", "mean"),
-)
-BANK.mistake(
-    "losses_only",
-    "only the losses are returned",
-    "a pair for each step: (loss, norm)",
-    change(f"(mean.item(), {GATHERED})", "mean.item()"),
-)
-BANK.mistake(
-    "adam",
-    "the optimizer is Adam",
-    "AdamW makes the weights smaller in each step, by the learning rate and weight_decay=0.01",
-    change("optim.AdamW", "optim.Adam"),
-)
-BANK.mistake(
-    "offloads",
-    "the weights are kept on the CPU",
-    "CPUOffloadPolicy moves them over PCIe in each step",
-    add("from torch.distributed.fsdp import CPUOffloadPolicy", before="for block in"),
-    change("fully_shard(block)", "fully_shard(block, offload_policy=CPUOffloadPolicy())"),
-    change("fully_shard(model)", "fully_shard(model, offload_policy=CPUOffloadPolicy())"),
 )
 BANK.mistake(
     "unshards",
