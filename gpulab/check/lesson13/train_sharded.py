@@ -25,7 +25,7 @@ from ..wording import is_number
 from .sections import PRACTICE, UNITS
 
 MOST, PARTS, WEIGHTS = "blocks whole on a GPU at once", "how the ranks share a batch", "the weights"
-KIND, LOSSES, NORMS, SAME = "what is returned", "the losses", "the norms", "the ranks return the same"
+KIND, LOSSES, NORMS, SAME = "what is returned", "the losses", "the norms", "what the ranks return"
 AFTER, GROUP = "each weight afterwards, on the ranks", "the process group"
 TWO, EQUAL, ONE = "two at most", "an equal part each", "those of one process"
 LIKELY = {
@@ -216,6 +216,17 @@ def alike(got: Sequence[float], ways: Mapping[str, Sequence[float]]) -> str:
     return next((way for way, right in ways.items() if near(got, right)), "others")
 
 
+def differing(got: Sequence[Any]) -> str:
+    """Which numbers are not those of rank 0."""
+    columns = [[*zip(*pairs, strict=True)] if pairs else [(), ()] for pairs in got]
+    others = [
+        name
+        for name, *of_ranks in zip(("losses", "norms"), *columns, strict=True)
+        if not all(len(of) == len(of_ranks[0]) and near(of, of_ranks[0]) for of in of_ranks)
+    ]
+    return f"other {' and '.join(others)}" if others else "the same"
+
+
 def near(got: Sequence[float], right: Sequence[float]) -> bool:
     return math.dist(got, right) <= 1e-5 * math.hypot(*right)
 
@@ -261,8 +272,7 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
             }
             for fact, numbers, ways in zip((LOSSES, NORMS), zip(*got, strict=True), (of_losses, of_norms), strict=True):
                 facts.add(fact, alike(numbers, ways), next(iter(ways)))
-        flat = [[x for pair in told["got"] or () for x in pair] for told in found]
-        facts.add(SAME, all(len(of) == len(flat[0]) and near(of, flat[0]) for of in flat), True)
+        facts.add(SAME, differing([told["got"] for told in found]), "the same")
     facts.add(AFTER, [told["after"] for told in found], [f"a part of it on cuda:{rank}" for rank in range(ranks)])
     facts.add(GROUP, of_all(found, "open"), "open")
     return facts
