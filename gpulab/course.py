@@ -118,7 +118,7 @@ LESSONS: tuple[Lesson, ...] = (
         "sharding",
         "Train what does not fit on one GPU",
         60,
-        checks=("bytes_per_rank", "save_whole", "fewest_gpus"),
+        checks=("bytes_per_rank", "save_whole", "train_sharded", "fewest_gpus"),
         questions=5,
         written=True,
     ),

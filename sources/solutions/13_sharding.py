@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
+from torch.nn import functional as F
 
 import gpulab
 
@@ -142,6 +143,77 @@ gpulab.check.save_whole(save_whole)
 #
 # One tensor at a time: gather it, on rank 0 `cpu()` it into a dictionary, and let go of it before the next. Then rank 0
 # calls `torch.save`.
+#
+# </details>
+
+# %% train-text [markdown]
+# ## 3 · The losses of one GPU
+#
+# **Build** the training of a model that no GPU can hold. **Why:** a cut model trains without any error also where the
+# optimizer holds the old weights, where each rank clips by a norm of its own, and where all of the model was whole on a GPU
+# for a moment. Equal losses and norms show that it is the same training, and the bytes show that it is cut.
+#
+# 15–25 minutes · difficulty ●●○
+#
+# The check calls your function on two or three real processes, each with a GPU and with the process group open, and compares
+# with one process that has the whole model. What a rank prints is shown under the result.
+
+# %% train_sharded tags=["solution"]
+def train_sharded(model, batches, learning_rate, limit):
+    """Cut model and train it, a step for each batch, in order; return a list of (loss, norm), floats, one of each step.
+
+    model      on the CPU, whole and the same on all ranks: model.embed, then the blocks in model.blocks, then model.head
+    batches    a list of (x, label) on the CPU, the same on all ranks; the number of ranks divides the length of each
+
+    Called on each rank, with the process group open and this rank's GPU the current one. The model may be too large for
+    the GPUs: on none are more than two blocks whole at a time, beside embed and head.
+    Of each batch every rank takes an equal part, and no sample is taken twice. A step is that of torch.optim.AdamW with
+    this learning rate, for the mean cross entropy of the batch, with the gradient of the whole model clipped to the norm
+    limit. The weights become those that one process with the whole model gets.
+    loss is the mean over all samples of the batch, and norm that of the whole gradient, before it is clipped; both are
+    the same on every rank. Afterwards each rank has its part of every weight on its GPU, and the process group is open.
+    """
+    # TODO: cut, then make the optimizer. Which numbers are this rank's alone, and who makes them those of all?
+    ### BEGIN SOLUTION
+    for block in model.blocks:
+        fully_shard(block)  # to this rank's GPU, one block at a time
+    fully_shard(model)  # the rest: embed and head
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)  # of the DTensors
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    steps = []
+    for x, label in batches:
+        x, label = x[rank::ranks].cuda(), label[rank::ranks].cuda()
+        loss = F.cross_entropy(model(x), label)
+        optimizer.zero_grad()
+        loss.backward()  # averages the gradients over the ranks
+        norm = nn.utils.clip_grad_norm_(model.parameters(), limit)
+        optimizer.step()
+        mean = loss.detach()
+        dist.all_reduce(mean, dist.ReduceOp.AVG)
+        steps.append((mean.item(), norm.full_tensor().item()))
+    return steps
+    ### END SOLUTION
+
+# %% check-train tags=["check"]
+gpulab.check.train_sharded(train_sharded)
+
+# %% train-hints [markdown]
+# <details><summary>Hint 1</summary>
+#
+# What lies on the GPU, line by line? `model.cuda()` brings all of it there. `fully_shard(block)` brings one block to this
+# rank's GPU and leaves this rank's rows. In which order do the cut and the optimizer come, and why?
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# `x[rank::ranks]` is this rank's part of a batch. `backward()` averages the gradients over the ranks, and since the parts are
+# equal, that is the gradient of the whole batch. `clip_grad_norm_` of the cut parameters takes the norm over all ranks.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# Two numbers remain. The loss is that of this rank's part: an all-reduce of `loss.detach()` with `dist.ReduceOp.AVG`. The
+# norm that `clip_grad_norm_` returns is a `DTensor`: `full_tensor()`, on all ranks. Then `item()` of both.
 #
 # </details>
 

@@ -32,7 +32,7 @@ OWN_GPU = {  # the checks whose answers never see the notebook's GPU; a test bel
     *("checkpoint_budget", "offload_activations", "precision_comparison", "amp_step"),
     *("loss_scaler", "token_weighting", "batch_norm_free"),
     *("ddp_training", "mean_over_ranks", "evaluate_once", "ring_all_reduce"),
-    "save_whole",
+    *("save_whole", "train_sharded"),
 }
 NO_GPU = {"odd_rank", "bytes_per_rank", "fewest_gpus"}  # whose answers are given plain data, and have no use for one
 MOST_LINES = 10  # wrapped, so that a message is seen without scrolling

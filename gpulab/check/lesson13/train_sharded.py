@@ -1,0 +1,295 @@
+"""The check of a training with a model that is cut: real ranks, a virtual GPU for each, and samples that tell their
+index. What one process makes of the same batches is computed beside it.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+
+from ..base import Trial, check
+from ..contract import Clause, Contract, Facts, holds
+from ..lesson12.common import group
+from ..scenes import Scene
+from ..wording import is_number
+from .sections import PRACTICE, UNITS
+
+MOST, PARTS, WEIGHTS = "blocks whole on a GPU at once", "how the ranks share a batch", "the weights"
+KIND, LOSSES, NORMS, SAME = "what is returned", "the losses", "the norms", "what the ranks return"
+AFTER, GROUP = "each weight afterwards, on the ranks", "the process group"
+TWO, EQUAL, ONE = "two at most", "an equal part each", "those of one process"
+LIKELY = {
+    MOST: "fully_shard for each block, which lies on the CPU until then, and then for the model",
+    PARTS: "x[rank::ranks] takes each ranks-th sample, beginning with this rank's",
+    WEIGHTS: "cut, then AdamW; zero_grad, backward, clip, step; fully_shard averages the gradients",
+    KIND: "append (loss, norm) for each batch; item() makes a float of a tensor",
+    LOSSES: "the mean of the ranks' losses, whose parts are equal: an all-reduce with ReduceOp.AVG",
+    NORMS: "clip_grad_norm_ returns the norm as it was, in a DTensor",
+    SAME: "each rank has the loss of its samples and the norm of its rows: an all-reduce, and full_tensor()",
+    AFTER: "fully_shard leaves DTensors, each with this rank's rows",
+    GROUP: "the script goes on with it",
+}
+CLAUSES = [
+    Clause(sentence, [fact], summary, LIKELY[fact], read)
+    for read, sentence, fact, summary in (
+        (UNITS, "on none are more than two blocks whole at a time", MOST, "more than two blocks are whole at a time"),
+        (PRACTICE, "Of each batch every rank takes an equal part", PARTS, "the ranks do not take equal parts"),
+        (PRACTICE, "The weights become those that one process", WEIGHTS, "the weights are not those of one process"),
+        (PRACTICE, "a list of (loss, norm), floats", KIND, "what is returned is no list of (loss, norm), floats"),
+        (PRACTICE, "the mean over all samples of the batch", LOSSES, "the losses are not the means of the batches"),
+        (PRACTICE, "of the whole gradient, before it is clipped", NORMS, "the norms are not those of the gradients"),
+        (PRACTICE, "the same on every rank", SAME, "the ranks return different numbers"),
+        (PRACTICE, "each rank has its part of every weight", AFTER, "the model is not cut afterwards"),
+        (PRACTICE, "the process group is open", GROUP, "the process group is closed"),
+    )
+]
+EDGES = {
+    "ranks": (2, 3),
+    "rows": ("even", "uneven"),
+    "steps": (1, 2),
+    "batches": ("of equal length", "of different lengths"),
+    "limit": ("below the norms", "above them"),
+}
+BLOCKS = 6
+PAIR = "(float, float)"
+WAYS: dict[str, Callable[[int], dict[str, Any]]] = {  # to other weights, on so many ranks
+    "those that they were": lambda ranks: {"rate": 0.0},
+    "those of gradients that are not clipped": lambda ranks: {"limit": math.inf},
+    "those of gradients that add up": lambda ranks: {"adds": True},
+    "those of gradients divided by N": lambda ranks: {"times": 1 / ranks},
+}
+
+
+def noting() -> bool:
+    return dist.is_initialized() and torch.is_grad_enabled()
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if noting():
+            Net.within.append(torch.cuda.memory_allocated())
+        y: torch.Tensor = x + self.down(F.gelu(self.up(x)))
+        return y
+
+
+class Net(nn.Module):
+    """In the form of the lecture's. It leaves out the first number of each sample, its index, and remembers it; and on
+    a rank the bytes on its GPU."""
+
+    indices: ClassVar[list[int]] = []
+    until: ClassVar[list[int]] = []  # the most bytes before a pass
+    within: ClassVar[list[int]] = []  # bytes when a pass begins, and at each of its blocks
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Linear(4, width), nn.Linear(width, 3)
+        self.blocks = nn.Sequential(*[Block(width) for _ in range(BLOCKS)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if noting():
+            self.indices.extend(round(i) for i in x[:, 0].tolist())
+            self.until.append(torch.cuda.max_memory_allocated())
+            self.within.append(torch.cuda.memory_allocated())
+        y: torch.Tensor = self.head(self.blocks(self.embed(x[:, 1:])))
+        return y
+
+
+def on_rank(student: Callable[..., Any], model: Net, *args: Any) -> dict[str, Any]:
+    """What the call does here."""
+    block = sum(p.nbytes for p in model.blocks[0].parameters())
+    part = sum(p.nbytes for p in model.parameters()) / int(os.environ["WORLD_SIZE"])
+    for noted in (Net.indices, Net.until, Net.within):
+        noted.clear()
+    with group():
+        got = student(model, *args)
+        kind = kind_of(got)
+        own = [(p, getattr(p, "to_local", lambda p=p: p)().detach()) for p in model.parameters()]
+        after = {f"{'a part' if len(rows) < len(p) else 'all'} of it on {rows.device}" for p, rows in own}
+        return {
+            "most": most(*[[(nbytes - part) / block for nbytes in noted] for noted in (Net.until, Net.within)]),
+            "indices": [*Net.indices],
+            "weights": [(cuts(p), rows.cpu()) for p, rows in own],
+            "kind": kind,
+            "got": [[float(x) for x in pair] for pair in got] if kind.partition(" of ")[2] == PAIR else None,
+            "after": ", ".join(sorted(after)),
+            "open": "open" if dist.is_initialized() else "closed",
+        }
+
+
+def kind_of(got: Any) -> str:
+    def kind(x: Any) -> str:
+        several = isinstance(x, list | tuple)
+        return f"({', '.join(map(kind, x))})" if several else "float" if is_number(x) else type(x).__name__
+
+    several = isinstance(got, list | tuple)
+    return f"{len(got)} of {' or '.join(sorted({*map(kind, got)}))}" if several else f"a {kind(got)}"
+
+
+def most(until: Sequence[float], within: Sequence[float]) -> str:
+    """What is whole up to the first step's gradients: `until` and `within` in blocks, without this rank's part."""
+    begins, runs = max(within[:1], default=0), [*within[1 : BLOCKS + 1], 0]
+    if begins > 5 or runs[0] > 8:  # what is gathered has the buffer of its gather beside it
+        return "all, as soon as the first one runs"
+    if begins > 2.7:
+        return "all, from the beginning"
+    if runs[0] > 3.7:
+        return "several, as soon as the first one runs"
+    if max(until[:1], default=0) > 2.7:
+        return "all, before they are cut"
+    return "one more with each that runs" if max(runs) > 3.7 else TWO
+
+
+def cuts(p: Any) -> list[tuple[int, int, int]]:
+    """How a parameter is cut: for each cut its dimension, into how many parts, and which of them is here."""
+    ways, mesh = enumerate(getattr(p, "placements", ())), getattr(p, "device_mesh", None)
+    return [(way.dim, mesh.shape[i], mesh.get_coordinate()[i]) for i, way in ways if mesh and way.is_shard()]
+
+
+def one_process(
+    model: nn.Module, batches: Sequence[Any], rate: float, limit: float, times: float = 1.0, adds: bool = False
+) -> tuple[list[torch.Tensor], list[torch.Tensor], list[float]]:
+    """The weights after these steps; of each step the loss of each sample, and the norm. For other weights gradients
+    are so many `times` as large, or those of all steps added up."""
+    model, losses, norms = copy.deepcopy(model), list[torch.Tensor](), list[float]()
+    optimizer = torch.optim.AdamW(model.parameters(), rate)
+    for x, label in batches:
+        loss = F.cross_entropy(model(x), label, reduction="none")
+        if not adds:
+            optimizer.zero_grad()
+        (times * loss.mean()).backward()
+        losses.append(loss.detach())
+        norms.append(nn.utils.clip_grad_norm_(model.parameters(), limit).item())
+        optimizer.step()
+    return [p.detach() for p in model.parameters()], losses, norms
+
+
+def are(found: Sequence[Any], right: Sequence[torch.Tensor], before: Sequence[torch.Tensor]) -> bool:
+    """Whether the ranks have their parts of these weights, to a ten-thousandth of what the steps have changed."""
+    off = 0.0
+    for told in found:
+        for whole, (cut, rows) in zip(right, told["weights"], strict=True):
+            for dim, count, index in cut:
+                parts = whole.chunk(count, dim)
+                whole = parts[index] if index < len(parts) else whole.narrow(dim, 0, 0)
+            off += float((rows - whole).square().sum()) if rows.shape == whole.shape else math.inf
+    return off <= 1e-8 * sum(float((new - old).square().sum()) for new, old in zip(right, before, strict=True))
+
+
+def shared(found: Sequence[Any], lengths: Sequence[int]) -> str:
+    """How the ranks share the batches."""
+    times = [Counter(told["indices"]) for told in found]
+    together, first, equal = sum(times, Counter[int]()), 0, True
+    for length in lengths:
+        equal &= len({sum(of[i] for i in range(first, first + length)) for of in times}) == 1
+        first += length
+    if all(of[i] == 1 for of in times for i in range(first)):
+        return "each takes all of it"
+    counts = {together[i] for i in range(first)}
+    told = [word for word, so in (("left out", 0 in counts), ("taken twice", max(counts) > 1)) if so]
+    if told:
+        return f"samples are {' and others '.join(told)}"
+    return EQUAL if equal else "the parts are unequal"
+
+
+def of_all(found: Sequence[Any], name: str) -> Any:
+    """What the ranks tell of this, once where it is the same."""
+    told = [of_rank[name] for of_rank in found]
+    return told[0] if len({*told}) == 1 else told
+
+
+def alike(got: Sequence[float], ways: Mapping[str, Sequence[float]]) -> str:
+    """Which of these numbers came; "others" if none."""
+    return next((way for way, right in ways.items() if near(got, right)), "others")
+
+
+def differing(got: Sequence[Any]) -> str:
+    """Which numbers are not those of rank 0."""
+    columns = [[*zip(*pairs, strict=True)] if pairs else [(), ()] for pairs in got]
+    others = [
+        name
+        for name, *of_ranks in zip(("losses", "norms"), *columns, strict=True)
+        if not all(len(of) == len(of_ranks[0]) and near(of, of_ranks[0]) for of in of_ranks)
+    ]
+    return f"other {' and '.join(others)}" if others else "the same"
+
+
+def near(got: Sequence[float], right: Sequence[float]) -> bool:
+    return math.dist(got, right) <= 1e-5 * math.hypot(*right)
+
+
+def play(call: Callable[..., Any], scene: Scene) -> Facts:
+    ranks, width, rate = scene.ranks, 6 * random.randint(11, 12) - (scene.rows == "uneven"), random.uniform(0.01, 0.03)
+    times = random.sample(range(1, 4), scene.steps)
+    lengths = [ranks * (n if scene.batches == "of different lengths" else times[0]) for n in times]
+    batches = []
+    for index in torch.arange(sum(lengths), dtype=torch.float64).split(lengths):
+        x = torch.randn(len(index), 4, dtype=torch.float64) * random.uniform(0.5, 3)
+        batches.append((torch.cat([index[:, None], x], 1), torch.randint(3, index.shape)))
+    model = Net(width).double()
+    before, norms = [p.detach() for p in model.parameters()], one_process(model, batches, rate, math.inf)[2]
+    limit = 0.3 * min(norms) if scene.limit == "below the norms" else 5 * max(norms)
+    found = call(on_rank, *[(model, batches, rate, limit)] * ranks)
+
+    batch = "one batch" if scene.steps == 1 else f"{scene.steps} batches"
+    facts = Facts(f"{ranks} ranks, {batch}, blocks of {width} columns, a limit {scene.limit}")
+    facts.add(MOST, of_all(found, "most"), TWO)
+    facts.add(PARTS, shared(found, lengths), EQUAL)
+    given: dict[str, Any] = {"rate": rate, "limit": limit}
+    weights, losses, norms = one_process(model, batches, **given)
+    got = found[0]["got"]
+    if holds(facts, PARTS):
+        others = ((way, one_process(model, batches, **given | of(ranks))[0]) for way, of in WAYS.items())
+        found_in = (way for way, its in ((ONE, weights), *others) if are(found, its, before))
+        facts.add(WEIGHTS, next(found_in, "others"), ONE)
+    facts.add(KIND, of_all(found, "kind"), f"{scene.steps} of {PAIR}")
+    if got and len(got) == scene.steps:
+        if facts.seen.get(WEIGHTS) == ONE:
+            own, means = iter(found[0]["indices"]), [float(loss.mean()) for loss in losses]
+            of_rank = [[next(own) - sum(lengths[:i]) for _ in range(n // ranks)] for i, n in enumerate(lengths)]
+            of_losses = {
+                "the means of the batches": means,
+                "N times the means": [mean * ranks for mean in means],
+                "those of its own samples": [float(of[i].mean()) for of, i in zip(losses, of_rank, strict=True)],
+            }
+            of_norms = {
+                "those before clipping": norms,
+                "those after clipping": [min(norm, limit) for norm in norms],
+                "an Nth of them": [norm / ranks for norm in norms],
+            }
+            for fact, numbers, ways in zip((LOSSES, NORMS), zip(*got, strict=True), (of_losses, of_norms), strict=True):
+                facts.add(fact, alike(numbers, ways), next(iter(ways)))
+        facts.add(SAME, differing([told["got"] for told in found]), "the same")
+    facts.add(AFTER, [told["after"] for told in found], [f"a part of it on cuda:{rank}" for rank in range(ranks)])
+    facts.add(GROUP, of_all(found, "open"), "open")
+    return facts
+
+
+CONTRACT = Contract(
+    __file__,
+    parameters=("model", "batches", "learning_rate", "limit"),
+    clauses=CLAUSES,
+    edges=EDGES,
+    play=play,
+    ranks=3,
+)
+
+
+@check(lesson=13, says="the losses and norms of one GPU, and none of them has held the whole model")
+def train_sharded(student: Any, trial: Trial) -> None:
+    """Check a function of (model, batches, learning_rate, limit): called on real ranks, it cuts model, trains it on
+    all of them, and returns the loss and the norm of each step."""
+    CONTRACT.judge(student, trial)
