@@ -165,15 +165,21 @@ def one_process(
     """The weights after these steps; of each step the loss of each sample, and the norm. For other weights gradients
     are so many `times` as large, or those of all steps added up."""
     model, losses, norms = copy.deepcopy(model), list[torch.Tensor](), list[float]()
-    optimizer = torch.optim.AdamW(model.parameters(), rate)
-    for x, label in batches:
+    state = [(p, torch.zeros_like(p), torch.zeros_like(p)) for p in model.parameters()]
+    for step, (x, label) in enumerate(batches, 1):
         loss = F.cross_entropy(model(x), label, reduction="none")
         if not adds:
-            optimizer.zero_grad()
+            model.zero_grad()
         (times * loss.mean()).backward()
         losses.append(loss.detach())
         norms.append(nn.utils.clip_grad_norm_(model.parameters(), limit).item())
-        optimizer.step()
+        with torch.no_grad():  # AdamW by hand: torch's takes a second to import what it may need
+            for p, mean, square in state:
+                grad: Any = p.grad
+                mean.lerp_(grad, 0.1)
+                square.lerp_(grad**2, 0.001)
+                by = (square / (1 - 0.999**step)).sqrt() + 1e-8
+                p.mul_(1 - 0.01 * rate).sub_(rate * mean / (1 - 0.9**step) / by)
     return [p.detach() for p in model.parameters()], losses, norms
 
 
