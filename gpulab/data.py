@@ -1,4 +1,4 @@
-"""The handwritten digits that every lesson trains on, published speeds of image models and of copies: no download.
+"""The handwritten digits that every lesson trains on, photographs that are drawn, published speeds: no download.
 
 1797 grey images of 8×8 pixels, ten classes: the test part of the UCI set "Optical Recognition of
 Handwritten Digits" (E. Alpaydin and C. Kaynak, 1998, CC BY 4.0), as whole numbers 0 to 16 in the package. The
@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import csv
 import gzip
+import os
+import shutil
+import tempfile
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
@@ -41,6 +45,77 @@ def digits(split: Literal["train", "test"] | None = None) -> Digits:
     table = table[part]
     images = (table[:, :64].to(torch.float32) / 16).reshape(-1, 1, 8, 8)
     return Digits(images, table[:, 64].clone())
+
+
+PHOTOGRAPH = 768, 1024  # its height and width in pixels
+CLASSES = 4
+
+
+def photographs(count: int = 320, *, folder: str | Path | None = None) -> list[Path]:
+    """JPEG files as a camera leaves them, to be read and decoded: `count` files CLASS/NUMBER.jpg, in order.
+
+    1024 by 768 pixels in colour, some 90 kB each, in four classes, which have a tint each. They are drawn by random
+    numbers that are always the same, in a few seconds; the next call finds them. They lie in `folder`, by default
+    `gpulab` in the user's cache (`XDG_CACHE_HOME`, or `.cache` at home). The folder is whole or not there: what an
+    interruption leaves has another name.
+
+    Raises ValueError for a count below 1, and for a folder that is there and holds another number of them.
+    """
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise ValueError(f"count must be a whole number from 1 on, not {count!r}")
+    if folder is None:
+        cached = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        folder = cached / "gpulab" / f"photographs-{count}"
+    place = Path(folder).absolute()
+    if not place.exists():
+        _draw_into(place, count)
+    files = sorted(place.glob("*/*.jpg"))
+    if len(files) != count:
+        raise ValueError(
+            f"folder {str(place)!r} holds {len(files)} photographs, not {count}: remove it, or give another"
+        )
+    return files
+
+
+def _draw_into(place: Path, count: int) -> None:
+    """Draw them beside `place`, and give them its name when all are there."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(prefix=f"{place.name}-unfinished-", dir=place.parent))
+    try:
+        _draw(unfinished, count)
+        unfinished.chmod(0o755)  # mkdtemp's are for this user alone
+        try:
+            unfinished.rename(place)
+        except OSError:
+            if not place.exists():  # else another process was first
+                raise
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _draw(folder: Path, count: int) -> None:
+    """Each is cut out of one large landscape of blobs and grain, and tinted by its class."""
+    import torch
+    from torch.nn.functional import interpolate
+    from torchvision.transforms.v2.functional import to_pil_image
+
+    from .virtual.gpu import without_gpu
+
+    height, width = PHOTOGRAPH
+    with without_gpu():  # one on shapes alone would leave no values
+        dice = torch.Generator().manual_seed(0)
+        land = torch.randn(1, 3, 2 * height, 2 * width, generator=dice, device="cpu").mul_(0.06)
+        for cells in (3, 9, 27, 81, 243):
+            blobs = torch.randn(1, 3, cells, cells * 4 // 3, generator=dice, device="cpu")
+            land += interpolate(blobs, size=land.shape[2:], mode="bilinear", align_corners=False) / cells**0.5
+        tints = torch.randn(CLASSES, 3, 1, 1, generator=dice, device="cpu")
+        for number in range(count):
+            top, left = (int(torch.randint(size + 1, (), generator=dice, device="cpu")) for size in PHOTOGRAPH)
+            kind = number % CLASSES
+            cut = land[0, :, top : top + height, left : left + width] + tints[kind]
+            pixels = cut.sigmoid_().mul_(255).to(torch.uint8)
+            (folder / str(kind)).mkdir(exist_ok=True)
+            to_pil_image(pixels).save(folder / str(kind) / f"{number:05d}.jpg", quality=85)
 
 
 class Measurement(NamedTuple):
@@ -79,6 +154,30 @@ def _measurements() -> tuple[Measurement, ...]:
         )
         for row in rows
     )
+
+
+class Network(NamedTuple):
+    """An image model of `timm`: its parameters, and the multiply-adds of one forward pass over one square image.
+
+    `parameters` and `multiply_adds` are numbers of them, `image_size` is in pixels.
+    """
+
+    parameters: float
+    multiply_adds: float
+    image_size: int
+
+
+@cache
+def networks() -> dict[str, Network]:
+    """The image models of `timm` whose arithmetic was published with the speeds, by name. The dictionary is shared."""
+    text = resources.files("gpulab").joinpath("published", "timm-models.csv").read_text(encoding="utf-8")
+    return {
+        row["model"]: Network(
+            1e6 * float(row["parameters_millions"]), 1e9 * float(row["gmacs"]), int(row["gmacs_image_size"])
+        )
+        for row in csv.DictReader(text.splitlines())
+        if row["gmacs"]
+    }
 
 
 class Training(NamedTuple):

@@ -144,6 +144,8 @@ def _put_in_force(name: str | None) -> None:
     if in_force.current is not None:
         raise RuntimeError(f"setup() within a block of {in_force.current!r}: end that first")
     if name is not None:
+        # PyTorch's profiler logs starts and stops to stderr, and that there is no driver. On a real GPU errors count.
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         _gpu = VirtualGPU(name, count=count).start()
 
 

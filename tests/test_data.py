@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from gpulab import data
+from gpulab.virtual.gpu import VirtualGPU
 
 COUNTS = [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]  # as published with the set
 
@@ -119,3 +120,83 @@ def test_the_copies_are_those_published_in_milliseconds():
     assert copies["pinned, V100"][40_000_000] == pytest.approx(3.70, rel=2e-3)  # the log's own: 0.00369 s
     copies["pinned"].clear()
     assert data.copies()["pinned"]
+
+
+def test_the_arithmetic_of_the_networks_is_that_published():
+    networks = data.networks()
+    assert len(networks) == 651
+    vit = networks["vit_base_patch16_224"]
+    assert (vit.parameters, vit.image_size) == (86.57e6, 224)
+    blocks = 12 * (12 * 768**2 * 197 + 2 * 197**2 * 768)  # projections and MLP; attention's two products
+    assert vit.multiply_adds == pytest.approx(blocks + 196 * 768 * 3 * 16**2, rel=0.002)
+    assert "convnext_base_in22ft1k" not in networks  # its row has no count
+
+
+def test_photographs_are_jpeg_files_in_four_classes(tmp_path):
+    from PIL import Image
+    from torchvision.transforms.v2.functional import pil_to_tensor
+
+    files = data.photographs(6, folder=tmp_path / "photos")
+    assert [file.relative_to(tmp_path / "photos").as_posix() for file in files] == [
+        "0/00000.jpg", "0/00004.jpg", "1/00001.jpg", "1/00005.jpg", "2/00002.jpg", "3/00003.jpg"
+    ]  # fmt: skip
+    images = torch.stack([pil_to_tensor(Image.open(file)) for file in files])
+    assert (images.shape, images.dtype) == ((6, 3, 768, 1024), torch.uint8)
+    assert min(image.float().std().item() for image in images) > 10  # something is on each
+    tints = images.float().mean(dim=(2, 3))
+    assert (tints[0] - tints[1]).norm() < (tints[0] - tints[2]).norm()  # one class, and another
+
+
+def test_photographs_are_drawn_once_and_always_the_same(tmp_path, monkeypatch):
+    first = data.photographs(3, folder=tmp_path / "first")
+    with VirtualGPU("T4", compute=False):  # where large tensors have no values
+        other = data.photographs(3, folder=str(tmp_path / "other"))
+    assert [file.read_bytes() for file in first] == [file.read_bytes() for file in other]
+    monkeypatch.setattr(data, "_draw", lambda *_: pytest.fail("drawn again"))
+    assert data.photographs(3, folder=tmp_path / "first") == first
+
+
+def test_photographs_lie_in_the_users_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (file,) = data.photographs(1)
+    assert file == tmp_path / "gpulab" / "photographs-1" / "0" / "00000.jpg"
+
+
+def test_drawing_that_is_interrupted_leaves_no_photographs(tmp_path, monkeypatch):
+    def interrupted(folder, count):
+        (folder / "0").mkdir()
+        (folder / "0" / "00000.jpg").write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(data, "_draw", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            data.photographs(2, folder=tmp_path / "photos")
+    assert list(tmp_path.iterdir()) == []
+    assert len(data.photographs(2, folder=tmp_path / "photos")) == 2
+
+
+def test_of_two_that_draw_the_first_is_kept(tmp_path, monkeypatch):
+    own = data._draw
+
+    def later(folder, count):
+        own(folder, count)
+        monkeypatch.setattr(data, "_draw", own)
+        data.photographs(count, folder=tmp_path / "photos")  # another process, which is done before
+
+    monkeypatch.setattr(data, "_draw", later)
+    files = data.photographs(2, folder=tmp_path / "photos")
+    assert [path.name for path in tmp_path.iterdir()] == ["photos"]
+    assert all(file.exists() for file in files)
+
+
+@pytest.mark.parametrize("count", [0, -3, 2.0, True, None])
+def test_photographs_need_a_count(count, tmp_path):
+    with pytest.raises(ValueError, match="count must be a whole number from 1 on"):
+        data.photographs(count, folder=tmp_path / "photos")
+
+
+def test_a_folder_with_other_files_is_left_alone(tmp_path):
+    data.photographs(2, folder=tmp_path / "photos")
+    with pytest.raises(ValueError, match="photos' holds 2 photographs, not 3: remove it, or give another"):
+        data.photographs(3, folder=tmp_path / "photos")

@@ -4,6 +4,7 @@ The lectures as saved, with the code that is given, are run by the lane `noteboo
 """
 
 import dis
+import logging
 import math
 import os
 import re
@@ -427,6 +428,436 @@ def tells_nothing(samples, micro_batch, steps, epochs):
     in_one_division(samples, micro_batch, steps, epochs)
 
 
+# --- lesson 09 -------------------------------------------------------------------------------------------------------
+
+
+@right("workers_for")
+def smallest_of_all(cores, quota, ranks):
+    return max(1, int(min(cores, quota or cores)) // (ranks or 1))
+
+
+@wrong("workers_for", "a ZeroDivisionError for 0 ranks", "without a GPU ranks is 0")
+def fails_without_a_gpu(cores, quota, ranks):
+    return max(1, int(min(cores, quota or cores)) // ranks)
+
+
+@wrong("workers_for", "8 for cores=16, quota=6.0, ranks=2; expected: 3", "the quota is less")
+def leaves_the_quota(cores, quota, ranks):
+    return max(1, cores // max(1, ranks))
+
+
+@wrong("workers_for", "16 for cores=8, quota=32.0, ranks=2; expected: 4", "the smaller of the two")
+def takes_the_quota(cores, quota, ranks):
+    return max(1, int(quota or cores) // max(1, ranks))
+
+
+@wrong("workers_for", "0 for cores=2, quota=None, ranks=8; expected: 1", "at least 1")
+def none_at_all(cores, quota, ranks):
+    return int(min(cores, quota or cores)) // max(1, ranks)
+
+
+@wrong("workers_for", "4.0 for cores=16", "a whole number")
+def in_pieces(cores, quota, ranks):
+    return min(cores, quota or cores) / max(1, ranks)
+
+
+@wrong("workers_for", "for cores=64, quota=2.5, ranks=1; expected: 2", "round down")
+def rounds_up(cores, quota, ranks):
+    return max(1, math.ceil(min(cores, quota or cores)) // max(1, ranks))
+
+
+@wrong("workers_for", "None for ", "the return is missing")
+def tells_no_number(cores, quota, ranks):
+    smallest_of_all(cores, quota, ranks)
+
+
+def worker():
+    info = torch.utils.data.get_worker_info()
+    return (0, 1) if info is None else (info.id, info.num_workers)
+
+
+@right("my_part")
+def by_the_remainder(lines):
+    id, number = worker()
+    return (line for i, line in enumerate(lines) if i % number == id)
+
+
+@right("my_part")
+def as_a_stretch(lines):
+    id, number = worker()
+    lines = list(lines)
+    return lines[len(lines) * id // number : len(lines) * (id + 1) // number]
+
+
+@wrong("my_part", "some of them twice", "a step is missing")
+def from_its_number_on(lines):
+    return list(lines)[worker()[0] :]
+
+
+@wrong("my_part", "some are missing", "counts from 0")
+def counts_from_one(lines):
+    id, number = worker()
+    return list(lines)[id + 1 :: number] if number > 1 else lines
+
+
+@wrong("my_part", "no faster than one worker")
+def the_first_does_it(lines):
+    return lines if worker()[0] == 0 else []
+
+
+@wrong("my_part", "0 of ", "in the main process", "nobody to share with")
+def nothing_without_workers(lines):
+    return by_the_remainder(lines) if worker()[1] > 1 else []
+
+
+@wrong("my_part", "None came back", "the return is missing")
+def keeps_its_part(lines):
+    by_the_remainder(lines)
+
+
+@right("gpu_batches")
+def by_sorting(images, labels, batch):
+    order = torch.rand(len(images), device=images.device).argsort()
+    return list(zip(images[order].split(batch), labels[order].split(batch), strict=True))
+
+
+@wrong("gpu_batches", "cross the bus", "device=images.device")
+def dealt_on_the_host(images, labels, batch):
+    for rows in torch.randperm(len(images)).split(batch):
+        yield images[rows], labels[rows]
+
+
+@wrong("gpu_batches", "do not belong together", "the same indices")
+def shuffled_apart(images, labels, batch):
+    for start in range(0, len(images), batch):
+        rows = torch.randperm(len(images), device=images.device)[: min(batch, len(images) - start)]
+        yield images[rows], labels[rows.flip(0)]
+
+
+@wrong("gpu_batches", "come twice", "torch.randperm")
+def with_replacement(images, labels, batch):
+    for _ in range(20):
+        rows = torch.randint(len(images), (batch,), device=images.device)
+        yield images[rows], labels[rows]
+
+
+@wrong("gpu_batches", "samples come; expected: all", "shorter batch")
+def drops_the_last(images, labels, batch):
+    order = torch.randperm(len(images), device=images.device)
+    for i in range(len(images) // batch):
+        rows = order[i * batch : (i + 1) * batch]
+        yield images[rows], labels[rows]
+
+
+@wrong("gpu_batches", "are neighbours", "of samples")
+def shuffles_batches(images, labels, batch):
+    parts = list(zip(images.split(batch), labels.split(batch), strict=True))
+    whole, short = parts[:-1], parts[-1:]
+    return [whole[i] for i in [3, 1, 5, 0, 2, 4]] + short
+
+
+@wrong("gpu_batches", "the order of the first", "seeded")
+def seeds_each_time(images, labels, batch):
+    dice = torch.Generator(images.device).manual_seed(0)
+    order = torch.randperm(len(images), device=images.device, generator=dice)
+    return [(images[rows], labels[rows]) for rows in order.split(batch)]
+
+
+@wrong("gpu_batches", "batches of", "order.split(batch)")
+def one_large_batch(images, labels, batch):
+    yield next(dealt_alike(images, labels, len(images)))
+
+
+def dealt_alike(images, labels, batch):
+    for rows in torch.randperm(len(images), device=images.device).split(batch):
+        yield images[rows], labels[rows]
+
+
+@wrong("gpu_batches", "a batch on the CPU")
+def moves_them_off(images, labels, batch):
+    for x, y in dealt_alike(images, labels, batch):
+        yield x.cpu(), y.cpu()
+
+
+@wrong("gpu_batches", "for a batch", "as a pair")
+def images_alone(images, labels, batch):
+    for x, _ in dealt_alike(images, labels, batch):
+        yield x
+
+
+@wrong("gpu_batches", "None came back", "the return is missing")
+def gives_nothing(images, labels, batch):
+    list(dealt_alike(images, labels, batch))
+
+
+# --- lesson 10 -------------------------------------------------------------------------------------------------------
+
+
+@right("three_of_twenty")
+def all_in_skip_first():
+    return torch.profiler.schedule(skip_first=36, wait=16, warmup=1, active=3, repeat=3)
+
+
+@wrong("three_of_twenty", "nothing before step 20", "skip_first")
+def waits_alone():
+    return torch.profiler.schedule(wait=16, warmup=1, active=3, repeat=3)
+
+
+@wrong("three_of_twenty", "3 of every 20", "16 + 1 + 3")
+def waits_twenty():
+    return torch.profiler.schedule(skip_first=20, wait=20, warmup=1, active=3, repeat=3)
+
+
+@wrong("three_of_twenty", "one step of warm-up before each", "warmup=1")
+def not_warm():
+    return torch.profiler.schedule(skip_first=20, wait=17, warmup=0, active=3, repeat=3)
+
+
+@wrong("three_of_twenty", "there are 4 cycles", "repeat")
+def to_the_end():
+    return torch.profiler.schedule(skip_first=20, wait=16, warmup=1, active=3)
+
+
+@wrong("three_of_twenty", "a schedule", "return is missing")
+def makes_none():
+    torch.profiler.schedule(wait=1, warmup=1, active=3)
+
+
+@right("bottleneck")
+def by_the_largest(busy, loading, flops, moved):
+    if busy > 0.8:
+        return max((flops, "compute"), (moved, "bandwidth"))[1]
+    return max((loading, "input"), (1 - busy - loading, "launches"))[1]
+
+
+@wrong("bottleneck", '"input" for busy', "the loader does not matter")
+def loader_first(busy, loading, flops, moved):
+    if loading > 0.3:
+        return "input"
+    return "launches" if busy < 0.7 else "compute" if flops > moved else "bandwidth"
+
+
+@wrong("bottleneck", 'expected: "input"', "it is in the loader")
+def no_loader(busy, loading, flops, moved):
+    return "launches" if busy < 0.7 else "compute" if flops > moved else "bandwidth"
+
+
+@wrong("bottleneck", 'expected: "launches"', "it launches")
+def gaps_are_input(busy, loading, flops, moved):
+    return "input" if busy < 0.7 else "compute" if flops > moved else "bandwidth"
+
+
+@wrong("bottleneck", "another word")
+def own_word(busy, loading, flops, moved):
+    return "memory" if moved > flops else "compute"
+
+
+@wrong("bottleneck", 'expected: "bandwidth"', "memory's")
+def always_compute(busy, loading, flops, moved):
+    if busy < 0.7:
+        return "input" if loading > 0.5 else "launches"
+    return "compute"
+
+
+# --- lesson 11 -------------------------------------------------------------------------------------------------------
+
+
+@right("replayed_batches")
+def fills_by_index(graph, x, y, batches):
+    def one(batch):
+        x[:] = batch
+        graph.replay()
+        return y + 0
+
+    return tuple(one(batch) for batch in batches)
+
+
+@wrong("replayed_batches", "every result is that of the last batch", "keep a clone")
+def fills_and_shares(graph, x, y, batches):
+    results = []
+    for batch in batches:
+        x.copy_(batch)
+        graph.replay()
+        results.append(y)
+    return results
+
+
+@wrong("replayed_batches", "every result is that of the x at capture", "copy_ fills the memory")
+def clones_alone(graph, x, y, batches):
+    results = []
+    for batch in batches:
+        x = batch  # noqa: F841
+        graph.replay()
+        results.append(y.clone())
+    return results
+
+
+@wrong("replayed_batches", "other results", "x.copy_(batch), then replay")
+def gives_x_other_memory(graph, x, y, batches):
+    results = []
+    for batch in batches:
+        x.data = batch
+        graph.replay()
+        results.append(y.clone())
+    return results
+
+
+@wrong("replayed_batches", "that of the batch before", "fill x before the replay")
+def replays_first(graph, x, y, batches):
+    graph.replay()
+    results = []
+    for batch in batches:
+        results.append(y.clone())
+        x.copy_(batch)
+        graph.replay()
+    return results
+
+
+@wrong("replayed_batches", "1 results for 3 batches", "also for the last")
+def keeps_the_last(graph, x, y, batches):
+    for batch in batches:
+        x.copy_(batch)
+        graph.replay()
+    return [y.clone()]
+
+
+@wrong("replayed_batches", "the batches have changed", "not batch.copy_(x)")
+def fills_the_batch(graph, x, y, batches):
+    results = []
+    for batch in batches:
+        batch.add_(x)
+        x.copy_(batch)
+        graph.replay()
+        results.append(y.clone())
+    return results
+
+
+@wrong("replayed_batches", "other results")
+def adds_the_batch(graph, x, y, batches):
+    results = []
+    for batch in batches:
+        x.add_(batch)
+        graph.replay()
+        results.append(y.clone())
+    return results
+
+
+@wrong("replayed_batches", "None came back", "the return is missing")
+def replays_for_nobody(graph, x, y, batches):
+    for batch in batches:
+        x.copy_(batch)
+        graph.replay()
+
+
+@right("one_graph")
+def where_it_is_longer(x, limit):
+    norm = x.norm()
+    return torch.where(norm > limit, x * (limit / norm), x)
+
+
+@right("one_graph")
+def minimum_of_norms(x, limit):
+    norm = x.norm().clamp(min=1e-12)
+    return x * torch.minimum(norm, torch.full_like(norm, limit)) / norm
+
+
+@wrong("one_graph", "2 graphs", "a number from .item() is the host's")
+def if_on_item(x, limit):
+    norm = x.norm().item()
+    return x * (limit / norm) if norm > limit else x
+
+
+@wrong("one_graph", "2 graphs", "a number from .item() is the host's")
+def min_of_item(x, limit):
+    return x * min(1.0, limit / max(x.norm().item(), 1e-12))
+
+
+@wrong("one_graph", "short ones are lengthened", "norm 2.0 came back")
+def always_scales(x, limit):
+    return x * (limit / x.norm())
+
+
+@wrong("one_graph", "each element is cut by itself")
+def cuts_elements(x, limit):
+    return x.clamp(-limit, limit)
+
+
+@wrong("one_graph", "nothing is shortened")
+def clamps_the_wrong_way(x, limit):
+    return x * (limit / x.norm()).clamp(min=1)
+
+
+@wrong("one_graph", "nothing is shortened")
+def leaves_it(x, limit):
+    return x
+
+
+@wrong("one_graph", "0 / 0")
+def divides_by_nothing(x, limit):
+    norm = x.norm()
+    return x / norm * torch.clamp(norm, max=limit)
+
+
+@wrong("one_graph", "nothing is compiled", "torch.compiler.disable")
+@torch.compiler.disable
+def takes_it_out(x, limit):
+    norm = x.norm()
+    return x * (limit / norm) if norm > limit else x
+
+
+@wrong("one_graph", "a break beside it", "Dynamo says: ")
+def logs(x, limit):
+    logging.getLogger(__name__).debug("shortening")
+    return x * (limit / x.norm()).clamp(max=1)
+
+
+@wrong("one_graph", "None came back", "the return is missing")
+def shortens_for_nobody(x, limit):
+    x * (limit / x.norm()).clamp(max=1)
+
+
+@right("break_even")
+def whole_steps(compile_s, before_ms, after_ms):
+    if before_ms <= after_ms:
+        return float("inf")
+    return math.ceil(compile_s * 1e3 / (before_ms - after_ms))
+
+
+@wrong("break_even", "seconds over milliseconds: 1000 is missing")
+def milliseconds_forgotten(compile_s, before_ms, after_ms):
+    return compile_s / (before_ms - after_ms) if after_ms < before_ms else math.inf
+
+
+@wrong("break_even", "what a step saves counts")
+def divides_by_the_step(compile_s, before_ms, after_ms):
+    return 1000 * compile_s / after_ms if after_ms < before_ms else math.inf
+
+
+@wrong("break_even", "expected: math.inf", "nothing is saved")
+def negative_steps(compile_s, before_ms, after_ms):
+    return 1000 * compile_s / (before_ms - after_ms) if after_ms != before_ms else math.inf
+
+
+@wrong("break_even", "expected: math.inf", "nothing is saved")
+def zero_where_it_loses(compile_s, before_ms, after_ms):
+    return max(0, 1000 * compile_s / (before_ms - after_ms))
+
+
+@wrong("break_even", "ZeroDivisionError", "two equal times")
+def equal_times(compile_s, before_ms, after_ms):
+    return 1000 * compile_s / (before_ms - after_ms) if after_ms <= before_ms else math.inf
+
+
+@wrong("break_even", "1000 · compile_s")
+def adds_the_compilation(compile_s, before_ms, after_ms):
+    return 1000 * compile_s * before_ms if after_ms < before_ms else math.inf
+
+
+@wrong("break_even", "None for ", "the return is missing")
+def break_even_for_nobody(compile_s, before_ms, after_ms):
+    1000 * compile_s / (before_ms - after_ms)
+
+
 # --- lesson 12 -------------------------------------------------------------------------------------------------------
 
 
@@ -662,9 +1093,10 @@ def run_cell(source):
     return names
 
 
-def test_each_of_five_lectures_has_two_turns_and_every_turn_stands_in_one_lecture():
+def test_some_lectures_have_two_turns_or_three_and_every_turn_stands_in_one_lecture():
     lessons = [path.stem[:2] for path, _, _ in TURNS.values()]
-    assert {lesson: lessons.count(lesson) for lesson in lessons} == {"02": 2, "04": 2, "08": 2, "12": 2, "13": 2}
+    counts = {lesson: lessons.count(lesson) for lesson in lessons}
+    assert counts == {"02": 2, "04": 2, "08": 2, "11": 3, "12": 2, "13": 2}
     assert set(TURNS) == set(dir(gpulab.turn))
     asked = [cell for notebook in NOTEBOOKS.values() for cell in notebook.cells if is_turn(cell)]
     assert len(asked) == len(TURNS)

@@ -66,7 +66,6 @@ def main() -> int:
     banks = {
         name: importlib.import_module(f"tests.wrong_answers.lesson{lesson.number:02d}.{name}").BANK
         for lesson in lessons
-        if lesson.written
         for name in lesson.checks
     }
     contracts = {name: bank for name, bank in banks.items() if bank.solution[0]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from .stacks import collective, where
 
 _KEPT = 2**20  # bytes of a rank's output
 _LAUNCHER = "launcher.log"
+# PyTorch looks up the name of whoever connects, for its logs; of a machine that reaches no name server it says so.
+_NO_NAME = re.compile(r"^\[W\S* \S+ socket\.cpp:\d+\] \[c10d\] The hostname of the client socket .*\n?", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -147,7 +150,7 @@ def kept(path: Path) -> str:
 
 
 def _decoded(data: bytes) -> str:
-    return data.decode("utf-8", errors="replace").replace("\r\n", "\n")
+    return _NO_NAME.sub("", data.decode("utf-8", errors="replace").replace("\r\n", "\n"))
 
 
 def _text(path: Path) -> str:

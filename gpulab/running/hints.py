@@ -14,6 +14,7 @@ _GAP = 0.25  # of what is reserved
 _GAP_BYTES = 256 << 20
 _LITTLE = 1 << 30  # every GPU of the table has it many times
 _IDLE = 0.5  # of the time between steps
+_WAITS = 0.1  # of the time between steps
 _STEPS = 3  # fewer say little
 _CUT_SHORT = "These numbers go as far as the script came, and nothing else follows from them."
 _NO_STEP = "No optimizer step was seen: what training takes is not in these numbers."
@@ -33,6 +34,7 @@ def hints(report: Report) -> tuple[str, ...]:
             found += _room(report, gpu)
         found += _reserve(report, gpu)
     found += _growth(report)
+    found += _starved(report)
     found += _idle(report)
     return tuple(dict.fromkeys(found))
 
@@ -124,6 +126,18 @@ def _growth(report: Report) -> list[str]:
         "tensors of every step."
         for steps in report.steps
         if steps.growth
+    ]
+
+
+def _starved(report: Report) -> list[str]:
+    """On a virtual GPU the steps compute on the processors that the loader needs, so that nothing follows."""
+    if report.numbers == "virtual":
+        return []
+    return [
+        f"Of the time between steps of {steps.optimizer} the loop waited {steps.waited_share:.0%} for data. The same "
+        "loop with one batch again and again shows what that costs."
+        for steps in report.steps
+        if steps.waited_share is not None and steps.waited_share >= _WAITS and steps.count >= _STEPS
     ]
 
 

@@ -90,7 +90,9 @@ class Steps:
 
     `parameters` are the numbers it optimizes, as it began. `busy_share` is the part of the time between the first and
     the last step in which kernels ran; `growth` the bytes by which allocated memory grew with every step (on average,
-    from the third on), 0 where there was a step without.
+    from the third on), 0 where there was a step without. `waited` are the seconds that the host spent for each step in
+    `DataLoader.__next__`, `waited_share` their part of the time from the first step to the last: both by this machine's
+    clock, whatever the GPU; None without a DataLoader.
     """
 
     optimizer: str
@@ -101,6 +103,8 @@ class Steps:
     host_median: float | None = None
     busy_share: float | None = None
     growth: int = 0
+    waited: float | None = None
+    waited_share: float | None = None
     between: Between | None = None
 
 
@@ -136,7 +140,8 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Report:
-    """A run: what ran, how it ended, where, and what it took. `numbers` holds for everything but `host_seconds`.
+    """A run: what ran, how it ended, where, and what it took. `numbers` holds for all but `host_seconds` and what
+    `steps` say of this machine.
 
     `gpu` is the name of a virtual GPU such as "T4", or a real one's product name. `rank` is None without torchrun; of
     `imagined` ranks, `joined` as it says, only this one ran.

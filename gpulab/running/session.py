@@ -22,6 +22,7 @@ from ..virtual.gpu import VirtualGPU
 from ..virtual.scope import in_force
 from . import hints, text
 from .children import Children
+from .feeding import Feeding
 from .meters import Meter, RealMeter, VirtualMeter
 from .places import Places
 from .real import RealWatch
@@ -74,7 +75,9 @@ class Session:
         else:
             self._real = RealWatch()
             undo.callback(self._real.end)
-        self._steps = StepMarks(self._meter, self._stepped)
+        feeding = Feeding()
+        undo.callback(feeding.end)
+        self._steps = StepMarks(self._meter, self._stepped, feeding)
         undo.callback(self._steps.end)
         children = Children(recipe, self._forget)
         undo.callback(children.end)

@@ -25,6 +25,7 @@ def as_text(report: Report, hints: Iterable[str]) -> str:
     rows += [row for gpu in used if gpu.time for row in _time(report, gpu, f"cuda:{gpu.index}: " if several else "")]
     rows += [row for gpu in used[:1] for row in _categories(report, gpu)]
     rows += [("steps" if not at else "", _steps(report, steps)) for at, steps in enumerate(report.steps[:_OPTIMIZERS])]
+    rows += [row for steps in report.steps[:1] for row in _waited(steps)]
     rows += [row for steps in report.steps[:1] for row in _between(report, steps)]
     rows += _scaling(report)
     if len(report.steps) > _OPTIMIZERS:
@@ -163,6 +164,16 @@ def _steps(report: Report, steps: Steps) -> str:
     if steps.host_median is not None:
         text += f", {duration(steps.host_median)} here (measured)"
     return text
+
+
+def _waited(steps: Steps) -> list[tuple[str, str]]:
+    """What the loop waited for its data: this machine's time, on a virtual GPU too."""
+    if steps.waited is None or steps.waited_share is None:
+        return []
+    share = f"{steps.waited_share:.0%} of the time from step to step"
+    return [
+        ("waited for data", f"{duration(steps.waited)} a step in DataLoader.__next__, {share} (this machine's clock)")
+    ]
 
 
 def amount(number: float) -> str:

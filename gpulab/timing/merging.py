@@ -35,6 +35,8 @@ def merge_traces(paths: Sequence[str | os.PathLike[str]], path: str | os.PathLik
         for event in trace["traceEvents"]:
             pid = numbers.setdefault((rank, event.get("pid", 0)), len(numbers))
             event = event | {"pid": pid}
+            if event.get("ph") in ("s", "t", "f"):  # arrows: each file counts them from the same number
+                event["id"] = f"{rank} {event.get('id')}"
             if event.get("ph") == "M" and event.get("name") == "process_name":
                 event["args"] = {"name": f"rank {rank}: {event['args']['name']}"}
                 named.add(pid)

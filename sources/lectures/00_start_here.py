@@ -309,16 +309,16 @@ gpulab.progress()
 # %% routes [markdown]
 # ### Three routes
 #
-# - **One GPU, in a day:** 00, 03, 04, 05, 07, 08.
-# - **One GPU, from the ground up:** 00 to 08, in order.
-# - **Several GPUs:** 00, 04, 08 and 12. Lessons 13 and 14 carry it on; they are in preparation.
+# - **One GPU, in a day, fit and fast:** 00, 03, 04, 05, 07, 10, 11.
+# - **One GPU, from the ground up:** 00 to 11, in order.
+# - **Several GPUs:** 00, 04, 08, 12, 13. Lesson 14, which carries it on, is in preparation.
 #
 # Exercises take as long again as the lectures:
 
 # %% routes-time
 from gpulab.course import LESSONS
 
-routes = {"in a day": (0, 3, 4, 5, 7, 8), "from the ground up": range(9), "several GPUs": (0, 4, 8)}
+routes = {"in a day": (0, 3, 4, 5, 7, 10, 11), "from the ground up": range(12), "several GPUs": (0, 4, 8, 12, 13)}
 for name, numbers in routes.items():
     hours = sum(LESSONS[number].minutes for number in numbers) / 60
     print(f"{name:<19} {hours:>4.1f} hours of lectures (computed from the times they state)")

@@ -337,7 +337,7 @@ for step in range(3):
         loss.backward()
         total += loss.detach()
     norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    norm = norm.full_tensor() if way == "fsdp" else norm  # a collective: on all ranks
+    norm = norm.full_tensor() if way == "fsdp" else norm  # a plain number
     optimizer.step()
     optimizer.zero_grad()
     dist.all_reduce(total, dist.ReduceOp.AVG)
@@ -357,8 +357,8 @@ for extras in ([], ["checkpoint", "compile", "accumulate"]):
     print(f"  {nbytes / 2**20:.2f} MiB stay on each rank, {bytes_whole / 2**20:.2f} with DDP")
 
 # %% practice-explain [markdown]
-# - **Parameters are DTensors**: `weight.shape` is that of the whole, `weight.to_local()` this rank's rows. The norm that
-#   clipping returns is one too; `full_tensor()` makes it a plain number and is a collective.
+# - **Parameters are DTensors**: `weight.shape` is that of the whole, `weight.to_local()` this rank's rows, and
+#   `weight.full_tensor()` gathers all of them: a collective. The norm that clipping returns is a DTensor too, of all ranks.
 # - **The optimizer comes after the cut**, since `fully_shard` puts new parameters in place of the old.
 # - **Order**: compile or checkpoint the block, then `fully_shard` it, then the rest.
 # - **Mixed precision** is a policy, not autocast: `MixedPrecisionPolicy(param_dtype=torch.bfloat16,
@@ -681,7 +681,7 @@ for attempt in (optimizer_first, unit_that_is_not_called, saved_as_usual, withou
 # | no process group | the error above | `init_process_group` first, `set_device` before it |
 # | `model.cuda()` before the cut | the whole model on each GPU: out of memory at the start | the meta device |
 # | `to_empty` and no initialisation | training begins with what lay in memory | `reset_parameters`, or a checkpoint |
-# | `full_tensor()`, a norm or a save on rank 0 alone | a hang (lesson 12) | all ranks call it, rank 0 prints |
+# | a weight's `full_tensor()`, clipping or a save on rank 0 alone | a hang (lesson 12) | all ranks call it, rank 0 prints |
 
 # %% web-text [markdown]
 # ## What the web says

@@ -48,7 +48,7 @@ gpulab.sim.roofline()
 gpulab.sim.transfers()
 
 # %% launch_queue-text [markdown]
-# ## `launch_queue` (lessons 03 and 10)
+# ## `launch_queue` (lessons 03, 10 and 11)
 #
 # The host queues work and the GPU does it later. Read `.item()` at every step; make the kernels short.
 

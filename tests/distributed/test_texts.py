@@ -390,3 +390,12 @@ def test_a_script_that_cannot_be_run_is_refused(script, wrong, kind, says):
 def test_wrong_arguments_are_named(script, arguments, kind, says):
     with pytest.raises(kind, match=says):
         distributed.run(script, **arguments)
+
+
+def test_a_name_server_that_is_out_of_reach_is_not_the_ranks_words(tmp_path):
+    said = "The hostname of the client socket cannot be retrieved. err=-3"
+    log = tmp_path / "0.log"
+    log.write_text(
+        f"[W1124 04:09:50.929003445 socket.cpp:207] [c10d] {said}\nloss 2.3\n[W1124 04:09:51.0 a.cpp:1] other\n{said}\n"
+    )
+    assert kept(log) == f"loss 2.3\n[W1124 04:09:51.0 a.cpp:1] other\n{said}\n"

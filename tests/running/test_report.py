@@ -61,6 +61,23 @@ def test_every_number_of_a_real_gpu_is_measured():
     assert "every 200 ms (measured median)" in text
 
 
+def test_waiting_for_data_is_this_machines_whatever_the_gpu():
+    waits = (replace(STEPS, waited=0.0123, waited_share=0.41),)
+    line = (
+        "  waited for data   12.3 ms a step in DataLoader.__next__, 41% of the time from step to step "
+        "(this machine's clock)"
+    )
+    virtual, real = replace(REPORT, steps=waits), replace(REPORT, steps=waits, gpu="NVIDIA H200", numbers="measured")
+    for report in (virtual, real):
+        assert line in as_text(report, ()).splitlines()
+    assert "waited for data" not in as_text(REPORT, ())
+    hint = "Of the time between steps of AdamW the loop waited 41% for data. The same loop with one batch"
+    assert any(found.startswith(hint) for found in hints(real))
+    assert hints(virtual) == hints(REPORT)
+    little = replace(real, steps=(replace(STEPS, waited=0.001, waited_share=0.05),))
+    assert hints(little) == hints(replace(REPORT, gpu="NVIDIA H200", numbers="measured"))
+
+
 def test_ranks_and_several_gpus_are_named():
     second = replace(REPORT.gpus[0], index=1, memory=replace(MEMORY, peak_allocated=100 * MiB))
     idle = Gpu(2, replace(MEMORY, peak_allocated=0))

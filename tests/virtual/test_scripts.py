@@ -80,7 +80,7 @@ ALL = [
     Script("norms"),
     Script("optimizers"),
     Script("out_of_memory", host=False),
-    Script("profile_schedule", host=False, warns=("the profiler records the CPU's activity only",)),
+    Script("profile_schedule", host=False, warns=("the profiler's columns of memory are those of this machine",)),
     Script("recurrent"),
     Script("resume"),
     Script("schedulers"),

@@ -532,3 +532,24 @@ def test_a_number_is_written_through_a_mask_without_a_wait():
         ):
             sleep(1)
             assert (host(gpu, write)[0] > 900 * US) == waits
+
+
+def test_a_kernels_bytes_are_those_it_moves_to_and_from_memory():
+    with VirtualGPU("A100-80", compute=False) as gpu:
+        x = torch.empty(2**26, device="cuda")  # 256 MiB, more than any cache
+        with gpu.timeline() as timeline:
+            y = x + x.neg()
+            z = y.clone()
+        moved = {span.name: span.nbytes for span in timeline.spans if span.where == "kernels"}
+        assert moved["neg"] == 2 * x.nbytes
+        assert moved["add.Tensor"] == 3 * x.nbytes
+        assert sum(moved.values()) == 7 * x.nbytes
+        rate = {span.name: span.nbytes / span.seconds for span in timeline.spans if span.where == "kernels"}
+        assert max(rate.values()) < 2039e9
+        assert z.shape == x.shape
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = x.neg()
+        with gpu.timeline() as timeline:
+            graph.replay()
+        assert [span.nbytes for span in timeline.spans if span.where == "kernels"] == [2 * x.nbytes]

@@ -22,7 +22,6 @@ from .bank import Bank
 BANKS = {
     name: import_module(f".lesson{lesson.number:02d}.{name}", __package__).BANK
     for lesson in LESSONS
-    if lesson.written
     for name in lesson.checks
 }
 OWN_GPU = {  # the checks whose answers never see the notebook's GPU; a test below holds it
@@ -33,8 +32,10 @@ OWN_GPU = {  # the checks whose answers never see the notebook's GPU; a test bel
     *("loss_scaler", "token_weighting", "batch_norm_free"),
     *("ddp_training", "mean_over_ranks", "evaluate_once", "ring_all_reduce"),
     *("save_whole", "train_sharded"),
+    *("starvation", "profiled_steps", "job_mfu"),
 }
-NO_GPU = {"odd_rank", "bytes_per_rank", "fewest_gpus"}  # whose answers are given plain data, and have no use for one
+# Whose answers are given plain data, and have no use for one.
+NO_GPU = {"odd_rank", "bytes_per_rank", "fewest_gpus", "name_bottleneck"}
 MOST_LINES = 10  # wrapped, so that a message is seen without scrolling
 BASE = int(os.environ["GPULAB_CHECK_SEED"])  # another one in each `make explore`
 SEED = BASE + 1  # of the wrong answers; the right ones are tried with several

@@ -25,9 +25,11 @@ QUEUE = 1024  # launches that a GPU takes before the host has to wait: what is o
 
 @dataclass(frozen=True)
 class Span:
-    """Something that took time: `where` is "host", "kernels", "ranks", "to GPU" or "to host"; times in seconds.
+    """Something that took time, in seconds: `where` is "host", "kernels", "ranks", "to GPU", "to host" or "range".
 
-    `address` is where on the GPU a copy to it begins; 0 where it is not written as it crosses the link.
+    `nbytes` are those that a copy or a collective moves, and of a kernel those that it reads from the GPU's memory and
+    writes there (not what the L2 cache gives). `address` is where on the GPU a copy to it begins; 0 where it is not
+    written as it crosses the link.
     """
 
     name: str
@@ -242,6 +244,7 @@ class DeviceClock:
         flops: float = 0.0,
         host_seconds: float | None = None,
         joules: float = 0.0,
+        nbytes: int = 0,
     ) -> float:
         """The host launches a kernel of `seconds`; when it will be done. `host_seconds`: None for a plain operation."""
         clock = self.clock
@@ -251,7 +254,7 @@ class DeviceClock:
         self.launching += host_seconds
         host = clock.host = began + host_seconds
         if self.recording is not None and stream in self.recording.streams:
-            self.recording.kernel(stream, seconds, name, flops, joules)
+            self.recording.kernel(stream, seconds, name, flops, joules, nbytes)
             return host
         queue = self.queue
         if len(queue) == QUEUE and queue[0] > host:
@@ -279,7 +282,7 @@ class DeviceClock:
         self.kernels += 1
         if clock.record is not None:
             clock.record.append(Span(name, "host", self.index, stream, began, host - began))
-            clock.record.append(Span(name, "kernels", self.index, stream, start, seconds, flops))
+            clock.record.append(Span(name, "kernels", self.index, stream, start, seconds, flops, nbytes))
         return end
 
     def _begin_several(self) -> None:
@@ -386,7 +389,8 @@ class DeviceClock:
                 self.flops += node.flops
                 self.kernels += 1
                 if clock.record is not None:
-                    clock.record.append(Span(node.name, "kernels", self.index, stream, begin, seconds, node.flops))
+                    span = Span(node.name, "kernels", self.index, stream, begin, seconds, node.flops, node.nbytes)
+                    clock.record.append(span)
         return max(at.values())
 
     def mark(self, stream: int) -> float:
@@ -409,4 +413,4 @@ class DeviceClock:
             self.unsettled.pop(next(iter(self.unsettled)))()
         until = self.done if stream is None else self.streams.get(stream, 0.0)
         self.clock.call()
-        self.clock.wait(until, "synchronize")
+        self.clock.wait(until, "synchronize" if stream is None else "stream.synchronize")

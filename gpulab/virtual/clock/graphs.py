@@ -38,8 +38,8 @@ class Recording:
     def empty(self) -> bool:
         return not any(node.kind in ("kernel", "copy") for node in self.nodes)
 
-    def kernel(self, stream: int, seconds: float, name: str, flops: float, joules: float) -> None:
-        self._add(Node("kernel", stream, name, seconds, flops, joules))
+    def kernel(self, stream: int, seconds: float, name: str, flops: float, joules: float, nbytes: int) -> None:
+        self._add(Node("kernel", stream, name, seconds, flops, joules, nbytes))
 
     def copy(self, stream: int, nbytes: int, way: str, name: str) -> None:
         self._add(Node("copy", stream, name, nbytes=nbytes, way=way))

@@ -107,9 +107,11 @@ def as_trace(spans: Sequence[Span]) -> dict[str, Any]:
     events: list[dict[str, Any]] = []
     lanes: dict[tuple[int, str], None] = {}
     for span in spans:
-        pid = 0 if span.where == "host" else 1 + span.device
+        pid = 0 if span.where in ("host", "range") else 1 + span.device
         lanes_of = {"kernels": f"stream {span.stream}", "ranks": f"stream {span.stream} (between ranks)"}
-        lane = {"host": "host (virtual)", **lanes_of}.get(span.where, f"copy {span.where}")
+        lane = {"host": "host (virtual)", "range": "NVTX ranges (virtual)", **lanes_of}.get(
+            span.where, f"copy {span.where}"
+        )
         lanes[pid, lane] = None
         about: dict[str, Any] = {}
         if span.flops:

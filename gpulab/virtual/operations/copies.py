@@ -24,8 +24,9 @@ def charge(into: torch.Tensor, source: torch.Tensor, *, non_blocking: bool) -> N
     if not nbytes or (to is None and origin is None):
         return
     if to is origin and to is not None:
+        before = to.moved
         seconds = reading(to, source) + writing(to, into) + to.timer.clock.rates.kernel_s
-        to.timer.kernel(to.stream, seconds, "copy_")
+        to.timer.kernel(to.stream, seconds, "copy_", nbytes=to.moved - before)
     elif to is None or origin is None:
         _over_the_link(to, origin, into, source, non_blocking)
     else:
@@ -83,8 +84,8 @@ def _in_between(on: Device | None, device: Device, tensor: torch.Tensor, nbytes:
         clock.spend(nbytes / (clock.rates.host_copy_gbps * 1e9))
     else:
         on.touch([nbytes])
-        seconds = clock.rates.memory_seconds(nbytes + traffic(tensor)) + clock.rates.kernel_s
-        on.timer.kernel(on.stream, seconds, "copy_")
+        moved = nbytes + traffic(tensor)
+        on.timer.kernel(on.stream, clock.rates.memory_seconds(moved) + clock.rates.kernel_s, "copy_", nbytes=moved)
 
 
 def _address(tensor: torch.Tensor) -> int:

@@ -35,11 +35,13 @@ def charge(device: Device, func: Any, args: Args, out: Any) -> None:
     timer = device.timer
     clock = timer.clock
     rates, costs = clock.rates, clock.costs
+    before = device.moved
     seconds, flops, kernels, joules = rule(device, func, args, out)
     if not kernels:
         return
+    nbytes = device.moved - before
     if kernels > 1:
-        seconds, flops, joules = seconds / kernels, flops / kernels, joules / kernels
+        seconds, flops, joules, nbytes = seconds / kernels, flops / kernels, joules / kernels, nbytes // kernels
     if rates.power is not None:
         joules += device.moved * rates.power.per_byte_pj * 1e-12 / kernels
         device.moved = 0
@@ -57,9 +59,9 @@ def charge(device: Device, func: Any, args: Args, out: Any) -> None:
         if _recording() and _recorded(args):
             host_s += costs.recorded
     seconds += rates.kernel_s
-    end = timer.kernel(device.stream, seconds, name, flops, host_s, joules)
+    end = timer.kernel(device.stream, seconds, name, flops, host_s, joules, nbytes)
     for _ in range(kernels - 1):
-        end = timer.kernel(device.stream, seconds, name, flops, costs.launch, joules)
+        end = timer.kernel(device.stream, seconds, name, flops, costs.launch, joules, nbytes)
     if device.blocking:
         clock.wait(end, name)
 
@@ -127,7 +129,7 @@ def fused(device: Device, name: str, *moved: Any) -> None:
     rates = timer.clock.rates
     nbytes = traffic(moved)
     host_s = costs.backward if _graph_task() != -1 else costs.plain + costs.layer
-    timer.kernel(device.stream, rates.memory_seconds(nbytes) + rates.kernel_s, name, 0.0, host_s)
+    timer.kernel(device.stream, rates.memory_seconds(nbytes) + rates.kernel_s, name, 0.0, host_s, nbytes=nbytes)
 
 
 def kernel(device: Device, name: str, found: Cost) -> None:

@@ -304,7 +304,8 @@ class VirtualGroup(_Group):  # type: ignore[misc]
         nbytes = sum(tensor.nbytes for tensor in tensors)
         device.touch([nbytes])
         timer = device.timer
-        timer.kernel(device.stream, 2 * nbytes / (timer.clock.rates.memory_gbps * 1e9), "copy_")
+        seconds = 2 * nbytes / (timer.clock.rates.memory_gbps * 1e9)
+        timer.kernel(device.stream, seconds, "copy_", nbytes=2 * nbytes)
 
 
 def _listed(tensors: Any) -> list[Tensor]:

@@ -23,6 +23,7 @@ from ..scope.numbering import device_index
 from ..scope.patches import Patches
 from ..scope.refusals import NotMirrored
 from . import cuda_memory, streams
+from .nvtx import Ranges
 
 if TYPE_CHECKING:
     from ..gpu import VirtualGPU
@@ -100,8 +101,9 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
     patches.set(torch.backends.cuda, "cufft_plan_cache", _NoPlans())
     patches.set(torch.backends.cuda, "is_built", lambda: True)
     patches.set(torch, "set_default_tensor_type", _default_tensor_type(torch.set_default_tensor_type))
+    ranges = Ranges(gpu.clock)
     for name in ("range_push", "range_pop", "mark", "range_start", "range_end"):
-        patches.set(torch.cuda.nvtx, name, lambda *args, **kwargs: None)
+        patches.set(torch.cuda.nvtx, name, getattr(ranges, name))
 
 
 def _refuse(what: str, name: str) -> Any:

@@ -1,0 +1,275 @@
+"""The check of a loader for a machine: those of all ranks together, and what they give. No worker starts."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from ..base import Trial, check
+from ..contract import Clause, Contract, Facts, holds
+from ..lesson02.machines import without_gpu
+from ..measure import virtual_gpu
+from ..scenes import Scene
+from .sections import MISTAKES, SAMPLER, WORKERS
+from .workers import quiet
+
+EPOCHS = 5
+KIND, DEFAULTS = "kind of what is returned", "without ranks, rank and train"
+COUNT, LIVE, PINNED = "num_workers", "persistent_workers", "pin_memory"
+SIZES, SMALL = "sizes of the batches in training", "sizes of the batches where a part is smaller than one"
+PARTS, ORDERS, ALL = "samples of two ranks", "orders of the epochs", "samples of all epochs"
+ONCE, SORTED, SHARE = "samples that are not evaluated once", "order in evaluation", "samples of each rank in evaluation"
+EVALUATED = "sizes of the batches in evaluation"
+CLAUSES = [
+    Clause(*row)
+    for row in (
+        ("The DataLoader of this rank", [KIND], "what came back is no DataLoader", "return it", SAMPLER),
+        (
+            "One of these is for the rank's own process, and each other one for a worker",
+            [COUNT],
+            "there are more or fewer workers than cores for them",
+            "cores // ranks - 1, and not below 0",
+            WORKERS,
+        ),
+        (
+            "Workers, if there are any, live on from epoch to epoch",
+            [LIVE],
+            "workers end with each epoch",
+            "persistent_workers=True, where there are workers",
+            WORKERS,
+        ),
+        (
+            "Memory is pinned where there is an accelerator, and only there",
+            [PINNED],
+            "memory is pinned where nothing is, or not where there is an accelerator",
+            "pin_memory=torch.accelerator.is_available()",
+            MISTAKES,
+        ),
+        (
+            "to each rank equally many, and none twice but the few that make the parts equal, rounded up",
+            [PARTS, ALL],
+            "in training the ranks do not share the samples",
+            "a DistributedSampler with the number of ranks and this rank deals them out",
+            SAMPLER,
+        ),
+        (
+            "each epoch deals out all samples in another order",
+            [ORDERS],
+            "in training the order is not another one in each epoch",
+            "shuffled, and after set_epoch otherwise",
+            SAMPLER,
+        ),
+        (
+            "All batches are full, and samples that fill none are left out",
+            [SIZES],
+            "in training the batches are not all full ones",
+            "drop_last=True, in training",
+            SAMPLER,
+        ),
+        (
+            "where a rank's part is smaller than a batch, it is one batch",
+            [SMALL],
+            "where a rank's part is smaller than a batch, the batches are others",
+            "drop_last drops the only batch there is",
+            SAMPLER,
+        ),
+        (
+            "For evaluation every sample is given to one rank, once",
+            [ONCE],
+            "in evaluation samples are missing, or come twice",
+            "neither drop_last nor a sampler that pads",
+            SAMPLER,
+        ),
+        (
+            "in the order of the dataset",
+            [SORTED],
+            "in evaluation the samples come in another order",
+            "nothing is shuffled for an evaluation",
+            SAMPLER,
+        ),
+        (
+            "no rank has more than its part, rounded up",
+            [SHARE],
+            "in evaluation one rank has more than its part",
+            "range(rank, len(dataset), ranks)",
+            SAMPLER,
+        ),
+        (
+            "in batches of batch_size samples",
+            [EVALUATED],
+            "in evaluation the batches have other sizes",
+            "batch_size is that of one rank; only the last batch may be smaller",
+            SAMPLER,
+        ),
+        (
+            "train whether it is for training, or for evaluation",
+            [DEFAULTS],
+            "called with the first three arguments it gives another loader",
+            "ranks=1, rank=0, train=True are what the signature says",
+            SAMPLER,
+        ),
+    )
+]
+TRAINED = ("even", "a rest", "one batch and a rest", "less than a batch", "few")
+EDGES = {
+    "samples": (*TRAINED, "evaluated, even", "evaluated, a rest", "evaluated, fewer than ranks"),
+    "ranks": (1, 2, 3),
+    "cores": ("fewer than ranks", "too few", "some", "many"),
+    "gpu": (True, False),
+}
+
+
+class Numbers(Dataset[Any]):
+    """Samples that are known by their value, which is not their index."""
+
+    def __init__(self, size: int) -> None:
+        self.values = random.sample(range(100, 1000), size)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if not 0 <= index < len(self.values):
+            raise IndexError(f"index {index} of a dataset of {len(self.values)} samples")
+        return torch.tensor(self.values[index])
+
+
+def size_of(scene: Scene, batch: int) -> int:
+    """Of the dataset; a part has at least five samples in training, so that chance does not repeat an order."""
+    ranks, full = scene.ranks, batch * random.randint(3, 5)
+    short = random.randint(1, ranks) - ranks  # what the parts are padded with, where they are equal
+    sizes: dict[str, int] = {
+        "even": full * ranks,
+        "a rest": (full + random.randint(2, batch - 1)) * ranks + short,
+        "one batch and a rest": (batch + random.randint(2, batch - 1)) * ranks + short,
+        "less than a batch": (batch - 1) * ranks + short,
+        "few": 5 * ranks + short,
+        "evaluated, fewer than ranks": max(1, ranks - 1),
+    }
+    return sizes[scene.samples if "fewer" in scene.samples else scene.samples.removeprefix("evaluated, ")]
+
+
+def cores_of(scene: Scene) -> int:
+    ranks = scene.ranks
+    least, most = {
+        "fewer than ranks": (1, max(1, ranks - 1)),
+        "too few": (ranks, 2 * ranks - 1),
+        "some": (2 * ranks, 5 * ranks),
+        "many": (8 * ranks, 40 * ranks),
+    }[scene.cores]
+    return random.randint(least, most)
+
+
+class Seen:
+    """What one rank's loader is, and the batches of its epochs."""
+
+    def __init__(self, loader: Any) -> None:
+        self.kind = "a DataLoader" if isinstance(loader, DataLoader) else type(loader).__name__
+        self.epochs: list[list[list[int]]] = []
+        if isinstance(loader, DataLoader):
+            self.workers, self.live = loader.num_workers, bool(loader.persistent_workers)
+            self.pinned = bool(loader.pin_memory)
+            loader.num_workers, loader.pin_memory, loader.timeout = 0, False, 0  # so that none is started
+            for epoch in range(EPOCHS):
+                if hasattr(loader.sampler, "set_epoch"):
+                    loader.sampler.set_epoch(epoch)
+                self.epochs.append([[*map(int, batch)] for batch in loader])
+
+    def words(self, data: Numbers) -> str:
+        shuffled = not all(in_order(joined(epoch), data.values) for epoch in self.epochs)
+        return f"{self.workers} workers, {'shuffled' if shuffled else 'in order'}" if self.epochs else self.kind
+
+
+def play(call: Callable[..., Any], scene: Scene) -> Facts:
+    batch, ranks, train = random.randint(6, 9), scene.ranks, scene.samples in TRAINED
+    data, cores = Numbers(size_of(scene, batch)), cores_of(scene)
+    facts = Facts(
+        f"{len(data)} samples, batches of {batch}, {cores} cores, ranks = {ranks}, train = {train}, "
+        f"{'a' if scene.gpu else 'no'} GPU"
+    )
+
+    def looked_at(student: Callable[..., Any], *args: Any) -> Seen:
+        with quiet():
+            return Seen(student(*args))
+
+    with virtual_gpu() if scene.gpu else without_gpu():
+        seen = [call(data, batch, cores, ranks, rank, train, through=looked_at) for rank in range(ranks)]
+        short = call(data, batch, cores, through=looked_at) if ranks == 1 and train else seen[0]
+    facts.add(KIND, [one.kind for one in seen], ["a DataLoader"] * ranks)
+    if not facts.hold():
+        return facts
+    workers = max(cores // ranks - 1, 0)
+    facts.add(COUNT, [one.workers for one in seen], [workers] * ranks)
+    facts.add(LIVE, [one.live for one in seen], [one.workers > 0 for one in seen])
+    facts.add(PINNED, [one.pinned for one in seen], [scene.gpu] * ranks)
+    facts.add(DEFAULTS, short.words(data), seen[0].words(data))
+    (trained if train else evaluated)(facts, [one.epochs for one in seen], data.values, batch)
+    return facts
+
+
+def trained(facts: Facts, of_ranks: list[list[list[list[int]]]], data: list[int], batch: int) -> None:
+    ranks, part = len(of_ranks), -(-len(data) // len(of_ranks))
+    sizes = [[*map(len, epochs[-1])] for epochs in of_ranks]
+    wanted = [batch] * (part // batch) or [part]
+    name = SIZES if part >= batch else SMALL
+    facts.add(name, sizes, [wanted] * ranks)
+    if not holds(facts, name):
+        return
+    epochs = [[joined(epochs[number]) for epochs in of_ranks] for number in range(EPOCHS)]
+    twice = max(sum((Counter(joined(epoch)) - Counter(data)).values()) for epoch in epochs)
+    most = part * ranks - len(data)
+    facts.add(PARTS, "dealt out" if twice <= most else f"{twice} of {len(data)} come twice", "dealt out")
+    own = [epoch[0] for epoch in epochs]
+    said = "the order of the dataset, each time" if in_order(own[0], data) else "one order, each time"
+    facts.add(ORDERS, said if own.count(own[0]) == EPOCHS else "another one each", "another one each")
+    left_out = [set(data) - set(joined(epoch)) for epoch in epochs]
+    if facts.hold():  # in one order those that fill no batch are always the same
+        always = left_out.count(left_out[0]) == EPOCHS and bool(left_out[0])
+        facts.add(
+            ALL, f"{len(left_out[0])} are always left out" if always else "each has its turn", "each has its turn"
+        )
+
+
+def evaluated(facts: Facts, of_ranks: list[list[list[list[int]]]], data: list[int], batch: int) -> None:
+    part = -(-len(data) // len(of_ranks))
+    samples = [joined(epochs[-1]) for epochs in of_ranks]
+    count = Counter(joined(samples))
+    missing, twice = len(set(data) - set(count)), sum((count - Counter(data)).values())
+    facts.add(ONCE, f"{missing} are missing, {twice} come twice" if missing or twice else "none", "none")
+    ordered = all(in_order(own, data) for own in samples)
+    facts.add(SORTED, "that of the dataset" if ordered else "another one", "that of the dataset")
+    if facts.hold():
+        facts.add(SHARE, "its part" if max(map(len, samples)) <= part else [*map(len, samples)], "its part")
+    sizes = [[*map(len, epochs[-1])] for epochs in of_ranks]
+    wanted = [[len(own[i : i + batch]) for i in range(0, len(own), batch)] for own in samples]
+    facts.add(EVALUATED, sizes, wanted)
+
+
+def joined(lists: Sequence[list[Any]]) -> list[Any]:
+    return [*chain.from_iterable(lists)]
+
+
+def in_order(samples: list[int], data: list[int]) -> bool:
+    return samples == sorted(samples, key=data.index)
+
+
+CONTRACT = Contract(
+    __file__,
+    parameters=("dataset", "batch_size", "cores", "ranks", "rank", "train"),
+    clauses=CLAUSES,
+    edges=EDGES,
+    play=play,
+)
+
+
+@check(lesson=9, says="the loaders of all ranks share the cores and the samples, in training and in evaluation")
+def make_loader(student: Any, trial: Trial) -> None:
+    """Check a function of (dataset, batch_size, cores, ranks, rank, train): the DataLoader of this rank, for training
+    or for evaluation, with as many workers as it has cores for."""
+    CONTRACT.judge(student, trial)

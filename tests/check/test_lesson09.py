@@ -1,0 +1,60 @@
+"""The workers that the check of seeds plays draw what real ones draw."""
+
+import multiprocessing
+import random
+import threading
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, get_worker_info
+
+from gpulab.check.lesson09.seeded_workers import Drawing
+from gpulab.check.lesson09.workers import Workers
+
+forks = pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="the functions are local")
+
+
+def own(worker):
+    info = get_worker_info()
+    info.dataset.rng = np.random.default_rng(info.seed)
+
+
+def counts(calls=[]):  # noqa: B006 - what a worker's copy of it does is what is tested
+    def init(worker):
+        calls.append(worker)
+        get_worker_info().dataset.rng = np.random.default_rng(len(calls))
+
+    return init
+
+
+def loader(workers, **options):
+    random.seed(1)
+    data = Drawing(13)
+    return DataLoader(data, 3, num_workers=workers, generator=torch.Generator().manual_seed(5), **options)
+
+
+@forks
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("init", [None, own, counts()], ids=["none", "own", "counts"])
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
+def test_played_workers_draw_what_real_ones_draw(workers, persistent, init):
+    options = {"shuffle": True, "persistent_workers": persistent, "worker_init_fn": init}
+    real, played = loader(workers, multiprocessing_context="fork", **options), Workers(loader(workers, **options))
+    for _ in range(3):
+        assert torch.equal(torch.cat(list(real)), torch.cat(played.epoch()))
+
+
+def test_played_workers_leave_the_process_as_it_was():
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    threads = threading.active_count()
+    own_loader = loader(2, shuffle=True, worker_init_fn=own)
+    before = own_loader.dataset.rng.bit_generator.state
+    random.setstate(states[1])
+    Workers(own_loader).epoch()
+    assert torch.equal(states[0], torch.get_rng_state())
+    assert states[1:] == (random.getstate(), np.random.get_state()[1].tolist())
+    assert own_loader.dataset.rng.bit_generator.state == before
+    assert get_worker_info() is None
+    assert threading.active_count() == threads
