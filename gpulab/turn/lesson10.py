@@ -88,10 +88,11 @@ def bottleneck(answer: Any) -> None:
     got = {name: [answer(*shares) for shares in found] for name, found in cases.items()}
     if got == {name: ["input" if s[0] < 0.85 else "compute" for s in found] for name, found in cases.items()}:
         raise AsGiven("every gap is put down to the input, and no gap to arithmetic")
+    for said in itertools.chain.from_iterable(got.values()):
+        if said not in cases:
+            raise NotYet(f"{show(said)} came back", expected=f"one of {', '.join(cases)}", likely="another word")
     for name, found in cases.items():
         for shares, said in zip(found, got[name], strict=True):
-            if said not in cases:
-                raise NotYet(f"{show(said)} came back", expected=f"one of {', '.join(cases)}", likely="another word")
             if said != name:
                 busy, loading, flops, moved = (f"{share:.0%}" for share in shares)
                 raise NotYet(
