@@ -119,7 +119,15 @@ LESSONS: tuple[Lesson, ...] = (
         questions=5,
         written=True,
     ),
-    Lesson(11, "faster_steps", "The switches that make a step faster", 60, questions=5, written=True),
+    Lesson(
+        11,
+        "faster_steps",
+        "The switches that make a step faster",
+        60,
+        checks=("graphs_per_call", "keep_switches", "graphed_step"),
+        questions=5,
+        written=True,
+    ),
     Lesson(
         12,
         "many_gpus",

@@ -1,0 +1,181 @@
+"""The check of a training step as a CUDA graph: the same numbers as the plain step, in a third of its time."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from ..audit import ANYTHING
+from ..base import Trial, check
+from ..contract import Clause, Contract, Facts, Near
+from ..measure import same, virtual_gpu
+from ..scenes import Scene
+from .sections import LAUNCHES, MISTAKES
+
+WIDTH, BATCH, CLASSES, STEPS = 16, 8, 4, 4
+KIND, LOSS, FAST, GIVEN = "what came back", "what step returns", "at most a third of the time", "batches changed"
+KEPT = "losses that later steps change"
+LOSSES, OTHERS = "losses", "losses with another shape between"
+MADE = {
+    name: f"{name} when the step is made" for name in ("parameters", "buffers", "moments and counts", "step counts")
+}
+AFTER = {name: f"{name} after the steps" for name in ("parameters", "buffers", "moments and counts")}
+CLAUSES = [
+    Clause("a function step(x, y)", [KIND], "what came back is no function", "return step, without calling it", LAUNCHES),
+    Clause("returns its loss", [LOSS], "step returns no loss", "a tensor of one number, without a graph", LAUNCHES),
+    Clause(
+        "Making the step trains nothing",
+        list(MADE.values()),
+        "making the step has trained",
+        "the warm-up trains: keep clones before, and copy them back in place",
+        LAUNCHES,
+    ),
+    Clause(
+        "In step, losses, parameters, buffers and moments\n    are those of the plain step",
+        [LOSSES, *AFTER.values()],
+        "the step is not the plain one",
+        "",
+        LAUNCHES,
+    ),
+    Clause("A batch of another shape is trained as well", [OTHERS], "a batch of another shape goes wrong", "", LAUNCHES),
+    Clause("stays what it was in later steps", [KEPT], "a loss changes later", "each replay writes there: clone", LAUNCHES),
+    Clause("The\n    batches are not changed", [GIVEN], "a batch has changed", "the graph needs an x and y of its own", LAUNCHES),
+    Clause("at most a third of the time", [FAST], "it is not three times as fast", "", MISTAKES),
+]
+EDGES = {
+    "norm": ("BatchNorm", "LayerNorm"),
+    "steps_before": (0, 2),
+    "other": ("no batch of another shape", "a smaller one at the end", "a smaller one between"),
+    "depth": (6, 9),
+}
+
+
+def plain_step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+class State:
+    """Copies of what a step changes, by kind. Moments that do not exist are as good as zeros."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self.parameters = torch.cat([p.detach().flatten() for p in model.parameters()]).cpu()
+        self.buffers = torch.cat([b.flatten().float() for b in model.buffers()] or [torch.zeros(1)]).cpu()
+        moments, counts = [], []
+        for parameter in model.parameters():
+            state = optimizer.state.get(parameter, {})
+            moments += [state.get(key, torch.zeros_like(parameter)).flatten() for key in ("exp_avg", "exp_avg_sq")]
+            counts.append(float(state.get("step", 0.0)))
+        self.moments, self.counts = torch.cat(moments).cpu(), sorted(set(counts))
+
+
+def play(call: Callable[..., Any], scene: Scene) -> Facts:
+    facts = Facts(f"{scene.norm}, {scene.depth} layers, {scene.steps_before} steps before, {scene.other}")
+    with virtual_gpu("A100-80") as gpu, torch.device("cuda"):
+        norm = {"BatchNorm": nn.BatchNorm1d, "LayerNorm": nn.LayerNorm}[scene.norm]
+        layers = [make() for _ in range(scene.depth) for make in (lambda: nn.Linear(WIDTH, WIDTH), lambda: norm(WIDTH))]
+        model = nn.Sequential(*layers, nn.Linear(WIDTH, CLASSES))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, capturable=True)
+        batches = [(torch.randn(BATCH, WIDTH), torch.randint(CLASSES, (BATCH,))) for _ in range(STEPS + 1)]
+        for x, y in batches[: scene.steps_before]:
+            plain_step(model, optimizer, x, y)
+        twin = copy.deepcopy(model)
+        twin_optimizer = torch.optim.AdamW(twin.parameters(), lr=0.01, capturable=True)
+        if scene.steps_before:
+            twin_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        before = State(model, optimizer)
+        rest = batches[1:]
+        small = batches[0][0][:3].clone(), batches[0][1][:3].clone()
+        order = {
+            "no batch of another shape": rest,
+            "a smaller one at the end": [*rest, small],
+            "a smaller one between": [*rest[:2], small, *rest[2:]],
+        }[scene.other]
+        given, seen = [(x.clone(), y.clone()) for x, y in order], dict[str, Any]()
+
+        def through(student: Callable[..., Any], model: Any, optimizer: Any, x: Any, y: Any) -> Any:
+            step = student(model, optimizer, x, y)
+            seen["made"] = State(model, optimizer)
+            if not callable(step):
+                return step
+            seen["returned"] = returned = []
+            seen["losses"] = losses = []
+            for x, y in order:
+                returned.append(step(x, y))
+                losses.append(float(returned[-1]) if is_loss(returned[-1]) else None)
+            seen["after"] = State(model, optimizer)
+            seen["seconds"] = took(gpu, lambda: step(*rest[0]))
+            return step
+
+        got = call(
+            model, optimizer, *batches[0], through=through, may_change={"model": ANYTHING, "optimizer": ANYTHING}
+        )
+        wanted = [float(plain_step(twin, twin_optimizer, x, y)) for x, y in order]
+        true = State(twin, twin_optimizer)
+        seconds = took(gpu, lambda: plain_step(twin, twin_optimizer, *rest[0]))
+        facts.add(KIND, "a function" if callable(got) else type(got).__name__, "a function")
+        if not callable(got):
+            return facts
+        losses, returned, made, after = seen["losses"], seen["returned"], seen["made"], seen["after"]
+        facts.add(LOSS, "a loss" if None not in losses else kind_of(returned), "a loss")
+        facts.add(MADE["parameters"], made.parameters, Near(before.parameters, 1e-5))
+        facts.add(MADE["buffers"], made.buffers, Near(before.buffers, 1e-5))
+        facts.add(MADE["moments and counts"], made.moments, Near(before.moments, 1e-4))
+        facts.add(MADE["step counts"], made.counts, before.counts)
+        if facts.hold():
+            facts.add(LOSSES if order is rest else OTHERS, losses, Near(wanted, 1e-3))
+            facts.add(AFTER["parameters"], after.parameters, Near(true.parameters, 1e-2))
+            facts.add(AFTER["buffers"], after.buffers, Near(true.buffers, 1e-2))
+            facts.add(AFTER["moments and counts"], after.moments, Near(true.moments, 3e-2))
+        if None not in losses:
+            later = [float(one) for one in returned]
+            facts.add(KEPT, sum(a != b for a, b in zip(later, losses, strict=True)), 0)
+        facts.add(GIVEN, sum(not same(list(a), list(b)) for a, b in zip(order, given, strict=True)), 0)
+        if facts.hold():
+            facts.add(FAST, 3 * seen["seconds"] <= seconds, True)
+            facts.seen["times as fast"] = round(seconds / seen["seconds"], 1)
+    return facts
+
+
+def took(gpu: Any, function: Callable[[], Any], calls: int = 6) -> float:
+    """Virtual seconds of some calls."""
+    torch.cuda.synchronize()
+    begin = gpu.clock.host
+    for _ in range(calls):
+        function()
+    torch.cuda.synchronize()
+    return float(gpu.clock.host - begin)
+
+
+def is_loss(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.numel() == 1 and not value.requires_grad
+
+
+def kind_of(returned: list[Any]) -> str:
+    worst = next(value for value in returned if not is_loss(value))
+    if isinstance(worst, torch.Tensor):
+        return "a tensor with a graph" if worst.requires_grad else f"a tensor of shape {tuple(worst.shape)}"
+    return type(worst).__name__
+
+
+CONTRACT = Contract(
+    __file__,
+    parameters=("model", "optimizer", "x", "y"),
+    clauses=CLAUSES,
+    edges=EDGES,
+    play=play,
+)
+
+
+@check(lesson=11, says="the plain step's numbers, from the same start, in a third of its time")
+def graphed_step(student: Any, trial: Trial) -> None:
+    """Check a function of (model, optimizer, x, y): it returns a training step that replays a CUDA graph."""
+    CONTRACT.judge(student, trial)

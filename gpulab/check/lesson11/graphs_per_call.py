@@ -1,0 +1,162 @@
+"""The check of a count of compilations: functions of which it is known what Dynamo makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...virtual.gpu import without_gpu
+from ..base import Trial, check
+from ..contract import Clause, Contract, Facts
+from ..scenes import Scene
+from ..wording import is_whole
+from .sections import AGAIN, BREAKS
+
+KIND, LENGTH, ERROR, SETTINGS = "what came back", "numbers in the list", "the exception", "the limits afterwards"
+FROM_NOTHING = "graphs of what was compiled before"
+
+
+def one_graph() -> tuple[Callable[..., Any], list[Any], list[int]]:
+    return lambda x: x.relu() + 1, [(torch.ones(3),)] * 3, [1, 0, 0]
+
+
+def a_module() -> tuple[Callable[..., Any], list[Any], list[int]]:
+    return nn.Linear(3, 2), [(torch.ones(4, 3),)] * 2, [1, 0]
+
+
+def a_break() -> tuple[Callable[..., Any], list[Any], list[int]]:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        x = x.relu()
+        torch._dynamo.graph_break()
+        return x + 1
+
+    return function, [(torch.ones(3),)] * 2, [2, 0]
+
+
+def lengths() -> tuple[Callable[..., Any], list[Any], list[int]]:
+    return lambda x: x.softmax(0), [(torch.ones(n),) for n in (5, 7, 9, 5)], [1, 1, 0, 0]
+
+
+def dtypes() -> tuple[Callable[..., Any], list[Any], list[int]]:
+    two = torch.ones(3), torch.ones(3, dtype=torch.double)
+    return lambda x: x * 2, [(two[i],) for i in (0, 1, 0, 1)], [1, 1, 0, 0]
+
+
+def ten_ranks() -> tuple[Callable[..., Any], list[Any], list[int]]:
+    return lambda x: x.exp(), [(torch.ones([2] * rank),) for rank in range(1, 11)], [1] * 10
+
+
+def no_call() -> tuple[Callable[..., Any], list[Any], list[int]]:
+    return lambda x: x + 1, [], []
+
+
+class Failed(Exception):
+    """What a function of the check raises."""
+
+
+def it_raises() -> tuple[Callable[..., Any], list[Any], list[int]]:
+    def function(x: torch.Tensor, fails: bool) -> torch.Tensor:
+        if fails:
+            raise Failed("a function that fails")
+        return x.relu()
+
+    return function, [(torch.ones(3), False), (torch.ones(3), True)], []
+
+
+FUNCTIONS = {
+    "of a function that is one graph": one_graph,
+    "of a module": a_module,
+    "of a function with a break": a_break,
+    "of three lengths": lengths,
+    "of two dtypes, in turn": dtypes,
+    "of ten ranks": ten_ranks,
+    "of no call": no_call,
+    "that raises": it_raises,
+}
+CLAUSES = [
+    Clause("a list of whole numbers", [KIND], "what came back is no list of whole numbers", "", AGAIN),
+    Clause("An exception of `function` reaches the caller", [ERROR], "an exception is swallowed", "", AGAIN),
+    Clause("for each call", [LENGTH], "the list has another length", "one number for each of calls", AGAIN),
+    Clause(
+        "How many graphs each call",
+        [f"graphs {name}" for name in FUNCTIONS if name not in ("of ten ranks", "that raises")],
+        "the counts are others",
+        "what the backend saw during this call",
+        BREAKS,
+    ),
+    Clause("the count begins as if it had not", [FROM_NOTHING], "earlier compilations count", "torch.compiler.reset()"),
+    Clause(
+        "also more than Dynamo's own limit",
+        ["graphs of ten ranks"],
+        "the ninth compilation is missing",
+        "config.patch(recompile_limit=…)",
+        AGAIN,
+    ),
+    Clause("its settings\n    are as before", [SETTINGS], "a limit is left changed", "with config.patch(…)", AGAIN),
+]
+EDGES = {"function": tuple(FUNCTIONS), "before": (False, True)}
+
+
+def play(call: Callable[..., Any], scene: Scene) -> Facts:
+    settings = torch._dynamo.config
+    before = settings.recompile_limit, settings.accumulated_recompile_limit
+    function, calls, wanted = FUNCTIONS[scene.function]()
+    function = fresh(function)
+    facts = Facts(f"calls {scene.function}{', compiled before' if scene.before else ''}")
+    errors = []
+
+    def through(student: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return student(*args)
+        except Failed:
+            errors.append("Failed")
+
+    with without_gpu():
+        if scene.before:
+            with settings.patch(recompile_limit=100):
+                compiled: Any = torch.compile(function, backend="eager")
+                for args in calls:
+                    through(compiled, *args)
+            errors.clear()
+        try:
+            got = call(function, list(calls), through=through)
+        finally:
+            after = settings.recompile_limit, settings.accumulated_recompile_limit
+            settings.recompile_limit, settings.accumulated_recompile_limit = before
+    facts.add(SETTINGS, "others" if after != before else "as before", "as before")
+    if scene.function == "that raises":
+        facts.add(ERROR, errors, ["Failed"])
+        return facts
+    good = isinstance(got, list) and all(map(is_whole, got))
+    facts.add(KIND, "a list of whole numbers" if good else type(got).__name__, "a list of whole numbers")
+    if good:
+        facts.add(LENGTH, len(got), len(wanted))
+    if facts.hold():
+        name = FROM_NOTHING if scene.before else f"graphs {scene.function}"
+        facts.add(name, [int(count) for count in got], wanted)
+    return facts
+
+
+def fresh(function: Any) -> Any:
+    """The same with code of its own: what was compiled once is kept with the code."""
+    if not isinstance(function, nn.Module):
+        function.__code__ = function.__code__.replace()
+    return function
+
+
+CONTRACT = Contract(
+    __file__,
+    parameters=("function", "calls"),
+    clauses=CLAUSES,
+    edges=EDGES,
+    play=play,
+)
+
+
+@check(lesson=11, says="each call with its graphs: breaks, new lengths, and what comes after the eighth")
+def graphs_per_call(student: Any, trial: Trial) -> None:
+    """Check a function of (function, calls): how many graphs torch.compile compiles in each call."""
+    CONTRACT.judge(student, trial)

@@ -1,0 +1,230 @@
+"""The check of a decision from measurements: a job of which each switch does one known thing, and noise."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..base import Trial, check
+from ..contract import Clause, Contract, Facts
+from ..scenes import Scene
+from .sections import MISTAKES, TABLE
+
+KIND, STEPS, ORDER, ERROR = "what came back", "steps run", "what the steps were run with", "the other exception"
+FIRST_SLOW, REST = 20.0, "the rest"
+TRAPS = {  # what the last switch does, and the sentence of the exercise that tells what becomes of it
+    "gains": ("is below the fastest of those without it", "a switch that gains does not stay", ""),
+    "costs": ("is below the fastest of those without it", "a slower switch stays", "ms: less is better"),
+    "gains less than the noise": (
+        "is below the fastest of those without it",
+        "a gain within the noise is taken for one",
+        "the medians may differ by that much without any switch",
+    ),
+    "gains, and hiccups once": ("its median time", "one slow step decides", "a median leaves it alone, a mean not"),
+    "does nothing, beside a hiccup": ("its median time", "one slow step decides", "the median, or the fastest"),
+    "gains only alone": (
+        "on top of those that stay",
+        "a switch stays that gains only alone",
+        "two switches may save the same launches: try it with those that stay",
+    ),
+    "does nothing, on a machine that warms up": (
+        "right before",
+        "times of different moments are compared",
+        "the machine has become faster since: measure again what it is compared with",
+    ),
+    "gains, on a machine that slows down": (
+        "right before",
+        "times of different moments are compared",
+        "the machine has become slower since: measure again what it is compared with",
+    ),
+    "takes too much at first": (
+        "no step with it, the first included",
+        "too much memory in the first step is not seen",
+        "what is compiled or tuned at first needs memory as well",
+    ),
+    "takes too much": ("takes more than `most_mib`", "a switch stays that does not fit", ""),
+    "takes exactly as much as allowed": ("takes more than", "exactly most_mib is too much", "more than, so not >="),
+    "changes the loss": (
+        "within `tolerance`",
+        "another result is taken for a gain",
+        "the loss is compared too, upwards and downwards",
+    ),
+    "changes the loss a little more": (
+        "of the loss without any switch",
+        "small changes of the loss add up",
+        "compare with the loss without any switch, not with the one before",
+    ),
+    "is missing here": ("that raises RuntimeError does not stay", "a missing switch stays", "except RuntimeError"),
+}
+CLAUSES = [
+    Clause("a list in the order of `switches`", [KIND], "what came back is no list of names", "", TABLE),
+    Clause(
+        "Other exceptions reach the caller", [ERROR], "an exception of run is swallowed", "RuntimeError only", TABLE
+    ),
+    Clause(
+        "one step that does not count, then `repeats` that do",
+        [STEPS],
+        "another number of steps is run",
+        "2 × (1 + repeats) for each switch, and fewer where it raises",
+        TABLE,
+    ),
+    Clause("first without the switch", [ORDER], "the steps are run in another order", "", TABLE),
+    *(
+        Clause(quote, [f"a switch that {trap} stays", f"{REST}, where one {trap}"], summary, likely, TABLE)
+        for trap, (quote, summary, likely) in TRAPS.items()
+    ),
+]
+EDGES = {
+    "trap": tuple(TRAPS),
+    "repeats": (3, 5, 7),
+    "up": (True, False),  # whether a loss that changes grows
+    "fails": (False, True),
+}
+STAYS = {
+    "gains",
+    "gains hardly more than the noise",
+    "gains, and hiccups once",
+    "gains, on a machine that slows down",
+    "takes exactly as much as allowed",
+}
+
+
+class Job:
+    """Steps of which the time, the memory and the loss follow from the switches, and from how often it was called."""
+
+    def __init__(self, scene: Scene, names: Sequence[str]) -> None:
+        self._trap, self._repeats, self._up = scene.trap, scene.repeats, scene.up
+        self.good, self.slow, self.last = names
+        self.ms, self.mib, self.loss = random.uniform(20, 80), random.randint(2000, 6000), random.uniform(1, 4)
+        self.tolerance, self.most_mib = 0.01, self.mib + 1000
+        self.on: list[list[str]] = []  # of each step
+        self.raises: Exception | None = None  # in the steps with the first switch
+        spread = [0.98 + 0.04 * i / (scene.repeats - 1) for i in range(scene.repeats)]
+        self._noise = random.sample(spread, len(spread))
+
+    def run(self, on: Any) -> tuple[float, float, float]:
+        self.on.append(sorted(on))
+        if self.raises and self.good in on:
+            raise self.raises
+        since = next((i for i, other in enumerate(reversed(self.on)) if other != self.on[-1]), len(self.on)) - 1
+        return self._ms(set(on), since), self._mib(set(on), since), self._loss(set(on))
+
+    def _ms(self, on: set[str], since: int) -> float:
+        ms, trap, last = self.ms * self._noise[since % self._repeats], self._trap, self.last in on
+        ms *= 0.7 if self.good in on else 1.0
+        ms *= 1.15 if self.slow in on else 1.0
+        if last and trap == "is missing here":
+            raise RuntimeError(f"{self.last}: no compiler was found")
+        if last:
+            factors = {"costs": 1.2, "gains less than the noise": 0.99, "gains hardly more than the noise": 0.979}
+            factors |= {"gains only alone": 1.1 if self.good in on else 0.8}
+            ms *= 1.0 if trap.startswith("does nothing") else factors.get(trap, 0.8)
+        hiccup = {"gains, and hiccups once": True, "does nothing, beside a hiccup": False}.get(trap)
+        if hiccup is last and since % self._repeats == 1:
+            ms *= 9
+        ms *= FIRST_SLOW if since == 0 else 1.0
+        drift = {"does nothing, on a machine that warms up": 0.9, "gains, on a machine that slows down": 1.25}.get(trap)
+        comparison = (len(self.on) - 1) // (2 * (1 + self._repeats))  # whole comparisons go before
+        return float(ms * drift**comparison) if drift else ms
+
+    def _mib(self, on: set[str], since: int) -> float:
+        much = {"takes too much": 1500, "takes too much at first": 1500 if since == 0 else 0}.get(self._trap, 0)
+        much = 1000 if self._trap == "takes exactly as much as allowed" else much
+        return float(self.mib + (much if self.last in on else 0))
+
+    def _loss(self, on: set[str]) -> float:
+        off = 0.0
+        if self._trap == "changes the loss a little more":
+            off = 0.7 * self.tolerance * ((self.good in on) + (self.last in on))
+        elif self._trap == "changes the loss":
+            off = 3 * self.tolerance * (self.last in on)
+        return self.loss * (1 + off if self._up else 1 - off)
+
+    def wanted_steps(self, switches: Sequence[str], keeps: Sequence[str]) -> list[list[str]]:
+        """With what each step is to be run."""
+        steps: list[list[str]] = []
+        on: list[str] = []
+        for name in switches:
+            steps += [sorted(on)] * (1 + self._repeats)
+            with_it = [sorted([*on, name])] * (1 + self._repeats)
+            steps += with_it[:1] if self._trap == "is missing here" and name == self.last else with_it
+            on += [name] * (name in keeps)
+        return steps
+
+
+def play(call: Callable[..., Any], scene: Scene) -> Facts:
+    names = random.sample(["autotune", "bf16", "channels_last", "compile", "fused", "graph", "tf32"], 3)
+    job = Job(scene, names)
+    switches = [job.good, job.slow, job.last]
+    if scene.trap == "is missing here":  # others come after it
+        switches.sort(key=[job.last, job.good, job.slow].index)
+    facts = Facts(f"switches={switches}, of which {job.last} {scene.trap}; repeats={scene.repeats}")
+    got = call(job.run, list(switches), scene.repeats, job.most_mib, job.tolerance)
+    good = isinstance(got, list) and all(isinstance(name, str) and name in switches for name in got)
+    keeps = [job.good, job.last] if scene.trap in STAYS else [job.good]
+    facts.add(KIND, "a list of names" if good else type(got).__name__, "a list of names")
+    wanted = job.wanted_steps(switches, keeps)
+    if good:
+        facts.add(f"a switch that {scene.trap} stays", job.last in got, job.last in keeps)
+        if facts.hold():
+            rest = [_role(name, job) for name in got if name != job.last or name in keeps]
+            facts.add(f"{REST}, where one {scene.trap}", rest, [_role(name, job) for name in keeps])
+    if facts.hold():
+        facts.add(STEPS, len(job.on) - len(wanted), 0)
+        if facts.hold():
+            facts.add(ORDER, _pattern(job.on, job), _pattern(wanted, job))
+    facts.seen |= {"first": job.on[:1] == [[]], "steps, right or wrong": len(job.on) - len(wanted)}
+    if scene.fails and facts.hold():
+        _failing(facts, call, scene, names)
+    return facts
+
+
+def _role(name: str, job: Job) -> str:
+    return {job.good: "the first", job.slow: "the second"}.get(name, "the last")
+
+
+def _pattern(steps: list[list[str]], job: Job) -> list[str]:
+    """The combinations in the order in which they come, each with its number of steps."""
+    found: list[list[Any]] = []
+    for on in steps:
+        said = " + ".join(_role(name, job) for name in sorted(on, key=[job.good, job.slow, job.last].index)) or "none"
+        if found and found[-1][0] == said:
+            found[-1][1] += 1
+        else:
+            found.append([said, 1])
+    return [f"{said}: {count}" for said, count in found]
+
+
+class Interrupted(Exception):
+    """What run raises, and nobody is to catch."""
+
+
+def _failing(facts: Facts, call: Callable[..., Any], scene: Scene, names: Sequence[str]) -> None:
+    job = Job(scene, names)
+    job.raises = Interrupted("the job was ended")
+    seen = []
+
+    def through(student: Callable[..., Any], *args: Any) -> None:
+        try:
+            student(*args)
+        except Interrupted:
+            seen.append("Interrupted")
+
+    call(job.run, list(names), scene.repeats, job.most_mib, job.tolerance, through=through)
+    facts.add(ERROR, seen, ["Interrupted"])
+
+
+CONTRACT = Contract(
+    __file__,
+    parameters=("run", "switches", "repeats", "most_mib", "tolerance"),
+    clauses=CLAUSES,
+    edges=EDGES,
+    play=play,
+)
+
+
+@check(lesson=11, says="what gains more than the noise stays; what costs memory or digits does not")
+def keep_switches(student: Any, trial: Trial) -> None:
+    """Check a function of (run, switches, repeats, most_mib, tolerance): the list of switches that stay on."""
+    CONTRACT.judge(student, trial)

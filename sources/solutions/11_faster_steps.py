@@ -1,0 +1,324 @@
+# %% title [markdown]
+# # 11 · Exercises: faster steps
+#
+# Three functions, about 70 minutes. Each is checked on your own code: run the check cell under it as often as you like. It
+# draws fresh inputs every time, and when it fails it says what it expected, what came back, and which section of
+# [the lecture](../notebooks/11_faster_steps.ipynb) to read.
+#
+# A cell that says *not attempted yet* is one you have not written. Everything after it still runs.
+
+# %% setup
+import statistics
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import gpulab
+
+gpu = gpulab.setup()
+
+# %% graphs-text [markdown]
+# ## 1 · Find the recompilation
+#
+# **Build** a function that tells for each call of a compiled function how many graphs it compiled. **Why:** a recompilation
+# costs seconds in the middle of a training, and nothing is printed; after the eighth, PyTorch gives up compiling, and a warning
+# is all that says so.
+#
+# 20 minutes · difficulty ●●○
+#
+# A backend is any function `backend(graph, example_inputs)` that returns what is to be run; `graph.forward` runs the graph as it is.
+# Settings of the compiler are changed for a while with `torch._dynamo.config.patch(name=value)`.
+#
+# *Predict first:* a compiled function of one tensor meets the lengths 5, 7, 1 and 9. How many of the four calls compile?
+
+# %% graphs-predict
+lengths_guess = gpulab.predict("Lengths 5, 7, 1 and 9: how many of the four calls compile?")
+
+# %% graphs_per_call tags=["solution"]
+def graphs_per_call(function, calls):
+    """How many graphs each call of a function makes torch.compile compile: a list of whole numbers.
+
+    function  compiled with torch.compile as its defaults are, by a backend that makes no kernels. It may have
+              been compiled before, by anyone: the count begins as if it had not
+    calls     a list of tuples of arguments; the function is called once with each, in this order. It may be empty
+
+    All compilations are counted, also more than Dynamo's own limit (torch._dynamo.config.recompile_limit, 8); its settings
+    are as before when the function returns. An exception of `function` reaches the caller.
+    """
+    # TODO: begin from nothing, keep count in a backend, compile, and look at the count after each call
+    ### BEGIN SOLUTION
+    graphs, counts = [], []
+
+    def backend(graph, example_inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    torch.compiler.reset()
+    with torch._dynamo.config.patch(recompile_limit=10_000, accumulated_recompile_limit=10_000):
+        compiled = torch.compile(function, backend=backend)
+        for args in calls:
+            before = len(graphs)
+            compiled(*args)
+            counts.append(len(graphs) - before)
+    return counts
+    ### END SOLUTION
+
+# %% check-graphs tags=["check"]
+gpulab.check.graphs_per_call(graphs_per_call)
+
+# %% graphs-hints [markdown]
+# <details><summary>Hint 1</summary>
+#
+# The backend is called once for each graph. Where can it keep what it has seen, so that your loop can look at it after
+# each call? And what is kept from an earlier compilation, in another cell?
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# `torch.compiler.reset()` forgets all compiled code. A list outside the backend grows by one for each graph; the difference
+# of its length before and after a call is what you want.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# The limit is a setting: `with torch._dynamo.config.patch(recompile_limit=10_000, accumulated_recompile_limit=10_000):`
+# round the loop, and both are back afterwards, also after an exception.
+#
+# </details>
+
+# %% graphs-try-text [markdown]
+# Your function on the four lengths, and on three that look innocent: a counter in a Python number, a scheduler's learning rate,
+# and `eval()` now and then.
+
+# %% graphs-try tags=["needs-answer"]
+counts = graphs_per_call(lambda x: x.softmax(0), [(torch.ones(n),) for n in (5, 7, 1, 9)])
+lengths_guess.compare(sum(count > 0 for count in counts), "computed")
+print("lengths 5, 7, 1, 9:   ", counts)
+print("a counter, 0 to 5:    ", graphs_per_call(lambda x, n: x * n, [(torch.ones(3), n) for n in range(6)]))
+rates = [0.1 * 0.9**epoch for epoch in range(6)]
+print("a rate, six epochs:   ", graphs_per_call(lambda x, lr: x - lr * x, [(torch.ones(3), lr) for lr in rates]))
+print("the rate as a tensor: ", graphs_per_call(lambda x, lr: x - lr * x, [(torch.ones(3), torch.tensor(lr)) for lr in rates]))
+layer = nn.Dropout(0.1)
+print("train, eval, train:   ", graphs_per_call(lambda x, on: layer.train(on)(x), [(torch.ones(3), on) for on in (True, False, True)]))
+
+# %% switches-text [markdown]
+# ## 2 · Which switches stay
+#
+# **Build** the loop that tries one switch after the other and keeps those that are worth it. **Why:** lists of ten switches
+# are copied from job to job. A gain belongs to a network, a GPU and the switches before it, so somebody has to measure; and
+# a measurement that takes noise for a gain keeps everything.
+#
+# 25 minutes · difficulty ●●○
+#
+# The check plays a job whose switches it knows: some gain, some hiccup, some cost memory or digits.
+
+# %% keep_switches tags=["solution"]
+def keep_switches(run, switches, repeats, most_mib, tolerance):
+    """The switches that stay on: a list in the order of `switches`.
+
+    run        run(on) makes one step of the job, always the same batch on the same weights, with the switches in the list
+               `on`, and returns (ms, MiB, loss). The first step after a change of `on` is slow: it compiles or tunes
+    switches   the names of those to try, each on top of those that stay, in this order
+    repeats    how many steps count on each side of a comparison, an odd number
+    most_mib   the memory that there is
+    tolerance  how far the loss may be off, as a part of the loss without any switch
+
+    For each switch, right before it is tried, the job is measured again: first without the switch, then with it; each
+    time one step that does not count, then `repeats` that do. A switch stays if its median time
+    is below the fastest of those without it; if no step with it, the first included, takes more than `most_mib`; and
+    if its loss is within `tolerance` of the loss without any switch. One that raises RuntimeError does not stay.
+    Other exceptions reach the caller.
+    """
+    # TODO: a helper that runs 1 + repeats steps; then the comparison for each switch
+    ### BEGIN SOLUTION
+    stay, plain_loss = [], None
+    for name in switches:
+        without = [run(stay) for _ in range(1 + repeats)]
+        if plain_loss is None:
+            plain_loss = without[0][2]
+        try:
+            tried = [run([*stay, name]) for _ in range(1 + repeats)]
+        except RuntimeError:
+            continue
+        fastest = min(ms for ms, _, _ in without[1:])
+        faster = statistics.median(ms for ms, _, _ in tried[1:]) < fastest
+        fits = all(mib <= most_mib for _, mib, _ in tried)
+        same = all(abs(loss - plain_loss) <= tolerance * abs(plain_loss) for _, _, loss in tried)
+        if faster and fits and same:
+            stay = [*stay, name]
+    return stay
+    ### END SOLUTION
+
+# %% check-switches tags=["check"]
+gpulab.check.keep_switches(keep_switches)
+
+# %% switches-hints [markdown]
+# <details><summary>Hint 1</summary>
+#
+# A list of those that stay grows. Which two lists does `run` get in one comparison? How often is each of them run?
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# Keep the whole results of both sides, 1 + `repeats` tuples each. Times without the first one; memory with it. The loss is
+# compared with a number that you take once, before any switch is on.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# `statistics.median(times_with) < min(times_without)`. The `try` stands round the steps with the switch, and catches
+# RuntimeError and nothing else.
+#
+# </details>
+
+# %% switches-try-text [markdown]
+# Your function on a real job: a small network's training step on this machine's processor (or on your GPU).
+
+# %% switches-try tags=["needs-answer", "host-dependent"]
+where = "cuda" if torch.cuda.is_available() and not gpu.is_virtual else "cpu"
+
+
+def real_step(on):
+    """One training step with these switches: its milliseconds, MiB of the process's GPU, and its loss."""
+    with gpulab.without_gpu():
+        torch.manual_seed(0)
+        layout = torch.channels_last if "channels_last" in on else torch.contiguous_format
+        model = nn.Sequential(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
+        model = model.to(where, memory_format=layout)
+        images = torch.randn(16, 3, 64, 64, device=where).to(memory_format=layout)
+        optimizer = torch.optim.AdamW(model.parameters(), fused="fused" in on)
+        losses = []
+
+        def step():
+            with torch.autocast(where, torch.bfloat16, enabled="bf16" in on):
+                loss = F.cross_entropy(model(images), torch.arange(16, device=where) % 10)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+
+        ms = gpulab.timing.measure(step, repeat=1, warm_up=1).median_ms
+    return ms, 0.0, losses[0]
+
+
+print(keep_switches(real_step, ["fused", "channels_last", "bf16"], 5, 1000, 0.02), f"stay on this {where} (measured)")
+
+# %% step-text [markdown]
+# ## 3 · Three times as fast
+#
+# **Build** a training step as a CUDA graph. **Why:** where a step waits for launches, nothing else brings as much; and
+# it is easy to make a graph that trains on the wrong batch, from the wrong weights, or with the wrong moments.
+#
+# 25 minutes · difficulty ●●●
+#
+# Before a capture the step has to run a few times, in a side stream, so that everything lazy is done: the optimizer makes its
+# moments in its first step, and what is made *within* the capture is made anew in each replay. But those steps train.
+#
+# The check runs it on a virtual A100, values and all.
+
+# %% graphed_step tags=["solution"]
+def graphed_step(model, optimizer, x, y):
+    """A training step in a third of the time or less: a function step(x, y) that trains on a batch and returns its loss.
+
+    model      on the GPU, in training mode; the loss is F.cross_entropy(model(x), y)
+    optimizer  AdamW over its parameters, with capturable=True; it may have made steps before, or none
+    x, y       a batch of the usual shape, to warm up and to capture with
+
+    The plain step is zero_grad, forward, backward, optimizer.step(). In step, losses, parameters, buffers and moments
+    are those of the plain step, after each batch; for batches of the usual shape it takes at most a third of the time.
+    Making the step trains nothing: parameters, buffers and the optimizer's moments and step counts are as before when it is
+    returned (moments that did not exist may exist, and be zero).
+    A batch of another shape is trained as well, at whatever speed. A loss that was returned stays what it was in later steps. The
+    batches are not changed.
+    """
+    # TODO: a plain step; what to keep, warm up, put back; the capture; and the function that feeds it
+    ### BEGIN SOLUTION
+    def plain(x, y):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    def all_that_trains():
+        moments = [value for state in optimizer.state.values() for value in state.values()]
+        return [*model.parameters(), *model.buffers(), *moments]
+
+    before = {value: value.detach().clone() for value in all_that_trains()}
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            plain(x, y)
+    torch.cuda.current_stream().wait_stream(side)
+    with torch.no_grad():
+        for value in all_that_trains():
+            if value in before:
+                value.copy_(before[value])
+            else:
+                value.zero_()
+    graph, own_x, own_y = torch.cuda.CUDAGraph(), x.clone(), y.clone()
+    with torch.cuda.graph(graph):
+        own_loss = plain(own_x, own_y)
+
+    def step(x, y):
+        if x.shape != own_x.shape:
+            return plain(x, y)
+        own_x.copy_(x)
+        own_y.copy_(y)
+        graph.replay()
+        return own_loss.clone()
+
+    return step
+    ### END SOLUTION
+
+# %% check-step tags=["check"]
+gpulab.check.graphed_step(graphed_step)
+
+# %% step-hints [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Write the plain step first, as a function of (x, y). Three things then need it: the warm-up, the capture, and batches of
+# another shape.
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# Before the warm-up, clone all that a step changes: `model.parameters()`, `model.buffers()`, and the tensors in
+# `optimizer.state`. Afterwards put the values back *in place*, `value.copy_(kept)`: the addresses must stay. What the optimizer made
+# during the warm-up goes back to zero.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# The graph has its own x and y; each step copies the batch in, replays, and returns a *clone* of the loss. Compare
+# `x.shape` with that of the graph's own x before you copy.
+#
+# </details>
+
+# %% step-try-text [markdown]
+# Your step on a network of forty layers, narrow ones, on a virtual A100:
+
+# %% step-try tags=["needs-answer"]
+with gpulab.VirtualGPU("A100-80", compute=False), torch.device("cuda"):
+    model = nn.Sequential(*[layer for _ in range(20) for layer in (nn.Linear(128, 128), nn.ReLU())], nn.Linear(128, 10))
+    optimizer = torch.optim.AdamW(model.parameters(), capturable=True)
+    x, y = torch.randn(64, 128), torch.randint(10, (64,))
+
+    def plain():
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+    before = gpulab.timing.measure(plain, repeat=5).median_ms
+    step = graphed_step(model, optimizer, x, y)
+    after = gpulab.timing.measure(lambda: step(x, y), repeat=5).median_ms
+print(f"{before:.2f} ms → {after:.2f} ms, {before / after:.1f} × as fast (virtual)")
+
+# %% done [markdown]
+# ## Done?
+#
+# The cell below shows what is recorded. Next: [the map of the course](../notebooks/00_start_here.ipynb).
+
+# %% progress tags=["host-dependent"]
+gpulab.progress()

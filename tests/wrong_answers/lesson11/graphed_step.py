@@ -1,0 +1,239 @@
+"""Answers to "three times as fast"."""
+
+import copy
+
+import torch
+from torch.nn import functional as F
+
+from gpulab.check.lesson11.sections import SECTIONS
+
+from ..bank import Bank
+from ..edits import change, drop, solution
+
+BANK = Bank("graphed_step", SECTIONS, solution=(11, "graphed_step"))
+SOLUTION = BANK.right(solution(11, "graphed_step"))
+WARM = "        for _ in range(3):\n            plain(x, y)"
+PUT_BACK = "            if value in before:\n                value.copy_(before[value])\n            else:\n                value.zero_()"
+ALL = "return [*model.parameters(), *model.buffers(), *moments]"
+
+
+@BANK.right
+def a_graph_for_each_shape(model, optimizer, x, y):
+    """Moments are made by a step, zeroed or loaded back; each shape is captured when it first comes."""
+    graphs = {}
+
+    def one(x, y):
+        optimizer.zero_grad(set_to_none=True)
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    def capture(x, y):
+        weights = {k: v.clone() for k, v in model.state_dict().items()}
+        moments = copy.deepcopy([optimizer.state.get(p) for p in model.parameters()])
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):
+                one(x, y)
+        torch.cuda.current_stream().wait_stream(side)
+        model.load_state_dict(weights)
+        for p, old in zip(model.parameters(), moments, strict=True):
+            for key, value in optimizer.state[p].items():
+                value.copy_(old[key]) if old else value.zero_()
+        graph, x, y = torch.cuda.CUDAGraph(), x.clone(), y.clone()
+        optimizer.zero_grad(set_to_none=True)
+        with torch.cuda.graph(graph):
+            loss = one(x, y).detach()
+        return graph, x, y, loss
+
+    graphs[x.shape] = capture(x, y)
+
+    def step(x, y):
+        if x.shape not in graphs:
+            graphs[x.shape] = capture(x, y)
+        graph, own_x, own_y, loss = graphs[x.shape]
+        own_x.copy_(x, non_blocking=True)
+        own_y.copy_(y, non_blocking=True)
+        graph.replay()
+        return loss.clone()
+
+    return step
+
+
+BANK.variant("warms_up_on_copies", change(WARM, WARM.replace("plain(x, y)", "plain(x.clone(), y.clone())")))
+
+BANK.mistake(
+    "calls_it",
+    "step is called, and its loss came back",
+    "return step, without calling it",
+    change("    return step", "    return step(x, y)"),
+)
+BANK.mistake(
+    "returns_the_graph",
+    "the graph came back, not a function",
+    "a function step(x, y) that fills x and y, replays, and returns the loss",
+    change("    return step", "    return graph"),
+)
+BANK.mistake(
+    "no_loss",
+    "step returns nothing",
+    "return a clone of the graph's loss",
+    change("return own_loss.clone()", "return None"),
+)
+BANK.mistake(
+    "with_its_graph",
+    "the loss of a batch of another shape still holds its autograd graph",
+    "loss.detach(): what needs gradients keeps all activations alive",
+    change("return loss.detach()", "return loss"),
+    change("        own_loss = plain(own_x, own_y)", "        own_loss = plain(own_x, own_y).detach()"),
+)
+BANK.mistake(
+    "own_loss_itself",
+    "all losses are one tensor, which each replay overwrites",
+    "return a clone of it",
+    change("own_loss.clone()", "own_loss"),
+)
+BANK.mistake(
+    "renames",
+    "every step trains on the batch of the capture",
+    "own_x = x gives the name to another tensor; own_x.copy_(x) fills the memory that the graph reads",
+    change("own_x.copy_(x)", "kept_x = x"),
+    change("own_y.copy_(y)", "kept_y = y"),
+)
+BANK.mistake(
+    "forgets_the_labels",
+    "the labels are those of the capture",
+    "both have to be filled: own_y.copy_(y)",
+    drop("own_y.copy_(y)"),
+)
+BANK.mistake(
+    "replays_first",
+    "every step trains on the batch before",
+    "fill x and y, then replay",
+    drop("graph.replay()"),
+    change("        own_x.copy_(x)", "        graph.replay()\n        own_x.copy_(x)"),
+)
+BANK.mistake(
+    "given_batch",
+    "the batch that was handed over is the graph's own, and is overwritten",
+    "own_x, own_y: clones of x and y",
+    change("x.clone(), y.clone()\n", "x, y\n"),
+)
+BANK.mistake(
+    "no_warm_up",
+    "there is no warm-up: moments are made within the capture, and anew in each replay",
+    "a few steps in a side stream first, so that the optimizer's moments exist",
+    change(WARM, "        pass"),
+)
+BANK.mistake(
+    "keeps_the_warm_up",
+    "the warm-up has trained the model",
+    "clone parameters, buffers and moments before it, and copy them back",
+    change(PUT_BACK, "            pass"),
+)
+BANK.mistake(
+    "only_parameters",
+    "moments and buffers of the warm-up stay",
+    "buffers, such as BatchNorm's means, and the optimizer's state are trained as well",
+    change(ALL, "return [*model.parameters()]"),
+)
+BANK.mistake(
+    "no_buffers",
+    "BatchNorm's means and variances have seen the warm-up",
+    "model.buffers() too",
+    change("*model.buffers(), ", ""),
+)
+BANK.mistake(
+    "no_moments",
+    "the optimizer's moments and step counts have seen the warm-up",
+    "the tensors in optimizer.state too; those that the warm-up made go back to zero",
+    change("*model.buffers(), *moments]", "*model.buffers()]"),
+)
+BANK.mistake(
+    "forgets_earlier_moments",
+    "moments that were there before are zeroed",
+    "zero only those that did not exist; the others are copied back",
+    change("if value in before:", "if value in before and value.dim() and not any(value is m for s in optimizer.state.values() for m in s.values()):"),
+)
+BANK.mistake(
+    "keeps_new_moments",
+    "moments that the warm-up made are left as they are",
+    "what did not exist before goes back to zero, the step count too",
+    change("            else:\n                value.zero_()", ""),
+)
+BANK.mistake(
+    "no_counts",
+    "the optimizer's step counts go on from the warm-up",
+    "optimizer.state holds three tensors for each parameter; bias correction depends on step",
+    change("for value in state.values()]", 'for key, value in state.items() if key != "step"]'),
+)
+BANK.mistake(
+    "new_tensors",
+    "values are put back as new tensors, while the graph, or the optimizer, works on others",
+    "value.copy_(kept), in place: addresses must stay",
+    change(PUT_BACK, "            if value in before:\n                value = before[value]\n            else:\n                value = torch.zeros_like(value)"),
+    same_as="keeps_the_warm_up",
+)
+BANK.mistake(
+    "no_optimizer",
+    "the optimizer's step is not in the graph, and nothing is trained",
+    "zero_grad, forward, backward and optimizer.step() are the step",
+    change("        own_loss = plain(own_x, own_y)", "        optimizer.zero_grad()\n        own_loss = F.cross_entropy(model(own_x), own_y)\n        own_loss.backward()\n        own_loss = own_loss.detach()"),
+)
+BANK.mistake(
+    "no_zero_grad",
+    "gradients add up from step to step",
+    "optimizer.zero_grad() belongs into the step, and so into the graph",
+    change("        optimizer.zero_grad()\n", ""),
+)
+BANK.mistake(
+    "optimizer_outside",
+    "the optimizer's step is launched kernel by kernel",
+    "it has most of the launches: capture it as well",
+    change("        own_loss = plain(own_x, own_y)", "        optimizer.zero_grad()\n        own_loss = F.cross_entropy(model(own_x), own_y)\n        own_loss.backward()\n        own_loss = own_loss.detach()"),
+    change("        graph.replay()", "        graph.replay()\n        optimizer.step()"),
+)
+BANK.mistake(
+    "plain_all_the_time",
+    "the step is launched kernel by kernel: no graph is replayed",
+    "capture it once, then graph.replay()",
+    change("        if x.shape != own_x.shape:\n            return plain(x, y)", "        return plain(x, y)"),
+)
+BANK.mistake(
+    "waits",
+    "step waits for the loss and gives a number",
+    "a tensor: whoever wants the number may wait for it",
+    change("own_loss.clone()", "own_loss.item()"),
+)
+BANK.mistake(
+    "one_shape",
+    "a batch of another shape does not fit into the graph's own",
+    "compare the shapes, and train such a batch with the plain step",
+    change("        if x.shape != own_x.shape:\n            return plain(x, y)\n", ""),
+)
+BANK.mistake(
+    "skips_other_shapes",
+    "a batch of another shape is not trained",
+    "plain(x, y) for it",
+    change("            return plain(x, y)", "            return own_loss.clone()"),
+)
+BANK.mistake(
+    "fills_a_part",
+    "a smaller batch is filled up with rows of the batch before",
+    "another shape is another computation: plain(x, y) for it",
+    change("        if x.shape != own_x.shape:\n            return plain(x, y)\n        own_x.copy_(x)\n        own_y.copy_(y)", "        own_x[: len(x)] = x\n        own_y[: len(y)] = y"),
+)
+BANK.mistake(
+    "captures_again",
+    "each step captures a graph of its own",
+    "capture once: a capture costs all launches, and more",
+    change("        own_x.copy_(x)\n", "        graph = torch.cuda.CUDAGraph()\n        with torch.cuda.graph(graph):\n            own_loss = plain(own_x, own_y)\n        own_x.copy_(x)\n"),
+)
+BANK.mistake(
+    "evaluates",
+    "the model is put into eval()",
+    "a step trains: BatchNorm has to use the batch's own numbers",
+    change("    before = {", "    model.eval()\n    before = {"),
+)

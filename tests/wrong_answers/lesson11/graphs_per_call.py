@@ -1,0 +1,152 @@
+"""Answers to "find the recompilation"."""
+
+import torch
+from torch._dynamo.testing import CompileCounter
+
+from gpulab.check.lesson11.sections import SECTIONS
+
+from ..bank import Bank
+from ..edits import change, drop, solution
+
+BANK = Bank("graphs_per_call", SECTIONS, solution=(11, "graphs_per_call"))
+SOLUTION = BANK.right(solution(11, "graphs_per_call"))
+LIMITS = "with torch._dynamo.config.patch(recompile_limit=10_000, accumulated_recompile_limit=10_000):"
+COMPILE = "compiled = torch.compile(function, backend=backend)"
+CALL = "            compiled(*args)"
+
+
+@BANK.right
+def with_a_counter(function, calls):
+    """PyTorch's own counting backend."""
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(recompile_limit=len(calls) + 10):
+        counter = CompileCounter()
+        compiled = torch.compile(function, backend=counter)
+        seen = [0]
+        for args in calls:
+            compiled(*args)
+            seen.append(counter.frame_count)
+    return [after - before for before, after in zip(seen, seen[1:], strict=False)]
+
+
+@BANK.right
+def by_the_stats(function, calls):
+    """Dynamo counts the graphs as well."""
+    torch.compiler.reset()
+    graphs, found = torch._dynamo.utils.counters["stats"], []
+    with torch._dynamo.config.patch("recompile_limit", 500):
+        compiled = torch.compile(function, backend="eager")
+        for args in calls:
+            before = graphs["unique_graphs"]
+            compiled(*args)
+            found.append(graphs["unique_graphs"] - before)
+    return found
+
+
+BANK.variant("resets_inside", change("    torch.compiler.reset()\n", ""), change(COMPILE, f"torch.compiler.reset()\n        {COMPILE}"))
+
+BANK.mistake(
+    "one_number",
+    "the graphs of all calls together came back",
+    "one number for each call, in a list",
+    change("return counts", "return len(graphs)"),
+)
+BANK.mistake(
+    "yes_or_no",
+    "whether a call compiled came back, not how many graphs",
+    "True and False: count the graphs; a call with a break compiles two",
+    change("len(graphs) - before)", "len(graphs) > before)"),
+)
+BANK.mistake(
+    "at_most_one",
+    "a call counts as one compilation, however many graphs it makes",
+    "after a graph break the rest is a graph of its own, and the backend is called again",
+    change("len(graphs) - before)", "int(len(graphs) > before))"),
+)
+BANK.mistake(
+    "in_all",
+    "the counts grow from call to call",
+    "the number of graphs after a call, minus that before it",
+    change("counts.append(len(graphs) - before)", "counts.append(len(graphs))"),
+)
+BANK.mistake(
+    "looks_first",
+    "the count is taken before the call",
+    "a graph is compiled when the function is called: compiled(*args), then look",
+    change("            counts.append(len(graphs) - before)", ""),
+    change(CALL, f"            counts.append(len(graphs) - before)\n{CALL}"),
+)
+BANK.mistake(
+    "leaves_out_the_first",
+    "the first call is left out",
+    "the first compilation counts too: one number for each of calls",
+    change("return counts", "return counts[1:]"),
+)
+BANK.mistake(
+    "compiles_anew",
+    "the function is compiled anew for each call",
+    "torch.compile once, before the loop: a new backend shares nothing with the one before",
+    change(f"        {COMPILE}\n", ""),
+    change(CALL, f"            torch.compiler.reset()\n            {COMPILE}\n{CALL}"),
+)
+BANK.mistake(
+    "no_reset",
+    "what was compiled before is not compiled again, or compiled differently",
+    "compiled code is kept with the function, whoever compiled it: torch.compiler.reset()",
+    drop("torch.compiler.reset()"),
+)
+BANK.mistake(
+    "no_limit",
+    "after the eighth compilation of a function nothing is counted",
+    "then Dynamo gives up: raise recompile_limit for a while, with torch._dynamo.config.patch(…)",
+    change(LIMITS, "if True:"),
+)
+BANK.mistake(
+    "sets_the_limit",
+    "the limit stays changed",
+    "a setting of the whole process: with torch._dynamo.config.patch(…) puts it back, also after an exception",
+    change(LIMITS, "torch._dynamo.config.recompile_limit = 10_000\n    if True:"),
+)
+BANK.mistake(
+    "puts_back_at_the_end",
+    "after an exception the limit stays changed",
+    "with, or finally: an exception of function leaves yours before its last line",
+    change(LIMITS, "limit, torch._dynamo.config.recompile_limit = torch._dynamo.config.recompile_limit, 10_000\n    if True:"),
+    change("    return counts", "    torch._dynamo.config.recompile_limit = limit\n    return counts"),
+)
+BANK.mistake(
+    "dynamic",
+    "lengths are symbols from the start",
+    "dynamic=True is no default: by default the second length makes them one",
+    change("backend=backend)", "backend=backend, dynamic=True)"),
+)
+BANK.mistake(
+    "static",
+    "each length is compiled by itself",
+    "dynamic=False is no default: by default the second length makes them a symbol",
+    change("backend=backend)", "backend=backend, dynamic=False)"),
+)
+BANK.mistake(
+    "whole",
+    "a graph break is an error",
+    "fullgraph=True is no default: here breaks are counted",
+    change("backend=backend)", "backend=backend, fullgraph=True)"),
+)
+BANK.mistake(
+    "not_compiled",
+    "the function is called as it is",
+    "call what torch.compile returned",
+    change(CALL, "            function(*args)"),
+)
+BANK.mistake(
+    "swallows",
+    "an exception of the function is swallowed",
+    "no try: it is the caller's to see",
+    change(CALL, "            try:\n                compiled(*args)\n            except Exception:\n                pass"),
+)
+BANK.mistake(
+    "not_of_nothing",
+    "there has to be a call",
+    "calls may be empty, and the list is empty then",
+    change("    return counts", "    return counts or [0]"),
+)

@@ -1,0 +1,225 @@
+"""Answers to "which switches stay"."""
+
+from gpulab.check.lesson11.sections import SECTIONS
+
+from ..bank import Bank
+from ..edits import change, solution
+
+BANK = Bank("keep_switches", SECTIONS, solution=(11, "keep_switches"))
+SOLUTION = BANK.right(solution(11, "keep_switches"))
+WITHOUT = "without = [run(stay) for _ in range(1 + repeats)]"
+TRIED = "tried = [run([*stay, name]) for _ in range(1 + repeats)]"
+FASTER = "statistics.median(ms for ms, _, _ in tried[1:]) < fastest"
+FASTEST = "fastest = min(ms for ms, _, _ in without[1:])"
+SAME = "all(abs(loss - plain_loss) <= tolerance * abs(plain_loss) for _, _, loss in tried)"
+LOOP = "    for name in switches:\n"
+KEEP = "stay = [*stay, name]"
+
+
+@BANK.right
+def with_a_helper(run, switches, repeats, most_mib, tolerance):
+    kept, loss_of_none = [], None
+
+    def measured(on):
+        first = run(tuple(on))
+        counted = [run(tuple(on)) for _ in range(repeats)]
+        return [r[0] for r in counted], max(r[1] for r in [first, *counted]), counted[-1][2]
+
+    for switch in switches:
+        times, _, loss = measured(kept)
+        loss_of_none = loss if loss_of_none is None else loss_of_none
+        try:
+            new_times, mib, new_loss = measured({*kept, switch})
+        except RuntimeError:
+            continue
+        if mib > most_mib or abs(new_loss / loss_of_none - 1) > tolerance:
+            continue
+        if sorted(new_times)[repeats // 2] < min(times):
+            kept.append(switch)
+    return kept
+
+
+BANK.variant("numpy_like", change("statistics.median(", "statistics.median_low("))
+
+BANK.mistake(
+    "as_a_set",
+    "what came back is a set",
+    "a list, in the order of switches",
+    change("return stay", "return set(stay)"),
+)
+BANK.mistake(
+    "returns_nothing",
+    "nothing came back",
+    "the return is missing",
+    change("return stay", ""),
+)
+BANK.mistake(
+    "counts_the_first",
+    "the first step, which compiles or tunes, is among those that count",
+    "leave out the first of each side: times of tried[1:], and of without[1:]",
+    change("in tried[1:]", "in tried"),
+)
+BANK.mistake(
+    "runs_no_first",
+    "no step goes before those that count",
+    "1 + repeats steps on each side, and the times of the last `repeats`",
+    change(WITHOUT, WITHOUT.replace("1 + ", "")),
+    change(TRIED, TRIED.replace("1 + ", "")),
+    change("in tried[1:]", "in tried"),
+    change("in without[1:]", "in without"),
+)
+BANK.mistake(
+    "medians",
+    "a gain within the noise is taken for one",
+    "two medians of the same job differ too: compare with the fastest step without the switch",
+    change("min(ms for ms, _, _ in without[1:])", "statistics.median(ms for ms, _, _ in without[1:])"),
+)
+BANK.mistake(
+    "fastest_of_both",
+    "a gain within the noise is taken for one",
+    "two medians of the same job differ too: compare with the fastest step without the switch",
+    change("statistics.median(ms for ms, _, _ in tried[1:])", "min(ms for ms, _, _ in tried[1:])"),
+    same_as="medians",
+)
+BANK.mistake(
+    "slowest_with",
+    "every step with the switch has to be faster",
+    "its median counts: one hiccup is no verdict",
+    change("statistics.median(ms for ms, _, _ in tried[1:])", "max(ms for ms, _, _ in tried[1:])"),
+)
+BANK.mistake(
+    "mean_with",
+    "the mean of the times is taken, which one hiccup moves",
+    "statistics.median leaves one slow step alone",
+    change("statistics.median(ms for ms, _, _ in tried[1:])", "statistics.mean(ms for ms, _, _ in tried[1:])"),
+)
+BANK.mistake(
+    "mean_without",
+    "a hiccup without the switch speaks for the switch",
+    "the fastest step without it is not moved by a hiccup; the mean is",
+    change("min(ms for ms, _, _ in without[1:])", "0.98 * statistics.mean(ms for ms, _, _ in without[1:])"),
+)
+BANK.mistake(
+    "last_step",
+    "one step decides",
+    "its median over all `repeats` steps",
+    change("statistics.median(ms for ms, _, _ in tried[1:])", "tried[-1][0]"),
+)
+BANK.mistake(
+    "upside_down",
+    "the slower switches stay",
+    "milliseconds: less is better",
+    change(FASTER, FASTER.replace("<", ">")),
+)
+BANK.mistake(
+    "alone",
+    "each switch is tried alone, not on top of those that stay",
+    "two switches may save the same launches; the second then gains nothing: run([*stay, name])",
+    change(WITHOUT, WITHOUT.replace("run(stay)", "run([])")),
+    change(TRIED, TRIED.replace("*stay, ", "")),
+)
+BANK.mistake(
+    "against_nothing",
+    "the comparison is always with the job without any switch",
+    "without this switch, and with those that stay: run(stay)",
+    change(WITHOUT, WITHOUT.replace("run(stay)", "run([])")),
+)
+BANK.mistake(
+    "one_baseline",
+    "what it is compared with was measured long before",
+    "machines warm up and slow down: measure without the switch again, right before",
+    change(f"{LOOP}        {WITHOUT}\n", f"    {WITHOUT}\n{LOOP}"),
+    change(KEEP, f"{KEEP}\n            without = tried"),
+)
+BANK.mistake(
+    "all_tried_stay_on",
+    "a switch that does not stay is on in later steps",
+    "add the name to the list only if it stays",
+    change("        try:", "        kept_before, stay = stay, [*stay, name]\n        try:"),
+    change("run([*stay, name])", "run(stay)"),
+    change(f"            {KEEP}", "            kept.append(name)"),
+    change("stay, plain_loss = [], None", "stay, plain_loss, kept = [], None, []"),
+    change("return stay", "return kept"),
+)
+BANK.mistake(
+    "first_with",
+    "the steps with the switch come first",
+    "first without, then with it",
+    change(f"        {WITHOUT}\n", "        without = [run(stay) for _ in range(1 + repeats)] if plain_loss is None else None\n"),
+    change(f"        {FASTEST}\n", f"        without = without or [run(stay) for _ in range(1 + repeats)]\n        {FASTEST}\n"),
+)
+BANK.mistake(
+    "no_memory",
+    "the memory is not looked at",
+    "a switch that does not fit does not stay: max of all MiB with it, and most_mib",
+    change("all(mib <= most_mib for _, mib, _ in tried)", "True"),
+)
+BANK.mistake(
+    "memory_of_the_counted",
+    "the memory of the first step is not looked at",
+    "what is compiled or tuned at first needs memory as well; out of memory is out of memory",
+    change("for _, mib, _ in tried)", "for _, mib, _ in tried[1:])"),
+)
+BANK.mistake(
+    "less_than_allowed",
+    "exactly most_mib is taken for too much",
+    "takes more than most_mib: compare with <=",
+    change("mib <= most_mib", "mib < most_mib"),
+)
+BANK.mistake(
+    "no_loss",
+    "the loss is not looked at",
+    "a faster step with another result is no gain: compare the loss",
+    change(SAME, "True"),
+)
+BANK.mistake(
+    "only_upwards",
+    "a loss that is too low passes",
+    "another loss is another result, also a lower one: abs",
+    change("abs(loss - plain_loss)", "(loss - plain_loss)"),
+)
+BANK.mistake(
+    "only_downwards",
+    "a loss that is too high passes",
+    "another loss is another result: abs",
+    change("abs(loss - plain_loss)", "(plain_loss - loss)"),
+)
+BANK.mistake(
+    "absolute",
+    "the tolerance is taken as it is, not as a part of the loss",
+    "tolerance times the loss without any switch",
+    change("tolerance * abs(plain_loss)", "10 * tolerance"),
+)
+BANK.mistake(
+    "loss_before",
+    "the loss is compared with that of the step before, so that small changes add up",
+    "take the loss once, before any switch is on",
+    change("if plain_loss is None:\n            plain_loss", "if True:\n            plain_loss"),
+)
+BANK.mistake(
+    "catches_nothing",
+    "a switch that this machine lacks ends the whole search",
+    "run raises RuntimeError there: catch it, and go on with the next switch",
+    change(f"        try:\n            {TRIED}\n        except RuntimeError:\n            continue\n", f"        {TRIED}\n"),
+)
+BANK.mistake(
+    "stops_at_a_missing_one",
+    "no other switch is tried after one that is missing",
+    "continue, and not break",
+    change("            continue", "            break"),
+)
+BANK.mistake(
+    "catches_everything",
+    "exceptions are caught that are not a missing switch's",
+    "except RuntimeError, and nothing wider: a user who interrupts, a bug, a full disk are not yours to hide",
+    change("except RuntimeError:", "except Exception:"),
+)
+BANK.mistake(
+    "one_side_twice",
+    "more steps are run than asked for",
+    "1 + repeats steps on each side: each costs time on a GPU",
+    change(TRIED, TRIED.replace("range(1 + repeats)", "range(2 + repeats)")),
+    change("in tried[1:]", "in tried[2:]"),
+)
+
+
