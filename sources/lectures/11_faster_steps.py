@@ -811,7 +811,8 @@ gpulab.quiz(11)
 # %% next [markdown]
 # ## What next
 #
-# [Lesson 12](12_many_gpus.ipynb) takes more GPUs. Or [the map of the course](00_start_here.ipynb).
+# The [exercises](../exercises/11_faster_steps.ipynb): recompilations found, switches decided by measurement, a step as a
+# CUDA graph. Then [lesson 12](12_many_gpus.ipynb), which takes more GPUs, or [the map of the course](00_start_here.ipynb).
 #
 # ## References
 #

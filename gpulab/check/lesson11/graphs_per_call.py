@@ -16,7 +16,7 @@ from ..wording import is_whole
 from .sections import AGAIN, BREAKS
 
 KIND, LENGTH, ERROR, SETTINGS = "what came back", "numbers in the list", "the exception", "the limits afterwards"
-FROM_NOTHING = "graphs of what was compiled before"
+FROM_NOTHING = "graphs of what was compiled before, as the first time"
 
 
 def one_graph() -> tuple[Callable[..., Any], list[Any], list[int]]:
@@ -79,7 +79,7 @@ FUNCTIONS = {
 CLAUSES = [
     Clause("a list of whole numbers", [KIND], "what came back is no list of whole numbers", "", AGAIN),
     Clause("An exception of `function` reaches the caller", [ERROR], "an exception is swallowed", "", AGAIN),
-    Clause("for each call", [LENGTH], "the list has another length", "one number for each of calls", AGAIN),
+    Clause("called once with each", [LENGTH], "the list has another length", "one number for each of calls", AGAIN),
     Clause(
         "How many graphs each call",
         [f"graphs {name}" for name in FUNCTIONS if name not in ("of ten ranks", "that raises")],
@@ -95,48 +95,60 @@ CLAUSES = [
         "config.patch(recompile_limit=…)",
         AGAIN,
     ),
-    Clause("its settings\n    are as before", [SETTINGS], "a limit is left changed", "with config.patch(…)", AGAIN),
+    Clause("its settings are as before", [SETTINGS], "a limit is left changed", "with config.patch(…)", AGAIN),
 ]
 EDGES = {"function": tuple(FUNCTIONS), "before": (False, True)}
 
 
+def limits() -> tuple[int, int]:
+    """Those of the calling thread: from PyTorch 2.12 on each has its own."""
+    return torch._dynamo.config.recompile_limit, torch._dynamo.config.accumulated_recompile_limit
+
+
 def play(call: Callable[..., Any], scene: Scene) -> Facts:
-    settings = torch._dynamo.config
-    before = settings.recompile_limit, settings.accumulated_recompile_limit
+    config = torch._dynamo.config
     function, calls, wanted = FUNCTIONS[scene.function]()
     function = fresh(function)
-    facts = Facts(f"calls {scene.function}{', compiled before' if scene.before else ''}")
-    errors = []
+    facts = Facts(f"calls {scene.function}{', then again' if scene.before else ''}")
+    failed, left = [], []
 
     def through(student: Callable[..., Any], *args: Any) -> Any:
+        before = limits()
         try:
             return student(*args)
         except Failed:
-            errors.append("Failed")
+            failed.append("Failed")
+        finally:
+            left.append("as before" if limits() == before else "others")
+            config.recompile_limit, config.accumulated_recompile_limit = before
+
+    def asked() -> Any:
+        return call(function, list(calls), through=through)
 
     with without_gpu():
+        torch.compiler.reset()  # a module's forward is compiled once for all modules
+        graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+        got = asked()
+        graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"] - graphs
         if scene.before:
-            with settings.patch(recompile_limit=100):
+            with config.patch(recompile_limit=100):
                 compiled: Any = torch.compile(function, backend="eager")
-                for args in calls:
-                    through(compiled, *args)
-            errors.clear()
-        try:
-            got = call(function, list(calls), through=through)
-        finally:
-            after = settings.recompile_limit, settings.accumulated_recompile_limit
-            settings.recompile_limit, settings.accumulated_recompile_limit = before
-    facts.add(SETTINGS, "others" if after != before else "as before", "as before")
+                for args in calls[: len(calls) - (scene.function == "that raises")]:
+                    compiled(*args)
+            again = asked()
+    facts.add(SETTINGS, "others" if "others" in left else "as before", "as before")
     if scene.function == "that raises":
-        facts.add(ERROR, errors, ["Failed"])
+        facts.add(ERROR, failed, ["Failed"] * len(left))
         return facts
     good = isinstance(got, list) and all(map(is_whole, got))
     facts.add(KIND, "a list of whole numbers" if good else type(got).__name__, "a list of whole numbers")
     if good:
         facts.add(LENGTH, len(got), len(wanted))
+        facts.seen["graphs in all"] = graphs  # whatever came back
     if facts.hold():
-        name = FROM_NOTHING if scene.before else f"graphs {scene.function}"
-        facts.add(name, [int(count) for count in got], wanted)
+        facts.add(f"graphs {scene.function}", [int(count) for count in got], wanted)
+        if scene.before:
+            facts.add(FROM_NOTHING, again, got)
     return facts
 
 

@@ -155,7 +155,10 @@ BANK.mistake(
     "forgets_earlier_moments",
     "moments that were there before are zeroed",
     "zero only those that did not exist; the others are copied back",
-    change("if value in before:", "if value in before and value.dim() and not any(value is m for s in optimizer.state.values() for m in s.values()):"),
+    change(
+        "if value in before:",
+        "if value in before and value.dim() and not any(value is m for s in optimizer.state.values() for m in s.values()):",
+    ),
 )
 BANK.mistake(
     "keeps_new_moments",
@@ -173,14 +176,20 @@ BANK.mistake(
     "new_tensors",
     "values are put back as new tensors, while the graph, or the optimizer, works on others",
     "value.copy_(kept), in place: addresses must stay",
-    change(PUT_BACK, "            if value in before:\n                value = before[value]\n            else:\n                value = torch.zeros_like(value)"),
+    change(
+        PUT_BACK,
+        "            if value in before:\n                value = before[value]\n            else:\n                value = torch.zeros_like(value)",
+    ),
     same_as="keeps_the_warm_up",
 )
 BANK.mistake(
     "no_optimizer",
     "the optimizer's step is not in the graph, and nothing is trained",
     "zero_grad, forward, backward and optimizer.step() are the step",
-    change("        own_loss = plain(own_x, own_y)", "        optimizer.zero_grad()\n        own_loss = F.cross_entropy(model(own_x), own_y)\n        own_loss.backward()\n        own_loss = own_loss.detach()"),
+    change(
+        "        own_loss = plain(own_x, own_y)",
+        "        optimizer.zero_grad()\n        own_loss = F.cross_entropy(model(own_x), own_y)\n        own_loss.backward()\n        own_loss = own_loss.detach()",
+    ),
 )
 BANK.mistake(
     "no_zero_grad",
@@ -192,7 +201,10 @@ BANK.mistake(
     "optimizer_outside",
     "the optimizer's step is launched kernel by kernel",
     "it has most of the launches: capture it as well",
-    change("        own_loss = plain(own_x, own_y)", "        optimizer.zero_grad()\n        own_loss = F.cross_entropy(model(own_x), own_y)\n        own_loss.backward()\n        own_loss = own_loss.detach()"),
+    change(
+        "        own_loss = plain(own_x, own_y)",
+        "        optimizer.zero_grad()\n        own_loss = F.cross_entropy(model(own_x), own_y)\n        own_loss.backward()\n        own_loss = own_loss.detach()",
+    ),
     change("        graph.replay()", "        graph.replay()\n        optimizer.step()"),
 )
 BANK.mistake(
@@ -223,13 +235,19 @@ BANK.mistake(
     "fills_a_part",
     "a smaller batch is filled up with rows of the batch before",
     "another shape is another computation: plain(x, y) for it",
-    change("        if x.shape != own_x.shape:\n            return plain(x, y)\n        own_x.copy_(x)\n        own_y.copy_(y)", "        own_x[: len(x)] = x\n        own_y[: len(y)] = y"),
+    change(
+        "        if x.shape != own_x.shape:\n            return plain(x, y)\n        own_x.copy_(x)\n        own_y.copy_(y)",
+        "        own_x[: len(x)] = x\n        own_y[: len(y)] = y",
+    ),
 )
 BANK.mistake(
     "captures_again",
     "each step captures a graph of its own",
     "capture once: a capture costs all launches, and more",
-    change("        own_x.copy_(x)\n", "        graph = torch.cuda.CUDAGraph()\n        with torch.cuda.graph(graph):\n            own_loss = plain(own_x, own_y)\n        own_x.copy_(x)\n"),
+    change(
+        "        own_x.copy_(x)\n",
+        "        graph = torch.cuda.CUDAGraph()\n        with torch.cuda.graph(graph):\n            own_loss = plain(own_x, own_y)\n        own_x.copy_(x)\n",
+    ),
 )
 BANK.mistake(
     "evaluates",

@@ -43,7 +43,11 @@ def by_the_stats(function, calls):
     return found
 
 
-BANK.variant("resets_inside", change("    torch.compiler.reset()\n", ""), change(COMPILE, f"torch.compiler.reset()\n        {COMPILE}"))
+BANK.variant(
+    "resets_inside",
+    change("    torch.compiler.reset()\n", ""),
+    change(COMPILE, f"torch.compiler.reset()\n        {COMPILE}"),
+)
 
 BANK.mistake(
     "one_number",
@@ -104,14 +108,17 @@ BANK.mistake(
 BANK.mistake(
     "sets_the_limit",
     "the limit stays changed",
-    "a setting of the whole process: with torch._dynamo.config.patch(…) puts it back, also after an exception",
+    "it outlives your function: with torch._dynamo.config.patch(…) puts it back, also after an exception",
     change(LIMITS, "torch._dynamo.config.recompile_limit = 10_000\n    if True:"),
 )
 BANK.mistake(
     "puts_back_at_the_end",
     "after an exception the limit stays changed",
     "with, or finally: an exception of function leaves yours before its last line",
-    change(LIMITS, "limit, torch._dynamo.config.recompile_limit = torch._dynamo.config.recompile_limit, 10_000\n    if True:"),
+    change(
+        LIMITS,
+        "limit, torch._dynamo.config.recompile_limit = torch._dynamo.config.recompile_limit, 10_000\n    if True:",
+    ),
     change("    return counts", "    torch._dynamo.config.recompile_limit = limit\n    return counts"),
 )
 BANK.mistake(
@@ -142,7 +149,9 @@ BANK.mistake(
     "swallows",
     "an exception of the function is swallowed",
     "no try: it is the caller's to see",
-    change(CALL, "            try:\n                compiled(*args)\n            except Exception:\n                pass"),
+    change(
+        CALL, "            try:\n                compiled(*args)\n            except Exception:\n                pass"
+    ),
 )
 BANK.mistake(
     "not_of_nothing",
