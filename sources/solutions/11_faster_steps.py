@@ -28,7 +28,8 @@ gpu = gpulab.setup()
 # 20 minutes · difficulty ●●○
 #
 # A backend is any function `backend(graph, example_inputs)` that returns what is to be run; `graph.forward` runs the graph as it is.
-# Settings of the compiler are changed for a while with `torch._dynamo.config.patch(name=value)`.
+# Settings of the compiler are changed for a while with `torch._dynamo.config.patch(name=value)`. Where a virtual GPU is in
+# force nothing is compiled: try yours under `with gpulab.without_gpu():`, as the check does.
 #
 # *Predict first:* a compiled function of one tensor meets the lengths 5, 7, 1 and 9. How many of the four calls compile?
 
@@ -92,15 +93,21 @@ gpulab.check.graphs_per_call(graphs_per_call)
 # and `eval()` now and then.
 
 # %% graphs-try tags=["needs-answer"]
-counts = graphs_per_call(lambda x: x.softmax(0), [(torch.ones(n),) for n in (5, 7, 1, 9)])
+def found(*cases, function=lambda x: x.softmax(0)):
+    with gpulab.without_gpu():
+        return graphs_per_call(function, cases)
+
+
+x, layer = torch.ones(3), nn.Dropout(0.1)
+counts = found(*[(torch.ones(n),) for n in (5, 7, 1, 9)])
 lengths_guess.compare(sum(count > 0 for count in counts), "computed")
-print("lengths 5, 7, 1, 9:   ", counts)
-print("a counter, 0 to 5:    ", graphs_per_call(lambda x, n: x * n, [(torch.ones(3), n) for n in range(6)]))
+print("lengths 5, 7, 1, 9:  ", counts)
+print("a counter, 0 to 5:   ", found(*[(x, n) for n in range(6)], function=lambda x, n: x * n))
 rates = [0.1 * 0.9**epoch for epoch in range(6)]
-print("a rate, six epochs:   ", graphs_per_call(lambda x, lr: x - lr * x, [(torch.ones(3), lr) for lr in rates]))
-print("the rate as a tensor: ", graphs_per_call(lambda x, lr: x - lr * x, [(torch.ones(3), torch.tensor(lr)) for lr in rates]))
-layer = nn.Dropout(0.1)
-print("train, eval, train:   ", graphs_per_call(lambda x, on: layer.train(on)(x), [(torch.ones(3), on) for on in (True, False, True)]))
+print("a rate, six epochs:  ", found(*[(x, rate) for rate in rates], function=lambda x, rate: x - rate * x))
+tensors = [(x, torch.tensor(rate)) for rate in rates]
+print("the rate as a tensor:", found(*tensors, function=lambda x, rate: x - rate * x))
+print("train, eval, train:  ", found((x, True), (x, False), (x, True), function=lambda x, on: layer.train(on)(x)))
 
 # %% switches-text [markdown]
 # ## 2 · Which switches stay
@@ -175,8 +182,8 @@ gpulab.check.keep_switches(keep_switches)
 # %% switches-try-text [markdown]
 # Your function on a real job: a small network's training step on this machine's processor (or on your GPU).
 
-# %% switches-try tags=["needs-answer", "host-dependent"]
-where = "cuda" if torch.cuda.is_available() and not gpu.is_virtual else "cpu"
+# %% switches-try
+where = "cuda" if gpu.numbers == "measured" else "cpu"
 
 
 def real_step(on):
@@ -201,6 +208,7 @@ def real_step(on):
     return ms, 0.0, losses[0]
 
 
+# %% switches-try-run tags=["needs-answer", "host-dependent"]
 print(keep_switches(real_step, ["fused", "channels_last", "bf16"], 5, 1000, 0.02), f"stay on this {where} (measured)")
 
 # %% step-text [markdown]

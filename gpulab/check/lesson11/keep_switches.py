@@ -9,7 +9,7 @@ from typing import Any
 from ..base import Trial, check
 from ..contract import Clause, Contract, Facts
 from ..scenes import Scene
-from .sections import MISTAKES, TABLE
+from .sections import TABLE
 
 KIND, STEPS, ERROR = "what came back", "steps run", "the other exception"
 WITH, ORDER = "what the steps were run with", "in which order"

@@ -13,7 +13,16 @@ from ..edits import change, drop, solution
 BANK = Bank("graphed_step", SECTIONS, solution=(11, "graphed_step"))
 SOLUTION = BANK.right(solution(11, "graphed_step"))
 WARM = "        for _ in range(3):\n            plain(x, y)"
-PUT_BACK = "            if value in before:\n                value.copy_(before[value])\n            else:\n                value.zero_()"
+PUT_BACK = (
+    "            if value in before:\n                value.copy_(before[value])\n"
+    "            else:\n                value.zero_()"
+)
+CAPTURED = "        own_loss = plain(own_x, own_y)"
+WITHOUT_STEP = (
+    "        optimizer.zero_grad()\n        own_loss = F.cross_entropy(model(own_x), own_y)\n"
+    "        own_loss.backward()\n        own_loss = own_loss.detach()"
+)
+OTHER_SHAPE = "        if x.shape != own_x.shape:\n            return plain(x, y)\n"
 ALL = "return [*model.parameters(), *model.buffers(), *moments]"
 
 
@@ -157,7 +166,7 @@ BANK.mistake(
     "zero only those that did not exist; the others are copied back",
     change(
         "if value in before:",
-        "if value in before and value.dim() and not any(value is m for s in optimizer.state.values() for m in s.values()):",
+        "if value in before and not any(value is m for s in optimizer.state.values() for m in s.values()):",
     ),
 )
 BANK.mistake(
@@ -178,7 +187,7 @@ BANK.mistake(
     "value.copy_(kept), in place: addresses must stay",
     change(
         PUT_BACK,
-        "            if value in before:\n                value = before[value]\n            else:\n                value = torch.zeros_like(value)",
+        "            value = before.get(value, torch.zeros_like(value))",
     ),
     same_as="keeps_the_warm_up",
 )
@@ -187,8 +196,8 @@ BANK.mistake(
     "the optimizer's step is not in the graph, and nothing is trained",
     "zero_grad, forward, backward and optimizer.step() are the step",
     change(
-        "        own_loss = plain(own_x, own_y)",
-        "        optimizer.zero_grad()\n        own_loss = F.cross_entropy(model(own_x), own_y)\n        own_loss.backward()\n        own_loss = own_loss.detach()",
+        CAPTURED,
+        WITHOUT_STEP,
     ),
 )
 BANK.mistake(
@@ -202,8 +211,8 @@ BANK.mistake(
     "the optimizer's step is launched kernel by kernel",
     "it has most of the launches: capture it as well",
     change(
-        "        own_loss = plain(own_x, own_y)",
-        "        optimizer.zero_grad()\n        own_loss = F.cross_entropy(model(own_x), own_y)\n        own_loss.backward()\n        own_loss = own_loss.detach()",
+        CAPTURED,
+        WITHOUT_STEP,
     ),
     change("        graph.replay()", "        graph.replay()\n        optimizer.step()"),
 )
@@ -236,7 +245,7 @@ BANK.mistake(
     "a smaller batch is filled up with rows of the batch before",
     "another shape is another computation: plain(x, y) for it",
     change(
-        "        if x.shape != own_x.shape:\n            return plain(x, y)\n        own_x.copy_(x)\n        own_y.copy_(y)",
+        f"{OTHER_SHAPE}        own_x.copy_(x)\n        own_y.copy_(y)",
         "        own_x[: len(x)] = x\n        own_y[: len(y)] = y",
     ),
 )
@@ -246,7 +255,8 @@ BANK.mistake(
     "capture once: a capture costs all launches, and more",
     change(
         "        own_x.copy_(x)\n",
-        "        graph = torch.cuda.CUDAGraph()\n        with torch.cuda.graph(graph):\n            own_loss = plain(own_x, own_y)\n        own_x.copy_(x)\n",
+        "        graph = torch.cuda.CUDAGraph()\n        with torch.cuda.graph(graph):\n"
+        "            own_loss = plain(own_x, own_y)\n        own_x.copy_(x)\n",
     ),
 )
 BANK.mistake(

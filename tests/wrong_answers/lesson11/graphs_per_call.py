@@ -1,5 +1,7 @@
 """Answers to "find the recompilation"."""
 
+from itertools import pairwise
+
 import torch
 from torch._dynamo.testing import CompileCounter
 
@@ -26,7 +28,7 @@ def with_a_counter(function, calls):
         for args in calls:
             compiled(*args)
             seen.append(counter.frame_count)
-    return [after - before for before, after in zip(seen, seen[1:], strict=False)]
+    return [after - before for before, after in pairwise(seen)]
 
 
 @BANK.right
