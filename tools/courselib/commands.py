@@ -15,6 +15,7 @@ from .lab import open_lab
 from .lanes import LINT_LANES, run_exploring, run_lanes, run_tests
 from .terminal import Stop, say
 from .venv import Venv
+from .versions import run_versions
 
 STUDENT = frozenset({"lab"})
 AUTHOR = frozenset({"lab", "test", "author"})
@@ -56,6 +57,11 @@ COMMANDS = {
         "look for what `make test` does not meet: new random examples, a busy machine",
         AUTHOR,
         lambda venv: run_exploring(venv, os.environ.get("LANE") or None),
+    ),
+    "versions": Command(
+        "the supported versions of Python and torch, each in an environment of its own (LANE=python3.13 for one)",
+        AUTHOR,
+        lambda venv: run_versions(venv, os.environ.get("LANE") or None),
     ),
     "doctor": Command(
         "check this machine, and say what to do for each failing line",
