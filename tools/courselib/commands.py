@@ -19,6 +19,7 @@ from .versions import run_versions
 
 STUDENT = frozenset({"lab"})
 AUTHOR = frozenset({"lab", "test", "author"})
+NOTHING: frozenset[str] = frozenset()  # needs no `.venv`
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ COMMANDS = {
     ),
     "versions": Command(
         "the supported versions of Python and torch, each in an environment of its own (LANE=python3.13 for one)",
-        AUTHOR,
+        NOTHING,
         lambda venv: run_versions(venv, os.environ.get("LANE") or None),
     ),
     "doctor": Command(
@@ -114,7 +115,8 @@ def run(arguments: Sequence[str]) -> int:
         if len(names) > 1 or names[0] not in COMMANDS:
             raise Stop(f"`{' '.join(names)}` is no command: use one of {', '.join(COMMANDS)}.")
         venv, command = Venv(), COMMANDS[names[0]]
-        set_up(venv, command.extras, os.environ.get("TORCH") or None)
+        if command.extras:
+            set_up(venv, command.extras, os.environ.get("TORCH") or None)
         return command.run(venv)
     except Stop as stop:
         say(str(stop))
