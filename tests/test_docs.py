@@ -150,6 +150,47 @@ def test_the_remedies_are_in_the_same_order_everywhere(page):
     assert sorted(places, key=places.get) == list(REMEDIES)
 
 
+def source_of(path, start, end):
+    """What stands in a file between two pieces of its text."""
+    text = (ROOT / path).read_text(encoding="utf-8")
+    assert start in text, f"{path} no longer says {start!r}"
+    return text.partition(start)[2].partition(end)[0].lower()
+
+
+# Where some of them are tried or named one after the other, and other words for a remedy there.
+IN_PART = {
+    "06, bars": (
+        ("sources/lectures/06_less_memory.py", "prices = {", "\n}"),
+        {"kernels that write less": "attention kernel", "checkpointing": "block checkpointed"},
+    ),
+    "06, text": (
+        ("sources/lectures/06_less_memory.py", "Memory that costs no time comes first", "On a real GPU"),
+        {"kernels that write less": "attention kernel", "autocast": "mixed precision"},
+    ),
+    "13": (
+        ("sources/lectures/13_sharding.py", "where several GPUs are there anyway", "# %%"),
+        {"offloading": "**offload**", "several gpus": "more gpus"},
+    ),
+    "interview, the whole story": (
+        ("docs/interview.md", "take remedies by price:", "`empty_cache`"),
+        {"autocast": "16 bits"},
+    ),
+    "gpulab run": (
+        ("gpulab/running/hints.py", "def _out_of_memory", "def _room"),
+        {"expandable segments": "expandable_segments", "several gpus": "smallest gpu of the table"},
+    ),
+}
+
+
+@pytest.mark.parametrize("place", IN_PART)
+def test_who_names_some_of_them_keeps_the_order(place):
+    where, words = IN_PART[place]
+    text = source_of(*where)
+    found = [position for name in REMEDIES if (position := text.find(words.get(name, name))) >= 0]
+    assert len(found) >= 2
+    assert found == sorted(found)
+
+
 def test_the_glossary_is_in_alphabetical_order_and_names_lessons_that_are_there():
     lines = (DOCS / "glossary.md").read_text(encoding="utf-8").splitlines()
     terms = [line for line in lines if line.startswith("**")]
