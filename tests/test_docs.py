@@ -3,6 +3,7 @@
 import re
 from functools import cache
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import nbformat
 import pytest
@@ -214,3 +215,44 @@ def test_interview_questions_are_answered():
     questions = re.findall(r"^\*\*(.+?)\*\* (.+)$", text, re.MULTILINE)
     assert len(questions) > 25
     assert all(question.endswith(("?", ".")) and len(answer.split()) > 15 for question, answer in questions)
+
+
+# Where an address may lead. One that is not here: look at it, then add its host; the test itself opens none.
+HOSTS = {
+    *("docs.pytorch.org", "pytorch.org", "docs.nvidia.com", "forums.developer.nvidia.com", "docs.python.org"),
+    *("github.com", "huggingface.co", "arxiv.org", "doi.org", "ui.perfetto.dev"),
+    *("docs.aws.amazon.com", "cloud.google.com", "learn.microsoft.com", "slurm.schedmd.com", "man7.org"),
+    *("creativecommons.org", "www.apache.org", "www.w3.org"),
+}
+NAMESPACES = {"http://www.w3.org/2000/svg"}  # a name, and no address
+READ = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "LICENSE", "LICENSE-TEXT")),
+    *sorted(DOCS.glob("*.md")),
+    *sorted((ROOT / "sources").glob("*/*.py")),
+    *sorted((ROOT / "gpulab").glob("quizzes/*.toml")),
+]
+
+
+def addresses(text):
+    """The addresses of the web in a text, without the full stop of its sentence."""
+    return {found.rstrip(".,;:") for found in re.findall(r"\b\w+://[^\s<>\"'`)\]|]+", text)}
+
+
+@pytest.mark.parametrize("page", READ, ids=lambda page: page.name)
+def test_an_address_of_the_web_is_sound_as_far_as_it_can_be_seen_without_opening_it(page):
+    for address in addresses(page.read_text(encoding="utf-8")) - NAMESPACES:
+        if address.startswith(("tcp:", "file:", "chrome:", "env:", "http://localhost", "http://127.0.0.1")):
+            continue  # of this machine
+        assert address.startswith("https://"), address
+        assert urlsplit(address).hostname in HOSTS, f"{address}: is its host right? Then add it to HOSTS"
+        assert not re.search(r"pytorch\.org/(docs/)?\d", address), f"{address}: docs of one version; take stable"
+        assert not address.startswith(("https://pytorch.org/docs", "https://pytorch.org/tutorials")), "docs.pytorch.org"
+
+
+def test_addresses_are_found_and_faults_in_them_seen():
+    assert addresses("see <https://docs.pytorch.org/a>, (https://arxiv.org/abs/1) or http://x.org/b.") == {
+        "https://docs.pytorch.org/a",
+        "https://arxiv.org/abs/1",
+        "http://x.org/b",
+    }
+    assert sum(len(addresses(page.read_text(encoding="utf-8")) - NAMESPACES) for page in READ) >= 5
