@@ -3,6 +3,7 @@
 import re
 from functools import cache
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import nbformat
 import pytest
@@ -150,6 +151,47 @@ def test_the_remedies_are_in_the_same_order_everywhere(page):
     assert sorted(places, key=places.get) == list(REMEDIES)
 
 
+def source_of(path, start, end):
+    """What stands in a file between two pieces of its text."""
+    text = (ROOT / path).read_text(encoding="utf-8")
+    assert start in text, f"{path} no longer says {start!r}"
+    return text.partition(start)[2].partition(end)[0].lower()
+
+
+# Where some of them are tried or named one after the other, and other words for a remedy there.
+IN_PART = {
+    "06, bars": (
+        ("sources/lectures/06_less_memory.py", "prices = {", "\n}"),
+        {"kernels that write less": "attention kernel", "checkpointing": "block checkpointed"},
+    ),
+    "06, text": (
+        ("sources/lectures/06_less_memory.py", "Memory that costs no time comes first", "On a real GPU"),
+        {"kernels that write less": "attention kernel", "autocast": "mixed precision"},
+    ),
+    "13": (
+        ("sources/lectures/13_sharding.py", "where several GPUs are there anyway", "# %%"),
+        {"offloading": "**offload**", "several gpus": "more gpus"},
+    ),
+    "interview, the whole story": (
+        ("docs/interview.md", "take remedies by price:", "`empty_cache`"),
+        {"autocast": "16 bits"},
+    ),
+    "gpulab run": (
+        ("gpulab/running/hints.py", "def _out_of_memory", "def _room"),
+        {"expandable segments": "expandable_segments", "several gpus": "smallest gpu of the table"},
+    ),
+}
+
+
+@pytest.mark.parametrize("place", IN_PART)
+def test_who_names_some_of_them_keeps_the_order(place):
+    where, words = IN_PART[place]
+    text = source_of(*where)
+    found = [position for name in REMEDIES if (position := text.find(words.get(name, name))) >= 0]
+    assert len(found) >= 2
+    assert found == sorted(found)
+
+
 def test_the_glossary_is_in_alphabetical_order_and_names_lessons_that_are_there():
     lines = (DOCS / "glossary.md").read_text(encoding="utf-8").splitlines()
     terms = [line for line in lines if line.startswith("**")]
@@ -173,3 +215,44 @@ def test_interview_questions_are_answered():
     questions = re.findall(r"^\*\*(.+?)\*\* (.+)$", text, re.MULTILINE)
     assert len(questions) > 25
     assert all(question.endswith(("?", ".")) and len(answer.split()) > 15 for question, answer in questions)
+
+
+# Where an address may lead. One that is not here: look at it, then add its host; the test itself opens none.
+HOSTS = {
+    *("docs.pytorch.org", "pytorch.org", "docs.nvidia.com", "forums.developer.nvidia.com", "docs.python.org"),
+    *("github.com", "huggingface.co", "arxiv.org", "doi.org", "ui.perfetto.dev"),
+    *("docs.aws.amazon.com", "cloud.google.com", "learn.microsoft.com", "slurm.schedmd.com", "man7.org"),
+    *("creativecommons.org", "www.apache.org", "www.w3.org"),
+}
+NAMESPACES = {"http://www.w3.org/2000/svg"}  # a name, and no address
+READ = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "LICENSE", "LICENSE-TEXT")),
+    *sorted(DOCS.glob("*.md")),
+    *sorted((ROOT / "sources").glob("*/*.py")),
+    *sorted((ROOT / "gpulab").glob("quizzes/*.toml")),
+]
+
+
+def addresses(text):
+    """The addresses of the web in a text, without the full stop of its sentence."""
+    return {found.rstrip(".,;:") for found in re.findall(r"\b\w+://[^\s<>\"'`)\]|]+", text)}
+
+
+@pytest.mark.parametrize("page", READ, ids=lambda page: page.name)
+def test_an_address_of_the_web_is_sound_as_far_as_it_can_be_seen_without_opening_it(page):
+    for address in addresses(page.read_text(encoding="utf-8")) - NAMESPACES:
+        if address.startswith(("tcp:", "file:", "chrome:", "env:", "http://localhost", "http://127.0.0.1")):
+            continue  # of this machine
+        assert address.startswith("https://"), address
+        assert urlsplit(address).hostname in HOSTS, f"{address}: is its host right? Then add it to HOSTS"
+        assert not re.search(r"pytorch\.org/(docs/)?\d", address), f"{address}: docs of one version; take stable"
+        assert not address.startswith(("https://pytorch.org/docs", "https://pytorch.org/tutorials")), "docs.pytorch.org"
+
+
+def test_addresses_are_found_and_faults_in_them_seen():
+    assert addresses("see <https://docs.pytorch.org/a>, (https://arxiv.org/abs/1) or http://x.org/b.") == {
+        "https://docs.pytorch.org/a",
+        "https://arxiv.org/abs/1",
+        "http://x.org/b",
+    }
+    assert sum(len(addresses(page.read_text(encoding="utf-8")) - NAMESPACES) for page in READ) >= 5

@@ -1,7 +1,8 @@
 """The performance table: `python tools/bench.py [--quick] [--json PATH]`, or `make bench`.
 
 Every figure is measured here, in one run, as the median of repeats; what is compared is measured in turns. Prints the
-table and writes it as JSON. It is no test: a missed target is shown, and the exit status is 0 all the same.
+table, writes it as JSON and, but with --quick, what the notebooks take as docs/timings.md. It is no test: a missed
+target is shown, and the exit status is 0 all the same.
 """
 
 from __future__ import annotations
@@ -232,18 +233,20 @@ def sizes() -> Iterator[Row]:
 
 
 def notebooks(effort: Effort) -> Iterator[Row]:
-    """Each lecture and solution from the start of its kernel to its last cell."""
-    from build import execute, read
+    """Each lecture and solution from the start of its kernel to its last cell; writes docs/timings.md."""
+    import timings
 
-    for folder, target in NOTEBOOK_SECONDS.items():
-        for path in sorted((ROOT / folder).glob("*.ipynb")):
-            name = f"{folder}/{path.name}, run from top to bottom"
-            if effort.quick:
-                yield Row(name, None, "s", target, "--quick")
-                continue
-            runs = [read(path) for _ in range(effort.slow_repeats)]
-            times = [_seconds(lambda: execute(run, path.parent)) for run in runs if run is not None]  # noqa: B023
-            yield Row(name, statistics.median(times), "s", target)
+    runs = {}
+    for path in timings.notebooks():
+        name, target = f"{path.parent.name}/{path.name}, run from top to bottom", NOTEBOOK_SECONDS[path.parent.name]
+        if effort.quick:
+            yield Row(name, None, "s", target, "--quick")
+            continue
+        measured = sorted((timings.measure(path) for _ in range(effort.slow_repeats)), key=lambda run: run.wall)
+        runs[path] = measured[len(measured) // 2]
+        yield Row(name, runs[path].wall, "s", target, f"{runs[path].processor:.1f} s of the processor")
+    if runs:
+        timings.write(runs)
 
 
 def _in_turns(repeats: int, *programs: str) -> list[list[float]]:

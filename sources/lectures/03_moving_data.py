@@ -14,7 +14,7 @@
 #
 # | time | before this | runs on |
 # |---|---|---|
-# | 75 minutes, and as long for the exercises | `02_devices`; a training loop of your own | any machine |
+# | 60 minutes, and as long for the exercises | `02_devices`; a training loop of your own | any machine |
 
 # %% setup-text [markdown]
 # The first cell prints what the numbers in this notebook are. On a virtual GPU, GPU times come from its model and repeat

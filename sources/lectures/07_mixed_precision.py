@@ -14,7 +14,7 @@
 #
 # | time | before this | runs on |
 # |---|---|---|
-# | 75 minutes, and as long for the exercises | `04_memory`; a training loop of your own | any machine |
+# | 65 minutes, and as long for the exercises | `04_memory`; a training loop of your own | any machine |
 
 # %% setup-text [markdown]
 # The first cell prints what the numbers in this notebook are. Bytes and times are *virtual* (counted and modelled)

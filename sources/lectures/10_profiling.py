@@ -13,7 +13,7 @@
 #
 # | time | before this | runs on |
 # |---|---|---|
-# | 60 minutes, and as long for the exercises | `01_why_gpus` (roofline), `03_moving_data` (launch queue) | any machine |
+# | 50 minutes, and as long for the exercises | `01_why_gpus` (roofline), `03_moving_data` (launch queue) | any machine |
 
 # %% setup-text [markdown]
 # Most jobs of this lesson run on a virtual A100 with shapes alone, so that networks of real size take a moment. Where

@@ -479,13 +479,14 @@ print(f"70B on 8 ranks, offloaded: {3 * shard:.0f} GB over PCIe in a step of eac
 
 # %% plan-explain [markdown]
 # Plan and arithmetic agree on the state; the peak asks for the plan. The virtual costs are lower bounds: no data, no
-# stragglers, no failures. Remedies, cheapest first, and what each costs:
+# stragglers, no failures. What to try, in the order of the [checklist](../docs/cheatsheet.md), where several GPUs are there anyway:
 #
 # 1. **Checkpointing** (lesson 06): a third more arithmetic, for most of the activations.
 # 2. **Sharding**: one more pass over the link, for all but $1/N$ of the state.
-# 3. **More GPUs**: the state falls as $1/N$; a rank's batch, or the time, falls too.
-# 4. **Offload** (`CPUOffloadPolicy`): state and update on the host. Every step moves the shard three times across PCIe, and the
-#    host's memory bandwidth sets the update's pace. For fine-tuning with few GPUs; LoRA is often cheaper.
+# 3. **Offload** (`CPUOffloadPolicy`): state and update on the host. Every step moves the shard three times across PCIe, and the
+#    host's memory bandwidth sets the update's pace. For fine-tuning with few GPUs.
+# 4. **LoRA** (lesson 06): another result, and often cheaper than offloading.
+# 5. **More GPUs**: the state falls as $1/N$; a rank's batch, or the time, falls too.
 
 # %% simulator-text [markdown]
 # ### See it move

@@ -15,9 +15,11 @@ from .lab import open_lab
 from .lanes import LINT_LANES, run_exploring, run_lanes, run_tests
 from .terminal import Stop, say
 from .venv import Venv
+from .versions import run_versions
 
 STUDENT = frozenset({"lab"})
 AUTHOR = frozenset({"lab", "test", "author"})
+NOTHING: frozenset[str] = frozenset()  # needs no `.venv`
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,11 @@ COMMANDS = {
         "look for what `make test` does not meet: new random examples, a busy machine",
         AUTHOR,
         lambda venv: run_exploring(venv, os.environ.get("LANE") or None),
+    ),
+    "versions": Command(
+        "the supported versions of Python and torch, each in an environment of its own (LANE=python3.13 for one)",
+        NOTHING,
+        lambda venv: run_versions(venv, os.environ.get("LANE") or None),
     ),
     "doctor": Command(
         "check this machine, and say what to do for each failing line",
@@ -108,7 +115,8 @@ def run(arguments: Sequence[str]) -> int:
         if len(names) > 1 or names[0] not in COMMANDS:
             raise Stop(f"`{' '.join(names)}` is no command: use one of {', '.join(COMMANDS)}.")
         venv, command = Venv(), COMMANDS[names[0]]
-        set_up(venv, command.extras, os.environ.get("TORCH") or None)
+        if command.extras:
+            set_up(venv, command.extras, os.environ.get("TORCH") or None)
         return command.run(venv)
     except Stop as stop:
         say(str(stop))
