@@ -193,12 +193,7 @@ class Trial:
             failed.notes += frames(outcome.error)
             raise failed from outcome.error
         if put_back:
-            self.fail(
-                f"{who} left a setting changed",
-                expected="the settings that were there before the call",
-                got=put_back,
-                likely="a switch was set for the work inside and not set back: use it as a context manager",
-            )
+            self.left(put_back, who)
         if outcome.seeded and not may_seed:
             self.fail(
                 f"{who} seeds a global random generator",
@@ -226,6 +221,15 @@ class Trial:
                 likely="a tensor is still referred to: by a global, a list, a hook, an attribute, or a graph",
             )
         return outcome.value
+
+    def left(self, settings: str, who: str = "your function") -> None:
+        """Fail because of these settings, which the call has changed."""
+        self.fail(
+            f"{who} left a setting changed",
+            expected="the settings that were there before the call",
+            got=settings,
+            likely="a switch was set for the work inside and not set back: use it as a context manager",
+        )
 
     def unchanged(self, changes: Sequence[Change], who: str = "your function") -> None:
         """Fail with the first of these changes, as an audit found them, if there are any."""

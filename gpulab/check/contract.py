@@ -15,17 +15,20 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from . import settings
+from .audit import Kind
 from .base import CheckFailed, Trial
+from .on_rank import Watched
 from .scenes import Scene, pairwise
 
 FIXED_SEED = 20261122  # of the scenes that fingerprints are taken on
@@ -117,7 +120,8 @@ class Contract:
     `file` is the check's own `__file__`: the fingerprints lie beside it, in NAME.json. `parameters` are those of the
     function that is asked for. Where another object is asked for, as a class, `accept(student, trial)` judges what kind
     of object came, and returns the function that `call` calls. With `ranks`, at most so many of them, the function is
-    called on real ones: `call(on_rank, args of rank 0, …)` is the list of what `on_rank(student, *args)` returned.
+    called on real ones: `call(on_rank, args of rank 0, …)` is the list of what `on_rank(student, *args)` returned; then
+    `may_change` says, as in `Trial.call`, what the student may change of what `on_rank` hands over.
     """
 
     def __init__(
@@ -131,11 +135,12 @@ class Contract:
         possible: Callable[[Scene], bool] = lambda scene: True,
         accept: Callable[[Any, Trial], Callable[..., Any]] | None = None,
         ranks: int = 0,
+        may_change: Mapping[str, Iterable[Kind]] = MappingProxyType({}),
     ) -> None:
         self.path, self.parameters = Path(file).with_suffix(".json"), tuple(parameters)
         self.accept = accept or self._accept
         self.clauses, self.edges, self.play, self.possible = tuple(clauses), dict(edges), play, possible
-        self.ranks = ranks
+        self.ranks, self.may_change = ranks, dict(may_change)
 
     def scenes(self, seed: int) -> list[tuple[int, Scene]]:
         """Scenes, each with the seed of what is drawn in it."""
@@ -210,7 +215,8 @@ class Contract:
         def call(*args: Any, through: Callable[..., Any] | None = None, **options: Any) -> Any:
             if self.ranks:
                 on_rank, *of_ranks = args
-                return trial.ranks.call(trial, [partial(on_rank, function, *args) for args in of_ranks], function)
+                watched = Watched(function, self.parameters, self.may_change)
+                return trial.ranks.call(trial, [partial(on_rank, watched, *args) for args in of_ranks], function)
             return trial.call(partial(through, function) if through else function, *args, **options)
 
         return self.play(call, scene)

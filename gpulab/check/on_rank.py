@@ -15,6 +15,7 @@ import random
 import sys
 import threading
 import traceback
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Client
 from pathlib import Path
@@ -49,6 +50,39 @@ class Answer:
     not_attempted: bool = False
     ended: str = ""  # how the process ended, or that it hangs; then there is nothing else
     inside: str = ""  # what the student's line has called that does not return
+    changes: tuple[Any, ...] = ()  # of what it was handed, as an audit found them
+    left: str = ""  # settings of the rank that it has changed
+
+
+_changes, _left = list[Any](), list[str]()  # of the call that runs
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A student's function on a rank, which notes what it has changed when it returns. It raises nothing of its own:
+    the other ranks go on, and would wait for this one."""
+
+    student: Callable[..., Any]
+    names: tuple[str, ...]
+    may_change: Mapping[str, Iterable[Any]]
+
+    def __call__(self, *args: Any) -> Any:
+        import torch
+
+        from gpulab.check import settings
+        from gpulab.check.audit import Audit, named
+
+        audit, before, grad = Audit(named(args, self.names), self.may_change), settings.local(), torch.is_grad_enabled()
+        got = self.student(*args)
+        after = settings.local()
+        torch.set_grad_enabled(grad)  # for what the check does next
+        _changes.extend(audit.changes())
+        _left.extend(
+            f"{name} is {after[name]}, not {before[name]}" for name in self._own if before[name] != after[name]
+        )
+        return got
+
+    _own = ("grad mode", "autocast on the CPU", "the default device")
 
 
 def main(port: str, key: str) -> None:
@@ -115,8 +149,11 @@ def _answer(call: Call) -> Answer:
         dist.destroy_process_group()
     torch.default_generator.manual_seed(call.seed)
     random.seed(call.seed)
+    _changes.clear()
+    _left.clear()
     try:
-        return Answer(pickle.loads(call.function)())
+        value = pickle.loads(call.function)()
+        return Answer(value, changes=tuple(_changes), left="; ".join(_left))
     except SystemExit as end:
         return Answer(raised="SystemExit", text=text_of(end), frames=tuple(frames(end)))
     except Exception as error:

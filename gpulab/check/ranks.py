@@ -89,6 +89,9 @@ class Ranks:
             self.close()
             raise
         if all(not answer.raised and not answer.ended for answer in answers):
+            if left := next((answer.left for answer in answers if answer.left), ""):
+                trial.left(left)
+            trial.unchanged(next((answer.changes for answer in answers if answer.changes), ()))
             return [answer.value for answer in answers]
         crew = self._crew
         if any(answer.ended for answer in answers):

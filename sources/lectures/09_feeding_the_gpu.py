@@ -177,8 +177,8 @@ share_guess.compare(round(100 * share), "measured")
 # ## Workers
 #
 # `num_workers=2` starts two processes. The main process gives each a list of indices, worker after worker; each loads whole
-# batches, and puts them into shared memory. The loop gets them in order, also when a later one is ready first. So workers
-# load while the GPU computes, and side by side. If a batch takes $t$ on one core, and $n$ workers have a core each, a
+# batches, and puts them into shared memory. The loop gets them in order, also when a later one is ready first (unless it
+# says `in_order=False`). So workers load while the GPU computes, and side by side. If a batch takes $t$ on one core, and $n$ workers have a core each, a
 # step takes the longer of two times:
 #
 # $$\text{step} = \max(\text{compute},\; t / n)$$
@@ -281,8 +281,8 @@ gpulab.sim.pipeline(gpu="H100", load=87, spread=80, workers=4, compute=25, batch
 # %% ahead-text [markdown]
 # ## Ahead of the loop: prefetching, persistent workers, pinning
 #
-# Workers do not wait to be asked. At `iter(loader)` each gets `prefetch_factor` batches to load, 2 by default, and one more
-# whenever the loop takes one. That evens out slow batches, and is the memory that a loader takes. How far ahead is it?
+# Workers do not wait to be asked: they begin at `iter(loader)`, before the loop has taken anything. How far ahead of it
+# do they go? A sampler that counts tells.
 
 # %% ahead-predict
 ahead_guess = gpulab.predict("2 workers, batches of 32: how many indices are drawn when the loop has taken nothing yet?")
@@ -306,7 +306,8 @@ print("after the first batch:", counted.drawn)
 del iterator  # its workers end
 
 # %% ahead-explain [markdown]
-# 2 × 2 × 32. (A loop that breaks off has them loaded for nothing.)
+# 2 × 2 × 32: each worker gets `prefetch_factor` batches to load, 2 by default, and one more whenever the loop takes one.
+# That evens out slow batches, and is the memory that a loader takes. (A loop that breaks off has them loaded for nothing.)
 #
 # At the end of an epoch the workers end too, and the next one starts new ones, with everything that your data set opens
 # or caches in them. `persistent_workers=True` keeps them. How long the loop waits for its first batch:
@@ -355,8 +356,8 @@ with warnings.catch_warnings(), gpulab.without_gpu():
 
 # %% start-explain [markdown]
 # A new Python imports torch and torchvision first, for each worker and, without `persistent_workers`, in each epoch. Fork is
-# quick because it copies nothing yet; but it copies the *state* of a process with threads and an open GPU. A worker that
-# touches the GPU says `Cannot re-initialize CUDA in forked subprocess`.
+# quick, because parent and child share their memory until one of them writes. But the child has the parent's *state* without
+# its threads: a lock that one of them held stays locked, and an open GPU is none. A worker that touches the GPU says `Cannot re-initialize CUDA in forked subprocess`.
 
 # %% memory-text [markdown]
 # ## What N workers cost
@@ -364,7 +365,7 @@ with warnings.catch_warnings(), gpulab.without_gpu():
 # **Host memory.** After a fork, pages are shared until somebody writes (*copy-on-write*). Python writes when it only reads:
 # each object has a reference count, and it stands in the object. So a worker that walks through a list of a million paths
 # copies it, page by page, and an epoch later N workers hold N lists. It looks like a leak. With spawn they hold N from the
-# beginning. An array is one object:
+# beginning. An array is one object with one count:
 
 # %% memory-write
 # %%writefile table.py

@@ -44,8 +44,8 @@ os.chdir(folder.name)
 # ## A question worth asking
 #
 # `nvidia-smi` prints a **utilisation**, and most advice begins there: 85 to 99 % is good, below 50 % the loader is slow.
-# CUDA has a kernel that does nothing: one block of **one thread**, which spins until a number of clocks is over. Let it
-# run for a while and read what the driver reads.
+# PyTorch has a kernel for its own tests that does nothing: one block of **one thread**, which spins until a number of
+# clocks is over. Let it run for a while and read what the driver reads.
 
 # %% question-predict
 utilisation_guess = gpulab.predict("One thread of this GPU spins. What utilisation does the driver report?", unit="%")
@@ -57,8 +57,9 @@ with gpulab.monitor.watch() as seen:
     torch.cuda.synchronize()
 one = seen.summary().gpus[0]
 utilisation_guess.compare(round(one.max_utilization), gpu.numbers)
-cores = torch.cuda.get_device_properties(0).multi_processor_count
-print(f"{one.name}: busy {one.max_utilization:.0f} %, with 1 of {cores} × 1,024 resident threads ({gpu.numbers})")
+about = torch.cuda.get_device_properties(0)
+room = f"{about.multi_processor_count} × {about.max_threads_per_multi_processor:,}"
+print(f"{one.name}: busy {one.max_utilization:.0f} %, with 1 thread where {room} fit ({gpu.numbers})")
 
 # %% question-answer [markdown]
 # 100 %. The counter is *the share of the last sample period, between 1/6 s and 1 s, in which at least one kernel ran* (NVML's
@@ -89,7 +90,8 @@ with gpulab.without_gpu():
               for name, code in versions.items()]
     results = [timer.blocked_autorange(min_run_time=0.3) for timer in timers]
     benchmark.Compare(results).print()
-    print(f"spread of the loop: IQR {results[0].iqr / results[0].median:.0%} of the median, {len(results[0].times)} runs")
+    one = results[1]
+    print(f"one call: IQR {one.iqr / one.median:.0%} of the median, {len(one.times)} blocks of {one.number_per_run:,} calls")
 
 # %% timer-explain [markdown]
 # `Compare` puts versions side by side and rounds to what the spread allows, which is half of an honest benchmark. The other half
@@ -169,7 +171,8 @@ share_guess.compare(round(100 * convolutions / kernels), "virtual")
 # %% profiler-explain [markdown]
 # More than a third of the kernels' time is no arithmetic that anybody counts: norms, activations, the optimizer. “The model is
 # convolutions” is true of its FLOPs, not of its time. A range such as `forward` has no kernels of its own, and all that
-# were launched within. (On a GPU, backward runs in a thread of autograd's, so a range around `loss.backward()` shows none.)
+# were launched within. On a real GPU backward runs in a thread of autograd's, so that a range around `loss.backward()`
+# shows none; and rows bear the names of the operations that launch: `aten::cudnn_convolution`, `aten::cudnn_batch_norm`.
 #
 # `print(recorded.key_averages().table(sort_by="self_device_time_total", row_limit=10))` prints the usual, wide table. What its
 # columns really count:
@@ -205,29 +208,31 @@ gpulab.turn.three_of_twenty(plan)
 # ### Its own weight
 #
 # A profiler adds time to every operation, some microseconds, and more with `with_stack` (Python's frames), `record_shapes` and
-# `profile_memory`. Kernels are not slowed, the host is. So a job whose host is just fast enough looks launch-bound
+# `profile_memory`. Kernels are hardly slowed, the host is. So a job whose host is just fast enough looks launch-bound
 # *under the profiler*. Measured here, on the CPU, with a network of small layers:
+
+# %% overhead-define
+def pass_once():
+    start = time.perf_counter()
+    small(x).sum().backward()
+    return time.perf_counter() - start
+
+
+def seconds(**options):
+    """The shortest of ten passes, under a profiler with these options if there are any."""
+    pass_once()
+    if not options:
+        return min(pass_once() for _ in range(10))
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True, **options):
+        return min(pass_once() for _ in range(10))
 
 # %% overhead-run tags=["host-dependent"]
 with gpulab.without_gpu():
-    small = nn.Sequential(*[nn.Linear(16, 16) for _ in range(100)])
-    x = torch.randn(4, 16)
-
-    def seconds(**options):
-        def pass_once():
-            start = time.perf_counter()
-            small(x).sum().backward()
-            return time.perf_counter() - start
-
-        pass_once()
-        if not options:
-            return min(pass_once() for _ in range(10))
-        with profile(activities=[ProfilerActivity.CPU], acc_events=True, **options):
-            return min(pass_once() for _ in range(10))
-
+    small, x = nn.Sequential(*[nn.Linear(16, 16) for _ in range(100)]), torch.randn(4, 16)
     plain = seconds()
-    for options in ({"record_shapes": False}, {"record_shapes": True, "profile_memory": True}, {"with_stack": True}):
-        print(f"{next(reversed(options)):<15} {seconds(**options) / plain:4.1f} times the time without a profiler (measured)")
+    print(f"a profiler without options: {seconds(with_flops=False) / plain:.1f} times the time without one (measured)")
+    for name in ("record_shapes", "profile_memory", "with_stack"):
+        print(f"{name}=True: {seconds(**{name: True}) / plain:.1f} times (measured)")
 
 # %% jobs-text [markdown]
 # ## Four jobs, four bottlenecks
@@ -248,7 +253,7 @@ class SmallGPT(nn.Module):
     def forward(self, tokens):
         return self.head(self.blocks(self.embed(tokens)))[:, -1]
 
-
+# %% jobs-define-images
 class SlowImages(Dataset):
     def __len__(self):
         return 1024
@@ -386,20 +391,22 @@ gpulab.sim.launch_queue(kernel=4, launch=15)
 # After a change, compare by operation: a total hides that one part gained and another lost. ResNet-18 again, in fp32
 # (convolutions in TF32, PyTorch's default) and under autocast in bf16:
 
-# %% compare-predict
-cast_guess = gpulab.predict("bf16 for ResNet-18 on an A100: how many of ten operations with the most change get slower?")
-
-# %% compare-run
+# %% compare-define
 def by_operation(bf16):
-    with gpulab.VirtualGPU("A100-80", compute=False), torch.autocast("cuda", torch.bfloat16, enabled=bf16):
+    with gpulab.VirtualGPU("A100-80", compute=False):
         model = torchvision.models.resnet18().cuda()
         x, y = torch.zeros(128, 3, 224, 224, device="cuda"), torch.zeros(128, dtype=torch.long, device="cuda")
         for _ in range(2):  # the second is recorded
             with profile(activities=BOTH) as recorded:
-                F.cross_entropy(model(x), y).backward()
+                with torch.autocast("cuda", torch.bfloat16, enabled=bf16):
+                    loss = F.cross_entropy(model(x), y)
+                loss.backward()
     return {row.key: row.self_device_time_total / 1e3 for row in recorded.key_averages() if row.device_type.name == "CPU"}
 
+# %% compare-predict
+cast_guess = gpulab.predict("bf16 for ResNet-18 on an A100: how many of ten operations with the most change get slower?")
 
+# %% compare-run
 before, after = by_operation(False), by_operation(True)
 changes = {key: after.get(key, 0) - before.get(key, 0) for key in before | after}
 largest = sorted(changes, key=lambda key: -abs(changes[key]))[:10]
@@ -446,7 +453,8 @@ for lane in ("rank 0: virtual cuda:0", "rank 1: virtual cuda:1"):
 #
 # Lesson 01 drew a roofline for single operations. A trace puts the whole job there: each product or convolution with its
 # FLOPs per byte of memory traffic, and with the rate that it reached. “The profiler says whether you are bound by compute or
-# bandwidth” is too much: it gives times; bytes and FLOPs come from shapes (here), or from Nsight Compute.
+# bandwidth” is too much: it gives times. FLOPs and bytes come from shapes (here; `with_flops=True` counts those of products
+# and convolutions), or from Nsight Compute.
 
 # %% roofline-run tags=["host-dependent"]
 figure, axes = plt.subplots(figsize=(8, 3.6))
@@ -486,7 +494,7 @@ reached = per_token * 12 * 1024 * run.value / 1e12
 print(f"{run.setting}, {run.gpu}: {reached:.0f} TFLOP/s, MFU {reached / 312:.0%} (computed from a recorded speed)")
 
 # %% mfu-predict
-mfu_guess = gpulab.predict("Image models on an RTX 4090, fp16, large batches: half of them reach less than … of its peak", unit="%")
+mfu_guess = gpulab.predict("Inference of image models on an RTX 4090, fp16, large batches: half reach less than … of its peak", unit="%")
 
 # %% mfu-recorded
 networks = gpulab.data.networks()
@@ -521,11 +529,12 @@ gpulab.style.show(figure, alt="Histogram of what the published models reach of a
 # | GPU-Util | time with any kernel running | 100 % with one thread, as above |
 # | utilization.memory | time in which memory was being read or written | it is no fill level, and no share of bandwidth |
 # | Memory-Usage | all that is reserved, by everybody | PyTorch keeps what it has freed (lesson 04); “near the maximum” is no goal: a batch twice as large gains nothing once the kernels fill the GPU |
-# | Power | watts; the limit beside it | a job at the limit *is* working hard; far below it, busy at 100 %, it is bound by launches or memory |
+# | Power | watts; the limit beside it | a job at the limit *is* working hard; far below it, busy at 100 %, its kernels are small, or wait |
 # | Temp | °C of the chip | each board slows down at a temperature of its own (`nvidia-smi -q -d TEMPERATURE`), so “< 85 °C” is no rule; `-d PERFORMANCE` says what holds the clock down |
 #
-# Power is the most honest of them: it hardly rises without work. And it is a limit of its own. A T4 may draw 70 W, and its
-# products would like more:
+# Power is the most honest of them: it hardly rises without work. And it is a limit of its own: at it, the driver lowers the
+# clock. A T4 may draw 70 W, and its products would like more (in a loop a real one keeps about 24 TFLOP/s of its 65,
+# recorded):
 
 # %% power-run
 with gpulab.VirtualGPU("T4", compute=False):
@@ -555,7 +564,8 @@ for name in ("T4", "L4", "A100-80", "H100"):
 # `gpulab.monitor.watch()` around a loop prints the difference of NVML's energy counter, and you divide by the steps.
 #
 # **Nsight Systems** (`nsys profile -t cuda,nvtx,osrt python train.py`) records the whole machine: CUDA calls, kernels,
-# threads, NCCL, and ranges that you name with `torch.cuda.nvtx.range("step")`; less overhead, no PyTorch operators.
+# threads, NCCL, and ranges that you name with `torch.cuda.nvtx.range("step")`; less overhead, and PyTorch's operators only
+# inside `torch.autograd.profiler.emit_nvtx()`.
 # **Nsight Compute** (`ncu`) takes *one kernel* apart (bytes, occupancy, stalls, its roofline) by running it many
 # times. First `torch.profiler`; then nsys for what lies between kernels, ncu for one kernel that matters.
 
@@ -569,7 +579,7 @@ for name in ("T4", "L4", "A100-80", "H100"):
 # | “The profiler tells you whether you are bound by compute or bandwidth.” | Times alone do not; FLOPs and bytes do. | *The job under the roof* |
 # | “Most operations are limited by bandwidth.” | True by number; by time it depends on the job (A and B). | *Four jobs* |
 # | “`cuda_memory` shows the memory at a point.” | It is what an operation allocates, less what it frees. | *What `torch.profiler` records* |
-# | “Sort by `cuda_time_total`.” | `table` still understands it; the attribute is `device_time_total`. | *Common mistakes* |
+# | “Sort by `cuda_time_total`”; “look at it in TensorBoard” | `table` still understands the name; the attribute is `device_time_total`. TensorBoard's plugin was removed in 2026: Perfetto. | *Common mistakes*, *Four jobs* |
 # | “Low utilisation with a large batch: raise `num_workers`.” | If the host is in `DataLoader.__next__`; else it does nothing. | *Four jobs* |
 
 # %% mistakes-text [markdown]
@@ -660,7 +670,8 @@ gpulab.quiz(10)
 # ## References
 #
 # - PyTorch documentation: `torch.profiler`, `torch.utils.benchmark`. Perfetto's viewer, ui.perfetto.dev.
-# - NVIDIA: NVML API reference (`nvmlUtilization_t`); user guides of Nsight Systems and Nsight Compute.
+# - NVIDIA: NVML API reference (`nvmlUtilization_t`); user guides of Nsight Systems and Nsight Compute; developer forum,
+#   *About GPU peak performance* (a T4 in a loop). pytorch/kineto#1248 (TensorBoard's plugin).
 # - Williams, Waterman, Patterson, *Roofline*, CACM 52 (2009). Chowdhery et al., *PaLM*, arXiv 2204.02311 (MFU).
 #   *The Llama 3 Herd of Models*, arXiv 2407.21783.
 # - R. Wightman, pytorch-image-models, benchmark results (Apache-2.0). A. Karpathy, nanoGPT (README).

@@ -537,7 +537,7 @@ print("how it ended this time:", ended)
 # train as if alone, on the same data; sometimes one waits for ever. With `torchrun`, the script takes its rank from the
 # environment and spawns nothing.
 #
-# **Rank-0 work** is printing, logging, the final save, a download. *Not* rank-0 work: anything with a collective in it (a
+# **Rank-0 work** is printing, logging, the final save; a download is `LOCAL_RANK` 0's, on each machine. *Not* rank-0 work: anything with a collective in it (a
 # metric that reduces, `model(x)` through DDP, saving a sharded model), since the others do not join it. Where others need
 # its result, `dist.barrier()` follows.
 #
@@ -853,7 +853,7 @@ gpulab.quiz(12)
 # ## Take-aways
 #
 # 1. DDP: one process for each GPU, equal weights, different data, averaged gradients: the same result to rounding.
-# 2. An all-reduce sends 2(N−1)/N of the gradients from each rank. What hides behind backward is free; the link decides.
+# 2. A ring all-reduce sends 2(N−1)/N of the gradients from each rank. What hides behind backward is free; the link decides.
 # 3. The sampler pads and needs `set_epoch`; an evaluation deals without padding and adds up sums and counts.
 # 4. Every rank makes the same collectives in the same order. A rank that does not is a hang, or worse, a wrong number.
 # 5. Look at all ranks: stacks, flight recorder, a checksum of the weights.

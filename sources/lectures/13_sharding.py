@@ -110,7 +110,7 @@ copies_guess.compare(round(6.7 * 16 * 1e9 / 2**30), "computed")
 # %% question-answer [markdown]
 # Eight GPUs fail where one fails: DDP keeps a full copy of everything on each. Its ranks share the *work*, not the
 # memory. **Sharding** cuts what they hold: each rank keeps an eighth of every tensor, and gathers the rest for the moment
-# in which it is used. Nothing else has changed, and 62 GiB are left for activations.
+# in which it is used. Nothing else has changed, and 61 GiB are left for activations.
 
 # %% bytes-text [markdown]
 # ## Where the bytes go
@@ -212,7 +212,7 @@ def step_of(**cut):
     with gpulab.VirtualGPU("A100-80", ranks=8, link="pcie4", compute=False) as one:
         dist.init_process_group("nccl")
         model = sharded(**cut)
-        optimizer, tokens = torch.optim.SGD(model.parameters()), torch.randint(32000, (4, 512), device="cuda")
+        optimizer, tokens = torch.optim.SGD(model.parameters()), torch.randint(32000, (12, 512), device="cuda")
         for _ in range(2):
             torch.cuda.reset_peak_memory_stats()
             with one.timeline() as timeline:
@@ -239,7 +239,8 @@ for axes, (name, (spans, peak)) in zip(panels, cuts.items()):
         bars = [(1e3 * (s.start - spans[0].start), 1e3 * s.seconds) for s in spans if s.where == lane]
         axes.broken_barh(bars, (row - 0.4, 0.8), color=color)
     axes.set_yticks((0, 1), ("computes", "gathers, scatters"))
-    axes.set_title(f"{name}: peak {peak:.1f} GiB")
+    took = 1e3 * (max(s.start + s.seconds for s in spans) - spans[0].start)
+    axes.set_title(f"{name}: {took:.0f} ms, peak {peak:.1f} GiB")
 panels[-1].set_xlabel("ms (virtual, one step of one rank)")
 gpulab.style.show(figure, alt="One step, three cuts. One unit: the first gather stands alone before any kernel. By block, "
     "gathers lie under kernels; without prefetch, backward's kernels have a gap at every block.")
@@ -247,9 +248,10 @@ unit_guess.compare(round(cuts["one unit"][1] / cuts["a unit per block"][1], 1), 
 
 # %% units-explain [markdown]
 # As one unit everything is gathered before the first kernel runs, and lies there whole: FSDP in name. By block, gathers
-# hide under kernels, and the weights of two blocks are whole at a time. A unit per layer would gather often and little, which wastes the
-# link. So: **one `fully_shard` for each block, then one for the rest.** The first gather and the last scatter hide
-# behind nothing; a larger batch makes them a smaller part.
+# hide under kernels, if somebody asks for them in time: without prefetch the step is as long as before. The weights of two
+# blocks are whole at a time. A unit per layer would gather often and little, which wastes the link. So: **one `fully_shard` for each block, then one for the rest.** The first gather and the last scatter hide
+# behind nothing; a larger batch makes them a smaller part. (With 4 samples in place of 12 the kernels are too short to
+# hide the link, and all three cuts take about as long.)
 
 # %% cut-turn-text [markdown]
 # **Your turn** · 3 minutes. The function below cuts the model as one unit. Make it a unit for each block, and the rest.
@@ -272,8 +274,8 @@ gpulab.turn.a_unit_per_block(cut_by_block)
 # %% practice-text [markdown]
 # ## `fully_shard` in practice
 #
-# One script, on two real ranks: DDP or FSDP, with gradients clipped by their norm, as arguments ask also with
-# checkpointing, `torch.compile` and accumulation.
+# One script, on two real ranks: DDP or FSDP, with gradients clipped by their norm; and where its arguments ask for it,
+# with checkpointing, `torch.compile` and accumulation.
 
 # %% practice-write
 # %%writefile train.py
@@ -479,10 +481,11 @@ print(f"70B on 8 ranks, offloaded: {3 * shard:.0f} GB over PCIe in a step of eac
 
 # %% plan-explain [markdown]
 # Plan and arithmetic agree on the state; the peak asks for the plan. The virtual costs are lower bounds: no data, no
-# stragglers, no failures. What to try, in the order of the [checklist](../docs/cheatsheet.md), where several GPUs are there anyway:
+# stragglers, no failures. What fills the memory says which remedy helps, and each has its price; in the order of the
+# [checklist](../docs/cheatsheet.md), where several GPUs are there anyway:
 #
-# 1. **Checkpointing** (lesson 06): a third more arithmetic, for most of the activations.
-# 2. **Sharding**: one more pass over the link, for all but $1/N$ of the state.
+# 1. **Checkpointing** (lesson 06), for activations: about a third more arithmetic, on one GPU too.
+# 2. **Sharding**, for the state: one more pass over the link, mostly hidden, for all but $1/N$ of it.
 # 3. **Offload** (`CPUOffloadPolicy`): state and update on the host. Every step moves the shard three times across PCIe, and the
 #    host's memory bandwidth sets the update's pace. For fine-tuning with few GPUs.
 # 4. **LoRA** (lesson 06): another result, and often cheaper than offloading.
@@ -553,8 +556,8 @@ print(launch("tensor.py").ranks[0].output)
 # and dropout cut along the sequence between them: fewer activations.
 #
 # **Pipeline parallelism** puts layers on different ranks; activations go from one to the next, little to send. But a rank
-# waits until the first part arrives: the **bubble**. With $P$ ranks and $M$ parts of the batch a step takes
-# $(M + P - 1)/M$ of the time without it.
+# waits until the first part of the batch arrives, and again for the first gradient to come back: the **bubble**. Cut
+# into more parts, the batch is on its way to all ranks sooner.
 
 # %% pipeline-predict
 bubble_guess = gpulab.predict("Two ranks, the batch in 8 parts: by what percentage does the bubble lengthen a step?", unit="%")
@@ -599,14 +602,15 @@ for kind, parts in (("GPipe", 1), ("GPipe", 2), ("GPipe", 8), ("1F1B", 8)):
     ms, peak = map(float, run.ranks[0].output.split()[-2:])
     steps[kind, parts] = ms
     ideal = steps["GPipe", 1] / 2  # with one part the ranks take turns: each works half of it
-    print(f"{kind:<5} {parts} parts: {ms:5.0f} ms, {ms / ideal:.2f} times the work (formula {(parts + 1) / parts:.2f}), "
+    print(f"{kind:<5} parts {parts}: {ms:5.0f} ms, {ms / ideal:.2f} times the work (formula {(parts + 1) / parts:.2f}), "
           f"peak of rank 0 {peak:4.1f} GiB (virtual)")
 bubble_guess.compare(round(100 * (steps["GPipe", 8] / ideal - 1)), "virtual")
 
 # %% pipeline-explain [markdown]
-# A little more than the formula: parts are sent, and small parts compute less efficiently. GPipe runs all forwards and then
-# all backwards, so that the activations of all parts lie there; **1F1B** begins the backward of a part as soon as it can: the
-# same bubble, a third of the memory.
+# With $P$ ranks and $M$ parts a step takes $(M + P - 1)/M$ of the time without a bubble; and here a little more, since parts
+# are sent, and small ones compute less efficiently. GPipe runs all forwards and then all backwards, so that the activations
+# of all $M$ parts lie there; **1F1B** begins the backward of a part as soon as it can: the same bubble, and on rank 0 the
+# activations of $P$ parts.
 
 # %% choose-text [markdown]
 # ### Which one
@@ -695,7 +699,7 @@ for attempt in (optimizer_first, unit_that_is_not_called, saved_as_usual, withou
 # | “ZeRO-1 is free: it sends no more than DDP.” | In the paper. PyTorch's sends half as much again, and deals whole tensors. | *Where the bytes go* |
 # | “FSDP is slower, it communicates 50 % more.” | 50 % more bytes in one precision; in bf16 fewer than fp32 DDP, and mostly hidden. | *Where the bytes go*, *Gather* |
 # | “`from torch_distributed_zero_redundancy_optimizer import …`” | No such module: `torch.distributed.optim`. | *Setup* |
-# | “Out of memory: use model parallelism, or a smaller model.” | First checkpointing, then sharding; then cut layers. | *Planned* |
+# | “Out of memory: use model parallelism, or a smaller model.” | First what fills it: checkpoint activations, shard state; then cut layers. | *Planned* |
 # | “Use FSDP when the model does not fit.” | Also when it does, and its optimizer state does not. | *Planned* |
 
 # %% quiz-text [markdown]

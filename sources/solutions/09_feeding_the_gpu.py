@@ -41,7 +41,7 @@ def starvation(loader, step, batches, warm_up):
     stepping the time of step, from its call until the GPU is done; their mean as well, in seconds
     share    the part of waiting in all that time, from 0 to 1
 
-    loader   gives batches of any kind; it need not have a length
+    loader   gives batches of any kind, None too; it need not have a length
     step     step(batch) queues the work of a training step on the current GPU, in any of its streams
     batches  how many steps are timed; fewer, if the loader ends before
     warm_up  how many steps go before them and are not timed
@@ -49,7 +49,8 @@ def starvation(loader, step, batches, warm_up):
     loader is started once. Starting the loader is no waiting, nor is its end; nor is work that was queued before the
     call. No batch is taken that does not go into step, and each goes into it as it is, when the step before it is done.
     A clock of the host, if one is read, is time.perf_counter. ValueError that names warm_up if no step can be timed.
-    Afterwards nobody holds the iterator of loader, so that its workers have ended.
+    Afterwards nobody holds the iterator of loader, so that its workers have ended. An exception of loader or step
+    reaches the caller.
     """
     # TODO: fetch with next(), step, wait for the GPU; a clock read before and after each; sums of what is not warm-up
     ### BEGIN SOLUTION

@@ -63,7 +63,7 @@ def name_bottleneck(events, gpu, peak_flops, peak_bandwidth):
     stretch of it in which the GPU runs a kernel on none of its streams; copies are no kernels.
     If gaps are more than 30 % of the steps' time, they decide, by their time, not their number. Each gap goes to
     one kind, by what the host does: "input" if the host loads for more than half of the gap, else "waits" if the host is in
-    a wait when the gap begins, else "launches".
+    a wait when the gap begins, else "launches". Loads and waits are events of the cats named above, and of no other.
     Otherwise the roof decides under which the steps' kernels would need longer: their FLOPs at the peak, "compute", or
     their bytes at theirs, "bandwidth".
     """

@@ -95,7 +95,8 @@ class Drawing(Dataset[Any]):
         return self.size
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        drawn = torch.rand((), dtype=torch.float64).item(), np.random.random(), random.random(), self.rng.random()
+        own = self.rng.integers(2**53) / 2**53  # which a Generator has, and a RandomState has not
+        drawn = torch.rand((), dtype=torch.float64).item(), np.random.random(), random.random(), own
         return torch.tensor([index, *drawn], dtype=torch.float64)
 
 

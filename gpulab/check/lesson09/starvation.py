@@ -19,6 +19,7 @@ from ..wording import is_number
 from .sections import FETCH
 
 NUMBERS = "three floats, and no other"
+IN_ORDER = "each batch after the other"
 _FACTORS = (1.0, 1.7, 2.9, 6.0)  # of waits; a step is the shorter, the longer its wait, so that every mean is another
 SPECIAL = {
     "earlier": "after earlier work",
@@ -30,6 +31,7 @@ WAITING, STEPPING, SHARE = "seconds of waiting", "seconds of stepping", "the sha
 KIND, UNIT, CLOCK = "kind of what is returned", "unit", "a wrong time, by another clock than time.perf_counter"
 TAKEN, ORDER, GONE = "batches that are taken", "what goes into step", "the loader's iterator afterwards"
 STEPS, STARTED, NONE = "calls of step, with a warm-up", "how often the loader is started", "where no step can be timed"
+ANY, RAISED, GRAD = "a batch of another kind", "an exception of loader or step", "gradients in step"
 CLAUSES = [
     Clause(quote, facts, summary, likely, FETCH)
     for quote, facts, summary, likely in (
@@ -46,6 +48,18 @@ CLAUSES = [
             [STARTED],
             "the loader is not started once",
             "iter(loader) starts the workers: call it once, before the first step",
+        ),
+        (
+            "gives batches of any kind, None too",
+            [ANY],
+            "a batch of another kind is not what goes into step",
+            "what a batch is says nothing: StopIteration is the end",
+        ),
+        (
+            "queues the work of a training step",
+            [GRAD],
+            "step cannot train: no gradients are recorded in it",
+            "no torch.no_grad() around step",
         ),
         (
             "No batch is taken that does not go into step",
@@ -114,26 +128,39 @@ CLAUSES = [
             "the iterator of the loader is still held",
             "its workers live as long as it does",
         ),
+        (
+            "An exception of loader or step reaches the caller",
+            [RAISED],
+            "an exception does not reach the caller",
+            "except StopIteration around next(iterator) alone",
+        ),
     )
 ]
 EDGES = {
-    "special": (*SPECIAL, "none left"),
+    "special": (*SPECIAL, "none left", "the loader fails", "step fails"),
     "gpu": (0, 1),
     "stream": ("the current stream", "a stream of its own"),  # in which step works
     "batch": ("a tensor", "a pair", "a dict"),
+    "other": (None, (), [0], "text"),  # a batch of another kind, in a call of its own
     "sized": (True, False),  # whether the loader has a length
     "step_waits": (False, True),
     "fetch_waits": (False, True),  # for the GPU, as a loader does that copies there
 }
 
 
+class Failed(Exception):
+    """What a loader or a step of the check raises."""
+
+
 class Feed:
-    """A loader: batch number i is there after `waits[i]` seconds. Its start and its end take their time too."""
+    """A loader: batch number i is there after `waits[i]` seconds. Its start and its end take their time too. `other`,
+    if there is one, holds batch number 1; number `fails` is none, but an exception."""
 
     def __init__(
         self, waits: list[float], spend: Callable[[float], None], *, start: float, end: float, kind: str
     ) -> None:
         self.waits, self.spend, self.start, self.end, self.kind = waits, spend, start, end, kind
+        self.other, self.fails = list[Any](), -1
         self.began, self.given, self.iterators = 0, list[Any](), list[weakref.ref[Any]]()
 
     def __iter__(self) -> Iterator[Any]:
@@ -162,8 +189,13 @@ class _Iterator:
             feed.spend(feed.end)
             raise StopIteration
         feed.spend(feed.waits[self.at])
+        if self.at == feed.fails:
+            raise Failed
         self.at += 1
         x = torch.zeros(2)
+        if feed.other and self.at == 2:
+            feed.given += feed.other
+            return feed.given[-1]
         feed.given.append({"a tensor": x, "a pair": (x, x), "a dict": {"x": x}}[feed.kind])
         return feed.given[-1]
 
@@ -182,8 +214,10 @@ class Run:
         earlier: float = 0.0,
         start: float = 0.0,
         end: float = 0.0,
+        other: list[Any] | None = None,
+        fails: str = "",
     ) -> None:
-        before, self.steps, self.refused = clocks_here(), list[Any](), ""
+        before, self.steps, self.refused, self.grad = clocks_here(), list[Any](), "", True
         with scope(compute=False, count=2) as gpu:
             device, clock = gpu.device(scene.gpu), gpu.clock
             own = torch.cuda.Stream(scene.gpu).stream_id if scene.stream == "a stream of its own" else 0
@@ -196,9 +230,13 @@ class Run:
             feed = (Sized if scene.sized else Feed)(
                 [waiting for waiting, _ in times], fetching, start=start, end=end, kind=scene.batch
             )
+            feed.other, feed.fails = other or [], 1 if fails == "the loader fails" else -1
 
             def step(batch: Any) -> None:
                 self.steps.append((batch, len(feed.given)))
+                self.grad &= torch.is_grad_enabled()
+                if fails == "step fails":
+                    raise Failed
                 seconds = times[min(len(self.steps), len(times)) - 1][1]
                 clock.spend(seconds / 5)
                 gpu.device(None).timer.kernel(own, seconds * 4 / 5, "step")
@@ -211,8 +249,10 @@ class Run:
                         device.timer.kernel(own, earlier, "earlier work")
                     try:
                         return student(*args)
+                    except Failed:
+                        self.refused = "raised"
                     except ValueError as error:
-                        if feed.given[warm_up:]:
+                        if feed.given[warm_up:] and not (other or fails):
                             raise
                         self.refused = "ValueError" if "warm_up" in str(error) else "ValueError without a warm_up in it"
                     finally:
@@ -229,7 +269,7 @@ class Run:
                 return "another batch than the loader gave, or in another order"
             if taken != number + 1:
                 return "batches that were taken before the step before them was done"
-        return "each batch after the other"
+        return IN_ORDER
 
 
 def means(times: list[tuple[float, float]]) -> tuple[float, float, float]:
@@ -253,8 +293,13 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
     facts.add(KIND, kind(run.got), NUMBERS)
     facts.add(STARTED, run.feed.began, 1)
     facts.add(TAKEN, len(run.feed.given), batches)
-    facts.add(ORDER, run.order(), "each batch after the other")
+    facts.add(ORDER, run.order(), IN_ORDER)
     facts.add(GONE, "held" if run.held else "gone", "gone")
+    facts.add(GRAD, run.grad, True)
+    if not facts.hold():
+        return facts
+    odd = Run(call, scene, times, batches, other=[scene.other])
+    facts.add(ANY, "another" if odd.order() != IN_ORDER or len(odd.steps) < batches else "as it is", "as it is")
     if not facts.hold():
         return facts
     wanted = means(times[:batches])
@@ -287,6 +332,10 @@ def special(
         short = random.randint(1, 2)
         warm = [(1.1, 0.9)] * random.randint(0, 1)
         run, timed = Run(call, scene, [*warm, *times[:short]], batches + 6, len(warm), end=0.5), times[:short]
+    elif scene.special.endswith("fails"):
+        run = Run(call, scene, times, batches, fails=scene.special)
+        facts.add(RAISED, run.refused or f"{kind(run.got)} came back", "raised")
+        return
     else:
         warm_up = random.randint(0, 2)
         run = Run(call, scene, times[: random.randint(0, warm_up)], batches, warm_up)

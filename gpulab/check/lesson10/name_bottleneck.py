@@ -11,14 +11,15 @@ from ..contract import Clause, Contract, Facts
 from ..scenes import Scene
 from ..wording import text_in
 from .sections import JOBS, ROOF
-from .traces import LOADER, Machine
+from .traces import Machine
 
 WORDS = ("input", "waits", "launches", "compute", "bandwidth")
 GAPS = WORDS[:3]
 WORD = "one of five words"
-NEAR, HIDDEN, STREAMS, GPUS, COPIES, WINDOW, STEPS, NUMBER, ORDER, PEAKS = TWISTS = (
+NEAR, HIDDEN, CATS, STREAMS, GPUS, COPIES, WINDOW, STEPS, NUMBER, ORDER, PEAKS = TWISTS = (
     "gaps of nearly 30 %",
     "a host that loads and waits elsewhere too",
+    "events of other cats",
     "kernels on several streams",
     "another GPU's kernels",
     "copies",
@@ -45,6 +46,13 @@ CLAUSES = [
         (["bandwidth"], 'bytes at theirs, "bandwidth"', "a job near the roof of memory is called another", "", ROOF),
         ([NEAR], "more than 30 % of the steps", "gaps of nearly 30 % are judged otherwise", "compare gaps, all", JOBS),
         ([HIDDEN], "Each gap goes to", "gaps are put down to other kinds", "what counts is in a gap", JOBS),
+        (
+            [CATS],
+            "of the cats named above, and of no other",
+            "events of other cats count",
+            "ask for the cat, too",
+            JOBS,
+        ),
         ([STREAMS], "on none of its streams", "streams side by side are added up", "the union of intervals", JOBS),
         ([GPUS], "kernels of other GPUs do not count", "another GPU's kernels count", 'args["device"]', JOBS),
         ([COPIES], "copies are no kernels", "copies count as kernels", 'cat is "kernel"', JOBS),
@@ -61,7 +69,11 @@ LOW, HIGH = ((19.5e12, 2.039e12), (8.1e12, 0.32e12)), ((989e12, 3.35e12), (1979e
 
 
 def possible(scene: Scene) -> bool:
-    return bool(scene.twist != (PEAKS if scene.kind in GAPS else COPIES))
+    if scene.twist == CATS:
+        return scene.kind in ("launches", "waits")
+    if scene.kind in GAPS:
+        return bool(scene.twist != PEAKS)
+    return bool(scene.twist != COPIES or scene.kind == "compute")
 
 
 def drawn(kind: str, twist: str = "") -> tuple[list[dict[str, Any]], int, float, float]:
@@ -72,10 +84,13 @@ def drawn(kind: str, twist: str = "") -> tuple[list[dict[str, Any]], int, float,
     other = random.choice([n for n in range(4) if n != gpu])
     if twist == WINDOW:  # before the first step
         machine.now += 1e5
-        machine.work(40, 90)
+        near = {"compute": (0.1, 0.6), "bandwidth": (0.6, 0.1)}.get(kind)  # the other roof
+        machine.work(40, 9e4 if near else 90, *(near or ()))
         machine.wait()
-        machine.host("user_annotation", LOADER, 1e5 if kind not in GAPS else 50)
+        machine.host("user_annotation", machine.loader, 1e5 if kind not in GAPS else 50)
     count = {STEPS: 4, WINDOW: 3}.get(twist, 3 if kind == "input" else 2)
+    if kind == "input" and twist in ("", HIDDEN):
+        count = 1 if twist else random.choice([1, 3])
     scale = random.choice([0.5, 1, 3])
     for number in range(count):
         begin = machine.now
@@ -105,7 +120,7 @@ def step(machine: Machine, kind: str, twist: str, scale: float, other: int) -> N
     near = twist == NEAR
     busy = random.uniform(*((0.61, 0.65) if near else (0.3, 0.5))) if kind in GAPS else random.uniform(0.92, 0.97)
     busy = random.uniform(0.75, 0.79) if near and kind not in GAPS else busy
-    count = random.randint(6, 9)
+    count, begin = random.randint(6, 9), machine.now
     if twist == NUMBER:
         count = random.randint(2, 3) if kind == "launches" else 30
     size = 1500 * scale * random.uniform(0.8, 1.2)  # µs of kernels
@@ -115,11 +130,11 @@ def step(machine: Machine, kind: str, twist: str, scale: float, other: int) -> N
     if kind in GAPS and twist == GPUS:
         machine.work(5, size / busy, 0.3, 0.3, (other, 7))
     if twist == COPIES:
-        machine.copy(0.9 * size / busy)
+        machine.copy(0.9 * size / busy, within=kind not in GAPS)
     if kind == "launches":
         if twist == HIDDEN:  # one kernel, behind which the host loads and then waits
             machine.work(9, 0.9 * size / busy, 0.3, 0.3)
-            machine.host("user_annotation", LOADER, 0.4 * size / busy)
+            machine.host("user_annotation", machine.loader, 0.4 * size / busy)
             machine.wait("cudaStreamSynchronize")
             kernel *= 0.3
         for _ in range(count):
@@ -127,11 +142,11 @@ def step(machine: Machine, kind: str, twist: str, scale: float, other: int) -> N
             if twist == HIDDEN:  # for what is done already
                 machine.now += kernel + 6
                 machine.wait("cudaStreamSynchronize")
-                machine.host("user_annotation", LOADER, 0.4 * size / count / busy)
+                machine.host("user_annotation", machine.loader, 0.4 * size / count / busy)
     elif kind == "waits":
         if twist == HIDDEN:
             machine.work(9, size / busy, 0.3, 0.3)
-            machine.host("user_annotation", LOADER, 0.97 * size / busy)
+            machine.host("user_annotation", machine.loader, 0.97 * size / busy)
             kernel *= 0.3
         for _ in range(count):
             pause = size / count / busy - size / count - 13
@@ -142,8 +157,12 @@ def step(machine: Machine, kind: str, twist: str, scale: float, other: int) -> N
     elif kind == "input":
         pieces = 3 if twist == HIDDEN else 1
         gap = size * (1 / busy - 1)
+        if twist == HIDDEN:  # the batch is fetched last, in several pieces
+            machine.work(9, size, 0.2, 0.2)
+            machine.wait()
+            count = 0
         for _ in range(pieces):
-            machine.host("user_annotation", LOADER, (0.7 if pieces == 1 else 0.9 / pieces) * gap)
+            machine.host("user_annotation", machine.loader, (0.7 if pieces == 1 else 0.9 / pieces) * gap)
             machine.now += 4.0
         machine.now += gap * (0.3 if pieces == 1 else 0.1)  # what Python does with the batch
         for _ in range(count):
@@ -152,6 +171,9 @@ def step(machine: Machine, kind: str, twist: str, scale: float, other: int) -> N
     else:
         of_roof(machine, kind, twist, size, count, busy, other)
     machine.wait()
+    if twist == CATS:  # the shadow of a range of an earlier step's, and a range of the user's own
+        machine.event("gpu_user_annotation", machine.loader, begin, machine.now - begin, "7")
+        machine.event("user_annotation", "work to Synchronize", begin, machine.now - begin)
 
 
 def of_roof(machine: Machine, kind: str, twist: str, size: float, count: int, busy: float, other: int) -> None:
@@ -164,7 +186,7 @@ def of_roof(machine: Machine, kind: str, twist: str, size: float, count: int, bu
     elif kind == "bandwidth" and random.random() < 0.3:
         far = 0.0  # norms and activations alone
     high = (near, far) if kind == "compute" else (far, near)
-    machine.host("user_annotation", LOADER, size * (1 / busy - 1))
+    machine.host("user_annotation", machine.loader, size * (1 / busy - 1))
     if twist == GPUS:
         machine.work(5, 9 * size, high[1], high[0], (other, 7))
     if twist == NUMBER and kind == "compute":  # few that take most of the time, and many of the other kind
@@ -185,7 +207,7 @@ def of_roof(machine: Machine, kind: str, twist: str, size: float, count: int, bu
             machine.work(9, 0.1 * size / count, 0.0, 0.1, (machine.gpu, 13))
             machine.now += 0.9 * size / count - 18
     if twist == HIDDEN:
-        machine.host("user_annotation", LOADER, 0.7 * size)
+        machine.host("user_annotation", machine.loader, 0.7 * size)
 
 
 def play(call: Callable[..., Any], scene: Scene) -> Facts:

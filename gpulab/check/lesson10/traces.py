@@ -11,7 +11,9 @@ from collections import defaultdict
 from typing import Any
 
 Event = dict[str, Any]
-LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+LOADERS = tuple(
+    f"enumerate(DataLoader)#_{kind}DataLoaderIter.__next__" for kind in ("SingleProcess", "MultiProcessing")
+)
 _LAUNCH, _RETURN = 2.0, 3.0  # µs until a kernel begins, and until a wait that is over returns
 _OPERATIONS = (
     ("aten::linear", "aten::addmm"),
@@ -26,6 +28,7 @@ class Machine:
     def __init__(self, gpu: int, peak_flops: float, peak_bandwidth: float) -> None:
         self.gpu, self.peaks = gpu, (peak_flops, peak_bandwidth)
         self.now = random.uniform(1e6, 1e9)
+        self.loader = random.choice(LOADERS)
         self.events: list[Event] = [{"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "python"}}]
         self._free: defaultdict[tuple[int, int], float] = defaultdict(float)
         self._launches = 0
@@ -52,11 +55,13 @@ class Machine:
             counts = {key: part * peak * kernel / 1e6 for key, part, peak in rates if part}
             self._on_gpu("kernel", inner[6:], gpu, stream, launched, kernel, counts)
 
-    def copy(self, us: float) -> None:
-        """To the GPU, in a stream of its own."""
+    def copy(self, us: float, within: bool = False) -> None:
+        """To the GPU, or within its memory and nearly as fast as that is; in a stream of its own."""
         self.event("cuda_runtime", "cudaMemcpyAsync", self.now, 4.0)
         self.now += 4.0
-        self._on_gpu("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", self.gpu, 20, self.now, us, {"bytes": us * 25e3})
+        name = "Memcpy DtoD (Device -> Device)" if within else "Memcpy HtoD (Pinned -> Device)"
+        moved = us * (0.9 * self.peaks[1] / 1e6 if within else 25e3)
+        self._on_gpu("gpu_memcpy", name, self.gpu, 20, self.now, us, {"bytes": moved})
 
     def wait(self, name: str = "cudaDeviceSynchronize") -> None:
         """Until all that was launched on this GPU is done."""

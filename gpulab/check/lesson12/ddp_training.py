@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
+from ..audit import MOVED
 from ..base import Trial, check
 from ..contract import Clause, Contract, Facts, Near, holds
 from ..scenes import Scene
@@ -228,6 +229,7 @@ CONTRACT = Contract(
     edges=EDGES,
     play=play,
     ranks=3,
+    may_change={"model": MOVED},
 )
 
 

@@ -184,7 +184,13 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
 
 
 CONTRACT = Contract(
-    __file__, parameters=("model", "data", "batch_size"), clauses=CLAUSES, edges=EDGES, play=play, ranks=3
+    __file__,
+    parameters=("model", "data", "batch_size"),
+    clauses=CLAUSES,
+    edges=EDGES,
+    play=play,
+    ranks=3,
+    may_change={"model": {"mode", "buffers"}},  # which are judged
 )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ..audit import ANYTHING
 from ..base import Trial, check
 from ..contract import Clause, Contract, Facts, Near, holds
 from ..scenes import Scene
@@ -19,6 +20,7 @@ from .sections import MISTAKES
 
 MEAN, NOTHING = "the mean", "the mean of no samples"
 SOME = "the mean is a number where a rank has no sample"
+DIVERGED = "the mean where a rank has diverged"
 BFLOAT16 = "the mean of losses in bfloat16, to 1e-6"
 CLAUSES = [
     Clause(sentence, facts, summary, likely, MISTAKES)
@@ -48,6 +50,12 @@ CLAUSES = [
             "0/0 of two tensors is NaN, of two numbers of Python an exception; a 0 would look like a perfect step",
         ),
         (
+            "its NaN stays",
+            [DIVERGED],
+            "where a rank has diverged the mean is a number",
+            "0 samples are one case, a NaN of some samples is another: ask for count, not for NaN",
+        ),
+        (
             "The sums are exact to 1e-6, also in bfloat16",
             [BFLOAT16],
             "in bfloat16 the mean is another one",
@@ -70,7 +78,7 @@ CLAUSES = [
 ]
 EDGES = {
     "ranks": (2, 3),
-    "empty": ("", "some", "all"),
+    "empty": ("", "some", "all", "diverged"),
     "dtype": (torch.float32, torch.bfloat16),
 }
 
@@ -102,27 +110,32 @@ def on_rank(student: Callable[..., Any], mean: float, count: int, dtype: torch.d
 
 def play(call: Callable[..., Any], scene: Scene) -> Facts:
     counts = random.sample(range(2, 200), scene.ranks)
-    if scene.empty:
+    diverged = scene.empty == "diverged"
+    if scene.empty and not diverged:
         empty = range(scene.ranks) if scene.empty == "all" else [random.randrange(scene.ranks)]
         counts = [0 if rank in empty else count for rank, count in enumerate(counts)]
     means = random.sample([x / 8 for x in range(8, 64)], scene.ranks)  # bfloat16 holds them
     means = [mean if count else math.nan for mean, count in zip(means, counts, strict=True)]
+    if diverged:
+        means[random.randrange(scene.ranks)] = math.nan
     found = call(on_rank, *[(mean, count, scene.dtype) for mean, count in zip(means, counts, strict=True)])
 
     wanted = sum(m * n for m, n in zip(means, counts, strict=True) if n) / sum(counts) if sum(counts) else math.nan
     facts = Facts(f"means {', '.join(map(str, means))} of {', '.join(map(str, counts))} samples")
     facts.add("the process group", ["open" if told["open"] else "closed" for told in found], ["open"] * len(found))
     before, after = ([told["loss"][i] for told in found] for i in (0, 1))
-    facts.add("loss afterwards", after, before)
+    facts.add("loss afterwards", [*map(str, after)], [*map(str, before)])
     facts.add("the gradient of loss.backward() afterwards", [told["gradient"] for told in found], [3.0] * len(found))
     facts.add("kind of what is returned", [told["kind"] for told in found], ["float"] * len(found))
     got = [told["got"] for told in found]
     number = isinstance(got[0], float) and math.isfinite(got[0])
     if scene.empty == "all":
         facts.add(NOTHING, got, [wanted] * len(found))
+    elif diverged:
+        facts.add(DIVERGED, number, False)
     elif scene.empty:
         facts.add(SOME, number, True)
-    if number and scene.empty != "all":
+    if number and scene.empty not in ("all", "diverged"):
         facts.add(MEAN, got[0], Near(wanted, 1e-6 if scene.dtype is torch.float32 else 0.03))
         if scene.dtype is torch.bfloat16 and holds(facts, MEAN):
             facts.add(BFLOAT16, got[0], Near(wanted, 1e-6))
@@ -131,7 +144,14 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
 
 
 CONTRACT = Contract(
-    __file__, parameters=("loss", "count"), clauses=CLAUSES, edges=EDGES, play=play, possible=possible, ranks=3
+    __file__,
+    parameters=("loss", "count"),
+    clauses=CLAUSES,
+    edges=EDGES,
+    play=play,
+    possible=possible,
+    ranks=3,
+    may_change={"loss": ANYTHING},  # which is judged
 )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.distributed import ProcessGroup
 
+from ..audit import ANYTHING
 from ..base import Trial, check
 from ..contract import Clause, Contract, Facts
 from ..scenes import Scene
@@ -137,7 +138,16 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
     return facts
 
 
-CONTRACT = Contract(__file__, parameters=("x",), clauses=CLAUSES, edges=EDGES, play=play, possible=possible, ranks=4)
+CONTRACT = Contract(
+    __file__,
+    parameters=("x",),
+    clauses=CLAUSES,
+    edges=EDGES,
+    play=play,
+    possible=possible,
+    ranks=4,
+    may_change={"x": ANYTHING},
+)
 
 
 @check(lesson=12, says="every rank has the sum, and sent no more than a ring does")

@@ -17,6 +17,7 @@ FEWEST = "the fewest GPUs, in whichever way"
 DDP, ZERO1, UNIT, SHARD, TENSOR = "bytes of ddp", "bytes of zero1", "fewer units whole", "the shard of fsdp", "tensor"
 MORE = "more units whole"
 DIVIDES, MACHINE, WHOLE = "ranks that divide the batch", "one machine", "a batch that tensor need not divide"
+FILLED = "tensor on all GPUs of a machine"
 PAIR = "(ranks, way)"
 CLAUSES = [
     Clause(quote, facts, summary, likely, read)
@@ -33,6 +34,7 @@ CLAUSES = [
         ([DIVIDES], "it must divide the batch", "a batch is cut that cannot be", "batch % ranks == 0", CHOICE),
         ([WHOLE], "whatever the batch", "tensor is left out for its batch", "it does not cut the batch", CHOICE),
         ([MACHINE], "within one machine", "tensor goes across machines", "ranks <= machine", CHOICE),
+        ([FILLED], "GPUs in a machine", "tensor is left out on a whole machine", "ranks <= machine", CHOICE),
         ([FULL], "full to the last byte", "what does not fit is taken, or what just fits refused", "<=", BYTES),
     )
 ]
@@ -41,8 +43,8 @@ EDGES = {"turns_on": RULES, "again": (0, 1)}
 WAYS = ("ddp", "zero1", "fsdp", "tensor")
 CHOSEN = (NONE, FEWEST, ORDER)  # seen in any scene
 # Where the one decides, the others often do too.
-BOUND = {TENSOR: (UNIT,), DIVIDES: (MACHINE, SHARD), FULL: (SHARD,), MORE: (SHARD,)}
-OF_WAY = {DDP: "ddp", ZERO1: "zero1", TENSOR: "tensor", UNIT: "fsdp", MORE: "fsdp", SHARD: "fsdp"}
+BOUND = {TENSOR: (UNIT,), DIVIDES: (MACHINE, SHARD), FILLED: (SHARD,), FULL: (SHARD,), MORE: (SHARD,)}
+OF_WAY = {DDP: "ddp", ZERO1: "zero1", TENSOR: "tensor", FILLED: "tensor", UNIT: "fsdp", MORE: "fsdp", SHARD: "fsdp"}
 ROUND = 720720  # divides by all ranks up to 16, so that no share of bytes is a fraction
 
 
@@ -59,7 +61,8 @@ def needed(case: Mapping[str, int], ranks: int, but: str = "") -> dict[str, int]
     equal = case["batch"] % ranks == 0
     if not equal and but != DIVIDES:
         needs = {"tensor": needs["tensor"]}
-    if (ranks > case["machine"] and but != MACHINE) or (not equal and but == WHOLE):
+    across = ranks > case["machine"] if but != FILLED else ranks >= case["machine"]
+    if (across and but != MACHINE) or (not equal and but == WHOLE):
         needs.pop("tensor")
     return needs
 
@@ -88,7 +91,7 @@ def drawn(turns_on: str) -> dict[str, int]:
             "activations": ROUND * random.randint(1, 40),
             "batch": ranks * random.randint(1, 5) + random.choice([0, 0, 1]),
             "memory": 0,
-            "machine": random.choice([1, 2, 4, 8]),
+            "machine": ranks if turns_on == FILLED else random.choice([1, 2, 4, 8]),
             "most": ranks + random.randint(0, 8),
         }
         fits = needed(case, ranks, turns_on if turns_on not in (MORE, SHARD) else "")

@@ -107,7 +107,7 @@ def on_rank(student: Callable[..., Any], model: nn.Module, by_block: bool, path:
         return {
             "saved": bool(os.listdir(Path(path).parent)),
             "names": [*map(str, kept)] if named else [f"of a {type(kept).__name__}"],
-            "kinds": sorted({f"{type(v.data).__name__} on {v.device.type}" for v in kept.values()}) if named else [],
+            "kinds": sorted({f"{type(v).__name__} on {v.device.type}" for v in kept.values()}) if named else [],
             "values": {n: v.detach().cpu().flatten().tolist() for n, v in kept.items()}
             if named and plain(kept)
             else {},
@@ -169,7 +169,15 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
     return facts
 
 
-CONTRACT = Contract(__file__, parameters=("model", "path"), clauses=CLAUSES, edges=EDGES, play=play, ranks=3)
+CONTRACT = Contract(
+    __file__,
+    parameters=("model", "path"),
+    clauses=CLAUSES,
+    edges=EDGES,
+    play=play,
+    ranks=3,
+    may_change={"model": {"parameters", "parts", "place", "buffers"}},  # which are judged: whole, or on the host
+)
 
 
 @check(lesson=13, says="one file has the whole model, for any program, and nobody held it whole on a GPU")

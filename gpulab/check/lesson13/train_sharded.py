@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
+from ..audit import ANYTHING
 from ..base import Trial, check
 from ..contract import Clause, Contract, Facts, holds
 from ..lesson12.common import group
@@ -291,6 +292,7 @@ CONTRACT = Contract(
     edges=EDGES,
     play=play,
     ranks=3,
+    may_change={"model": ANYTHING - {"mode"}},
 )
 
 

@@ -366,6 +366,13 @@ mistake(
     "def seed_rng(worker)",
     "def seed_rng()",
 )
+mistake(
+    "of_the_old_kind",
+    "dataset.rng becomes a RandomState",
+    "NumPy's old kind has other methods than a Generator, such as integers: np.random.default_rng",
+    RNG,
+    "np.random.RandomState(info.seed % 2**32)",
+)
 mistake("another_attribute", OF_ITS_OWN, "", "info.dataset.rng =", "info.dataset.generator =", same_as="no_init_fn")
 mistake(
     "returns_batches",

@@ -401,6 +401,47 @@ BANK.mistake(
     "0 would say that nobody waits: raise a ValueError that names warm_up",
     change(CHECK, "        return 0.0, 0.0, 0.0"),
 )
+NEXT = "        try:\n            batch = next(iterator)\n        except StopIteration:\n            break\n"
+BANK.mistake(
+    "none_is_the_end",
+    "a batch that is None is taken for the loader's end",
+    "next(iterator, None) cannot tell the two apart: StopIteration, or an object of your own",
+    change(NEXT, "        batch = next(iterator, None)\n        if batch is None:\n            break\n"),
+)
+BANK.mistake(
+    "empty_is_the_end",
+    "an empty batch is taken for the loader's end",
+    "what is empty is false, and no end: StopIteration is",
+    change(
+        NEXT, NEXT + "        if not isinstance(batch, torch.Tensor | None) and len(batch) == 0:\n            break\n"
+    ),
+)
+BANK.mistake(
+    "lists_to_tuples",
+    "a list goes into step as a tuple",
+    "a batch goes into step as the loader gave it",
+    change("step(batch)", "step(tuple(batch) if isinstance(batch, list) else batch)"),
+)
+BANK.mistake(
+    "no_grad",
+    "step runs without gradients",
+    "it is a training step: torch.no_grad() is for an evaluation",
+    change("step(batch)", "torch.no_grad()(step)(batch)"),
+)
+BANK.mistake(
+    "any_exception_is_the_end",
+    "an exception of the loader is taken for its end",
+    "except StopIteration: another one is an error in the data, and its reader must see it",
+    change("except StopIteration", "except Exception"),
+)
+BANK.mistake(
+    "failed_steps_left_out",
+    "an exception of step is swallowed",
+    "next(iterator) alone stands in the try: what step raises goes to the caller",
+    change(
+        "        step(batch)\n", "        try:\n            step(batch)\n        except Exception:\n            break\n"
+    ),
+)
 BANK.mistake(
     "says_nothing",
     "the ValueError does not name warm_up",

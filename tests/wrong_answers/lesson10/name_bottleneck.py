@@ -236,6 +236,42 @@ BANK.mistake(
     ),
 )
 BANK.mistake(
+    "last_gap_lost",
+    "the gap after the last kernel is left out",
+    "the last gap ends with the last step: (end, end) behind the kernels",
+    change("[*(span[:2] for span in runs), (end, end)]", "[span[:2] for span in runs]"),
+)
+BANK.mistake(
+    "one_loader",
+    "loads are looked for by the whole name of one kind of loader",
+    'with workers it is _MultiProcessingDataLoaderIter: ask for "DataLoader" in the name',
+    change('if "DataLoader" in e["name"]', 'if "_SingleProcessDataLoaderIter" in e["name"]'),
+)
+BANK.mistake(
+    "bytes_of_copies",
+    "the bytes of copies are added to the kernels'",
+    "copies are no kernels: they say nothing of what the kernels wait for",
+    change("for _, _, e in runs)", 'for a, b, e in [*runs, *(s for s in spans if s[2]["cat"] == "gpu_memcpy")])'),
+)
+BANK.mistake(
+    "shadows_of_loads",
+    "the shadow of a load on the GPU's lane counts as loading",
+    'the host loads in the event of cat "user_annotation"; the profiler draws it a second time, over the kernels',
+    change("for start, stop, e in ranges if", 'for start, stop, e in spans if "user_annotation" in e["cat"] and'),
+)
+BANK.mistake(
+    "waits_of_any_cat",
+    "a range whose name ends in Synchronize counts as a wait",
+    'names are anybody\'s: the waits are events of cat "cuda_runtime"',
+    change('e["cat"] == "cuda_runtime" and ', ""),
+)
+BANK.mistake(
+    "flops_of_the_whole_file",
+    "FLOPs and bytes are those of all kernels in the file",
+    "kernels that ran before the first step are no part of the steps",
+    change("for _, _, e in runs)", 'for _, _, e in spans if e["cat"] == "kernel" and e["args"]["device"] == gpu)'),
+)
+BANK.mistake(
     "durations_added",
     "kernels' durations are added up, also of those that run side by side",
     "on several streams that makes more than 100 %: the GPU is busy in the union of the intervals",

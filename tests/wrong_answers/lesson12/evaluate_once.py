@@ -184,3 +184,15 @@ BANK.mistake(
     "the others wait for it: it has nothing to add, and calls it with zeros",
     change("device = next", "if rank >= len(data):\n        return 0.0, 0.0\n    device = next"),
 )
+BANK.mistake(
+    "grad_mode_left",
+    "your function left a setting changed",
+    "use it as a context manager",
+    change("    with torch.no_grad():", "    torch.set_grad_enabled(False)\n    if True:"),
+)
+BANK.mistake(
+    "frozen",
+    "your function changed its argument model",
+    "requires_grad_() was used on what the caller owns",
+    change("model.eval()", "model.eval().requires_grad_(False)"),
+)

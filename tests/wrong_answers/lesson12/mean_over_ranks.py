@@ -74,6 +74,12 @@ BANK.mistake(
     change("if count:", "if True:"),
 )
 BANK.mistake(
+    "nan_is_nothing",
+    "a rank that has diverged is left out of the mean",
+    "its loss is NaN and its count is not 0: nan_to_num, or a test for NaN, hides what must be seen at once",
+    change("if count:", "if not loss.isnan():"),
+)
+BANK.mistake(
     "zero_of_nothing",
     "the mean of no samples is 0",
     "a clamp or an `or 1` under the division hides that there was nothing; a 0 looks like a perfect step",

@@ -236,3 +236,9 @@ BANK.mistake(
     "the gradient's 4 bytes are in the 16",
     change("shard, own = 16 * parameters / ranks", "shard, own = 12 * parameters / ranks"),
 )
+BANK.mistake(
+    "less_than_a_machine",
+    "tensor is left out where it takes all GPUs of a machine",
+    "within one machine: <=, not <",
+    change("ranks <= machine", "ranks < machine"),
+)

@@ -83,6 +83,18 @@ BANK.mistake(
     change("value.cpu()", "value"),
 )
 BANK.mistake(
+    "parameters_in_the_file",
+    "the tensors in the file are parameters",
+    "nn.Parameter asks for gradients wherever the file is loaded: a tensor without them",
+    change("value.cpu()", "torch.nn.Parameter(value.cpu(), value.is_floating_point())"),
+)
+BANK.mistake(
+    "eval_first",
+    "your function changed its argument model",
+    "remember each module's mode",
+    add("model.eval()", before="whole = {}"),
+)
+BANK.mistake(
     "host_at_the_end",
     "all of the model lies whole on rank 0's GPU before it goes to the host",
     "cpu() for each, before the next is gathered: a model that was cut does not fit whole",
