@@ -45,7 +45,7 @@ os.chdir(folder.name)
 #
 # `nvidia-smi` prints a **utilisation**, and most advice begins there: 85 to 99 % is good, below 50 % the loader is slow.
 # PyTorch has a kernel for its own tests that does nothing: one block of **one thread**, which spins until a number of
-# clocks is over. Let it run for a while and read what the driver reads.
+# clocks is over. Let it run and read what the driver reads.
 
 # %% question-predict
 utilisation_guess = gpulab.predict("One thread of this GPU spins. What utilisation does the driver report?", unit="%")
@@ -67,7 +67,7 @@ print(f"{one.name}: busy {one.max_utilization:.0f} %, with 1 thread where {room}
 # job, and 40 % can have five reasons, of which the loader is one.
 #
 # The rest of this lesson is what to ask instead: **how long does it take, where does the time go, and how far is that from what
-# the chip can do**, in this order.
+# the chip can do?**
 
 # %% timer-text [markdown]
 # ## Time it so that the number holds
@@ -94,8 +94,8 @@ with gpulab.without_gpu():
     print(f"one call: IQR {one.iqr / one.median:.0%} of the median, {len(one.times)} blocks of {one.number_per_run:,} calls")
 
 # %% timer-explain [markdown]
-# `Compare` puts versions side by side and rounds to what the spread allows, which is half of an honest benchmark. The other half
-# is yours: the same inputs, shapes as in the job, both versions in one process. If two medians differ by less than their
+# `Compare` puts versions side by side and rounds to what the spread allows. The rest of an honest benchmark is yours: the same
+# inputs, shapes as in the job, both versions in one process. If two medians differ by less than their
 # IQRs, you have measured noise.
 #
 # A timer tells *that* it is slow. Where, in Python, **cProfile** tells: it counts calls, and needs no change to the code.
@@ -259,7 +259,7 @@ class SlowImages(Dataset):
         return 1024
 
     def __getitem__(self, index):
-        time.sleep(0.001)  # a disk, a decoder
+        time.sleep(0.005)  # a disk, a decoder
         return torch.zeros(3, 64, 64)
 
 # %% jobs-list
@@ -299,27 +299,39 @@ def traced(make, batch, loader):
 
 events = {letter: traced(*job) for letter, job in jobs.items()}
 
+# %% trace-lanes
+LANES = {"host": "#0072B2", "loader": "#D55E00", "kernels": "#E69F00"}
+
+
+def lane(event):
+    """The lane of the picture in which it stands, or none: the host's waits are left out."""
+    if event["name"].endswith("Synchronize"):
+        return None
+    if event["cat"] in ("cpu_op", "cuda_runtime", "kernel"):
+        return "kernels" if event["cat"] == "kernel" else "host"
+    return "loader" if "DataLoader" in event["name"] else None
+
 # %% trace-plot tags=["host-dependent"]
 gpulab.style.use()
-figure, panels = plt.subplots(4, 1, figsize=(8, 5.2))
-for axes, (letter, found) in zip(panels, events.items(), strict=True):
+figure, panels = plt.subplots(4, 2, figsize=(8, 5.4), width_ratios=(2, 1))
+for both, (letter, found) in zip(panels, events.items(), strict=True):
     [whole] = [e for e in found if e["name"].startswith("ProfilerStep")]
-    lanes = {"host": [e for e in found if e["cat"] in ("cpu_op", "cuda_runtime")],
-             "loader": [e for e in found if "DataLoader" in e["name"]],
-             "kernels": [e for e in found if e["cat"] == "kernel"]}
-    for row, (lane, of_lane) in enumerate(lanes.items()):
-        bars = [((e["ts"] - whole["ts"]) / 1e3, e["dur"] / 1e3) for e in of_lane]
-        axes.broken_barh(bars, (row - 0.4, 0.8), color=["#0072B2", "#D55E00", "#E69F00"][row])
-    axes.set_yticks(range(3), lanes)
-    axes.invert_yaxis()
-    axes.set_xlim(0, whole["dur"] / 1e3)
-    axes.set_title(f"{letter}: a step of {whole['dur'] / 1e3:.0f} ms", loc="left")
-panels[-1].set_xlabel("ms (virtual; the loader's and the host's own time measured here)")
-gpulab.style.show(figure, alt="Host, loader and kernels of four jobs over one step. In one the kernels are a thin comb under a "
-    "host lane that is full; in one the loader fills most of the step and kernels come at its end; in two the kernels' lane is full.")
+    middle = 0.4 * whole["dur"] / 1e3
+    for axes, window in zip(both, ((0, whole["dur"] / 1e3), (middle, middle + 1))):
+        for row, (name, color) in enumerate(LANES.items()):
+            bars = [((e["ts"] - whole["ts"]) / 1e3, e["dur"] / 1e3) for e in found if lane(e) == name]
+            axes.broken_barh(bars, (row - 0.4, 0.8), color=color, linewidth=0)
+        axes.locator_params(axis="x", nbins=6 if window[0] == 0 else 3)
+        axes.set(xlim=window, ylim=(2.6, -0.6), yticks=range(3), yticklabels=LANES if window[0] == 0 else [])
+    both[0].set_title(f"{letter}: a step of {whole['dur'] / 1e3:.0f} ms", loc="left")
+panels[0, 1].set_title("one millisecond of it", loc="left")
+panels[-1, 0].set_xlabel("ms (virtual; the loader's and the host's own time measured here)")
+gpulab.style.show(figure, alt="Host, loader and kernels of four jobs, over one step and over one millisecond of it. In one the kernels "
+    "are a thin comb under a host lane that is full; in one the loader fills most of the step; in two the kernels' lane is full.")
 
 # %% evidence-text [markdown]
-# Two pictures have gaps in the kernels' lane, and the lane above says what the host did meanwhile. The other two look alike: full.
+# Two pictures have gaps in the kernels' lane (on the right one sees them), and the lanes above say what the host did meanwhile. The
+# other two look alike: full.
 # A trace shows *that* a kernel runs, not how well. For that you need what each moved and computed; the virtual GPU's trace
 # says it (`bytes`, `flops`), on a real one Nsight Compute measures it, or you count from shapes.
 
@@ -515,14 +527,15 @@ gpulab.style.show(figure, alt="Histogram of what the published models reach of a
 # %% mfu-explain [markdown]
 # Half of them stay below a sixth, at batches of up to 1,024: real networks move bytes. The tail to 75 % is large vision
 # transformers. So 30 % is good for a convolutional network and poor for a large language model: 38 to 43 % were
-# reported for Llama 3 with 405 billion parameters on up to 16,384 H100s. GPT-2 above is small, and its attention not fused. Compare with
-# networks of the same kind. (Recorded: timm's benchmark tables; the peak is Ada's dense fp16 rate with fp32 sums.)
+# reported for Llama 3 with 405 billion parameters on up to 16,384 H100s. GPT-2 above is small, and its attention not fused. Compare
+# like with like. (Recorded: timm's benchmark tables; the peak is Ada's dense fp16 rate with fp32 sums.)
 
 # %% driver-text [markdown]
 # ## What the driver counts
 #
 # `nvidia-smi` and `gpulab.monitor` ask the same library, **NVML**. `nvidia-smi dmon` prints a line a second,
-# `nvidia-smi --query-gpu=utilization.gpu,power.draw,clocks.sm --format=csv -l 1` what you choose. What the fields say:
+# `nvidia-smi --query-gpu=utilization.gpu,power.draw,clocks.sm --format=csv -l 1` what you choose. What fields say (the
+# [cheat sheet](../docs/cheatsheet.md) reads a whole screen):
 #
 # | field | what it counts | when it misleads |
 # |---|---|---|
