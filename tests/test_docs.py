@@ -181,6 +181,8 @@ IN_PART = {
         {"expandable segments": "expandable_segments", "several gpus": "smallest gpu of the table"},
     ),
 }
+if course.lesson(15).written:
+    IN_PART["15"] = (("sources/lectures/15_capstone.py", "**It does not fit:**", "**It is slow:**"), {})
 
 
 @pytest.mark.parametrize("place", IN_PART)
