@@ -20,6 +20,7 @@ No program can fsync a folder on Windows: there a name counts as being on the di
 """
 
 from .journal import Journal, State
-from .recording import NotSeen, record
+from .recorder import NotSeen
+from .recording import record
 
 __all__ = ["Journal", "NotSeen", "State", "record"]

@@ -382,3 +382,26 @@ def test_a_folder_that_is_none(folder):
     recording = gpulab.crash.record(folder / "a.pt")
     with pytest.raises(NotADirectoryError, match=r"folder must be one that exists, not .*a\.pt"):
         recording.__enter__()
+
+
+def test_the_open_of_a_notebook_is_seen(folder, monkeypatch):
+    """IPython gives the cells an open() of its own, which calls that of io by a name it has kept."""
+    shell = pytest.importorskip("IPython.core.interactiveshell")
+    opened = shell.InteractiveShell.instance().user_ns["open"]
+    assert opened is not open
+    with gpulab.crash.record(folder) as journal:
+        with opened(folder / "b", "wb") as file:
+            file.write(b"12")
+    assert [state.files.get("b") for state in journal.kills] == [None, b"", b"1", b"12"]
+    shell.InteractiveShell.clear_instance()
+
+
+@pytest.mark.skipif(not hasattr(os, "sync"), reason="there is no os.sync on Windows")
+def test_sync_makes_all_safe(folder, monkeypatch):
+    monkeypatch.setattr(os, "sync", lambda: None)  # the real one waits for every disk of this machine
+    with gpulab.crash.record(folder) as journal:
+        by_torch(folder)
+        (folder / "b").mkdir()
+        os.sync()
+    (state,) = [state for state in journal.power_cuts if state.finished]
+    assert state.tree == on_disk(folder)
