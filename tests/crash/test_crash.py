@@ -389,9 +389,8 @@ def test_the_open_of_a_notebook_is_seen(folder, monkeypatch):
     shell = pytest.importorskip("IPython.core.interactiveshell")
     opened = shell.InteractiveShell.instance().user_ns["open"]
     assert opened is not open
-    with gpulab.crash.record(folder) as journal:
-        with opened(folder / "b", "wb") as file:
-            file.write(b"12")
+    with gpulab.crash.record(folder) as journal, opened(folder / "b", "wb") as file:
+        file.write(b"12")
     assert [state.files.get("b") for state in journal.kills] == [None, b"", b"1", b"12"]
     shell.InteractiveShell.clear_instance()
 
