@@ -41,7 +41,7 @@ import gpulab
 gpu = gpulab.setup()
 
 # %% setup-launch
-folder = tempfile.TemporaryDirectory()
+start, folder = os.getcwd(), tempfile.TemporaryDirectory()
 os.chdir(folder.name)
 sys.path.insert(0, folder.name)  # for what this notebook writes
 where = {"OMP_NUM_THREADS": "1"} | ({} if torch.cuda.device_count() > 1 else {"GPULAB_GPU": "virtual:T4"})
@@ -127,10 +127,9 @@ def train(parts, first, last, late=0):
     return [job.train_step(parts["model"], parts, *job.batch(step - late)) for step in range(first, last)]
 
 
-def fresh(number):  # a new process
-    job.seed(number)
+def fresh(seed):  # as in a new process
     parts = job.build(gpu.device, 60)
-    job.seed(number)
+    job.seed(seed)
     return parts
 
 # %% question-resume tags=["host-dependent"]
@@ -690,24 +689,231 @@ for hours, minutes in ((8, 240), (8, 44), (2, 22), (0.5, 10)):
 # %% logs-text [markdown]
 # ## Logs: five ill runs
 #
-# What you did not write down you cannot ask afterwards. Seven numbers a step tell most: loss, learning rate, the scaler's
-# scale, the gradients' norm, the wait for data, peak memory, and samples (or tokens) a second. Every 10 or 50 steps are
-# enough, since each `.item()` waits for the GPU. **TensorBoard** draws what a `SummaryWriter` writes:
-# `tensorboard --logdir logs`.
+# What you did not write down you cannot ask afterwards. Seven numbers tell most: loss, learning rate, the scaler's scale,
+# the gradients' norm, the wait for data, peak memory, and samples (or tokens) a second. Every 10 or 50 steps are enough,
+# since each `.item()` waits for the GPU. **TensorBoard** draws what a `SummaryWriter` writes (`tensorboard --logdir logs`).
 
 # %% logs-write
 from torch.utils.tensorboard import SummaryWriter
 
 
-def logged(name, step_of, steps=60):
-    """Train, and write down six numbers of each step. step_of(step, parts) fetches a batch, and may make trouble."""
+def logged(name, fetch=job.batch, trouble=lambda step, parts, x: None):
     parts = fresh(1)
-    writer, optimizer, scaler = SummaryWriter(f"logs/{name}"), parts["optimizer"], parts["scaler"]
-    torch.cuda.reset_peak_memory_stats()
-    for step in range(steps):
-        begin = time.perf_counter()
-        x, y = step_of(step, parts)
-        ...
+    model, (group,), scaler = parts["model"], parts["optimizer"].param_groups, parts["scaler"]
+    with SummaryWriter(f"logs/{name}") as writer:
+        for step in range(60):
+            begin = time.perf_counter()
+            x, y = fetch(step)
+            wait = time.perf_counter() - begin
+            trouble(step, parts, x)
+            numbers = {"loss": job.train_step(model, parts, x, y), "wait": 1e3 * wait, "lr": group["lr"], "scale": scaler.get_scale()}
+            numbers["norm"] = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
+            numbers["memory"] = torch.cuda.max_memory_allocated() / 2**20
+            numbers["rate"] = len(x) / (time.perf_counter() - begin)  # samples a second
+            for tag, value in numbers.items():
+                writer.add_scalar(tag, value, step)
 
-# %% rest [markdown]
-# TODO
+# %% logs-ill-text [markdown]
+# Five runs follow, each made ill in another way, and shuffled. (Where a disk or a hot GPU is to blame, a sleep plays it.)
+
+# %% logs-ill
+def slow(step, parts, x):
+    time.sleep(0.04 * (step >= 30))
+
+
+def infinite(step, parts, x):
+    if step == 20:  # from here on a gradient is infinite, as that of sqrt is at 0
+        parts["model"][-1].bias.register_hook(lambda grad: grad * float("inf"))
+
+
+def jump(step, parts, x):
+    if step == 20:
+        parts["optimizer"].param_groups[0]["lr"] *= 100
+
+
+kept = []
+
+
+def keep(step, parts, x):
+    kept.append(parts["model"](x.to(gpu.device)))
+
+# %% logs-make
+def starved(step):
+    time.sleep(0.04)
+    return job.batch(step)
+
+
+for name, ill in {"A": slow, "B": infinite, "D": jump, "E": keep}.items():
+    torch.cuda.reset_peak_memory_stats()
+    logged(name, trouble=ill)
+    if name == "B":
+        logged("C", fetch=starved)
+
+# %% logs-read
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+
+def read(name):
+    events = EventAccumulator(f"logs/{name}").Reload()
+    return {tag: [event.value for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+logs = {name: read(name) for name in "ABCDE"}
+print(len(logs), "runs read back, each with", ", ".join(sorted(logs["A"])))
+
+# %% logs-plot tags=["host-dependent"]
+figure, rows = plt.subplots(5, 4, figsize=(9, 7), sharex=True)
+for (name, log), panels in zip(logs.items(), rows):
+    for axes, tag in zip(panels, ("loss", "scale", "memory", "wait")):
+        axes.plot(log[tag], color="#E69F00" if tag == "wait" else "#0072B2")
+    panels[1].set_yscale("log", base=2)
+    panels[3].plot([1e5 / rate for rate in log["rate"]], color="#0072B2")  # ms for 100 samples
+    panels[3].set_ylim(0, 100)
+    panels[0].set_ylabel(name, rotation=0, labelpad=12, fontsize=14)
+for axes, title in zip(rows[0], ("loss", "scale", "peak memory, MiB", "ms: step, of it wait for data")):
+    axes.set_title(title, fontsize=10)
+figure.suptitle("Five ill runs, 60 steps each (loss measured, memory of the device, times of this machine)")
+gpulab.style.show(figure, alt="Five rows A to E of four curves. A: the step takes much longer from step 30 on, without a wait. B: from step 20 the "
+    "scale falls by halves. C: most of each step is a wait. D: the loss jumps at step 20. E: memory grows all the time.")
+
+# %% logs-turn-text [markdown]
+# **Your turn** · 5 minutes. Write the rule down. It gets the means of the first and of the last ten steps and names the
+# illness. It is tried on other runs.
+
+# %% logs-turn tags=["your-turn"]
+def illness(early, late):
+    """"data", "throttled", "overflow", "diverged" or "leak"; both have loss, scale, memory, and in ms wait and step."""
+    # TODO: all five
+    ### BEGIN SOLUTION
+    if late["scale"] < early["scale"] / 100:
+        return "overflow"
+    if late["loss"] > early["loss"]:
+        return "diverged"
+    if late["memory"] > 1.2 * early["memory"]:
+        return "leak"
+    return "data" if late["wait"] > late["step"] / 2 else "throttled"
+    ### INSTEAD OF
+    # return "diverged" if late["loss"] > 1 else "data"
+    ### END SOLUTION
+
+
+gpulab.turn.illness(illness)
+
+# %% logs-answer [markdown]
+# | run | what shows it | illness | look at |
+# |---|---|---|---|
+# | A | slower, no wait, same loss | **throttled**, or a straggler | clocks and temperature (lesson 10); which rank is late (12) |
+# | B | scale halves every step, loss stands still | **overflow**: every step is skipped | the first gradient that is not finite (07) |
+# | C | the wait is most of the step, from the start | **data** | workers, file sizes (09) |
+# | D | loss and norm jump, scale holds | **diverged**: the learning rate | the schedule; go back to a checkpoint before it, with a lower rate |
+# | E | memory grows by the same in each step | **leak** | what is kept with its graph (05) |
+#
+# D is why several checkpoints stay: the last one may have been saved after the jump.
+
+# %% web-text [markdown]
+# ## What the web says
+#
+# | you will read | verdict | tested in |
+# |---|---|---|
+# | “Spot is 60–90 % cheaper, with two minutes' notice.” | By the hour. Two minutes on AWS, best effort; 30 s on GCP and Azure. | *What it costs*, *The notice* |
+# | “Handle SIGTERM, and you are safe.” | SLURM and Kubernetes send it. On AWS nobody does, unless an agent. | *The notice* |
+# | “Save every few hundred steps.” | Steps are no time: √(2 · save · time between interruptions). | *How often to save* |
+# | “Save `model.state_dict()`, and you can resume.” | Another run: eight of nine pieces change it. | *A question worth asking*, *The same run* |
+# | “Write to a temporary file and rename: atomic.” | Against a kill. Against a power cut only with `fsync`. | *A file is whole or not there* |
+# | “Save in the signal handler.” | It saves a state within a step. | *Common mistakes* |
+# | “`torchrun` recovers your training.” | It starts processes; what they know is what your script loads. | *A rank dies* |
+# | “Set all seeds, and a resumed run is the same.” | Seeds begin the numbers anew; the generators' states go on. | *The same run* |
+
+# %% mistakes-text [markdown]
+# ## Common mistakes
+#
+# **NumPy's state as it is.** Saving works. Loading is another day:
+
+# %% mistake-numpy tags=["raises-exception"]
+import numpy
+
+torch.save({"random": numpy.random.get_state()}, "numpy.pt")
+torch.load("numpy.pt")
+
+# %% mistake-numpy-repair [markdown]
+# Save `keys.tolist()`, as `random_state` does. So try loading once, on the first day. (`weights_only=False` is the repair that
+# the message offers for files that you made yourself.)
+#
+# **A file that is cut off**, by a full disk or a copy that was interrupted:
+
+# %% mistake-cut tags=["raises-exception"]
+pathlib.Path("cut.pt").write_bytes(pathlib.Path("all.pt").read_bytes()[:1000])
+torch.load("cut.pt")
+
+# %% mistake-cut-repair [markdown]
+# Set it aside, and take the one before. A loader that catches everything and begins at step 0 loses the run without a
+# word.
+#
+# **A “copy” that goes on training.** `state_dict()` holds the live tensors:
+
+# %% mistake-live
+parts = fresh(1)
+best = parts["model"].state_dict()
+before = best["1.weight"].clone()
+train(parts, 0, 5)
+print("the best weights are still those of step 0:", torch.equal(best["1.weight"], before))
+
+# %% mistake-live-repair [markdown]
+# `copy.deepcopy`, a clone, or a file. **Saving in the handler**: the signal comes at the worst moment, just after
+# `optimizer.step()`:
+
+# %% mistake-handler
+parts, saved = fresh(1), []
+old = signal.signal(signal.SIGTERM, lambda number, frame: saved.append(parts["model"][1].weight.clone()))
+train(parts, 0, 20)
+parts["optimizer"].register_step_post_hook(lambda *_: signal.raise_signal(signal.SIGTERM))
+complete = parts["model"][1].weight.clone()  # after 20 steps, as the loop would have saved it
+train(parts, 20, 21)
+signal.signal(signal.SIGTERM, old)
+print("schedule at step", parts["schedule"].last_epoch - 1, "· weights of step 20 saved:", torch.equal(saved[0], complete))
+
+# %% mistake-handler-repair [markdown]
+# The schedule stood at 20 and the weights were those of step 21: resumed, that step is made twice. A handler sets a
+# flag. It also runs only between two lines of Python: a rank that waits in a collective does not hear it until that
+# is over.
+
+# %% tidy
+os.chdir(start)
+folder.cleanup()
+
+# %% quiz-text [markdown]
+# ## Quick check
+#
+# Choose with the arrow keys, answer with Tab and Enter. Every option has its reason.
+
+# %% quiz
+gpulab.quiz(14)
+
+# %% takeaways [markdown]
+# ## Take-aways
+#
+# 1. A run is its weights, optimizer, schedule, scaler, place in the data, and every random generator: all, and it is the
+#    same run to the bit.
+# 2. Temporary file, `fsync`, rename, `fsync` of the folder; keep several, and ask a file whether it is whole.
+# 3. A handler takes note, the loop saves, all ranks stop at one step; the exit code tells.
+# 4. Save every √(2 · save · time between interruptions); N machines break N times as often.
+# 5. Write down seven numbers, and load a checkpoint on the first day.
+#
+# **For the checklist:** all nine pieces saved · `fsync` before and after the rename · `weights_only=True` · a damaged file set
+# aside · a notice tried with `kill -TERM` · the interval from measured numbers · data wait, scale and memory logged.
+
+# %% next [markdown]
+# ## What next
+#
+# The [exercises](../exercises/14_long_runs.ipynb) of this lesson, then [the map of the course](00_start_here.ipynb).
+#
+# ## References
+#
+# - PyTorch documentation: *Reproducibility*; `torch.load` (`weights_only`); *torchrun (Elastic Launch)*, *Rendezvous*;
+#   `torch.distributed.checkpoint.async_save`; `torch.utils.tensorboard`. torchdata, `StatefulDataLoader`.
+# - Pillai et al., *All File Systems Are Not Created Equal*, OSDI 2014. POSIX, `fsync`, `rename`.
+# - Young, *A First Order Approximation to the Optimum Checkpoint Interval*, CACM 17 (1974). Daly, *A Higher Order Estimate of the
+#   Optimum Checkpoint Interval for Restart Dumps*, FGCS 22 (2006).
+# - AWS, *Spot Instance interruption notices*; Google Cloud, *Spot VMs: preemption process*; Azure, *Scheduled Events*;
+#   Kubernetes, *Pod Lifecycle*; SLURM, `sbatch`, *Preemption*.
+# - *The Llama 3 Herd of Models*, arXiv 2407.21783, section 3.3.4 (interruptions).
