@@ -591,7 +591,7 @@ print("exit code", pair.wait(), "· equal to the bit to two ranks that nobody ki
 # At most one interval is lost. On **two nodes** the same command runs on each:
 #
 # ```
-# torchrun --nnodes=2 --nproc-per-node=8 --max-restarts=3 \
+# TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes=2 --nproc-per-node=8 --max-restarts=3 \
 #     --rdzv-id=run7 --rdzv-backend=c10d --rdzv-endpoint=node0:29500 train.py
 # ```
 #
@@ -614,7 +614,8 @@ with open("train.sbatch", "w", newline="\n") as file:
 #SBATCH --time=08:00:00 --signal=B:USR1@60 --requeue
 export WORLD_SIZE=$SLURM_NTASKS MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))
 export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-srun bash -c 'RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID exec python train.py --folder kept' &
+srun --wait=60 bash -c 'RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID \
+    LOCAL_WORLD_SIZE=$SLURM_NTASKS_PER_NODE exec python train.py --folder kept' &
 trap 'kill -USR1 $!' USR1
 wait $!
 wait $!
@@ -628,7 +629,8 @@ if [ $? -eq 75 ]; then scontrol requeue "$SLURM_JOB_ID"; fi
 # | `--ntasks-per-node=2` | two processes: `srun` starts the ranks, and nothing else is needed |
 # | `##SBATCH` | a line that is off; take one `#` away where there are GPUs |
 # | `--signal=B:USR1@60` | 60 s before the *time limit*, or a little earlier, USR1 to this shell |
-# | `RANK=$SLURM_PROCID …` | the names that PyTorch reads; the first node is where they meet |
+# | `RANK=$SLURM_PROCID …` | the names that PyTorch reads; they meet at the first node |
+# | `--wait=60` | a minute after the first has ended, the others are ended: else they wait for a dead rank |
 # | `&`, `trap`, `wait` twice | a shell handles a signal only while it waits; the trap hands it to the ranks and ends the first `wait` |
 # | `75`, `scontrol requeue` | saved, not done: back into the queue, with the same job id |
 #
