@@ -147,7 +147,15 @@ LESSONS: tuple[Lesson, ...] = (
         written=True,
     ),
     Lesson(14, "long_runs", "A run that survives interruptions", 60),
-    Lesson(15, "capstone", "A script with twelve faults made right", 75),
+    Lesson(
+        15,
+        "capstone",
+        "A script with twelve faults made right",
+        60,
+        checks=("capstone", "capstone_drawn"),
+        questions=10,
+        written=True,
+    ),
 )
 
 

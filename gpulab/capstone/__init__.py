@@ -7,5 +7,6 @@ Nothing here judges a script: that is `gpulab.check.capstone`.
 """
 
 from .drawing import Drawn, draw, script
+from .faults import sound
 
-__all__ = ["Drawn", "draw", "script"]
+__all__ = ["Drawn", "draw", "script", "sound"]

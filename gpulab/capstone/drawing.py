@@ -58,7 +58,7 @@ def draw(name: str, path: str | os.PathLike[str]) -> Drawn:
         raise FileNotFoundError(f"path is {str(file)!r}; the folder {str(file.parent)!r} does not exist")
     file.write_text(text, encoding="utf-8")
     if in_notebook():
-        from IPython import get_ipython  # type: ignore[attr-defined]
+        from IPython import get_ipython
 
         get_ipython().set_next_input(f"%%writefile {file}\n{text.rstrip()}")
     return Drawn(name, file)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import types
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -89,7 +90,7 @@ def batches_of(*rows: int, length: int = 8) -> list[Batch]:
 
 @dataclass
 class Training:
-    """What `train` is given besides the batches: by default plain SGD that changes nothing, and a scaler that is off."""
+    """What `train` is given besides the batches: by default SGD that changes nothing, and a scaler that is off."""
 
     model: Toy
     scale: float = 0.0
@@ -144,7 +145,8 @@ def waits() -> Iterator[list[float]]:
 @contextlib.contextmanager
 def shapes_only() -> Iterator[None]:
     """A T4 without values: models of real size take a moment."""
-    with virtual_gpu(compute=False):
+    with virtual_gpu(compute=False), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "with compute=False")  # no value is looked at here
         yield
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from .bench import WORDS, Finding, Toy, batches_of, busy, clock, found, held, mib, shapes_only, waits
+from .bench import Finding, Toy, batches_of, busy, clock, found, held, mib, shapes_only, waits
 
 
 def graph(script: ModuleType) -> Finding:
@@ -47,17 +47,12 @@ def graph(script: ModuleType) -> Finding:
 
 
 def mean(script: ModuleType) -> Finding:
-    toy, (first, second) = Toy(sharp=4.0), batches_of(7, 1)
+    toy, ((first, _), (second, _)) = Toy(sharp=4.0), batches_of(7, 1)
     with torch.no_grad():
-        best, worst = (toy(tokens).argmax(2), toy(tokens).argmin(2)) if (tokens := first[0]) is not None else ((), ())
-        batches = [(first[0], best), (second[0], toy(second[0]).argmin(2))]
-        scores = [toy(tokens).flatten(0, 1) for tokens, _ in batches]
-        losses = [
-            F.cross_entropy(s, targets.flatten(), reduction="none")
-            for s, (_, targets) in zip(scores, batches, strict=True)
-        ]
-        hits = [(s.argmax(1) == targets.flatten()).float() for s, (_, targets) in zip(scores, batches, strict=True)]
-    del worst
+        batches = [(first, toy(first).argmax(2)), (second, toy(second).argmin(2))]  # a good one and a bad one
+        scores = [(toy(tokens).flatten(0, 1), targets.flatten()) for tokens, targets in batches]
+    losses = [F.cross_entropy(row, targets, reduction="none") for row, targets in scores]
+    hits = [(row.argmax(1) == targets).float() for row, targets in scores]
     wanted, right = torch.cat(losses).mean().item(), torch.cat(hits).mean().item()
     means = sum(part.mean().item() for part in losses) / 2
     got = script.evaluate(toy, iter(batches))
@@ -108,7 +103,7 @@ def copies(script: ModuleType) -> Finding:
                     "other batches", (True, "on_gpu does not give the loader's batches on the GPU", "both parts")
                 )
     return found(
-        f"batches of the loader {'pinned' if pinned else 'pageable'}, {counts[1] / len(given):.0f} waits for each on its way",
+        f"batches {'pinned' if pinned else 'pageable'}; waits for each on its way: {counts[1] / len(given):.0f}",
         (counts[0] > 0, "the host waits until a batch is copied", "non_blocking=True for both tensors"),
         (
             not pinned and counts[1] <= 0,
@@ -135,9 +130,13 @@ def dealing(script: ModuleType) -> Finding:
     count = sum(map(len, held_out))
     flat = [index for batch in first for index in batch]
     return found(
-        f"evaluation has {count} of 50 samples; training's order {'is shuffled' if flat != sorted(flat) else 'is that of the file'}",
+        f"evaluation: {count} of 50 samples; training: {'shuffled' if flat != sorted(flat) else 'in the text’s order'}",
         (count < 50, "the evaluation leaves out the last samples", "a short batch is dropped: right for training only"),
-        (sorted(sum(held_out, [])) != list(range(50)), "the evaluation has samples twice", "each once"),
+        (
+            sorted(index for batch in held_out for index in batch) != list(range(50)),
+            "the evaluation has samples twice",
+            "each once",
+        ),
         (
             flat == sorted(flat) or first == second,
             "training has the same order in every epoch",

@@ -1,4 +1,4 @@
-"""Probes of `train` and `loss_of`, and of what `train` is given: precision, waits, memory, the gradient of an update."""
+"""Probes of `train` and of what it is given: precision, waits, memory, the gradient of an update, the optimizer."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from .bench import (
     Training,
     batches_of,
     busy,
+    clock,
     found,
     gradient_of,
     held,
@@ -74,7 +75,7 @@ def waits_of(script: ModuleType) -> Finding:
         counts.append(len(seen))
     each = (counts[1] - counts[0]) / 6
     return found(
-        f"{each:.2g} waits a batch",
+        f"waits for each batch: {each:.2g}",
         (each >= 1, "the host waits for the GPU at each batch", "a value is read, or asked about, in the inner loop"),
         (
             each > 0.3,
@@ -251,7 +252,7 @@ def modes(script: ModuleType) -> Finding:
         training.model.train(start)
         training.run(script, batches)
     return found(
-        f"training mode in {sum(evaluated)} of {len(evaluated)} batches of evaluate(), {sum(seen)} of {len(seen)} of train()",
+        f"training mode in {sum(evaluated)} of 4 batches of evaluate(), {sum(seen)} of 4 of train()",
         (any(evaluated), "the evaluation runs in training mode", "dropout stays on: model.eval()"),
         (
             not all(seen),
@@ -268,8 +269,6 @@ def optimizer(script: ModuleType) -> Finding:
         for p in model.parameters():
             p.grad = torch.zeros_like(p)
         made.step()
-        from .bench import clock
-
         before = clock().kernels(0)
         made.step()
         each = (clock().kernels(0) - before) / sum(len(group["params"]) for group in made.param_groups)

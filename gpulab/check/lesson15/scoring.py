@@ -42,26 +42,28 @@ PROBES: dict[str, Probe] = {
 
 
 def findings(text: str, path: str, trial: Trial, seed: int, places: Iterable[str] = PLACES) -> dict[str, Finding]:
-    """What the probes of these places find in a script. A script that cannot be loaded fails the check; a function of
-    it that raises, or never returns, is a finding. After one that never returns no further place is measured."""
+    """What the probes of these places find in a script. Where a function of it raises, that is a finding; a script that
+    cannot be loaded fails the check, and so does a function that never returns."""
     with virtual_gpu():
         script: ModuleType = trial.call(lambda: module_of(text, path), who="your script", may_seed=True)
     found: dict[str, Finding] = {}
-    hangs = ""
     for number, place in enumerate(PLACES):
-        if place not in places:
-            continue
-        if hangs:
-            found[place] = Finding(False, "not measured", f"not measured, since {hangs}")
-            continue
-        torch.default_generator.manual_seed(seed + number)
-        try:
+        if place in places:
+            torch.default_generator.manual_seed(seed + number)  # so that each draws the same, whichever are asked for
             with virtual_gpu():
-                found[place] = trial.call(lambda place=place: PROBES[place](script), who="your script", may_seed=True)  # type: ignore[misc]
-        except CheckFailed as failed:
-            what = failed.summary.removeprefix("your script ")
-            where = failed.notes[-1].strip() if failed.notes else ""
-            found[place] = Finding(False, failed.rows["got"] or what, f"the script {what}", where)
-            if not failed.raised and "return" in what:
-                hangs = f"the script {what} in “{place}”"
+                found[place] = _finding(PROBES[place], script, trial, place)
     return found
+
+
+def _finding(probe: Probe, script: ModuleType, trial: Trial, place: str) -> Finding:
+    try:
+        finding: Finding = trial.call(lambda: probe(script), who="your script", may_seed=True)
+    except CheckFailed as failed:
+        if failed.hung or not (failed.raised or "setting" in failed.summary):
+            failed.summary += f", while “{place}” was measured"
+            raise
+        what = failed.summary.removeprefix("your script ")
+        return Finding(
+            False, failed.rows["got"], f"the script {what}", failed.notes[-1].strip() if failed.notes else ""
+        )
+    return finding

@@ -41,6 +41,10 @@ def _register() -> None:
             parts.impl(name, refused.first(name, autocast.in_parts(name)), autocast.KEY.name)
         for name, mirror in cuda_kernels.MIRRORS.items():
             parts.impl(name, refused.first(name, mirror), autocast.KEY.name)
-        done = {*autocast.COMPOSITE} | cuda_kernels.MIRRORS.keys() | {name for names, _ in autocast.LISTS for name in names}
+        done = (
+            {*autocast.COMPOSITE}
+            | cuda_kernels.MIRRORS.keys()
+            | {name for names, _ in autocast.LISTS for name in names}
+        )
         for name in (refused.BEFORE.keys() | refused.INSTEAD.keys()) - done:
             parts.impl(name, refused.first(name, refused.INSTEAD.get(name) or autocast.kernel(name)), autocast.KEY.name)
