@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..display import in_notebook
-from .faults import FAULTS, FIRST, with_faults
+from .faults import FAULTS, FIRST, LECTURE, with_faults
 from .places import PLACES
 
 _OF_EACH_KIND = 4
@@ -26,9 +26,15 @@ class Drawn:
         return str(self.path)
 
 
-def script() -> str:
-    """The text of the script of lesson 15, with its twelve faults."""
-    return with_faults(FIRST)
+def script(of: str = "exercise") -> str:
+    """The text of lesson 15's script: with the twelve faults of its "exercise", or with the three of its "lecture".
+
+    Raises ValueError for anything else.
+    """
+    faults = {"exercise": FIRST, "lecture": LECTURE}
+    if of not in faults:
+        raise ValueError(f"of must be 'exercise' or 'lecture', not {of!r}")
+    return with_faults(faults[of])
 
 
 def faults_of(name: str) -> tuple[str, ...]:

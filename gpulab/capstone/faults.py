@@ -265,6 +265,9 @@ FIRST = (
     *("clipped_while_scaled", "last_as_if_full", "mean_of_means", "weights_alone"),
 )
 
+# Of the lecture, which repairs them: one of each kind, none of them among the first.
+LECTURE = ("norms_with_graph", "launches_timed", "step_past_scaler")
+
 
 @cache
 def sound() -> str:

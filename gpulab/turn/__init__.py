@@ -25,6 +25,7 @@ _HOME = {
     "one_exchange": "lesson12",
     "a_unit_per_block": "lesson13",
     "summand_of_mlp": "lesson13",
+    "grows": "lesson15",
 }
 
 __all__ = list(_HOME)

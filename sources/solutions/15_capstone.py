@@ -14,6 +14,7 @@ import os
 import runpy
 import shutil
 import tempfile
+import warnings
 
 import torch
 
@@ -22,6 +23,7 @@ import gpulab
 gpu = gpulab.setup()
 folder = tempfile.TemporaryDirectory()  # the files come and go; your work is in the cells
 os.chdir(folder.name)
+warnings.filterwarnings("ignore", "with compute=False")  # shapes alone have no values, and need none here
 
 # %% script-text [markdown]
 # ## 1 · The script
