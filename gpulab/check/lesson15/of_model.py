@@ -110,7 +110,7 @@ def log(script: ModuleType) -> Finding:
     return found(
         f"{mib(growth)} more after each step",
         (
-            growth > 2**13,
+            growth >= 2**12,
             "each forward pass leaves activations on the GPU",
             "a tensor with its graph, or a large one, is in a list",
         ),

@@ -177,7 +177,7 @@ def resuming(script: ModuleType) -> Finding:
     weights = sum(p.nbytes for p in model.parameters())
     return found(
         f"not as it was saved: {', '.join(lost) or 'nothing'}; {mib(over)} on the GPU for the time of loading",
-        (lost, f"{' and '.join(lost)} begin anew after load()", "their state is part of the training"),
+        (lost, f"not gone on with after load(): {', '.join(lost)}", "their state is part of the training"),
         (
             over > weights / 2,
             "loading puts a second copy on the GPU",
