@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from . import check, crash, data, devices, distributed, memory, monitor, sim, style, timing, transfers, turn
+    from . import capstone, check, crash, data, devices, distributed, memory, monitor, sim, style, timing, transfers, turn
     from .check.base import CheckFailed, NotAttempted
     from .diagnosis import doctor
     from .furniture.annotated import annotated
+    from .furniture.certificate import certificate
     from .furniture.predict import predict
     from .furniture.progress import progress
     from .furniture.quiz import quiz
@@ -29,6 +30,8 @@ _EXPORTS: dict[str, str | None] = {
     "NotAttempted": "check.base",
     "VirtualGPU": "virtual.gpu",
     "annotated": "furniture.annotated",
+    "capstone": None,
+    "certificate": "furniture.certificate",
     "check": None,
     "crash": None,
     "data": None,
@@ -58,6 +61,8 @@ __all__ = [
     "VirtualGPU",
     "__version__",
     "annotated",
+    "capstone",
+    "certificate",
     "check",
     "crash",
     "data",

@@ -155,7 +155,15 @@ LESSONS: tuple[Lesson, ...] = (
         questions=5,
         written=True,
     ),
-    Lesson(15, "capstone", "A script with twelve faults made right", 75),
+    Lesson(
+        15,
+        "capstone",
+        "A script with twelve faults made right",
+        60,
+        checks=("capstone", "capstone_drawn"),
+        questions=10,
+        written=True,
+    ),
 )
 
 

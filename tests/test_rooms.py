@@ -21,7 +21,7 @@ HOUSE = """
     style
     svg
     virtual
-    choice sim
+    choice sim capstone
     diagnosis furniture data machine_card
     machine memory
     devices timing monitor planning

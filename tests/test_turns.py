@@ -1183,6 +1183,35 @@ def a_wait_that_grows(early, late):
 @wrong("illness", 'expected: "throttled"', "without a wait")
 def slower_is_data(early, late):
     return "data" if late["step"] > 1.3 * early["step"] else by_a_table(early, late)
+# --- lesson 15 -------------------------------------------------------------------------------------------------------
+
+
+@right("grows")
+def in_a_loop(after):
+    for i in range(3, len(after)):
+        if after[i] <= after[i - 1]:
+            return False
+    return len(after) > 3
+
+
+@wrong("grows", "is called steady", "a block of 512 bytes")
+def by_a_tenth(after):
+    return after[-1] > 1.1 * after[2]
+
+
+@wrong("grows", "a job that repeats is said to grow", "begin with the third update")
+def from_the_first(after):
+    return after[-2] > after[0] and after[3] <= after[4] <= after[5] <= after[6]
+
+
+@wrong("grows", "goes back is said to grow", "from each update to the next")
+def last_against_third(after):
+    return after[-1] > after[2]
+
+
+@wrong("grows", "came back", "a comparison gives one")
+def by_how_much(after):
+    return after[-1] - after[2]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -1216,6 +1245,7 @@ def test_some_lectures_have_two_turns_or_three_and_every_turn_stands_in_one_lect
     lessons = [path.stem[:2] for path, _, _ in TURNS.values()]
     counts = {lesson: lessons.count(lesson) for lesson in lessons}
     assert counts == {"02": 2, "04": 2, "08": 2, "09": 3, "10": 2, "11": 3, "12": 2, "13": 2, "14": 2}
+    assert counts == {"02": 2, "04": 2, "08": 2, "09": 3, "10": 2, "11": 3, "12": 2, "13": 2, "15": 1}
     assert set(TURNS) == set(dir(gpulab.turn))
     asked = [cell for notebook in NOTEBOOKS.values() for cell in notebook.cells if is_turn(cell)]
     assert len(asked) == len(TURNS)

@@ -34,6 +34,8 @@ from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
 from traitlets.config import Config
 
+from gpulab import capstone
+
 ROOT = Path(__file__).resolve().parent.parent
 GPU = "virtual:T4"
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
@@ -42,6 +44,7 @@ FORM = "1"  # raise it when this file gives other notebooks for the same sources
 
 TAGS = {
     "solution": "the answer's code, between BEGIN SOLUTION and END SOLUTION; a stub in the exercise",
+    "script": "the capstone's script, written by %%writefile: sound in the solution, with its faults in the exercise",
     "your-turn": "a lecture's, for the reader to write or change: solved between BEGIN SOLUTION and END SOLUTION",
     "check": "calls gpulab.check on the student's object",
     "needs-answer": "uses the student's object, so it raises in an unsolved exercise",
@@ -106,6 +109,8 @@ def parse(source: Source) -> NotebookNode:
             raise SourceError(f"{where}: cell {name!r} has the tag {unknown.pop()!r}; known tags: {', '.join(TAGS)}")
         identity = hashlib.sha256(f"{source.folder}/{source.name}/{name}".encode()).hexdigest()[:12]
         cells.append(_cell(cell, identity, tags))
+        if "script" in tags:
+            cells[-1].source = f"{first}\n{capstone.sound().rstrip()}"
         if "your-turn" in tags:
             cells[-1:] = _turn(cells, source, name)
         if "solution" in tags or "check" in tags:
@@ -238,6 +243,8 @@ def exercise_of(solution: NotebookNode) -> NotebookNode:
     notebook, _ = ClearSolutions(config=stub).preprocess(notebook, {})
     for cell in notebook.cells:
         tags = cell.metadata.get("tags", [])
+        if "script" in tags:
+            cell.source = cell.source.partition("\n")[0] + f"\n{capstone.script().rstrip()}"
         if {"check", "needs-answer"} & set(tags) and "raises-exception" not in tags:
             cell.metadata["tags"] = [*tags, "raises-exception"]
         cell.metadata.get("nbgrader", {}).pop("checksum", None)

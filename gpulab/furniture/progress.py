@@ -38,12 +38,16 @@ class Guess:
 
 @dataclass(frozen=True)
 class Passed:
-    """The names of what was passed, by lesson number; the guesses, by question; and what the reader should be told."""
+    """The names of what was passed, by lesson number; the guesses, by question; and what the reader should be told.
+
+    `days` says when, by (kind, lesson, name); files of an earlier gpulab do not have it of all.
+    """
 
     checks: dict[int, frozenset[str]] = field(default_factory=dict)
     questions: dict[int, frozenset[str]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     guesses: dict[str, Guess] = field(default_factory=dict)
+    days: dict[tuple[str, int, str], date] = field(default_factory=dict, compare=False)
 
 
 def path() -> Path:
@@ -72,6 +76,7 @@ def read() -> Passed:
         {int(k): frozenset(v) for k, v in raw["questions"].items()},
         notes,
         {q: Guess(float(r["guess"]), date.fromisoformat(r["on"]), r["lesson"]) for q, r in raw["predictions"].items()},
+        {key: day for text, row in raw.get("days", {}).items() if (key := _key(text)) and (day := _day(row))},
     )
 
 
@@ -90,6 +95,7 @@ def record(kind: str, lesson: int, name: str) -> tuple[str, ...]:
             return False
         names.append(name)
         names.sort()
+        raw.setdefault("days", {})[f"{kind}/{lesson}/{name}"] = date.today().isoformat()
         return True
 
     return _change(add)
@@ -190,6 +196,19 @@ def _parse(file: Path) -> tuple[dict[str, Any], str | None]:
     return (_empty(), wrong) if wrong else (raw, None)
 
 
+def _key(text: str) -> tuple[str, int, str] | None:
+    """(kind, lesson, name) of a row of days; None for what is no such row."""
+    found = re.fullmatch(r"(checks|questions)/(0|[1-9][0-9]{0,3})/(.+)", text, re.DOTALL)
+    return (found[1], int(found[2]), found[3]) if found else None
+
+
+def _day(row: Any) -> date | None:
+    try:
+        return date.fromisoformat(row)
+    except (TypeError, ValueError):
+        return None
+
+
 def _what_is_wrong(raw: dict[str, Any]) -> str | None:
     for kind in ("checks", "questions"):
         table = raw.get(kind)
@@ -202,6 +221,8 @@ def _what_is_wrong(raw: dict[str, Any]) -> str | None:
                 or not all(isinstance(n, str) for n in names)
             ):
                 return f"{kind!r} has a row that is not a lesson with names: {number[:20]!r}"
+    if not isinstance(raw.get("days", {}), dict):
+        return "'days' is not a table"
     if not isinstance(raw.get("predictions"), dict):
         return "'predictions' is not a table"
     for question, row in raw["predictions"].items():

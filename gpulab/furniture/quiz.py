@@ -27,12 +27,14 @@ class Option:
 
 @dataclass(frozen=True)
 class Question:
-    """One question with exactly one right option; text may hold `code` in backticks."""
+    """One question with exactly one right option; text may hold `code` in backticks. `see` is another lesson that it is
+    about, to which a link leads."""
 
     lesson: int
     id: str
     text: str
     options: tuple[Option, ...]
+    see: int | None = None
 
 
 def quiz(lesson: int, *ids: str) -> None:
@@ -50,6 +52,10 @@ def quiz(lesson: int, *ids: str) -> None:
             html=_as_html(question, number),
             widget=lambda question=question, number=number: _as_widget(question, number),  # type: ignore[misc]
         )
+        if question.see is not None:  # an output of its own: JupyterLab follows links there, and not in widgets
+            about = course.lesson(question.see)
+            link = f'<a href="../notebooks/{about.name}.ipynb">{about.name}</a>'
+            show(f"Question {number} is about lesson {about.name}", html=f"<p>Question {number} is about {link}</p>")
 
 
 def questions(lesson: int) -> tuple[Question, ...]:
@@ -68,6 +74,7 @@ def questions(lesson: int) -> tuple[Question, ...]:
                 Option(" ".join(o["text"].split()), bool(o.get("right", False)), " ".join(o["why"].split()))
                 for o in entry["option"]
             ),
+            entry.get("see"),
         )
         for entry in tomllib.loads(file.read_text(encoding="utf-8"))["question"]
     )

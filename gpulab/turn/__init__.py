@@ -27,6 +27,7 @@ _HOME = {
     "summand_of_mlp": "lesson13",
     "rest_of_epoch": "lesson14",
     "illness": "lesson14",
+    "grows": "lesson15",
 }
 
 __all__ = list(_HOME)

@@ -122,3 +122,12 @@ def test_a_weight_that_was_cast_without_gradients_serves_with_gradients(compute)
             out = layer(x)
         out.sum().backward()
         assert layer.weight.grad is not None
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_the_parts_of_a_composite_are_cast_in_inference_mode_too(mode):
+    """cross_entropy_loss is in no list; the log_softmax within it is, and so the loss is float32."""
+    with VirtualGPU("T4"), mode(), torch.autocast("cuda", dtype=torch.float16):
+        scores = F.linear(torch.ones(4, 8, device="cuda"), torch.ones(8, 8, device="cuda"))
+        assert scores.dtype is torch.float16
+        assert F.cross_entropy(scores, torch.zeros(4, dtype=torch.long, device="cuda")).dtype is torch.float32

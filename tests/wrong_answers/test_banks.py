@@ -33,6 +33,7 @@ OWN_GPU = {  # the checks whose answers never see the notebook's GPU; a test bel
     *("ddp_training", "mean_over_ranks", "evaluate_once", "ring_all_reduce"),
     *("save_whole", "train_sharded"),
     *("starvation", "profiled_steps", "job_mfu"),
+    *("capstone", "capstone_drawn"),
 }
 # Whose answers are given plain data, and have no use for one.
 NO_GPU = {"odd_rank", "bytes_per_rank", "fewest_gpus", "name_bottleneck"}

@@ -37,8 +37,14 @@ def _register() -> None:
             for name in names:
                 if f"aten::{name}" in known and name not in cuda_kernels.MIRRORS:
                     parts.impl(name, refused.first(name, autocast.kernel(name, change)), autocast.KEY.name)
+        for name in autocast.COMPOSITE:
+            parts.impl(name, refused.first(name, autocast.in_parts(name)), autocast.KEY.name)
         for name, mirror in cuda_kernels.MIRRORS.items():
             parts.impl(name, refused.first(name, mirror), autocast.KEY.name)
-        done = cuda_kernels.MIRRORS.keys() | {name for names, _ in autocast.LISTS for name in names}
+        done = (
+            {*autocast.COMPOSITE}
+            | cuda_kernels.MIRRORS.keys()
+            | {name for names, _ in autocast.LISTS for name in names}
+        )
         for name in (refused.BEFORE.keys() | refused.INSTEAD.keys()) - done:
             parts.impl(name, refused.first(name, refused.INSTEAD.get(name) or autocast.kernel(name)), autocast.KEY.name)

@@ -61,6 +61,9 @@ _REFUSAL = (
     "or torch.nn.BCEWithLogitsLoss.  binary_cross_entropy_with_logits and BCEWithLogits are\nsafe to autocast."
 )
 
+# On no list, and made of what is on one. In inference mode they would arrive whole below, where nothing is cast.
+COMPOSITE = ["cross_entropy_loss", "nll_loss_nd"]
+
 # The 16-bit copies of parameters, until the outermost autocast block ends; they keep their parameters alive.
 _cache: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -109,6 +112,12 @@ def kernel(name: str, change: Change | None = None) -> Callable[..., Any]:
             return op(*args, **kwargs)
 
     return run
+
+
+def in_parts(name: str) -> Callable[..., Any]:
+    """The operation as those that it is made of, each of which passes here."""
+    parts: Callable[..., Any] = overload(name).decompose
+    return parts
 
 
 def lowered(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -1,0 +1,296 @@
+"""The pool of faults: each an edit of the sound script, in one of its places, with the lesson that treats it.
+
+A place is what a probe of `check/lesson15` measures. In one script a place has at most one fault, so that faults can be
+put together as one likes, and repaired in any order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+from .places import PLACES
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One way in which a place is wrong: pieces of the sound script, and what stands there instead."""
+
+    name: str
+    place: str
+    edits: tuple[tuple[str, str], ...]
+
+    def apply(self, script: str) -> str:
+        """The script with this fault. ValueError where a piece does not stand in it exactly once."""
+        for old, new in self.edits:
+            if script.count(old) != 1:
+                raise ValueError(f"{self.name}: the script has {script.count(old)} times, not once, {old!r}")
+            script = script.replace(old, new)
+        return script
+
+
+_ATTENTION = "        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)\n"
+_BLOCKS = "        for block in self.blocks:\n            x = checkpoint(block, x, use_reentrant=False)\n"
+_LOSS = "            loss, _ = loss_of(model, tokens, targets)\n"
+_SUMS = "        total, right, words = total + loss, right + hits, words + targets.numel()\n"
+_PARTS = (
+    '    for name, part in {"model": model, "optimizer": optimizer, "scaler": scaler, "schedule": schedule}.items():\n'
+)
+_STATE = '    parts = {"model": model, "optimizer": optimizer, "scaler": scaler, "schedule": schedule}\n'
+_CLIP = "        scaler.unscale_(optimizer)\n        nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
+_COUNTED = "        if scaler.get_scale() >= before:\n            schedule.step()\n"
+
+FAULTS = (
+    Fault(
+        "scores_kept",
+        "attention",
+        (
+            (
+                _ATTENTION,
+                "        scores = q @ k.transpose(2, 3) / q.shape[-1] ** 0.5\n"
+                "        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=x.device).triu(1)\n"
+                "        mixed = scores.masked_fill(later, -torch.inf).softmax(-1) @ v\n",
+            ),
+        ),
+    ),
+    Fault(
+        "not_recomputed", "recomputation", ((_BLOCKS, "        for block in self.blocks:\n            x = block(x)\n"),)
+    ),
+    Fault(
+        "one_segment",
+        "recomputation",
+        ((_BLOCKS, "        x = checkpoint(nn.Sequential(*self.blocks), x, use_reentrant=False)\n"),),
+    ),
+    Fault(
+        "norms_with_graph",
+        "log",
+        (
+            ("        self.norm, self.head = nn", "        self.norms = []\n        self.norm, self.head = nn"),
+            (
+                "        return self.head(self.norm(x))",
+                "        self.norms.append(x.norm())\n        return self.head(self.norm(x))",
+            ),
+        ),
+    ),
+    Fault(
+        "features_kept",
+        "log",
+        (
+            ("        self.norm, self.head = nn", "        self.features = []\n        self.norm, self.head = nn"),
+            (
+                "        return self.head(self.norm(x))",
+                "        self.features.append(x.detach())\n        return self.head(self.norm(x))",
+            ),
+        ),
+    ),
+    Fault(
+        "retained",
+        "history",
+        (
+            (".backward()", ".backward(retain_graph=True)"),
+            ("total += loss.detach()", "total = total + loss"),
+        ),
+    ),
+    Fault(
+        "graph_in_evaluation",
+        "graph",
+        (("@torch.inference_mode()\n", ""),),
+    ),
+    Fault(
+        "retry_in_except",
+        "search",
+        (
+            (
+                "                raise\n"
+                "        batch //= 2  # here the exception is gone, and what its traceback held\n",
+                "                raise\n            return largest_batch(attempt, batch // 2)\n",
+            ),
+        ),
+    ),
+    Fault(
+        "any_error",
+        "search",
+        (("        except torch.OutOfMemoryError:\n", "        except RuntimeError:\n"),),
+    ),
+    Fault(
+        "odd_rows",
+        "vocabulary",
+        (
+            (
+                "WORDS = 50304  # GPT-2 has 50,257 words; the rest makes the number a multiple of 64",
+                "WORDS = 50257  # GPT-2's",
+            ),
+        ),
+    ),
+    Fault("bfloat16", "precision", (('"cuda", dtype=torch.float16', '"cuda", dtype=torch.bfloat16'),)),
+    Fault("float32", "precision", (('"cuda", dtype=torch.float16', '"cuda", enabled=False'),)),
+    Fault("one_by_one", "optimizer", (("lr=rate, fused=True", "lr=rate, foreach=False"),)),
+    Fault(
+        "printed_loss",
+        "waits",
+        ((_LOSS, _LOSS + '            print(f"loss {loss.item() / targets.numel():.3f}")\n'),),
+    ),
+    Fault(
+        "asked_for_nan",
+        "waits",
+        (
+            (
+                _LOSS,
+                _LOSS + "            if not torch.isfinite(loss):\n"
+                '                raise FloatingPointError("the loss is not finite")\n',
+            ),
+        ),
+    ),
+    Fault(
+        "places_on_host",
+        "forward",
+        (("torch.arange(tokens.shape[1], device=tokens.device)", "torch.arange(tokens.shape[1]).to(tokens.device)"),),
+    ),
+    Fault("pageable", "copies", ((", pin_memory=True)", ")"),)),
+    Fault(
+        "blocking",
+        "copies",
+        (
+            (
+                'yield tokens.to("cuda", non_blocking=True), targets.to("cuda", non_blocking=True)',
+                'yield tokens.to("cuda"), targets.to("cuda")',
+            ),
+        ),
+    ),
+    Fault(
+        "emptied",
+        "cache",
+        (
+            (
+                "        optimizer.zero_grad()\n    return",
+                "        optimizer.zero_grad()\n        torch.cuda.empty_cache()\n    return",
+            ),
+        ),
+    ),
+    Fault(
+        "launches_timed",
+        "clock",
+        (("        step()\n    torch.cuda.synchronize()\n    return 10", "        step()\n    return 10"),),
+    ),
+    Fault(
+        "first_step_timed",
+        "clock",
+        (
+            (
+                "    for _ in range(3):\n        step()\n    torch.cuda.synchronize()\n    start",
+                "    torch.cuda.synchronize()\n    start",
+            ),
+        ),
+    ),
+    Fault(
+        "clipped_while_scaled",
+        "clipping",
+        (
+            (
+                _CLIP,
+                "        nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n        scaler.unscale_(optimizer)\n",
+            ),
+        ),
+    ),
+    Fault("step_past_scaler", "overflow", (("        scaler.step(optimizer)\n", "        optimizer.step()\n"),)),
+    Fault("schedule_always", "overflow", ((_COUNTED, "        schedule.step()\n"),)),
+    Fault(
+        "last_dropped",
+        "window",
+        (
+            (
+                "    while window := list(islice(batches, size)):\n",
+                "    while len(window := list(islice(batches, size))) == size:\n",
+            ),
+        ),
+    ),
+    Fault("last_as_if_full", "window", (("loss / in_window", "loss / (targets.numel() * accumulate)"),)),
+    Fault("not_divided", "window", (("loss / in_window", "loss / targets.numel()"),)),
+    Fault(
+        "mean_of_means",
+        "mean",
+        (
+            (
+                _SUMS,
+                "        n = targets.numel()\n"
+                "        total, right, words = total + loss / n, right + hits / n, words + 1\n",
+            ),
+        ),
+    ),
+    Fault("dropout_in_evaluation", "modes", (("    model.eval()\n", ""),)),
+    Fault("no_dropout_in_training", "modes", (("    model.train()\n", ""),)),
+    Fault(
+        "vectors_left_out",
+        "parameters",
+        (
+            (
+                '    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]\n',
+                '    groups = [{"params": matrices, "weight_decay": 0.1}]\n',
+            ),
+        ),
+    ),
+    Fault("last_samples_dropped", "dealing", (("drop_last=train", "drop_last=True"),)),
+    Fault("same_order", "dealing", (("shuffle=train", "shuffle=False"),)),
+    Fault(
+        "weights_alone",
+        "resuming",
+        (
+            (_STATE, '    parts = {"model": model}\n'),
+            (
+                _PARTS + "        part.load_state_dict(state[name])\n",
+                '    model.load_state_dict(state["model"])\n',
+            ),
+        ),
+    ),
+    Fault(
+        "scaler_forgotten",
+        "resuming",
+        (
+            (_STATE, '    parts = {"model": model, "optimizer": optimizer, "schedule": schedule}\n'),
+            (
+                '{"model": model, "optimizer": optimizer, "scaler": scaler, "schedule": schedule}.items()',
+                '{"model": model, "optimizer": optimizer, "schedule": schedule}.items()',
+            ),
+        ),
+    ),
+    Fault("second_copy", "resuming", ((', map_location="cpu"', ""),)),
+)
+
+# Of the exercise: four of each kind; together they are slow, leak, run out of memory and do not train.
+FIRST = (
+    *("scores_kept", "not_recomputed", "retained", "graph_in_evaluation"),
+    *("bfloat16", "printed_loss", "one_by_one", "pageable"),
+    *("clipped_while_scaled", "last_as_if_full", "mean_of_means", "weights_alone"),
+)
+
+# Of the lecture, which repairs them: one of each kind, none of them among the first.
+LECTURE = ("norms_with_graph", "float32", "step_past_scaler")
+
+
+@cache
+def sound() -> str:
+    """The script without a fault."""
+    return resources.files(__package__).joinpath("sound.txt").read_text(encoding="utf-8")
+
+
+def with_faults(names: Iterable[str]) -> str:
+    """The script with these faults. ValueError for a name that is none, or for two in one place."""
+    known = {fault.name: fault for fault in FAULTS}
+    script, taken = sound(), dict[str, str]()
+    for name in names:
+        if name not in known:
+            raise ValueError(f"there is no fault {name!r}; the faults are: {', '.join(known)}")
+        place = known[name].place
+        if place in taken:
+            raise ValueError(f"{name!r} and {taken[place]!r} are in one place, {place}: a script can have one of them")
+        taken[place] = name
+        script = known[name].apply(script)
+    return script
+
+
+def places_of(names: Iterable[str]) -> tuple[str, ...]:
+    """The places of these faults, in the order of `PLACES`."""
+    there = {fault.place for fault in FAULTS if fault.name in set(names)}
+    return tuple(name for name in PLACES if name in there)

@@ -1,0 +1,96 @@
+"""The checks of the capstone: a script with twelve faults, each repaired and scored on its own."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+from ...capstone.drawing import Drawn, faults_of
+from ...capstone.faults import FIRST, places_of, with_faults
+from ...capstone.places import PLACES
+from ...display import show
+from ...furniture.progress import record
+from ..base import OPTIMIZERS, NotAttempted, Trial, check
+from ..wording import show as words_for
+from .scoring import findings
+from .table import Row, as_html, as_text
+
+
+@check(lesson=15, says="twelve faults are repaired, and nothing else is broken", imports=[OPTIMIZERS])
+def capstone(student: Any, trial: Trial) -> None:
+    """Check a file: the script of lesson 15, with its faults repaired."""
+    judge(student, trial, FIRST)
+
+
+@check(lesson=15, says="the twelve faults of your own script are repaired", imports=[OPTIMIZERS])
+def capstone_drawn(student: Any, trial: Trial) -> None:
+    """Check what `gpulab.capstone.draw` has returned: the script in its file, with the faults repaired."""
+    if callable(student):
+        student = trial.call(student)
+    if not isinstance(student, Drawn):
+        trial.fail(
+            "this is no script that was drawn",
+            expected='what gpulab.capstone.draw("your name", "mine.py") returns',
+            got=words_for(student),
+        )
+    judge(student, trial, faults_of(student.name))
+
+
+def judge(student: Any, trial: Trial, faults: tuple[str, ...]) -> None:
+    """Score the file, show the table, record what is repaired; fail with one place that is not, if there is one."""
+    text, path = _read(student, trial)
+    given = with_faults(faults)
+    if _bare(text) == _bare(given) or _bare(text) in ("", "raise gpulab.NotAttempted"):
+        raise NotAttempted(f"{trial.name}: not attempted yet, the script is as it was found")
+    seed = random.randrange(2**31)
+    after = findings(text, path, trial, seed)
+    wanted = places_of(faults)
+    before = findings(given, "as found", Trial(trial.name, trial.lesson), seed, wanted)
+    rows = [
+        Row(PLACES[name], after[name], before.get(name)) for name in PLACES if name in wanted or not after[name].right
+    ]
+    repaired = [row for row in rows if row.was and row.now.right]
+    for row in repaired:
+        record("checks", trial.lesson, f"{trial.name}: {row.place.name}")
+    show(as_text(rows), html=as_html(rows))
+    for row in rows:
+        if row.state in ("broken", "changed"):
+            trial.fail(
+                row.now.means,
+                expected=f"“{row.place.name}” in order (lesson {row.place.lesson:02d}), seen by {row.place.instrument}",
+                got=row.now.measured,
+                likely=row.now.likely,
+                also=f"{len(repaired)} of {len(wanted)} faults are repaired",
+            )
+    for row in rows:
+        if row.state == "as found":
+            trial.fail(
+                f"{len(repaired)} of {len(wanted)} faults are repaired; one of {row.place.kind} shows as before",
+                expected=f"another reading of {row.place.instrument}",
+                got="the same as in the script as it was found",
+                likely="if you have changed something for it: what is measured does not change by that",
+                read="",
+            )
+
+
+def _read(student: Any, trial: Trial) -> tuple[str, str]:
+    if callable(student):
+        student = trial.call(student)
+    if not isinstance(student, str | os.PathLike):
+        trial.fail("this is no file", expected='the path of the script, such as "train.py"', got=words_for(student))
+    path = Path(os.fspath(student))
+    if not path.is_file():
+        trial.fail(
+            "there is no such file",
+            expected="the script, written by the cell that begins with %%writefile",
+            got=f"{path}, in the folder {Path.cwd().name}",
+            likely="that cell has not been run yet",
+        )
+    trial.called = True
+    return path.read_text(encoding="utf-8"), str(path)
+
+
+def _bare(text: str) -> str:
+    return "\n".join(line.rstrip() for line in text.strip().splitlines())

@@ -1,0 +1,165 @@
+"""Probes of the script's model: attention, recomputation, the log, the vocabulary, and waits in a forward pass."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.utils import checkpoint
+
+from .bench import WORDS, Finding, busy, found, held, mib, products, shapes_only, sound_module, waits
+
+
+def attention(script: ModuleType) -> Finding:
+    kept = []
+    with shapes_only():
+        for length in (256, 512):
+            block, x = script.Block(128, 2).cuda(), torch.empty(4, length, 128, device="cuda", requires_grad=True)
+            before = held()
+            with torch.autocast("cuda", dtype=torch.float16):
+                out = block(x)
+            kept.append(held() - before)
+            del out
+    growth = kept[1] / max(kept[0], 1)
+    ours = sound_module().Block(32, 2).cuda().eval()
+    theirs = script.Block(32, 2).cuda().eval()
+    theirs.load_state_dict(ours.state_dict())
+    x = torch.randn(2, 6, 32).cuda()
+    with torch.no_grad():
+        out, wanted = theirs(x), ours(x)
+        changed = x.clone()
+        changed[:, -1] = torch.randn(32).cuda()
+        looks_ahead = not torch.allclose(theirs(changed)[:, :-1], out[:, :-1], atol=1e-4)
+    return found(
+        f"a block keeps {growth:.1f} times as much for twice the length",
+        (looks_ahead, "a word sees those that come after it", "the causal mask is gone: is_causal=True"),
+        (
+            not torch.allclose(out, wanted, atol=1e-3),
+            "attention has another result",
+            "scores are divided by √(width / heads)",
+        ),
+        (
+            growth > 2.4,
+            "what attention keeps grows with the square of the length",
+            "a matrix of scores is in memory for backward",
+        ),
+    )
+
+
+def recomputation(script: ModuleType) -> Finding:
+    rows, length, width = 32, 128, 128
+    peaks = []
+    with shapes_only():
+        for depth in (2, 6):
+            model = script.GPT(WORDS, width, depth, 2, length).cuda()
+            tokens = torch.zeros(rows, length, dtype=torch.long, device="cuda")
+            before = held() + sum(p.nbytes for p in model.parameters())  # their gradients
+            torch.cuda.reset_peak_memory_stats()
+            with torch.autocast("cuda", dtype=torch.float16):
+                loss = model(tokens).float().mean()
+            loss.backward()
+            peaks.append(torch.cuda.max_memory_allocated() - before)
+            del model, loss
+    units = (peaks[1] - peaks[0]) / 4 / (4 * rows * length * width)
+    return found(
+        f"the peak of a step grows by {units:.1f} activations a block",
+        (
+            units > 3,
+            "each block adds all its activations to the peak",
+            "what is recomputed in one piece is there in one piece",
+        ),
+        (
+            not _same_gradients(script),
+            "recomputation gives other gradients",
+            "dropout draws anew there: preserve_rng_state is True by default",
+        ),
+    )
+
+
+def _same_gradients(script: ModuleType) -> bool:
+    """With recomputation and without, dropout included."""
+    model = script.GPT(WORDS, 32, 2, 2, 8).cuda()
+    tokens = torch.randint(WORDS, (2, 8)).cuda()
+
+    def gradient() -> torch.Tensor:
+        torch.cuda.manual_seed(1)
+        model.zero_grad()
+        model(tokens).square().mean().backward()
+        return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+    def plainly(function: Any, *args: Any, **_: Any) -> Any:
+        return function(*args)
+
+    with_it, own = gradient(), checkpoint.checkpoint
+    bound = {name: plainly for name, value in vars(script).items() if value is own}
+    with mock.patch.object(checkpoint, "checkpoint", plainly), mock.patch.dict(vars(script), bound):
+        without = gradient()
+    return with_it.shape == without.shape and torch.allclose(with_it, without, atol=1e-5)
+
+
+def log(script: ModuleType) -> Finding:
+    model, after = script.GPT(WORDS, 64, 2, 2, 32).cuda(), []
+    tokens = torch.randint(WORDS, (8, 32)).cuda()
+    for _ in range(4):
+        model(tokens).mean().backward()
+        model.zero_grad()
+        after.append(held())
+    growth = (after[-1] - after[1]) / 2
+    return found(
+        f"{mib(growth)} more after each step",
+        (
+            growth >= 2**12,
+            "each forward pass leaves activations on the GPU",
+            "a tensor with its graph, or a large one, is in a list",
+        ),
+        (
+            growth > 0,
+            "each forward pass leaves a small tensor on the GPU",
+            "detached, it is still a block of 512 bytes, in a list that nobody empties",
+        ),
+    )
+
+
+def vocabulary(script: ModuleType) -> Finding:
+    with shapes_only():
+        model = script.GPT(width=256, depth=1, heads=4, length=128).cuda()
+        tokens, words = torch.zeros(8, 128, dtype=torch.long, device="cuda"), 0
+
+        def forward() -> None:
+            nonlocal words
+            with torch.no_grad(), torch.autocast("cuda", dtype=torch.float16):
+                words = model(tokens).shape[-1]
+
+        _, reached = products(forward)
+        x, w = torch.empty(1024, 256, device="cuda"), torch.empty(50304, 256, device="cuda")
+        with torch.autocast("cuda", dtype=torch.float16):
+            _, wanted = products(lambda: torch.nn.functional.linear(x, w))
+    share = reached / wanted
+    return found(
+        f"the product with {words:,} words reaches {share:.0%} of what a multiple of 64 does",
+        (words < 50257, "words are missing", "GPT-2 has 50,257: the number is to be rounded up"),
+        (words > 52000, "most of the padding is for nothing", "the next multiple of 64 is enough"),
+        (
+            share < 0.95,
+            "the rows of the largest product begin at odd addresses",
+            "tensor cores want rows of a multiple of 16 bytes, 8 numbers",
+        ),
+    )
+
+
+def forward(script: ModuleType) -> Finding:
+    model, tokens = script.GPT(WORDS, 32, 1, 1, 16).cuda(), torch.randint(WORDS, (2, 16)).cuda()
+    model(tokens)
+    busy()
+    with waits() as seen:
+        model(tokens)
+    return found(
+        f"{len(seen)} waits in a forward pass",
+        (
+            seen,
+            "the forward pass waits for the GPU",
+            "a tensor that is made on the host is copied, or a value is asked for",
+        ),
+    )

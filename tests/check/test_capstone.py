@@ -1,0 +1,161 @@
+"""The capstone: faults that can be put together at will, each seen in its place alone, and each repair scored by itself."""
+
+import itertools
+import json
+import random
+
+import pytest
+
+import gpulab
+from gpulab.capstone.drawing import Drawn, draw, faults_of, script
+from gpulab.capstone.faults import FAULTS, FIRST, LECTURE, places_of, sound, with_faults
+from gpulab.capstone.places import PLACES
+from gpulab.check import settings
+from gpulab.check.base import Trial
+from gpulab.check.lesson15.scoring import PROBES, findings
+from wrong_answers.lesson15.repairs import RIGHT, WRONG
+
+BY_PLACE = {place: [fault.name for fault in FAULTS if fault.place == place] for place in PLACES}
+
+
+def wrong_places(text, seed=1):
+    """The places that are not in order, with what each is told."""
+    trial = Trial("capstone", 15)
+    found = settings.in_clean_state(lambda: findings(text, "train.py", trial, seed), seed=seed)
+    return {place: finding.means for place, finding in found.items() if not finding.right}
+
+
+def test_faults_come_together_in_any_order():
+    for one, other in itertools.permutations(FAULTS, 2):
+        if one.place != other.place:
+            compile(with_faults([one.name, other.name]), "train.py", "exec")
+    dice = random.Random(0)
+    for _ in range(50):
+        names = [dice.choice(names) for names in BY_PLACE.values()]
+        text = with_faults(names)
+        dice.shuffle(names)
+        assert with_faults(names) == text != sound()
+
+
+def test_each_place_has_a_fault_and_a_probe_and_each_fault_a_place():
+    assert PROBES.keys() == PLACES.keys() == {fault.place for fault in FAULTS}
+    assert len({fault.name for fault in FAULTS}) == len(FAULTS) >= 30
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [(["golf"], "there is no fault 'golf'"), (["bfloat16", "float32"], "'float32' and 'bfloat16' are in one place")],
+)
+def test_what_does_not_go_together_is_refused(names, message):
+    with pytest.raises(ValueError, match=message):
+        with_faults(names)
+
+
+def test_the_faults_of_exercise_and_lecture():
+    assert [PLACES[place].kind for place in places_of(FIRST)].count("memory") == len(FIRST) // 3 == 4
+    assert len(places_of(FIRST)) == 12
+    assert not set(LECTURE) & set(FIRST)
+    with pytest.raises(ValueError, match="of must be 'exercise' or 'lecture', not 'exam'"):
+        script("exam")
+
+
+def test_the_sound_script_is_in_order_with_any_inputs():
+    for seed in range(3):
+        assert wrong_places(sound(), seed) == {}
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_fault_shows_in_its_place_and_nowhere_else(fault):
+    assert wrong_places(with_faults([fault.name])).keys() == {fault.place}
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_one_repair_alone_gives_its_point(name):
+    left = [other for other in FIRST if other != name]
+    assert tuple(wrong_places(with_faults(left))) == places_of(left)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_repairs_of_any_script_give_exactly_their_points(seed):
+    dice = random.Random(seed)
+    drawn = faults_of(f"student {seed}")
+    left = dice.sample(drawn, dice.randint(1, len(drawn)))
+    assert tuple(wrong_places(with_faults(left), seed)) == places_of(left)
+
+
+@pytest.mark.parametrize("repair", WRONG, ids=lambda repair: repair.name)
+def test_a_wrong_repair_is_told_what_it_is(repair):
+    assert wrong_places(repair.text)[repair.place] == repair.means
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_right_repair_in_other_words_is_in_order(name):
+    assert wrong_places(RIGHT[name]) == {}
+
+
+def test_every_place_has_two_wrong_repairs_or_more_but_those_that_are_one_line():
+    counts = {place: sum(repair.place == place for repair in WRONG) for place in PLACES}
+    assert {place for place, count in counts.items() if count < 2} <= {"forward", "cache"}
+    assert all(counts.values())
+
+
+def test_a_name_draws_the_same_script_everywhere_and_another_one_another():
+    assert faults_of("Ada Lovelace") == faults_of("  ada   LOVELACE ")
+    assert faults_of("Ada Lovelace")[:3] == ("scores_kept", "graph_in_evaluation", "retained")
+    drawn = {faults_of(f"student {n}") for n in range(300)}
+    assert len(drawn) == 300
+    assert all(len(places_of(faults)) == 12 for faults in drawn)
+    assert {name for faults in drawn for name in faults} == {fault.name for fault in FAULTS}
+    with pytest.raises(ValueError, match="name must be a text such as 'Ada Lovelace', not ' '"):
+        faults_of(" ")
+
+
+def test_a_drawn_script_is_written(tmp_path):
+    mine = draw("Ada", tmp_path / "mine.py")
+    assert (tmp_path / "mine.py").read_text(encoding="utf-8") == with_faults(faults_of("Ada"))
+    assert mine == Drawn("Ada", tmp_path / "mine.py")
+    with pytest.raises(FileNotFoundError, match="the folder .* does not exist"):
+        draw("Ada", tmp_path / "none" / "mine.py")
+
+
+@pytest.fixture
+def progress(tmp_path, monkeypatch):
+    monkeypatch.setenv("GPULAB_PROGRESS", str(tmp_path / "progress.json"))
+    return tmp_path / "progress.json"
+
+
+def test_each_repair_is_recorded_and_told_with_its_evidence(tmp_path, progress, capsys):
+    file = tmp_path / "train.py"
+    file.write_text(with_faults(set(FIRST) - {"printed_loss", "mean_of_means"}), encoding="utf-8")
+    with pytest.raises(gpulab.CheckFailed, match="2 of 12 faults are repaired; one of memory shows as before"):
+        gpulab.check.capstone(file)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[2] for line in lines if line.startswith("✔")] == ["waits", "mean"]
+    assert next(line for line in lines if " waits " in line).endswith(
+        "waits for each batch: 1 → waits for each batch: 0"
+    )
+    hidden = [line for line in lines if line.startswith("○")]
+    assert len(hidden) == 10
+    assert all("?" in line and "look with" in line for line in hidden)
+    assert json.loads(progress.read_text())["checks"] == {"15": ["capstone: mean", "capstone: waits"]}
+
+
+def test_a_script_as_it_was_found_is_not_attempted(tmp_path, progress):
+    file = tmp_path / "train.py"
+    file.write_text(script() + "\n\n", encoding="utf-8")
+    with pytest.raises(gpulab.NotAttempted, match="as it was found"):
+        gpulab.check.capstone(str(file))
+    with pytest.raises(gpulab.NotAttempted, match="as it was found"):
+        gpulab.check.capstone_drawn(draw("Ada", tmp_path / "mine.py"))
+    assert not progress.exists()
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [(3, "this is no file"), ("nowhere.py", "there is no such file"), (None, "this is no file")],
+)
+def test_what_is_no_script_is_named(answer, message, progress):
+    with pytest.raises(gpulab.CheckFailed, match=message):
+        gpulab.check.capstone(answer)
+    with pytest.raises(gpulab.CheckFailed, match="this is no script that was drawn"):
+        gpulab.check.capstone_drawn(answer)

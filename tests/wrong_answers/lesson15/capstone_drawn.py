@@ -1,0 +1,32 @@
+"""Answers to a script that was drawn for a name: those of its places that the lesson's script has in order."""
+
+from pathlib import Path
+
+from gpulab.capstone.drawing import Drawn, faults_of
+from gpulab.capstone.faults import places_of
+
+from ..bank import Bank, Wrong
+from .capstone import Answer
+from .repairs import RIGHT, WRONG
+
+NAME = "Ada Lovelace"
+BANK = Bank("capstone_drawn", ())
+PLACES = places_of(faults_of(NAME))
+
+
+def drawn(name, text):
+    """A function that returns the drawn script, its file holding `text`."""
+
+    def answer():
+        return Drawn(NAME, Path(Answer(name, text)))
+
+    answer.__name__ = name
+    return answer
+
+
+for right in ("sound", "in_other_words"):
+    BANK.right(drawn(right, RIGHT[right]))
+for repair in WRONG:
+    if repair.place in ("overflow", "dealing", "parameters", "forward") and not repair.means.startswith("the script"):
+        answer = drawn(repair.name, repair.text)
+        BANK.wrong_answers.append(Wrong(answer, repair.means, "", "", "", False))
