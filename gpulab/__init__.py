@@ -9,7 +9,21 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from . import capstone, check, crash, data, devices, distributed, memory, monitor, sim, style, timing, transfers, turn
+    from . import (
+        capstone,
+        check,
+        crash,
+        data,
+        devices,
+        distributed,
+        memory,
+        monitor,
+        sim,
+        style,
+        timing,
+        transfers,
+        turn,
+    )
     from .check.base import CheckFailed, NotAttempted
     from .diagnosis import doctor
     from .furniture.annotated import annotated

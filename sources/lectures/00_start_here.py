@@ -301,7 +301,7 @@ gpulab.quiz(0)
 # %% map-text [markdown]
 # ## The map
 #
-# Filled dots are exercises passed and questions answered. Lessons that are in preparation have no link yet.
+# Filled dots are exercises passed and questions answered.
 
 # %% map
 gpulab.progress()
@@ -310,15 +310,15 @@ gpulab.progress()
 # ### Three routes
 #
 # - **One GPU, in a day, fit and fast:** 00, 03, 04, 05, 07, 10, 11.
-# - **One GPU, from the ground up:** 00 to 11, in order.
-# - **Several GPUs:** 00, 04, 08, 12, 13. Lesson 14, which carries it on, is in preparation.
+# - **One GPU, from the ground up:** 00 to 11, 14, 15.
+# - **Several GPUs:** 00, 04, 08, 12, 13, 14.
 #
 # Exercises take as long again as the lectures:
 
 # %% routes-time
 from gpulab.course import LESSONS
 
-routes = {"in a day": (0, 3, 4, 5, 7, 10, 11), "from the ground up": range(12), "several GPUs": (0, 4, 8, 12, 13)}
+routes = {"in a day": (0, 3, 4, 5, 7, 10, 11), "from the ground up": (*range(12), 14, 15), "several GPUs": (0, 4, 8, 12, 13, 14)}
 for name, numbers in routes.items():
     hours = sum(LESSONS[number].minutes for number in numbers) / 60
     print(f"{name:<19} {hours:>4.1f} hours of lectures (computed from the times they state)")
