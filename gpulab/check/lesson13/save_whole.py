@@ -176,7 +176,7 @@ CONTRACT = Contract(
     edges=EDGES,
     play=play,
     ranks=3,
-    may_change={"model": {"parameters", "parts", "place", "buffers"}},  # which are judged: whole, or on the host
+    may_change={"model": {"parameters", "parts", "place", "buffers", "hooks"}},  # judged: whole, or on the host
 )
 
 

@@ -192,7 +192,7 @@ BANK.mistake(
 )
 BANK.mistake(
     "frozen",
-    "your function changed its argument model",
+    "your function changed its argument model: model.module.0.weight.requires_grad is False, not True",
     "requires_grad_() was used on what the caller owns",
     change("model.eval()", "model.eval().requires_grad_(False)"),
 )

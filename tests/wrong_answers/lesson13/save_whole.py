@@ -90,7 +90,7 @@ BANK.mistake(
 )
 BANK.mistake(
     "eval_first",
-    "your function changed its argument model",
+    "your function changed its argument model: it is left in eval mode",
     "remember each module's mode",
     add("model.eval()", before="whole = {}"),
 )
