@@ -184,8 +184,8 @@ for options in ({"foreach": False}, {"foreach": True}, {"fused": True}):
 # `fused` has no price but last digits that round differently.
 #
 # **A CUDA graph** goes to the end of that road: it records the launches of a whole step once, and *replays* them with one
-# call. Capture needs a few ordinary steps first, on a side stream, so that everything lazy is done; and an optimizer
-# whose step counter lives on the GPU (`capturable=True`).
+# call. Capture needs a few ordinary steps first, on a side stream, so that everything lazy is done (they train; the capture
+# itself runs nothing); and an optimizer whose step counter lives on the GPU (`capturable=True`).
 
 # %% launches-graph
 def captured(step):
@@ -217,8 +217,8 @@ for build, n in ((resnet, 2), (resnet, 32), (resnet, 128), (gpt, 2), (gpt, 32), 
     print(f"{build.__name__:<6} batch {n:>3}: {eager:4.1f} ms → {replay:4.1f}, {eager / replay:3.1f} ×, keeps {own:5,.0f} MiB (virtual)")
 
 # %% launches-graph-explain [markdown]
-# A factor of six to eight where the host was the brake, nothing where it was not. (On a real GPU short gaps between kernels
-# remain, which the model leaves out.) The price: all memory of the step is kept between steps, since every address is
+# A factor of six to eight where the model's host was the brake, nothing where it was not. (A faster host gains less; and on
+# a real GPU short gaps between kernels remain, which the model leaves out.) The price: all memory of the step is kept between steps, since every address is
 # fixed; shapes never change; and no Python runs, so no `if` on a value, no `print`, no `.item()`.
 #
 # Fixed addresses are also the classical mistake: a graph reads its input *where it lay at capture*.
@@ -712,7 +712,7 @@ with gpulab.without_gpu():
 # |---|---|---|
 # | “Open cuDNN for speed.” | It is on. `benchmark` autotunes convolutions, and hurts with new shapes. | *Layout* |
 # | “Dimensions in multiples of 8, or 32; odd ones idle warps.” | Rows of 16 bytes; the number of rows does not matter. | *Numbers and shapes* |
-# | “Batches in powers of two.” | Not needed: 100 and 127 images are as fast as 128. | next cell |
+# | “Batches in powers of two.” | Not needed: in the model 100 and 127 images are as fast as 128. | next cell |
 # | “The first iteration compiles kernels.” | Not in eager mode: it loads them, makes handles, takes memory, autotunes. | next cell |
 # | “`'medium'` enables TF32, a simplified AMP.” | bf16 inside products where fast; no memory, no convolutions. | *Numbers and shapes* |
 # | “`torch.compile` doubles the speed.” | Median 1.6 in inference, 1.2 in training a GPT-2. | *What compiling buys*, *Layout* |
