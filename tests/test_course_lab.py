@@ -249,11 +249,35 @@ class TestLanes:
         assert re.fullmatch(r"  passed +\d+ s  three: passes", summary[2])
         assert run_lanes(ready, here[1:]) == 0
 
+    def test_a_lane_runs_beside_the_one_before_it_and_is_shown_after_it(
+        self, ready: Venv, capfd: pytest.CaptureFixture[str], tmp_path: Path
+    ) -> None:
+        """Each waits until the other has begun."""
+        meets = (
+            "import pathlib, sys, time; here = pathlib.Path(sys.argv[1]); (here / sys.argv[2]).touch()\n"
+            "while not (here / sys.argv[3]).exists(): time.sleep(0.01)\n"
+            "print('met by', sys.argv[2]); print('told by', sys.argv[2], file=sys.stderr)\n"
+            "raise SystemExit(int(sys.argv[4]))"
+        )
+        one = Lane("one", "waits", ("-c", meets, str(tmp_path), "a", "b", "0"))
+        two = Lane("two", "waits too", ("-c", meets, str(tmp_path), "b", "a", "3"), meanwhile=True)
+        assert run_lanes(ready, [one, two, Lane("three", "is last", ("-c", "print('alone')"))]) == 1
+        said = capfd.readouterr()
+        places = [said.out.index(text) for text in ("=== one", "met by a", "=== two", "met by b", "told by b", "alone")]
+        assert places == sorted(places)
+        assert said.err.strip() == "told by a"
+        summary = said.out.split("=== summary\n")[1].splitlines()
+        assert [line.split()[0] for line in summary] == ["passed", "FAILED", "passed"]
+        (tmp_path / "a").touch()
+        assert run_lanes(ready, [two]) == 1  # alone, where it is asked for by name
+        assert "met by b" in capfd.readouterr().out
+
     def test_without_chromium_the_browser_tests_are_visibly_not_run(self) -> None:
         without = {lane.name: lane.missing for lane in lanes_for_tests(None)}
         assert without.pop("browser").startswith("browser tests NOT run: no Chromium on PATH")
         assert set(without.values()) == {""}
         assert {lane.missing for lane in lanes_for_tests("/usr/bin/chromium")} == {""}
+        assert [lane.name for lane in lanes_for_tests("/usr/bin/chromium") if lane.meanwhile] == ["browser"]
 
     def test_as_many_run_side_by_side_as_asked_for(self, monkeypatch):
         monkeypatch.delenv("WORKERS", raising=False)

@@ -1390,7 +1390,8 @@ def test_nbval_runs_the_turns_solved(path, tmp_path):
     copy = tmp_path / path.name
     nbformat.write(notebook, copy)
     (lane,) = [lane for lane in lanes_for_tests(None) if lane.name == "notebooks"]
-    arguments = [a for a in lane.arguments if a not in ("notebooks", "solutions")]  # as `make test` runs it
+    # As `make test` runs it, but in one process: a single notebook leaves a second one idle.
+    arguments = [*(a for a in lane.arguments if a not in ("notebooks", "solutions")), "-n", "0"]
     environ = os.environ | lane.environ | {"GPULAB_GPU": "virtual:T4", "OMP_NUM_THREADS": "1"}
     environ["GPULAB_PROGRESS"] = str(tmp_path / "progress-{pid}.json")
     run = subprocess.run([sys.executable, *arguments, str(copy)], cwd=ROOT, env=environ, capture_output=True, text=True)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 
+import gpulab
 from gpulab.check.lesson09.seeded_workers import Drawing
 from gpulab.check.lesson09.workers import Workers
 
@@ -58,3 +59,22 @@ def test_played_workers_leave_the_process_as_it_was():
     assert own_loader.dataset.rng.bit_generator.state == before
     assert get_worker_info() is None
     assert threading.active_count() == threads
+
+
+def test_an_answer_that_goes_over_its_loader_starts_no_worker(monkeypatch):
+    """A check has so many scenes and ranks that it would be hundreds."""
+    asked, started = [], []
+    monkeypatch.setattr(multiprocessing.Process, "start", lambda process: started.append(process))
+    monkeypatch.setattr(torch.utils.data.dataloader._MultiProcessingDataLoaderIter, "__del__", lambda it: None)
+
+    def make_loader(dataset, batch_size, cores, ranks=1, rank=0, train=True):
+        loader = DataLoader(dataset, batch_size, num_workers=8, persistent_workers=True)
+        asked.extend([len(list(loader)), loader.num_workers, len(list(loader))])
+        return iter(loader)
+
+    with pytest.raises(gpulab.CheckFailed) as caught:
+        gpulab.check.make_loader(make_loader)
+    assert caught.value.summary == "an iterator came back"
+    assert started == []
+    assert set(asked[1::3]) == {8}
+    assert asked[::3] == asked[2::3]

@@ -136,7 +136,8 @@ def test_they_are_the_same_where_values_are_computed(recorders, mode):
 @recorded
 def test_every_declared_difference_is_still_one(recorders):
     found = differences(run(recorders, "8.0", "autocast_fp16", compute=False, only=DIFFERENT))
-    found |= differences(run(recorders, "8.0", "fp32", compute=True, only=DIFFERENT))
+    rest = DIFFERENT.keys() - found  # with values, which takes the processor half a minute for all of them
+    found |= differences(run(recorders, "8.0", "fp32", compute=True, only=rest))
     assert set(found) == set(DIFFERENT)
 
 

@@ -6,6 +6,7 @@ its own; `notebook_page` drives what it serves.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -13,6 +14,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -63,7 +65,8 @@ class LabServer:
             shutil.copytree(
                 ROOT / name, self.course / name, ignore=shutil.ignore_patterns(".ipynb_checkpoints"), dirs_exist_ok=True
             )
-        self._environ = _environ(folder)
+        self._runtime = tempfile.TemporaryDirectory(prefix="lab-")  # the names of kernels' sockets must be short
+        self._environ = _environ(folder) | {"JUPYTER_RUNTIME_DIR": self._runtime.name}
         self._trust()
         self._log = folder / "lab.log"
         self._port = _free_port()
@@ -100,6 +103,7 @@ class LabServer:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._runtime.cleanup()
 
     def _trust(self) -> None:
         # As `make lab` does, with the signatures in a folder of our own.
@@ -121,6 +125,8 @@ class LabServer:
             f"--LabApp.app_settings_dir={stand_in.folder / 'share' / 'jupyter' / 'lab' / 'settings'}",
             "--LabApp.expose_app_in_browser=True",
         ]
+        if os.name != "nt":  # no ports, which another program may take before the kernel does
+            command.append("--KernelManager.transport=ipc")
         with self._log.open("wb") as log:
             process = subprocess.Popen(command, env=self._environ, stdout=log, stderr=log, cwd=self.course)
         try:
@@ -148,7 +154,7 @@ def _environ(folder: Path) -> dict[str, str]:
     """The environment of the server and its kernels: the course's, and none of the person's Jupyter folders."""
     environ = {k: v for k, v in os.environ.items() if not k.startswith(("JUPYTER", "IPYTHON", "GPULAB_"))}
     environ |= {k: v for k, v in os.environ.items() if k == "GPULAB_CHECK_SEED"}
-    for name in ("CONFIG", "DATA", "RUNTIME"):
+    for name in ("CONFIG", "DATA"):
         environ[f"JUPYTER_{name}_DIR"] = str(folder / "jupyter" / name.lower())
     return environ | {
         "IPYTHONDIR": str(folder / "ipython"),
@@ -162,7 +168,9 @@ def _environ(folder: Path) -> dict[str, str]:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """One that no system gives away by itself: between this look and the server's start others open ports too."""
+    while True:
+        port = 20_000 + secrets.randbelow(10_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port

@@ -1,6 +1,7 @@
-"""Run several programs one after the other and sum them up: the tests, and the linters.
+"""Run several programs and sum them up: the tests, and the linters.
 
-Each lane runs even if one before it failed; the whole fails if any did.
+Each lane runs even if one before it failed; the whole fails if any did. The browser's runs beside the unit tests: no
+verdict hangs on how busy the machine is.
 """
 
 import os
@@ -10,8 +11,10 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 from .busy import busy
 from .patience import HANG_SECONDS
@@ -46,6 +49,7 @@ class Lane:
     missing: str = ""  # why it cannot run here; printed, and no failure
     environ: Mapping[str, str] = field(default_factory=lambda: EVERY_TIME_THE_SAME)
     beside: int = 0  # processes that keep the machine busy meanwhile
+    meanwhile: bool = False  # starts with the lane before it, and shows what it said when that one has ended
 
 
 def lanes_for_tests(chromium: str | None) -> list[Lane]:
@@ -61,8 +65,9 @@ def lanes_for_tests(chromium: str | None) -> list[Lane]:
         Lane(
             "browser",
             "JupyterLab in Chromium, as a student uses it",
-            ("-m", "pytest", "tests/browser"),
+            ("-m", "pytest", "tests/browser", "-p", "no:cacheprovider"),
             missing="" if chromium else no_browser,
+            meanwhile=True,  # it waits for pages and kernels half of its time, and uses one core
         ),
         Lane("notebooks", "lectures and solutions print what is stored in them", (*_nbval(), *strict)),
         Lane(
@@ -144,23 +149,40 @@ def run_lanes(venv: Venv, lanes: Sequence[Lane]) -> int:
     """Run each lane and print a line on each at the end; 1 if any failed."""
     summary = []
     failed = False
-    for lane in lanes:
-        say(f"\n=== {lane.name}: {lane.title}")
-        if lane.missing:
-            say(lane.missing)
-            summary.append(f"  not run        {lane.name}: {lane.missing}")
-            continue
-        started = time.monotonic()
-        code = _run(venv, lane)
-        failed = failed or code != 0
-        outcome = "passed" if code == 0 else "FAILED"
-        summary.append(f"  {outcome} {time.monotonic() - started:5.0f} s  {lane.name}: {lane.title}")
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor() as beside:
+        begun: dict[str, Future[tuple[int, float]]] = {}
+        for number, lane in enumerate(lanes):
+            say(f"\n=== {lane.name}: {lane.title}")
+            if lane.missing:
+                say(lane.missing)
+                summary.append(f"  not run        {lane.name}: {lane.missing}")
+                continue
+            for other in lanes[number + 1 : number + 2]:
+                if other.meanwhile and not other.missing:
+                    say(f"({other.name} runs beside it and is shown below)")
+                    begun[other.name] = beside.submit(_timed, venv, other, Path(folder, other.name))
+            if lane.name in begun:
+                code, seconds = begun[lane.name].result()
+                say(Path(folder, lane.name).read_text(encoding="utf-8", errors="replace"))
+            else:
+                code, seconds = _timed(venv, lane, None)
+            failed = failed or code != 0
+            summary.append(f"  {'passed' if code == 0 else 'FAILED'} {seconds:5.0f} s  {lane.name}: {lane.title}")
     say("\n=== summary")
     say("\n".join(summary))
     return int(failed)
 
 
-def _run(venv: Venv, lane: Lane) -> int:
+def _timed(venv: Venv, lane: Lane, said: Path | None) -> tuple[int, float]:
+    """The exit code of a lane and its seconds; what it says goes into the file `said`, or is shown at once."""
+    started = time.monotonic()
+    if said is None:
+        return _run(venv, lane), time.monotonic() - started
+    with said.open("wb") as output:
+        return _run(venv, lane, output), time.monotonic() - started
+
+
+def _run(venv: Venv, lane: Lane, output: IO[bytes] | None = None) -> int:
     with tempfile.TemporaryDirectory() as temporary:
         environ = venv.environ() | {
             "GPULAB_GPU": "virtual:T4",
@@ -170,4 +192,5 @@ def _run(venv: Venv, lane: Lane) -> int:
             **lane.environ,
         }
         with busy(lane.beside):
-            return subprocess.call([str(venv.python), *lane.arguments], cwd=venv.root, env=environ)
+            command, errors = [str(venv.python), *lane.arguments], None if output is None else subprocess.STDOUT
+            return subprocess.call(command, cwd=venv.root, env=environ, stdout=output, stderr=errors)

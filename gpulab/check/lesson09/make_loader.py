@@ -17,7 +17,7 @@ from ..lesson02.machines import without_gpu
 from ..measure import virtual_gpu
 from ..scenes import Scene
 from .sections import MISTAKES, SAMPLER, WORKERS
-from .workers import quiet
+from .workers import none_started, quiet
 
 EPOCHS = 5
 KIND, DEFAULTS = "kind of what is returned", "without ranks, rank and train"
@@ -195,7 +195,7 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
     )
 
     def looked_at(student: Callable[..., Any], *args: Any) -> Seen:
-        with quiet():
+        with quiet(), none_started():
             return Seen(student(*args))
 
     with virtual_gpu() if scene.gpu else without_gpu():

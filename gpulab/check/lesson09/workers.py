@@ -97,6 +97,27 @@ def quiet() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def none_started() -> Iterator[None]:
+    """A loader that the answer itself goes over has no workers: hundreds would start, over all scenes and ranks."""
+    loaders: Any = DataLoader
+    own = loaders._get_iterator
+
+    def alone(loader: Any) -> Any:
+        given = loader.num_workers, loader.pin_memory, loader.timeout
+        loader.num_workers, loader.pin_memory, loader.timeout = 0, False, 0
+        try:
+            return own(loader)
+        finally:
+            loader.num_workers, loader.pin_memory, loader.timeout = given
+
+    loaders._get_iterator = alone
+    try:
+        yield
+    finally:
+        loaders._get_iterator = own
+
+
 Place = tuple[Callable[[], Any], Callable[[Any], None]]  # to read and to write what is there
 
 

@@ -11,6 +11,7 @@ import importlib
 import inspect
 import os
 import sys
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -67,7 +68,7 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
 
 def _making(gpu: VirtualGPU, c10d: Any, own: Callable[..., Any], asked: set[str]) -> Callable[..., Any]:
     """The one function through which all process groups are made."""
-    signature = inspect.signature(own)
+    signature = _signature(own)
 
     @functools.wraps(own)
     def make(*args: Any, **kwargs: Any) -> Any:
@@ -93,7 +94,7 @@ def _making(gpu: VirtualGPU, c10d: Any, own: Callable[..., Any], asked: set[str]
 
 def _splitting(c10d: Any, own: Callable[..., Any]) -> Callable[..., Any]:
     """`split_group` of a group of ours makes a new one of the same kind."""
-    signature = inspect.signature(own)
+    signature = _signature(own)
 
     @functools.wraps(own)
     def split_group(*args: Any, **kwargs: Any) -> Any:
@@ -192,9 +193,19 @@ def _meeting_nobody(world: Any) -> Callable[..., Any]:
     return rendezvous
 
 
+_signatures = weakref.WeakKeyDictionary[Callable[..., Any], inspect.Signature]()
+
+
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    """Read once: a check starts many virtual GPUs, and this would be a fifth of what one start takes."""
+    if function not in _signatures:
+        _signatures[function] = inspect.signature(function)
+    return _signatures[function]
+
+
 def _refusing_host_tensors(own: Callable[..., Any], c10d: Any, asked: set[str]) -> Callable[..., Any]:
     """A collective that refuses the host's tensors where NCCL would."""
-    signature = inspect.signature(own)
+    signature = _signature(own)
 
     @functools.wraps(own)
     def collective(*args: Any, **kwargs: Any) -> Any:
