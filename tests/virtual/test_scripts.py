@@ -69,7 +69,8 @@ ALL = [
     Script("gradient_penalty"),
     Script("halves", tolerance=1e-2),
     Script("hooks"),
-    Script("loader"),
+    # Python 3.12 and later say it where a process with threads forks, whatever makes the workers
+    Script("loader", warns=("use of fork() may lead to deadlocks in the child",)),
     Script("lora"),
     Script("many_losses"),
     Script("memory_statistics", host=False),
