@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from . import check, data, devices, distributed, memory, monitor, sim, style, timing, transfers, turn
+    from . import check, crash, data, devices, distributed, memory, monitor, sim, style, timing, transfers, turn
     from .check.base import CheckFailed, NotAttempted
     from .diagnosis import doctor
     from .furniture.annotated import annotated
@@ -30,6 +30,7 @@ _EXPORTS: dict[str, str | None] = {
     "VirtualGPU": "virtual.gpu",
     "annotated": "furniture.annotated",
     "check": None,
+    "crash": None,
     "data": None,
     "devices": None,
     "distributed": None,
@@ -58,6 +59,7 @@ __all__ = [
     "__version__",
     "annotated",
     "check",
+    "crash",
     "data",
     "devices",
     "distributed",

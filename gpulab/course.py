@@ -146,7 +146,7 @@ LESSONS: tuple[Lesson, ...] = (
         questions=5,
         written=True,
     ),
-    Lesson(14, "long_runs", "A run that survives interruptions", 60),
+    Lesson(14, "long_runs", "A run that survives interruptions", 60, questions=5, written=True),
     Lesson(15, "capstone", "A script with twelve faults made right", 75),
 )
 

@@ -25,6 +25,8 @@ _HOME = {
     "one_exchange": "lesson12",
     "a_unit_per_block": "lesson13",
     "summand_of_mlp": "lesson13",
+    "rest_of_epoch": "lesson14",
+    "illness": "lesson14",
 }
 
 __all__ = list(_HOME)

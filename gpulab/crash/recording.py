@@ -1,0 +1,99 @@
+"""Write down what Python changes under a folder, while it does so.
+
+The functions of `os` that change files, and `open`, are replaced: each does its work and then adds to the journal. A
+file that is opened for writing is given a raw file whose writes go through `os.write`, so that its buffer works as
+ever. What goes another way (C code, another process) is found at the end: the folder is compared with the journal.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import io
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from .journal import Journal
+from .recorder import Recorder
+from .stand_ins import TorchWriter, functions, open_file
+
+_KEEPS_OPEN = "IPython.core.interactiveshell"  # the open() of a notebook's cells is its own, which calls io's
+
+
+@contextmanager
+def record(
+    folder: str | os.PathLike[str], *, own_disk: bool = False, names: Sequence[MutableMapping[str, Any]] = ()
+) -> Iterator[Journal]:
+    """What Python does under `folder`, which is there, until the end of the `with`; from all threads of this process.
+
+    Seen are open() and what is written to its files, the functions of os, and what is made of them: pathlib, shutil,
+    tempfile, pickle, json; also torch.save of a path, whose bytes come in at most 16 pieces when it is through. With
+    `own_disk` a file can't be renamed into the folder or out of it, as where it is mounted by itself: OSError (EXDEV).
+    A function that a notebook has imported by its name (`from os import replace`) is seen, also where it stands in one
+    of `names`, the globals of other code. Recordings may be nested, of one folder or of two.
+
+    Errors: NotADirectoryError; NotSeen at the end, where the folder is not what the journal says.
+    """
+    root = os.path.realpath(folder)
+    if not os.path.isdir(root):
+        raise NotADirectoryError(f"folder must be one that exists, not {os.fspath(folder)!r}")
+    recorder = Recorder(root, own_disk)
+    of_notebook = [vars(sys.modules[name]) for name in ("__main__", _KEEPS_OPEN) if name in sys.modules]
+    undo = _install(recorder, [*of_notebook, *names])
+    try:
+        yield recorder.journal
+        seen_all = True
+    except BaseException:
+        seen_all = False
+        raise
+    finally:
+        for namespace, name, value in reversed(undo):
+            _put(namespace, name, value)
+        with recorder.lock:
+            recorder.gone()
+            recorder.done = True
+    if seen_all:
+        recorder.compare()
+
+
+Namespace = Any  # a module, or the globals of one
+
+
+def _put(namespace: Namespace, name: str, value: Any) -> None:
+    if isinstance(namespace, MutableMapping):
+        namespace[name] = value
+    else:
+        setattr(namespace, name, value)
+
+
+def _install(recorder: Recorder, namespaces: Sequence[MutableMapping[str, Any]]) -> list[tuple[Namespace, str, Any]]:
+    """Put what stands in for them in the place of functions, there and in these globals; what to put back."""
+    new: dict[str, Callable[..., Any]] = {
+        name: functools.wraps(recorder.os[name])(function)
+        for name, function in functions(recorder).items()
+        if name in recorder.os
+    }
+    undo: list[tuple[Namespace, str, Any]] = [(os, name, recorder.os[name]) for name in new]
+    for name, function in new.items():
+        setattr(os, name, function)
+    file_open = functools.wraps(io.open)(functools.partial(open_file, recorder))
+    undo += [(io, "open", io.open), (builtins, "open", builtins.open)]
+    replaced = {id(recorder.os[name]): function for name, function in new.items()}
+    replaced |= {id(io.open): file_open, id(builtins.open): file_open}
+    io.open = builtins.open = file_open
+    if hasattr(shutil, "_HAS_FCOPYFILE"):  # macOS copies within the system, unseen
+        undo.append((shutil, "_HAS_FCOPYFILE", shutil._HAS_FCOPYFILE))
+        shutil._HAS_FCOPYFILE = False
+    for names in namespaces:
+        for name, value in [(name, value) for name, value in names.items() if id(value) in replaced]:
+            undo.append((names, name, value))
+            names[name] = replaced[id(value)]
+    torch: Any = sys.modules.get("torch.serialization")
+    if torch is not None and hasattr(torch, "_open_zipfile_writer_file"):
+        undo.append((torch, "_open_zipfile_writer_file", torch._open_zipfile_writer_file))
+        torch._open_zipfile_writer_file = functools.partial(TorchWriter, recorder, torch._open_zipfile_writer_file)
+    return undo
