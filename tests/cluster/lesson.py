@@ -9,7 +9,7 @@ from pathlib import Path
 
 from courselib.patience import HANG_SECONDS
 
-LECTURE = Path(os.environ.get("L14", Path(__file__).parents[2])) / "sources" / "lectures" / "14_long_runs.py"
+LECTURE = Path(__file__).parents[2] / "sources" / "lectures" / "14_long_runs.py"
 _MAGIC = re.compile(r"# %%writefile (-a )?(\S+)\n")
 _LOSS = re.compile(r"^step (\d+): loss (\S+)$", re.MULTILINE)
 STEPS = 60  # of train.py, where nothing else is asked for
@@ -25,6 +25,11 @@ def pausing(*words, **options):
         signal.pause()
 builtins.print = pausing
 """
+
+
+# Without it ranks that are started again can find the dead ones' addresses in the store that torchrun keeps (issue 135712
+# of PyTorch, and 167288).
+_NEW_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
 def write_programs(folder: Path) -> None:
@@ -46,7 +51,7 @@ def environ(folder: Path, pause: int | None = None, **more: str) -> dict[str, st
         (folder / "pause" / "sitecustomize.py").write_text(_PAUSE)
         path, more = [str(folder / "pause"), *path], more | {"GPULAB_PAUSE": str(pause)}
     first = {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
-    return {**os.environ, **first, "PYTHONPATH": os.pathsep.join([*path, root]), "OMP_NUM_THREADS": "1", **more}
+    return {**os.environ, **first, "PYTHONPATH": os.pathsep.join([*path, root]), "OMP_NUM_THREADS": "1", **_NEW_STORE, **more}
 
 
 def losses(printed: str) -> dict[int, str]:
