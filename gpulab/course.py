@@ -146,7 +146,15 @@ LESSONS: tuple[Lesson, ...] = (
         questions=5,
         written=True,
     ),
-    Lesson(14, "long_runs", "A run that survives interruptions", 60, questions=5, written=True),
+    Lesson(
+        14,
+        "long_runs",
+        "A run that survives interruptions",
+        60,
+        checks=("resume_exactly", "atomic_checkpoint", "save_on_notice", "best_interval"),
+        questions=5,
+        written=True,
+    ),
     Lesson(15, "capstone", "A script with twelve faults made right", 75),
 )
 

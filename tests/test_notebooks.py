@@ -40,6 +40,7 @@ WANTED_ERRORS = {
     "10_profiling": ["AssertionError", "AttributeError", "ValueError"],
     "11_faster_steps": ["RuntimeError"],
     "12_many_gpus": ["RankFailed", "TimeLimit"],
+    "14_long_runs": ["UnpicklingError", "RuntimeError"],
 }
 
 

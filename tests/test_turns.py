@@ -16,6 +16,7 @@ from pathlib import Path
 
 import build
 import nbformat
+import numpy as np
 import pytest
 import torch
 from courselib.lanes import lanes_for_tests
@@ -1066,6 +1067,124 @@ def everything(x, up, down, rank, ranks):
     return F.linear(F.relu(F.linear(x, up)), down)
 
 
+# --- lesson 14 -------------------------------------------------------------------------------------------------------
+
+
+def order_of(data, epoch):
+    return torch.randperm(len(data), generator=torch.Generator().manual_seed(epoch))
+
+
+@right("rest_of_epoch")
+def by_a_loader(data, epoch, size, done):
+    sampler = order_of(data, epoch).tolist()[done * size :]
+    return [data[sampler[i : i + size]] for i in range(0, len(sampler), size)]
+
+
+@right("rest_of_epoch")
+def by_numpy(data, epoch, size, done):
+    order = np.random.default_rng((7, epoch)).permutation(len(data))
+    for start in range(done * size, len(data), size):
+        yield data[torch.from_numpy(order[start : start + size])]
+
+
+@wrong("rest_of_epoch", "two orders", "a generator of its own")
+def skips_in_another_order(data, epoch, size, done):
+    for rows in torch.randperm(len(data)).split(size)[done:]:
+        yield data[rows]
+
+
+@wrong("rest_of_epoch", "PyTorch's own generator has been seeded", "torch.manual_seed() is for all")
+def seeds_for_all(data, epoch, size, done):
+    torch.manual_seed(epoch)
+    for rows in torch.randperm(len(data)).split(size)[done:]:
+        yield data[rows]
+
+
+@wrong("rest_of_epoch", "have one order", "does not depend on epoch")
+def one_seed(data, epoch, size, done):
+    for rows in order_of(data, 0).split(size)[done:]:
+        yield data[rows]
+
+
+@wrong("rest_of_epoch", "have one order", "nothing is shuffled")
+def unshuffled(data, epoch, size, done):
+    for rows in torch.arange(len(data)).split(size)[done:]:
+        yield data[rows]
+
+
+@wrong("rest_of_epoch", "batches for done=", "done counts batches, not samples")
+def skips_samples(data, epoch, size, done):
+    for rows in order_of(data, epoch)[done:].split(size):
+        yield data[rows]
+
+
+@wrong("rest_of_epoch", "7 batches for done=", "not another number or another order of them")
+def skips_nothing(data, epoch, size, done):
+    for rows in order_of(data, epoch).split(size):
+        yield data[rows]
+
+
+@wrong("rest_of_epoch", "samples are read that no batch has", "skip rows, before data[rows]")
+def reads_and_throws_away(data, epoch, size, done):
+    for i, rows in enumerate(order_of(data, epoch).split(size)):
+        batch = data[rows]
+        if i >= done:
+            yield batch
+
+
+@wrong("rest_of_epoch", "there are 6 batches", "the last batch is shorter")
+def leaves_the_rest_out(data, epoch, size, done):
+    for i in range(done, len(data) // size):
+        yield data[order_of(data, epoch)[i * size : (i + 1) * size]]
+
+
+@wrong("rest_of_epoch", "None came back", "neither yield nor return")
+def forgets_to_yield(data, epoch, size, done):
+    [data[rows] for rows in order_of(data, epoch).split(size)[done:]]
+
+
+@right("illness")
+def by_a_table(early, late):
+    signs = {
+        "overflow": late["scale"] * 100 < early["scale"],
+        "diverged": late["loss"] > 1.2 * early["loss"],
+        "leak": late["memory"] > 1.2 * early["memory"],
+        "data": late["wait"] / late["step"] > 0.5,
+    }
+    return next((name for name, there in signs.items() if there), "throttled")
+
+
+@wrong("illness", "a case without a return")
+def knows_two(early, late):
+    if late["loss"] > early["loss"]:
+        return "diverged"
+    return "data" if late["wait"] > late["step"] / 2 else None
+
+
+@wrong("illness", '"slow" came back', "another word")
+def in_own_words(early, late):
+    said = by_a_table(early, late)
+    return "slow" if said == "throttled" else said
+
+
+@wrong("illness", 'expected: "overflow"', "ask it first")
+def the_scale_last(early, late):
+    if late["loss"] > 0.8 * early["loss"]:
+        return "diverged"
+    return by_a_table(early, late)
+
+
+@wrong("illness", 'expected: "data"', "whether it has become longer or not")
+def a_wait_that_grows(early, late):
+    said = by_a_table(early, late)
+    return "throttled" if said == "data" and late["wait"] < 2 * early["wait"] else said
+
+
+@wrong("illness", 'expected: "throttled"', "without a wait")
+def slower_is_data(early, late):
+    return "data" if late["step"] > 1.3 * early["step"] else by_a_table(early, late)
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -1096,7 +1215,7 @@ def run_cell(source):
 def test_some_lectures_have_two_turns_or_three_and_every_turn_stands_in_one_lecture():
     lessons = [path.stem[:2] for path, _, _ in TURNS.values()]
     counts = {lesson: lessons.count(lesson) for lesson in lessons}
-    assert counts == {"02": 2, "04": 2, "08": 2, "09": 3, "10": 2, "11": 3, "12": 2, "13": 2}
+    assert counts == {"02": 2, "04": 2, "08": 2, "09": 3, "10": 2, "11": 3, "12": 2, "13": 2, "14": 2}
     assert set(TURNS) == set(dir(gpulab.turn))
     asked = [cell for notebook in NOTEBOOKS.values() for cell in notebook.cells if is_turn(cell)]
     assert len(asked) == len(TURNS)

@@ -31,7 +31,7 @@ Given = list[list[int]]
 
 def _given(answer: Any, length: int, epoch: int, size: int, done: int) -> tuple[Given, set[int], bool]:
     """The batches that came, which samples were read, and whether PyTorch's generator has been seeded."""
-    torch.manual_seed(torch.seed() % 2**32)  # another state at each call, as in another process
+    torch.manual_seed(random.randrange(2**31))  # another state at each call, as in another process
     data, before = _Samples(length), torch.initial_seed()
     came = answer(data, epoch, size, done)
     try:
@@ -42,13 +42,17 @@ def _given(answer: Any, length: int, epoch: int, size: int, done: int) -> tuple[
     return batches, data.read, torch.initial_seed() != before
 
 
+def _flat(batches: Given) -> list[int]:
+    return [sample for batch in batches for sample in batch]
+
+
 @turn("the rest of the epoch, in the order that it would have had, and nothing else is read")
 def rest_of_epoch(answer: Any) -> None:
     """A function (data, epoch, size, done) that yields the batches of an epoch after `done` of them."""
     size, epoch = random.randint(4, 6), random.randint(3, 9)
     length = 6 * size + random.randint(1, size - 1)  # the last batch is shorter
     done = random.randint(2, 4)
-    whole, read, seeded = _given(answer, length, epoch, size, 0)
+    whole, _, seeded = _given(answer, length, epoch, size, 0)
     again, *_ = _given(answer, length, epoch, size, 0)
     rest, skipped, _ = _given(answer, length, epoch, size, done)
     if whole != again:
@@ -59,9 +63,9 @@ def rest_of_epoch(answer: Any) -> None:
             expected="the same order in another process",
             likely="a generator of its own, seeded with the epoch: torch.Generator().manual_seed(epoch)",
         )
-    if sorted(sum(whole, [])) != list(range(length)) or len(whole) != 7:
+    if sorted(_flat(whole)) != list(range(length)) or len(whole) != 7:
         raise NotYet(
-            f"with done=0 there are {len(whole)} batches of {len(sum(whole, []))} samples",
+            f"with done=0 there are {len(whole)} batches of {len(_flat(whole))} samples",
             expected=f"7 batches with all of {length}",
             likely="the last batch is shorter, and belongs to the epoch",
         )
@@ -81,10 +85,10 @@ def rest_of_epoch(answer: Any) -> None:
     if rest != whole[done:]:
         told = f"{len(rest)} batches for done={done}"
         likely = "done counts batches, not samples: split first, then [done:]"
-        if sum(rest, []) != sum(whole, [])[done:]:
+        if _flat(rest) != _flat(whole)[done:]:
             likely = "it leaves out batches, not another number or another order of them"
         raise NotYet(told, expected=f"the last {7 - done} of the whole epoch's 7", likely=likely)
-    if extra := len(skipped - set(sum(rest, []))):
+    if extra := len(skipped - set(_flat(rest))):
         raise NotYet(
             f"{extra} samples are read that no batch has",
             expected=f"the samples of the {7 - done} batches that are left",
@@ -95,7 +99,7 @@ def rest_of_epoch(answer: Any) -> None:
 Means = dict[str, float]
 
 _LIKELY = {
-    "overflow": "every step is skipped, so that the loss stands still or wavers; the scale halves each time: ask it first",
+    "overflow": "every step is skipped, so that the loss stands still, and the scale halves each time: ask it first",
     "diverged": "the loss is higher than in the beginning, and the scale holds",
     "leak": "memory grows, and nothing else is wrong",
     "data": "most of the step is a wait, whether it has become longer or not",

@@ -721,8 +721,8 @@ gpulab.quiz(13)
 # %% next [markdown]
 # ## What next
 #
-# A job on 64 GPUs is interrupted before it is done: lesson 14 makes it survive that. Or look at [the map of the
-# course](00_start_here.ipynb).
+# A job on 64 GPUs is interrupted before it is done: [lesson 14](14_long_runs.ipynb) makes it survive that. Or look at [the
+# map of the course](00_start_here.ipynb).
 #
 # ## References
 #

@@ -1,6 +1,7 @@
 """torch.cuda and torch.accelerator: memory, its limits and its history, streams, events, random numbers."""
 
 import inspect
+import io
 import pickle
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import warnings
 import pytest
 import torch
 
+import gpulab
 from gpulab.virtual.scope.refusals import NotMirrored
 from gpulab.virtual.surface.cuda import REFUSED
 
@@ -343,6 +345,26 @@ def test_a_state_can_be_kept_and_set(computing):
     torch.cuda.set_rng_state_all([state])
     assert draw() == first
     assert torch.equal(torch.cuda.default_generators[0].get_state(), torch.cuda.get_rng_state_all()[0])
+
+
+@pytest.mark.parametrize("home", [torch, torch.random, torch.cuda])
+def test_a_state_lies_on_the_host(computing, home):
+    """Where torch.load with map_location="cuda" does not put it."""
+    state, put = torch.get_rng_state(), home.set_rng_state
+    put(state)
+    with pytest.raises(TypeError, match=r"RNG state must be a torch\.ByteTensor"):
+        put(state.cuda())
+    with pytest.raises(TypeError, match=r"RNG state must be a torch\.ByteTensor"):
+        torch.Generator("cuda").set_state(state.cuda())
+
+
+def test_no_two_gpus_have_an_address_in_common():
+    with gpulab.VirtualGPU("T4", count=2):
+        tensors = {"a": torch.ones(3, device="cuda:0"), "b": torch.zeros(3, dtype=torch.int64, device="cuda:1")}
+        assert tensors["a"].data_ptr() != tensors["b"].data_ptr()
+        torch.save(tensors, file := io.BytesIO())  # refuses two dtypes at one address
+        file.seek(0)
+        assert torch.load(file)["b"].device == torch.device("cuda:1")
 
 
 def test_the_gpus_numbers_leave_the_hosts_alone(computing):

@@ -8,17 +8,18 @@ and how CUDA chooses them is not documented.
 from __future__ import annotations
 
 _FIRST_ADDRESS = 0x7000_0000_0000
+_APART = 2**40  # so that no two GPUs of a process have an address in common, as with CUDA
 
 
 class DeviceMemory:
-    """`capacity_bytes` of memory, of which `context_bytes` belong to the CUDA context."""
+    """`capacity_bytes` of memory of the GPU `device`, of which `context_bytes` belong to the CUDA context."""
 
-    def __init__(self, capacity_bytes: int, context_bytes: int) -> None:
+    def __init__(self, capacity_bytes: int, context_bytes: int, device: int = 0) -> None:
         self.capacity_bytes = capacity_bytes
         self.context_bytes = context_bytes
         self.taken_bytes = 0
         self.calls = 0  # of the driver, to take memory or to give it back
-        self._next_address = _FIRST_ADDRESS
+        self._next_address = _FIRST_ADDRESS + device * _APART
 
     @property
     def free_bytes(self) -> int:

@@ -32,7 +32,7 @@ class CachingAllocator(Segments):
             raise ValueError(f"capacity_bytes is {capacity_bytes}; it must be above 0")
         if not 0 <= context_bytes <= capacity_bytes:
             raise ValueError(f"context_bytes is {context_bytes}; it must be from 0 to {capacity_bytes=}")
-        super().__init__(DeviceMemory(capacity_bytes, context_bytes), settings or Settings(), device)
+        super().__init__(DeviceMemory(capacity_bytes, context_bytes, device), settings or Settings(), device)
         self._divisions = self.settings.divisions
         self._held = 0
 

@@ -59,6 +59,8 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
     host_clock.install(gpu, patches)
     later.install(gpu, patches, sharded.CHANGES | kernels.CHANGES | flex.CHANGES)
     patches.set(torch, "Generator", streams.Generator)
+    for module in (torch, torch.random):
+        patches.set(module, "set_rng_state", streams.set_rng_state(module.set_rng_state))
     patches.set(torch._C._nn, "_parse_to", _parse_to)
     patches.set(torch._C, "_group_tensors_by_device_and_dtype", _group)
     patches.set(torch._C, "_is_any_autocast_enabled", _any_autocast)  # the key that mirrors stand on counts as one

@@ -7,6 +7,8 @@ given.
 from __future__ import annotations
 
 import ctypes
+import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -237,6 +239,11 @@ class Generator(_OwnGenerator, metaclass=_AnyGenerator):  # type: ignore[misc]
             return self
         raise _not_mirrored("the offset of a generator (set_state() sets all of it) is")
 
+    def set_state(self, new_state: torch.Tensor) -> Generator:
+        _on_host(new_state)
+        super().set_state(new_state)
+        return self
+
     def clone_state(self) -> Generator:
         """Another generator of the same device, in the same state."""
         other = Generator(self.device)
@@ -245,6 +252,23 @@ class Generator(_OwnGenerator, metaclass=_AnyGenerator):  # type: ignore[misc]
 
     def __reduce__(self) -> Any:
         return _generator, (self.device, self.get_state())
+
+
+def set_rng_state(own: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor], None]:
+    """That of PyTorch's generator on the CPU, whose set_state cannot be replaced."""
+
+    @functools.wraps(own)
+    def set_state(new_state: torch.Tensor) -> None:
+        _on_host(new_state)
+        own(new_state)
+
+    return set_state
+
+
+def _on_host(state: torch.Tensor) -> None:
+    """A generator's state lies on the host, also that of a GPU."""
+    if isinstance(state, torch.Tensor) and state.device.type == "cuda":
+        raise TypeError("RNG state must be a torch.ByteTensor")
 
 
 def _captures(timer: DeviceClock, stream: int) -> bool:

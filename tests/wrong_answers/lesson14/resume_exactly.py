@@ -1,0 +1,304 @@
+"""Answers to "to the bit"."""
+
+import copy
+import io
+import random
+
+import numpy as np
+import torch
+
+from gpulab.check.lesson14.sections import SECTIONS
+
+from ..bank import Bank
+from ..edits import add, change, drop, solution
+
+BANK = Bank("resume_exactly", SECTIONS, solution=(14, "Resumable"))
+SOLUTION = BANK.right(solution(14, "Resumable"))
+SAVED = 'for part in ("model", "optimizer", "scheduler", "scaler")}'
+LOADED = 'for part in ("model", "optimizer", "scheduler", "scaler"):\n            getattr'
+
+
+@BANK.right
+class Written:
+    """Piece by piece; copies are made by writing and reading, and NumPy's state goes as bytes in a tensor."""
+
+    def __init__(self, run):
+        self.run = run
+
+    def state_dict(self):
+        run = self.run
+        kind, keys, *rest = np.random.get_state()
+        state = {
+            "model": run.model.state_dict(),
+            "optimizer": run.optimizer.state_dict(),
+            "scheduler": run.scheduler.state_dict(),
+            "scaler": run.scaler.state_dict(),
+            "epoch": run.epoch,
+            "place": run.place,
+            "order": None if run.order is None else run.order.tolist(),
+            "python": list(random.getstate()[1]),
+            "gauss": random.getstate()[2],
+            "numpy": torch.from_numpy(keys.astype(np.int64)),
+            "rest": rest,
+            "torch": torch.random.get_rng_state().tolist(),
+            "gpus": [torch.cuda.get_rng_state(i).tolist() for i in range(torch.cuda.device_count())],
+        }
+        torch.save(state, file := io.BytesIO())
+        file.seek(0)
+        return torch.load(file)
+
+    def load_state_dict(self, state):
+        run = self.run
+        run.model.load_state_dict(state["model"], strict=True)
+        run.optimizer.load_state_dict(state["optimizer"])
+        run.scaler.load_state_dict(state["scaler"])
+        run.scheduler.load_state_dict(state["scheduler"])
+        run.epoch, run.place = int(state["epoch"]), int(state["place"])
+        run.order = None if state["order"] is None else torch.tensor(state["order"])
+        for i, numbers in enumerate(state["gpus"]):
+            torch.cuda.set_rng_state(torch.tensor(numbers, dtype=torch.uint8), i)
+        random.setstate((3, tuple(state["python"]), state["gauss"]))
+        np.random.set_state(("MT19937", state["numpy"].cpu().numpy().astype(np.uint32), *state["rest"]))
+        torch.random.set_rng_state(torch.tensor(state["torch"], dtype=torch.uint8))
+
+
+BANK.variant(
+    "deep_copies_of_parts",
+    change("getattr(run, part).state_dict() for", "copy.deepcopy(getattr(run, part).state_dict()) for"),
+    change("return copy.deepcopy(state)", "return state"),
+    change("run.epoch, run.place, run.order\n", "run.epoch, run.place, copy.copy(run.order)\n"),
+)
+
+
+@BANK.wrong("there is no load_state_dict", "two methods: one saves, the other loads")
+class SavesOnly:
+    def __init__(self, run):
+        self.run = run
+
+    def state_dict(self):
+        return copy.deepcopy(self.run.model.state_dict())
+
+
+BANK.mistake(
+    "returns_bytes",
+    "what came back is no dictionary",
+    "return the dictionary itself; whoever saves it calls torch.save",
+    change("return copy.deepcopy(state)", "torch.save(state, file := io.BytesIO())\n        return file.getvalue()"),
+)
+BANK.mistake(
+    "the_weights_alone",
+    "the optimizer begins anew, with neither its momentum nor its counts",
+    "model.state_dict() has no momentum: optimizer.state_dict() has it, with the groups' numbers",
+    change(SAVED, 'for part in ("model", "scheduler", "scaler")}'),
+    change(LOADED, 'for part in ("model", "scheduler", "scaler"):\n            getattr'),
+)
+BANK.mistake(
+    "no_model",
+    "the weights and buffers are not loaded",
+    'model.load_state_dict(state["model"])',
+    change(LOADED, 'for part in ("optimizer", "scheduler", "scaler"):\n            getattr'),
+)
+BANK.mistake(
+    "parameters_only",
+    "the buffers are not loaded",
+    "BatchNorm's running means are buffers: state_dict() has parameters and buffers",
+    change(
+        LOADED,
+        'for p, q in zip(run.model.parameters(), [v for k, v in state["model"].items() if k in dict(run.model.named_parameters())]):\n            p.data.copy_(q)\n        for part in ("optimizer", "scheduler", "scaler"):\n            getattr',
+    ),
+)
+BANK.mistake(
+    "momentum_without_groups",
+    "the optimizer's groups keep the learning rates that they had",
+    "optimizer.load_state_dict brings state and groups; the schedule has changed the learning rate",
+    change(
+        "            getattr(run, part).load_state_dict(state[part])",
+        '            old = [{k: v for k, v in g.items() if k != "params"} for g in run.optimizer.param_groups]\n            getattr(run, part).load_state_dict(state[part])\n            [g.update(o) for g, o in zip(run.optimizer.param_groups, old)]',
+    ),
+)
+BANK.mistake(
+    "no_schedule",
+    "the schedule begins anew",
+    "scheduler.state_dict() has where it is; the optimizer has only the learning rate of this moment",
+    change(SAVED, 'for part in ("model", "optimizer", "scaler")}'),
+    change(LOADED, 'for part in ("model", "optimizer", "scaler"):\n            getattr'),
+)
+BANK.mistake(
+    "no_scaler",
+    "the scaler begins anew",
+    "scaler.state_dict() has its scale, and how many good steps in a row it has counted",
+    change(SAVED, 'for part in ("model", "optimizer", "scheduler")}'),
+    change(LOADED, 'for part in ("model", "optimizer", "scheduler"):\n            getattr'),
+)
+BANK.mistake(
+    "the_scale_alone",
+    "the scaler forgets how many good steps it has counted",
+    "scaler.state_dict() has the count beside the scale: growth comes after so many steps in a row",
+    change(
+        "            getattr(run, part).load_state_dict(state[part])",
+        '            getattr(run, part).load_state_dict(state[part] | ({"_growth_tracker": 0} if part == "scaler" else {}))',
+    ),
+)
+BANK.mistake(
+    "no_place",
+    "the run does not know which batches of the epoch it has seen",
+    "epoch and place: with another place an epoch sees some data twice, or never",
+    change("        run.epoch, run.place, order = ", "        _, _, order = "),
+)
+BANK.mistake(
+    "epoch_from_its_start",
+    "the run goes on at the start of its epoch",
+    "place, too: the batches before it have been trained on",
+    change(
+        '        run.epoch, run.place, order = state["where"]',
+        '        run.epoch, _, order = state["where"]\n        run.place = 0',
+    ),
+)
+BANK.mistake(
+    "no_order",
+    "the order of this epoch's data is not loaded",
+    "it was drawn when the epoch began, and the generator has gone on since: save it",
+    drop("run.order = order if"),
+)
+BANK.mistake(
+    "shuffles_again",
+    "the rest of the epoch is shuffled anew",
+    "another permutation has other batches in its rest: some samples come twice, and some never",
+    change(
+        "run.order = order if order is None else order.cpu()",
+        "run.order = order if order is None else order.cpu().flip(0)",
+    ),
+)
+BANK.mistake(
+    "no_python",
+    "Python's generator is not loaded",
+    "augmentation draws from random: random.getstate() and random.setstate()",
+    drop("random.setstate"),
+)
+BANK.mistake(
+    "no_numpy",
+    "NumPy's generator is not loaded",
+    "torch.manual_seed knows nothing of it: np.random.get_state() and set_state()",
+    drop("np.random.set_state"),
+)
+BANK.mistake(
+    "no_torch",
+    "PyTorch's generator on the CPU is not loaded",
+    "torch.get_rng_state() and torch.set_rng_state(): the next epoch's order comes from it",
+    drop("torch.set_rng_state"),
+)
+BANK.mistake(
+    "no_gpu",
+    "no GPU's generator is loaded",
+    "dropout on the GPU draws from a generator of its own: torch.cuda.get_rng_state_all()",
+    drop("torch.cuda.set_rng_state_all"),
+)
+BANK.mistake(
+    "the_current_gpu_alone",
+    "the current GPU's generator is loaded, and not those of the others",
+    "get_rng_state() is that of one GPU, get_rng_state_all() those of all",
+    change("torch.cuda.get_rng_state_all()", "[torch.cuda.get_rng_state()]"),
+    change(
+        'torch.cuda.set_rng_state_all([numbers.cpu() for numbers in state["gpus"]])',
+        'torch.cuda.set_rng_state(state["gpus"][0].cpu())',
+    ),
+)
+BANK.mistake(
+    "seeds_again",
+    "all of PyTorch's generators begin anew from their seed",
+    "a seed is where the generator began; its state is where it is now",
+    change('torch.set_rng_state(state["cpu"].cpu())', 'torch.manual_seed(int(state["seed"]))'),
+    drop("torch.cuda.set_rng_state_all"),
+    add('state["seed"] = torch.initial_seed()', after='state["cpu"] ='),
+)
+BANK.mistake(
+    "no_copy",
+    "the state's tensors are those that go on training",
+    "state_dict() gives the tensors themselves: copy.deepcopy, or write them at once",
+    change("return copy.deepcopy(state)", "return state"),
+)
+BANK.mistake(
+    "a_shallow_copy",
+    "the state's tensors are those that go on training",
+    "state_dict() gives the tensors themselves: copy.deepcopy, or write them at once",
+    change("return copy.deepcopy(state)", "return dict(state)"),
+    same_as="no_copy",
+)
+BANK.mistake(
+    "an_array",
+    "the state holds an array of NumPy's, which weights_only does not read",
+    "keys.tolist(): tensors, numbers, texts, lists and dictionaries are read",
+    change("keys.tolist()", "keys"),
+)
+BANK.mistake(
+    "whole_objects",
+    "the state holds whole objects",
+    "the model and the optimizer as objects need their code, and pickle: save their state_dict()",
+    change("getattr(run, part).state_dict() for", "getattr(run, part) for"),
+    change("load_state_dict(state[part])", "load_state_dict(state[part].state_dict())"),
+    same_as="an_array",
+)
+BANK.mistake(
+    "a_cpu_state_on_the_gpu",
+    "the generators' states are handed over where torch.load has put them",
+    "set_rng_state takes a tensor on the CPU, also for a GPU: .cpu()",
+    change('state["cpu"].cpu()', 'state["cpu"]'),
+    change('[numbers.cpu() for numbers in state["gpus"]]', 'state["gpus"]'),
+)
+BANK.mistake(
+    "an_order_on_the_gpu",
+    "the order lies where torch.load has put it",
+    "it belongs on the CPU, where the data are: .cpu()",
+    change("order if order is None else order.cpu()", "order"),
+)
+BANK.mistake(
+    "assigns",
+    "the model has new parameters, and the optimizer steps the old ones",
+    "assign=True puts other tensors into the model: load in place, or make the optimizer afterwards",
+    change(
+        "getattr(run, part).load_state_dict(state[part])",
+        'getattr(run, part).load_state_dict(state[part], **({"assign": True} if part == "model" else {}))',
+    ),
+)
+BANK.mistake(
+    "another_model",
+    "run.model is another object now",
+    "who holds the old one, as the optimizer does, does not see it: load_state_dict, in place",
+    change(
+        "        run = self.run\n        for part",
+        "        run = self.run\n        run.model = copy.deepcopy(run.model)\n        for part",
+    ),
+)
+BANK.mistake(
+    "another_schedule",
+    "run's scheduler is another object now",
+    "load_state_dict, in place: who holds the old one would go on with it",
+    change(
+        "        run = self.run\n        for part",
+        "        run = self.run\n        run.scheduler = type(run.scheduler)(run.optimizer, run.scheduler.step_size, run.scheduler.gamma)\n        for part",
+    ),
+)
+BANK.mistake(
+    "evaluates",
+    "the loaded run goes on in evaluation mode",
+    "eval() turns dropout off and BatchNorm to its running means: train() goes on",
+    add("run.model.eval()", before="run.epoch, run.place, order ="),
+)
+BANK.mistake(
+    "saving_evaluates",
+    "saving leaves the model in evaluation mode",
+    "a state dict is the same in both modes: leave the mode alone",
+    add("run.model.eval()", before="state = {part"),
+)
+BANK.mistake(
+    "draws",
+    "saving draws a random number, and all that come after it are others",
+    "a name for the file, or a sample to look at, from a generator of your own",
+    add('state["name"] = random.random()', before='state["python"] ='),
+)
+BANK.mistake(
+    "restores_then_draws",
+    "after its generator was set, a number is drawn from PyTorch",
+    "set the generators last",
+    add("torch.rand(1)", before="torch.cuda.set_rng_state_all"),
+)
