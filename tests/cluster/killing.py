@@ -66,7 +66,9 @@ class Savers:
         return process
 
     def _traced(self, process: int, *options: str) -> None:
-        with subprocess.Popen(["strace", "-f", "-p", str(process), *options], stderr=subprocess.PIPE, text=True) as trace:
+        with subprocess.Popen(
+            ["strace", "-f", "-p", str(process), *options], stderr=subprocess.PIPE, text=True
+        ) as trace:
             assert trace.stderr is not None
             said = trace.stderr.readline()
             assert "attached" in said, said

@@ -51,7 +51,14 @@ def environ(folder: Path, pause: int | None = None, **more: str) -> dict[str, st
         (folder / "pause" / "sitecustomize.py").write_text(_PAUSE)
         path, more = [str(folder / "pause"), *path], more | {"GPULAB_PAUSE": str(pause)}
     first = {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
-    return {**os.environ, **first, "PYTHONPATH": os.pathsep.join([*path, root]), "OMP_NUM_THREADS": "1", **_NEW_STORE, **more}
+    return {
+        **os.environ,
+        **first,
+        "PYTHONPATH": os.pathsep.join([*path, root]),
+        "OMP_NUM_THREADS": "1",
+        **_NEW_STORE,
+        **more,
+    }
 
 
 def losses(printed: str) -> dict[int, str]:

@@ -42,7 +42,9 @@ class Node:
 
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory):
-    assert os.environ.get(APART) == "yes", "this makes network cards: use `make cluster`, where they go with their namespace"
+    assert os.environ.get(APART) == "yes", (
+        "this makes network cards: use `make cluster`, where they go with their namespace"
+    )
     hosts = tmp_path_factory.mktemp("network") / "hosts"
     hosts.write_text("127.0.0.1 localhost\n10.14.0.1 node0\n10.14.0.2 node1\n")
     subprocess.run(["mount", "--bind", str(hosts), "/etc/hosts"], check=True)
@@ -62,7 +64,9 @@ def wanted(nodes, tmp_path_factory):
 
 
 def ranks_of(agent: subprocess.Popen) -> dict[int, psutil.Process]:
-    return {int(p.environ()["RANK"]): p for p in psutil.Process(agent.pid).children(recursive=True) if "RANK" in p.environ()}
+    return {
+        int(p.environ()["RANK"]): p for p in psutil.Process(agent.pid).children(recursive=True) if "RANK" in p.environ()
+    }
 
 
 def test_a_node_dies_and_comes_back_and_the_losses_are_those_of_the_run_left_alone(nodes, wanted, tmp_path):
