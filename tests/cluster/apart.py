@@ -2,8 +2,8 @@
 
     python tests/cluster/apart.py python -m pytest tests/cluster/test_slurm.py
 
-All that the program has started is killed by the kernel when it ends, or when it is killed; its mounts and network cards
-go with them. Linux; without root in a user namespace as well, where the system allows these.
+All that the program has started is killed by the kernel when it ends, or when it is killed; its mounts and network
+cards go with them. Linux; without root in a user namespace as well, where the system allows these.
 """
 
 import ctypes

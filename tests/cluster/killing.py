@@ -30,7 +30,8 @@ class Savers:
         )
 
     def ask(self, *words: object) -> str:
-        assert self._asked.stdin is not None and self._asked.stdout is not None
+        assert self._asked.stdin is not None
+        assert self._asked.stdout is not None
         print(*words, file=self._asked.stdin, flush=True)
         answer = self._asked.stdout.readline()
         assert answer, f"savers.py has ended: {self._asked.wait()}"
@@ -66,9 +67,8 @@ class Savers:
         return process
 
     def _traced(self, process: int, *options: str) -> None:
-        with subprocess.Popen(
-            ["strace", "-f", "-p", str(process), *options], stderr=subprocess.PIPE, text=True
-        ) as trace:
+        command = ["strace", "-f", "-p", str(process), *options]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as trace:
             assert trace.stderr is not None
             said = trace.stderr.readline()
             assert "attached" in said, said

@@ -27,8 +27,8 @@ builtins.print = pausing
 """
 
 
-# Without it ranks that are started again can find the dead ones' addresses in the store that torchrun keeps (issue 135712
-# of PyTorch, and 167288).
+# Without it ranks that are started again can find the dead ones' addresses in the store that torchrun keeps (PyTorch's
+# issues 135712 and 167288).
 _NEW_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
@@ -51,14 +51,8 @@ def environ(folder: Path, pause: int | None = None, **more: str) -> dict[str, st
         (folder / "pause" / "sitecustomize.py").write_text(_PAUSE)
         path, more = [str(folder / "pause"), *path], more | {"GPULAB_PAUSE": str(pause)}
     first = {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
-    return {
-        **os.environ,
-        **first,
-        "PYTHONPATH": os.pathsep.join([*path, root]),
-        "OMP_NUM_THREADS": "1",
-        **_NEW_STORE,
-        **more,
-    }
+    paths = {"PYTHONPATH": os.pathsep.join([*path, root])}
+    return {**os.environ, **first, **paths, "OMP_NUM_THREADS": "1", **_NEW_STORE, **more}
 
 
 def losses(printed: str) -> dict[int, str]:

@@ -1,14 +1,13 @@
 """A SLURM cluster of one node with two processors, in this process's namespaces: munged, slurmctld, slurmd.
 
-Its configuration, keys, sockets, state and logs are in one folder; it touches nothing of the machine's. The network card
-is needed because SLURM's tools look no address up where there is a loopback only.
+Its configuration, keys, sockets, state and logs are in one folder; it touches nothing of the machine's. The network
+card is needed because SLURM's tools look no address up where there is a loopback only.
 """
 
 import os
 import re
 import socket
 import subprocess
-import time
 from pathlib import Path
 
 from .watching import wait_for

@@ -1,4 +1,4 @@
-"""Two nodes: two network namespaces, each with a host name, an address and one end of a cable, and a real rendezvous."""
+"""Two nodes, which are network namespaces, each with a name, an address and one end of a cable; a real rendezvous."""
 
 import os
 import signal
@@ -42,13 +42,12 @@ class Node:
 
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory):
-    assert os.environ.get(APART) == "yes", (
-        "this makes network cards: use `make cluster`, where they go with their namespace"
-    )
+    assert os.environ.get(APART) == "yes", "this makes network cards: use `make cluster`, with which they go"
     hosts = tmp_path_factory.mktemp("network") / "hosts"
     hosts.write_text("127.0.0.1 localhost\n10.14.0.1 node0\n10.14.0.2 node1\n")
     subprocess.run(["mount", "--bind", str(hosts), "/etc/hosts"], check=True)
-    subprocess.run("ip link add name card0 type veth peer name card1".split(), check=True)
+    cable = ["ip", "link", "add", "name", "card0", "type", "veth", "peer", "name", "card1"]
+    subprocess.run(cable, check=True)
     nodes = [Node(0, "card0"), Node(1, "card1")]
     yield nodes
     for node in nodes:
@@ -64,9 +63,8 @@ def wanted(nodes, tmp_path_factory):
 
 
 def ranks_of(agent: subprocess.Popen) -> dict[int, psutil.Process]:
-    return {
-        int(p.environ()["RANK"]): p for p in psutil.Process(agent.pid).children(recursive=True) if "RANK" in p.environ()
-    }
+    ranks = [p for p in psutil.Process(agent.pid).children(recursive=True) if "RANK" in p.environ()]
+    return {int(rank.environ()["RANK"]): rank for rank in ranks}
 
 
 def test_a_node_dies_and_comes_back_and_the_losses_are_those_of_the_run_left_alone(nodes, wanted, tmp_path):

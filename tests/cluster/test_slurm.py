@@ -1,8 +1,7 @@
-"""The course's batch file on a real SLURM: pre-empted, at its time limit, put back, resumed; and what SLURM sends to whom."""
+"""The course's batch file on a real SLURM: pre-empted, at its limit, put back, resumed; what SLURM sends to whom."""
 
 import os
 import pty
-import subprocess
 import time
 
 import pytest
@@ -34,6 +33,12 @@ _RECORDED = """#!/bin/bash
 srun python recorder.py step signals &
 python recorder.py child signals &
 exec python recorder.py shell signals
+"""
+_ENDS = """
+import signal, sys
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+print("ready", flush=True)
+signal.pause()
 """
 
 
@@ -153,12 +158,9 @@ def test_when_the_grace_time_is_over_all_get_sigterm_then_sigkill_and_the_job_is
 
 
 def test_a_job_that_ends_by_itself_in_the_grace_time_is_not_put_back(cluster, tmp_path):
-    (tmp_path / "ends.py").write_text(
-        "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\nprint('ready', flush=True)\nsignal.pause()\n"
-    )
-    job = cluster.submit(
-        "--partition=long", "--requeue", "--output=said", "--wrap=srun python ends.py", cwd=tmp_path
-    )  # fmt: skip
+    (tmp_path / "ends.py").write_text(_ENDS)
+    options = ("--partition=long", "--requeue", "--output=said")
+    job = cluster.submit(*options, "--wrap=srun python ends.py", cwd=tmp_path)
     wait_for(lambda: (tmp_path / "said").exists() and "ready" in (tmp_path / "said").read_text(), cluster.folder)
     cluster.wait_until(urgent(cluster), "COMPLETED")
     about = cluster.about(job)

@@ -44,17 +44,13 @@ def missing(programs: Sequence[str], as_root: bool) -> str:
 
 def lanes_for_cluster() -> list[Lane]:
     """The parts, in order."""
+    disk, daemons = ("strace", "mkfs.ext4", "mount"), ("munged", "slurmctld", "slurmd")
     parts = (
         ("kills", "killed at every system call of a save, and at a hundred moments of a run", ("strace",), False),
-        (
-            "power",
-            "the power fails at every system call of a save, on a real ext4",
-            ("strace", "mkfs.ext4", "mount"),
-            True,
-        ),
+        ("power", "the power fails at every system call of a save, on a real ext4", disk, True),
         ("elastic", "a rank is killed, and torchrun starts all of them again", (), False),
         ("nodes", "two nodes, which are network namespaces, and a real rendezvous", (), False),
-        ("slurm", "the course's batch file on a real SLURM", ("munged", "slurmctld", "slurmd"), True),
+        ("slurm", "the course's batch file on a real SLURM", daemons, True),
     )
     lanes = []
     for name, title, programs, as_root in parts:
