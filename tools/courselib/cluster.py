@@ -46,6 +46,7 @@ def lanes_for_cluster() -> list[Lane]:
     """The parts, in order."""
     disk, daemons = ("strace", "mkfs.ext4", "mount"), ("munged", "slurmctld", "slurmd")
     parts = (
+        ("apart", "nothing that a part starts outlives it", (), False),
         ("kills", "killed at every system call of a save, and at a hundred moments of a run", ("strace",), False),
         ("power", "the power fails at every system call of a save, on a real ext4", disk, True),
         ("elastic", "a rank is killed, and torchrun starts all of them again", (), False),
