@@ -23,8 +23,9 @@ from typing import Any
 import nbformat
 import psutil
 import pytest
-from courselib import lab, lanes
+from courselib import cluster, lab, lanes
 from courselib.busy import busy
+from courselib.cluster import lanes_for_cluster, missing
 from courselib.lanes import Lane, lanes_for_exploring, lanes_for_tests, run_exploring, run_lanes, run_tests
 from courselib.patience import HANG_SECONDS
 from courselib.terminal import Stop
@@ -279,6 +280,29 @@ class TestLanes:
         assert {lane.missing for lane in lanes_for_tests("/usr/bin/chromium")} == {""}
         assert [lane.name for lane in lanes_for_tests("/usr/bin/chromium") if lane.meanwhile] == ["browser"]
 
+    def test_the_tests_of_the_cluster_are_another_command_s(self) -> None:
+        every = [lane.arguments for lane in lanes_for_tests("chromium") + lanes_for_exploring(1, 0, 5)]
+        whole = [arguments for arguments in every if "tests" in arguments]
+        assert len(whole) == 2
+        assert all("--ignore=tests/cluster" in arguments for arguments in whole)
+        files = {f"tests/cluster/{file.name}" for file in (ROOT / "tests" / "cluster").glob("test_*.py")}
+        assert {one for lane in lanes_for_cluster() for one in lane.arguments if "test_" in one} == files
+
+    def test_a_part_of_the_cluster_that_cannot_run_says_why(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(cluster.platform, "system", lambda: "Darwin")
+        assert missing((), False) == "it needs Linux"
+        monkeypatch.setattr(cluster.platform, "system", lambda: "Linux")
+        monkeypatch.setattr(cluster.shutil, "which", lambda name, path: None if name in ("munged", "slurmd") else name)
+        command = "munged and slurmd missing: apt-get install --no-install-recommends munge slurm-wlm"
+        assert missing(("munged", "slurmctld", "slurmd"), True) == command
+        monkeypatch.setattr(cluster.os, "geteuid", lambda: 1000, raising=False)
+        assert missing(("strace",), True) == "it needs root"
+        refused = subprocess.CompletedProcess([], 1, "", "unshare: unshare failed: Operation not permitted\n")
+        monkeypatch.setattr(cluster.subprocess, "run", lambda *command, **options: refused)
+        why = "this system allows no namespaces (unshare: unshare failed: Operation not permitted)"
+        assert missing(("strace",), False) == why
+        assert {lane.name: lane.missing for lane in lanes_for_cluster()}["slurm"] == f"slurm NOT run: {command}"
+
     def test_as_many_run_side_by_side_as_asked_for(self, monkeypatch):
         monkeypatch.delenv("WORKERS", raising=False)
         assert self.workers() == {"2"}
@@ -304,7 +328,7 @@ class TestLanes:
             run_tests(ready, "units")
 
     def test_the_lanes_name_files_that_exist(self) -> None:
-        for lane in lanes_for_tests("chromium") + lanes_for_exploring(1, 0, 5):
+        for lane in lanes_for_tests("chromium") + lanes_for_exploring(1, 0, 5) + lanes_for_cluster():
             for argument in lane.arguments:
                 if argument in ("notebooks", "solutions", "exercises") or argument.startswith("tests"):
                     assert (ROOT / argument).exists(), argument

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from .cluster import run_cluster
 from .installing import set_up
 from .lab import open_lab
 from .lanes import LINT_LANES, run_exploring, run_lanes, run_tests
@@ -63,6 +64,11 @@ COMMANDS = {
         "the supported versions of Python and torch, each in an environment of its own (LANE=python3.13 for one)",
         NOTHING,
         lambda venv: run_versions(venv, os.environ.get("LANE") or None),
+    ),
+    "cluster": Command(
+        "run what needs a cluster: SLURM, two nodes, processes killed, the power cut (Linux, as root)",
+        AUTHOR,
+        lambda venv: run_cluster(venv, os.environ.get("LANE") or None),
     ),
     "doctor": Command(
         "check this machine, and say what to do for each failing line",

@@ -27,6 +27,8 @@ CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 EVERY_TIME_THE_SAME = {"GPULAB_CHECK_SEED": "0", "PYTHONHASHSEED": "0"}
 TIMES, BUSY = 10, 8  # `make explore`: so many times the examples; so many busy processes
 
+NOT_UNIT = ("--ignore=tests/browser", "--ignore=tests/cluster")  # a lane, and a command, of their own
+
 WORKERS = 2  # processes that run tests side by side; WORKERS=8 on a larger machine
 
 
@@ -56,7 +58,7 @@ def lanes_for_tests(chromium: str | None) -> list[Lane]:
     """What `make test` runs, in order."""
     # In the order of the files: modules of one long test, which would come last otherwise, leave no process idle.
     beside = (*_side_by_side(), "--no-loadscope-reorder")
-    unit = ("-m", "pytest", "tests", "--ignore=tests/browser", "-m", "not browser and not unsolved", *beside)
+    unit = ("-m", "pytest", "tests", *NOT_UNIT, "-m", "not browser and not unsolved", *beside)
     one_by_one = (*_side_by_side()[:-1], "load")  # each exercise is a test, and all of them are in one module
     strict = ("--nbval", "--nbval-sanitize-with", "tests/nbval_sanitize.cfg", "notebooks", "solutions")
     no_browser = "browser tests NOT run: no Chromium on PATH (" + ", ".join(CHROMIUM) + ")"
@@ -86,7 +88,7 @@ def lanes_for_exploring(times: float, processes: int, seed: int) -> list[Lane]:
         Lane(
             "properties",
             f"{times:g} times the examples of every property, all of them new (GPULAB_CHECK_SEED={seed})",
-            (*explore, "tests", "--ignore=tests/browser", "-m", "hypothesis"),
+            (*explore, "tests", *NOT_UNIT, "-m", "hypothesis"),
             environ=drawn,
         ),
         Lane(
@@ -112,7 +114,7 @@ LINT_LANES = (
 def run_tests(venv: Venv, only: str | None) -> int:
     """The test lanes, or the one named `only`; 1 if any failed."""
     found = next(filter(None, map(shutil.which, CHROMIUM)), None)
-    return run_lanes(venv, _chosen(lanes_for_tests(found), only))
+    return run_lanes(venv, chosen(lanes_for_tests(found), only))
 
 
 def run_exploring(venv: Venv, only: str | None) -> int:
@@ -122,7 +124,7 @@ def run_exploring(venv: Venv, only: str | None) -> int:
     """
     times, processes = _number("EXAMPLES", TIMES, 0.01), int(_number("BUSY", BUSY, 0))
     seed = int(_number("GPULAB_CHECK_SEED", random.SystemRandom().randrange(_SEEDS), 0, _SEEDS))
-    return run_lanes(venv, _chosen(lanes_for_exploring(times, processes, seed), only))
+    return run_lanes(venv, chosen(lanes_for_exploring(times, processes, seed), only))
 
 
 def _number(name: str, usual: float, least: float, most: float = 1000) -> float:
@@ -136,7 +138,8 @@ def _number(name: str, usual: float, least: float, most: float = 1000) -> float:
     return number
 
 
-def _chosen(lanes: list[Lane], only: str | None) -> list[Lane]:
+def chosen(lanes: list[Lane], only: str | None) -> list[Lane]:
+    """The lane named `only`; all where it is None."""
     if only is not None:
         names = [lane.name for lane in lanes]
         lanes = [lane for lane in lanes if lane.name == only]
