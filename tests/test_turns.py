@@ -1161,7 +1161,7 @@ def knows_two(early, late):
     return "data" if late["wait"] > late["step"] / 2 else None
 
 
-@wrong("illness", '"slow" came back', "another word")
+@wrong("illness", "'slow' came back", "another word")
 def in_own_words(early, late):
     said = by_a_table(early, late)
     return "slow" if said == "throttled" else said

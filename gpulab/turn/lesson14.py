@@ -99,7 +99,7 @@ def rest_of_epoch(answer: Any) -> None:
 Means = dict[str, float]
 
 _LIKELY = {
-    "overflow": "every step is skipped, so that the loss stands still, and the scale halves each time: ask it first",
+    "overflow": "every step is skipped, so that the loss falls no more, and the scale halves each time: ask it first",
     "diverged": "the loss is higher than in the beginning, and the scale holds",
     "leak": "memory grows, and nothing else is wrong",
     "data": "most of the step is a wait, whether it has become longer or not",

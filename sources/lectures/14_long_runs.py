@@ -817,7 +817,7 @@ gpulab.turn.illness(illness)
 # | run | what shows it | illness | look at |
 # |---|---|---|---|
 # | A | slower, no wait, same loss | **throttled**, or a straggler | clocks and temperature (lesson 10); which rank is late (12) |
-# | B | scale halves every step, loss stands still | **overflow**: every step is skipped | the first gradient that is not finite (07) |
+# | B | scale halves every step, loss falls no more | **overflow**: every step is skipped | the first gradient that is not finite (07) |
 # | C | the wait is most of the step, from the start | **data** | workers, file sizes (09) |
 # | D | loss jumps; the scale falls a little, then holds | **diverged**: the learning rate | the schedule; go back to a checkpoint before it, with a lower rate |
 # | E | memory grows by the same in each step | **leak** | what is kept with its graph (05) |
