@@ -285,7 +285,7 @@ def grows(after):
     """Whether allocated memory, a list of bytes after each update, grows from the third on."""
     ### BEGIN SOLUTION
     steady = after[2:]
-    return all(later > earlier for earlier, later in zip(steady, steady[1:])) and len(steady) > 1
+    return len(steady) > 1 and all(steady[i] < steady[i + 1] for i in range(len(steady) - 1))
     ### INSTEAD OF
     # return after[-1] > after[0]
     ### END SOLUTION

@@ -1,10 +1,11 @@
-"""The capstone: faults that can be put together at will, each seen in its place alone, and each repair scored by itself."""
+"""The capstone: faults that come together at will, each seen in its place alone, and each repair scored by itself."""
 
 import itertools
 import json
 import random
 
 import pytest
+from wrong_answers.lesson15.repairs import RIGHT, WRONG
 
 import gpulab
 from gpulab.capstone.drawing import Drawn, draw, faults_of, script
@@ -13,7 +14,6 @@ from gpulab.capstone.places import PLACES
 from gpulab.check import settings
 from gpulab.check.base import Trial
 from gpulab.check.lesson15.scoring import PROBES, findings
-from wrong_answers.lesson15.repairs import RIGHT, WRONG
 
 BY_PLACE = {place: [fault.name for fault in FAULTS if fault.place == place] for place in PLACES}
 
@@ -114,7 +114,7 @@ def test_a_drawn_script_is_written(tmp_path):
     mine = draw("Ada", tmp_path / "mine.py")
     assert (tmp_path / "mine.py").read_text(encoding="utf-8") == with_faults(faults_of("Ada"))
     assert mine == Drawn("Ada", tmp_path / "mine.py")
-    with pytest.raises(FileNotFoundError, match="the folder .* does not exist"):
+    with pytest.raises(FileNotFoundError, match=r"the folder .* does not exist"):
         draw("Ada", tmp_path / "none" / "mine.py")
 
 

@@ -70,7 +70,7 @@ def test_what_is_no_name_is_refused(name, file):
 
 
 def test_nothing_passed_is_nothing_to_certify(file):
-    with pytest.raises(RuntimeError, match="nothing to certify yet: progress.json holds no exercise"):
+    with pytest.raises(RuntimeError, match=r"nothing to certify yet: progress\.json holds no exercise"):
         gpulab.certificate("Ada")
     progress.record_guess("How many?", 3.0, 8)
     with pytest.raises(RuntimeError, match="nothing to certify yet"):
