@@ -267,6 +267,77 @@ with tempfile.TemporaryDirectory() as name:
         with state.opened() as place:
             print(f"{state.about[:55]:57}", "latest is step", Checkpoints(place, 2).latest()["step"])
 
+# %% notice-text [markdown]
+# ## 3 · The notice
+#
+# **Build** the loop of a job that may be asked to go. **Why:** SLURM sends a signal before it takes the machine away, and so does
+# whoever watches for a cloud's notice. A signal comes between any two instructions of Python: in the middle of a step, of a save, of
+# an exception. A handler that saves at once saves a state that never was.
+#
+# 20 minutes · difficulty ●●○
+#
+# **Predict first:** a handler runs between two instructions of the main thread. What does the thread do meanwhile?
+#
+# The check calls your function in a process of its own, in the main thread, since only there a handler can be set, and
+# raises real signals at moments of its choice.
+
+# %% save_on_notice tags=["solution"]
+def save_on_notice(train_step, save, first, last, every):
+    """Train, and save, until the end or until SIGTERM comes; return 75 if a notice has left steps undone, else 0.
+
+    train_step(step)  for each step from first to last - 1, in order
+    save(done)        after every `every` steps and after the last one, with the number of the next step: first + every is the
+                      first such number. It takes its time.
+
+    SIGTERM is the notice. The step that is being made comes to its end, no other one begins, and save is called once,
+    also if it was its time anyway. A notice during save changes nothing of that: if all steps so far are saved, nothing is
+    saved again. A second notice does nothing more.
+    When this function is left, the handler of SIGTERM is the one from before: also after an exception of train_step or save,
+    which reaches the caller, without a save.
+    """
+    # TODO: a handler that only takes note; a loop that looks after each step; and the old handler back, whatever happens
+    ### BEGIN SOLUTION
+    noticed = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: noticed.append(number))
+    try:
+        for step in range(first, last):
+            train_step(step)
+            done = step + 1
+            if noticed or done == last or (done - first) % every == 0:
+                save(done)
+            if noticed and done < last:
+                return 75
+        return 0
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    ### END SOLUTION
+
+# %% check-notice tags=["check"]
+gpulab.check.save_on_notice(save_on_notice)
+
+# %% notice-hints [markdown]
+# <details><summary>Hint 1</summary>
+#
+# `signal.signal(signal.SIGTERM, handler)` sets a function of (number, frame), and returns the handler from before. The
+# less it does the better: it may append to a list.
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# After each step there are three reasons to save, and one save: the notice, the last step, and that it is time. Then look
+# again whether there was a notice, since it may have come during the save.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# All of it stands in `try … finally`, and the `finally` sets the old handler. No `except`: whoever presses Ctrl-C, or has a
+# step that fails, wants to see it, and the state is half of a step then.
+#
+# </details>
+
+# %% notice-seen-text [markdown]
+# Your loop as a process that is given notice after 0.2 seconds, measured:
+
 # %% interval-text [markdown]
 # ## 4 · How often to save
 #
