@@ -14,7 +14,6 @@ import math
 import os
 import pathlib
 import random
-import re
 import signal
 import tempfile
 import zipfile
@@ -47,12 +46,12 @@ class Resumable:
     """A run as one state: Resumable(run), with the two methods of torch.distributed.checkpoint's Stateful.
 
     state_dict()            a dictionary of all that the next steps of run depend on. It stays what it is while run goes
-                            on; torch.save writes it, and torch.load(path, weights_only=True) reads it. run itself goes on as if
-                            nobody had looked.
-    load_state_dict(state)  brings run to that state, whatever it has done before, and on whichever
-                            device torch.load has put the tensors. Its next steps are then those of the run that was saved, to the bit.
-                            The model, optimizer, scheduler and scaler stay the same objects, and the optimizer
-                            steps the model's own parameters.
+                            on; torch.save writes it, and torch.load(path, weights_only=True) reads it. run itself
+                            goes on as if nobody had looked.
+    load_state_dict(state)  brings run to that state, whatever it has done before, and on whichever device torch.load
+                            has put the tensors. Its next steps are then those of the run that was saved, to the bit.
+                            The model, optimizer, scheduler and scaler stay the same objects, and the optimizer steps
+                            the model's own parameters.
 
     run.model, run.optimizer, run.scheduler and run.scaler are those of torch; the model may lie on two GPUs.
     run.epoch and run.place are whole numbers: epochs that are done, and batches of the one that is not.
@@ -173,7 +172,8 @@ class Checkpoints:
     save(state, step)   writes state with torch.save, as f"step{step}.pt"; each step is larger than those before. The
                         keep newest stay, in as many files, and nothing else: also what a killed save has left goes
                         with the next one.
-    latest()            the state with the largest step, read with torch.load(…, weights_only=True); None where there is none
+    latest()            the state with the largest step, read with torch.load(…, weights_only=True); None where there is
+                        none
 
     Other programs read these files: at every moment each file whose name ends in .pt is whole. Whatever operation of
     save a process is killed at, latest() then gives the state of the save before, or the new one. The same holds after
@@ -286,13 +286,13 @@ def save_on_notice(train_step, save, first, last, every):
     """Train, and save, until the end or until SIGTERM comes; return 75 if a notice has left steps undone, else 0.
 
     train_step(step)  for each step from first to last - 1, in order
-    save(done)        after every `every` steps and after the last one, with the number of the next step: first + every is the
-                      first such number. It takes its time.
+    save(done)        after every `every` steps and after the last one, with the number of the next step: first + every
+                      is the first such number. It takes its time.
 
     SIGTERM is the notice. The step that is being made comes to its end, no other one begins, and save is called once,
-    also if it was its time anyway. A notice during save changes nothing of that: if all steps so far are saved, nothing is
-    saved again. A second notice does nothing more.
-    When this function is left, the handler of SIGTERM is the one from before: also after an exception of train_step or save,
+    also if it was its time anyway. A notice during save changes nothing of that: what is being saved is not saved
+    again. A second notice does nothing more.
+    When this function is left, the handler of SIGTERM is the one from before: also after an exception of train_step,
     which reaches the caller, without a save.
     """
     # TODO: a handler that only takes note; a loop that looks after each step; and the old handler back, whatever happens
@@ -336,7 +336,17 @@ gpulab.check.save_on_notice(save_on_notice)
 # </details>
 
 # %% notice-seen-text [markdown]
-# Your loop as a process that is given notice after 0.2 seconds, measured:
+# Your loop in this notebook, whose cells run in the main thread. The notice comes in the middle of step 5:
+
+# %% notice-seen tags=["needs-answer"]
+def noisy_step(step):
+    if step == 5:
+        signal.raise_signal(signal.SIGTERM)
+    print("step", step, end=", ")
+
+
+code = save_on_notice(noisy_step, lambda done: print(f"saved: {done} steps done", end=", "), 0, 20, 4)
+print("and the code is", code)
 
 # %% interval-text [markdown]
 # ## 4 · How often to save
@@ -366,8 +376,9 @@ def best_interval(checkpoint_seconds, restart_minutes, hours_between, machines, 
     work_hours          hours that the run takes without interruptions and checkpoints, at most 100 times the mean time
                         between two interruptions of the run
 
-    The interval is one with which the hours lost, expected - work_hours, are the least, to within 1 %: also where a checkpoint takes
-    about as long as an interruption lets it, and where it is best to save at the end alone; then it is work_hours.
+    The interval is one with which the hours lost, expected - work_hours, are the least, to within 1 %: also where a
+    checkpoint takes about as long as an interruption lets it, and where it is best to save at the end alone; then it is
+    work_hours.
     expected is the mean time of the whole run with this interval, to within 1 %.
     """
     # TODO: everything in hours; the expected time for n stretches; and the n with the least
@@ -413,3 +424,11 @@ gpulab.check.best_interval(best_interval)
 for machines in (8, 1024):
     interval, expected = best_interval(90, 10, 200 * 24, machines, 7 * 24)
     print(f"{machines:5,} machines: save every {60 * interval:.0f} minutes, {expected:.1f} hours instead of {7 * 24}")
+
+# %% done [markdown]
+# ## Done?
+#
+# The cell below shows what is recorded. Next: [the map of the course](../notebooks/00_start_here.ipynb).
+
+# %% progress tags=["host-dependent"]
+gpulab.progress()

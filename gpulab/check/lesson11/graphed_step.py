@@ -26,7 +26,9 @@ MADE = {
 }
 AFTER = {name: f"{name} after the steps" for name in ("parameters", "buffers", "moments and counts")}
 CLAUSES = [
-    Clause("a function step(x, y)", [KIND], "what came back is no function", "return step, without calling it", LAUNCHES),
+    Clause(
+        "a function step(x, y)", [KIND], "what came back is no function", "return step, without calling it", LAUNCHES
+    ),
     Clause("returns its loss", [LOSS], "step returns no loss", "a tensor of one number, without a graph", LAUNCHES),
     Clause(
         "Making the step trains nothing",
@@ -42,9 +44,19 @@ CLAUSES = [
         "",
         LAUNCHES,
     ),
-    Clause("A batch of another shape is trained as well", [OTHERS], "a batch of another shape goes wrong", "", LAUNCHES),
-    Clause("stays what it was in later steps", [KEPT], "a loss changes later", "each replay writes there: clone", LAUNCHES),
-    Clause("The\n    batches are not changed", [GIVEN], "a batch has changed", "the graph needs an x and y of its own", LAUNCHES),
+    Clause(
+        "A batch of another shape is trained as well", [OTHERS], "a batch of another shape goes wrong", "", LAUNCHES
+    ),
+    Clause(
+        "stays what it was in later steps", [KEPT], "a loss changes later", "each replay writes there: clone", LAUNCHES
+    ),
+    Clause(
+        "The\n    batches are not changed",
+        [GIVEN],
+        "a batch has changed",
+        "the graph needs an x and y of its own",
+        LAUNCHES,
+    ),
     Clause("at most a third of the time", [FAST], "it is not three times as fast", "", MISTAKES),
 ]
 EDGES = {

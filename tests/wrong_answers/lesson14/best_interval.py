@@ -16,7 +16,9 @@ UNITS = "checkpoint_seconds / 3600, restart_minutes / 60, hours_between / machin
 
 def by(formula):
     """The interval by a formula; the expected time of stretches of that length is right."""
-    return change(RETURN, f"interval = min(work_hours, {formula})\n    return interval, expected(work_hours / interval)")
+    return change(
+        RETURN, f"interval = min(work_hours, {formula})\n    return interval, expected(work_hours / interval)"
+    )
 
 
 @BANK.right
@@ -33,7 +35,9 @@ def by_search(checkpoint_seconds, restart_minutes, hours_between, machines, work
     return work_hours / n, hours
 
 
-BANK.variant("until_it_gets_worse", change(BEST, "best = 1\n    while expected(best + 1) < expected(best):\n        best += 1"))
+BANK.variant(
+    "until_it_gets_worse", change(BEST, "best = 1\n    while expected(best + 1) < expected(best):\n        best += 1")
+)
 
 BANK.mistake(
     "the_interval_alone",
@@ -129,7 +133,10 @@ BANK.mistake(
     "beyond_the_work",
     "the interval is longer than the work",
     "then there is one stretch: min(interval, work_hours)",
-    change(RETURN, "interval = work_hours / best\n    if best == 1:\n        interval = 3 * work_hours\n    return interval, expected(best)"),
+    change(
+        RETURN,
+        "interval = work_hours / best\n    if best == 1:\n        interval = 3 * work_hours\n    return interval, expected(best)",
+    ),
 )
 BANK.mistake(
     "no_restart",
@@ -147,7 +154,10 @@ BANK.mistake(
     "no_checkpoints",
     "the expected time has no checkpoints",
     "a stretch is its work and the checkpoint after it",
-    change(RETURN, "hours = best * between * math.exp(restart / between) * math.expm1(work_hours / best / between)\n    return work_hours / best, hours"),
+    change(
+        RETURN,
+        "hours = best * between * math.exp(restart / between) * math.expm1(work_hours / best / between)\n    return work_hours / best, hours",
+    ),
 )
 BANK.mistake(
     "one_stretch",
@@ -165,5 +175,8 @@ BANK.mistake(
     "first_order",
     "the expected time is the first order: half a stretch and a restart for each M hours of work",
     "where interruptions are frequent, what is done again is interrupted again: the exponential has all of it",
-    change(RETURN, "interval = work_hours / best\n    lost = work_hours / between * (interval / 2 + restart)\n    return interval, work_hours + best * checkpoint + lost"),
+    change(
+        RETURN,
+        "interval = work_hours / best\n    lost = work_hours / between * (interval / 2 + restart)\n    return interval, work_hours + best * checkpoint + lost",
+    ),
 )

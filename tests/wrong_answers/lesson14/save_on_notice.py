@@ -6,7 +6,7 @@ import signal
 from gpulab.check.lesson14.sections import SECTIONS
 
 from ..bank import Bank
-from ..edits import add, change, drop, solution
+from ..edits import change, solution
 
 BANK = Bank("save_on_notice", SECTIONS, solution=(14, "save_on_notice"))
 SOLUTION = BANK.right(solution(14, "save_on_notice"))
@@ -68,7 +68,10 @@ BANK.mistake(
     "saves_in_the_handler",
     "the handler saves, in the middle of a step",
     "it runs between any two instructions: weights of this step beside moments of the last one. Take note, and save after the step",
-    change("noticed = []", "noticed, done = [], first\n\n    def handler(number, frame):\n        noticed.append(number)\n        save(done)\n"),
+    change(
+        "noticed = []",
+        "noticed, done = [], first\n\n    def handler(number, frame):\n        noticed.append(number)\n        save(done)\n",
+    ),
     change(HANDLER, "handler"),
     change(REASONS, "if done == last or (done - first) % every == 0:"),
 )
@@ -76,10 +79,16 @@ BANK.mistake(
     "saves_in_the_handler_where_no_save_runs",
     "the handler saves within a step",
     "a save that is not disturbed by another one is still one of half a step: take note, and save after the step",
-    change("noticed = []", "noticed, done, saving = [], first, []\n\n    def handler(number, frame):\n        noticed.append(number)\n        if not saving:\n            save(done)\n"),
+    change(
+        "noticed = []",
+        "noticed, done, saving = [], first, []\n\n    def handler(number, frame):\n        noticed.append(number)\n        if not saving:\n            save(done)\n",
+    ),
     change(HANDLER, "handler"),
     change(REASONS, "if done == last or (done - first) % every == 0:"),
-    change("                save(done)\n", "                saving.append(done)\n                save(done)\n                saving.clear()\n"),
+    change(
+        "                save(done)\n",
+        "                saving.append(done)\n                save(done)\n                saving.clear()\n",
+    ),
 )
 BANK.mistake(
     "leaves_in_the_handler",
@@ -91,7 +100,10 @@ BANK.mistake(
     "saves_and_leaves_in_the_handler",
     "the handler saves half a step and ends the run",
     "take note, finish the step, save, return",
-    change("noticed = []", "noticed, done = [], first\n\n    def handler(number, frame):\n        save(done)\n        raise SystemExit(75)\n"),
+    change(
+        "noticed = []",
+        "noticed, done = [], first\n\n    def handler(number, frame):\n        save(done)\n        raise SystemExit(75)\n",
+    ),
     change(HANDLER, "handler"),
 )
 BANK.mistake(
@@ -99,7 +111,10 @@ BANK.mistake(
     "the notice is looked at when it is time to save anyway",
     "the notice may be over by then: look after each step",
     change(REASONS, "if done == last or (done - first) % every == 0:"),
-    change("            if noticed and done < last:", "            if noticed and done < last and (done - first) % every == 0:"),
+    change(
+        "            if noticed and done < last:",
+        "            if noticed and done < last and (done - first) % every == 0:",
+    ),
 )
 BANK.mistake(
     "looks_before_the_step",
@@ -126,13 +141,19 @@ BANK.mistake(
     "saves_twice",
     "what is saved already is saved again",
     "one save for all reasons: if noticed or it is time",
-    change("                save(done)\n", "                save(done)\n            if noticed and done < last:\n                save(done)\n"),
+    change(
+        "                save(done)\n",
+        "                save(done)\n            if noticed and done < last:\n                save(done)\n",
+    ),
 )
 BANK.mistake(
     "saves_again_for_a_notice_in_save",
     "a notice during a save brings another save of the same step",
     "what has been saved is saved: remember of which step",
-    change("            if noticed and done < last:\n", "            if noticed and done < last:\n                if told != len(noticed):\n                    save(done)\n"),
+    change(
+        "            if noticed and done < last:\n",
+        "            if noticed and done < last:\n                if told != len(noticed):\n                    save(done)\n",
+    ),
     change("            done = step + 1\n", "            done, told = step + 1, len(noticed)\n"),
 )
 BANK.mistake(
@@ -147,7 +168,10 @@ BANK.mistake(
     "the_second_kills",
     "the handler takes itself away, and a second notice ends the process",
     "the same signal comes again from some schedulers: leave the handler until the end",
-    change("noticed = []", "noticed = []\n\n    def handler(number, frame):\n        noticed.append(number)\n        signal.signal(signal.SIGTERM, signal.SIG_DFL)\n"),
+    change(
+        "noticed = []",
+        "noticed = []\n\n    def handler(number, frame):\n        noticed.append(number)\n        signal.signal(signal.SIGTERM, signal.SIG_DFL)\n",
+    ),
     change(HANDLER, "handler"),
 )
 BANK.mistake(
@@ -235,7 +259,10 @@ BANK.mistake(
     "after an exception the handler stays",
     "try … finally, or a context manager",
     change("    try:\n", "    if True:\n"),
-    change("                return 75\n        return 0\n" + FINALLY, "                break\n        signal.signal(signal.SIGTERM, before)\n        return 75 if done < last else 0"),
+    change(
+        "                return 75\n        return 0\n" + FINALLY,
+        "                break\n        signal.signal(signal.SIGTERM, before)\n        return 75 if done < last else 0",
+    ),
 )
 BANK.mistake(
     "swallows",
