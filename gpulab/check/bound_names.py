@@ -22,7 +22,7 @@ def of_this_gpu(students: Sequence[Any]) -> Iterator[None]:
     gpu, undo = in_force.current, list[tuple[dict[str, Any], str, Any]]()
     if gpu is not None:
         replaced: _Replaced | None = None
-        for names in _globals_of(students):
+        for names in globals_of(students):
             for name, value in [(name, value) for name, value in names.items() if _may_be_replaced(value)]:
                 replaced = replaced or _Replaced(gpu.replacements())
                 now = replaced.now(name, value)
@@ -86,7 +86,7 @@ def _plain(values: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(value for value in values if isinstance(value, str | int | float))
 
 
-def _globals_of(students: Sequence[Any]) -> list[dict[str, Any]]:
+def globals_of(students: Sequence[Any]) -> list[dict[str, Any]]:
     """The globals of their functions, each once."""
     found: dict[int, dict[str, Any]] = {}
     pending = list(students)

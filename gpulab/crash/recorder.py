@@ -23,8 +23,9 @@ class NotSeen(RuntimeError):
 class Recorder:
     """What is told to it as done under `root` goes into its `journal`; `os` and `open` are the system's own."""
 
-    def __init__(self, root: str, own_disk: bool) -> None:
-        self.root, self.own_disk, self.lock, self.done = root, own_disk, threading.RLock(), False
+    def __init__(self, root: str, own_disk: bool, fsync: bool) -> None:
+        self.root, self.own_disk, self.fsync = root, own_disk, fsync
+        self.lock, self.done = threading.RLock(), False
         self.os = {name: getattr(os, name) for name in dir(os) if callable(getattr(os, name))}  # as they were
         self.open = io.open
         self._nodes: dict[tuple[int, int], int] = {}  # by device and number on it

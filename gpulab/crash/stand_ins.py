@@ -56,7 +56,7 @@ def functions(recorder: Recorder) -> dict[str, Callable[..., Any]]:
             with lock:
                 number = fd if isinstance(fd, int) else fd.fileno()
                 recorder.left_open(number)
-                real[name](fd)
+                real[name if recorder.fsync else "fstat"](number)
                 recorder.synced(number)
 
         return sync

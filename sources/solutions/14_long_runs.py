@@ -14,7 +14,6 @@ import math
 import os
 import pathlib
 import random
-import re
 import signal
 import tempfile
 import zipfile
@@ -47,12 +46,12 @@ class Resumable:
     """A run as one state: Resumable(run), with the two methods of torch.distributed.checkpoint's Stateful.
 
     state_dict()            a dictionary of all that the next steps of run depend on. It stays what it is while run goes
-                            on; torch.save writes it, and torch.load(path, weights_only=True) reads it. run itself goes on as if
-                            nobody had looked.
-    load_state_dict(state)  brings run to that state, whatever it has done before, and on whichever
-                            device torch.load has put the tensors. Its next steps are then those of the run that was saved, to the bit.
-                            The model, optimizer, scheduler and scaler stay the same objects, and the optimizer
-                            steps the model's own parameters.
+                            on; torch.save writes it, and torch.load(path, weights_only=True) reads it. run itself
+                            goes on as if nobody had looked.
+    load_state_dict(state)  brings run to that state, whatever it has done before, and on whichever device torch.load
+                            has put the tensors. Its next steps are then those of the run that was saved, to the bit.
+                            The model, optimizer, scheduler and scaler stay the same objects, and the optimizer steps
+                            the model's own parameters.
 
     run.model, run.optimizer, run.scheduler and run.scaler are those of torch; the model may lie on two GPUs.
     run.epoch and run.place are whole numbers: epochs that are done, and batches of the one that is not.
@@ -91,3 +90,345 @@ class Resumable:
 
 # %% check-resume tags=["check"]
 gpulab.check.resume_exactly(Resumable)
+
+# %% resume-hints [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Go through `step()` line by line in your mind: what does it read that an earlier step has written? Four parts have a
+# `state_dict()` of their own. Three are plain attributes. The rest is in generators.
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# `random.getstate()`, `np.random.get_state()`, `torch.get_rng_state()`, `torch.cuda.get_rng_state_all()`, and the functions that set
+# them. NumPy's state is a tuple with an array in it; `weights_only=True` reads tensors, numbers, texts and containers of those.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# Two traps. The tensors in a `state_dict()` are those that go on training: `copy.deepcopy` before you return it. And
+# `torch.load(…, map_location="cuda")` puts *every* tensor on the GPU, also the generators' states and the order: `.cpu()`.
+#
+# </details>
+
+# %% resume-seen-text [markdown]
+# A run of yours, interrupted in its second epoch: eight steps without interruption, and the last three of them again.
+
+# %% resume-run
+class Run:
+    def __init__(self, seed):
+        torch.manual_seed(seed)
+        self.model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.5), nn.Linear(16, 2)).cuda()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 3)
+        self.scaler = torch.amp.GradScaler("cuda")
+        self.epoch = self.place = 0
+        self.order = None
+
+# %% resume-step
+def step(run):
+    if run.place == 0:
+        run.order = torch.randperm(32)
+    rows = run.order[8 * run.place : 8 * run.place + 8]
+    x = (rows[:, None] * torch.arange(8)).sin() + random.gauss(0, 0.1) + np.random.normal(0, 0.1)
+    loss = F.cross_entropy(run.model(x.cuda()), (rows % 2).cuda())
+    run.optimizer.zero_grad()
+    run.scaler.scale(loss).backward()
+    run.scaler.step(run.optimizer)
+    run.scaler.update()
+    run.scheduler.step()
+    run.epoch, run.place = divmod(4 * run.epoch + run.place + 1, 4)
+    return loss.item()
+
+# %% resume-seen tags=["needs-answer"]
+first, second = Run(seed=1), Run(seed=2)
+losses = [step(first) for _ in range(5)]
+torch.save(Resumable(first).state_dict(), file := io.BytesIO())
+losses += [step(first) for _ in range(3)]
+print("three more steps:", [f"{loss:.3f}" for loss in losses[-3:]])
+Resumable(second).load_state_dict(torch.load(io.BytesIO(file.getvalue()), weights_only=True))
+again = [step(second) for _ in range(3)]
+print("from the file:   ", [f"{loss:.3f}" for loss in again], "to the bit" if again == losses[-3:] else "not the same")
+
+# %% atomic-text [markdown]
+# ## 2 · Whole, or not there
+#
+# **Build** the checkpoints of a run, in a folder, so that no moment is the wrong one to be interrupted. **Why:**
+# `torch.save(state, "checkpoint.pt")` begins by emptying the only checkpoint there is. Machines that are taken away are taken
+# away in the middle of something, and writing is what a large run does for minutes every hour.
+#
+# 30 minutes · difficulty ●●●
+#
+# **Predict first:** after how many of the operations of `torch.save(state, path)` is there no whole file?
+#
+# The check records your save with `gpulab.crash`, and asks for the latest state after a kill at every operation and after a
+# power cut at every moment. Then it damages files. Nothing is really killed, and no disk really waits.
+
+# %% Checkpoints tags=["solution"]
+class Checkpoints:
+    """The checkpoints of a run, in a folder of their own: Checkpoints(folder, keep), with two methods.
+
+    folder              a pathlib.Path, of a folder that exists; it is a disk of its own, as a mounted one is
+    save(state, step)   writes state with torch.save, as f"step{step}.pt"; each step is larger than those before. The
+                        keep newest stay, in as many files, and nothing else: also what a killed save has left goes
+                        with the next one.
+    latest()            the state with the largest step, read with torch.load(…, weights_only=True); None where there is
+                        none
+
+    Other programs read these files: at every moment each file whose name ends in .pt is whole. Whatever operation of
+    save a process is killed at, latest() then gives the state of the save before, or the new one. The same holds after
+    a power cut. Once save has returned, it is the new one, also after a power cut.
+    Where a state cannot be saved, save raises what torch.save raises, and all is as it was before.
+    A disk may damage a file: cut it off, or put zeros in the place of some of its bytes. latest() then takes the one
+    before it, and the damaged file is set aside under a name with another ending, so that somebody can look at it.
+    The next call may be made by another process, which has an object of its own.
+    """
+
+    def __init__(self, folder, keep):
+        # TODO: keep both. Then save, in steps that are each whole or not done; and latest, newest first
+        ### BEGIN SOLUTION
+        self.folder, self.keep = folder, keep
+
+    def files(self):
+        """The newest first, by the number in the name."""
+        steps = {int(path.stem.removeprefix("step")): path for path in self.folder.glob("step*.pt")}
+        return [steps[step] for step in sorted(steps, reverse=True)]
+
+    def save(self, state, step):
+        temporary = self.folder / "unfinished.tmp"  # one name: the next save writes over what a killed one has left
+        try:
+            with open(temporary, "wb") as file:
+                torch.save(state, file)
+                file.flush()  # from Python to the system,
+                os.fsync(file.fileno())  # from the system to the disk
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        os.replace(temporary, self.folder / f"step{step}.pt")
+        self.sync_folder()
+        for old in self.files()[self.keep :]:
+            old.unlink()
+
+    def sync_folder(self):
+        """A name is an entry of its folder, which has to reach the disk too."""
+        if os.name == "posix":
+            folder = os.open(self.folder, os.O_RDONLY)
+            os.fsync(folder)
+            os.close(folder)
+
+    def latest(self):
+        for path in self.files():
+            try:
+                with zipfile.ZipFile(path) as archive:
+                    damaged = archive.testzip()  # torch.load does not look at the checksums
+                if not damaged:
+                    return torch.load(path, weights_only=True)
+            except zipfile.BadZipFile:
+                pass
+            os.replace(path, path.with_suffix(".damaged"))
+        return None
+        ### END SOLUTION
+
+# %% check-atomic tags=["check"]
+gpulab.check.atomic_checkpoint(Checkpoints)
+
+# %% atomic-hints [markdown]
+# <details><summary>Hint 1</summary>
+#
+# A rename is whole or not done; a write is not. So write under another name, in the same folder, and rename with
+# `os.replace` when all is there. What happens to that other file when the process is killed, and who removes it?
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# Three places hold bytes back: Python's buffer (`file.flush()`), the system's cache (`os.fsync(file.fileno())`), and the
+# folder, whose entry the new name is (`os.open(folder, os.O_RDONLY)`, `os.fsync`, `os.close`; Windows opens no folder). In which order
+# with the rename, and when may the oldest file go?
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# `torch.load` finds a file that is cut off, and not one with zeros in the middle. What `torch.save` writes is a zip archive:
+# `zipfile.ZipFile(path).testzip()` compares the checksum of each part, and `zipfile.BadZipFile` says that it is no archive. Sort by
+# `int(...)` of the step: as text, 9 comes after 10.
+#
+# </details>
+
+# %% atomic-seen-text [markdown]
+# What a save of yours leaves when it is killed, operation by operation:
+
+# %% atomic-seen tags=["needs-answer"]
+with tempfile.TemporaryDirectory() as name:
+    folder = pathlib.Path(name)
+    Checkpoints(folder, 2).save({"step": 1, "w": torch.zeros(2000)}, 1)
+    with gpulab.crash.record(folder) as journal:
+        Checkpoints(folder, 2).save({"step": 2, "w": torch.ones(2000)}, 2)
+    for state in journal.kills:
+        with state.opened() as place:
+            print(f"{state.about[:55]:57}", "latest is step", Checkpoints(place, 2).latest()["step"])
+
+# %% notice-text [markdown]
+# ## 3 · The notice
+#
+# **Build** the loop of a job that may be asked to go. **Why:** SLURM sends a signal before it takes the machine away, and so does
+# whoever watches for a cloud's notice. A signal comes between any two instructions of Python: in the middle of a step, of a save, of
+# an exception. A handler that saves at once saves a state that never was.
+#
+# 20 minutes · difficulty ●●○
+#
+# **Predict first:** a handler runs between two instructions of the main thread. What does the thread do meanwhile?
+#
+# The check calls your function in a process of its own, in the main thread, since only there a handler can be set, and
+# raises real signals at moments of its choice.
+
+# %% save_on_notice tags=["solution"]
+def save_on_notice(train_step, save, first, last, every):
+    """Train, and save, until the end or until SIGTERM comes; return 75 if a notice has left steps undone, else 0.
+
+    train_step(step)  for each step from first to last - 1, in order
+    save(done)        after every `every` steps and after the last one, with the number of the next step: first + every
+                      is the first such number. It takes its time.
+
+    SIGTERM is the notice. The step that is being made comes to its end, no other one begins, and save is called once,
+    also if it was its time anyway. A notice during save changes nothing of that: what is being saved is not saved
+    again. A second notice does nothing more.
+    When this function is left, the handler of SIGTERM is the one from before: also after an exception of train_step,
+    which reaches the caller, without a save.
+    """
+    # TODO: a handler that only takes note; a loop that looks after each step; and the old handler back, whatever happens
+    ### BEGIN SOLUTION
+    noticed = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: noticed.append(number))
+    try:
+        for step in range(first, last):
+            train_step(step)
+            done = step + 1
+            if noticed or done == last or (done - first) % every == 0:
+                save(done)
+            if noticed and done < last:
+                return 75
+        return 0
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    ### END SOLUTION
+
+# %% check-notice tags=["check"]
+gpulab.check.save_on_notice(save_on_notice)
+
+# %% notice-hints [markdown]
+# <details><summary>Hint 1</summary>
+#
+# `signal.signal(signal.SIGTERM, handler)` sets a function of (number, frame), and returns the handler from before. The
+# less it does the better: it may append to a list.
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# After each step there are three reasons to save, and one save: the notice, the last step, and that it is time. Then look
+# again whether there was a notice, since it may have come during the save.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# All of it stands in `try … finally`, and the `finally` sets the old handler. No `except`: whoever presses Ctrl-C, or has a
+# step that fails, wants to see it, and the state is half of a step then.
+#
+# </details>
+
+# %% notice-seen-text [markdown]
+# Your loop in this notebook, whose cells run in the main thread. The notice comes in the middle of step 5:
+
+# %% notice-seen tags=["needs-answer"]
+def noisy_step(step):
+    if step == 5:
+        signal.raise_signal(signal.SIGTERM)
+    print("step", step, end=", ")
+
+
+code = save_on_notice(noisy_step, lambda done: print(f"saved: {done} steps done", end=", "), 0, 20, 4)
+print("and the code is", code)
+
+# %% interval-text [markdown]
+# ## 4 · How often to save
+#
+# **Build** the interval between checkpoints that loses least, and the hours to ask for. **Why:** who saves too often pays
+# in checkpoints, who saves too seldom in work done twice; and a run on a hundred machines is interrupted a hundred times as
+# often as each of them.
+#
+# 20 minutes · difficulty ●●○
+#
+# **Predict first:** a machine fails once in 200 days. How often does a run on 200 machines stop?
+#
+# An interruption comes at any moment with the same probability, also while a checkpoint is written or the run starts again.
+# After it the run starts again, which takes $R$ hours, and goes on from the last checkpoint. With $M$ hours between
+# interruptions of the run, a stretch of $t$ hours (work and the checkpoint after it) then takes on average
+# $M\,e^{R/M}\,(e^{t/M} - 1)$ hours, all repetitions included (Daly, 2006). The work is cut into equal stretches, and
+# after each one, the last too, a checkpoint is written.
+
+# %% best_interval tags=["solution"]
+def best_interval(checkpoint_seconds, restart_minutes, hours_between, machines, work_hours):
+    """(interval, expected): hours of work between two checkpoints, and hours that the run then takes on average.
+
+    checkpoint_seconds  seconds to write a checkpoint
+    restart_minutes     minutes from an interruption until the run goes on from its last checkpoint
+    hours_between       mean hours between two interruptions of one machine
+    machines            how many there are: each of them interrupts the whole run
+    work_hours          hours that the run takes without interruptions and checkpoints, at most 100 times the mean time
+                        between two interruptions of the run
+
+    The interval is one with which the hours lost, expected - work_hours, are the least, to within 1 %: also where a
+    checkpoint takes about as long as an interruption lets it, and where it is best to save at the end alone; then it is
+    work_hours.
+    expected is the mean time of the whole run with this interval, to within 1 %.
+    """
+    # TODO: everything in hours; the expected time for n stretches; and the n with the least
+    ### BEGIN SOLUTION
+    checkpoint, restart, between = checkpoint_seconds / 3600, restart_minutes / 60, hours_between / machines
+
+    def expected(stretches):
+        length = work_hours / stretches + checkpoint
+        return stretches * between * math.exp(restart / between) * math.expm1(length / between)
+
+    most = math.ceil(work_hours / math.sqrt(2 * checkpoint * between)) * 4 + 10
+    best = min(range(1, most), key=expected)
+    return work_hours / best, expected(best)
+    ### END SOLUTION
+
+# %% check-interval tags=["check"]
+gpulab.check.best_interval(best_interval)
+
+# %% interval-hints [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Three units come in. Convert them in the first line, and divide the time between interruptions by the number of machines.
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# Write the expected time as a function of the number of stretches: so many times the time of one, whose length is the work
+# over that number, plus a checkpoint. `math.expm1(x)` is $e^x - 1$.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# `min(range(1, most), key=expected)` tries them all. Young's $\sqrt{2CM}$ says where to look: a few times as many stretches
+# as it gives are enough.
+#
+# </details>
+
+# %% interval-seen-text [markdown]
+# Your numbers for a week of work on 8 and on 1,024 machines that fail once in 200 days, with a checkpoint of 90 seconds (by the
+# formula above):
+
+# %% interval-seen tags=["needs-answer"]
+for machines in (8, 1024):
+    interval, expected = best_interval(90, 10, 200 * 24, machines, 7 * 24)
+    print(f"{machines:5,} machines: save every {60 * interval:.0f} minutes, {expected:.1f} hours instead of {7 * 24}")
+
+# %% done [markdown]
+# ## Done?
+#
+# The cell below shows what is recorded. Next: [the map of the course](../notebooks/00_start_here.ipynb).
+
+# %% progress tags=["host-dependent"]
+gpulab.progress()

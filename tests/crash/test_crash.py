@@ -346,6 +346,17 @@ def test_other_threads_are_recorded(folder):
     assert journal.kills[-1].files == {"a.pt": b"new" * 5000}
 
 
+def test_an_fsync_may_be_written_down_alone(folder, monkeypatch):
+    made = []
+    monkeypatch.setattr(os, "fsync", made.append)
+    with gpulab.crash.record(folder, fsync=False) as journal:
+        atomic(folder)
+        with pytest.raises(OSError, match="descriptor"):
+            os.fsync(10_000)
+    assert not made
+    assert {state.files["a.pt"] for state in journal.power_cuts} == {b"what was there before", b"new" * 5000}
+
+
 def test_a_name_that_was_imported(folder):
     names = {"swap": replace}
     with gpulab.crash.record(folder, names=[names]) as journal:

@@ -32,12 +32,13 @@ OWN_GPU = {  # the checks whose answers never see the notebook's GPU; a test bel
     *("loss_scaler", "token_weighting", "batch_norm_free"),
     *("ddp_training", "mean_over_ranks", "evaluate_once", "ring_all_reduce"),
     *("save_whole", "train_sharded"),
+    *("resume_exactly", "save_on_notice"),
     *("starvation", "profiled_steps", "job_mfu"),
     *("graphs_per_call", "graphed_step"),
     *("capstone", "capstone_drawn"),
 }
 # Whose answers are given plain data, and have no use for one.
-NO_GPU = {"odd_rank", "bytes_per_rank", "fewest_gpus", "name_bottleneck"}
+NO_GPU = {"odd_rank", "bytes_per_rank", "fewest_gpus", "name_bottleneck", "atomic_checkpoint", "best_interval"}
 MOST_LINES = 10  # wrapped, so that a message is seen without scrolling
 BASE = int(os.environ["GPULAB_CHECK_SEED"])  # another one in each `make explore`
 SEED = BASE + 1  # of the wrong answers; the right ones are tried with several

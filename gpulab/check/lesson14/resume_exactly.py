@@ -96,14 +96,15 @@ class Run:
         np.random.seed(seed)
         torch.manual_seed(seed)
         self.model = Net([f"cuda:{i}" for i in range(scene.gpus)], scene.dropout)
-        groups = [
+        groups: list[dict[str, Any]] = [
             {"params": self.model.first.parameters(), "weight_decay": 0.1},
             {"params": self.model.last.parameters()},
         ]
         self.optimizer = torch.optim.SGD(groups, lr=0.05, momentum=0.9)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, gamma=0.5)
         self.scaler = torch.amp.GradScaler("cuda", init_scale=8.0, growth_interval=3)
-        self.epoch, self.place, self.order = 0, 0, None
+        self.epoch = self.place = 0
+        self.order: Any = None
         self._scene = scene
         self.log: list[tuple[float, ...]] = []  # of each step: loss, scale, learning rates
 
@@ -145,7 +146,7 @@ def pieces(run: Any) -> dict[str, Any]:
     state = [run.optimizer.state.get(p, {}) for p in run.model.parameters()]
     groups = [{k: v for k, v in group.items() if k != "params"} for group in run.optimizer.param_groups]
     scaler = run.scaler.state_dict()
-    numpy = np.random.get_state()
+    numpy: Any = np.random.get_state()
     return {
         WEIGHTS: [p.detach().cpu() for p in run.model.parameters()],
         BUFFERS: [b.cpu() for b in run.model.buffers()],
@@ -166,10 +167,10 @@ def equal(a: Any, b: Any) -> bool:
     """To the bit, through dictionaries and lists."""
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
         return a.device == b.device and torch.equal(a, b)
-    if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(equal(a[k], b[k]) for k in a)
-    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
-        return len(a) == len(b) and all(map(equal, a, b))
+    if isinstance(a, dict):
+        return isinstance(b, dict) and a.keys() == b.keys() and all(equal(a[k], b[k]) for k in a)
+    if isinstance(a, list | tuple):
+        return isinstance(b, list | tuple) and len(a) == len(b) and all(map(equal, a, b))
     return bool(type(a) is type(b) and a == b)
 
 
@@ -215,7 +216,7 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
             return
         run = Run(scene, seed + 1)
         run.step()
-        own, before = [getattr(run, part) for part in PARTS] + [*run.model.parameters()], pieces(run)
+        own, before = [getattr(run, part) for part in PARTS], pieces(run)
         loaded = make(run)
         try:
             loaded.load_state_dict(state)
@@ -245,28 +246,24 @@ def judge(facts: Facts, seen: SimpleNamespace) -> None:
     """What the run is after it was loaded, part by part; then its steps."""
     run, now = seen.run, pieces(seen.run)
     mine = [*run.model.parameters()]
-    others = [part for part, old in zip(PARTS, seen.own, strict=False) if getattr(run, part) is not old]
+    others = [part for part, old in zip(PARTS, seen.own, strict=True) if getattr(run, part) is not old]
     facts.add(OWN, ", ".join(others) or "the same", "the same")
     held = {id(p) for group in run.optimizer.param_groups for p in group["params"]}
     facts.add(HELD, sum(id(p) in held for p in mine), len(mine))
     if not facts.hold():
         return
     for name, value in now.items():
-        told = AS_SAVED if equal(value, seen.saved[name]) else "others"
-        facts.add(name, "as before loading" if told == "others" and equal(value, seen.before[name]) else told, AS_SAVED)
+        left = "as before loading" if equal(value, seen.before[name]) else "others"
+        facts.add(name, AS_SAVED if equal(value, seen.saved[name]) else left, AS_SAVED)
     if not facts.hold():
         return
     run.log.clear()
     for _ in range(NEXT_STEPS):
         run.step()
     log, after = seen.wanted
-    told = [
-        name
-        for name, a, b in zip(("losses", "scales"), zip(*run.log, strict=True), zip(*log, strict=True), strict=False)
-        if a != b
-    ]
-    told += [name for name, value in pieces(run).items() if not equal(value, after[name])]
-    facts.add(NEXT, "to the bit" if not told else f"others: {told[0]}", "to the bit")
+    others = ["losses, scales or learning rates"] if run.log != log else []
+    others += [name for name, value in pieces(run).items() if not equal(value, after[name])]
+    facts.add(NEXT, f"other {others[0]}" if others else "to the bit", "to the bit")
 
 
 def accept(student: Any, trial: Trial) -> Callable[..., Any]:

@@ -27,7 +27,7 @@ class Written:
 
     def state_dict(self):
         run = self.run
-        kind, keys, *rest = np.random.get_state()
+        _, keys, *rest = np.random.get_state()
         state = {
             "model": run.model.state_dict(),
             "optimizer": run.optimizer.state_dict(),

@@ -1,0 +1,295 @@
+"""Answers to "whole, or not there"."""
+
+import io
+import os
+import tempfile
+import zipfile
+
+import torch
+
+from gpulab.check.lesson14.sections import SECTIONS
+
+from ..bank import Bank
+from ..edits import change, drop, move, solution
+
+BANK = Bank("atomic_checkpoint", SECTIONS, solution=(14, "Checkpoints"))
+SOLUTION = BANK.right(solution(14, "Checkpoints"))
+FSYNCED = """                file.flush()  # from Python to the system,
+                os.fsync(file.fileno())  # from the system to the disk"""
+WRITE = '            with open(temporary, "wb") as file:\n                torch.save(state, file)\n' + FSYNCED
+REPLACE = 'os.replace(temporary, self.folder / f"step{step}.pt")'
+PRUNE = "        for old in self.files()[self.keep :]:\n            old.unlink()"
+CHECKED = "                if not damaged:\n                    return torch.load(path, weights_only=True)"
+ASIDE = 'os.replace(path, path.with_suffix(".damaged"))'
+
+
+@BANK.right
+class ByDescriptor:
+    """A list of what is there, a temporary file with a name of its own, and all by numbers of open files."""
+
+    def __init__(self, folder, keep):
+        self.folder, self.keep = str(folder), keep
+
+    def steps(self):
+        names = (name for name in os.listdir(self.folder) if name.startswith("step") and name.endswith(".pt"))
+        return sorted((int(name[len("step") : -3]) for name in names), reverse=True)
+
+    def path(self, step):
+        return os.path.join(self.folder, f"step{step}.pt")
+
+    def save(self, state, step):
+        torch.save(state, buffer := io.BytesIO())
+        for name in os.listdir(self.folder):
+            if name.endswith(".part"):
+                os.remove(os.path.join(self.folder, name))
+        fd, name = tempfile.mkstemp(dir=self.folder, suffix=".part")
+        data = memoryview(buffer.getvalue())
+        while data:
+            data = data[os.write(fd, data) :]
+        os.fsync(fd)
+        os.close(fd)
+        os.rename(name, self.path(step))
+        if os.name != "nt":
+            os.fsync(folder := os.open(self.folder, os.O_RDONLY))
+            os.close(folder)
+        for old in self.steps()[self.keep :]:
+            os.remove(self.path(old))
+
+    def latest(self):
+        for step in self.steps():
+            with open(self.path(step), "rb") as file:
+                data = file.read()
+            try:
+                if zipfile.ZipFile(io.BytesIO(data)).testzip() is None:
+                    return torch.load(io.BytesIO(data), weights_only=True)
+            except zipfile.BadZipFile:
+                pass
+            os.rename(self.path(step), self.path(step) + ".bad")
+        return None
+
+
+BANK.variant(
+    "by_pathlib",
+    change(REPLACE, 'temporary.replace(self.folder / f"step{step}.pt")'),
+    change(ASIDE, 'path.rename(path.with_name(f"{path.name}.bad"))'),
+)
+BANK.variant(
+    "saves_by_path",
+    change(
+        WRITE,
+        "            torch.save(state, temporary)\n            with open(temporary, 'rb+') as file:\n                os.fsync(file.fileno())",
+    ),
+)
+BANK.variant("torch_flushes", drop("file.flush()"))
+BANK.variant(
+    "by_load_and_testzip",
+    change(
+        CHECKED,
+        "                state = torch.load(path, weights_only=True)\n                if not damaged:\n                    return state",
+    ),
+    change("except zipfile.BadZipFile", "except Exception"),
+)
+
+
+@BANK.wrong("there is no latest", "two methods: one writes, the other reads")
+class WritesOnly:
+    def __init__(self, folder, keep):
+        self.folder = folder
+
+    def save(self, state, step):
+        torch.save(state, self.folder / f"step{step}.pt")
+
+
+BANK.mistake(
+    "straight",
+    "the file is written under its own name, and is there in part when the process is killed",
+    "another name first, in the same folder; then os.replace",
+    change('self.folder / "unfinished.tmp"', 'self.folder / f"step{step}.pt"'),
+    drop("os.replace(temporary"),
+)
+BANK.mistake(
+    "by_torch_alone",
+    "torch.save writes under the file's own name, and nothing is fsynced",
+    "torch.save opens the file, and writes piece by piece: give it a file of another name, fsync, os.replace",
+    change(WRITE, '            torch.save(state, self.folder / f"step{step}.pt")'),
+    drop("os.replace(temporary"),
+    drop("self.sync_folder()"),
+)
+BANK.mistake(
+    "copies",
+    "the finished file is copied to its name, and a copy is written in pieces",
+    "os.replace changes the name in one step",
+    change(
+        REPLACE,
+        'import shutil\n\n        shutil.copy(temporary, self.folder / f"step{step}.pt")\n        temporary.unlink()',
+    ),
+)
+BANK.mistake(
+    "another_disk",
+    "the unfinished file lies on another disk, so that moving it is a copy",
+    "shutil.move copies where a rename is not possible: write in the same folder",
+    change('self.folder / "unfinished.tmp"', 'pathlib.Path(tempfile.gettempdir(), f"unfinished-{os.getpid()}.tmp")'),
+    change(REPLACE, 'import shutil\n\n        shutil.move(temporary, self.folder / f"step{step}.pt")'),
+)
+BANK.mistake(
+    "renames_from_another_disk",
+    "a file cannot be renamed from one disk to another",
+    "write in the same folder: then it is the same disk",
+    change('self.folder / "unfinished.tmp"', 'pathlib.Path(tempfile.gettempdir(), f"unfinished-{os.getpid()}.tmp")'),
+)
+BANK.mistake(
+    "ends_in_pt",
+    "the unfinished file ends in .pt",
+    "who reads *.pt finds it: another ending, as .tmp",
+    change('"unfinished.tmp"', '"unfinished.pt"'),
+)
+BANK.mistake(
+    "no_fsync",
+    "after a power cut the new name may be there, and the bytes not",
+    "os.fsync(file.fileno()) before os.replace",
+    drop("os.fsync(file.fileno())"),
+)
+BANK.mistake(
+    "fsync_too_late",
+    "the bytes are fsynced after the new name is there",
+    "first the bytes, then the name",
+    change(FSYNCED, "                pass"),
+    change(
+        REPLACE,
+        REPLACE
+        + '\n        os.fsync(late := os.open(self.folder / f"step{step}.pt", os.O_RDWR))\n        os.close(late)',
+    ),
+)
+BANK.mistake(
+    "no_folder",
+    "the folder is not fsynced: after a power cut the new name may be gone",
+    "a name is an entry of its folder: os.open(folder, os.O_RDONLY), os.fsync, os.close",
+    drop("self.sync_folder()"),
+)
+BANK.mistake(
+    "folder_too_soon",
+    "the folder is fsynced before the new name is there",
+    "after os.replace: then the entry is the new one",
+    move("self.sync_folder()", before="os.replace(temporary"),
+)
+BANK.mistake(
+    "folder_last",
+    "the old file goes before the new name is safe",
+    "fsync the folder between os.replace and the first unlink: of two changes the second may be on the disk alone",
+    drop("self.sync_folder()"),
+    change(PRUNE, PRUNE + "\n        self.sync_folder()"),
+)
+BANK.mistake(
+    "removes_first",
+    "the oldest file goes before the new one is there",
+    "with keep=1 there is none for a moment: remove when the new one is safe",
+    change(
+        "        temporary = ",
+        "        for old in self.files()[self.keep - 1 :]:\n            old.unlink()\n        temporary = ",
+    ),
+)
+BANK.mistake(
+    "removes_before_the_name",
+    "the oldest file goes when the new one is written, and has no name yet",
+    "with keep=1 there is none for a moment: first os.replace",
+    change(
+        "        " + REPLACE,
+        "        for old in self.files()[self.keep - 1 :]:\n            old.unlink()\n        " + REPLACE,
+    ),
+)
+BANK.mistake(
+    "keeps_all",
+    "all files stay",
+    "remove what is beyond keep: files()[keep:]",
+    change(PRUNE, ""),
+)
+BANK.mistake(
+    "keeps_one_more",
+    "one file too many stays",
+    "the new one is one of the keep",
+    change("[self.keep :]", "[self.keep + 1 :]"),
+)
+BANK.mistake(
+    "keeps_the_oldest",
+    "the newest are removed, and the oldest stay",
+    "files()[keep:] of a list with the newest first",
+    change("        for old in self.files()[self.keep :]:", "        for old in self.files()[::-1][self.keep :]:"),
+)
+BANK.mistake(
+    "a_name_for_each",
+    "what a killed save has left stays for ever",
+    "each save has a temporary file of a name of its own: take one name for all, or remove those of others",
+    change('"unfinished.tmp"', 'f"step{step}.tmp"'),
+)
+BANK.mistake(
+    "as_text",
+    "the newest is found by its name as text",
+    "as text step9 comes after step10: compare int(…) of it",
+    change('steps = {int(path.stem.removeprefix("step")): path', "steps = {path.name: path"),
+)
+BANK.mistake(
+    "by_time",
+    "the newest is found by the time of the file",
+    "a copy of the folder has other times; the step stands in the name",
+    change(
+        "        return [steps[step] for step in sorted(steps, reverse=True)]",
+        "        return sorted(steps.values(), key=lambda path: path.stat().st_mtime, reverse=True)",
+    ),
+)
+BANK.mistake(
+    "the_first_one",
+    "the oldest is taken",
+    "reverse=True, or the last of the list",
+    change("for path in self.files():", "for path in self.files()[::-1]:"),
+)
+BANK.mistake(
+    "error_of_nothing",
+    "an empty folder is an error",
+    "a run that begins has no checkpoint: return None",
+    change("        return None", "        raise FileNotFoundError(self.folder)"),
+)
+BANK.mistake(
+    "gives_up",
+    "a damaged file is the end: latest() gives None",
+    "go on with the one before it: return None after the loop",
+    change(
+        "            os.replace(path, path.with_suffix",
+        "            return None\n            os.replace(path, path.with_suffix",
+    ),
+)
+BANK.mistake(
+    "raises_at_damage",
+    "a damaged file is an error",
+    "catch zipfile.BadZipFile, or what torch.load raises, and go on with the one before it",
+    change("                pass", "                raise"),
+)
+BANK.mistake(
+    "no_checksums",
+    "zeros in the middle of a file are not seen",
+    "torch.load does not compare the checksums: zipfile.ZipFile(path).testzip() does",
+    change("damaged = archive.testzip()", "damaged = None"),
+)
+BANK.mistake(
+    "left_there",
+    "a damaged file is left where it is",
+    "with .pt it counts as one of the keep: rename it",
+    drop("os.replace(path, path.with_suffix"),
+)
+BANK.mistake(
+    "removed",
+    "a damaged file is removed",
+    "a part may be wanted, and why it is damaged as well: rename it",
+    change(ASIDE, "path.unlink()"),
+)
+BANK.mistake(
+    "leaves_its_part",
+    "a save that fails leaves its unfinished file behind",
+    "unlink it, and raise again",
+    change("            temporary.unlink(missing_ok=True)\n", ""),
+)
+BANK.mistake(
+    "swallows",
+    "a save that fails says nothing",
+    "raise again: who calls must know that there is no new checkpoint",
+    change("            raise\n", "            return\n"),
+)
