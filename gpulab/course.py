@@ -1,7 +1,6 @@
 """The table of lessons: number, file name, promise, and the checks of its exercises.
 
-It says which lessons stand and which are in preparation; the map of the course, the checks and the
-progress file all read it. It knows nothing of notebooks' contents.
+The map of the course, the checks and the progress file all read it. It knows nothing of notebooks' contents.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ class Lesson:
     minutes: int
     checks: tuple[str, ...] = ()
     questions: int = 0
-    written: bool = False
 
     @property
     def name(self) -> str:
@@ -28,7 +26,7 @@ class Lesson:
 
 
 LESSONS: tuple[Lesson, ...] = (
-    Lesson(0, "start_here", "Your machine checked, a first model trained, the map", 15, questions=1, written=True),
+    Lesson(0, "start_here", "Your machine checked, a first model trained, the map", 15, questions=1),
     Lesson(
         1,
         "why_gpus",
@@ -36,7 +34,6 @@ LESSONS: tuple[Lesson, ...] = (
         60,
         checks=("layer_cost", "amdahl", "bound_by"),
         questions=5,
-        written=True,
     ),
     Lesson(
         2,
@@ -45,7 +42,6 @@ LESSONS: tuple[Lesson, ...] = (
         60,
         checks=("device_agnostic", "model_device", "move_batch", "late_error"),
         questions=6,
-        written=True,
     ),
     Lesson(
         3,
@@ -54,7 +50,6 @@ LESSONS: tuple[Lesson, ...] = (
         60,
         checks=("honest_timer", "transfer_benchmark", "hidden_syncs", "prefetcher"),
         questions=5,
-        written=True,
     ),
     Lesson(
         4,
@@ -63,7 +58,6 @@ LESSONS: tuple[Lesson, ...] = (
         75,
         checks=("memory_profiler", "memory_tracker", "memory_buckets", "oom_golf"),
         questions=5,
-        written=True,
     ),
     Lesson(
         5,
@@ -72,7 +66,6 @@ LESSONS: tuple[Lesson, ...] = (
         70,
         checks=("batch_search", "memory_leak", "oom_message"),
         questions=5,
-        written=True,
     ),
     Lesson(
         6,
@@ -81,7 +74,6 @@ LESSONS: tuple[Lesson, ...] = (
         60,
         checks=("checkpoint_budget", "fit_budget", "offload_activations"),
         questions=5,
-        written=True,
     ),
     Lesson(
         7,
@@ -90,7 +82,6 @@ LESSONS: tuple[Lesson, ...] = (
         65,
         checks=("precision_comparison", "amp_step", "loss_scaler", "pick_format"),
         questions=6,
-        written=True,
     ),
     Lesson(
         8,
@@ -99,7 +90,6 @@ LESSONS: tuple[Lesson, ...] = (
         60,
         checks=("accumulation_window", "token_weighting", "accumulation_amp", "batch_norm_free"),
         questions=5,
-        written=True,
     ),
     Lesson(
         9,
@@ -108,7 +98,6 @@ LESSONS: tuple[Lesson, ...] = (
         60,
         checks=("starvation", "make_loader", "seeded_workers"),
         questions=5,
-        written=True,
     ),
     Lesson(
         10,
@@ -117,7 +106,6 @@ LESSONS: tuple[Lesson, ...] = (
         50,
         checks=("name_bottleneck", "profiled_steps", "job_mfu"),
         questions=5,
-        written=True,
     ),
     Lesson(
         11,
@@ -126,7 +114,6 @@ LESSONS: tuple[Lesson, ...] = (
         60,
         checks=("graphs_per_call", "keep_switches", "graphed_step"),
         questions=5,
-        written=True,
     ),
     Lesson(
         12,
@@ -135,7 +122,6 @@ LESSONS: tuple[Lesson, ...] = (
         60,
         checks=("ddp_training", "mean_over_ranks", "evaluate_once", "odd_rank", "ring_all_reduce"),
         questions=5,
-        written=True,
     ),
     Lesson(
         13,
@@ -144,7 +130,6 @@ LESSONS: tuple[Lesson, ...] = (
         60,
         checks=("bytes_per_rank", "save_whole", "train_sharded", "fewest_gpus"),
         questions=5,
-        written=True,
     ),
     Lesson(
         14,
@@ -153,7 +138,6 @@ LESSONS: tuple[Lesson, ...] = (
         60,
         checks=("resume_exactly", "atomic_checkpoint", "save_on_notice", "best_interval"),
         questions=5,
-        written=True,
     ),
     Lesson(
         15,
@@ -162,7 +146,6 @@ LESSONS: tuple[Lesson, ...] = (
         60,
         checks=("capstone", "capstone_drawn"),
         questions=10,
-        written=True,
     ),
 )
 

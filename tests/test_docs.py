@@ -12,14 +12,14 @@ from gpulab import course
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-WRITTEN = {f"{lesson.number:02d}": lesson for lesson in course.LESSONS if lesson.written}
+LESSONS = {f"{lesson.number:02d}": lesson for lesson in course.LESSONS}
 
 
 @cache
 def notebook(number):
     """The headings of a lecture, and all that its cells and outputs say."""
     parts, headings = [], []
-    path = ROOT / "notebooks" / f"{WRITTEN[number].name}.ipynb"
+    path = ROOT / "notebooks" / f"{LESSONS[number].name}.ipynb"
     for cell in nbformat.read(path, as_version=4).cells:
         parts.append(cell.source)
         if cell.cell_type == "markdown":
@@ -50,7 +50,7 @@ MYTHS, ERRORS = rows("myths.md"), rows("errors.md")
 
 
 def test_there_are_myths_of_every_lesson_that_is_written():
-    assert {number for number, _ in MYTHS} == set(WRITTEN) - {"00"}
+    assert {number for number, _ in MYTHS} == set(LESSONS) - {"00"}
     assert len(MYTHS) > 60
 
 
@@ -71,7 +71,7 @@ def test_a_message_is_one_that_its_lesson_shows(number, cells):
     message, cause, repair, lessons = cells
     assert cause
     assert repair
-    numbers = [number for number in re.findall(r"\b(\d\d)\b", lessons) if number in WRITTEN]
+    numbers = [number for number in re.findall(r"\b(\d\d)\b", lessons) if number in LESSONS]
     assert numbers, f"no lesson in {lessons!r}"
     if lessons.endswith("(explained here only)"):
         return
@@ -83,7 +83,7 @@ def test_a_message_is_one_that_its_lesson_shows(number, cells):
 
 def test_every_error_that_a_lecture_raises_is_in_the_index():
     index = flat((DOCS / "errors.md").read_text(encoding="utf-8"))
-    for lesson in WRITTEN.values():
+    for lesson in LESSONS.values():
         for cell in nbformat.read(ROOT / "notebooks" / f"{lesson.name}.ipynb", as_version=4).cells:
             for output in cell.get("outputs", []):
                 own = output.get("ename") in ("NotAttempted", "CheckFailed") or "raise RuntimeError(" in cell.source
@@ -138,7 +138,7 @@ def remedies_of(page):
 
 def notebook_source(number, words):
     """The cell of a lecture's text that has these words."""
-    path = ROOT / "notebooks" / f"{WRITTEN[number].name}.ipynb"
+    path = ROOT / "notebooks" / f"{LESSONS[number].name}.ipynb"
     cells = [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "markdown"]
     return next(source for source in cells if words in " ".join(source.split()).lower())
 
@@ -180,9 +180,8 @@ IN_PART = {
         ("gpulab/running/hints.py", "def _out_of_memory", "def _room"),
         {"expandable segments": "expandable_segments", "several gpus": "smallest gpu of the table"},
     ),
+    "15": (("sources/lectures/15_capstone.py", "**It does not fit:**", "**It is slow:**"), {}),
 }
-if course.lesson(15).written:
-    IN_PART["15"] = (("sources/lectures/15_capstone.py", "**It does not fit:**", "**It is slow:**"), {})
 
 
 @pytest.mark.parametrize("place", IN_PART)

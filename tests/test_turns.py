@@ -1183,6 +1183,8 @@ def a_wait_that_grows(early, late):
 @wrong("illness", 'expected: "throttled"', "without a wait")
 def slower_is_data(early, late):
     return "data" if late["step"] > 1.3 * early["step"] else by_a_table(early, late)
+
+
 # --- lesson 15 -------------------------------------------------------------------------------------------------------
 
 

@@ -281,15 +281,12 @@ def _bar(done: int, total: int) -> str:
 def _as_text(passed: Passed) -> str:
     lines = []
     for lesson, checks, questions in _rows(passed):
-        if not lesson.written:
-            state = "in preparation"
-        else:
-            parts = []
-            if lesson.checks:
-                parts.append(f"exercises {_bar(checks, len(lesson.checks))} {checks}/{len(lesson.checks)}")
-            if lesson.questions:
-                parts.append(f"quiz {_bar(questions, lesson.questions)} {questions}/{lesson.questions}")
-            state = "  ".join(parts)
+        parts = []
+        if lesson.checks:
+            parts.append(f"exercises {_bar(checks, len(lesson.checks))} {checks}/{len(lesson.checks)}")
+        if lesson.questions:
+            parts.append(f"quiz {_bar(questions, lesson.questions)} {questions}/{lesson.questions}")
+        state = "  ".join(parts)
         lines.append(f"{lesson.name:<18} {lesson.promise:<61} {state}".rstrip())
     return "\n".join([*lines, *(f"note: {note}" for note in passed.notes)])
 
@@ -300,16 +297,13 @@ def _as_html(passed: Passed) -> str:
     whole = 'style="text-align:left;padding:2px 12px 2px 0;white-space:nowrap"'
     rows = []
     for lesson, checks, questions in _rows(passed):
-        if lesson.written:
-            name = f'<a href="../notebooks/{lesson.name}.ipynb">{lesson.name}</a>'
-            exercises, quiz = "–", "–"
-            if lesson.checks:
-                link = f'<a href="../exercises/{lesson.name}.ipynb">exercises</a>'
-                exercises = f"{_bar(checks, len(lesson.checks))} {checks} of {len(lesson.checks)} {link}"
-            if lesson.questions:
-                quiz = f"{_bar(questions, lesson.questions)} {questions} of {lesson.questions}"
-        else:
-            name, exercises, quiz = lesson.name, "in preparation", ""
+        name = f'<a href="../notebooks/{lesson.name}.ipynb">{lesson.name}</a>'
+        exercises, quiz = "–", "–"
+        if lesson.checks:
+            link = f'<a href="../exercises/{lesson.name}.ipynb">exercises</a>'
+            exercises = f"{_bar(checks, len(lesson.checks))} {checks} of {len(lesson.checks)} {link}"
+        if lesson.questions:
+            quiz = f"{_bar(questions, lesson.questions)} {questions} of {lesson.questions}"
         rows.append(
             f"<tr><td {cell}>{name}</td><td {cell}>{html.escape(lesson.promise)}</td>"
             f"<td {whole}>{exercises}</td><td {whole}>{quiz}</td></tr>"

@@ -19,7 +19,7 @@ import gpulab
 from gpulab.check import guard
 from gpulab.course import LESSONS
 
-asked = [(lesson.number, name) for lesson in LESSONS if lesson.written for name in lesson.checks]
+asked = [(lesson.number, name) for lesson in LESSONS for name in lesson.checks]
 banks = {name: import_module(f"tests.wrong_answers.lesson{number:02d}.{name}").BANK for number, name in asked}
 with contextlib.redirect_stdout(sys.stderr):
     gpulab.setup("T4").close()
