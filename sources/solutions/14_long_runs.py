@@ -255,17 +255,24 @@ gpulab.check.atomic_checkpoint(Checkpoints)
 # </details>
 
 # %% atomic-seen-text [markdown]
-# What a save of yours leaves when it is killed, operation by operation:
+# What is there after a kill at every moment of a save of yours, in order; after a power cut meanwhile; and after one when the
+# save has returned:
 
 # %% atomic-seen tags=["needs-answer"]
-with tempfile.TemporaryDirectory() as name:
-    folder = pathlib.Path(name)
-    Checkpoints(folder, 2).save({"step": 1, "w": torch.zeros(2000)}, 1)
-    with gpulab.crash.record(folder) as journal:
-        Checkpoints(folder, 2).save({"step": 2, "w": torch.ones(2000)}, 2)
-    for state in journal.kills:
+def latest_steps(states):
+    found = []
+    for state in states:
         with state.opened() as place:
-            print(f"{state.about[:55]:57}", "latest is step", Checkpoints(place, 2).latest()["step"])
+            found.append(Checkpoints(place, 2).latest()["step"])
+    return [*dict.fromkeys(found)]
+
+
+with tempfile.TemporaryDirectory() as name:
+    Checkpoints(pathlib.Path(name), 2).save({"step": 1, "w": torch.zeros(2000)}, 1)
+    with gpulab.crash.record(name) as journal:
+        Checkpoints(pathlib.Path(name), 2).save({"step": 2, "w": torch.ones(2000)}, 2)
+    cuts = {done: [state for state in journal.power_cuts if state.finished == done] for done in (False, True)}
+    print("steps:", latest_steps(journal.kills), sorted(latest_steps(cuts[False])), latest_steps(cuts[True]))
 
 # %% notice-text [markdown]
 # ## 3 · The notice
