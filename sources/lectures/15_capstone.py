@@ -167,7 +167,7 @@ print(f"each update leaves {1024 * (repaired[-1] - repaired[-2]):.0f} MiB more, 
 # ## Question 4: who waits?
 #
 # A trace of one update says how long it takes, how much of it kernels run, and at what rate: FLOPs of the products by their
-# time. A T4's tensor cores do 65 TFLOP/s in fp16 on paper, and in a loop at most about 25: its board may draw 70 W (lesson 10).
+# time. A T4's tensor cores do 65 TFLOP/s in fp16 on paper; with the 70 W that its board may draw, about 25 (virtual, lesson 10).
 
 # %% speed-predict
 rate_guess = gpulab.predict("At what rate do the products of this job run on the T4?", unit="TFLOP/s")
@@ -241,7 +241,6 @@ for scale in (2.0**16, 2.0**26):
 # %% numbers-repair
 script = pathlib.Path("second.py").read_text()
 pathlib.Path("third.py").write_text(script.replace("        optimizer.step()\n", "        scaler.step(optimizer)\n"))
-broken, *_ = losses(load("second.py"), 2.0**26)
 mended, counted, finite = losses(load("third.py"), 2.0**26)
 print(f"losses {', '.join(f'{mean:.1f}' for mean in mended)}; {counted} of 100 updates counted; weights finite: {finite}")
 
@@ -254,11 +253,11 @@ gpulab.style.use()
 figure, (memory, speed, loss) = plt.subplots(1, 3, figsize=(10, 3.2))
 for values, color, mark, name in ((found, "#D55E00", "o", "as found"), (repaired, "#0072B2", "s", "repaired")):
     memory.plot(range(1, 5), [1024 * (v - values[0]) for v in values], color=color, marker=mark, label=name)
-memory.set(xlabel="updates", ylabel="MiB more than after the first", title="Memory: flat")
+memory.set(xlabel="updates", ylabel="MiB more than after the first (virtual)", title="Memory: flat")
 memory.legend()
 speed.bar([0, 1], [slow[0], fast[0]], color=["#D55E00", "#0072B2"])
 speed.set_xticks([0, 1], ["as found", "repaired"])
-speed.set(ylabel="ms an update", title="Time: a quarter")
+speed.set(ylabel="ms an update (virtual)", title="Time: a quarter")
 loss.plot(range(1, 6), mended, color="#0072B2", marker="s", label="repaired")
 loss.set(xlabel="epochs, first scale 2²⁶", ylabel="loss (as found: nan)", title="Loss: falls")
 gpulab.style.show(figure, alt="Three panels (virtual T4). Allocated memory climbs by 48 MiB an update as found and is flat when repaired. "
@@ -388,5 +387,4 @@ gpulab.quiz(15)
 #
 # - PyTorch documentation: “Understanding CUDA Memory Usage”, “Automatic Mixed Precision examples”, “Performance Tuning Guide”.
 # - A. Karpathy, *A Recipe for Training Neural Networks* (2019): from one batch to the whole.
-# - S. Raschka et al. and others have lists of such faults; the ones here are those of this course's [myths](../docs/myths.md) and
-#   [messages](../docs/errors.md).
+# - This course's [myths](../docs/myths.md), [messages](../docs/errors.md) and [checklist](../docs/cheatsheet.md).

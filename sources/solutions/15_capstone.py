@@ -62,7 +62,7 @@ def job(path="train.py"):
         torch.cuda.synchronize()
         return f"peak {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB, {t4.clock.now():.1f} s"
 
-# %% job-run tags=["host-dependent"]
+# %% job-run
 print(job(), "(virtual)")
 
 # %% own-text [markdown]

@@ -64,5 +64,5 @@ def as_html(rows: Sequence[Row]) -> str:
 
 def _sum(rows: Sequence[Row]) -> str:
     faults = [row for row in rows if row.was is not None]
-    more = f"; {len(rows) - len(faults)} places that were in order are not" if len(rows) > len(faults) else ""
+    more = f"; in order before, and not now: {len(rows) - len(faults)}" if len(rows) > len(faults) else ""
     return f"{sum(row.state == 'repaired' for row in faults)} of {len(faults)} faults are repaired{more}"
