@@ -143,7 +143,7 @@ LESSONS: tuple[Lesson, ...] = (
         15,
         "capstone",
         "A script with twelve faults made right",
-        60,
+        35,
         checks=("capstone", "capstone_drawn"),
         questions=10,
     ),

@@ -21,7 +21,7 @@ HOUSE = """
     style
     svg
     virtual
-    choice sim capstone
+    choice sim capstone crash
     diagnosis furniture data machine_card
     machine memory
     devices timing monitor planning

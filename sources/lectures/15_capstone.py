@@ -13,7 +13,7 @@
 #
 # | time | before this | runs on |
 # |---|---|---|
-# | 60 minutes, and about two hours for the exercises | all lessons; at least `03` to `08` | any machine |
+# | 35 minutes, and more than two hours for the exercises | all lessons; at least `03` to `08` | any machine |
 
 # %% setup-text [markdown]
 # The job runs on a *virtual* T4 with 16 GB, as rented machines have it. At full size it runs with shapes alone: memory and
