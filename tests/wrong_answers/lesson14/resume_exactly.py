@@ -226,14 +226,14 @@ BANK.mistake(
 )
 BANK.mistake(
     "an_array",
-    "the state holds an array of NumPy's, which weights_only does not read",
-    "keys.tolist(): tensors, numbers, texts, lists and dictionaries are read",
+    "the state holds what weights_only does not read",
+    "tensors, numbers, texts, lists and dictionaries are read: keys.tolist() of NumPy's array, state_dict() of a model",
     change("keys.tolist()", "keys"),
 )
 BANK.mistake(
     "whole_objects",
-    "the state holds whole objects",
-    "the model and the optimizer as objects need their code, and pickle: save their state_dict()",
+    "the state holds what weights_only does not read",
+    "tensors, numbers, texts, lists and dictionaries are read: keys.tolist() of NumPy's array, state_dict() of a model",
     change("getattr(run, part).state_dict() for", "getattr(run, part) for"),
     change("load_state_dict(state[part])", "load_state_dict(state[part].state_dict())"),
     same_as="an_array",
