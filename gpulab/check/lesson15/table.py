@@ -46,7 +46,7 @@ class Row:
 
 def as_text(rows: Sequence[Row]) -> str:
     lines = [f"{_MARKS[row.state]} {row.place.kind:<11} {row.name:<13} {row.evidence}" for row in rows]
-    return "\n".join([*lines, _sum(rows)])
+    return "\n".join([*lines, *([] if all(row.state == "repaired" for row in rows) else [_sum(rows)])])
 
 
 def as_html(rows: Sequence[Row]) -> str:
