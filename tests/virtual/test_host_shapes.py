@@ -144,7 +144,7 @@ def net(device):
 def test_a_model_made_on_the_host_takes_what_one_made_on_the_gpu_takes(moved):
     peaks = []
     for device in ("cuda", "cpu"):
-        torch.cuda.reset_peak_memory_stats()
+        torch._C._cuda_clearCublasWorkspaces()  # kept up to PyTorch 2.14: only the first would take one
         model = net(device) if device == "cuda" else moved(net(device))
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()

@@ -55,7 +55,8 @@ ALL = [
     Script("amp_old_names", host=False, warns=("torch.cuda.amp.GradScaler", "torch.cuda.amp.autocast")),
     Script("amp_overflow", host=False, shapes=False),
     Script("checkpointing"),
-    Script("compiled", warns=("torch.compile runs the code as it is written",)),
+    # torch.jit is what PyTorch 2.11 imports with its compiler
+    Script("compiled", warns=("torch.compile runs the code as it is written", "torch.jit.script_method")),
     Script("creation", host=False, warns=("Sparse invariant checks",)),
     Script("device_checks"),
     Script("device_context", host=False),
@@ -81,7 +82,14 @@ ALL = [
     Script("norms"),
     Script("optimizers"),
     Script("out_of_memory", host=False),
-    Script("profile_schedule", host=False, warns=("the profiler's columns of memory are those of this machine",)),
+    Script(
+        "profile_schedule",
+        host=False,
+        warns=(
+            "the profiler's columns of memory are those of this machine",
+            "Profiler clears events",
+        ),  # the latter: 2.11
+    ),
     Script("recurrent"),
     Script("resume"),
     Script("schedulers"),
