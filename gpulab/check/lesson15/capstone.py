@@ -13,6 +13,7 @@ from ...capstone.places import PLACES
 from ...display import show
 from ...furniture.progress import record
 from ..base import OPTIMIZERS, NotAttempted, Trial, check
+from ..measure import virtual_gpu
 from ..wording import show as words_for
 from .scoring import findings
 from .table import Row, as_html, as_text
@@ -27,8 +28,7 @@ def capstone(student: Any, trial: Trial) -> None:
 @check(lesson=15, says="the twelve faults of your own script are repaired", imports=[OPTIMIZERS])
 def capstone_drawn(student: Any, trial: Trial) -> None:
     """Check what `gpulab.capstone.draw` has returned: the script in its file, with the faults repaired."""
-    if callable(student):
-        student = trial.call(student)
+    student = _returned(student, trial)
     if not isinstance(student, Drawn):
         trial.fail(
             "this is no script that was drawn",
@@ -75,9 +75,16 @@ def judge(student: Any, trial: Trial, faults: tuple[str, ...]) -> None:
             )
 
 
+def _returned(student: Any, trial: Trial) -> Any:
+    """What a function returns that came in the place of a script; anything else as it is."""
+    if not callable(student):
+        return student
+    with virtual_gpu():
+        return trial.call(student)
+
+
 def _read(student: Any, trial: Trial) -> tuple[str, str]:
-    if callable(student):
-        student = trial.call(student)
+    student = _returned(student, trial)
     if not isinstance(student, str | os.PathLike):
         trial.fail("this is no file", expected='the path of the script, such as "train.py"', got=words_for(student))
     path = Path(os.fspath(student))
