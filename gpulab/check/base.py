@@ -23,6 +23,7 @@ from .bound_names import of_this_gpu
 from .measure import allocated, left_behind
 from .wording import clip, frames, parameters_of, show, signature_of, text_of
 
+SAVING = "torch.utils.serialization.config"  # by the first torch.save or torch.load
 OPTIMIZERS = "torch._dynamo"  # imported by the first optimizer of a process: some seconds, more from a slow disk
 
 # A call that did not return: after what, what it did instead, and what that likely means.

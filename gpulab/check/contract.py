@@ -121,7 +121,8 @@ class Contract:
     function that is asked for. Where another object is asked for, as a class, `accept(student, trial)` judges what kind
     of object came, and returns the function that `call` calls. With `ranks`, at most so many of them, the function is
     called on real ones: `call(on_rank, args of rank 0, …)` is the list of what `on_rank(student, *args)` returned; then
-    `may_change` says, as in `Trial.call`, what the student may change of what `on_rank` hands over.
+    `may_change` says, as in `Trial.call`, what the student may change of what `on_rank` hands over. `alike` is by how
+    much a mistake's numbers may differ on another processor.
     """
 
     def __init__(
@@ -136,7 +137,9 @@ class Contract:
         accept: Callable[[Any, Trial], Callable[..., Any]] | None = None,
         ranks: int = 0,
         may_change: Mapping[str, Iterable[Kind]] = MappingProxyType({}),
+        alike: float = _ALIKE,
     ) -> None:
+        self.alike = alike
         self.path, self.parameters = Path(file).with_suffix(".json"), tuple(parameters)
         self.accept = accept or self._accept
         self.clauses, self.edges, self.play, self.possible = tuple(clauses), dict(edges), play, possible
@@ -269,7 +272,7 @@ class Contract:
                 bool(differs)
                 and not elsewhere
                 and all(
-                    _close(found.seen.get(key), value, max(within.get(key[1], _CLOSE), _ALIKE))
+                    _close(found.seen.get(key), value, max(within.get(key[1], _CLOSE), self.alike))
                     for key, value in differs.items()
                 )
             )

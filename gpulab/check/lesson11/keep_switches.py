@@ -126,10 +126,10 @@ class Job:
             factors = {"costs": 1.2, "gains less than the noise": 0.99}
             factors |= {"gains only alone": 1.1 if self.good in on else 0.8}
             ms *= 1.0 if trap.startswith("does nothing") else factors.get(trap, 0.8)
-        hiccup = {"does nothing, beside a hiccup": (False, 9.0), "gains, and hiccups once": (True, 9.0)}
-        hiccup |= {"gains, and stumbles once": (True, 1.5)}  # the mean hardly notices, the slowest step does
-        side, factor = hiccup.get(trap, (None, 1.0))
-        if side is last and since % self._repeats == 1:
+        hiccup = {"does nothing, beside a hiccup": (False, 1, 9.0), "gains, and hiccups once": (True, 1, 9.0)}
+        hiccup |= {"gains, and stumbles once": (True, 0, 1.5)}  # the mean hardly notices, the slowest step does
+        side, when, factor = hiccup.get(trap, (None, 0, 1.0))  # when: 1 for the first that counts, 0 for the last
+        if side is last and since % self._repeats == when:
             ms *= factor
         ms *= FIRST_SLOW if since == 0 else 1.0
         drift = {"does nothing, on a machine that warms up": 0.9, "gains, on a machine that slows down": 1.25}.get(trap)

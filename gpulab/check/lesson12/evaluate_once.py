@@ -190,7 +190,7 @@ CONTRACT = Contract(
     edges=EDGES,
     play=play,
     ranks=3,
-    may_change={"model": {"mode", "buffers"}},  # which are judged
+    may_change={"model": {"mode", "buffers", "settings"}},  # judged; and DDP keeps a setting when it is called
 )
 
 

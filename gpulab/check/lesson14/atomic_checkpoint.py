@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ... import crash
-from ..base import Trial, check
+from ..base import SAVING, Trial, check
 from ..bound_names import globals_of
 from ..contract import Clause, Contract, Facts
 from ..scenes import Scene
@@ -291,7 +291,11 @@ def accept(student: Any, trial: Trial) -> Callable[..., Any]:
 CONTRACT = Contract(__file__, parameters=("folder", "keep"), clauses=CLAUSES, edges=EDGES, play=play, accept=accept)
 
 
-@check(lesson=14, says="killed at every operation and cut off from power at every moment: a whole checkpoint each time")
+@check(
+    lesson=14,
+    says="killed at every operation and cut off from power at every moment: a whole checkpoint each time",
+    imports=[SAVING],
+)
 def atomic_checkpoint(student: Any, trial: Trial) -> None:
     """Check a class made with (folder, keep): save(state, step) writes a checkpoint that is whole or not there, and
     latest() reads the newest."""

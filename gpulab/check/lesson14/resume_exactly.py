@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from .. import settings
-from ..base import OPTIMIZERS, Trial, check
+from ..base import OPTIMIZERS, SAVING, Trial, check
 from ..contract import Clause, Contract, Facts
 from ..measure import virtual_gpu
 from ..scenes import Scene
@@ -282,7 +282,9 @@ def accept(student: Any, trial: Trial) -> Callable[..., Any]:
 CONTRACT = Contract(__file__, parameters=("run",), clauses=CLAUSES, edges=EDGES, play=play, accept=accept)
 
 
-@check(lesson=14, says="the steps that would have come without the interruption, to the bit", imports=[OPTIMIZERS])
+@check(
+    lesson=14, says="the steps that would have come without the interruption, to the bit", imports=[SAVING, OPTIMIZERS]
+)
 def resume_exactly(student: Any, trial: Trial) -> None:
     """Check a class made with a run: its state_dict() is all that the run's next steps depend on, and
     load_state_dict(state) brings another run there."""

@@ -12,20 +12,20 @@ from ...capstone.faults import FIRST, places_of, with_faults
 from ...capstone.places import PLACES
 from ...display import show
 from ...furniture.progress import record
-from ..base import OPTIMIZERS, NotAttempted, Trial, check
+from ..base import OPTIMIZERS, SAVING, NotAttempted, Trial, check
 from ..measure import virtual_gpu
 from ..wording import show as words_for
 from .scoring import findings
 from .table import Row, as_html, as_text
 
 
-@check(lesson=15, says="twelve faults are repaired, and nothing else is broken", imports=[OPTIMIZERS])
+@check(lesson=15, says="twelve faults are repaired, and nothing else is broken", imports=[SAVING, OPTIMIZERS])
 def capstone(student: Any, trial: Trial) -> None:
     """Check a file: the script of lesson 15, with its faults repaired."""
     judge(student, trial, FIRST)
 
 
-@check(lesson=15, says="the twelve faults of your own script are repaired", imports=[OPTIMIZERS])
+@check(lesson=15, says="the twelve faults of your own script are repaired", imports=[SAVING, OPTIMIZERS])
 def capstone_drawn(student: Any, trial: Trial) -> None:
     """Check what `gpulab.capstone.draw` has returned: the script in its file, with the faults repaired."""
     student = _returned(student, trial)

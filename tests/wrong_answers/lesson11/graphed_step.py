@@ -126,8 +126,8 @@ BANK.mistake(
 )
 BANK.mistake(
     "given_batch",
-    "the batch that was handed over is the graph's own, and is overwritten",
-    "own_x, own_y: clones of x and y",
+    "your function changed its argument x",  # the batch that was handed over is the graph's own
+    "",
     change("x.clone(), y.clone()\n", "x, y\n"),
 )
 BANK.mistake(
@@ -183,8 +183,8 @@ BANK.mistake(
 )
 BANK.mistake(
     "new_tensors",
-    "values are put back as new tensors, while the graph, or the optimizer, works on others",
-    "value.copy_(kept), in place: addresses must stay",
+    "the warm-up has trained the model",
+    "clone parameters, buffers and moments before it, and copy them back",
     change(
         PUT_BACK,
         "            value = before.get(value, torch.zeros_like(value))",

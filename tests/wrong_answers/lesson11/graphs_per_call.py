@@ -76,6 +76,12 @@ BANK.mistake(
     change("counts.append(len(graphs) - before)", "counts.append(len(graphs))"),
 )
 BANK.mistake(
+    "not_compiled",
+    "the function is called as it is",
+    "call what torch.compile returned",
+    change(CALL, "            function(*args)"),
+)
+BANK.mistake(
     "looks_first",
     "the count is taken before the call",
     "a graph is compiled when the function is called: compiled(*args), then look",
@@ -140,12 +146,6 @@ BANK.mistake(
     "a graph break is an error",
     "fullgraph=True is no default: here breaks are counted",
     change("backend=backend)", "backend=backend, fullgraph=True)"),
-)
-BANK.mistake(
-    "not_compiled",
-    "the function is called as it is",
-    "call what torch.compile returned",
-    change(CALL, "            function(*args)"),
 )
 BANK.mistake(
     "swallows",
