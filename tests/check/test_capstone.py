@@ -13,8 +13,7 @@ from gpulab.capstone.places import PLACES
 from gpulab.check import settings
 from gpulab.check.base import Trial
 from gpulab.check.lesson15.scoring import PROBES, findings
-
-from ..wrong_answers.lesson15.repairs import RIGHT, WRONG
+from tests.wrong_answers.lesson15.repairs import RIGHT, WRONG
 
 BY_PLACE = {place: [fault.name for fault in FAULTS if fault.place == place] for place in PLACES}
 
