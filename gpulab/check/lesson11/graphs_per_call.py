@@ -110,7 +110,7 @@ def compile_once() -> None:
 
 
 def limits() -> tuple[int, int]:
-    """Those of the calling thread: from PyTorch 2.12 on each has its own."""
+    """Those of the calling thread: in newer versions of PyTorch each has its own."""
     return torch._dynamo.config.recompile_limit, torch._dynamo.config.accumulated_recompile_limit
 
 
