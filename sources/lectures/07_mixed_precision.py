@@ -181,7 +181,15 @@ count.compare(sum(value.dtype is torch.float16 for value in results.values()), "
 #   and so is everything after a float32 residual stream until the next product.
 #
 # `sum` is listed and `mean` is not, so `h.sum() / n` and `h.mean()` differ in dtype. And `batch_norm` takes 16-bit
-# images but computes its statistics in float32.
+# images but computes its statistics in float32. A third surprise is `cross_entropy`: its loss is float32, but the
+# log-probabilities inside are rounded to 16 bits, because it asks `log_softmax` for its input's dtype:
+
+# %% autocast-loss
+scores, labels = torch.randn(256, 1000, device=device).bfloat16(), torch.arange(256, device=device)
+with torch.autocast("cuda", dtype=torch.bfloat16):
+    for name, given in {"scores": scores, "scores.float()": scores.float()}.items():
+        loss = F.cross_entropy(given, labels)
+        print(f"cross_entropy({name}, labels): {loss.item():.6f}, {loss.dtype}")
 
 # %% parameters-text [markdown]
 # What about the parameters? Look at one step from all sides:
@@ -657,7 +665,7 @@ def train_step(model, optimizer, scaler, x, y, dtype, max_norm=1.0):
 # %% order-step-lines
 gpulab.annotated(train_step, {
     "with torch.autocast": "In the block each operation looks itself up in the lists. enabled=False casts nothing.",
-    "loss =": "Model and loss, and no more, are inside. On a GPU, cross_entropy then computes in float32.",
+    "loss =": "Model and loss, and no more, are inside. On a GPU the loss then comes in float32.",
     ".backward()": "Outside: the backward of an operation runs in the type that its forward ran in. The loss is "
     "multiplied by the scale, so that small gradients do not vanish in fp16.",
     "unscale_": "Divides .grad by the scale: from here on it is the true gradient. Notes if an inf or NaN is in it.",

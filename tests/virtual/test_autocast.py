@@ -126,8 +126,16 @@ def test_a_weight_that_was_cast_without_gradients_serves_with_gradients(compute)
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
 def test_the_parts_of_a_composite_are_cast_in_inference_mode_too(mode):
-    """cross_entropy_loss is in no list; the log_softmax within it is, and so the loss is float32."""
+    """cross_entropy_loss is in no list; the nll_loss within it is, and so the loss is float32. It asks log_softmax for
+    its input's dtype (LossNLL.cpp), which autocast leaves alone (set_opt_dtype in autocast_mode.h)."""
     with VirtualGPU("T4"), mode(), torch.autocast("cuda", dtype=torch.float16):
         scores = F.linear(torch.ones(4, 8, device="cuda"), torch.ones(8, 8, device="cuda"))
         assert scores.dtype is torch.float16
-        assert F.cross_entropy(scores, torch.zeros(4, dtype=torch.long, device="cuda")).dtype is torch.float32
+        scores, labels = (
+            scores + torch.arange(8, device="cuda").half() / 3,
+            torch.zeros(4, dtype=torch.long, device="cuda"),
+        )
+        loss = F.cross_entropy(scores, labels)
+        assert loss.dtype is torch.float32
+        assert loss == F.nll_loss(F.log_softmax(scores, 1, dtype=torch.float16), labels)
+        assert loss != F.cross_entropy(scores.float(), labels)

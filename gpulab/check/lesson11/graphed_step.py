@@ -158,7 +158,7 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
     return facts
 
 
-def took(gpu: Any, function: Callable[[], Any], calls: int = 6) -> float:
+def took(gpu: Any, function: Callable[[], Any], calls: int = 2) -> float:
     """Virtual seconds of some calls."""
     torch.cuda.synchronize()
     begin = gpu.clock.host

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -17,6 +18,7 @@ from ..wording import is_whole
 from .sections import AGAIN, BREAKS
 
 KIND, LENGTH, ERROR, SETTINGS = "what came back", "numbers in the list", "the exception", "the limits afterwards"
+LIMIT, LIMIT_OF_ALL = 8, 256  # of PyTorch 2.11 to 2.15
 FROM_NOTHING = "graphs of what was compiled before, as the first time"
 
 
@@ -99,6 +101,12 @@ CLAUSES = [
     Clause("its settings are as before", [SETTINGS], "a limit is left changed", "with config.patch(…)", AGAIN),
 ]
 EDGES = {"function": tuple(FUNCTIONS), "before": (False, True)}
+BEFORE = ("of a function that is one graph", "of three lengths")  # only lengths are compiled differently afterwards
+
+
+def possible(scene: Scene) -> bool:
+    """Compilation is slow, and what was compiled before shows in these."""
+    return not scene.before or scene.function in BEFORE
 
 
 @cache
@@ -109,27 +117,31 @@ def compile_once() -> None:
         compiled(torch.ones(length))
 
 
-def limits() -> tuple[int, int]:
-    """Those of the calling thread: in newer versions of PyTorch each has its own."""
-    return torch._dynamo.config.recompile_limit, torch._dynamo.config.accumulated_recompile_limit
+@contextmanager
+def own_limits() -> Iterator[Callable[[], bool]]:
+    """Dynamo's limits as PyTorch sets them, whatever was set before, and put back afterwards; whether they are changed.
+
+    Those of the calling thread: in newer versions of PyTorch each has its own.
+    """
+    config = torch._dynamo.config
+    with config.patch(recompile_limit=LIMIT, accumulated_recompile_limit=LIMIT_OF_ALL):
+        yield lambda: (config.recompile_limit, config.accumulated_recompile_limit) != (LIMIT, LIMIT_OF_ALL)
 
 
 def play(call: Callable[..., Any], scene: Scene) -> Facts:
-    config = torch._dynamo.config
     function, calls, wanted = FUNCTIONS[scene.function]()
     function = fresh(function)
     facts = Facts(f"calls {scene.function}{', then again' if scene.before else ''}")
     failed, left = [], []
 
     def through(student: Callable[..., Any], *args: Any) -> Any:
-        before = limits()
-        try:
-            return student(*args)
-        except Failed:
-            failed.append("Failed")
-        finally:
-            left.append("as before" if limits() == before else "others")
-            config.recompile_limit, config.accumulated_recompile_limit = before
+        with own_limits() as changed:
+            try:
+                return student(*args)
+            except Failed:
+                failed.append("Failed")
+            finally:
+                left.append("others" if changed() else "as before")
 
     def asked() -> Any:
         return call(function, list(calls), through=through)
@@ -141,7 +153,7 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
         got = asked()
         graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"] - graphs
         if scene.before:
-            with config.patch(recompile_limit=100):
+            with torch._dynamo.config.patch(recompile_limit=100):
                 compiled: Any = torch.compile(function, backend="eager")
                 for args in calls[: len(calls) - (scene.function == "that raises")]:
                     compiled(*args)
@@ -175,6 +187,7 @@ CONTRACT = Contract(
     clauses=CLAUSES,
     edges=EDGES,
     play=play,
+    possible=possible,
 )
 
 
