@@ -159,10 +159,13 @@ class _Watch:
 
     def _is_idle(self) -> bool:
         little = _NEXT_TO_NONE * IDLE_SECONDS
-        if self._children is None:
-            self._children = self._processor.of_children()
         if self._used - self._moved_used > little:
             self._computes()
+        if self._at - self._moved <= IDLE_SECONDS / 2:
+            self._children = None  # the look at them costs more than many a call
+            return False
+        if self._children is None:
+            self._children = self._processor.of_children()
         if self._at - self._moved <= IDLE_SECONDS:
             return False
         before, self._children = self._children, self._processor.of_children()

@@ -150,7 +150,7 @@ def seen(way, ranks, **options):
         dist.init_process_group("nccl")
         model, optimizer = made(way, "0.3B", **options)
         count, tokens = sum(p.numel() for p in model.parameters()), torch.randint(32000, (1, 16), device="cuda")
-        for _ in range(3):  # DDP arranges its buckets in the second
+        for _ in range(2 if way == "fsdp" else 3):  # DDP arranges its buckets in the second
             torch.cuda.reset_peak_memory_stats()
             with one.timeline() as timeline:
                 train_step(model, optimizer, tokens)
@@ -274,8 +274,8 @@ gpulab.turn.a_unit_per_block(cut_by_block)
 # %% practice-text [markdown]
 # ## `fully_shard` in practice
 #
-# One script, on two real ranks: DDP or FSDP, with gradients clipped by their norm; and where its arguments ask for it,
-# with checkpointing, `torch.compile` and accumulation.
+# One script, on two real ranks, one way after the other: DDP, ZeRO-1, FSDP with its weights kept, FSDP; gradients clipped
+# by their norm; and where its arguments ask for it, checkpointing, `torch.compile` and accumulation.
 
 # %% practice-write
 # %%writefile train.py
@@ -285,15 +285,17 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 import gpulab
 
 gpulab.setup()
-way, extras = sys.argv[1], sys.argv[2:]
+ways, extras = sys.argv[1].split(","), sys.argv[2:]
 device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
 torch.cuda.set_device(device)
 dist.init_process_group("nccl")
+x, y = (tensor.to(device) for tensor in gpulab.data.digits("train"))
 
 # %% practice-write-model
 # %%writefile -a train.py
@@ -313,54 +315,68 @@ class Block(nn.Module):
 # %%writefile -a train.py
 
 
-torch.manual_seed(0)
-model = nn.Sequential(nn.Flatten(), *[Block() for _ in range(4)], nn.Linear(64, 10)).to(device)
-if way == "ddp":
-    model = DistributedDataParallel(model)
-else:
-    for block in model[1:-1]:
-        if "compile" in extras:
-            block.compile(backend="eager")  # finds graph breaks; without backend= it makes kernels
-        fully_shard(block)
-    fully_shard(model)
-optimizer = torch.optim.AdamW(model.parameters())  # after the cut
-x, y = (tensor.to(device) for tensor in gpulab.data.digits("train"))
-rank, ranks, parts = dist.get_rank(), dist.get_world_size(), 2 if "accumulate" in extras else 1
+def made(way):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), *[Block() for _ in range(4)], nn.Linear(64, 10)).to(device)
+    if way in ("ddp", "zero1"):
+        model = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    else:
+        options = {"reshard_after_forward": False} if way == "kept" else {}
+        for block in model[1:-1]:
+            if "compile" in extras:
+                block.compile(backend="eager")  # finds graph breaks; without backend= it makes kernels
+            fully_shard(block, **options)
+        fully_shard(model, **options)
+    if way == "zero1":
+        return model, ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW)
+    return model, torch.optim.AdamW(model.parameters())  # after the cut
 
 # %% practice-write-loop
 # %%writefile -a train.py
-for step in range(3):
-    total = torch.zeros((), device=device)
-    for part in range(parts):
-        mine = slice(300 * step + rank + ranks * part, 300 * (step + 1), ranks * parts)
-        if parts > 1:
-            model.set_requires_gradient_sync(part == parts - 1)  # FSDP's no_sync
-        loss = nn.functional.cross_entropy(model(x[mine]), y[mine]) / parts
-        loss.backward()
-        total += loss.detach()
-    norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    norm = norm.full_tensor() if way == "fsdp" else norm  # a plain number
-    optimizer.step()
-    optimizer.zero_grad()
-    dist.all_reduce(total, dist.ReduceOp.AVG)
-    print("step", total.item(), norm.item(), torch.cuda.memory_allocated())
+
+
+rank, ranks, parts = dist.get_rank(), dist.get_world_size(), 2 if "accumulate" in extras else 1
+for way in ways:
+    before = torch.cuda.memory_allocated()
+    model, optimizer = made(way)
+    for step in range(3):
+        total = torch.zeros((), device=device)
+        torch.cuda.reset_peak_memory_stats()
+        for part in range(parts):
+            mine = slice(300 * step + rank + ranks * part, 300 * (step + 1), ranks * parts)
+            if parts > 1:
+                model.set_requires_gradient_sync(part == parts - 1)  # FSDP's no_sync
+            loss = nn.functional.cross_entropy(model(x[mine]), y[mine]) / parts
+            loss.backward()
+            total += loss.detach()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        norm = norm.full_tensor() if way in ("kept", "fsdp") else norm  # a plain number
+        optimizer.step()
+        optimizer.zero_grad()
+        dist.all_reduce(total, dist.ReduceOp.AVG)
+        stay, peak = torch.cuda.memory_allocated() - before, torch.cuda.max_memory_allocated() - before
+        print("told", way, total.item(), norm.item(), stay, peak)
+    del model, optimizer, loss, total, norm
 
 # %% practice-run
 def told(*args):
-    """Losses and norms of three steps, and the bytes that stay on rank 0."""
-    lines = [line.split() for line in launch("train.py", args=args).ranks[0].output.splitlines() if line.startswith("step")]
-    return torch.tensor([[float(loss), float(norm)] for _, loss, norm, _ in lines]), int(lines[-1][-1])
+    """For each way on rank 0: losses and norms of three steps; MiB that stay after the last, and at its peak."""
+    lines = [line.split()[1:] for line in launch("train.py", args=args).ranks[0].output.splitlines() if line.startswith("told")]
+    ways = {way: [[float(n) for n in numbers] for name, *numbers in lines if name == way] for way, *_ in lines}
+    return {way: (torch.tensor(steps)[:, :2], *(n / 2**20 for n in steps[-1][2:])) for way, steps in ways.items()}
 
 
-whole, bytes_whole = told("ddp")
-for extras in ([], ["checkpoint", "compile", "accumulate"]):
-    numbers, nbytes = told("fsdp", *extras)
-    print(f"fsdp {' '.join(extras) or 'alone'}: losses and norms those of DDP: {torch.allclose(numbers, whole, rtol=1e-4)}")
-    print(f"  {nbytes / 2**20:.2f} MiB stay on each rank, {bytes_whole / 2**20:.2f} with DDP")
+EXTRAS = ["checkpoint", "compile", "accumulate"]
+found = told("ddp,zero1,kept,fsdp") | {f"fsdp, {' '.join(EXTRAS)}": told("fsdp", *EXTRAS)["fsdp"]}
+print("two real ranks, rank 0                      stay    peak (MiB, virtual)   losses and norms of DDP")
+for way, (numbers, stay, peak) in found.items():
+    print(f"{way:<42} {stay:5.2f} {peak:7.2f} {torch.allclose(numbers, found['ddp'][0], rtol=1e-4)!s:>26}")
 
 # %% practice-explain [markdown]
 # - **Parameters are DTensors**: `weight.shape` is that of the whole, `weight.to_local()` this rank's rows, and
 #   `weight.full_tensor()` gathers all of them: a collective. The norm that clipping returns is a DTensor too, of all ranks.
+# - **On real ranks as on imagined ones**: of DDP's 16 bytes a parameter ZeRO-1 has 12, half of Adam's state. FSDP has half of
+#   weights and state, 6, and gradients only until `zero_grad`; DDP holds its buckets. Kept weights show in the peak alone.
 # - **The optimizer comes after the cut**, since `fully_shard` puts new parameters in place of the old.
 # - **Order**: compile or checkpoint the block, then `fully_shard` it, then the rest.
 # - **Mixed precision** is a policy, not autocast: `MixedPrecisionPolicy(param_dtype=torch.bfloat16,
