@@ -356,3 +356,18 @@ def test_after_the_scope_nothing_of_it_is_left():
     with VirtualGPU("T4"):
         assert torch.randn(1024, 1024).mean().item() < 1
     assert names[0] is torch.load
+
+
+def allocations(compute):
+    with VirtualGPU("T4", compute=compute):
+        v = torch.arange(3.0, device="cuda")
+        torch.cuda.memory._record_memory_history()
+        torch.func.hessian(lambda v: (v**3).sum())(v)
+        (events,) = torch.cuda.memory._snapshot()["device_traces"]
+        torch.cuda.memory._record_memory_history(enabled=None)
+    return [(event["action"], event["size"]) for event in events]
+
+
+def test_a_product_with_a_tensor_of_zeros_looks_up_its_shape_without_memory():
+    """In derivatives forwards PyTorch asks meta kernels written in Python, and without values those met our tensors."""
+    assert allocations(compute=False) == allocations(compute=True)

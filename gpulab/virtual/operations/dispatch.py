@@ -89,6 +89,8 @@ def _plan(func: Any) -> Run:
         return _run_synchronising
     if _custom(func) is not None:
         return _run_custom
+    if name.startswith("prims::"):
+        return _run_primitive
     if name.partition("::")[0] in NAMESPACES:
         return NAMESPACES[name.partition("::")[0]]
     if func in _PARTS:
@@ -141,6 +143,13 @@ def _run_plainly(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict
         return func._op(*args, **kwargs)
     with backing:
         return func._op(*args, **kwargs)
+
+
+def _run_primitive(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A piece of what PyTorch has in Python of an operation. Without values tensors are meta tensors, and then it is a
+    kernel for those that asks: the product of a tensor of zeros, as derivatives forwards have them, looks up its shape
+    there (`mul_zerotensor` in BinaryOps.cpp), which takes no memory on a GPU."""
+    return _run(gpu, func, args, kwargs) if gpu.compute else _run_plainly(gpu, func, args, kwargs)
 
 
 def _run(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], handler: Any = None) -> Any:
