@@ -665,40 +665,35 @@ with gpulab.VirtualGPU("A100-80", ranks=16, rank=9):
 # | `Connection closed by peer` | rank 0 was done (NCCL is silent until its timeout, 10 minutes) | equal numbers of batches, or `model.join()` |
 # | `invalid device ordinal` | `cuda:{rank}` on the second machine | `LOCAL_RANK` |
 #
-# With `find_unused_parameters=True` DDP searches the graph in each step, sends one more all-reduce (which parameters were
-# used, anywhere), and its buckets keep their first order. What that costs where nothing is unused, small layers in turn
-# on two real ranks:
+# `find_unused_parameters=True` searches the graph in each step, sends one more all-reduce (what was used, anywhere), and keeps
+# the buckets' first order. Its price with forty small layers, on two real ranks:
 
 # %% price-write
 # %%writefile price.py
 import statistics
-import time
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+import gpulab
 
 dist.init_process_group("gloo")
-torch.set_num_threads(1)
 layers = [layer for _ in range(40) for layer in (nn.Linear(32, 32), nn.GELU())]
-models = {find: DistributedDataParallel(nn.Sequential(*layers), find_unused_parameters=find) for find in (False, True)}
-seconds = {False: [], True: []}
-for step in range(30):
-    for find, model in models.items():
-        dist.barrier()
-        begin = time.perf_counter()
-        model(torch.ones(16, 32)).sum().backward()
-        seconds[find].append(time.perf_counter() - begin)
-without, with_search = (statistics.median(s[5:]) for s in seconds.values())
+models = [DistributedDataParallel(nn.Sequential(*layers), find_unused_parameters=find) for find in (False, True)]
+times = ([], [])
+for _ in range(25):  # in turn, so that other work on this machine meets both
+    for model, ms in zip(models, times):
+        step = gpulab.timing.measure(lambda: model(torch.ones(16, 32)).sum().backward(), repeat=1, warm_up=0)
+        ms.append(step.median_ms)
+without, with_search = map(statistics.median, times)
 print(f"find_unused_parameters: {100 * (with_search / without - 1):+.0f} % time in a step (measured on this machine)")
 
 # %% price-run tags=["host-dependent"]
 print(launch("price.py").ranks[0].output)
 
 # %% price-explain [markdown]
-# Large layers hide it. So it is a repair for a model that needs it, and no default.
-#
-# The silent mistakes are worse: nothing fails, and the result is wrong.
+# Large layers hide it; still, it is a repair and no default. The silent mistakes are worse: the result is wrong, and nothing
+# fails.
 
 # %% silent-write
 # %%writefile silent.py
