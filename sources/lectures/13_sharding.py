@@ -286,6 +286,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 import gpulab
@@ -331,6 +332,25 @@ def made(way):
         return model, ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW)
     return model, torch.optim.AdamW(model.parameters())  # after the cut
 
+# %% practice-write-step
+# %%writefile -a train.py
+
+
+def train_step(model, optimizer, number):
+    total = torch.zeros((), device=device)
+    for part in range(parts):
+        mine = slice(300 * number + rank + ranks * part, 300 * (number + 1), ranks * parts)
+        if parts > 1:
+            model.set_requires_gradient_sync(part == parts - 1)  # FSDP's no_sync
+        loss = nn.functional.cross_entropy(model(x[mine]), y[mine]) / parts
+        loss.backward()
+        total += loss.detach()
+    norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+    dist.all_reduce(total, dist.ReduceOp.AVG)
+    return total, norm.full_tensor() if isinstance(norm, DTensor) else norm
+
 # %% practice-write-loop
 # %%writefile -a train.py
 
@@ -339,24 +359,12 @@ rank, ranks, parts = dist.get_rank(), dist.get_world_size(), 2 if "accumulate" i
 for way in ways:
     before = torch.cuda.memory_allocated()
     model, optimizer = made(way)
-    for step in range(3):
-        total = torch.zeros((), device=device)
+    for number in range(3):
         torch.cuda.reset_peak_memory_stats()
-        for part in range(parts):
-            mine = slice(300 * step + rank + ranks * part, 300 * (step + 1), ranks * parts)
-            if parts > 1:
-                model.set_requires_gradient_sync(part == parts - 1)  # FSDP's no_sync
-            loss = nn.functional.cross_entropy(model(x[mine]), y[mine]) / parts
-            loss.backward()
-            total += loss.detach()
-        norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        norm = norm.full_tensor() if way in ("kept", "fsdp") else norm  # a plain number
-        optimizer.step()
-        optimizer.zero_grad()
-        dist.all_reduce(total, dist.ReduceOp.AVG)
+        loss, norm = train_step(model, optimizer, number)
         stay, peak = torch.cuda.memory_allocated() - before, torch.cuda.max_memory_allocated() - before
-        print("told", way, total.item(), norm.item(), stay, peak)
-    del model, optimizer, loss, total, norm
+        print("told", way, loss.item(), norm.item(), stay, peak)
+    del model, optimizer, loss, norm
 
 # %% practice-run
 def told(*args):
