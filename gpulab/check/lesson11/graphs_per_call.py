@@ -121,8 +121,8 @@ def compile_once() -> None:
 def own_limits() -> Iterator[Callable[[], bool]]:
     """Dynamo's limits as PyTorch sets them, whatever was set before, and put back afterwards; whether they are changed.
 
-    A library may have set them (timm does when it is imported: 1,000,000), or the reader. Those of the calling thread: in
-    newer versions of PyTorch each has its own.
+    A library may have set them (timm does when it is imported: 1,000,000), or the reader. Those of the calling thread:
+    in newer versions of PyTorch each has its own.
     """
     config = torch._dynamo.config
     with config.patch(recompile_limit=LIMIT, accumulated_recompile_limit=LIMIT_OF_ALL):
