@@ -376,9 +376,9 @@ def told(*args):
 
 EXTRAS = ["checkpoint", "compile", "accumulate"]
 found = told("ddp,zero1,kept,fsdp") | {f"fsdp, {' '.join(EXTRAS)}": told("fsdp", *EXTRAS)["fsdp"]}
-print("two real ranks, rank 0                      stay    peak (MiB, virtual)   losses and norms of DDP")
+print(f"MiB on rank 0 of two real ranks ({'virtual' if where else 'measured'})    stay   peak   losses and norms of DDP")
 for way, (numbers, stay, peak) in found.items():
-    print(f"{way:<42} {stay:5.2f} {peak:7.2f} {torch.allclose(numbers, found['ddp'][0], rtol=1e-4)!s:>26}")
+    print(f"{way:<45} {stay:6.2f} {peak:6.2f}   {torch.allclose(numbers, found['ddp'][0], rtol=1e-4)}")
 
 # %% practice-explain [markdown]
 # - **Parameters are DTensors**: `weight.shape` is that of the whole, `weight.to_local()` this rank's rows, and

@@ -131,10 +131,7 @@ def test_the_parts_of_a_composite_are_cast_in_inference_mode_too(mode):
     with VirtualGPU("T4"), mode(), torch.autocast("cuda", dtype=torch.float16):
         scores = F.linear(torch.ones(4, 8, device="cuda"), torch.ones(8, 8, device="cuda"))
         assert scores.dtype is torch.float16
-        scores, labels = (
-            scores + torch.arange(8, device="cuda").half() / 3,
-            torch.zeros(4, dtype=torch.long, device="cuda"),
-        )
+        scores, labels = scores + torch.arange(8, device="cuda").half() / 3, torch.zeros(4, device="cuda").long()
         loss = F.cross_entropy(scores, labels)
         assert loss.dtype is torch.float32
         assert loss == F.nll_loss(F.log_softmax(scores, 1, dtype=torch.float16), labels)

@@ -10,12 +10,17 @@ from .lesson11 import graphs_per_call
 NO_LIMIT = next(wrong for wrong in graphs_per_call.BANK.wrong_answers if wrong.name == "no_limit")
 
 
-@pytest.mark.parametrize("limit", [2, 1000])
-def test_a_limit_that_the_reader_has_set_before_neither_hides_a_mistake_nor_makes_one(limit, capsys):
-    with torch._dynamo.config.patch(recompile_limit=limit):
+@pytest.mark.parametrize(
+    "settings",
+    [{"recompile_limit": 2}, {"recompile_limit": 1000}, {"automatic_dynamic_shapes": False}],
+    ids=str,
+)
+def test_what_the_reader_has_set_before_neither_hides_a_mistake_nor_makes_one(settings, capsys):
+    config = torch._dynamo.config
+    with config.patch(settings):
         graphs_per_call.BANK.check(graphs_per_call.SOLUTION, seed=1)
         assert "✔ graphs_per_call" in capsys.readouterr().out
         with pytest.raises(gpulab.CheckFailed) as caught:
             graphs_per_call.BANK.check(NO_LIMIT.answer, seed=1)
         assert caught.value.summary == NO_LIMIT.summary
-        assert torch._dynamo.config.recompile_limit == limit
+        assert {name: getattr(config, name) for name in settings} == settings

@@ -18,7 +18,12 @@ from ..wording import is_whole
 from .sections import AGAIN, BREAKS
 
 KIND, LENGTH, ERROR, SETTINGS = "what came back", "numbers in the list", "the exception", "the limits afterwards"
-LIMIT, LIMIT_OF_ALL = 8, 256  # of PyTorch 2.11 to 2.15
+AS_IN_PYTORCH = {  # 2.11 to 2.15; what decides how often is compiled
+    "recompile_limit": 8,
+    "accumulated_recompile_limit": 256,
+    "automatic_dynamic_shapes": True,
+    "assume_static_by_default": True,
+}
 FROM_NOTHING = "graphs of what was compiled before, as the first time"
 
 
@@ -98,7 +103,7 @@ CLAUSES = [
         "config.patch(recompile_limit=…)",
         AGAIN,
     ),
-    Clause("its settings are as before", [SETTINGS], "a limit is left changed", "with config.patch(…)", AGAIN),
+    Clause("its settings are as before", [SETTINGS], "a setting is left changed", "with config.patch(…)", AGAIN),
 ]
 EDGES = {"function": tuple(FUNCTIONS), "before": (False, True)}
 BEFORE = ("of a function that is one graph", "of three lengths")  # only lengths are compiled differently afterwards
@@ -118,15 +123,15 @@ def compile_once() -> None:
 
 
 @contextmanager
-def own_limits() -> Iterator[Callable[[], bool]]:
-    """Dynamo's limits as PyTorch sets them, whatever was set before, and put back afterwards; whether they are changed.
+def own_settings() -> Iterator[Callable[[], bool]]:
+    """Dynamo's settings as PyTorch has them; those of before are put back. Tells whether the call changed one.
 
     A library may have set them (timm does when it is imported: 1,000,000), or the reader. Those of the calling thread:
     in newer versions of PyTorch each has its own.
     """
     config = torch._dynamo.config
-    with config.patch(recompile_limit=LIMIT, accumulated_recompile_limit=LIMIT_OF_ALL):
-        yield lambda: (config.recompile_limit, config.accumulated_recompile_limit) != (LIMIT, LIMIT_OF_ALL)
+    with config.patch(AS_IN_PYTORCH):
+        yield lambda: any(getattr(config, name) != value for name, value in AS_IN_PYTORCH.items())
 
 
 def play(call: Callable[..., Any], scene: Scene) -> Facts:
@@ -136,7 +141,7 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
     failed, left = [], []
 
     def through(student: Callable[..., Any], *args: Any) -> Any:
-        with own_limits() as changed:
+        with own_settings() as changed:
             try:
                 return student(*args)
             except Failed:
@@ -154,7 +159,7 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
         got = asked()
         graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"] - graphs
         if scene.before:
-            with torch._dynamo.config.patch(recompile_limit=100):
+            with torch._dynamo.config.patch(AS_IN_PYTORCH | {"recompile_limit": 100}):
                 compiled: Any = torch.compile(function, backend="eager")
                 for args in calls[: len(calls) - (scene.function == "that raises")]:
                     compiled(*args)

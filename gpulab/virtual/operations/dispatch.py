@@ -65,7 +65,7 @@ class Dispatch(TorchDispatchMode):
         try:
             run = _PLANS[func]
         except KeyError:
-            run = _PLANS[func] = _plan(func)
+            run = _PLANS[func] = _plan_primitive(func) if func.name().startswith("prims::") else _plan(func)
         if nested.seen and nested.among((args, kwargs.values() if kwargs else ())):
             run = _run_nested
         out = run(gpu, func, args, kwargs or _NOTHING)
@@ -89,8 +89,6 @@ def _plan(func: Any) -> Run:
         return _run_synchronising
     if _custom(func) is not None:
         return _run_custom
-    if name.startswith("prims::"):
-        return _run_primitive
     if name.partition("::")[0] in NAMESPACES:
         return NAMESPACES[name.partition("::")[0]]
     if func in _PARTS:
@@ -123,6 +121,21 @@ def _plan(func: Any) -> Run:
     return _run
 
 
+def _plan_primitive(func: Any) -> Run:
+    """How a piece of what PyTorch has in Python of an operation is run.
+
+    Without values tensors are meta tensors, and then it is a kernel for those that asks: the product of a tensor of
+    zeros, as derivatives forwards have them, looks up its shape there (`mul_zerotensor` in BinaryOps.cpp), which takes
+    no memory on a GPU.
+    """
+    with_values = _plan(func)
+
+    def run(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return (with_values if gpu.compute else _run_plainly)(gpu, func, args, kwargs)
+
+    return run
+
+
 def _run_higher(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """An operator that calls others: those are seen."""
     higher = _HIGHER.get(func.name())
@@ -143,13 +156,6 @@ def _run_plainly(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict
         return func._op(*args, **kwargs)
     with backing:
         return func._op(*args, **kwargs)
-
-
-def _run_primitive(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A piece of what PyTorch has in Python of an operation. Without values tensors are meta tensors, and then it is a
-    kernel for those that asks: the product of a tensor of zeros, as derivatives forwards have them, looks up its shape
-    there (`mul_zerotensor` in BinaryOps.cpp), which takes no memory on a GPU."""
-    return _run(gpu, func, args, kwargs) if gpu.compute else _run_plainly(gpu, func, args, kwargs)
 
 
 def _run(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], handler: Any = None) -> Any:
