@@ -23,6 +23,7 @@ from typing import Any
 import psutil
 
 from ..distributed import Rank, RankFailed, run
+from ..distributed.running import environment
 from .base import CheckFailed, NotAttempted, Trial
 from .on_rank import WHERE, Answer, Call
 from .processor import TICK, FairClock
@@ -32,6 +33,7 @@ QUIET_SECONDS = 2.0  # in which no rank that has not answered does anything
 TOGETHER_SECONDS = 0.5  # the same, where a rank has failed already
 LIMIT_SECONDS = 10.0  # of processor time, of one rank
 WALL_SECONDS = 60.0
+PATIENCE_SECONDS = 0.5  # with ranks that are told to end
 _LITTLE = 0.05  # of the time: Gloo's own threads look around a hundred times a second
 _UNEQUAL = (
     "ranks that do not call the same collectives in the same order wait for one another: each must call all of them, "
@@ -55,9 +57,9 @@ class Ranks:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def close(self) -> None:
+    def close(self, patience: float = PATIENCE_SECONDS) -> None:
         if self._crew is not None:
-            outputs = self._crew.end()
+            outputs = self._crew.end(patience)
             self._outputs = self._outputs or outputs
             self._crew = None
 
@@ -79,7 +81,7 @@ class Ranks:
                 likely="it uses an object of the notebook that lives in this process only: make it inside the function",
             )
         if self._crew is None:
-            self._crew = _Crew(self.most)
+            self._crew = _Crew(self.most, getattr(functions[0], "func", functions[0]).__module__)
         self._number += 1
         lines, seed = _lines_of(student), _seed()
         calls = [Call(f, [*sys.path], lines, seed, len(functions), self._number) for f in pickled]
@@ -93,16 +95,17 @@ class Ranks:
                 trial.left(left)
             trial.unchanged(next((answer.changes for answer in answers if answer.changes), ()))
             return [answer.value for answer in answers]
-        crew = self._crew
-        if any(answer.ended for answer in answers):
-            self.close()
+        crew, waiting = self._crew, {_HUNG, _BUSY}
+        if ended := {answer.ended for answer in answers if answer.ended}:
+            # Of one that has ended by itself the launcher must know before others are killed: it tells who was first.
+            self.close(0.0 if ended <= waiting else PATIENCE_SECONDS)
         raise _failure(trial, answers, crew.culprit)
 
 
 class _Crew:
-    """The processes themselves, in a run of their own."""
+    """The processes themselves, in a run of their own, for calls of functions of the module `home`."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, home: str) -> None:
         key = os.urandom(16)
         self._listener = Listener(("127.0.0.1", 0), authkey=key, backlog=count)
         script, (_, port) = Path(__file__).with_name("on_rank.py"), self._listener.address
@@ -111,10 +114,16 @@ class _Crew:
         self.culprit: Rank | None = None  # whose end brought the others down
         words = [str(port), key.hex()]
         env = {} if "GPULAB_GPU" not in os.environ else {"GPULAB_GPU": ""}
+        warm = sys.platform == "linux"
+        if warm:
+            from ..distributed.warm import VIRTUAL, server
+
+            names = [*VIRTUAL, f"{__package__}.on_rank", home]
+            server(environment(env)).imports([name for name in names if name.startswith("gpulab.")])
 
         def follow() -> None:
             try:
-                ended = run(script, count, args=words, timeout=None, env=env, warm=sys.platform == "linux")
+                ended = run(script, count, args=words, timeout=None, env=env, warm=warm)
             except RankFailed as failed:
                 ended, self.culprit = failed.run, failed.rank
             except BaseException as error:  # it is raised where somebody waits for the ranks
@@ -178,14 +187,14 @@ class _Crew:
                     return tuple(frames), inside
         return (), ""
 
-    def end(self) -> list[str]:
+    def end(self, patience: float = PATIENCE_SECONDS) -> list[str]:
         """The ranks are gone; what each has printed."""
         for connection in self._ranks.values():
             connection.close()
         self._listener.close()
-        patience = time.monotonic() + 0.5
+        until = time.monotonic() + patience
         while self._run.is_alive():
-            if time.monotonic() > patience:  # one is still in a call
+            if time.monotonic() > until:  # one is still in a call
                 for pid in self._pids.values():
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL if sys.platform != "win32" else signal.SIGTERM)

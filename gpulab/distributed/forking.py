@@ -2,7 +2,7 @@
 
 The file is run by its path, as `processes.py`, and has one thread and no process group; `warm.py` is the notebook's
 side. Over a channel of the two come sockets, one for each run, which its launcher reads the run from, and by whose end
-it learns that the notebook has left or died. A launcher forks the ranks, and does for them what torchrun does: it keeps
+it learns that the notebook has left or died; and now and then one with more to import. A launcher forks the ranks, and does for them what torchrun does: it keeps
 the store where they meet, stops all where one fails, and reports; a rank never touches the server. It is also its own
 keeper: it makes the run's folder, and removes it when the notebook has left.
 
@@ -22,11 +22,11 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
-READY, RUN, RETIRE = b"r", b"f", b"q"  # what is said on the channel
+READY, RUN, IMPORT, RETIRE = b"r", b"f", b"i", b"q"  # what is said on the channel
 
 # What any rank that trains imports: an optimizer and DistributedDataParallel alone need torch._dynamo, for seconds.
 _IMPORTED = ("torch.distributed", "torch.distributed.fsdp", "torch.distributed.tensor", "torch._dynamo")
@@ -55,7 +55,7 @@ def serve(channel: socket.socket, notebook: int, idle: float) -> Job | None:
 
     `idle` is in seconds without a run.
     """
-    _import()
+    _import(_IMPORTED)
     processes.adopt_orphans()
     woken, wake = os.pipe()
     os.set_blocking(woken, False)
@@ -76,6 +76,8 @@ def serve(channel: socket.socket, notebook: int, idle: float) -> Job | None:
             if not said:
                 break
             retired = retired or said == RETIRE
+            if said == IMPORT:
+                _import(**_received(sockets.pop()))
             for run in sockets:
                 pid = os.fork()
                 if pid == 0:
@@ -105,12 +107,13 @@ def _buried(launchers: set[int], options: int) -> bool:
     return bool(ended)
 
 
-def _import() -> None:
-    folder = sys.path.pop(0) if not sys.flags.safe_path else None  # this file's, which nobody imports from
-    for name in _IMPORTED:
+def _import(modules: Sequence[str], path: Sequence[str] = ()) -> None:
+    """What no rank has to import any more, also from the folders `path`."""
+    before = sys.path[:]
+    sys.path[:] = [*path, *before[0 if sys.flags.safe_path else 1 :]]  # this file's folder, which nobody imports from
+    for name in modules:
         importlib.import_module(name)
-    if folder is not None:
-        sys.path.insert(0, folder)  # a rank puts its script's there
+    sys.path[:] = before  # a rank puts its script's folder first
 
     import psutil
 
@@ -184,11 +187,11 @@ def _launch(asked: dict[str, Any], mine: tuple[int, ...], enough: Callable[[], b
     return None
 
 
-def _received(run: int) -> dict[str, Any]:
+def _received(file: int) -> dict[str, Any]:
     """What the notebook asks for; it may have left already."""
     data = b""
     while b"\0" not in data:
-        part = os.read(run, 2**16)
+        part = os.read(file, 2**16)
         if not part:
             os._exit(0)
         data += part

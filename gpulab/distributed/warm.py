@@ -19,6 +19,7 @@ import sysconfig
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from . import processes
@@ -27,7 +28,11 @@ from .result import on_screen
 
 IDLE = 600.0  # seconds that a server waits for the next run
 
-_READY, _RUN, _RETIRE = b"r", b"f", b"q"  # as forking.py has them
+_READY, _RUN, _IMPORT, _RETIRE = b"r", b"f", b"i", b"q"  # as forking.py has them
+
+# What ranks with a virtual GPU import; gpulab itself is found where this file is.
+VIRTUAL = ("gpulab.virtual.gpu", "gpulab.virtual.ranks.imagined", "gpulab.virtual.ranks.over_gloo")
+_GPULAB = str(Path(__file__).parents[2])
 
 # Variables that Python, the loader, torch and what torch loads read once, as they start or are imported.
 _READ_ONCE = (
@@ -57,6 +62,7 @@ class Server:
         self.ground = ground(env)
         self.owner = os.getpid()
         self._is_ready = False
+        self._imported: set[str] = set()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  (open as long as the server lives)
         self._channel, its = socket.socketpair()
         file = str(Path(__file__).with_name("forking.py"))
@@ -93,6 +99,18 @@ class Server:
         """Have it fork a launcher for `run`; nothing where it has just ended."""
         with contextlib.suppress(ConnectionError):
             socket.send_fds(self._channel, [_RUN], [run.fileno()])
+
+    def imports(self, modules: Sequence[str]) -> None:
+        """Have it import these modules of gpulab before the next run is forked, so that its ranks need not."""
+        new = [name for name in modules if name not in self._imported]
+        self._imported.update(new)
+        if not new:
+            return
+        its, mine = os.pipe()
+        with open(its, "rb"), open(mine, "wb", buffering=0) as pipe:
+            pipe.write(json.dumps({"modules": new, "path": [_GPULAB]}).encode() + b"\0")
+            with contextlib.suppress(ConnectionError):  # it has just ended
+                socket.send_fds(self._channel, [_IMPORT], [its])
 
     def last_words(self) -> str:
         code = self.process.wait()
@@ -172,6 +190,8 @@ class Forked:
         asked = {"folder": str(folder.path), "count": folder.count, "script": folder.script, "args": args}
         self._asked = json.dumps(asked | {"env": env, "cwd": os.getcwd()}).encode() + b"\0"
         self._server = server(env)
+        if env.get("GPULAB_GPU", "").startswith("virtual"):
+            self._server.imports(VIRTUAL)
         self._socket: socket.socket | None = None
         self._pid: int | None = None
 
