@@ -2,9 +2,10 @@
 
 The file is run by its path, as `processes.py`, and has one thread and no process group; `warm.py` is the notebook's
 side. Over a channel of the two come sockets, one for each run, which its launcher reads the run from, and by whose end
-it learns that the notebook has left or died; and now and then one with more to import. A launcher forks the ranks, and does for them what torchrun does: it keeps
-the store where they meet, stops all where one fails, and reports; a rank never touches the server. It is also its own
-keeper: it makes the run's folder, and removes it when the notebook has left.
+it learns that the notebook has left or died; before some a pipe, with more to import. A launcher forks the ranks, and
+does for them what torchrun does: it keeps the store where they meet, stops all where one fails, and reports; a rank
+never touches the server. It is also its own keeper: it makes the run's folder, and removes it when the notebook has
+left.
 
 The server ends with the notebook, or when it had nothing to do for some time.
 """
@@ -111,8 +112,12 @@ def _import(modules: Sequence[str], path: Sequence[str] = ()) -> None:
     """What no rank has to import any more, also from the folders `path`."""
     before = sys.path[:]
     sys.path[:] = [*path, *before[0 if sys.flags.safe_path else 1 :]]  # this file's folder, which nobody imports from
-    for name in modules:
-        importlib.import_module(name)
+    try:
+        for name in modules:
+            importlib.import_module(name)
+    except Exception:
+        traceback.print_exc()
+        os._exit(1)  # what libraries print at a regular end would hide it
     sys.path[:] = before  # a rank puts its script's folder first
 
     import psutil

@@ -631,7 +631,7 @@ class Heads(nn.Module):
 
 mistake = sys.argv[1]
 if mistake == "port":  # a number in the script
-    dist.init_process_group("gloo", f"tcp://127.0.0.1:{sys.argv[2]}", rank=0, world_size=1)
+    dist.TCPStore("127.0.0.1", int(sys.argv[2]), is_master=True)
 dist.init_process_group("gloo")
 model = DistributedDataParallel(Heads() if mistake == "unused" else nn.Linear(8, 8))
 with model.join(enable=mistake == "joined"):

@@ -271,6 +271,30 @@ def test_a_server_that_cannot_start_is_told_with_its_last_words(tmp_path):
     assert distributed.run("works.py", 1).ranks[0].output == "well\n"
 
 
+def test_ranks_with_a_virtual_gpu_are_forked_from_a_process_that_has_imported_it():
+    write("finds.py", "import sys; before = 'gpulab.virtual.gpu' in sys.modules; import gpulab; gpulab.setup()")
+    with open("finds.py", "a", encoding="utf-8") as file:
+        file.write("\nimport torch\nprint(before, torch.cuda.get_device_name(), torch.cuda.memory_allocated())")
+    warm.stop()
+    others = {"GPULAB_GPU": ""}
+    warm.server(running.environment(others)).imports(["gpulab.check.on_rank"])
+    write("other.py", "import sys; print('gpulab.check.on_rank' in sys.modules, 'gpulab.data' in sys.modules)")
+    assert distributed.run("other.py", 1, env=others).ranks[0].output == "True False\n"
+    for run in range(2):
+        output = distributed.run("finds.py", 2, env={"GPULAB_GPU": "virtual:L4"}).ranks[1].output
+        assert output.splitlines()[-1] == "True NVIDIA L4 0", run
+
+
+def test_what_the_server_cannot_import_is_told():
+    server = warm.server(running.environment({}))
+    server.imports(["gpulab.nothing_of_that_name"])
+    write("never.py", "raise AssertionError")
+    with pytest.raises(RuntimeError, match=r"(?s)warm server.*No module named 'gpulab\.nothing_of_that_name'"):
+        distributed.run("never.py", 2)
+    write("works.py", "print('well')")
+    assert distributed.run("works.py", 1).ranks[0].output == "well\n"
+
+
 def test_a_server_with_threads_is_not_forked(tmp_path):
     (tmp_path / "threads").mkdir()
     write(
