@@ -7,7 +7,7 @@ import pytest
 from courselib import versions
 from courselib.terminal import Stop
 from courselib.venv import Venv
-from courselib.versions import PARTS, VERSIONS, LaneVenv, constraints, counted, python_of, run_versions
+from courselib.versions import VERSIONS, LaneVenv, constraints, counted, parts, python_of, run_versions
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTED = (ROOT / "constraints.txt").read_text(encoding="utf-8")
@@ -38,10 +38,14 @@ def test_a_package_that_has_no_line_is_told():
         constraints(TESTED, {"nothing": "==1"})
 
 
-def test_what_the_parts_run_is_there():
-    for arguments in PARTS.values():
-        for argument in arguments:
-            assert not argument.startswith(("tests/", "notebooks/")) or (ROOT / argument).exists(), argument
+@pytest.mark.parametrize("version", VERSIONS, ids=lambda version: version.name)
+def test_what_the_parts_run_is_there(version):
+    arguments = [argument for arguments in parts(version).values() for argument in arguments]
+    for argument in arguments:
+        assert not argument.startswith(("tests/", "notebooks")) or (ROOT / argument).exists(), argument
+    # Bytes are those of the tested torch: another one's are not compared with what is stored.
+    assert ("--nbval" in arguments) == ("torch" not in version.instead)
+    assert ("--nbval-lax" in arguments) == ("torch" in version.instead)
 
 
 def test_outcomes_are_counted_and_reasons_told(tmp_path):
@@ -80,10 +84,10 @@ def test_a_lane_fails_with_one_of_its_parts_and_runs_them_all(codes, monkeypatch
     def make(lane, version, python):
         lane.folder.mkdir(parents=True)
 
-    parts = {f"part {n}": ("-c", write.format(code)) for n, code in enumerate(codes)}
+    programs = {f"part {n}": ("-c", write.format(code)) for n, code in enumerate(codes)}
     monkeypatch.setattr(versions, "python_of", lambda version: [sys.executable])
     monkeypatch.setattr(versions, "_make", make)
-    monkeypatch.setattr(versions, "PARTS", parts)
+    monkeypatch.setattr(versions, "parts", lambda version: programs)
     monkeypatch.setattr(LaneVenv, "python", property(lambda lane: Path(sys.executable)))
     call = versions.subprocess.call
     monkeypatch.setattr(versions.subprocess, "call", lambda command, **more: call([*command, REPORT], **more))

@@ -81,7 +81,7 @@ class Ranks:
                 likely="it uses an object of the notebook that lives in this process only: make it inside the function",
             )
         if self._crew is None:
-            self._crew = _Crew(self.most, getattr(functions[0], "func", functions[0]).__module__)
+            self._crew = _Crew(self.most, getattr(functions[0], "func", functions[0]).__module__ or "")
         self._number += 1
         lines, seed = _lines_of(student), _seed()
         calls = [Call(f, [*sys.path], lines, seed, len(functions), self._number) for f in pickled]
@@ -241,8 +241,10 @@ def _failure(trial: Trial, answers: Sequence[Answer], culprit: Rank | None) -> B
     raised = [rank for rank, answer in enumerate(answers) if answer.raised]
     busy = [rank for rank, answer in enumerate(answers) if answer.ended == _BUSY]
     # One that waits outside the student's lines has returned from them.
-    waits = [rank for rank, answer in enumerate(answers) if answer.ended == _HUNG and answer.frames]
-    back = [rank for rank in range(count) if rank not in {*ended, *raised, *busy, *waits}]
+    hung = [rank for rank, answer in enumerate(answers) if answer.ended == _HUNG]
+    waits = [rank for rank in hung if answers[rank].frames]
+    at_fault = busy or waits or hung
+    back = [rank for rank in range(count) if rank not in {*ended, *raised, *at_fault, *waits}]
     waited = f"; {_named(waits)} waited for it" if waits else ""
     if ended:
         first, how = next(iter(ended.items()))
@@ -266,18 +268,19 @@ def _failure(trial: Trial, answers: Sequence[Answer], culprit: Rank | None) -> B
         )
         failed.raised = f"{name}: {clip(text, 100)}"
     else:
-        first = [*busy, *waits, 0][0]
+        first = at_fault[0]
+        does = "computes" if busy else "waits" if waits else "has returned, and what follows waits"
         # Where one computes differs from moment to moment.
         inside = f" in {answers[first].inside}" if answers[first].inside and not busy else ""
         failed = CheckFailed(
             trial.name,
-            "your function computes for ever" if busy else "your function waits for ever",
+            f"your function {does} for ever",
             expected="a call that returns on all ranks",
-            got=f"{_named(busy or waits)} of {count} {'computed' if busy else 'waited'}{inside}"
+            got=f"{_named(at_fault)} of {count} {'computed' if busy else 'waited'}{inside}"
             + (f", {_named(back)} had returned" if back else ""),
-            likely="" if busy else _UNEQUAL,
+            likely=_UNEQUAL if waits and not busy else "",
         )
-        failed.raised, failed.hung = f"hang of {_named(busy or waits)}{inside}", True
+        failed.raised, failed.hung = f"hang of {_named(at_fault)}{inside}", True
     failed.notes += answers[first].frames
     return failed
 

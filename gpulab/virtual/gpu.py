@@ -99,6 +99,7 @@ class VirtualGPU:
         self._patches = Patches()
         self._suspensions = 0  # how many blocks without it are open, in all threads
         self._outer: VirtualGPU | None = None
+        self._chosen: tuple[int, dict[int, int] | None] = 0, None  # this thread's device and streams before
 
     def _imagined(self, gpu: str, ranks: int | None, rank: int, nodes: int | None) -> world.World | None:
         """The ranks that are imagined, None where there are none."""
@@ -136,6 +137,9 @@ class VirtualGPU:
         self._outer = in_force.current
         if self._outer is not None:
             self._outer._suspend()
+        chosen = in_force.thread
+        self._chosen = chosen.device, chosen.streams
+        chosen.device, chosen.streams = 0, None
         self.active = True
         in_force.current = self
         try:
@@ -161,6 +165,7 @@ class VirtualGPU:
         self._suspend()
         for device in self.devices:
             device.close()
+        in_force.thread.device, in_force.thread.streams = self._chosen
         in_force.current, self._outer = self._outer, None
         if in_force.current is not None:
             in_force.current._resume()

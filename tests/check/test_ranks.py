@@ -154,6 +154,16 @@ def test_a_collective_that_one_rank_does_not_call_is_named_with_its_line(trial):
     assert not descendants()
 
 
+def test_what_waits_after_the_function_has_returned_is_not_laid_to_it(trial):
+    names = {}
+    text = "def waits_afterwards(student):\n    import time\n    student(), time.sleep(1e6)"
+    exec(compile(text, gpulab.__file__, "exec"), names)  # as if it were a check's own line
+    failed = failure(trial, lambda: None, through=names["waits_afterwards"])
+    assert failed.summary == "your function has returned, and what follows waits for ever"
+    assert failed.rows["got"] == "ranks 0 and 1 of 2 waited"
+    assert not failed.rows.get("likely")
+
+
 def test_an_endless_loop_ends(trial, monkeypatch):
     monkeypatch.setattr(module, "LIMIT_SECONDS", 1.0)
 

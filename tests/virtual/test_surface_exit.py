@@ -9,6 +9,7 @@ import pytest
 import torch
 from courselib.patience import HANG_SECONDS
 
+from gpulab.planning import plan
 from gpulab.virtual.scope import in_force
 
 from .surface_scope import scope
@@ -129,6 +130,23 @@ def test_nested_scopes_replace_the_outer_one_for_a_while():
         # The functions are made anew for the outer scope; PyTorch's own are still kept beneath them.
         assert {key for key, _ in changed(attributes)} <= {key for key, _ in attributes}
         use()
+
+
+def test_the_current_device_and_stream_are_of_their_scope():
+    with scope(count=2):
+        torch.cuda.set_device(1)
+        side = torch.cuda.Stream()
+        torch.cuda.set_stream(side)
+        with scope(compute=False):
+            assert torch.cuda.current_device() == 0
+            assert torch.cuda.current_stream() == torch.cuda.default_stream()
+        assert torch.cuda.current_device() == 1
+        assert torch.cuda.current_stream() == side
+        plan(lambda batch: lambda: torch.ones(batch, device="cuda"), batch=1)
+        assert torch.cuda.current_stream() == side
+    with scope(count=2):
+        assert torch.cuda.current_device() == 0
+        assert torch.cuda.current_stream(1) == torch.cuda.default_stream(1)
 
 
 def test_an_outer_scope_cannot_end_before_its_inner_one():

@@ -50,6 +50,8 @@ def machine(backend: str = "nccl") -> Iterator[None]:
             store.set(meeting, "all are there")
         store.wait([meeting])
         own_shutdown.__get__(group)()
+        # Its end waits for Gloo's threads, and one of them may wait for Python's lock, which whoever lets go holds.
+        _kept.append(group)
 
     vars(c10d)["rendezvous"], group.shutdown = rendezvous, shutdown
     try:

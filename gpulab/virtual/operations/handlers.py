@@ -82,9 +82,14 @@ def _convolution_backward(gpu: VirtualGPU, device: Device, func: Any, args: Args
 
 
 def _as_cudnn_lays_it_out(out: Any, tensor: Tensor, weight: Tensor) -> Any:
-    """Channels last where input or weights are (cudnn_conv_suggest_memory_format); shapes alone forget that."""
+    """Channels last where input or weights are (cudnn_conv_suggest_memory_format), and else in order; shapes alone
+    forget that, or (PyTorch 2.11) go by the gradient."""
     form = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim())
-    if out is None or form is None or not any(_is_laid_out(t, form) for t in (tensor, weight)):
+    if out is None or form is None:
+        return out
+    if not any(_is_laid_out(t, form) for t in (tensor, weight)):
+        form = torch.contiguous_format
+    if out.is_contiguous(memory_format=form):
         return out
     with backing:
         return torch.empty_like(out, memory_format=form)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..operations import autocast, watched
-from ..scope import in_force, ownership
+from ..scope import ownership
 from ..scope.numbering import indexed
 from ..scope.patches import Patches
 from . import (
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 
 def install(gpu: VirtualGPU, patches: Patches) -> None:
     """Replace it all; `patches.restore()` puts it all back."""
-    if type(gpu.devices[0].generator) is not streams.Generator:
-        in_force.thread.device = 0  # a scope that begins, not one that goes on after an inner one
     cuda.install(gpu, patches)
     graphs.install(gpu, patches)
     accelerator.install(gpu, patches)
