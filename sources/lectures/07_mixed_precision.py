@@ -928,7 +928,7 @@ for text, attempt in attempts.items():
             attempt()
             print(f"{text}\n    {caught[0].category.__name__}: {str(caught[0].message)[:95]}")
         except TypeError as error:
-            print(f"{text}\n    TypeError: {error}")
+            print(f"{text}\n    TypeError: {str(error).partition('() ')[2]}")
 
 # %% mistake-names-repair [markdown]
 # Write `torch.autocast(device.type, dtype=...)` and `torch.amp.GradScaler(device.type)`. One more case of silence:

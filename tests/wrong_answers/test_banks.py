@@ -39,6 +39,7 @@ OWN_GPU = {  # the checks whose answers never see the notebook's GPU; a test bel
 }
 # Whose answers are given plain data, and have no use for one.
 NO_GPU = {"odd_rank", "bytes_per_rank", "fewest_gpus", "name_bottleneck", "atomic_checkpoint", "best_interval"}
+SLOW_GUARDS = "ignore:Guards may run slower on Python 3.13.0"  # torch.compile says so of that one Python
 MOST_LINES = 10  # wrapped, so that a message is seen without scrolling
 BASE = int(os.environ["GPULAB_CHECK_SEED"])  # another one in each `make explore`
 SEED = BASE + 1  # of the wrong answers; the right ones are tried with several
@@ -129,6 +130,7 @@ class Cases:
 
     bank: Bank
 
+    @pytest.mark.filterwarnings(SLOW_GUARDS)
     @pytest.mark.filterwarnings("error")
     def test_a_right_answer_passes(self, right, capsys):
         """With other inputs too, where the check does not draw its scenes so that any two values of its edges meet."""
@@ -137,6 +139,7 @@ class Cases:
     def test_a_wrong_answer_fails_in_its_own_words(self, wrong, failure_here):
         assert_its_own_words(failure_here(self.bank, wrong), wrong, self.bank)
 
+    @pytest.mark.filterwarnings(SLOW_GUARDS)
     def test_a_right_answer_passes_with_a_virtual_gpu_in_force(self, right_anywhere, capsys, monkeypatch):
         """With the first it is seen whether answers see the notebook's GPU."""
         seen, run = set(), Guard.run
