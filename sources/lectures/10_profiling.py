@@ -77,9 +77,9 @@ print(f"{one.name}: busy {one.max_utilization:.0f} %, with 1 thread where {room}
 # the interquartile range). It also sets **one thread**, unless `num_threads` says otherwise: a common surprise on a CPU.
 
 # %% timer-run tags=["host-dependent"]
-from torch.utils import benchmark
-
 with gpulab.without_gpu():
+    from torch.utils import benchmark  # chooses its clock when it is imported, by what is there
+
     scores, labels = torch.randn(512, 10), torch.randint(10, (512,))
     versions = {
         "Python loop": "sum(int(row.argmax() == label) for row, label in zip(scores, labels))",

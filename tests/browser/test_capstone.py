@@ -1,4 +1,4 @@
-"""The capstone in JupyterLab: the script that is drawn comes as a cell of its own, and a question leads to its lesson."""
+"""The capstone in JupyterLab: the drawn script comes as a cell of its own, and a question leads to its lesson."""
 
 import pytest
 
