@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 from pathlib import Path
@@ -15,6 +16,7 @@ from ...furniture.progress import record
 from ..base import OPTIMIZERS, SAVING, NotAttempted, Trial, check
 from ..measure import virtual_gpu
 from ..wording import show as words_for
+from .bench import Finding
 from .scoring import findings
 from .table import Row, as_html, as_text
 
@@ -47,7 +49,7 @@ def judge(student: Any, trial: Trial, faults: tuple[str, ...]) -> None:
     seed = random.randrange(2**31)
     after = findings(text, path, trial, seed)
     wanted = places_of(faults)
-    before = findings(given, "as found", Trial(trial.name, trial.lesson), seed, wanted)
+    before = _as_found(given, wanted, seed, trial.name, trial.lesson)
     rows = [
         Row(PLACES[name], after[name], before.get(name)) for name in PLACES if name in wanted or not after[name].right
     ]
@@ -73,6 +75,12 @@ def judge(student: Any, trial: Trial, faults: tuple[str, ...]) -> None:
                 likely="if you have changed something for it: what is measured does not change by that",
                 read="",
             )
+
+
+@functools.lru_cache(maxsize=2)
+def _as_found(given: str, places: tuple[str, ...], seed: int, name: str, lesson: int) -> dict[str, Finding]:
+    """What the script shows before any repair; the same for the same inputs."""
+    return findings(given, "as found", Trial(name, lesson), seed, places)
 
 
 def _returned(student: Any, trial: Trial) -> Any:
