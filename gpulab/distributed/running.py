@@ -50,8 +50,8 @@ def run(
     the call, of which starting takes some four; None is no limit. With `live`, what rank 0 writes is also printed as it
     comes. Of a longer output the first and the last half MiB are kept.
 
-    With `warm`, the ranks are forks of a server that has imported torch already: for short cells, since they start in a
-    fraction of the time. The server starts at the first use, again where the environment changes what counts as Python
+    With `warm`, the ranks are forks of a server that has imported torch already, and gpulab where they have a virtual
+    GPU: for short cells, since they start in a fraction of the time. The server starts at the first use, again where the environment changes what counts as Python
     starts (PYTHONPATH, OMP_NUM_THREADS) or a package is installed, and ends with the notebook's kernel or after ten
     minutes without a run. Logs, errors and time limit are the same. What differs: what a script sets before
     `import torch` comes too late for what torch reads then; all ranks hash strings alike, so that a set has the same
