@@ -51,13 +51,13 @@ def run(
     comes. Of a longer output the first and the last half MiB are kept.
 
     With `warm`, the ranks are forks of a server that has imported torch already, and gpulab where they have a virtual
-    GPU: for short cells, since they start in a fraction of the time. The server starts at the first use, again where the environment changes what counts as Python
-    starts (PYTHONPATH, OMP_NUM_THREADS) or a package is installed, and ends with the notebook's kernel or after ten
-    minutes without a run. Logs, errors and time limit are the same. What differs: what a script sets before
-    `import torch` comes too late for what torch reads then; all ranks hash strings alike, so that a set has the same
-    order on each; of torchrun's own variables only TORCHELASTIC_USE_AGENT_STORE and TORCHELASTIC_RESTART_COUNT are set,
-    so `torch.distributed.is_torchelastic_launched()` is False. Linux only: elsewhere a warning says that torchrun
-    starts the ranks all the same.
+    GPU: for short cells, since they start in a fraction of the time. The server starts at the first use, again where
+    the environment changes what counts as Python starts (PYTHONPATH, OMP_NUM_THREADS) or a package is installed, and
+    ends with the notebook's kernel or after ten minutes without a run. Logs, errors and time limit are the same. What
+    differs: what a script sets before `import torch` comes too late for what torch reads then; all ranks hash strings
+    alike, so that a set has the same order on each; of torchrun's own variables only TORCHELASTIC_USE_AGENT_STORE and
+    TORCHELASTIC_RESTART_COUNT are set, so `torch.distributed.is_torchelastic_launched()` is False. Linux only:
+    elsewhere a warning says that torchrun starts the ranks all the same.
 
     A rank that is done waits for its threads, calls what `atexit` has and lets go of the script's objects; what C++
     libraries do beyond that at the end of a process is left out, since Gloo now and then ends it by SIGABRT there.
