@@ -17,8 +17,7 @@
 # | 60 minutes, and as long for the exercises | `07_mixed_precision`, `12_many_gpus` | any machine; the signals need Linux or macOS |
 
 # %% setup-text [markdown]
-# Processes, signals and files of this lesson are real, in a temporary folder. A power cut is not: `gpulab.crash` writes
-# down what a save does to the disk, and computes what a crash at each moment leaves.
+# Processes, signals and files of this lesson are real, in a temporary folder. A power cut is not: its results are computed.
 
 # %% setup
 import collections
@@ -384,8 +383,7 @@ for crash in ("kills", "power_cuts"):
     print(f"synced   {crash:<11}", told(after(synced, crash)))
 
 # %% files-safe-text [markdown]
-# Never none. More than one is kept all the same: a disk can damage a file years after `fsync`, and a run may have been
-# ill for hours before you see it.
+# Never none. More than one is kept all the same: a disk can damage a file years after `fsync`.
 #
 # `weights_only=True`, the default since PyTorch 2.6, builds tensors, numbers and plain containers only. With `False` a file
 # may run any code, and a checkpoint from elsewhere is a program from elsewhere.
@@ -691,7 +689,7 @@ gpulab.sim.spot()
 # %% cost-text [markdown]
 # ### What it costs
 #
-# The discount is by the hour: here one on spot costs 35 % of one on demand. But the run pays for what it does twice.
+# An hour on spot costs 35 % of one on demand here; but the run pays for what it does twice.
 
 # %% cost-run
 for hours in (8, 2, 1):
@@ -822,7 +820,7 @@ gpulab.turn.illness(illness)
 # | D | loss jumps; the scale falls a little, then holds | **diverged**: the learning rate | the schedule; go back to a checkpoint before it, with a lower rate |
 # | E | memory grows by the same in each step | **leak** | what is kept with its graph (05) |
 #
-# D is why several checkpoints stay: the last one may have been saved after the jump.
+# D is why several checkpoints stay: the last may be from after the jump.
 
 # %% web-text [markdown]
 # ## What the web says
