@@ -371,3 +371,18 @@ def allocations(compute):
 def test_a_product_with_a_tensor_of_zeros_looks_up_its_shape_without_memory():
     """In derivatives forwards PyTorch asks meta kernels written in Python, and without values those met our tensors."""
     assert allocations(compute=False) == allocations(compute=True)
+
+
+def layouts_of_gradients(compute):
+    """Of a convolution into patches whose result's gradient lies channels last: of the image and of the weights."""
+    with VirtualGPU("T4", compute=compute):
+        image = torch.ones(4, 3, 64, 64, device="cuda", requires_grad=True)
+        patches = nn.Conv2d(3, 192, 16, 16, device="cuda")
+        along = torch.ones(4, 17, 192, device="cuda")[:, 1:].transpose(1, 2).view(4, 192, 4, 4)
+        return [g.stride() for g in torch.autograd.grad(patches(image), (image, patches.weight), along)]
+
+
+def test_the_gradients_of_a_convolution_lie_as_with_values_however_its_results_does():
+    """As in a vision transformer. PyTorch 2.11's kernel for shapes goes by that gradient, cuDNN by image and weights."""
+    assert layouts_of_gradients(compute=False) == layouts_of_gradients(compute=True)
+    assert layouts_of_gradients(compute=False)[1] == (768, 256, 16, 1)
