@@ -383,6 +383,6 @@ def layouts_of_gradients(compute):
 
 
 def test_the_gradients_of_a_convolution_lie_as_with_values_however_its_results_does():
-    """As in a vision transformer. PyTorch 2.11's kernel for shapes goes by that gradient, cuDNN by image and weights."""
+    """As in a vision transformer. PyTorch 2.11 goes by that gradient without values, cuDNN by image and weights."""
     assert layouts_of_gradients(compute=False) == layouts_of_gradients(compute=True)
     assert layouts_of_gradients(compute=False)[1] == (768, 256, 16, 1)
