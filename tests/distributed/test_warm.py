@@ -81,6 +81,7 @@ FINDS = """
         "files": sorted(os.readlink(f"/proc/self/fd/{n}").rpartition("/")[2] for n in (0, 1, 2)),
     }
     print(json.dumps(found))
+    dist.barrier()  # who leaves before the other has connected would end that one
     dist.destroy_process_group()
 """
 
