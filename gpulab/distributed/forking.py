@@ -78,8 +78,10 @@ def serve(channel: socket.socket, notebook: int, idle: float) -> Job | None:
                 break
             retired = retired or said == RETIRE
             if said == IMPORT:
-                _import(**_received(sockets.pop()))
-            for run in sockets:
+                (pipe,) = sockets
+                _import(**_received(pipe))
+                os.close(pipe)
+            for run in sockets if said == RUN else ():
                 pid = os.fork()
                 if pid == 0:
                     signal.set_wakeup_fd(-1)

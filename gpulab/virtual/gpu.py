@@ -95,11 +95,11 @@ class VirtualGPU:
         self.settings = Settings.parse(settings)
         self._count = count
         self.devices: list[Device] = []
+        self.chosen = in_force.Chosen()  # the index that `torch.cuda.set_device` chose
         self.process = 0
         self._patches = Patches()
         self._suspensions = 0  # how many blocks without it are open, in all threads
         self._outer: VirtualGPU | None = None
-        self._chosen: tuple[int, dict[int, int] | None] = 0, None  # this thread's device and streams before
 
     def _imagined(self, gpu: str, ranks: int | None, rank: int, nodes: int | None) -> world.World | None:
         """The ranks that are imagined, None where there are none."""
@@ -133,13 +133,11 @@ class VirtualGPU:
         for device in self.devices:
             device.keeps_workspaces = self.keeps_workspaces
             device.plans_convolutions = self.plans_convolutions
+        self.chosen = in_force.Chosen()
         self.process = os.getpid()
         self._outer = in_force.current
         if self._outer is not None:
             self._outer._suspend()
-        chosen = in_force.thread
-        self._chosen = chosen.device, chosen.streams
-        chosen.device, chosen.streams = 0, None
         self.active = True
         in_force.current = self
         try:
@@ -165,7 +163,6 @@ class VirtualGPU:
         self._suspend()
         for device in self.devices:
             device.close()
-        in_force.thread.device, in_force.thread.streams = self._chosen
         in_force.current, self._outer = self._outer, None
         if in_force.current is not None:
             in_force.current._resume()
@@ -242,7 +239,7 @@ class VirtualGPU:
                 "'spawn' start method"
             )
         if index is None:
-            index = in_force.thread.device
+            index = self.chosen.number
         if not 0 <= index < self._count:
             raise torch.AcceleratorError(INVALID_DEVICE)
         return self.devices[index]

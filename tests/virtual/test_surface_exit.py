@@ -149,6 +149,16 @@ def test_the_current_device_and_stream_are_of_their_scope():
         assert torch.cuda.current_stream(1) == torch.cuda.default_stream(1)
 
 
+def test_a_thread_that_outlives_a_scope_begins_anew_in_the_next():
+    with ThreadPoolExecutor(1) as one:
+        with scope(count=2):
+            one.submit(torch.cuda.set_device, 1).result()
+            assert one.submit(torch.cuda.current_device).result() == 1
+            assert torch.cuda.current_device() == 0
+        with scope():
+            assert one.submit(torch.ones, 1, device="cuda").result().device.index == 0
+
+
 def test_an_outer_scope_cannot_end_before_its_inner_one():
     outer, inner = scope().start(), scope().start()
     with pytest.raises(RuntimeError, match="cannot end before"):

@@ -21,7 +21,7 @@ from ..memory.out_of_memory import OutOfMemory
 from ..memory.private import PrivatePool
 from ..memory.settings import Settings
 from . import host_memory
-from .in_force import thread
+from .in_force import Chosen
 from .labels import NAME, Label
 
 # What the driver counts for a process before its first tensor. Not published: it depends on the driver, the GPU and
@@ -97,6 +97,7 @@ class Device:
         self.allocator.settle = lambda: self._complete(wait=True)
         self.departed: deque[Callable[[], object]] = deque()  # what else is to be done once these are given back
         self.lock = threading.RLock()
+        self._current = Chosen()
         self.generator = torch.Generator()
         self.generator.manual_seed(torch.initial_seed())
         self.keeps_workspaces = False
@@ -116,12 +117,11 @@ class Device:
     @property
     def stream(self) -> int:
         """The number of this thread's current stream."""
-        streams = thread.streams
-        return streams.get(self.index, 0) if streams else 0
+        return self._current.number
 
     @stream.setter
     def stream(self, number: int) -> None:
-        thread.streams = {**(thread.streams or {}), self.index: number}
+        self._current.number = number
 
     def drain(self) -> None:
         """Give back what has died since the last time; call it under the lock."""

@@ -14,10 +14,14 @@ if TYPE_CHECKING:
 
 class _Thread(threading.local):
     inside = 0  # above 0, tensors answer with the device that really holds them
-    device = 0  # the index that `torch.cuda.set_device` chose
-    streams: dict[int, int] | None = None  # the current stream of each GPU, where it is not the default one
     functional = False  # within a functional collective, whose results are a program's, not buffers
     watched = False  # whether its operations pass the dispatch mode
+
+
+class Chosen(threading.local):
+    """A number that each thread chooses for itself: the current GPU of a scope, the current stream of a GPU."""
+
+    number = 0
 
 
 current: VirtualGPU | None = None

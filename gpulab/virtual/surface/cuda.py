@@ -17,7 +17,6 @@ import torch
 from ..gpus import properties
 from ..gpus.properties import Properties
 from ..operations import watched
-from ..scope import in_force
 from ..scope.device import Device
 from ..scope.numbering import device_index
 from ..scope.patches import Patches
@@ -185,7 +184,7 @@ class _Surface:
         return self._device().index
 
     def _cuda_setDevice(self, index: int) -> None:
-        in_force.thread.device = self._device(index).index
+        self.gpu.chosen.number = self._device(index).index
 
     def _cuda_exchangeDevice(self, index: int) -> int:
         if index < 0:
@@ -256,4 +255,4 @@ class _Surface:
 
     def _cuda_setStream(self, stream_id: int, device_index: int, device_type: int) -> None:
         device = self._device(device_index)
-        in_force.thread.device, device.stream = device.index, stream_id
+        self.gpu.chosen.number, device.stream = device.index, stream_id

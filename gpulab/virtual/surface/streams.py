@@ -15,7 +15,7 @@ import torch
 
 from ..operations import copies
 from ..scope import in_force
-from ..scope.numbering import device_at, device_index, generators, stream_numbers
+from ..scope.numbering import current, device_at, device_index, generators, stream_numbers
 from ..scope.refusals import NotMirrored
 from . import waits
 
@@ -96,13 +96,13 @@ class Stream(_OwnStream):  # type: ignore[misc]
         copies.waited_unasked()
 
     def __enter__(self) -> Stream:
-        index = self.device_index
-        self._outer = (device_at(index).stream, in_force.thread.device)
-        device_at(index).stream, in_force.thread.device = self.stream_id, index
+        device, chosen = device_at(self.device_index), current().chosen
+        self._outer = device.stream, chosen.number
+        device.stream, chosen.number = self.stream_id, self.device_index
         return self
 
     def __exit__(self, *exc: object) -> None:
-        device_at(self.device_index).stream, in_force.thread.device = self._outer
+        device_at(self.device_index).stream, current().chosen.number = self._outer
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Stream) and (self.stream_id, self.device_index) == (
