@@ -17,7 +17,7 @@ from ..scenes import Scene
 from ..wording import is_whole
 from .sections import AGAIN, BREAKS
 
-KIND, LENGTH, ERROR, SETTINGS = "what came back", "numbers in the list", "the exception", "the limits afterwards"
+KIND, LENGTH, ERROR, SETTINGS = "what came back", "numbers in the list", "the exception", "the settings afterwards"
 AS_IN_PYTORCH = {  # 2.11 to 2.15; what decides how often is compiled
     "recompile_limit": 8,
     "accumulated_recompile_limit": 256,
@@ -124,14 +124,23 @@ def compile_once() -> None:
 
 @contextmanager
 def own_settings() -> Iterator[Callable[[], bool]]:
-    """Dynamo's settings as PyTorch has them; those of before are put back. Tells whether the call changed one.
+    """Dynamo's settings as PyTorch has them where they count; all are put back. Tells whether the call changed any.
 
     A library may have set them (timm does when it is imported: 1,000,000), or the reader. Those of the calling thread:
     in newer versions of PyTorch each has its own.
     """
     config = torch._dynamo.config
     with config.patch(AS_IN_PYTORCH):
-        yield lambda: any(getattr(config, name) != value for name, value in AS_IN_PYTORCH.items())
+        given = config.get_config_copy()
+
+        def changed() -> list[str]:
+            return [name for name, value in config.get_config_copy().items() if value != given[name]]
+
+        try:
+            yield lambda: bool(changed())
+        finally:
+            for name in changed():
+                setattr(config, name, given[name])
 
 
 def play(call: Callable[..., Any], scene: Scene) -> Facts:

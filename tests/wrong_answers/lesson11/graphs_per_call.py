@@ -115,13 +115,20 @@ BANK.mistake(
 )
 BANK.mistake(
     "sets_the_limit",
-    "the limit stays changed",
+    "a setting of Dynamo stays changed",
     "it outlives your function: with torch._dynamo.config.patch(…) puts it back, also after an exception",
     change(LIMITS, "torch._dynamo.config.recompile_limit = 10_000\n    if True:"),
 )
 BANK.mistake(
+    "sets_another",
+    "a setting of Dynamo stays changed",
+    "it outlives your function: with torch._dynamo.config.patch(…) puts it back, also after an exception",
+    change("    return counts", "    torch._dynamo.config.suppress_errors = True\n    return counts"),
+    same_as="sets_the_limit",
+)
+BANK.mistake(
     "puts_back_at_the_end",
-    "after an exception the limit stays changed",
+    "after an exception a setting of Dynamo stays changed",
     "with, or finally: an exception of function leaves yours before its last line",
     change(
         LIMITS,
