@@ -72,17 +72,17 @@ class Watched:
         from gpulab.check import settings
         from gpulab.check.audit import Audit, named
 
-        audit, before, grad = Audit(named(args, self.names), self.may_change), settings.local(), torch.is_grad_enabled()
-        got = self.student(*args)
-        after = settings.local()
-        torch.set_grad_enabled(grad)  # for what the check does next
+        audit, grad = Audit(named(args, self.names), self.may_change), torch.is_grad_enabled()
+        shared, local = settings.shared(), settings.local()
+        try:
+            got = self.student(*args)
+            left = settings.changed(shared | local, settings.shared() | settings.local())
+        finally:  # for what the check does next, and for the next call
+            torch.set_grad_enabled(grad)
+            settings.put_back(shared)
         _changes.extend(audit.changes())
-        _left.extend(
-            f"{name} is {after[name]}, not {before[name]}" for name in self._own if before[name] != after[name]
-        )
+        _left.extend(text for name, text in left.items() if name not in settings.OF_A_SCRIPT)
         return got
-
-    _own = ("grad mode", "autocast on the CPU", "the default device")
 
 
 def main(port: str, key: str) -> None:

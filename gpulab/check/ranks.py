@@ -8,6 +8,7 @@ end, all of them are gone with whatever they have started.
 from __future__ import annotations
 
 import contextlib
+import io
 import linecache
 import os
 import pickle
@@ -16,8 +17,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from multiprocessing.connection import Connection, Listener, wait
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import psutil
@@ -294,12 +297,25 @@ def _pickled(functions: Sequence[Callable[[], Any]], student: Any) -> list[bytes
     """Each with the code of the student's own module, a notebook or a file, which a rank may not be able to import."""
     import cloudpickle
 
+    class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
+        """With the modules that torch has put objects of its own in the place of: torch.backends and what is in it."""
+
+        def reducer_override(self, obj: Any) -> Any:
+            if isinstance(obj, ModuleType) and type(obj) is not ModuleType and sys.modules.get(obj.__name__) is obj:
+                return import_module, (obj.__name__,)
+            return super().reducer_override(obj)
+
+    def dumps(function: Callable[[], Any]) -> bytes:
+        with io.BytesIO() as file:
+            Pickler(file).dump(function)
+            return file.getvalue()
+
     home = sys.modules.get(getattr(student, "__module__", None) or "__main__")
     if home is None or home.__name__ == "__main__" or not is_students(getattr(home, "__file__", None) or ""):
-        return [cloudpickle.dumps(function) for function in functions]
+        return [dumps(function) for function in functions]
     cloudpickle.register_pickle_by_value(home)
     try:
-        return [cloudpickle.dumps(function) for function in functions]
+        return [dumps(function) for function in functions]
     finally:
         cloudpickle.unregister_pickle_by_value(home)
 

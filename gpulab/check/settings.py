@@ -168,7 +168,7 @@ def _current() -> dict[str, str]:
         f"the current stream of cuda:{index}": f"stream {torch.cuda.current_stream(index).cuda_stream}"
         for index in range(torch.cuda.device_count())
     }
-    return {"the current GPU": f"cuda:{torch.cuda.current_device()}", **streams}
+    return {_GPU: f"cuda:{torch.cuda.current_device()}", **streams}
 
 
 def _sync_debug_mode() -> str | None:
@@ -222,7 +222,8 @@ def _set_environment(values: dict[str, str]) -> None:
     os.environ.update(values)
 
 
-_THREADS = "the number of threads"
+_THREADS, _GPU = "the number of threads", "the current GPU"
+OF_A_SCRIPT = (_THREADS, _GPU)  # what a rank's script sets for all of its process
 # One thread: the models are tiny, and on a busy machine threads would wait for one another.
 _FOR_CHECKS: dict[str, Any] = {
     "the default dtype": torch.float32,

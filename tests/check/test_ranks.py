@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 import gpulab
+from gpulab.check import on_rank
 from gpulab.check import ranks as module
 from gpulab.check.base import CheckFailed, Trial
 from gpulab.check.lesson12.common import in_group, machine
@@ -124,6 +125,42 @@ def test_the_same_is_drawn_on_every_rank_and_in_every_check_of_a_seed(trial):
     with Ranks(2, trial):
         one, other = call(trial, student, (), ())
     assert one == other == torch.rand(3, generator=torch.Generator().manual_seed(3)).tolist()
+
+
+def test_a_function_may_name_modules_that_torch_has_put_objects_in_the_place_of(trial):
+    def student():
+        with torch.backends.cudnn.flags(enabled=False):
+            return torch.backends.cudnn.enabled, torch.backends.cuda.is_built()
+
+    with Ranks(2, trial):
+        assert call(trial, student, (), ()) == [(False, torch.backends.cuda.is_built())] * 2
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        (lambda: torch.set_default_dtype(torch.float64), "the default dtype at torch.float64, not torch.float32"),
+        (lambda: torch.use_deterministic_algorithms(True), "deterministic mode at 2, not 0"),
+        (lambda: torch.cuda.set_stream(torch.cuda.Stream(priority=-1)), "the current stream of cuda:0 at stream"),
+    ],
+)
+def test_a_setting_that_stays_changed_on_a_rank_is_told_and_is_put_back(trial, setting, said):
+    def student():
+        setting()
+
+    def settings():
+        return torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()
+
+    with Ranks(1, trial):
+        with pytest.raises(CheckFailed) as caught:
+            call(trial, watched(student), (), through=in_group)
+        assert caught.value.summary == "your function left a setting changed"
+        assert caught.value.rows["got"].startswith(said)
+        assert call(trial, settings, ()) == [(torch.float32, False)]
+
+
+def watched(student):
+    return on_rank.Watched(student, (), {})
 
 
 def test_an_exception_on_one_rank_names_it_and_who_waited(trial):
