@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -228,11 +228,14 @@ class Contract:
     def fixed(self) -> list[tuple[int, Scene]]:
         return self.scenes(FIXED_SEED)
 
-    def fingerprint(self, answer: Any, trial: Trial) -> Fingerprint:
-        """What `answer` shows on the fixed scenes, up to where it hangs or changes what it was handed: that is told."""
+    def fingerprint(self, answer: Any, trial: Trial, only: Container[int] | None = None) -> Fingerprint:
+        """What `answer` shows on the fixed scenes, all or the numbers `only`, up to where it hangs or changes what it
+        was handed: that is told."""
         found = Fingerprint()
         function = self.accept(answer, trial)
         for number, (seed, scene) in enumerate(self.fixed):
+            if only is not None and number not in only:
+                continue
             try:
                 facts = settings.in_clean_state(partial(self._play, function, trial, seed, scene), seed=seed)
             except CheckFailed as failed:

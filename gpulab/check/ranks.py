@@ -50,7 +50,6 @@ class Ranks:
 
     def __init__(self, most: int, trial: Trial) -> None:
         self.most, self._outputs = most, list[str]()
-        self._number = 0
         self._crew: _Crew | None = None
         trial.ranks = self
 
@@ -85,9 +84,9 @@ class Ranks:
             )
         if self._crew is None:
             self._crew = _Crew(self.most, getattr(functions[0], "func", functions[0]).__module__ or "")
-        self._number += 1
+        self._crew.calls += 1
         lines, seed = _lines_of(student), _seed()
-        calls = [Call(f, [*sys.path], lines, seed, len(functions), self._number) for f in pickled]
+        calls = [Call(f, [*sys.path], lines, seed, len(functions), self._crew.calls) for f in pickled]
         try:
             answers = self._crew.answers(calls)
         except BaseException:
@@ -113,6 +112,7 @@ class _Crew:
         self._listener = Listener(("127.0.0.1", 0), authkey=key, backlog=count)
         script, (_, port) = Path(__file__).with_name("on_rank.py"), self._listener.address
         self._outputs = list[str]()
+        self.calls = 0  # so many were made
         self._failed: BaseException | None = None
         self.culprit: Rank | None = None  # whose end brought the others down
         words = [str(port), key.hex()]

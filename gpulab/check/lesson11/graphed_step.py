@@ -57,7 +57,7 @@ EDGES = {
     "norm": ("BatchNorm", "LayerNorm"),
     "steps_before": (0, 2),
     "other": ("no batch of another shape", "a smaller one at the end", "a smaller one between"),
-    "depth": (6, 9),
+    "depth": (3, 4),
 }
 
 
