@@ -1352,10 +1352,10 @@ def names_of(cell):
     return reads - given, given
 
 
-LECTURES = pytest.mark.parametrize("path", sorted({path for path, _, _ in TURNS.values()}), ids=lambda path: path.stem)
+LECTURES = sorted({path for path, _, _ in TURNS.values()})
 
 
-@LECTURES
+@pytest.mark.parametrize("path", LECTURES, ids=lambda path: path.stem)
 def test_no_other_cell_reads_what_a_turn_defines(path):
     """So all else prints the same, solved or not; a turn leaves random numbers alone (above)."""
     cells = [cell for cell in NOTEBOOKS[path].cells if cell.cell_type == "code"]
@@ -1379,21 +1379,21 @@ def with_what_they_need(cells):
 
 
 @pytest.mark.slow
-@LECTURES
-def test_nbval_runs_the_turns_solved(path, tmp_path):
-    notebook = build.solved(NOTEBOOKS[path])
-    for cell in notebook.cells:
-        if is_turn(cell):
-            name = CALL.search(cell.source)[1]
-            cell.outputs = [nbformat.v4.new_output("display_data", base.right_output(name))]
-    notebook.cells = with_what_they_need([cell for cell in notebook.cells if cell.cell_type == "code"])
-    assert len(notebook.cells) > sum(map(is_turn, notebook.cells))
-    copy = tmp_path / path.name
-    nbformat.write(notebook, copy)
+def test_nbval_runs_the_turns_solved(tmp_path):
+    for path in LECTURES:
+        notebook = build.solved(NOTEBOOKS[path])
+        for cell in notebook.cells:
+            if is_turn(cell):
+                name = CALL.search(cell.source)[1]
+                cell.outputs = [nbformat.v4.new_output("display_data", base.right_output(name))]
+        notebook.cells = with_what_they_need([cell for cell in notebook.cells if cell.cell_type == "code"])
+        assert len(notebook.cells) > sum(map(is_turn, notebook.cells))
+        nbformat.write(notebook, tmp_path / path.name)
     (lane,) = [lane for lane in lanes_for_tests(None) if lane.name == "notebooks"]
-    # As `make test` runs it, but in one process: a single notebook leaves a second one idle.
+    # As `make test` runs it, but in one process: another test runs in the second one.
     arguments = [*(a for a in lane.arguments if a not in ("notebooks", "solutions")), "-n", "0"]
     environ = os.environ | lane.environ | {"GPULAB_GPU": "virtual:T4", "OMP_NUM_THREADS": "1"}
     environ["GPULAB_PROGRESS"] = str(tmp_path / "progress-{pid}.json")
-    run = subprocess.run([sys.executable, *arguments, str(copy)], cwd=ROOT, env=environ, capture_output=True, text=True)
+    command = [sys.executable, *arguments, str(tmp_path)]
+    run = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr

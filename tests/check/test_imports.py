@@ -36,6 +36,8 @@ def watched(self, function, args, inside):
 
 guard.Guard.run = watched
 for name, bank in banks.items():
+    if bank.contract and bank.contract.ranks:  # the student's time runs in other processes
+        continue
     pid = os.fork()
     if not pid:
         found = set()
