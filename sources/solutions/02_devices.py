@@ -43,7 +43,8 @@ def train_step(model, inputs, targets, class_weights, device=None):
     targets        int64 of shape (32,), on the CPU; not to be changed
     class_weights  ten floats in a list: the weights of the classes in the loss
     device         a torch.device, or a text such as "cuda:1" or "cpu". None: the accelerator of this machine,
-                   NVIDIA's, AMD's, Intel's or Apple's, if there is one that can be used; the CPU otherwise
+                   NVIDIA's, AMD's, Intel's or Apple's, if there is one that can be used (of several the current
+                   one); the CPU otherwise
 
     The step is one of torch.optim.SGD with lr=0.1, on the cross-entropy weighted by class. The current GPU stays
     current, and no other GPU's memory is touched.
@@ -226,8 +227,8 @@ def first_fault(steps, batch):
     steps  a list of functions: each takes a tensor on the GPU and gives one, for the next step
     batch  a tensor on the GPU, for steps[0]
 
-    Runs the steps in order, each once, and none after the one that fails. A step fails if its call raises (always a
-    RuntimeError) or if one of its kernels does. Raises nothing.
+    Runs the steps in order, each once and when the one before it is over, and none after the one that fails. A step
+    fails if its call raises (always a RuntimeError) or if one of its kernels does. Raises nothing.
     """
     # TODO: run a step, then make sure that it is over before the next one starts
     ### BEGIN SOLUTION

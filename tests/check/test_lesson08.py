@@ -62,7 +62,7 @@ def full_batches(model, batches, steps, loss_fn):
 @pytest.mark.parametrize(("sizes", "steps"), [([4] * 9 + [1], 4), ([4] * 8, 4), ([3, 3, 2], 8), ([5, 5], 1)])
 def test_the_reference_epoch_steps_as_full_batches_do(sizes, steps):
     torch.manual_seed(0)
-    case = window.prepare(sizes, steps)
+    case = window.prepare(sizes, steps, window.loss_fn)
     want = list(full_batches(case.model, case.batches, steps, window.loss_fn))
     assert len(case.want) == len(want)
     torch.testing.assert_close(case.want, want, rtol=0, atol=1e-12)

@@ -212,7 +212,8 @@ def cases() -> list[Case]:
     even = Case(usual.seconds, usual.share, 1.0, usual.overhead)
     nothing = Case(usual.seconds, 0.0, usual.factor, usual.overhead)
     whole_numbers = Case(10, 1, 2, 1)
-    return [usual, short, endless, free, whole, slower, slower_free, even, nothing, whole_numbers]
+    hardly = Case(usual.seconds, random.uniform(0.001, 0.01), random.uniform(1.02, 1.1), usual.overhead)
+    return [usual, short, endless, free, whole, slower, slower_free, even, nothing, whole_numbers, hardly]
 
 
 @check(lesson=1, says="the speed-up has the overhead in it, and the crossover holds, also where it is 0 or never")

@@ -42,10 +42,12 @@ class Case:
     arguments: tuple[Any, ...]
     place: str
     put_in_force: Callable[[], AbstractContextManager[Asked | None]] = nullcontext
+    current: int = 0
 
 
 CASES = (
     Case("a machine with two GPUs, and device left out", (), "cuda:0"),
+    Case("a machine with two GPUs, cuda:1 being current, and device left out", (), "cuda:1", current=1),
     Case('a machine with two GPUs, and device="cuda:1"', ("cuda:1",), "cuda:1"),
     Case('a machine with two GPUs, and device=torch.device("cpu")', (torch.device("cpu"),), "cpu"),
     Case("a machine without a GPU, and device left out", (), "cpu", without_gpu),
@@ -98,7 +100,7 @@ def device_agnostic(student: Any, trial: Trial) -> None:
     for case in CASES:
         task = Task.draw()
         with virtual_gpu(count=2), case.put_in_force() as asked:
-            after = _Current()
+            after = _Current(case.current)
             got = trial.call(
                 student,
                 *(task.model, task.inputs, task.targets, task.class_weights, *case.arguments),
@@ -185,6 +187,12 @@ def _about_place(case: Case, logits: str, asked: Asked | None, trained: bool) ->
             else "torch.cuda.is_available() knows CUDA and ROCm only; torch.accelerator knows Intel's and Apple's too",
             CHOOSE,
         )
+    if case.current:
+        return (
+            "the current GPU was not used",
+            "a number is written into the code: current_accelerator() names none, and “cuda” is the current GPU",
+            SEVERAL,
+        )
     if case.place == "cuda:1":
         best = "the argument is not looked at" if logits == "cpu" else "its number got lost: device.type, or 'cuda'"
         return ("the device that was asked for was not used", best, SEVERAL)
@@ -211,6 +219,16 @@ def _judge_optimizer(trial: Trial, optimizer: torch.optim.Optimizer, model: nn.M
         got=f"{len(held & mine)} of {len(mine)} of them, on {case.machine}",
         likely="it was made before the move. From CPU to CUDA the parameters stay the same objects; on other devices "
         "the move puts new ones in. Model first, optimizer second",
+        read=OPTIMIZER,
+    )
+
+    decay = max(float(group.get("weight_decay", 0)) for group in optimizer.param_groups)
+    trial.expect(
+        decay == 0,
+        "the weights decay in the step",
+        expected=f"torch.optim.SGD with lr={RATE}, whose step follows the gradient of the loss alone",
+        got=f"weight_decay={decay:g}",
+        likely="it adds a part of each weight to its gradient: too little to be seen in one step, and not asked for",
         read=OPTIMIZER,
     )
 
@@ -253,12 +271,15 @@ def _judge_values(trial: Trial, logits: torch.Tensor, task: Task, case: Case) ->
 
 
 class _Current:
-    """Which GPU is current in the thread of the student's code when that has ended; there each thread has its own."""
+    """Makes a GPU current in the thread of the student's code, where each thread has its own, and notes which one is
+    when that has ended."""
 
-    gpu = 0
+    def __init__(self, gpu: int) -> None:
+        self.gpu = self.before = gpu
 
     def __enter__(self) -> None:
-        pass
+        if self.before:
+            torch.cuda.set_device(self.before)
 
     def __exit__(self, *error: object) -> None:
         if torch.cuda.is_available():
@@ -267,9 +288,9 @@ class _Current:
 
 def _judge_other_gpu(trial: Trial, case: Case, current: int) -> None:
     trial.expect(
-        current == 0,
+        current == case.current,
         "the function left another GPU current",
-        expected="cuda:0 is current, as before the call",
+        expected=f"cuda:{case.current} is current, as before the call",
         got=f"cuda:{current}: from now on the caller's “cuda” means that one",
         likely="set_device is for the start of a process. Give the device to .to, or use with torch.cuda.device(…)",
         read=SEVERAL,

@@ -47,11 +47,12 @@ CASES = (
 
 
 class Line:
-    """A line of steps on the GPU. It keeps which were called, in order, and what each was given."""
+    """A line of steps on the GPU, each of which is at work for long. It keeps which were called, in order, what each
+    was given, and whether one began before the one before it was over."""
 
     def __init__(self, case: Case) -> None:
         self.called: list[int] = []
-        self.given_other = False
+        self.given_other = self.overtaken = False
         self._expects: Tensor | None = None
         self.batch = torch.randint(0, ROWS, (8,), device="cuda")
         self.steps = [self._step(number, case) for number in range(case.count)]
@@ -66,9 +67,11 @@ class Line:
         def step(batch: Tensor) -> Tensor:
             self.called.append(number)
             self.given_other |= batch is not self._expects
+            self.overtaken |= number > 0 and not torch.cuda.default_stream().query()
             if number == case.fault and case.on_host:
                 raise RuntimeError("shape '[3, 3]' is invalid for input of size 8")
             self._expects = table.index_select(0, batch + shift if shift else batch)
+            torch.cuda._sleep(10**9)
             return self._expects
 
         return step
@@ -123,6 +126,15 @@ def _judge(trial: Trial, case: Case, line: Line, got: Any) -> None:
         expected="batch = steps[0](batch), then steps[1] of that, and so on",
         got="another tensor",
         likely="the first batch was given to every step, or a copy of it",
+        read=LATE,
+    )
+    trial.expect(
+        not line.overtaken,
+        "a step began before the one before it was over",
+        expected=f"a wait after each step, for {case.about}",
+        got="kernels of an earlier step under way at the call of the next",
+        likely="right by luck: here an error surfaces at the next call of any kind, on a GPU perhaps at a later one. "
+        "Wait after each step",
         read=LATE,
     )
 

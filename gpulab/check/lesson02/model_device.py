@@ -87,6 +87,13 @@ WRONG = [
     Case("a model on cuda:1", "cuda:1", "cuda:0", dict.fromkeys(_ALL, "cuda:1"), _KIND, SEVERAL),
     Case("a model on cuda:1, GPU 0 being current", "cuda:1", "cuda", dict.fromkeys(_ALL, "cuda:1"), _KIND, SEVERAL),
     Case("a model on cuda:1", "cuda:1", "cpu", dict.fromkeys(_ALL, "cuda:1")),
+    Case(
+        "a model on cuda:1, while GPU 1 is current",
+        *("cuda:1", "cuda:0", dict.fromkeys(_ALL, "cuda:1")),
+        "the number 0 counts as none: `not device.index` is true of it. Ask whether device.index is None",
+        SEVERAL,
+        current=1,
+    ),
 ]
 
 

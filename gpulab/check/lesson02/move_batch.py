@@ -31,6 +31,8 @@ def draw() -> dict[Any, Any]:
         "boxes": (torch.rand(2, 4), {"area": torch.rand(2), "crowd": False}),
         "pair": Pair(torch.rand(2, 1, 4, 4), torch.randint(0, 9, (2,))),
         "weight": torch.rand(()),
+        "nothing": torch.rand(0, 4),
+        "learned": torch.rand(2, requires_grad=True),
         "names": ["seven", "nine"],
         "mask": None,
         "epoch": 3,
@@ -53,9 +55,12 @@ def move_batch(student: Any, trial: Trial) -> None:
             got = trial.call(student, batch, place, may_change=JUDGED, explain=_explain)
             _compare(trial, batch, got, torch.device(place), "batch")
             _judge_caller(trial, before, batch)
+            _judge_new(trial, batch, got, "batch")
             if place == "cuda:0":
                 _judge_what_is_there(trial, student, got, place)
                 _judge_alone(trial, student, place)
+                back = trial.call(student, got, "cpu", may_change=JUDGED, explain=_explain)
+                _compare(trial, got, back, torch.device("cpu"), "batch")
 
 
 # What `_judge_caller` compares itself, in its own words.
@@ -104,6 +109,22 @@ def _judge_caller(trial: Trial, before: _Picture, batch: Any) -> None:
     )
 
 
+def _judge_new(trial: Trial, old: Any, new: Any, name: str) -> None:
+    """Each container but tuples, which nobody can change, is another one."""
+    if not isinstance(old, dict | list | tuple):
+        return
+    trial.expect(
+        new is not old or isinstance(old, tuple),
+        "a container came back as the same object",
+        expected=f"a new {type(old).__name__} in {name}",
+        got="the caller's own",
+        likely="what is put into one of them later would be in both; an empty one is a container too",
+        read=TENSOR,
+    )
+    for key in old if isinstance(old, dict) else range(len(old)):
+        _judge_new(trial, old[key], new[key], f"{name}[{key!r}]")
+
+
 def _compare(trial: Trial, old: Any, new: Any, place: torch.device, name: str) -> None:
     """Fail where `new` is not `old` with its tensors on `place`."""
     if isinstance(old, torch.Tensor):
@@ -140,8 +161,12 @@ def _compare_tensor(trial: Trial, old: torch.Tensor, new: Any, place: torch.devi
         likely = "the result of .to was thrown away: tensor.to(device) leaves the tensor as it is"
         if place.index == 1 and new.device.type == "cuda":
             likely = "a GPU is named in the code, or the number got lost: give .to the device as it came"
+        elif place.type == "cpu":
+            likely = "the way back counts too: .to(device) for any device, the CPU as well"
         elif name == "batch['weight']":
             likely = "a tensor without dimensions is a tensor too"
+        elif name == "batch['nothing']":
+            likely = "a tensor without elements is a tensor too, and has a device"
         elif name == "batch[7]":
             likely = "keys of a dict need not be texts"
         elif name.startswith("batch['pair']"):
@@ -158,6 +183,14 @@ def _compare_tensor(trial: Trial, old: torch.Tensor, new: Any, place: torch.devi
             likely=likely,
             read=SEVERAL if place.index == 1 and new.device.type == "cuda" else TOGETHER,
         )
+    trial.expect(
+        new.requires_grad == old.requires_grad,
+        "a tensor is no longer part of the graph",
+        expected=f"{name} with requires_grad={old.requires_grad}",
+        got=f"requires_grad={new.requires_grad}",
+        likely="detach() and .data cut it off: backward of what is computed there never reaches the caller's tensor",
+        read=TENSOR,
+    )
     trial.expect(
         bool(torch.equal(new.cpu(), old.cpu())),
         "a tensor has other values than before",
@@ -213,12 +246,15 @@ def _about_rest(old: Any, new: Any) -> str:
 
 def _judge_what_is_there(trial: Trial, student: Any, there: Any, place: Any) -> None:
     again = trial.call(student, there, place, may_change=JUDGED, explain=_explain)
+    rows = [torch.rand(3, 2, device=place).t(), torch.rand(6, device=place)[::2]]  # not contiguous
+    same = trial.call(student, rows, place, may_change=JUDGED, explain=_explain)
     trial.expect(
-        again["x"] is there["x"],
+        all(again[name] is there[name] for name in ("x", "weight", "learned"))
+        and all(one is other for one, other in zip(same, rows, strict=True)),
         "a tensor that was there already was copied",
         expected="the same object: .to(device) gives it back",
         got="another tensor with the same values, and twice the memory",
-        likely="copy=True, clone(), or a way over the CPU",
+        likely="copy=True, clone(), contiguous(), or a way over the CPU",
         read=TENSOR,
     )
 

@@ -95,7 +95,10 @@ def draw(kind: str, device: str, optimizer: str, amp: bool) -> Case:
         name = "a network with BatchNorm, pooling and a frozen first layer"
     if kind == "half":
         model, inputs, name = model.bfloat16(), inputs.bfloat16(), name + ", in bfloat16"
-    return Case(name, model.to(device), inputs.to(device), optimizer, amp)
+    model.to(device)
+    for p in model.parameters():
+        p.grad = torch.randn_like(p) if p.requires_grad and kind == "pictures" else None  # of a step before
+    return Case(name, model, inputs.to(device), optimizer, amp)
 
 
 def make_optimizer(name: str, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
@@ -313,6 +316,7 @@ def _judge(student: Any, trial: Trial, kind: str, device: str, optimizer: str, a
     before = [(name, b, b.clone()) for name, b in case.model.named_buffers()]
     modes = [module.training for module in case.model.modules()]
     weights = [(p, p.detach().clone()) for p in case.model.parameters()]
+    gradients = [(p, p.grad, -1 if p.grad is None else p.grad._version) for p in case.model.parameters()]
     got = trial.call(
         lambda: student(case.model, case.inputs, optimizer, amp),
         besides={"model": case.model, "inputs": case.inputs},
@@ -329,6 +333,7 @@ def _judge(student: Any, trial: Trial, kind: str, device: str, optimizer: str, a
     )
     for name in BUCKETS:
         _judge_bucket(trial, name, got[name], truth, case)
+    _judge_gradients(trial, gradients)
     _judge_unchanged(trial, case, before, modes, weights)
 
 
@@ -391,6 +396,27 @@ def _judge_bucket(trial: Trial, name: str, got: Any, truth: Truth, case: Case) -
     )
 
 
+def _judge_gradients(trial: Trial, before: list[tuple[nn.Parameter, torch.Tensor | None, int]]) -> None:
+    """Of a step before, if there are any: they stay, and nothing is added to them."""
+    gone = sum(grad is not None and p.grad is not grad for p, grad, _ in before)
+    trial.expect(
+        not gone,
+        "the gradients that were there are gone",
+        expected=".grad as it was, of a step before",
+        got=f"{gone} of {len(before)} gradients are None, or others",
+        likely="zero_grad() belongs to the caller, who may be in the middle of an accumulation",
+        read=FOUR_BUCKETS,
+    )
+    trial.expect(
+        all((-1 if p.grad is None else p.grad._version) == version for p, _, version in before),
+        "the model came back with other gradients",
+        expected=".grad as it was: a prediction trains nothing",
+        got="more in .grad than before, or less",
+        likely="backward ran on the caller's model: a forward pass is enough, or a copy.deepcopy of it",
+        read=FOUR_BUCKETS,
+    )
+
+
 def _judge_unchanged(
     trial: Trial,
     case: Case,
@@ -399,14 +425,6 @@ def _judge_unchanged(
     weights: list[tuple[nn.Parameter, torch.Tensor]],
 ) -> None:
     shapes = case.inputs.device.type == "cuda"  # no values there
-    trial.expect(
-        all(p.grad is None for p in case.model.parameters()),
-        "the model came back with gradients",
-        expected="no gradient: a prediction trains nothing",
-        got="gradients in .grad, which the next backward would add to",
-        likely="backward ran on the caller's model: a forward pass is enough, or a copy.deepcopy of it",
-        read=FOUR_BUCKETS,
-    )
     trial.expect(
         shapes or all(torch.equal(p, old) for p, old in weights),
         "the model came back with other weights",

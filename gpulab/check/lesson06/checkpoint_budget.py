@@ -13,7 +13,8 @@ from ..wording import is_number, show
 from .sections import AGAIN, MISTAKES, QUESTION, SEGMENTS
 from .stack import MIB, Recording, Stack
 
-CASES = ((8, 4), (6, 1), (5, 9))  # blocks, and how many of them may keep their inside
+# Blocks, how many of them may keep their inside, and whether the budget is exactly for those.
+CASES = ((8, 4, False), (6, 1, False), (5, 9, False), (7, 3, True))
 
 
 @check(lesson=6, says="within the budget, with the gradient of a plain pass, and no block computed again in vain")
@@ -21,9 +22,9 @@ def checkpoint_budget(student: Any, trial: Trial) -> None:
     """Check a function of (blocks, x, loss_fn, inside, budget): a forward and backward pass whose activations fit the
     budget, with as few blocks computed again as that takes; it returns the peak of its own allocated bytes."""
     trial.function(student, ("blocks", "x", "loss_fn", "inside", "budget"))
-    for length, room in CASES:
+    for length, room, exact in CASES:
         with virtual_gpu():
-            stack = Stack(length, room)
+            stack = Stack(length, room, exact)
             spare = torch.empty(16 * MIB, dtype=torch.uint8, device="cuda")
             torch.empty(64 * MIB, dtype=torch.uint8, device="cuda")  # an earlier peak, which is none of the call's
             old_peak = torch.cuda.max_memory_allocated()

@@ -211,8 +211,9 @@ def cases() -> Iterator[tuple[Shapes, int, int]]:
         width = random.choice((96, 128, 160))
         shapes: Shapes = [(4 * width, width), (4 * width,), (width, 4 * width), (width,), (width, width)]
         shapes = shapes * random.randint(2, 4) + [(width,)] * random.randint(3, 9)
-        shapes.append((6 * width, width))  # there is one largest
-        random.shuffle(shapes)  # the largest is not always the first
+        shapes.append((width, 1))  # a matrix all the same
+        random.shuffle(shapes)
+        shapes.insert(random.randrange(1, len(shapes)), (6 * width, width))  # the one largest, neither first nor last
         elements = sum(map(math.prod, shapes))
         activations = 2 * random.randint(10 * elements, 14 * elements) if many else 2 * random.randint(1000, elements)
         peaks = sorted({int(RIGHT.peak(shapes, activations, *plan)) for plan in PLANS}, reverse=True)

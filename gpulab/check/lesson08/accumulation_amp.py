@@ -64,7 +64,7 @@ def epoch(
               · inside: the same, cleared only after each window · once: at the end
     zero      window · micro: before each micro-batch · never · before: between backward and step
     clip      window · micro: after each micro-batch · scaled, scaled_micro: the same, still scaled
-              · each: each parameter · value: each element · none
+              · each: each parameter · group: the first group · value: each element · none
     autocast  forward · epoch: one block for all, whose 16-bit copies of the weights never see a step
     loss      given · own: plain cross-entropy
     """
@@ -97,6 +97,8 @@ def epoch(
         elif clip == "each":
             for p in parameters:
                 shorten(p, max_norm)
+        elif clip == "group":
+            shorten(optimizer.param_groups[0]["params"], max_norm)
         elif clip == "value":
             nn.utils.clip_grad_value_(parameters, max_norm)
         if weight == "after":

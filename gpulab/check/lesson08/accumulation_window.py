@@ -22,8 +22,18 @@ from .misconceptions import BATCH_NORM, MEAN_OF_MEANS, WINDOW
 loss_fn = partial(F.cross_entropy, label_smoothing=0.2)
 
 
+def steep(outputs: torch.Tensor, targets: torch.Tensor, **options: Any) -> torch.Tensor:
+    """The same a thousand times, so that who clips the gradient clips this one."""
+    return 1000 * loss_fn(outputs, targets, **options)
+
+
 def classifier(dtype: torch.dtype = torch.float64) -> nn.Module:
     return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 3)).to(dtype)
+
+
+def clear(parameters: list[nn.Parameter]) -> None:
+    for p in parameters:
+        p.grad = None
 
 
 def draw(sizes: list[int], dtype: torch.dtype = torch.float64) -> list[Batch]:
@@ -41,6 +51,7 @@ def epoch(
     boundary: str = "end",
     zero: str = "window",
     loss: str = "given",
+    given: Any = loss_fn,
 ) -> Iterator[torch.Tensor]:
     """The gradients that one epoch of accumulation steps with, one by one. `losses` takes each micro-batch's
     loss and size.
@@ -52,18 +63,20 @@ def epoch(
               only · extra: those, and one more step after the loop · once: at the end · every: each micro-batch
               · inside: the same, cleared only after each window
     zero      window: before each · late: only after a step · micro: before each micro-batch · never
-              · before: between backward and step
+              · before: between backward and step · group: in the first group only
     loss      given · own: plain cross-entropy
     """
     model = replica(model)
     optimizer = Recorder(model)
     if zero == "window":
         optimizer.zero_grad()
+    if zero == "group":
+        clear(optimizer.param_groups[0]["params"])
     for i, (x, y) in enumerate(batches):
         if zero == "micro":
             optimizer.zero_grad()
         window = batches[i - i % steps : i - i % steps + steps] if boundary != "every" else batches[i : i + 1]
-        mean = (loss_fn if loss == "given" else F.cross_entropy)(model(x), y)
+        mean = (given if loss == "given" else F.cross_entropy)(model(x), y)
         if losses is not None:
             losses.append((mean.item(), len(x)))
         share = {
@@ -96,6 +109,8 @@ def epoch(
             yield optimizer.gradients[-1]
             if zero in ("window", "late") and (full or boundary != "inside"):
                 optimizer.zero_grad()
+            if zero == "group":
+                clear(optimizer.param_groups[0]["params"])
 
 
 @dataclass(frozen=True)
@@ -105,6 +120,7 @@ class Case:
     model: nn.Module
     batches: list[Batch]
     steps: int
+    loss_fn: Any
     loop: Loop
     want: list[torch.Tensor]
     losses: list[tuple[float, int]]
@@ -113,12 +129,12 @@ class Case:
     allowed: int
 
 
-def prepare(sizes: list[int], steps: int) -> Case:
+def prepare(sizes: list[int], steps: int, loss_fn: Any) -> Case:
     model, batches = classifier(), draw(sizes)
     for p in model.parameters():
         p.grad = torch.randn_like(p)  # left by the caller; must not count
     losses: list[tuple[float, int]] = []
-    loop = partial(epoch, replica(model), batches, steps)
+    loop = partial(epoch, replica(model), batches, steps, given=loss_fn)
     with SavedBytes(model.parameters()) as single:
         loss_fn(model(batches[0][0]), batches[0][1])
     start, want, trained = (
@@ -129,8 +145,17 @@ def prepare(sizes: list[int], steps: int) -> Case:
     with torch.no_grad():
         nn.utils.vector_to_parameters(start - 0.1 * torch.stack(want).sum(0), trained.parameters())
         afterwards = _mean([(loss_fn(trained(x), y).item(), len(x)) for x, y in batches])
-    return Case(model, batches, steps, loop, want, losses, afterwards, start, single.peak)
+    return Case(model, batches, steps, loss_fn, loop, want, losses, afterwards, start, single.peak)
 
+
+# Sizes of the micro-batches, how many make a window, and the loss.
+SCENES = (
+    ([4] * 9 + [1], 4, loss_fn),
+    ([4] * 8, 4, loss_fn),
+    ([3, 3, 2], 8, loss_fn),
+    ([5, 5], 1, loss_fn),
+    ([3, 2], 2, steep),
+)
 
 MAY_CHANGE: dict[str, set[Kind]] = {
     "model": {*TRAINED, "mode", "place"},  # mode and place are judged below
@@ -147,12 +172,12 @@ def accumulation_window(student: Any, trial: Trial) -> None:
     every `steps` micro-batches and for the rest, each with the gradient of the mean loss over the window's
     samples; it returns the mean loss over all samples of the epoch, as a float."""
     trial.function(student, ("model", "optimizer", "loss_fn", "micro_batches", "steps"))
-    for case in [prepare(s, n) for s, n in (([4] * 9 + [1], 4), ([4] * 8, 4), ([3, 3, 2], 8), ([5, 5], 1))]:
+    for case in [prepare(*scene) for scene in SCENES]:
         model, batches, steps = case.model, case.batches, case.steps
         seen, optimizer, saved = rows_seen(model), Recorder(model), SavedBytes(model.parameters())
         mean_loss = trial.call(
             student,
-            *(model, optimizer, loss_fn, batches, steps),
+            *(model, optimizer, case.loss_fn, batches, steps),
             may_change=MAY_CHANGE,
             explain=explain,
             inside=saved,

@@ -173,6 +173,13 @@ WINDOW: tuple[Mistake, ...] = (
         "clear the gradients before the first window too: the caller may have left some",
         FOUR_PIECES,
     ),
+    Mistake(
+        "zero",
+        "group",
+        "gradients are cleared in the first parameter group only",
+        "an optimizer may have several groups: optimizer.zero_grad() clears all of them",
+        FOUR_PIECES,
+    ),
 )
 
 AMP: tuple[Mistake, ...] = (
@@ -220,6 +227,13 @@ AMP: tuple[Mistake, ...] = (
         "each",
         "each parameter is clipped by itself",
         "the norm is that of all gradients together: one clip_grad_norm_ over model.parameters()",
+        PRECISION,
+    ),
+    Mistake(
+        "clip",
+        "group",
+        "the first parameter group alone is clipped",
+        "the norm is that of all gradients together: one clip_grad_norm_ over model.parameters(), or over all groups",
         PRECISION,
     ),
     Mistake(

@@ -327,3 +327,9 @@ def returns_text(seconds, share, factor, overhead):
 def returns_a_tensor(seconds, share, factor, overhead):
     speedup = torch.tensor(right_speedup(seconds, share, factor, overhead), dtype=torch.float64)
     return speedup, right_crossover(seconds, share, factor, overhead)
+
+
+@BANK.wrong("the GPU is said never to pay", "in each second of the job", same_as="judges_by_this_job")
+def takes_little_for_nothing(seconds, share, factor, overhead):
+    saved = share * (1 - 1 / factor)
+    return right_speedup(seconds, share, factor, overhead), overhead / saved if saved > 1e-3 else math.inf

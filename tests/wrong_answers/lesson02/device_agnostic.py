@@ -308,3 +308,20 @@ def returns_the_logits_only(model, inputs, targets, class_weights, device=None):
 @BANK.wrong("a pair of logits and optimizer has to come back", "ends without a return")
 def returns_nothing(model, inputs, targets, class_weights, device=None):
     step_on(device or best(), model, inputs, targets, class_weights)
+
+
+@BANK.wrong("the weights decay in the step", "too little to be seen")
+def with_weight_decay(model, inputs, targets, class_weights, device=None):
+    device = device or best()
+    model.to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=1e-4)
+    logits = model(inputs.to(device))
+    F.cross_entropy(logits, targets.to(device), weight=torch.tensor(class_weights, device=device)).backward()
+    optimizer.step()
+    return logits, optimizer
+
+
+@BANK.wrong("the current GPU was not used", "a number is written into the code")
+def takes_the_first_gpu(model, inputs, targets, class_weights, device=None):
+    device = device or ("cuda:0" if torch.cuda.is_available() else best())
+    return step_on(device, model, inputs, targets, class_weights)

@@ -237,3 +237,11 @@ def repairs_it(model, device):
     model.to(device)
     if elsewhere:
         raise ValueError(elsewhere)
+
+
+@BANK.wrong("a model that is elsewhere was passed", "whether device.index is None")
+def takes_zero_for_no_number(model, device):
+    device = torch.device(device)
+    if device.type == "cuda" and not device.index:
+        device = torch.device("cuda", torch.cuda.current_device())
+    refuse([(name, tensor) for name, tensor in all_tensors(model) if tensor.device != device])

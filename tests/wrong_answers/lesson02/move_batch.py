@@ -268,3 +268,42 @@ def makes_new_ones(batch, device):
 @BANK.wrong("your function raised AttributeError", "the batch is not always a dict")
 def takes_a_dict(batch, device):
     return {key: calls_itself(value, device) for key, value in batch.items()}
+
+
+def of_tensors(move, batch, device):
+    return _pytree.tree_map(lambda x: move(x, device) if isinstance(x, torch.Tensor) else x, batch)
+
+
+@BANK.wrong("a tensor stayed behind", "a tensor without elements")
+def forgets_what_is_empty(batch, device):
+    return of_tensors(lambda x, device: x.to(device) if x.numel() else x, batch, device)
+
+
+@BANK.wrong("a tensor stayed behind", "the way back counts too")
+def only_to_a_gpu(batch, device):
+    return of_tensors(lambda x, device: x.to(device) if torch.device(device).type == "cuda" else x, batch, device)
+
+
+@BANK.wrong("a tensor is no longer part of the graph", "detach() and .data cut it off")
+def cuts_it_off(batch, device):
+    return of_tensors(lambda x, device: x.detach().to(device) if x.requires_grad else x.to(device), batch, device)
+
+
+@BANK.wrong("a tensor that was there already was copied", "contiguous()", same_as="copies_what_is_there")
+def makes_it_contiguous(batch, device):
+    return of_tensors(lambda x, device: x.to(device).contiguous(), batch, device)
+
+
+@BANK.wrong("a container came back as the same object", "an empty one is a container too")
+def gives_empty_ones_back(batch, device):
+    if isinstance(batch, (dict, list, tuple)) and not batch:
+        return batch
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device)
+    if isinstance(batch, dict):
+        return {key: gives_empty_ones_back(value, device) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(gives_empty_ones_back(item, device) for item in batch))
+    if isinstance(batch, (list, tuple)):
+        return type(batch)(gives_empty_ones_back(item, device) for item in batch)
+    return batch

@@ -338,7 +338,7 @@ def moves_running_statistics(model, inputs, optimizer="adamw", amp=False):
     return right(model, inputs, optimizer, amp, activations=kept)
 
 
-@BANK.wrong("the model came back with gradients", "a forward pass is enough")
+@BANK.wrong("the model came back with other gradients", "a forward pass is enough")
 def leaves_gradients(model, inputs, optimizer="adamw", amp=False):
     buckets = right(model, inputs, optimizer, amp)
     model(inputs).float().sum().backward()
@@ -391,3 +391,9 @@ def leaves_the_frozen_parameters_free(model, inputs, optimizer, amp):
     found = right(model, inputs, optimizer, amp)
     model.requires_grad_(True)
     return found
+
+
+@BANK.wrong("the gradients that were there are gone", "zero_grad() belongs to the caller")
+def clears_the_gradients(model, inputs, optimizer="adamw", amp=False):
+    model.zero_grad()
+    return right(model, inputs, optimizer, amp)

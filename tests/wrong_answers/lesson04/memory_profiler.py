@@ -1,6 +1,8 @@
 """Answers to the profiler of a forward pass: on a GPU that is not the current one, and on the CPU by an estimate."""
 
+import contextlib
 import gc
+import io
 
 import torch
 
@@ -500,4 +502,12 @@ def leaves_a_hook(model, inputs, grad):
 def leaves_the_inputs_with_requires_grad(model, inputs, grad):
     found = on_cpu()(model, inputs, grad)
     inputs.requires_grad_(True)
+    return found
+
+
+@BANK.wrong("what the pass keeps is not printed", "two decimals", same_as="prints_nothing")
+def prints_one_decimal(model, inputs, grad=True):
+    with contextlib.redirect_stdout(io.StringIO()):
+        found = right(model, inputs, grad)
+    print(f"kept {found['kept_mib']:.1f} MiB, {found['source']}")
     return found

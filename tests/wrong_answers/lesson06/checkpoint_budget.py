@@ -328,3 +328,9 @@ def returns_the_output(blocks, x, loss_fn, inside, budget):
     out = forward(blocks, x, needed(blocks, x, inside, budget))
     loss_fn(out).backward()
     return out.detach()
+
+
+@BANK.wrong("blocks are computed again in vain", "more insides have room", same_as="halves_the_room")
+def counts_the_output_too(blocks, x, loss_fn, inside, budget):
+    again = max(len(blocks) - room_for(blocks, x, inside, budget - x.nbytes), 0)
+    return measured(lambda: loss_fn(forward(blocks, x, again)).backward())

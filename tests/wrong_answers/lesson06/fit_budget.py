@@ -332,3 +332,41 @@ def counts_gradients_twice(shapes, activations, budget):
 @BANK.wrong("the peak of float32 with AdamW is wrong", "count each part by hand")
 def forgets_the_weights(shapes, activations, budget):
     return first(shapes, activations, budget, lambda w, s, k, g, t, *plan: s + max(k, g + t))
+
+
+def counted(shapes, activations, budget, state=sum, is_matrix=lambda shape: len(shape) == 2, largest=max):
+    """With the plans' parts counted otherwise: Adafactor's numbers of a matrix, which shapes are matrices, and the size
+    of the largest parameter."""
+
+    def peak(weights, _, kept, gradients, temporary, precision, optimizer):
+        width, sizes = 2 if precision == "bfloat16" else 4, [math.prod(shape) for shape in shapes]
+        if optimizer == "Adafactor":
+            mine = width * sum(state(shape) if len(shape) == 2 else shape[0] for shape in shapes)
+            temporary = width * 2 * largest(sizes)
+        else:
+            mine = 2 * weights
+        if precision == "autocast":
+            kept = activations // 2 + 2 * sum(math.prod(shape) for shape in shapes if is_matrix(shape))
+        return weights + mine + max(kept, gradients + temporary)
+
+    return first(shapes, activations, budget, peak)
+
+
+@BANK.right
+def counts_otherwise_and_rightly(shapes, activations, budget):
+    return counted(shapes, activations, budget)
+
+
+@BANK.wrong("the peak of autocast with AdamW fused is wrong", "count each part by hand")
+def takes_one_column_for_a_vector(shapes, activations, budget):
+    return counted(shapes, activations, budget, is_matrix=lambda shape: len(shape) == 2 and min(shape) > 1)
+
+
+@BANK.wrong("the peak of autocast with Adafactor is wrong", "count each part by hand", same_as="counts_gradients_twice")
+def keeps_each_element_of_one_column(shapes, activations, budget):
+    return counted(shapes, activations, budget, state=lambda shape: sum(shape) if min(shape) > 1 else math.prod(shape))
+
+
+@BANK.wrong("the peak of autocast with Adafactor is wrong", "count each part by hand", same_as="counts_gradients_twice")
+def takes_the_first_for_the_largest(shapes, activations, budget):
+    return counted(shapes, activations, budget, largest=lambda sizes: sizes[0])

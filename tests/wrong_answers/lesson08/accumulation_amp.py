@@ -728,3 +728,15 @@ def seeds_the_generator(*args):
 def freezes_the_first_layer_afterwards(model, *args):
     train(model, *args)
     model[0].requires_grad_(False)
+
+
+@BANK.wrong("the first parameter group alone is clipped", "or over all groups")
+def clips_one_group(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
+    for window in windows(micro_batches, steps):
+        optimizer.zero_grad()
+        backward(model, scaler, loss_fn, window, len(window))
+        scaler.unscale_(optimizer)
+        clip_grad_norm_(optimizer.param_groups[0]["params"], max_norm)
+        scaler.step(optimizer)
+        scaler.update()
+        scheduler.step()

@@ -367,7 +367,7 @@ def divides_by_the_epoch(model, optimizer, loss_fn, micro_batches, steps):
     )
 
 
-@BANK.wrong("the gradient of step 3 is 0.3125 times the right one", "divided by the wrong number")
+@BANK.wrong("the gradient of step 3 is 0.3125 times the right one", "is divided by the wrong number")
 def takes_every_window_for_a_full_one(model, optimizer, loss_fn, micro_batches, steps):
     usual = steps * len(micro_batches[0][0])
     losses = []
@@ -396,7 +396,7 @@ def divides_the_gradients_every_time(model, optimizer, loss_fn, micro_batches, s
     return mean(losses)
 
 
-@BANK.wrong("the gradient of step 1 is 0.25 times the right one", "divided by the wrong number")
+@BANK.wrong("the gradient of step 1 is 0.25 times the right one", "is divided by the wrong number")
 def divides_the_loss_and_the_gradient(model, optimizer, loss_fn, micro_batches, steps):
     losses = []
     for window in windows(micro_batches, steps):
@@ -669,3 +669,33 @@ def leaves_the_model_on_the_gpu(model, optimizer, loss_fn, micro_batches, steps)
 @BANK.wrong("your function raised RuntimeError", "where the model is", on_gpu=True)
 def moves_the_data_and_not_the_model(model, optimizer, loss_fn, micro_batches, steps):
     return mean(train(model, optimizer, loss_fn, to_gpu(micro_batches), steps))
+
+
+@BANK.wrong("gradients are cleared in the first parameter group only", "clears all of them")
+def clears_one_group(model, optimizer, loss_fn, micro_batches, steps):
+    losses = []
+    for window in windows(micro_batches, steps):
+        held = sum(len(x) for x, _ in window)
+        for p in optimizer.param_groups[0]["params"]:
+            p.grad = None
+        for x, y in window:
+            loss = loss_fn(model(x), y)
+            (loss * len(x) / held).backward()
+            losses.append((loss.item(), len(x)))
+        optimizer.step()
+    return mean(losses)
+
+
+@BANK.wrong("the gradient of step 1 is 0.00125 times the right one", "or the gradient clipped")
+def clips(model, optimizer, loss_fn, micro_batches, steps):
+    losses = []
+    for window in windows(micro_batches, steps):
+        held = sum(len(x) for x, _ in window)
+        optimizer.zero_grad()
+        for x, y in window:
+            loss = loss_fn(model(x), y)
+            (loss * len(x) / held).backward()
+            losses.append((loss.item(), len(x)))
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    return mean(losses)
