@@ -39,7 +39,7 @@ def compare_precisions(make_model, loss_fn, x, y, steps, warm_up):
 
     make_model  make_model() returns a new nn.Module on the CPU, in float32, with random weights
     loss_fn     loss_fn(outputs, targets) returns a 0-dim tensor
-    x, y        the one batch to train on, on the device to train on; do not change them
+    x, y        the one batch to train on, on the device to train on: the CPU, or the current GPU; do not change them
     steps       the training steps that count
     warm_up     further steps, before them: they train too, but are in neither `ms` nor `losses`
 

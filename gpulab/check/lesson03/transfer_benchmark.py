@@ -521,3 +521,21 @@ def judge_other_errors(student: Any, trial: Trial) -> None:
             else "except Exception, or a bare except, takes every fault for a size that does not fit",
             read=COST,
         )
+
+    def work_elsewhere() -> str:
+        try:
+            student(draw_sizes(3), False, torch.device("cuda", 1), lambda fn: 1.0)
+        except Exception as error:
+            return str(error)
+        return ""
+
+    with scope(compute=False):
+        said = trial.call(work_elsewhere, explain=explain)
+    trial.expect(
+        "device ordinal" in said,
+        "a device that is not there is taken for one without room",
+        expected="the error for a second GPU, on a machine with one, reaches the caller",
+        got=said.partition("\n")[0] or "no error",
+        likely='not every RuntimeError of torch.empty is about room: look for "memory" in str(error), or raise again',
+        read=COST,
+    )

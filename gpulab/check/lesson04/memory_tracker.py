@@ -22,7 +22,7 @@ from .scenes import NAMES, Make, Scenes, explain, read
 from .scenes_block import again, frees, one_block, read_early
 from .scenes_errors import exception, kernel_error, out_of_memory
 from .scenes_gpus import devices, nested_devices, synchronises, without_a_gpu
-from .scenes_nested import another_thread, deeply_nested, entered_twice, nested, tower
+from .scenes_nested import another_thread, crossed, deeply_nested, entered_twice, nested, tower
 
 SCENES: tuple[Callable[[Scenes], None], ...] = (
     one_block,
@@ -41,6 +41,7 @@ SCENES: tuple[Callable[[Scenes], None], ...] = (
     synchronises,
     kernel_error,
     another_thread,
+    crossed,
 )
 
 

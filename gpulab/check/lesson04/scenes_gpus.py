@@ -8,7 +8,7 @@ import torch
 
 from ..wording import is_number, show
 from . import mistakes
-from .common import MIB, TRACKER, Suspect, no_gpu
+from .common import MIB, TRACKER, Suspect, gpus, no_gpu
 from .ground import GPUS, Ground, sizes
 from .scenes import NAMES, Make, Scenes, explain, read
 from .scenes_errors import Mishap
@@ -123,11 +123,12 @@ def without_a_gpu(scenes: Scenes) -> None:
                     raise Mishap
             except Mishap as error:
                 out = error
-            seen.append((read(tracker), out))
+            seen.append((read(tracker), out, tracker))
         return seen
 
     trial = scenes.trial
-    for got, out in trial.call(scene, who="your tracker", explain=_explain, inside=no_gpu()):
+    found = trial.call(scene, who="your tracker", explain=_explain, inside=no_gpu())
+    for got, out, tracker in found:
         rows = {"expected": "on a machine without a GPU: available False, 0.0 for every value, {} by GPU, no error"}
         trial.expect(
             out is not None, "without a GPU an exception in the block is swallowed", got="none", read=TRACKER, **rows
@@ -149,6 +150,17 @@ def without_a_gpu(scenes: Scenes) -> None:
             likely="nothing was measured: 0.0 each, and no GPU in peak_by_gpu",
             read=TRACKER,
             **rows,
+        )
+        with gpus(1):
+            now = trial.call(lambda tracker=tracker: tracker.available, who="your tracker", explain=explain)
+        trial.expect(
+            now is False,
+            "available is that of the moment in which it is read",
+            expected="False for a block without a GPU, also where there is one by now",
+            got=show(now),
+            likely="what a tracker said at the end of its block it says from then on: note at entry whether there is a "
+            "GPU",
+            read=TRACKER,
         )
 
 

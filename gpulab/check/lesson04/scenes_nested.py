@@ -167,6 +167,50 @@ def entered_twice(scenes: Scenes) -> None:
     scenes.judge(then, fresh, where, likely=mistakes.SPOILT.likely)
 
 
+def crossed(scenes: Scenes) -> None:
+    """One in another thread, which begins within this one's block and ends after it."""
+    high, low, kept = *sizes(1, 60, 80), *sizes(1, 20, 30), *sizes(1, 3, 12)
+
+    def scene(make: Make, ground: Ground) -> Any:
+        first, second, held = make(), make(), []
+        errors: list[BaseException] = []
+        entered, first_is_over, marks = threading.Event(), threading.Event(), list[int]()
+
+        def work() -> None:
+            try:
+                marks.append(ground.note())
+                with second:
+                    entered.set()
+                    first_is_over.wait()
+                    ground.spike(high)
+                    held.append(ground.take(kept))
+                    marks.append(ground.note())
+            except BaseException as error:
+                errors.append(error)
+            finally:
+                entered.set()
+
+        start, thread = ground.note(), threading.Thread(target=work)
+        try:
+            with first:
+                ground.spike(low)
+                thread.start()
+                entered.wait()
+                end = ground.note()
+        finally:
+            first_is_over.set()
+            thread.join()
+        for error in errors:
+            raise error
+        return read(first), read(second), ground, (start, end), marks
+
+    first, second, ground, marks, others = scenes.play(scene)
+    who = "of two trackers in two threads, of which the one that began later ends later"
+    own = "at its exit a tracker takes itself off the list of open ones, which need not be the last"
+    scenes.judge(second, ground.between(*others), f"the later {who}", likely=own)
+    scenes.judge(first, ground.between(*marks), f"the earlier {who}", likely=own)
+
+
 def another_thread(scenes: Scenes) -> None:
     """A tracker in another thread, while one is open in this."""
     high, low, kept = *sizes(1, 60, 80), *sizes(1, 20, 30), *sizes(1, 3, 12)

@@ -43,6 +43,7 @@ class Log:
     loss_outside: set[str] = field(default_factory=set)
     loss_calls: int = 0
     other_data: set[str] = field(default_factory=set)
+    evaluating: set[str] = field(default_factory=set)
     x: torch.Tensor | None = None
     precision: str = ""
 
@@ -75,6 +76,8 @@ class Probe(nn.Module):
             backends: Any = torch.backends
             kinds = {"products": backends.cuda.matmul, "convolutions": backends.cudnn.conv}
             log.tf32 |= {what for what, backend in kinds.items() if backend.fp32_precision == "tf32"}
+        if not self.training:
+            log.evaluating.add(name)
         log.calls[name] = log.calls.get(name, 0) + 1
         if kind == "cuda":
             torch.cuda._sleep(CYCLES[name] * (SLOW if log.calls[name] <= WARM_UP else 1))
@@ -160,23 +163,24 @@ def precision_comparison(student: Any, trial: Trial) -> None:
     """Check a function of (make_model, loss_fn, x, y, steps, warm_up) that trains the same network in several
     precisions and returns for each `ms`, `peak_bytes`, `losses` and `skipped`."""
     trial.function(student, PARAMETERS)
-    with _tf32_allowed():
+    with _tf32(True):
         with virtual_gpu() as gpu:
             gpu.clock.ignores_own = True  # the steps are the GPU's; this machine may have other things to do
             x, y = torch.randn(ROWS, WIDTH).to("cuda"), torch.randint(0, 10, (ROWS,)).to("cuda")
             _try(student, trial, x, y, ("fp32", "fp16", "bf16"))
         small = 64
-        with without_gpu():  # the notebook's: the data are on the CPU
+        with without_gpu(), _tf32(False):  # the notebook's GPU is not there: the data are on the CPU
             _try(student, trial, torch.randn(small, WIDTH), torch.randint(0, 10, (small,)), ("fp32", "bf16"))
         with virtual_gpu():
             _try_raising(student, trial, torch.randn(small, WIDTH).to("cuda"), torch.zeros(small).long().to("cuda"))
 
 
 @contextlib.contextmanager
-def _tf32_allowed() -> Iterator[None]:
-    """TF32 for products and convolutions, so that a baseline that is not looked after is TF32. Both are set the older
-    way, which sets the newer settings too, so that student's code may use either; the check puts the newer ones back,
-    and this the older flags, without which these could not be read any more."""
+def _tf32(allowed: bool) -> Iterator[None]:
+    """TF32 for products and convolutions, so that a baseline that is not looked after is TF32; or for neither, so that
+    who switches it on afterwards has changed it. Both are set the older way, which sets the newer settings too, so that
+    student's code may use either; the check puts the newer ones back, and this the older flags, without which these
+    could not be read any more."""
     backends: Any = torch.backends
     cudnn = backends.cudnn
     try:
@@ -184,8 +188,8 @@ def _tf32_allowed() -> Iterator[None]:
     except RuntimeError:  # the notebook has mixed the two
         before = None
     backends.fp32_precision = "none"
-    torch.set_float32_matmul_precision("high")
-    cudnn.allow_tf32 = True
+    torch.set_float32_matmul_precision("high" if allowed else "highest")
+    cudnn.allow_tf32 = allowed
     try:
         yield
     finally:
@@ -244,6 +248,8 @@ def _words_for_tf32(summary: str = "") -> Iterator[None]:
             got=f"changed: {' and '.join(named or got)} (put back now)",
             likely="they are put back after the runs, and an exception passes that by: put them back in `finally`"
             if summary
+            else "it was off before: keep the old value and put that back, whatever it was"
+            if any(" at tf32" in part or " at high," in part for part in got)
             else "TF32 was switched off for fp32 and stayed so: keep the old value, and put it back in `finally`",
             read=failed.rows["read"],
         )
@@ -354,6 +360,14 @@ def _judge_runs(trial: Trial, log: Log, names: tuple[str, ...]) -> None:
         got=f"autocast was off at the loss of {' and '.join(sorted(log.loss_outside))}",
         likely="the block ends after the model, so the loss of its 16-bit outputs is computed in 16 bits",
         read=AUTOCAST,
+    )
+    trial.expect(
+        not log.evaluating,
+        "the model is trained in evaluation mode",
+        expected="training mode, as make_model() gives it",
+        got=f"training off in the forward passes of {' and '.join(sorted(log.evaluating))}",
+        likely="eval() is for measuring a trained model: dropout and BatchNorm do something else in it",
+        read=SAVES,
     )
     trial.expect(
         not log.tf32,

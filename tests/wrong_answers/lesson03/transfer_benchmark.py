@@ -476,3 +476,18 @@ def only_the_times(sizes, pinned, device, timer):
 @BANK.wrong("the result does not have the form that was asked for", "without a return")
 def returns_nothing(sizes, pinned, device, timer):
     times(sizes, pinned, device, timer)
+
+
+@BANK.wrong("a device that is not there is taken for one without room", "not every RuntimeError of torch.empty")
+def takes_any_error_of_a_buffer_for_no_room(sizes, pinned, device, timer):
+    ms = {}
+    for size in sizes:
+        try:
+            there = torch.empty(size, dtype=torch.uint8, device=device)
+            here = torch.ones(size, dtype=torch.uint8)
+            here = here.pin_memory() if pinned and device.type == "cuda" else here
+        except RuntimeError:
+            continue
+        ms[size] = timer(lambda here=here, there=there: there.copy_(here))
+        del here, there
+    return result(ms) if len(ms) > 1 else (ms, 0.0, 0.0)

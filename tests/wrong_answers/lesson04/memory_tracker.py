@@ -999,3 +999,17 @@ class NoContextManager:
 
     def __enter(self):
         return self
+
+
+@BANK.wrong("peak_memory_mb is not what was measured", "which need not be the last")
+class TakesTheLastOff(ListOfOpenOnes):
+    def leave(self):
+        self.open.pop()
+
+
+@BANK.wrong("available is that of the moment in which it is read", "note at entry whether there is a GPU")
+class AsksWhenItIsRead(ListOfOpenOnes):
+    @property
+    def available(self):
+        self.up_to_now()
+        return torch.cuda.is_available()

@@ -495,3 +495,16 @@ def forgets_the_skips(*args):
     return {
         name: {key: value for key, value in row.items() if key != "skipped"} for name, row in compare(*args).items()
     }
+
+
+@BANK.wrong("your function left a setting changed", "put that back, whatever it was")
+def allows_tf32_afterwards(*args):
+    try:
+        return compare(*args)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+
+
+@BANK.wrong("the model is trained in evaluation mode", "eval() is for measuring a trained model")
+def trains_in_evaluation_mode(make_model, *args):
+    return compare(lambda: make_model().eval(), *args)
