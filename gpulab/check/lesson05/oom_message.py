@@ -101,7 +101,7 @@ def case(
     elif short.tried == 20 * MIB:
         tensor = (MIB, 20 * MIB)
     else:
-        tensor = (short.tried - 2 * MIB, short.tried)
+        tensor = (max(10 * MIB, short.tried - 2 * MIB), short.tried)
     left = short.total - short.free - short.process
     others = None if not known else left if left >= 64 * MIB else 0
     return Case(text, figures, others, tensor, short.allocated - pools + tensor[0], remedy, why)
@@ -167,6 +167,10 @@ def cases() -> list[Case]:
     enough_others = shortage(total, live, 0.1, 2.5, free=1.5)
     live = round(total - 0.35 - 0.1 - 1.5 - 0.03, 2)
     rounded = shortage(total, live, 0.1, 1.51, free=1.5)
+    live = round(total - 0.35 - 0.1 - 1.5 - 0.05, 2)
+    rounded_more = shortage(total, live, 0.1, 1.51, free=1.5)
+    live = random.randint(200, 300) / 1024
+    ten = shortage(total, live, 3 / 1024, 10 / 1024, free=5 / 1024)
     live = random.randint(200, 300) / 1024
     least = shortage(total, live, 3 / 1024, 20 / 1024, free=9 / 1024)
     live = random.randint(200, 300) / 1024
@@ -175,6 +179,12 @@ def cases() -> list[Case]:
     live = some(4.0, 5.0)  # of a container: this process, a larger and a smaller one
     large, little = round((total - live - 0.12 - 0.35 - 1.2) * GIB), round(0.7 * GIB)
     crowd = shortage(total, live, 0.12, 2.5, free=total - live - 0.12 - 0.35 - (large + little) / GIB)
+    live = some(
+        2.0, 2.3
+    )  # of a container, where another process has as much as the live tensors, and less than is reserved
+    near = round((live + 0.06) * GIB)
+    most = round((total - live - 0.12 - 0.35 - 1.2) * GIB) - near
+    alike = shortage(total, live, 0.12, 2.5, free=total - live - 0.12 - 0.35 - (most + near) / GIB)
     live, held = some(8.0, 8.5), some(2.1, 2.4)
     pooled = shortage(total, live, 0.1, 1.5, free=0.3)
     live = some(6.0, 6.5)
@@ -183,6 +193,9 @@ def cases() -> list[Case]:
     reserve = shortage(total, some(1.0, 2.0), 0.1, 3.0, free=some(5.0, 6.0))
     spilled = shortage(total, total + some(1.0, 2.0), 0.3, 0.5, free=0.0)
     silent = shortage(total, some(3.0, 4.0), 0.1, 1.5, free=0.4)
+    silent_full = shortage(total, total - 0.4 - 1.0 - 0.3, 1.0, 1.5, free=0.3)
+    live = some(0.4, 0.6)
+    above_the_limit = shortage(total, live, 0.004, some(4.5, 6.0), free=rest(live, 0.004), allowed=4.0)
     plenty = shortage(total, some(3.0, 4.0), 0.1, 1.5, free=some(4.0, 5.0))
     far = RESERVE.replace("#", format_size(2 * GIB), 1).replace("#", format_size(3 * GIB), 1)
     unknown = "no line of a process, or none that can be this one's: the figures do not say who holds the rest"
@@ -202,7 +215,9 @@ def cases() -> list[Case]:
         case(few_others, FREE, "others hold less than is missing, and live tensors nearly all"),
         case(enough_others, OTHER, "others hold what is missing, tried − free, though less than was tried"),
         case(rounded, FREE, "nobody else holds memory, but for roundings"),
+        case(rounded_more, FREE, "nobody else holds memory, but for roundings"),
         case(least, OTHER, holds),
+        case(ten, OTHER, holds),
         case(twelve, OTHER, holds),
         case(full, FREE, "this process, under its number outside the container, holds it all", lines=(full.process,)),
         case(crowd, OTHER, "of three numbered processes another holds most", lines=(little, large, crowd.process)),
@@ -213,8 +228,11 @@ def cases() -> list[Case]:
         case(reserve, LIMIT, "one request exceeds the reserve of an expandable segment, which is a limit", ending=far),
         case(spilled, FREE, "PyTorch's own memory is all of the capacity", lines=(NOT_AVAILABLE,), known=False),
         case(silent, None, unknown, lines=(), known=False),
+        case(silent_full, FREE, "whoever holds the rest, it is less than is missing", lines=(), known=False),
+        case(above_the_limit, SMALLER, "one request is larger than this process may have"),
         case(silent, None, unknown, lines=(NOT_AVAILABLE, NOT_AVAILABLE), known=False),
         case(plenty, None, "more is free than was tried, and no limit is named: the figures do not explain it"),
+        case(alike, OTHER, "of three numbered processes another holds most", lines=(near, most, alike.process)),
     ]
 
 
@@ -397,6 +415,8 @@ def _judge_tensor(trial: Trial, got: Any, one: Case) -> None:
         likely = "“Tried to allocate” is the segment, not the tensor: one of 20 MiB is taken from just over 1 MiB on"
     elif tried == 20 * MIB and _close(got[1], 10 * MIB, MIB):
         likely = "below 10 MiB is one way to it; from there on sizes are rounded up to 2 MiB: 18 to 20 is another"
+    elif tried == 10 * MIB:
+        likely = "below 10 MiB a tensor has no segment of its own, so this one has 10 MiB and no less"
     elif _close(got[0], tried, 0) and _close(got[1], tried, 0):
         likely = "the segment is the tensor's size rounded up to 2 MiB: the smallest that leads to it is 2 MiB below"
     elif tried not in (2 * MIB, 20 * MIB):

@@ -37,7 +37,7 @@ CLAUSES = (
     ),
     Clause(
         "gets it back on the device it came from, with the same values and dtype",
-        ["gradients"],
+        ["gradients", "tensors that came back as others"],
         "the gradients are not those of a plain pass",
         "backward got other tensors than were kept: it may ask in any order, and for one tensor again. Return from "
         "pack what unpack needs",
@@ -85,7 +85,8 @@ MAY_CHANGE: dict[str, Iterable[Kind]] = {"model": {"grad", "place"}, "seen": ANY
 
 
 class _Keep(torch.autograd.Function):
-    """Hands its input on, and keeps a weight, two views of it, a small tensor, a large one and indices for backward."""
+    """Hands its input on, and keeps a weight, two views of it, a small tensor, a large one, indices and a small part of
+    a large one for backward."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, probe: Probe, *kept: torch.Tensor) -> torch.Tensor:
@@ -96,32 +97,46 @@ class _Keep(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         ctx.probe.back = [tensor.untyped_storage().data_ptr() for tensor in ctx.saved_tensors]
-        return gradients[0], *[None] * 7
+        ctx.probe.others = [
+            f"{was}, now {now}"
+            for was, now in zip(ctx.probe.kinds, map(kind, ctx.saved_tensors), strict=True)
+            if was != now
+        ]
+        return gradients[0], *[None] * 8
 
 
 class Probe(nn.Module):
-    """A layer that finds out which of six known tensors came back as another one, thus went away."""
+    """A layer that finds out which of seven known tensors came back as another one, thus went away."""
 
     def __init__(self, weight: torch.Tensor) -> None:
         super().__init__()
         self.weights = [weight]  # in a list, so that it is not registered a second time
         self.small = torch.ones(32)
-        self.gone: list[int] = []  # where the six were
+        self.register_buffer("wide", torch.ones(HIDDEN // 4))
+        self.kinds: list[str] = []  # dtypes and shapes of the seven
+        self.others: list[str] = []  # those that have others now
+        self.gone: list[int] = []  # where the seven were
         self.back: list[int] = []  # where those are that came back
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         weight, large = self.weights[0], torch.ones(HIDDEN // 4, device=x.device)
         indices = torch.arange(HIDDEN // 8, device=x.device)
         self.small = torch.ones(32, device=x.device)  # held here, so that its place stays taken
-        kept = weight, weight.detach().t(), weight.detach()[16:], self.small, large, indices
+        kept = weight, weight.detach().t(), weight.detach()[16:], self.small, large, indices, self.wide[:32]
+        self.kinds = [kind(tensor) for tensor in kept]
         self.gone = [tensor.untyped_storage().data_ptr() for tensor in kept]
         out: torch.Tensor = _Keep.apply(x, self, *kept)
         return out
 
     @property
     def sent(self) -> list[bool]:
-        """Whether the weight, its views, the small, the large tensor and the indices are others than they were."""
+        """Whether the weight, its views, the small, the large tensor, the indices and the part are others than they
+        were."""
         return [a != b for a, b in zip(self.gone, self.back, strict=True)]
+
+
+def kind(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
 
 
 @dataclass
@@ -137,7 +152,7 @@ class Seen:
 
 def network(scene: Scene) -> nn.Sequential:
     first = nn.Linear(128, 256)
-    first.bias.requires_grad_(not scene.frozen)
+    first.weight.requires_grad_(not scene.frozen)
     layers = first, nn.GELU(), nn.Linear(256, 128), nn.Tanh(), nn.Linear(128, 16, bias=False), Probe(first.weight)
     return nn.Sequential(*layers).to(scene.device)
 
@@ -198,13 +213,15 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
         facts.add("gradients", seen.gradient, Near(plain.gradient, 0.0))
         facts.seen["gradients are near"] = near(seen.gradient, plain.gradient)
         probe = model[-1]
+        if isinstance(probe, Probe):
+            facts.add("tensors that came back as others", probe.others, [])
         if scene.device == "cpu" or not isinstance(probe, Probe) or not facts.hold():
             return facts
-        weight, view, part, small, large, _ = probe.sent
+        weight, view, part, small, large, _, narrow = probe.sent
         gone = [name for name, sent in (("one", weight), ("a transposed view", view), ("a slice", part)) if sent]
         facts.add("weights that left and came back", gone, [])
         if scene.min_bytes > probe.small.nbytes:
-            facts.add("small tensors that left and came back", int(small), 0)
+            facts.add("small tensors that left and came back", int(small) + int(narrow), 0)
         if facts.hold():
             facts.add(KEPT, seen.kept / KIB, Near(best.kept / KIB, 0.01))
             facts.seen["a large tensor left and came back"] = large

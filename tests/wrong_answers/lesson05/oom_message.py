@@ -5,6 +5,7 @@ import re
 from gpulab.check.lesson05.sections import SECTIONS
 
 from ..bank import Bank
+from ..edits import change, solution
 
 BANK = Bank("oom_message", SECTIONS)
 
@@ -50,12 +51,12 @@ def left_over(read):
 
 
 def bounds(tried):
-    return {2 * MIB: (1, MIB), 20 * MIB: (MIB, 20 * MIB)}.get(tried, (tried - 2 * MIB, tried))
+    return {2 * MIB: (1, MIB), 20 * MIB: (MIB, 20 * MIB)}.get(tried, (max(10 * MIB, tried - 2 * MIB), tried))
 
 
 def remedy(read, message):
     tried, free, others = read["tried"], read["free"], read["others"]
-    if tried > read["capacity"]:
+    if tried > min(read["capacity"], read["allowed"] or read["capacity"]):
         return "smaller request"
     if (read["allowed"] is not None and free >= tried) or "exceeds the expandable-segment reserve" in message:
         return "raise the limit"
@@ -559,3 +560,39 @@ def explains_what_is_not_explained(message):
 def gives_up_without_a_process(message):
     read = answer(message)
     return read | {"remedy": None if read["process"] is None else read["remedy"]}
+
+
+def edited(name, summary, likely, *edits):
+    BANK.wrong(summary, likely)(solution(5, "read_oom", *edits, called=name))
+
+
+edited(
+    "forgets_that_ten_is_the_least",
+    "the bounds of the tensor's size are wrong",
+    "10 MiB and no less",
+    change("max(10 * 2**20, tried - 2 * 2**20)", "tried - 2 * 2**20"),
+)
+edited(
+    "takes_a_process_that_holds_what_is_live",
+    "the figure for process is wrong",
+    "that has at least what PyTorch has reserved",
+    change("size >= allocated + cached", "size >= allocated"),
+)
+edited(
+    "rounds_at_half_of_it",
+    "what other processes hold is wrong",
+    "less than 64 MiB counts as 0",
+    change("others < 64 * 2**20", "others < 32 * 2**20"),
+)
+edited(
+    "counts_the_cache_as_the_others",
+    WHY + "whoever holds the rest, it is less than is missing",
+    "the figures do tell",
+    change("capacity - free - allocated - cached >= tried - free", "capacity - free - allocated >= tried - free"),
+)
+edited(
+    "forgets_the_limit_of_a_request",
+    WHY + "one request is larger than this process may have",
+    "",
+    change("min(capacity, allowed or capacity)", "capacity"),
+)

@@ -261,3 +261,21 @@ BANK.mistake(
     "they were entered by hand, or pushed, and nobody takes them back: return the context manager itself",
     change(HOOKS, HOOKS[7:] + ".__enter__()\n    import contextlib\n    return contextlib.nullcontext()"),
 )
+BANK.mistake(
+    "measures_the_storage",
+    "small parts of a large tensor are sent to the host",
+    "a view has bytes of its own, tensor.nbytes; its storage may have more",
+    change("tensor.nbytes < min_bytes", "tensor.untyped_storage().nbytes() < min_bytes"),
+)
+BANK.mistake(
+    "knows_trained_weights_only",
+    "frozen weights are sent to the host",
+    "a weight that is not trained is kept for the gradient of what comes before it, and is a parameter all the same",
+    change("for p in model.parameters()}", "for p in model.parameters() if p.requires_grad}"),
+)
+BANK.mistake(
+    "keeps_floats_only",
+    "what comes back has another dtype",
+    "indices are kept too, and they are no floats: bring back what was there",
+    change('tensor.to("cpu")', 'tensor.float().to("cpu")'),
+)
