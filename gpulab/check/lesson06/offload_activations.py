@@ -108,6 +108,8 @@ class _Keep(torch.autograd.Function):
 class Probe(nn.Module):
     """A layer that finds out which of seven known tensors came back as another one, thus went away."""
 
+    wide: torch.Tensor
+
     def __init__(self, weight: torch.Tensor) -> None:
         super().__init__()
         self.weights = [weight]  # in a list, so that it is not registered a second time

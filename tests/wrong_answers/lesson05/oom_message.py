@@ -562,8 +562,8 @@ def gives_up_without_a_process(message):
     return read | {"remedy": None if read["process"] is None else read["remedy"]}
 
 
-def edited(name, summary, likely, *edits):
-    BANK.wrong(summary, likely)(solution(5, "read_oom", *edits, called=name))
+def edited(name, summary, likely, *edits, same_as=""):
+    BANK.wrong(summary, likely, same_as=same_as)(solution(5, "read_oom", *edits, called=name))
 
 
 edited(
@@ -577,12 +577,14 @@ edited(
     "the figure for process is wrong",
     "that has at least what PyTorch has reserved",
     change("size >= allocated + cached", "size >= allocated"),
+    same_as="takes_the_first_line_in_a_container",
 )
 edited(
     "rounds_at_half_of_it",
     "what other processes hold is wrong",
     "less than 64 MiB counts as 0",
     change("others < 64 * 2**20", "others < 32 * 2**20"),
+    same_as="takes_roundings_for_others",
 )
 edited(
     "counts_the_cache_as_the_others",
