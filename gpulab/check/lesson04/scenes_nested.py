@@ -190,7 +190,7 @@ def crossed(scenes: Scenes) -> None:
             finally:
                 entered.set()
 
-        start, thread = ground.note(), threading.Thread(target=work)
+        start, thread = ground.note(), threading.Thread(target=work, daemon=True)
         try:
             with first:
                 ground.spike(low)
@@ -199,7 +199,8 @@ def crossed(scenes: Scenes) -> None:
                 end = ground.note()
         finally:
             first_is_over.set()
-            thread.join()
+            if thread.ident is not None:  # it was started
+                thread.join()
         for error in errors:
             raise error
         return read(first), read(second), ground, (start, end), marks

@@ -179,9 +179,8 @@ def cases() -> list[Case]:
     live = some(4.0, 5.0)  # of a container: this process, a larger and a smaller one
     large, little = round((total - live - 0.12 - 0.35 - 1.2) * GIB), round(0.7 * GIB)
     crowd = shortage(total, live, 0.12, 2.5, free=total - live - 0.12 - 0.35 - (large + little) / GIB)
-    live = some(
-        2.0, 2.3
-    )  # of a container, where another process has as much as the live tensors, and less than is reserved
+    # Of a container, where another process has more than is live here, and less than is reserved.
+    live = some(2.0, 2.3)
     near = round((live + 0.06) * GIB)
     most = round((total - live - 0.12 - 0.35 - 1.2) * GIB) - near
     alike = shortage(total, live, 0.12, 2.5, free=total - live - 0.12 - 0.35 - (most + near) / GIB)

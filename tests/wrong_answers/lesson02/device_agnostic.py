@@ -17,9 +17,9 @@ def best():
     return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
 
 
-def step_on(device, model, inputs, targets, class_weights):
+def step_on(device, model, inputs, targets, class_weights, **settings):
     model.to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, **settings)
     logits = model(inputs.to(device))
     F.cross_entropy(logits, targets.to(device), weight=torch.tensor(class_weights, device=device)).backward()
     optimizer.step()
@@ -312,13 +312,7 @@ def returns_nothing(model, inputs, targets, class_weights, device=None):
 
 @BANK.wrong("the weights decay in the step", "too little to be seen")
 def with_weight_decay(model, inputs, targets, class_weights, device=None):
-    device = device or best()
-    model.to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=1e-4)
-    logits = model(inputs.to(device))
-    F.cross_entropy(logits, targets.to(device), weight=torch.tensor(class_weights, device=device)).backward()
-    optimizer.step()
-    return logits, optimizer
+    return step_on(device or best(), model, inputs, targets, class_weights, weight_decay=1e-4)
 
 
 @BANK.wrong("the current GPU was not used", "a number is written into the code")

@@ -296,14 +296,5 @@ def makes_it_contiguous(batch, device):
 
 @BANK.wrong("a container came back as the same object", "an empty one is a container too")
 def gives_empty_ones_back(batch, device):
-    if isinstance(batch, (dict, list, tuple)) and not batch:
-        return batch
-    if isinstance(batch, torch.Tensor):
-        return batch.to(device)
-    if isinstance(batch, dict):
-        return {key: gives_empty_ones_back(value, device) for key, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(gives_empty_ones_back(item, device) for item in batch))
-    if isinstance(batch, (list, tuple)):
-        return type(batch)(gives_empty_ones_back(item, device) for item in batch)
-    return batch
+    leaf = lambda x: isinstance(x, list | dict) and not x  # noqa: E731
+    return _pytree.tree_map(lambda x: x.to(device) if isinstance(x, torch.Tensor) else x, batch, is_leaf=leaf)

@@ -27,10 +27,10 @@ def backward(model, scaler, loss_fn, window, divisor):
         scaler.scale(loss).backward()
 
 
-def finish(model, optimizer, scaler, max_norm):
+def finish(model, optimizer, scaler, max_norm, clipped=None):
     """The right end of a window, without the schedule; whether the optimizer stepped."""
     scaler.unscale_(optimizer)
-    clip_grad_norm_(model.parameters(), max_norm)
+    clip_grad_norm_(clipped or model.parameters(), max_norm)
     before = scaler.get_scale()
     scaler.step(optimizer)
     scaler.update()
@@ -735,8 +735,5 @@ def clips_one_group(model, optimizer, scaler, scheduler, loss_fn, micro_batches,
     for window in windows(micro_batches, steps):
         optimizer.zero_grad()
         backward(model, scaler, loss_fn, window, len(window))
-        scaler.unscale_(optimizer)
-        clip_grad_norm_(optimizer.param_groups[0]["params"], max_norm)
-        scaler.step(optimizer)
-        scaler.update()
-        scheduler.step()
+        if finish(model, optimizer, scaler, max_norm, optimizer.param_groups[0]["params"]):
+            scheduler.step()

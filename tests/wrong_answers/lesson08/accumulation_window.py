@@ -23,16 +23,17 @@ def windows(micro_batches, steps):
     return [micro_batches[i : i + steps] for i in range(0, len(micro_batches), steps)]
 
 
-def train(model, optimizer, loss_fn, micro_batches, steps):
-    """The right loop; answers that are wrong in something else call it."""
+def train(model, optimizer, loss_fn, micro_batches, steps, clear=torch.optim.Optimizer.zero_grad, then=lambda: None):
+    """The right loop, with a place before a window and one before its step; wrong answers call it."""
     losses = []
     for window in windows(micro_batches, steps):
         held = sum(len(x) for x, _ in window)
-        optimizer.zero_grad()
+        clear(optimizer)
         for x, y in window:
             loss = loss_fn(model(x), y)
             (loss * len(x) / held).backward()
             losses.append((loss.item(), len(x)))
+        then()
         optimizer.step()
     return losses
 
@@ -673,29 +674,16 @@ def moves_the_data_and_not_the_model(model, optimizer, loss_fn, micro_batches, s
 
 @BANK.wrong("gradients are cleared in the first parameter group only", "clears all of them")
 def clears_one_group(model, optimizer, loss_fn, micro_batches, steps):
-    losses = []
-    for window in windows(micro_batches, steps):
-        held = sum(len(x) for x, _ in window)
+    def clear(optimizer):
         for p in optimizer.param_groups[0]["params"]:
             p.grad = None
-        for x, y in window:
-            loss = loss_fn(model(x), y)
-            (loss * len(x) / held).backward()
-            losses.append((loss.item(), len(x)))
-        optimizer.step()
-    return mean(losses)
+
+    return mean(train(model, optimizer, loss_fn, micro_batches, steps, clear))
 
 
 @BANK.wrong("the gradient of step 1 is 0.00125 times the right one", "or the gradient clipped")
 def clips(model, optimizer, loss_fn, micro_batches, steps):
-    losses = []
-    for window in windows(micro_batches, steps):
-        held = sum(len(x) for x, _ in window)
-        optimizer.zero_grad()
-        for x, y in window:
-            loss = loss_fn(model(x), y)
-            (loss * len(x) / held).backward()
-            losses.append((loss.item(), len(x)))
+    def clip():
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-    return mean(losses)
+
+    return mean(train(model, optimizer, loss_fn, micro_batches, steps, then=clip))
