@@ -7,7 +7,6 @@ import os
 import platform
 import random
 import subprocess
-import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 from xml.etree import ElementTree
@@ -15,6 +14,7 @@ from xml.etree import ElementTree
 import numpy
 import pytest
 import torch
+from courselib.ready import python_here
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -499,5 +499,5 @@ def test_pytorch_itself_takes_the_number() -> None:
         "from gpulab.diagnosis import host; host.read_processors = lambda: host.Processors(4, 4, 1.0);"
         "torch.set_num_threads(4); import gpulab; gpu = gpulab.setup('T4'); print(torch.get_num_threads(), gpu.threads)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([*python_here(), "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "1 1"

@@ -25,6 +25,8 @@ from pathlib import Path
 from time import perf_counter  # the real one, whatever a virtual GPU makes of it
 from typing import Any
 
+from courselib.ready import python_here
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("gpulab", "torch", "jupyterlab", "ipywidgets", "anywidget")
 NOTEBOOK_SECONDS = {"notebooks": 30, "solutions": 60}
@@ -95,7 +97,7 @@ def importing(effort: Effort) -> Iterator[Row]:
 
 def virtual_gpu(effort: Effort) -> Iterator[Row]:
     """Cost of the virtual GPU; a process of its own, since threads and caches of others would disturb it."""
-    command = [sys.executable, "-c", _FIGURES, str(int(effort.quick))]
+    command = [*python_here(), "-c", _FIGURES, str(int(effort.quick))]
     done = subprocess.run(command, cwd=ROOT / "tools", capture_output=True, text=True, check=True)
     for figure in json.loads(done.stdout.splitlines()[-1]):
         yield Row(*figure)
@@ -178,7 +180,7 @@ def key_to_picture(effort: Effort) -> Iterator[Row]:
 
 def data_loader(effort: Effort) -> Iterator[Row]:
     """The pipeline simulator beside a real DataLoader; a process of its own, which forks workers."""
-    command = [sys.executable, "-c", _PIPELINE, str(int(effort.quick))]
+    command = [*python_here(), "-c", _PIPELINE, str(int(effort.quick))]
     done = subprocess.run(command, cwd=ROOT / "tools", capture_output=True, text=True, check=True)
     for figure in json.loads(done.stdout.splitlines()[-1]):
         yield Row(*figure)
@@ -194,7 +196,7 @@ def ranks(effort: Effort) -> Iterator[Row]:
     """Starting ranks by torchrun and by the warm server; a process of its own, which is interrupted now and then."""
     if sys.platform != "linux":  # where there is no warm server
         return
-    command = [sys.executable, "-c", _RANKS, str(int(effort.quick))]
+    command = [*python_here(), "-c", _RANKS, str(int(effort.quick))]
     done = subprocess.run(command, cwd=ROOT / "tools", capture_output=True, text=True, check=True)
     for figure in json.loads(done.stdout.splitlines()[-1]):
         yield Row(*figure)

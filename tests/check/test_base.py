@@ -18,6 +18,7 @@ import nbformat
 import pytest
 import torch
 from courselib.patience import HANG_SECONDS
+from courselib.ready import python_here
 from nbclient import NotebookClient
 from torch import nn
 
@@ -536,7 +537,7 @@ for cell in {CELLS!r}:
     print("--")
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=HANG_SECONDS
+        [*python_here(), "-c", code], capture_output=True, text=True, check=True, timeout=HANG_SECONDS
     )
     _, stub, none, wrong, alive = (part.strip() for part in done.stdout.removesuffix("--\n").split("--\n"))
     assert stub == "token_weighting: not attempted yet"

@@ -17,6 +17,7 @@ import pytest
 import torch
 from courselib.busy import busy
 from courselib.patience import HANG_SECONDS
+from courselib.ready import python_here
 
 from gpulab.check import guard, processor, settings, worker
 from gpulab.check.guard import Guard
@@ -329,7 +330,7 @@ def test_processor_time_is_of_others_than_the_one_who_asks(tells):
     """In a process of its own: what torch has in this one may compute meanwhile, and that counts."""
     if tells and not processor._TELLS:
         pytest.skip("NOT tested: this system does not tell the processor time of another thread")
-    command = [sys.executable, "-c", TWO_THREADS, str(tells)]
+    command = [*python_here(), "-c", TWO_THREADS, str(tells)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     own, both = map(float, done.stdout.split())
     assert own < 0.1

@@ -1,11 +1,13 @@
 """After a call was ended from outside, the interpreter is as it was: its functions can be traced."""
 
 import subprocess
-import sys
+
+from courselib.ready import python_here
 
 SCRIPT = """
 import sys, time
 from gpulab.check.worker import Worker
+from courselib.ready import python_here
 
 def clings():
     while True:
@@ -25,5 +27,5 @@ print((lambda: "traced")())
 
 
 def test_a_debugger_works_after_a_call_was_ended():
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
+    done = subprocess.run([*python_here(), "-c", SCRIPT], capture_output=True, text=True, check=True)
     assert done.stdout == "traced\n"

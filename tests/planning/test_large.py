@@ -3,17 +3,17 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from courselib.patience import HANG_SECONDS
+from courselib.ready import python_here
 
 
 def planned(mode):
     script = Path(__file__).with_name("seven_billion.py")
     env = {**os.environ, "PYTHONPATH": str(script.parents[2])}
-    command = [sys.executable, str(script), mode]
+    command = [*python_here(), str(script), mode]
     done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS, check=True, env=env)
     return json.loads(done.stdout)
 

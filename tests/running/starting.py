@@ -3,11 +3,11 @@
 import argparse
 import os
 import subprocess
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from courselib.patience import HANG_SECONDS
+from courselib.ready import python_here, ranks_here
 
 from gpulab.running import command
 from gpulab.running.report import Report
@@ -40,7 +40,7 @@ def options_of(*arguments):
 def start(*arguments, env=None, module="gpulab", **how):
     """`python -m gpulab run …` in a process of its own."""
     words = ["run", *arguments] if module == "gpulab" else arguments
-    words = [sys.executable, "-m", module, *map(str, words)]
+    words = [*python_here(), "-m", module, *map(str, words)]
     kept = {name: value for name, value in os.environ.items() if name not in ("GPULAB_GPU", "RANK", "WORLD_SIZE")}
-    env = {**kept, "OMP_NUM_THREADS": "1", **(env or {})}
+    env = {**kept, **ranks_here(), "OMP_NUM_THREADS": "1", **(env or {})}
     return subprocess.run(words, capture_output=True, text=True, timeout=HANG_SECONDS, env=env, **how)

@@ -6,13 +6,13 @@ import inspect
 import itertools
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 from courselib.patience import HANG_SECONDS
+from courselib.ready import python_here
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -342,7 +342,7 @@ def test_nothing_is_left_of_a_reducer():
 def two_ranks(folder, compute, unequal=False):
     script = Path(__file__).with_name("ddp_ranks.py")
     words = ["compute" if compute else "shapes", *(["unequal"] if unequal else [])]
-    command = [sys.executable, str(script), str(folder), *words]
+    command = [*python_here(), str(script), str(folder), *words]
     subprocess.run(command, check=True, timeout=HANG_SECONDS, capture_output=True)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from courselib.ready import python_here
 
 import gpulab
 from gpulab.virtual.scope.refusals import NotMirrored
@@ -156,6 +157,7 @@ import torch
 import torch.multiprocessing as mp
 
 import gpulab
+from courselib.ready import python_here
 
 
 def receive(inbox, outbox):
@@ -187,7 +189,7 @@ def test_a_tensor_that_is_sent_to_another_process_is_the_same_memory(tmp_path, c
     script = tmp_path / "sends.py"
     script.write_text(SENDS.replace("COMPUTE", str(compute)))
     home = {**os.environ, "PYTHONPATH": str(Path(gpulab.__file__).parents[1])}
-    run = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=home)
+    run = subprocess.run([*python_here(), str(script)], capture_output=True, text=True, env=home)
     assert run.stdout.splitlines() == [
         "('cuda:1', 'cuda:0', 0, (3, 2)) done",
         ("[[0.0, 0.0], [0.0, 0.0], [7.0, 7.0], [7.0, 7.0]]" if compute else "") + " 1024 512",

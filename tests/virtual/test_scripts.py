@@ -18,6 +18,7 @@ import pytest
 import torch
 import torch._dynamo  # it replaces torch.manual_seed, and is imported by the first optimizer anyway
 from courselib.patience import HANG_SECONDS
+from courselib.ready import PLACE, python_here, ranks_here
 
 from gpulab.virtual.gpu import VirtualGPU
 
@@ -193,14 +194,15 @@ def test_takes_the_same_memory_without_values(script):
 
 def start(*arguments, check=True, **environment):
     """Run a script as a user would, with a virtual GPU started before it."""
-    command = [sys.executable, *(arguments if arguments[0] == "-m" else ("-c", START, *arguments))]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    command = [*python_here(), *(arguments if arguments[0] == "-m" else ("-c", START, *arguments))]
+    env = {**os.environ, **ranks_here(), "OMP_NUM_THREADS": "1", **environment}
     done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS, env=env)
     assert not check or done.returncode == 0, done.stderr
     return done
 
 
-def test_a_script_of_its_own_ends_cleanly_and_says_nothing_on_stderr():
+def test_a_script_of_its_own_ends_cleanly_and_says_nothing_on_stderr(monkeypatch):
+    monkeypatch.delenv(PLACE, raising=False)  # from its very start to its very end
     done = start(str(SCRIPTS / "mnist.py"))
     assert done.stdout.count("accuracy") == 2
     assert done.stderr == ""
@@ -258,7 +260,7 @@ def test_spawned_processes_have_the_same_gpus():
 @pytest.mark.slow
 def test_a_script_that_chooses_its_gpu_at_the_top_may_start_processes():
     done = subprocess.run(
-        [sys.executable, str(SCRIPTS / "spawn_setup.py")],
+        [*python_here(), str(SCRIPTS / "spawn_setup.py")],
         capture_output=True,
         text=True,
         timeout=HANG_SECONDS,

@@ -2,13 +2,13 @@
 
 import math
 import subprocess
-import sys
 import warnings
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from courselib.ready import python_here
 
 from gpulab import VirtualGPU
 from gpulab.virtual.scope.refusals import NotMirrored
@@ -73,7 +73,7 @@ TRACKED = Path(__file__).parent / "scripts" / "fsdp_tracked.py"
 @pytest.mark.parametrize("case", ["reshard", "keep", "bfloat16", pytest.param("checkpoint", marks=OLDER)])
 def test_the_peak_is_that_of_pytorchs_own_tracker(case):
     """FSDPMemTracker counts the tensors' bytes on a CPU; here they are what is asked of the allocator."""
-    told = subprocess.run([sys.executable, TRACKED, case], capture_output=True, text=True, check=True).stdout.split()
+    told = subprocess.run([*python_here(), TRACKED, case], capture_output=True, text=True, check=True).stdout.split()
     tracked, ours = map(int, told[-2:])
     assert ours == pytest.approx(tracked, rel=0.01)
 

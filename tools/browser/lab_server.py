@@ -27,6 +27,7 @@ import nbformat
 from courselib.lab import lab_command, write_overrides
 from courselib.lanes import CHROMIUM
 from courselib.patience import HANG_SECONDS
+from courselib.ready import kernels_here
 from courselib.venv import ROOT, Venv
 from playwright.sync_api import Browser, sync_playwright
 
@@ -154,6 +155,7 @@ def _environ(folder: Path) -> dict[str, str]:
     """The environment of the server and its kernels: the course's, and none of the person's Jupyter folders."""
     environ = {k: v for k, v in os.environ.items() if not k.startswith(("JUPYTER", "IPYTHON", "GPULAB_"))}
     environ |= {k: v for k, v in os.environ.items() if k == "GPULAB_CHECK_SEED"}
+    environ |= kernels_here()
     for name in ("CONFIG", "DATA"):
         environ[f"JUPYTER_{name}_DIR"] = str(folder / "jupyter" / name.lower())
     return environ | {

@@ -4,18 +4,23 @@ Each lane runs even if one before it failed; the whole fails if any did. The bro
 verdict hangs on how busy the machine is.
 """
 
+import json
 import os
 import random
+import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO
 
+from . import ready
 from .busy import busy
 from .patience import HANG_SECONDS
 from .terminal import Stop, say
@@ -38,7 +43,7 @@ def _side_by_side() -> tuple[str, ...]:
 
 def _nbval() -> tuple[str, ...]:
     limit = f"--nbval-cell-timeout={HANG_SECONDS}"
-    return "-m", "pytest", "--nbval-current-env", limit, *_side_by_side(), "-p", "no:cacheprovider"
+    return "-m", "pytest", "--nbval-kernel-name=python3", limit, *_side_by_side(), "-p", "no:cacheprovider"
 
 
 @dataclass(frozen=True)
@@ -114,7 +119,9 @@ LINT_LANES = (
 def run_tests(venv: Venv, only: str | None) -> int:
     """The test lanes, or the one named `only`; 1 if any failed."""
     found = next(filter(None, map(shutil.which, CHROMIUM)), None)
-    return run_lanes(venv, chosen(lanes_for_tests(found), only))
+    lanes = chosen(lanes_for_tests(found), only)
+    with libraries_ready(venv) as environ:
+        return run_lanes(venv, [replace(lane, environ={**lane.environ, **environ}) for lane in lanes])
 
 
 def run_exploring(venv: Venv, only: str | None) -> int:
@@ -185,15 +192,45 @@ def _timed(venv: Venv, lane: Lane, said: Path | None) -> tuple[int, float]:
         return _run(venv, lane, output), time.monotonic() - started
 
 
+@contextmanager
+def libraries_ready(venv: Venv) -> Iterator[dict[str, str]]:
+    """Keep a process that has imported torch for all that the tests start; yields how it is found, as `ready` says."""
+    if sys.platform != "linux":
+        yield {}
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        place = str(Path(folder, "ready"))
+        server = subprocess.Popen(
+            [venv.python, ready.__file__, "serve", place],
+            stdin=subprocess.PIPE,
+            cwd=venv.root,
+            env=_environ(venv, EVERY_TIME_THE_SAME),
+        )
+        starts = [str(venv.python), *ready.ASKING]
+        kernel = Path(folder, "kernels", "python3", "kernel.json")
+        kernel.parent.mkdir(parents=True)
+        spec = {"argv": [*starts, "-m", "ipykernel_launcher", "-f", "{connection_file}"], "language": "python"}
+        kernel.write_text(json.dumps(spec | {"display_name": "Python 3 (ipykernel)"}), encoding="utf-8")
+        program = Path(folder, "python")
+        program.write_text(f'#!/bin/sh\nexec {shlex.join(starts)} "$@"\n', encoding="utf-8")
+        program.chmod(0o700)
+        jupyter = os.pathsep.join([folder, venv.environ()["JUPYTER_PATH"]])
+        try:
+            yield {ready.PLACE: place, "JUPYTER_PATH": jupyter}
+        finally:
+            server.communicate()  # its input ends, and it with that
+
+
+def _environ(venv: Venv, more: Mapping[str, str]) -> dict[str, str]:
+    """The variables of what runs here; two notebooks run side by side, and more threads than cores slow both down."""
+    return venv.environ() | {"GPULAB_GPU": "virtual:T4", "OMP_NUM_THREADS": "1", **more}
+
+
 def _run(venv: Venv, lane: Lane, output: IO[bytes] | None = None) -> int:
     with tempfile.TemporaryDirectory() as temporary:
-        environ = venv.environ() | {
-            "GPULAB_GPU": "virtual:T4",
-            # not the person's own, and one for each kernel: what one solves must not show in another
-            "GPULAB_PROGRESS": str(Path(temporary) / "progress-{pid}.json"),
-            "OMP_NUM_THREADS": "1",  # two notebooks run side by side; more threads than cores slow both down
-            **lane.environ,
-        }
+        # not the person's own, and one for each kernel: what one solves must not show in another
+        progress = {"GPULAB_PROGRESS": str(Path(temporary) / "progress-{pid}.json")}
+        environ = _environ(venv, progress | dict(lane.environ))
         with busy(lane.beside):
             command, errors = [str(venv.python), *lane.arguments], None if output is None else subprocess.STDOUT
             return subprocess.call(command, cwd=venv.root, env=environ, stdout=output, stderr=errors)
