@@ -2,17 +2,16 @@
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from courselib.ready import python_here
 
 TESTS = Path(__file__).parent
 A_TEST = """
 import json, random, sys
 from pathlib import Path
 from hypothesis import given, settings, strategies as st
-from courselib.ready import python_here
 
 drawn = []
 
@@ -34,7 +33,7 @@ def drawn(folder, *options, **environment):
     (below.parent / "conftest.py").write_text((TESTS / "conftest.py").read_text())
     (below / "test_it.py").write_text(A_TEST)
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("GPULAB_", "PYTEST_"))}
-    command = [*python_here(), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *options, "tests"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *options, "tests"]
     done = subprocess.run(command, cwd=folder, env=environ | environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return (folder / "drawn.json").read_text()

@@ -53,7 +53,9 @@ class ProcessorTime:
 
     def __init__(self) -> None:
         self._own = thread_time()
-        others = {thread.native_id for thread in threading.enumerate()} if _TELLS else set()
+        me = threading.current_thread()  # its object keeps, in a fork, the number that it had before
+        others = {thread.native_id for thread in threading.enumerate() if thread is not me} if _TELLS else set()
+        others.add(threading.get_native_id())
         self._others = {number: thread_seconds(number) for number in others}
         self._process = process_time()
 

@@ -7,7 +7,6 @@ from courselib.ready import python_here
 SCRIPT = """
 import sys, time
 from gpulab.check.worker import Worker
-from courselib.ready import python_here
 
 def clings():
     while True:

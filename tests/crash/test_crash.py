@@ -16,7 +16,6 @@ from os import replace
 import numpy as np
 import pytest
 import torch
-from courselib.ready import python_here
 
 import gpulab
 from gpulab.crash import NotSeen
@@ -148,7 +147,6 @@ import os, signal, sys, pathlib
 sys.path.insert(0, {tests!r})
 import gpulab, test_crash
 from gpulab.crash.journal import Journal
-from courselib.ready import python_here
 folder, left, add = pathlib.Path(sys.argv[1]), int(sys.argv[2]), Journal.add
 def one_less(self, operation):
     global left
@@ -174,7 +172,7 @@ def test_a_killed_process_leaves_that_state(way, folder, tmp_path):
         again.mkdir()
         (again / "a.pt").write_bytes(b"what was there before")
         code = KILLED.format(tests=str(pathlib.Path(__file__).parent))
-        done = subprocess.run([*python_here(), "-c", code, str(again), str(number), way.__name__])
+        done = subprocess.run([sys.executable, "-c", code, str(again), str(number), way.__name__])
         assert done.returncode == -signal.SIGKILL
         last = next(n for n in range(number, 0, -1) if n in states)  # an fsync leaves what was there before it
         assert on_disk(again) == states[last].tree

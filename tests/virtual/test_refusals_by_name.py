@@ -157,7 +157,6 @@ import torch
 import torch.multiprocessing as mp
 
 import gpulab
-from courselib.ready import python_here
 
 
 def receive(inbox, outbox):

@@ -62,7 +62,7 @@ def ask(arguments: list[str]) -> None:
 def _taken_apart(arguments: list[str]) -> tuple[list[str], str, str, list[str]] | None:
     """Options, "-c", "-m" or "" with what is run, and its arguments; None where it is something else."""
     words, options = list(arguments), []
-    while words and words[0] in ("-u", "-W"):
+    while words and words[0] in ("-u", "-B", "-W"):
         options += [words.pop(0) for _ in range(2 if words[0] == "-W" else 1)]
     kind = words.pop(0) if words and words[0] in ("-c", "-m") else ""
     if not words or not (kind or words[0].endswith(".py")):
@@ -110,7 +110,8 @@ def _ask(place: str, arguments: list[str]) -> None:
             code = int(server.recv(_NUMBER) or -signal.SIGKILL)
             if code >= 0:
                 os._exit(code)
-            signal.signal(-code, signal.SIG_DFL)
+            if -code in numbers:
+                signal.signal(-code, signal.SIG_DFL)
             os.kill(os.getpid(), -code)
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -222,11 +223,12 @@ def _be(arguments: list[str], folder: str, environ: dict[str, str]) -> None:
     if "-u" in options:
         for name, number in (("stdout", 1), ("stderr", 2)):
             setattr(sys, name, io.TextIOWrapper(io.FileIO(number, "wb", closefd=False), write_through=True))
+    sys.dont_write_bytecode = sys.dont_write_bytecode or "-B" in options
     if "-W" in options:
         sys.warnoptions += options[options.index("-W") + 1 :: 2]
         warnings._processoptions(sys.warnoptions)  # type: ignore[attr-defined]
     main = sys.modules["__main__"] = types.ModuleType("__main__")
-    main.__dict__["__builtins__"] = __builtins__
+    main.__dict__.update(__builtins__=__builtins__, __annotations__={})
     multiprocessing.spawn.set_executable(os.path.join(os.path.dirname(environ[PLACE]), "python"))
     sys.orig_argv = [sys.executable, *arguments]
     sys.argv = ["-c" if kind == "-c" else program, *rest]
@@ -257,8 +259,12 @@ def _be(arguments: list[str], folder: str, environ: dict[str, str]) -> None:
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     main.__dict__.clear()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None and not stream.closed:
+            try:
+                stream.flush()
+            except (OSError, ValueError):
+                code = code or 120  # as Python's exit code is then
     if code == -signal.SIGINT:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
@@ -271,6 +277,7 @@ def _as_if_new(folder: str, environ: dict[str, str], first: str) -> None:
     import multiprocessing.process
     import signal
     import tempfile
+    import threading
     import time
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -285,7 +292,10 @@ def _as_if_new(folder: str, environ: dict[str, str], first: str) -> None:
     tempfile.tempdir = None
     multiprocessing.process.ORIGINAL_DIR = folder  # type: ignore[attr-defined]
     multiprocessing.process.current_process().authkey = os.urandom(32)
-    sys.modules["numpy.random"].seed()  # Python's own draws a new seed by itself, and torch begins with a fixed one
+    threading.main_thread()._set_native_id()  # type: ignore[attr-defined]  # which Python before 3.13 forgets
+    # Python's own random draws a new seed by itself.
+    sys.modules["numpy.random"].seed()
+    sys.modules["torch"].default_generator.seed()
 
 
 if __name__ == "__main__":
