@@ -38,6 +38,30 @@ def pytest_collection_modifyitems(items):
         setattr(test, held, hypothesis.settings(own, max_examples=max(1, round(times * own.max_examples))))
 
 
+def _counted_once():
+    """Python counts what is frozen one by one, in up to half a second here, and every plan asks: until the next
+    `gc.freeze()` or `gc.unfreeze()` the number stays what it was."""
+    own = {name: getattr(gc, name) for name in ("get_freeze_count", "freeze", "unfreeze")}
+    known = []
+
+    def get_freeze_count():
+        if not known:
+            known.append(own["get_freeze_count"]())
+        return known[0]
+
+    def changes(name):
+        def change():
+            known.clear()
+            own[name]()
+
+        return change
+
+    gc.get_freeze_count, gc.freeze, gc.unfreeze = get_freeze_count, changes("freeze"), changes("unfreeze")
+
+
+_counted_once()
+
+
 @pytest.fixture(autouse=True, scope="module")
 def quick_to_collect():
     """What is there by now stays: a collection then looks through a module's own objects, and not through all of
