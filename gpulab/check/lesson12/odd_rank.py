@@ -62,6 +62,7 @@ EDGES = {
     "ranks": ("two", "three", "many"),
     "waiting": ("all", "one", "none"),  # of those that called
     "more": (False, True),  # whether they went on, or queued more
+    "before": ("nothing", "some"),  # collectives of the group
     "group": ("all ranks", "a part of them"),
 }
 MOST = 12  # collectives of another group
@@ -124,7 +125,8 @@ def mixed(made: Entries, group: str, ranks: list[int]) -> Entries:
     calls, both = [some_call() for _ in range(random.randint(4, MOST))], dict[int, list[dict[str, Any]]]()
     for rank in made.keys() | set(ranks):
         left = [made.get(rank, []), [entry(group, i, c, True) for i, c in enumerate(calls, 1)] if rank in ranks else []]
-        order = random.sample([0, 1], k=sum(map(len, left)), counts=[*map(len, left)])
+        order = [which for which in (0, 1) for _ in left[which]]
+        random.shuffle(order)
         queues = [*map(iter, left)]
         both[rank] = [next(queues[which]) for which in order]
     return both
@@ -150,7 +152,7 @@ def told(answer: Any) -> str:
 def play(call: Callable[..., Any], scene: Scene) -> Facts:
     count = {"two": 2, "three": 3, "many": random.randint(4, 16)}[scene.ranks]
     world = [*range(count if scene.group == "all ranks" else count + random.randint(1, 3))]
-    ranks, number = sorted(random.sample(world, count)), random.randint(5, 9)
+    ranks, number = sorted(random.sample(world, count)), 1 if scene.before == "nothing" else random.randint(5, 9)
     odd, (group, other) = random.choice(ranks), "01" if count == len(world) else "10"
     beside = world if other == "0" else sorted(random.sample(world, random.randint(2, count)))
     alone, two, differ = history(scene, group, ranks, odd, number), count == 2, scene.kind in DIFFER

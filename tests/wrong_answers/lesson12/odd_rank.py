@@ -137,6 +137,14 @@ BANK.mistake(
     change(HERE, f"{HERE} if rank in dumps"),
 )
 BANK.mistake(
+    *(
+        "nothing_called",
+        "a rank that has called nothing of the group yet is left out",
+        "others may wait in its first one",
+    ),
+    change(MISSING, f"called[group, rank] and {MISSING}"),
+)
+BANK.mistake(
     *("dead_from_the_start", "a rank that died is missing from the first entry on", "what has ended, it has called"),
     change(MISSING, f"rank not in dumps or {MISSING}"),
 )
