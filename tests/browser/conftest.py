@@ -1,4 +1,4 @@
-"""A JupyterLab server and a Chromium for the tests of one file, and where the screenshots go.
+"""A JupyterLab server and a Chromium, which begin anew with each file of tests, and where the screenshots go.
 
 How they are driven is in tools/browser/. Without a Chromium every test is skipped,
 and says so.
@@ -13,7 +13,7 @@ from browser.notebook_page import NotebookPage
 from courselib.lanes import CHROMIUM
 
 
-@pytest.fixture(scope="module")  # not for the session: while Playwright runs, no other test can use asyncio
+@pytest.fixture(scope="package")  # not for the session: while Playwright runs, no other test can use asyncio
 def browser():
     path = chromium_path()
     if path is None:
@@ -22,11 +22,18 @@ def browser():
         yield running
 
 
+@pytest.fixture(scope="package")
+def server(browser, tmp_path_factory):
+    running = LabServer(tmp_path_factory.mktemp("lab"))
+    yield running
+    running.close()
+
+
 @pytest.fixture(scope="module")
-def lab(browser, tmp_path_factory):
-    server = LabServer(tmp_path_factory.mktemp("lab"))
+def lab(server):
+    """The server, as it started."""
     yield server
-    server.close()
+    server.begin_anew()
 
 
 @pytest.fixture(scope="module")

@@ -62,10 +62,8 @@ class LabServer:
     def __init__(self, folder: Path) -> None:
         self.course = folder / "course"
         self.progress_file = folder / "progress.json"
-        for name in FOLDERS:
-            shutil.copytree(
-                ROOT / name, self.course / name, ignore=shutil.ignore_patterns(".ipynb_checkpoints"), dirs_exist_ok=True
-            )
+        self._read = 0  # bytes of the log that were there when it began anew
+        self._copy_notebooks()
         self._runtime = tempfile.TemporaryDirectory(prefix="lab-")  # the names of kernels' sockets must be short
         self._environ = _environ(folder) | {"JUPYTER_RUNTIME_DIR": self._runtime.name}
         self._trust()
@@ -78,8 +76,8 @@ class LabServer:
         return f"http://127.0.0.1:{self._port}/lab/tree/{path}?reset&token={self._environ['JUPYTER_TOKEN']}"
 
     def complaints(self) -> list[str]:
-        """The lines of the server's and the kernels' log that tell of an error."""
-        lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
+        """The lines of the server's and the kernels' log that tell of an error, since it has begun (anew)."""
+        lines = self._log.read_bytes()[self._read :].decode("utf-8", errors="replace").splitlines()
         return [line for line in lines if "Traceback" in line or line.startswith("[E ")]
 
     def write(self, path: str, *cells: str) -> str:
@@ -96,6 +94,17 @@ class LabServer:
         record: dict[str, Any] = json.loads(self.progress_file.read_text(encoding="utf-8"))
         return record
 
+    def begin_anew(self) -> None:
+        """As it was when it started: the course's notebooks, no kernel, no progress, no settings of a person."""
+        for session in json.loads(self._ask("GET", "/api/sessions")):
+            self._ask("DELETE", f"/api/sessions/{session['id']}")
+        for name in FOLDERS:
+            shutil.rmtree(self.course / name)
+        self._copy_notebooks()  # what they were signed as is remembered
+        self.progress_file.unlink(missing_ok=True)
+        shutil.rmtree(Path(self._environ["JUPYTER_CONFIG_DIR"]) / "lab" / "user-settings", ignore_errors=True)
+        self._read = self._log.stat().st_size
+
     def close(self) -> None:
         """End the server and its kernels."""
         self._process.terminate()
@@ -105,6 +114,11 @@ class LabServer:
             self._process.kill()
             self._process.wait()
         self._runtime.cleanup()
+
+    def _copy_notebooks(self) -> None:
+        ignored = shutil.ignore_patterns(".ipynb_checkpoints")
+        for name in FOLDERS:
+            shutil.copytree(ROOT / name, self.course / name, ignore=ignored, dirs_exist_ok=True)
 
     def _trust(self) -> None:
         # As `make lab` does, with the signatures in a folder of our own.
@@ -138,17 +152,23 @@ class LabServer:
         return process
 
     def _wait_for(self, process: subprocess.Popen[bytes]) -> None:
-        request = urllib.request.Request(f"http://127.0.0.1:{self._port}/api/status")
-        request.add_header("Authorization", f"token {self._environ['JUPYTER_TOKEN']}")
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy knows this machine's ports
         end = time.monotonic() + HANG_SECONDS
         while process.poll() is None and time.monotonic() < end:
             try:
-                opener.open(request, timeout=HANG_SECONDS).close()
+                self._ask("GET", "/api/status")
                 return
             except URLError:
                 time.sleep(0.2)
         raise RuntimeError(f"JupyterLab did not start:\n{self._log.read_text(encoding='utf-8', errors='replace')}")
+
+
+    def _ask(self, method: str, path: str) -> bytes:
+        """What the server answers to a request of its REST interface."""
+        request = urllib.request.Request(f"http://127.0.0.1:{self._port}{path}", method=method)
+        request.add_header("Authorization", f"token {self._environ['JUPYTER_TOKEN']}")
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy knows this machine's ports
+        with opener.open(request, timeout=HANG_SECONDS) as answer:
+            return bytes(answer.read())
 
 
 def _environ(folder: Path) -> dict[str, str]:

@@ -91,7 +91,10 @@ def _ask(place: str, arguments: list[str]) -> None:
     def passed_on(number: int, _: object) -> None:
         early.append(number)
         while fork and early:
-            os.kill(fork, early.pop(0))
+            try:
+                os.kill(fork, early.pop(0))
+            except ProcessLookupError:
+                return  # it has just ended
 
     before = {number: signal.signal(number, passed_on) for number in numbers}
     with socket.socket(socket.AF_UNIX) as server:
