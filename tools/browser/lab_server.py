@@ -161,7 +161,6 @@ class LabServer:
                 time.sleep(0.2)
         raise RuntimeError(f"JupyterLab did not start:\n{self._log.read_text(encoding='utf-8', errors='replace')}")
 
-
     def _ask(self, method: str, path: str) -> bytes:
         """What the server answers to a request of its REST interface."""
         request = urllib.request.Request(f"http://127.0.0.1:{self._port}{path}", method=method)
