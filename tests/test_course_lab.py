@@ -206,6 +206,7 @@ def test_lab_prints_an_address_that_answers_runs_the_course_s_python_and_ends_at
             printed += line
             address = re.search(rf"http://localhost:{port}/lab/tree/notebooks/00_start_here\.ipynb\?token=(\w+)", line)
         assert answers(address[0]) == 200
+        assert all("token=" in one for one in re.findall(r"http://\S+", printed)), "none asks for a token"
         copy = ready.root / "work" / lab.FIRST_NOTEBOOK
         assert copy.read_bytes() == (ready.root / lab.FIRST_NOTEBOOK).read_bytes()
         request = urllib.request.Request(

@@ -41,9 +41,9 @@ def open_lab(venv: Venv, wanted_port: str | None) -> int:
     trust_notebooks(venv)
     folder = work.refresh(venv.root)
     browser = has_browser()
-    say(f"JupyterLab starts at http://localhost:{port}/lab (Ctrl-C here ends it).")
+    say(f"JupyterLab starts on port {port}; the address to open, with its token, comes below (Ctrl-C here ends it).")
     if not browser and "SSH_CONNECTION" in os.environ:
-        say(f"From your own computer: ssh -N -L {port}:localhost:{port} to this machine, then open the address.")
+        say(f"From your own computer: ssh -N -L {port}:localhost:{port} to this machine, then open that address.")
     command = lab_command(venv, port, folder=folder, browser=browser)
     if os.name == "nt":  # where exec does not replace the process
         return subprocess.call(command, env=venv.environ(), cwd=folder)
