@@ -14,6 +14,7 @@ from .sections import BYTES, CHOICE, PLANNED
 
 KIND, FULL, ORDER, NONE = "kind of what is returned", "a GPU exactly full", "two ways on as few", "nothing that fits"
 FEWEST = "the fewest GPUs, in whichever way"
+MOST, ALL = "one GPU more than there are", "all GPUs that there are"
 DDP, ZERO1, UNIT, SHARD, TENSOR = "bytes of ddp", "bytes of zero1", "fewer units whole", "the shard of fsdp", "tensor"
 MORE = "more units whole"
 DIVIDES, MACHINE, WHOLE = "ranks that divide the batch", "one machine", "a batch that tensor need not divide"
@@ -24,6 +25,7 @@ CLAUSES = [
     for facts, quote, summary, likely, read in (
         ([KIND], "(ranks, way)", "what is returned is no (ranks, way)", "a tuple: a whole number, a name", PLANNED),
         ([NONE], "None if none of them fits", "None where a way fits, or a way where none does", "", PLANNED),
+        ([MOST, ALL], "at most `most`", "the largest number of GPUs is another", "range(1, most + 1)", PLANNED),
         ([FEWEST], "the fewest GPUs", "fewer GPUs do", "ranks from 1 upwards, and for each all ways", PLANNED),
         ([ORDER], "the first way that fits there", "an earlier way fits on as few", "in the order given", CHOICE),
         ([DDP], "16 bytes for each parameter", "the bytes of ddp are others", "it cuts the batch alone", BYTES),
@@ -70,7 +72,7 @@ def needed(case: Mapping[str, int], ranks: int, but: str = "") -> dict[str, int]
 def fewest(case: Mapping[str, int], but: str = "") -> tuple[int, str] | None:
     """What the exercise asks for; with `but`, by everything except that one rule."""
     memory, fits = case["memory"] - (but == FULL), list[tuple[int, str]]()
-    for ranks in range(1, case["most"] + 1):
+    for ranks in range(1, case["most"] + 1 + (but == MOST) - (but == ALL)):
         fits += [(ranks, way) for way, nbytes in needed(case, ranks, but).items() if nbytes <= memory]
         if fits and but != FEWEST:
             return fits[-1 if but == ORDER else 0]
@@ -84,7 +86,7 @@ def drawn(turns_on: str) -> dict[str, int]:
     seen = {*CHOSEN, *BOUND.get(turns_on, ())} - {turns_on}
     others = {*RULES} - {turns_on} - seen
     while True:
-        count, ranks = ROUND * random.randint(2, 40), random.randint(1, 6)
+        count, ranks = ROUND * random.randint(2, 40), random.randint(1 + (turns_on == MOST), 6)
         case = {
             "parameters": count,
             "unit": count // random.randint(3, 40),
@@ -92,7 +94,7 @@ def drawn(turns_on: str) -> dict[str, int]:
             "batch": ranks * random.randint(1, 5) + random.choice([0, 0, 1]),
             "memory": 0,
             "machine": ranks if turns_on == FILLED else random.choice([1, 2, 4, 8]),
-            "most": ranks + random.randint(0, 8),
+            "most": {MOST: ranks - 1, ALL: ranks}.get(turns_on, ranks + random.randint(0, 8)),
         }
         fits = needed(case, ranks, turns_on if turns_on not in (MORE, SHARD) else "")
         spare = 0 if turns_on == FULL else 4 * case["unit"] if turns_on in (UNIT, MORE) else 4 * count

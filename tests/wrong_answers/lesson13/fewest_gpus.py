@@ -24,6 +24,12 @@ def all_that_fit(parameters, unit, activations, batch, memory, machine, most):
 
 
 BANK.mistake(
+    "one_too_many",
+    "one GPU more than `most` is tried",
+    "range(1, most + 1) ends with most",
+    change("range(1, most + 1)", "range(1, most + 2)"),
+)
+BANK.mistake(
     "zero1_cuts_weights",
     "zero1 counts 4 bytes kept and 12 cut",
     "stage 1 cuts the optimizer state alone; weights and gradients, 8 bytes, stay whole",
