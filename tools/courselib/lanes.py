@@ -203,12 +203,6 @@ def libraries_ready(venv: Venv) -> Iterator[dict[str, str]]:
         return
     with tempfile.TemporaryDirectory() as folder:
         place = str(Path(folder, "ready"))
-        server = subprocess.Popen(
-            [venv.python, ready.__file__, "serve", place],
-            stdin=subprocess.PIPE,
-            cwd=venv.root,
-            env=_environ(venv, EVERY_TIME_THE_SAME),
-        )
         starts = [str(venv.python), *ready.ASKING]
         kernel = Path(folder, "kernels", "python3", "kernel.json")
         kernel.parent.mkdir(parents=True)
@@ -217,6 +211,15 @@ def libraries_ready(venv: Venv) -> Iterator[dict[str, str]]:
         program = Path(folder, "python")
         program.write_text(f'#!/bin/sh\nexec {shlex.join(starts)} "$@"\n', encoding="utf-8")
         program.chmod(0o700)
+        if not os.access(program, os.X_OK):  # a folder for temporary files where no program may be
+            yield {}
+            return
+        server = subprocess.Popen(
+            [venv.python, ready.__file__, "serve", place],
+            stdin=subprocess.PIPE,
+            cwd=venv.root,
+            env=_environ(venv, EVERY_TIME_THE_SAME),
+        )
         jupyter = os.pathsep.join([folder, venv.environ()["JUPYTER_PATH"]])
         try:
             yield {ready.PLACE: place, "JUPYTER_PATH": jupyter}
