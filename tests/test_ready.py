@@ -144,13 +144,39 @@ optimizer.step()
 WAITS = "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(1e6)"
 
 
+@pytest.mark.parametrize("ignored", [[], [signal.SIGHUP], [signal.SIGINT, signal.SIGQUIT]], ids=str)
+def test_a_signal_that_is_ignored_at_its_start_stays_so(ignored):
+    """As under nohup, and in what a shell has started in the background."""
+
+    def begin():
+        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+            signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
+
+    code = """
+        import os, signal
+        found = {s.name: str(signal.getsignal(s)).partition(" at ")[0] for s in sorted(signal.Signals)}
+        print(found, flush=True)
+        os.kill(os.getpid(), signal.SIGHUP)
+        print("still here")
+    """
+    ordinary, forked = both("-c", textwrap.dedent(code), preexec_fn=begin)
+    assert forked == ordinary
+    assert ordinary[0] == (0 if signal.SIGHUP in ignored else -signal.SIGHUP)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
 def test_a_signal_to_who_asked_ends_the_fork(number):
-    command = [*ready.python_here(), "-c", WAITS]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as asked:
+    def begin():
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which `nohup make test` ignores, and all that it starts
+
+    command, how = [*ready.python_here(), "-c", WAITS], {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, text=True, preexec_fn=begin, **how) as asked:
         fork = psutil.Process(int(asked.stdout.readline()))
-        asked.send_signal(number)
-        assert asked.wait(HANG_SECONDS) == -number
+        try:
+            asked.send_signal(number)
+            assert asked.wait(HANG_SECONDS) == -number
+        finally:
+            asked.kill()
         psutil.wait_procs([fork], HANG_SECONDS)
         assert not fork.is_running()
 

@@ -78,6 +78,12 @@ def _is_open(file: int) -> bool:
     return True
 
 
+def _catchable() -> set[int]:
+    import signal
+
+    return {*map(int, signal.valid_signals())} - {signal.SIGKILL, signal.SIGSTOP}
+
+
 def _ask(place: str, arguments: list[str]) -> None:
     import signal
     import socket
@@ -85,6 +91,7 @@ def _ask(place: str, arguments: list[str]) -> None:
     files = [int(name) for name in os.listdir("/proc/self/fd")]  # and that of the folder itself, which is closed by now
     files = [file for file in files if file < _MOST_FILES and _is_open(file)]
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+    ignored = [int(number) for number in _catchable() if signal.getsignal(number) is signal.SIG_IGN]
     fork = 0
     early: list[int] = []
 
@@ -100,7 +107,7 @@ def _ask(place: str, arguments: list[str]) -> None:
     with socket.socket(socket.AF_UNIX) as server:
         try:
             server.connect(place)
-            said = repr((arguments, os.getcwd(), dict(os.environ), files)).encode()
+            said = repr((arguments, os.getcwd(), dict(os.environ), ignored, files)).encode()
             socket.send_fds(server, [len(said).to_bytes(_HEAD, "big")], files)
             server.sendall(said)
             fork = int(server.recv(_NUMBER) or 0)
@@ -173,7 +180,7 @@ def _minded(asking: socket.socket, at_the_start: dict[str, str]) -> Callable[[],
     said = b""
     while len(said) < int.from_bytes(head, "big"):
         said += asking.recv(2**16)
-    arguments, folder, environ, files = ast.literal_eval(said.decode())
+    arguments, folder, environ, ignored, files = ast.literal_eval(said.decode())
     if _read_at_the_start(environ) != at_the_start:
         os._exit(0)  # and says nothing
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -190,7 +197,7 @@ def _minded(asking: socket.socket, at_the_start: dict[str, str]) -> Callable[[],
         for file, number in zip(above, files, strict=True):
             os.dup2(file, number)
             os.close(file)
-        return partial(_be, arguments, folder, environ)
+        return partial(_be, arguments, folder, environ, ignored)
     end = os.pidfd_open(fork)
     asking.sendall(b"%d" % fork)
     asking.recv(1)
@@ -209,8 +216,8 @@ def _read_at_the_start(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if name.startswith(_AT_THE_START) and name not in _OR_LATER}
 
 
-def _be(arguments: list[str], folder: str, environ: dict[str, str]) -> None:
-    """What `python *arguments` does in this folder with these variables, and its end."""
+def _be(arguments: list[str], folder: str, environ: dict[str, str], ignored: list[int]) -> None:
+    """What `python *arguments` does in this folder with these variables, where these signals are ignored; its end."""
     import atexit
     import io
     import multiprocessing.spawn
@@ -223,6 +230,9 @@ def _be(arguments: list[str], folder: str, environ: dict[str, str]) -> None:
     options, kind, program, rest = _taken_apart(arguments)  # type: ignore[misc]
     first = {"-c": "", "-m": folder}.get(kind, os.path.dirname(os.path.realpath(os.path.join(folder, program))))
     _as_if_new(folder, environ, first)
+    for number in _catchable():
+        usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+        signal.signal(number, signal.SIG_IGN if number in ignored else usual)
     if "-u" in options:
         for name, number in (("stdout", 1), ("stderr", 2)):
             setattr(sys, name, io.TextIOWrapper(io.FileIO(number, "wb", closefd=False), write_through=True))
@@ -278,12 +288,10 @@ def _as_if_new(folder: str, environ: dict[str, str], first: str) -> None:
     """What a process finds at its start, or draws then, and the one before has found or drawn long ago."""
     import importlib
     import multiprocessing.process
-    import signal
     import tempfile
     import threading
     import time
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     before = list(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
     os.environ.clear()
     os.environ.update(environ)

@@ -11,6 +11,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import re
 import subprocess
 import sys
 import warnings
@@ -20,6 +21,8 @@ import numpy
 import torch
 from torch import nn
 from torch.nn import functional as F
+
+WHERE_INSTALLED = re.compile(r"/\S*/site-packages/")  # said of a file of torch's; another on each machine
 
 
 def cases():
@@ -153,7 +156,7 @@ def outcome(code, names):
         value = eval(code, names)
     except Exception as error:
         kind = f"{type(error).__module__}.{type(error).__qualname__}"
-        return {"ok": False, "type": kind.removeprefix("builtins."), "message": str(error)}
+        return {"ok": False, "type": kind.removeprefix("builtins."), "message": WHERE_INSTALLED.sub("", str(error))}
     if isinstance(value, Told):
         return dict(value)
     if isinstance(value, bool | int | float | str | tuple | list | torch.device | torch.dtype):
