@@ -25,7 +25,6 @@ _PAUSE = 0.002  # between two exceptions
 _DEPTH = 20
 _imports: Any = importlib._bootstrap
 _raise_in = ctypes.PYFUNCTYPE(None, ctypes.c_ulong, ctypes.py_object)(("PyThreadState_SetAsyncExc", ctypes.pythonapi))
-_calm = ctypes.PYFUNCTYPE(None, ctypes.c_ulong, ctypes.c_void_p)(("PyThreadState_SetAsyncExc", ctypes.pythonapi))
 
 
 class TimeUp(SystemExit):
@@ -33,21 +32,12 @@ class TimeUp(SystemExit):
 
 
 class _Mark(BaseException):
-    """What `_settle` raises in its own thread."""
+    """What a thread raises in itself, and catches, so that no exception that was meant for a thread is under way.
 
-
-def _settle() -> None:
-    """Let an exception that was meant for a thread come to its end here.
-
-    One that its thread no longer took leaves the interpreter on the look-out for good, and Python 3.11 then never gets
-    past the first line of a function while it is traced: in a debugger, or under Hypothesis.
+    One that its thread has not taken leaves the interpreter on the look-out, and Python 3.11 then never gets past the
+    first line of a function while it is traced: in a debugger or a profiler, or under Hypothesis. So it is done without
+    a call of a function in Python.
     """
-    try:
-        _raise_in(threading.get_ident(), _Mark)
-        while True:
-            time.sleep(0)  # it strikes here
-    except _Mark:
-        return
 
 
 class Worker:
@@ -96,13 +86,12 @@ class Worker:
         if thread is None:  # stop was pressed while the thread was being started: it finds nothing to do
             return True
         self._running.wait()
-        clock, imports = FairClock(), FairClock()
+        here, clock, imports = threading.get_ident(), FairClock(), FairClock()
         strike: type[BaseException] = TimeUp
         mark, first, latest = 0.0, thread_seconds(self.thread.native_id), 0.0
         while not self._done.is_set() and self.thread.is_alive():
             if self.importing():  # nothing to do but wait; the second begins afterwards
                 if imports.now() > for_imports:
-                    _settle()
                     return False
                 clock = FairClock()
                 mark, first, latest = 0.0, thread_seconds(self.thread.native_id), 0.0
@@ -113,29 +102,41 @@ class Worker:
                 now = thread_seconds(self.thread.native_id)
                 own = 0.0 if now is None or first is None else now - first
                 if own - latest < 0.01 or own > _END_SECONDS:
-                    _settle()
                     return False
                 mark, latest = spent, own  # it runs, but others want the processor too
             if spent > _POLITE_SECONDS and strike is TimeUp:
                 for _ in range(_DEPTH):
                     bring = functools.partial(_raise_in, thread, strike)  # C code: nothing can strike within it
                     strike = type("TimeUp", (TimeUp,), {"__init__": staticmethod(bring)})
-            if not self._over and not self.importing():
-                _raise_in(thread, strike)
-            self._done.wait(_PAUSE)
+            if self.importing() or self._over:
+                self._done.wait(_PAUSE)
+                continue
+            _raise_in(thread, strike)
+            time.sleep(_PAUSE)
+            try:
+                _raise_in(here, _Mark)
+                while True:
+                    time.sleep(0)  # it strikes here
+            except _Mark:
+                pass
         self.thread.join()
-        _settle()
         return True
 
     def _run(self) -> None:
-        calm = functools.partial(_calm, threading.get_ident(), None)
+        thread = threading.get_ident()
         self._running.set()
         try:
             if not self._dropped:
                 self._call()
         except BaseException as error:
-            self._over = True  # nobody raises here from now on, and what is pending is taken back: no bytecode that
-            calm()  # could be interrupted lies before or between these two
+            self._over = True  # nobody raises here from now on, and what may be pending gives way to the mark: no
+            if self._dropped:  # bytecode that could be interrupted lies before or between these
+                try:
+                    _raise_in(thread, _Mark)
+                    while True:
+                        time.sleep(0)
+                except _Mark:
+                    pass
             self.error = error
         self._over = True
         self._done.set()

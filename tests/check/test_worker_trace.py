@@ -1,12 +1,22 @@
-"""After a call was ended from outside, the interpreter is as it was: its functions can be traced."""
+"""In a debugger or a profiler a call ends as elsewhere, and after it was ended from outside functions can be traced."""
 
 import subprocess
+import textwrap
 
+import pytest
+from courselib.patience import HANG_SECONDS
 from courselib.ready import python_here
 
 SCRIPT = """
-import sys, time
+import cProfile, sys, threading, time
 from gpulab.check.worker import Worker
+
+def raises():
+    raise ValueError("wrong")
+
+def loops():
+    while True:
+        time.sleep(0.001)
 
 def clings():
     while True:
@@ -15,16 +25,39 @@ def clings():
         except Exception:
             pass
 
-for call in (lambda: time.sleep(0.05), clings, lambda: time.sleep(0.05)):
+def ended(call, seconds=0.04):
     worker = Worker(call)
     worker.start()
-    worker.wait(0.04)
-    assert worker.end()
-sys.settrace(lambda *about: None)
-print((lambda: "traced")())
+    worker.wait(seconds)
+    return worker.end(), type(worker.error).__name__
+
+def each():
+    for call in (lambda: 3, raises, loops, clings):
+        print(*sorted({ended(call) for _ in range(3)}))
+    for number in range(50):  # ended by itself, and from outside, in the same moment
+        ended(lambda: time.sleep(number % 10 / 1000), 0.004)
+    print(ended(lambda: time.sleep(1e6)))  # in C: left behind
+
+def tracer(*about):
+    return tracer
 """
+ALL = """\
+(True, 'NoneType')
+(True, 'ValueError')
+(True, 'TimeUp')
+(True, 'TimeUp')
+(False, 'NoneType')
+"""
+WAYS = {
+    "afterwards": "each()\nsys.settrace(tracer)\nassert ended(lambda: 3)",
+    "a profiler": "profiler = cProfile.Profile()\nprofiler.enable()\neach()\nprofiler.disable()",
+    "a debugger": "sys.settrace(tracer)\neach()",
+    "a debugger of all threads": "sys.settrace(tracer)\nthreading.settrace(tracer)\neach()",
+}
 
 
-def test_a_debugger_works_after_a_call_was_ended():
-    done = subprocess.run([*python_here(), "-c", SCRIPT], capture_output=True, text=True, check=True)
-    assert done.stdout == "traced\n"
+@pytest.mark.parametrize("way", WAYS)
+def test_calls_end(way):
+    command = [*python_here(), "-c", textwrap.dedent(SCRIPT) + WAYS[way]]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=HANG_SECONDS)
+    assert done.stdout == ALL
