@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from ...virtual.gpu import without_gpu
 from ..audit import MOVED, Kind
 from ..base import Trial, check
 from ..measure import SavedBytes
@@ -126,6 +127,7 @@ class Case:
     allowed: int
 
 
+@without_gpu()
 def prepare(count: int, steps: int, max_norm: float) -> Case:
     model, batches = classifier(torch.float32), draw([8] * count, torch.float32)
     loop = partial(epoch, replica(model), batches, steps, max_norm)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from ...virtual.gpu import without_gpu
 from ..audit import TRAINED, Kind
 from ..base import Trial, check
 from ..measure import SavedBytes
@@ -129,6 +130,7 @@ class Case:
     allowed: int
 
 
+@without_gpu()
 def prepare(sizes: list[int], steps: int, loss_fn: Any) -> Case:
     model, batches = classifier(), draw(sizes)
     for p in model.parameters():

@@ -12,6 +12,7 @@ from typing import Any, NoReturn, Protocol
 import torch
 from torch import nn
 
+from ...virtual.gpu import without_gpu
 from ..base import Trial
 from ..measure import SavedBytes
 from .misconceptions import BYTES, FOUR_PIECES, LAST_WINDOW, PRECISION, RATE, Mistake
@@ -64,6 +65,7 @@ def windows(batches: Sequence[Batch], steps: int) -> list[Sequence[Batch]]:
     return [batches[i : i + steps] for i in range(0, len(batches), steps)]
 
 
+@without_gpu()  # all is on the CPU, and the notebook's GPU would look at every operation
 def judge(
     trial: Trial,
     got: list[torch.Tensor],
