@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 from . import course  # noqa: F401  (it notes the folder in which the notebook began)
 from .choice import DEFAULT, choose
+from .debugger import IN_IT, is_attached
 from .display import show
 from .machine_card import Card, as_html, as_svg, as_text
 
@@ -96,6 +97,8 @@ def setup(gpu: str | None = None, *, seed: int = 0) -> Machine:
     _put_in_force(machine.virtual_of)
     _seed(seed)
     threads, because = _cap_threads()
+    if is_attached():
+        machine = replace(machine, notes=(*machine.notes, IN_IT))
     machine = replace(machine, threads=threads, threads_because=because)
     earlier, _current = _current, machine
     card = _card(machine, seed, earlier)

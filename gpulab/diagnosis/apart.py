@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ..debugger import kept_out
 from .finding import first_line
 from .pytorch import Device, Torch, read
 
@@ -25,14 +26,15 @@ def read_apart() -> Torch:
     package_root = str(Path(__file__).parents[2])
     paths = [package_root, *filter(None, [os.environ.get("PYTHONPATH")])]
     try:
-        run = subprocess.run(
-            [sys.executable, "-c", f"from {__name__} import tell; tell()"],
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=_PATIENCE_SECONDS,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONIOENCODING": "utf-8"},
-        )
+        with kept_out():
+            run = subprocess.run(
+                [sys.executable, "-c", f"from {__name__} import tell; tell()"],
+                capture_output=True,
+                encoding="utf-8",
+                errors="replace",
+                timeout=_PATIENCE_SECONDS,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONIOENCODING": "utf-8"},
+            )
     except subprocess.TimeoutExpired:
         return Torch(broken=f"importing it and starting CUDA takes more than {_PATIENCE_SECONDS:.0f} s")
     if run.returncode == 0 and run.stdout.strip():

@@ -8,6 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from ..debugger import kept_out
 from . import processes
 from .folder import Folder, kept
 from .result import on_screen
@@ -21,14 +22,15 @@ class Torchrun:
         self._words = tempfile.TemporaryFile()  # noqa: SIM115  (the keeper's, where it cannot make the folder)
         launch = ["launch", str(folder.path), str(folder.count), folder.script, *args]
         python, keeper = [sys.executable, "-P"], str(Path(__file__).with_name("keeper.py"))
-        self._process = subprocess.Popen(
-            [*python, keeper, str(folder.path), str(os.getpid()), *python, processes.__file__, *launch],
-            stdin=subprocess.PIPE,
-            stdout=self._words,
-            stderr=self._words,
-            env=env,
-            start_new_session=True,  # an interrupt in a terminal or a notebook goes to all of its session
-        )
+        with kept_out():
+            self._process = subprocess.Popen(
+                [*python, keeper, str(folder.path), str(os.getpid()), *python, processes.__file__, *launch],
+                stdin=subprocess.PIPE,
+                stdout=self._words,
+                stderr=self._words,
+                env=env,
+                start_new_session=True,  # an interrupt in a terminal or a notebook goes to all of its session
+            )
 
     @property
     def pid(self) -> int | None:

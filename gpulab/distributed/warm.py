@@ -22,6 +22,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..debugger import kept_out
 from . import processes
 from .folder import Folder, kept
 from .result import on_screen
@@ -66,7 +67,7 @@ class Server:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  (open as long as the server lives)
         self._channel, its = socket.socketpair()
         file = str(Path(__file__).with_name("forking.py"))
-        with its:
+        with its, kept_out():
             self.process = subprocess.Popen(
                 [sys.executable, "-u", file, str(its.fileno()), str(self.owner), str(IDLE)],
                 stdin=subprocess.DEVNULL,
