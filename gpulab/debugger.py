@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 IN_IT = (
     "A debugger is attached. In JupyterLab processes that a cell starts then wait for ever, such as a DataLoader's "
@@ -13,20 +13,16 @@ IN_IT = (
 
 
 def is_attached() -> bool:
-    """Whether debugpy is attached to this process."""
-    pydevd = sys.modules.get("pydevd")
-    return pydevd is not None and bool(pydevd._is_attached())
+    """Whether debugpy is attached to this process; PyCharm's debugger, of the same modules, waits for no session."""
+    asked: Any = getattr(sys.modules.get("pydevd"), "_is_attached", bool)
+    return bool(asked())
 
 
-@contextmanager
-def kept_out() -> Iterator[None]:
-    """A process that is started within the block is not debugged.
+def kept_out() -> AbstractContextManager[None]:
+    """A block in which a process that is started is not debugged.
 
     Debugpy has each Python that is started wait for a session of its own, which JupyterLab never opens.
     """
     patching = sys.modules.get("_pydev_bundle.pydev_monkey")
-    if patching is None:
-        yield
-        return
-    with patching.skip_subprocess_arg_patch():
-        yield
+    block: AbstractContextManager[None] = getattr(patching, "skip_subprocess_arg_patch", nullcontext)()
+    return block

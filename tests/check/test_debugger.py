@@ -1,13 +1,17 @@
 """With JupyterLab's debugger switched on, checks and ranks do what they do without it, and a breakpoint gives time."""
 
 import os
+import subprocess
 import sys
 import time
+from types import ModuleType
 
 import pytest
 from courselib.patience import HANG_SECONDS
 from courselib.ready import kernels_here
 from jupyter_client.manager import KernelManager
+
+from gpulab import debugger
 
 ANSWER = """
 import math
@@ -131,3 +135,12 @@ def test_ranks_are_not_debugged(kernel, warm):
         print([rank.output for rank in run.ranks])
     """)
     assert "['0 None False\\n', '1 None False\\n']" in said
+
+
+def test_another_debugger_of_these_modules_is_let_be(monkeypatch):
+    """PyCharm's pydevd does not say whether it is attached, and opens a session for each process."""
+    for name in ("pydevd", "_pydev_bundle.pydev_monkey"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    assert not debugger.is_attached()
+    with debugger.kept_out():
+        assert subprocess.run([sys.executable, "-c", "print(3)"], capture_output=True).stdout == b"3\n"
