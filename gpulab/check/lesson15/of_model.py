@@ -80,7 +80,7 @@ def recomputation(script: ModuleType) -> Finding:
 
 def _same_gradients(script: ModuleType) -> bool:
     """With recomputation and without, dropout included."""
-    model = script.GPT(WORDS, 32, 1, 2, 8).cuda()
+    model = script.GPT(WORDS, 32, 2, 2, 8).cuda()
     tokens = torch.randint(WORDS, (2, 8)).cuda()
 
     def gradient() -> torch.Tensor:
@@ -100,7 +100,7 @@ def _same_gradients(script: ModuleType) -> bool:
 
 
 def log(script: ModuleType) -> Finding:
-    model, after = script.GPT(WORDS, 64, 1, 2, 32).cuda(), []
+    model, after = script.GPT(WORDS, 64, 2, 2, 32).cuda(), []
     tokens = torch.randint(WORDS, (8, 32)).cuda()
     for _ in range(4):
         model(tokens).mean().backward()

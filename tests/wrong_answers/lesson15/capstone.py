@@ -55,7 +55,8 @@ for repair in WRONG:
     if repair.place not in PLACES or repair.name == "never_clears":  # which an overflow shows first
         continue
     if repair.name not in AS_FOUND:
-        wrong(repair.name, repair.text, repair.means)
+        first = first_of.setdefault(repair.means, repair.name)
+        wrong(repair.name, repair.text, repair.means, same_as="" if first == repair.name else first)
         continue
     summary = f"11 of 12 faults are repaired; one of {AS_FOUND[repair.name]} shows as before"
     first = first_of.setdefault(AS_FOUND[repair.name], repair.name)

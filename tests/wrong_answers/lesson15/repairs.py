@@ -47,6 +47,8 @@ BY_TENSOR = "the optimizer launches kernels for one tensor after another"
 CLIP = "        nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
 SUMS = "        total, right, words = total + loss, right + hits, words + targets.numel()\n"
 STEP = "        scaler.step(optimizer)\n"
+EACH = "        for block in self.blocks:\n            x = checkpoint(block, x, use_reentrant=False)\n"
+COUNTED = "        for i, block in enumerate(self.blocks):\n            x = checkpoint(block, x, use_reentrant=False"
 MOVES = 'yield tokens.to("cuda", non_blocking=True), targets.to("cuda", non_blocking=True)'
 
 WRONG = (
@@ -64,6 +66,18 @@ WRONG = (
         "recomputation",
         "recomputation gives other gradients",
         (("use_reentrant=False", "use_reentrant=False, preserve_rng_state=False"),),
+    ),
+    Repair(
+        "draws_dropout_anew_after_the_first_block",
+        "recomputation",
+        "recomputation gives other gradients",
+        ((EACH, COUNTED + ", preserve_rng_state=i == 0)\n"),),
+    ),
+    Repair(
+        "keeps_every_second_block",
+        "log",
+        "each forward pass leaves activations on the GPU",
+        ((EACH, COUNTED + ")\n            self.__dict__.setdefault('kept', []).extend([x.detach()] * (i % 2))\n"),),
     ),
     Repair(
         "detaches_the_norm",
