@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from .clock import hosts, links, rates
 from .clock.clock import Clock
@@ -123,7 +124,8 @@ class VirtualGPU:
         return f"<VirtualGPU {many}{self.spec.name}, {kind}{'' if self.active else ', not in force'}>"
 
     def start(self) -> VirtualGPU:
-        ownership.prepare(above_autograd.include)
+        with _disable_current_modes():  # the sanitizer's, say, which asks CUDA for its current stream
+            ownership.prepare(above_autograd.include)
         if self.active:
             raise RuntimeError(f"{self!r} is in force already")
         self.clock = Clock(self._count, self.rates, counts_host=self.counts_host)

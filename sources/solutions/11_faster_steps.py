@@ -235,7 +235,7 @@ def graphed_step(model, optimizer, x, y):
     The plain step is zero_grad, forward, backward, optimizer.step(). In step, losses, parameters, buffers and moments
     are those of the plain step, after each batch; for batches of the usual shape it takes at most a third of the time.
     Making the step trains nothing: parameters, buffers and the optimizer's moments and step counts are as before when it is
-    returned (moments that did not exist may exist, and be zero).
+    returned (moments that did not exist may exist, and be zero). Streams that use the same tensors wait for each other.
     A batch of another shape is trained as well, at whatever speed. A loss that was returned stays what it was in later steps. The
     batches are not changed.
     """

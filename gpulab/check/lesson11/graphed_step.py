@@ -15,11 +15,14 @@ from ..audit import ANYTHING
 from ..base import OPTIMIZERS, Trial, check
 from ..contract import Clause, Contract, Facts, Near
 from ..measure import virtual_gpu
+from ..races import races
 from ..scenes import Scene
 from .sections import LAUNCHES, MISTAKES
 
 WIDTH, BATCH, CLASSES, STEPS = 16, 8, 4, 4
 KIND, LOSS, FAST = "what came back", "what step returns", "at most a third of the time"
+UNREADY = "another stream uses what the caller's may still be writing"
+UNFINISHED = "the caller's stream uses what another may still be writing"
 KEPT = "losses that later steps change"
 LOSSES, OTHERS = "losses", "losses from a batch of another shape on"
 MADE = {
@@ -36,6 +39,14 @@ CLAUSES = [
         list(MADE.values()),
         "making the step has trained",
         "the warm-up trains: keep clones before, and copy them back in place",
+        LAUNCHES,
+    ),
+    Clause(
+        "Streams that use the same tensors wait for each other",
+        [UNREADY, UNFINISHED],
+        "a stream does not wait for another",
+        "what two streams were given may run at one time: before the warm-up side.wait_stream(current), and after it "
+        "current.wait_stream(side)",
         LAUNCHES,
     ),
     Clause(
@@ -111,9 +122,16 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
             "a smaller one between": [*rest[:3], small, *rest[3:]],
         }[scene.other]
         seen = dict[str, Any]()
+        callers = torch.cuda.current_stream().cuda_stream
+        streams = scene.other == "a smaller one at the end" and scene.steps_before  # of one scene at least
 
         def through(student: Callable[..., Any], model: Any, optimizer: Any, x: Any, y: Any) -> Any:
-            step = student(model, optimizer, x, y)
+            if not streams:
+                step = student(model, optimizer, x, y)
+            else:
+                with races() as found:
+                    step = student(model, optimizer, x, y)
+                seen["races"] = {race.current_access.stream for race in found}
             seen["made"] = State(model, optimizer)
             if not callable(step):
                 return step
@@ -135,6 +153,9 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
         if not callable(got):
             return facts
         losses, returned, made, after = seen["losses"], seen["returned"], seen["made"], seen["after"]
+        if streams:
+            facts.add(UNREADY, any(later != callers for later in seen["races"]), False)
+            facts.add(UNFINISHED, callers in seen["races"], False)
         facts.add(LOSS, "a loss" if None not in losses else kind_of(returned), "a loss")
         facts.add(MADE["parameters"], made.parameters, Near(before.parameters, 1e-5))
         facts.add(MADE["buffers"], made.buffers, Near(before.buffers, 1e-5))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..scope import in_force
+from ..scope import in_force, told
 from ..scope.labels import NAME, PINNED, device_of, storage_of
 from . import host_shapes
 from .traffic import reading, traffic, writing
@@ -32,8 +32,10 @@ def charge(into: torch.Tensor, source: torch.Tensor, *, non_blocking: bool) -> N
     else:
         rates = origin.timer.clock.rates
         origin.timer.hold(origin.stream, to.timer.streams.get(to.stream, 0.0))
+        told.stream_waits(origin.stream, to.stream)
         end = origin.timer.kernel(origin.stream, nbytes / (rates.peer_gbps * 1e9), f"copy to cuda:{to.index}")
         to.timer.hold(to.stream, end)
+        told.stream_waits(to.stream, origin.stream)
 
 
 def _alike(into: torch.Tensor, source: torch.Tensor) -> bool:
@@ -100,6 +102,7 @@ def _cross(device: Device, nbytes: int, way: str, pinned: bool, wait: bool, addr
         device.check_capture()
     device.timer.copy(device.stream, nbytes, way, pinned=pinned, wait=wait, address=address)
     if wait:  # what the driver stages for a pageable copy that should not wait, PyTorch does not tell
+        told.host_waits_for_stream(device.stream)
         waited_unasked()
 
 
@@ -118,6 +121,7 @@ def read_back(device: Device) -> None:
     """The host waits for a number: `.item()`, a branch on a tensor, a shape that depends on values."""
     device.check_capture()
     device.timer.copy(device.stream, 8, "to host", pinned=True, wait=True)
+    told.host_waits_for_stream(device.stream)
     waited_unasked()
 
 

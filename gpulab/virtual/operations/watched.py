@@ -17,7 +17,9 @@ def enter() -> None:
     """Watch the operations of this thread too; it stays watched, by whichever GPU is in force, until it is left."""
     if not in_force.thread.watched:
         in_force.thread.watched = True
+        above = _above(None)  # of others' modes, such as a counter's: they see what is on the GPU
         _push_mode(MODE)
+        _put_back(above)
         above_autograd.include(True)
 
 
@@ -25,17 +27,21 @@ def leave() -> None:
     """Watch this thread no longer."""
     if in_force.thread.watched:
         in_force.thread.watched = False
-        _remove_mode(MODE)
+        _put_back(_above(MODE))
         above_autograd.include(False)
 
 
-def _remove_mode(mode: TorchDispatchMode) -> None:
-    """Take a mode off this thread's stack, wherever it stands."""
-    above = []
+def _above(mode: TorchDispatchMode | None) -> list[TorchDispatchMode]:
+    """Take the modes that are above `mode` off this thread's stack, the uppermost first, and `mode` too."""
+    above: list[TorchDispatchMode] = []
     while torch._C._len_torch_dispatch_stack():
         top = _pop_mode()
         if top is mode:
             break
         above.append(top)
+    return above
+
+
+def _put_back(above: list[TorchDispatchMode]) -> None:
     for other in reversed(above):
         _push_mode(other)

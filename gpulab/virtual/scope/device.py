@@ -20,7 +20,7 @@ from ..memory.caching import CachingAllocator
 from ..memory.out_of_memory import OutOfMemory
 from ..memory.private import PrivatePool
 from ..memory.settings import Settings
-from . import host_memory
+from . import host_memory, told
 from .in_force import Chosen
 from .labels import NAME, Label
 
@@ -135,6 +135,7 @@ class Device:
                     self.history.freed(block, completed=not held)
                 if self.observer is not None:
                     self.observer.freed(block)
+                told.freed(block)
                 if held:
                     self.allocator.hold(block)
                     self.held.append((until, block))
@@ -185,6 +186,7 @@ class Device:
                     self.history.allocated(block)
                 if self.observer is not None and block is not None:
                     self.observer.allocated(block)
+                told.allocated(block)
                 return label
         try:
             raise failed
@@ -268,6 +270,10 @@ class Device:
         """Wait for the kernels of one stream or of all; raises torch.AcceleratorError if one of them has failed."""
         self.check_capture()
         self.timer.synchronize(stream)
+        if stream is None:
+            told.host_waits_for_all()
+        else:
+            told.host_waits_for_stream(stream)
         self.raise_fault()
 
     def close(self) -> None:

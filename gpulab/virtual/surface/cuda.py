@@ -95,6 +95,8 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
         "_sleep": surface._cuda_sleep,
     }.items():
         patches.set(torch.cuda, name, value)
+    if not hasattr(torch._C, "_activate_gpu_trace"):  # as where PyTorch is built without CUDA
+        patches.set(torch._C, "_activate_gpu_trace", lambda: None)
     patches.set(torch.cuda.streams, "Stream", streams.Stream)
     patches.set(torch.cuda.streams, "Event", streams.CudaEvent)
     patches.set(torch.backends.cuda, "cufft_plan_cache", _NoPlans())

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..operations import copies
-from ..scope import in_force
+from ..scope import in_force, told
 from ..scope.numbering import current, device_at, device_index, generators, stream_numbers
 from ..scope.refusals import NotMirrored
 from . import waits
@@ -39,6 +39,7 @@ class Stream(_OwnStream):  # type: ignore[misc]
         if "stream_id" not in kwargs:
             index = device_index(device)
             kwargs = {"stream_id": next(stream_numbers), "device_index": index, "device_type": CUDA}
+            told.stream_made(kwargs["stream_id"])
         self: Stream = super().__new__(cls, **kwargs)
         self._priority = max(-3, min(0, priority))
         return self
@@ -72,6 +73,7 @@ class Stream(_OwnStream):  # type: ignore[misc]
 
     def wait_stream(self, stream: Any) -> None:
         other = device_at(stream.device_index).timer
+        told.stream_waits(self.stream_id, stream.stream_id)
         recording = other.recording
         if recording is not None and stream.stream_id in recording.streams:
             waits.wait(device_at(self.device_index), self.stream_id, recording.mark(stream.stream_id))
@@ -120,6 +122,8 @@ class Stream(_OwnStream):  # type: ignore[misc]
 class Event:
     """`torch.cuda.Event`."""
 
+    _handle = 0  # CUDA makes the event when it is first recorded
+
     def __init__(
         self,
         device: Any = None,
@@ -141,6 +145,10 @@ class Event:
         device = device_at(None if stream is None else stream.device_index)
         self.device, self._timer = device.name, device.timer
         number = device.stream if stream is None else stream.stream_id
+        if not self._handle:
+            self._handle = next(told.events)
+            told.event_made(self._handle)
+        told.event_recorded(self._handle, number)
         recording = device.timer.recording
         if recording is not None and number in recording.streams:
             self._at, self._marks = None, (recording, recording.mark(number))
@@ -151,6 +159,8 @@ class Event:
         """Let what is given to `stream` (the current one) from now on wait for this event."""
         device = device_at(None if stream is None else stream.device_index)
         number = device.stream if stream is None else stream.stream_id
+        if self._handle:
+            told.event_awaited(self._handle, number)
         if self._marks is not None and self._marks[0] is device.timer.recording:
             waits.wait(device, number, self._marks[1])
         elif self._at is not None:
@@ -167,6 +177,7 @@ class Event:
             device_at(self.device.index).check_capture()
         if self._timer is not None and self._at is not None:
             self._timer.clock.wait(self._at, "event.synchronize")
+            told.host_waits_for_event(self._handle)
         if in_force.current is not None:
             device_at(self.device.index).raise_fault()
 
@@ -186,6 +197,10 @@ class Event:
     @classmethod
     def from_ipc_handle(cls, device: Any, handle: bytes) -> Event:
         raise _not_mirrored("events shared between processes are")
+
+    def __del__(self) -> None:
+        if self._handle:
+            told.event_gone(self._handle)
 
     def __repr__(self) -> str:
         return f"<torch.cuda.Event {'recorded' if self._at is not None else 'uninitialized'}>"

@@ -12,6 +12,7 @@ from ..edits import change, drop, solution
 
 BANK = Bank("graphed_step", SECTIONS, solution=(11, "graphed_step"))
 SOLUTION = BANK.right(solution(11, "graphed_step"))
+BEFORE, AFTER = "side.wait_stream(torch.cuda.current_stream())", "torch.cuda.current_stream().wait_stream(side)"
 WARM = "        for _ in range(3):\n            plain(x, y)"
 PUT_BACK = (
     "            if value in before:\n                value.copy_(before[value])\n"
@@ -72,6 +73,15 @@ def a_graph_for_each_shape(model, optimizer, x, y):
 
 
 BANK.variant("warms_up_on_copies", change(WARM, WARM.replace("plain(x, y)", "plain(x.clone(), y.clone())")))
+BANK.variant("warms_up_in_the_callers_stream", change("with torch.cuda.stream(side):", "if True:"))
+BANK.variant("waits_for_all", change(BEFORE, "torch.cuda.synchronize()"), change(AFTER, "torch.cuda.synchronize()"))
+BANK.variant("the_host_waits", change(BEFORE, "torch.cuda.current_stream().synchronize()"), change(AFTER, "side.synchronize()"))
+BANK.variant(
+    "by_events",
+    change(BEFORE, "side.wait_event(torch.cuda.current_stream().record_event())"),
+    change(AFTER, "torch.cuda.current_stream().wait_event(side.record_event())"),
+)
+BANK.variant("asks_until_it_is_done", change(AFTER, "while not side.query():\n        pass"))
 
 BANK.mistake(
     "calls_it",
@@ -135,6 +145,41 @@ BANK.mistake(
     "there is no warm-up: moments are made within the capture, and anew in each replay",
     "a few steps in a side stream first, so that the optimizer's moments exist",
     change(WARM, "        pass"),
+)
+BANK.mistake(
+    "begins_at_once",
+    "the warm-up may begin before what the caller's stream was given is done",
+    "it changes parameters of which clones are still being made: side.wait_stream(torch.cuda.current_stream()) first",
+    drop(BEFORE),
+)
+BANK.mistake(
+    "goes_on_at_once",
+    "parameters are copied back while the warm-up may still be at work",
+    "torch.cuda.current_stream().wait_stream(side) after it",
+    drop(AFTER),
+)
+BANK.mistake(
+    "waits_for_nothing",
+    "the warm-up may begin before what the caller's stream was given is done",
+    "it changes parameters of which clones are still being made: side.wait_stream(torch.cuda.current_stream()) first",
+    drop(BEFORE),
+    drop(AFTER),
+    same_as="begins_at_once",
+)
+BANK.mistake(
+    "waits_the_wrong_way",
+    "parameters are copied back while the warm-up may still be at work",
+    "torch.cuda.current_stream().wait_stream(side) after it",
+    change(AFTER, BEFORE),
+    same_as="goes_on_at_once",
+)
+BANK.mistake(
+    "an_event_before_the_warm_up",
+    "parameters are copied back while the warm-up may still be at work",
+    "torch.cuda.current_stream().wait_stream(side) after it",
+    change(WARM, f"        done = side.record_event()\n{WARM}"),
+    change(AFTER, "torch.cuda.current_stream().wait_event(done)"),
+    same_as="goes_on_at_once",
 )
 BANK.mistake(
     "keeps_the_warm_up",
