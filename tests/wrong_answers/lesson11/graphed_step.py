@@ -75,7 +75,9 @@ def a_graph_for_each_shape(model, optimizer, x, y):
 BANK.variant("warms_up_on_copies", change(WARM, WARM.replace("plain(x, y)", "plain(x.clone(), y.clone())")))
 BANK.variant("warms_up_in_the_callers_stream", change("with torch.cuda.stream(side):", "if True:"))
 BANK.variant("waits_for_all", change(BEFORE, "torch.cuda.synchronize()"), change(AFTER, "torch.cuda.synchronize()"))
-BANK.variant("the_host_waits", change(BEFORE, "torch.cuda.current_stream().synchronize()"), change(AFTER, "side.synchronize()"))
+BANK.variant(
+    "the_host_waits", change(BEFORE, "torch.cuda.current_stream().synchronize()"), change(AFTER, "side.synchronize()")
+)
 BANK.variant(
     "by_events",
     change(BEFORE, "side.wait_event(torch.cuda.current_stream().record_event())"),
