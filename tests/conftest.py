@@ -39,8 +39,8 @@ def pytest_collection_modifyitems(items):
 
 
 def _counted_once():
-    """Python counts what is frozen one by one, in up to half a second here, and every plan asks: until the next
-    `gc.freeze()` or `gc.unfreeze()` the number stays what it was."""
+    """Python counts what is frozen one by one, in up to half a second here, and every plan asks whether there is any:
+    until the next `gc.unfreeze()` there is, once there was, and what is told is the number then."""
     own = {name: getattr(gc, name) for name in ("get_freeze_count", "freeze", "unfreeze")}
     known = []
 
@@ -49,14 +49,16 @@ def _counted_once():
             known.append(own["get_freeze_count"]())
         return known[0]
 
-    def changes(name):
-        def change():
+    def freeze():
+        if known == [0]:
             known.clear()
-            own[name]()
+        own["freeze"]()
 
-        return change
+    def unfreeze():
+        known.clear()
+        own["unfreeze"]()
 
-    gc.get_freeze_count, gc.freeze, gc.unfreeze = get_freeze_count, changes("freeze"), changes("unfreeze")
+    gc.get_freeze_count, gc.freeze, gc.unfreeze = get_freeze_count, freeze, unfreeze
 
 
 _counted_once()

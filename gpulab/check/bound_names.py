@@ -48,21 +48,44 @@ class _Replaced:
     """What the GPU in force has put where, by what stood there before, and by which code it is."""
 
     def __init__(self, replacements: list[tuple[Any, str, Any]]) -> None:
-        self._by_old: dict[int, Any] = {}
-        self._by_code: dict[Any, dict[str, Any]] = {}
-        for owner, name, old in replacements:
-            if isinstance(owner, ModuleType) and callable(old) and hasattr(owner, name):
-                now = getattr(owner, name)
-                self._by_old[id(old)] = now
-                self._by_code.setdefault(_code(now), {})[name] = now
+        self._now = [
+            (id(old), name, getattr(owner, name))
+            for owner, name, old in replacements
+            if isinstance(owner, ModuleType) and callable(old) and hasattr(owner, name)
+        ]
+        self._by_old = {old: now for old, _, now in self._now}
+
+    @functools.cached_property
+    def _by_code(self) -> dict[Any, dict[str, Any]]:
+        found: dict[Any, dict[str, Any]] = {}
+        for _, name, now in self._now:
+            found.setdefault(_code(now), {})[name] = now
+        return found
 
     def now(self, name: str, value: Any) -> Any:
         if id(value) in self._by_old:
             return self._by_old[id(value)]
+        if not _is_replacement(value):
+            return value
         found = self._by_code.get(_code(value), {})  # the replacement that another virtual GPU had made
         if len({id(now) for now in found.values()}) == 1:
             return next(iter(found.values()))
         return found.get(name, found.get(getattr(value, "__name__", ""), value))
+
+
+def _is_replacement(value: Any) -> bool:
+    """Whether gpulab's code has made it, whatever module it says that it is of."""
+    if isinstance(value, functools.partial):
+        return _is_replacement(value.func)
+    if isinstance(value, type):
+        return _ours(value.__module__) or _ours(type(value).__module__) or _is_replacement(vars(value).get("__new__"))
+    if inspect.ismethod(value) or isinstance(value, staticmethod):
+        return _is_replacement(value.__func__)
+    return inspect.isfunction(value) and _ours(value.__globals__.get("__name__"))
+
+
+def _ours(module: Any) -> bool:
+    return str(module).partition(".")[0] == "gpulab"
 
 
 def _code(value: Any) -> Any:

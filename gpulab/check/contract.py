@@ -29,7 +29,7 @@ from . import settings
 from .audit import Kind
 from .base import CheckFailed, Trial
 from .on_rank import Watched
-from .scenes import Scene, pairwise
+from .scenes import Pairs, Scene
 
 FIXED_SEED = 20261122  # of the scenes that fingerprints are taken on
 CALL = "the call"  # the fact that it returned; else how it failed
@@ -145,10 +145,14 @@ class Contract:
         self.clauses, self.edges, self.play, self.possible = tuple(clauses), dict(edges), play, possible
         self.ranks, self.may_change = ranks, dict(may_change)
 
+    @cached_property
+    def _pairs(self) -> Pairs:
+        return Pairs(self.edges, self.possible)
+
     def scenes(self, seed: int) -> list[tuple[int, Scene]]:
         """Scenes, each with the seed of what is drawn in it."""
         draw = random.Random(seed)
-        return [(draw.randrange(2**31), scene) for scene in pairwise(self.edges, draw, self.possible)]
+        return [(draw.randrange(2**31), scene) for scene in self._pairs.draw(draw)]
 
     def judge(self, student: Any, trial: Trial) -> None:
         """Fail with the first clause that the answer breaks in scenes drawn afresh, and why where that can be told."""

@@ -89,7 +89,7 @@ class Picture:
 
     def look(self, path: str, value: Any, kind: Kind = "values") -> None:
         """The facts of `value`; `kind` is that of a tensor's values."""
-        if type(value) in _PLAIN:
+        if _is_plain(value):
             return
         if id(value) in self._met:
             self._met[id(value)] |= self.allowed
@@ -227,12 +227,18 @@ class Picture:
         tokens = {key if type(key) in _PLAIN else _token(key): _token(item) for key, item in items.items()}
         self._fact(path, "items", value, tokens, partial(_entries, form))
         for key, item in zip(tokens, items.values(), strict=True):
-            self.look(form.format(key), item)
+            if not _is_plain(item):  # a list of numbers may be a long one
+                self.look(form.format(key), item)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether nothing of it can change: its text says what it is."""
+    return type(value) in _PLAIN or (type(value) is tuple and all(type(item) in _PLAIN for item in value))
 
 
 def _token(value: Any) -> str:
     """What stands for an item: its text where it is a number or the like, else which object it is."""
-    if type(value) in _PLAIN or (type(value) is tuple and all(type(item) in _PLAIN for item in value)):
+    if _is_plain(value):
         return repr(value)
     return f"{_OBJECT}{id(value)}"
 

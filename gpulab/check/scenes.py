@@ -13,6 +13,43 @@ MOST = 50_000  # combinations that are looked through
 LOOKED_AT = 60  # of those that fit, to find a good one
 
 
+class Pairs:
+    """The possible combinations of the edges' values, and which two values of two edges meet in each: from these
+    `draw` chooses scenes. Errors as in `pairwise`."""
+
+    def __init__(self, edges: Mapping[str, Sequence[Any]], possible: Callable[[Scene], bool]) -> None:
+        for name, values in edges.items():
+            if not values:
+                raise ValueError(f"the edge {name!r} has no values")
+        self.edges = edges
+        rows = list(itertools.product(*(range(len(values)) for values in edges.values())))
+        if len(rows) > MOST:
+            raise ValueError(f"{len(rows):,} combinations of edges; at most {MOST:,} are looked through")
+        rows = [row for row in rows if possible(self._scene(row))]
+        if not rows:
+            raise ValueError(f"no combination of the edges {', '.join(edges)} is possible")
+        meets = [set(itertools.combinations(enumerate(row), min(2, len(row)))) for row in rows]
+        # A set of pairs is a number, with a bit for each.
+        bits = {pair: 1 << bit for bit, pair in enumerate(sorted(set().union(*meets)))}
+        self.rows = [(row, sum(bits[pair] for pair in met)) for row, met in zip(rows, meets, strict=True)]
+        self.all = sum(bits.values())
+
+    def _scene(self, row: Sequence[int]) -> Scene:
+        return Scene(**{name: values[i] for (name, values), i in zip(self.edges.items(), row, strict=True)})
+
+    def draw(self, draw: random.Random) -> list[Scene]:
+        """Scenes in which all pairs meet."""
+        rows, missing, chosen = list(self.rows), self.all, []
+        draw.shuffle(rows)
+        while missing:
+            pair = missing & -missing  # one after the other, each with the row that brings along most of the others
+            fitting = itertools.islice((row for row in rows if row[1] & pair), LOOKED_AT)
+            best, met = max(fitting, key=lambda row: (row[1] & missing).bit_count())
+            missing &= ~met
+            chosen.append(self._scene(best))
+        return chosen
+
+
 def pairwise(
     edges: Mapping[str, Sequence[Any]], draw: random.Random, possible: Callable[[Scene], bool] = lambda scene: True
 ) -> list[Scene]:
@@ -22,26 +59,4 @@ def pairwise(
     fewest scenes, and not always the fewest. Errors: ValueError for an edge without values, more than 50,000
     combinations, and edges of which no combination is possible.
     """
-    for name, values in edges.items():
-        if not values:
-            raise ValueError(f"the edge {name!r} has no values")
-    rows = list(itertools.product(*(range(len(values)) for values in edges.values())))
-    if len(rows) > MOST:
-        raise ValueError(f"{len(rows):,} combinations of edges; at most {MOST:,} are looked through")
-
-    def scene(row: Sequence[int]) -> Scene:
-        return Scene(**{name: values[i] for (name, values), i in zip(edges.items(), row, strict=True)})
-
-    rows = [row for row in rows if possible(scene(row))]
-    if not rows:
-        raise ValueError(f"no combination of the edges {', '.join(edges)} is possible")
-    draw.shuffle(rows)
-    meets = {row: set(itertools.combinations(enumerate(row), min(2, len(row)))) for row in rows}
-    missing, chosen = set[Any]().union(*meets.values()), []
-    while missing:
-        pair = min(missing)  # one after the other, each with the row that brings along most of the others
-        fitting = itertools.islice((row for row in rows if pair in meets[row]), LOOKED_AT)
-        best = max(fitting, key=lambda row: len(meets[row] & missing))
-        missing -= meets[best]
-        chosen.append(scene(best))
-    return chosen
+    return Pairs(edges, possible).draw(draw)

@@ -22,6 +22,8 @@
 # GPU all of it is measured.
 
 # %% setup
+import contextlib
+import io
 import json
 import statistics
 import tempfile
@@ -801,6 +803,28 @@ torch.zeros(3, device=device).pin_memory()
 #
 # **Filling a pinned buffer anew while its copy is under way.** The GPU then gets a mixture. Use two buffers in turn, and
 # wait for the event of the one you fill.
+#
+# **Forgetting `wait_stream`.** The values are right on most days. PyTorch's *CUDA Sanitizer* does not look at values but at
+# who waited for whom, so it finds the race on any day, and on a virtual GPU too:
+
+# %% mistake-race
+from torch.cuda import _sanitizer
+
+_sanitizer.enable_cuda_sanitizer()
+try:
+    with contextlib.redirect_stderr(io.StringIO()):  # it prints where in your code the two calls stand
+        with torch.cuda.stream(side):
+            coming = batches[0].to(device, non_blocking=True)
+        coming.sum()
+except _sanitizer.CUDASanitizerErrors as found:
+    race = found.errors[0]
+    print(race.current_access.operator.name, "uses what", race.previous_access.operator.name, "may not have done yet")
+finally:
+    _sanitizer.cuda_sanitizer.disable()
+
+# %% mistake-race-script [markdown]
+# For a whole script: `TORCH_CUDA_SANITIZER=1 python train.py`. It is slow, knows nothing of `record_stream`, and sees no
+# replay of a CUDA graph.
 
 # %% quiz-text [markdown]
 # ## Quick check

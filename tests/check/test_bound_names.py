@@ -2,6 +2,8 @@
 
 import functools
 import gc
+import sys
+from types import ModuleType
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from torch.cuda import memory_allocated as live_bytes
 
 import gpulab
 from gpulab.check.base import Trial
+from gpulab.check.bound_names import _is_replacement
 from gpulab.check.measure import virtual_gpu
 
 
@@ -92,3 +95,12 @@ def test_no_gpu_of_a_check_stays():
         call(asked)
     gc.collect()
     assert sum(isinstance(thing, gpulab.VirtualGPU) for thing in gc.get_objects()) == before
+
+
+@pytest.mark.parametrize("gpu", [{"gpu": "T4"}, {"gpu": "T4", "compute": False}, {"gpu": "8xH100"}])
+def test_what_a_gpu_puts_into_torch_is_known_as_such_and_what_stood_there_is_not(gpu):
+    with gpulab.VirtualGPU(**gpu) as scope:
+        places = [(owner, name, old) for owner, name, old in scope.replacements() if isinstance(owner, ModuleType)]
+        put = {name: getattr(owner, name) for owner, name, old in places if callable(old) and owner is not sys}
+        assert [name for name, value in put.items() if not _is_replacement(value)] == []
+        assert [name for _, name, old in places if _is_replacement(old)] == []

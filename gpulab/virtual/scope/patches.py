@@ -6,7 +6,6 @@ It knows nothing of what it replaces.
 from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping
-from functools import partial
 from typing import Any
 
 _ABSENT = object()
@@ -16,16 +15,17 @@ class Patches:
     """Replacements in the order they were made; `restore` undoes them in the opposite order."""
 
     def __init__(self) -> None:
-        self._made: list[Callable[[], None]] = []
+        self._made: list[tuple[Any, str, Any] | Callable[[], None]] = []  # owner, name and what stood there, or a call
 
     def set(self, owner: Any, name: str, value: Any) -> None:
         """Replace `owner.name`. What an owner inherits is hidden, not changed, and shows again afterwards."""
-        self._made.append(partial(_put_back, owner, name, vars(owner).get(name, _ABSENT)))
+        self._made.append((owner, name, vars(owner).get(name, _ABSENT)))
         setattr(owner, name, value)
 
     def item(self, owner: MutableMapping[str, Any], name: str, value: Any) -> None:
         """Replace `owner[name]`."""
-        self._made.append(partial(_put_item_back, owner, name, owner.get(name, _ABSENT)))
+        before = owner.get(name, _ABSENT)
+        self._made.append(lambda: _put_item_back(owner, name, before))
         owner[name] = value
 
     def undo(self, call: Callable[[], None]) -> None:
@@ -34,11 +34,19 @@ class Patches:
 
     def replaced(self) -> list[tuple[Any, str, Any]]:
         """What `set` has replaced: owner, name, and what stood there."""
-        return [entry.args for entry in self._made if isinstance(entry, partial) and entry.func is _put_back]
+        return [entry for entry in self._made if isinstance(entry, tuple)]
 
     def restore(self) -> None:
         while self._made:
-            self._made.pop()()
+            entry = self._made.pop()
+            if not isinstance(entry, tuple):
+                entry()
+                continue
+            owner, name, value = entry
+            if value is _ABSENT:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, value)
 
 
 def _put_item_back(owner: MutableMapping[str, Any], name: str, value: Any) -> None:
@@ -46,10 +54,3 @@ def _put_item_back(owner: MutableMapping[str, Any], name: str, value: Any) -> No
         del owner[name]
     else:
         owner[name] = value
-
-
-def _put_back(owner: Any, name: str, value: Any) -> None:
-    if value is _ABSENT:
-        delattr(owner, name)
-    else:
-        setattr(owner, name, value)

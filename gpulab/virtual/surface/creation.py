@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -49,9 +50,8 @@ def install(patches: Patches) -> None:
         patches.set(torch, name, _sparse(getattr(torch, name)))
     for kind, dtype in _KINDS.items():
         name = f"{kind}Tensor"
-        patches.set(torch.cuda, name, _TensorType(name, (), {"__module__": "torch.cuda", "dtype": dtype, "own": None}))
-        own = getattr(torch, name)
-        patches.set(torch, name, _TensorType(name, (), {"__module__": "torch", "dtype": dtype, "own": own}))
+        patches.set(torch.cuda, name, _tensor_type(name, "torch.cuda", dtype, None))
+        patches.set(torch, name, _tensor_type(name, "torch", dtype, getattr(torch, name)))
     for name in ("nested_tensor", "as_nested_tensor"):
         patches.set(torch.nested, name, _nested(getattr(torch.nested, name)))
 
@@ -285,6 +285,12 @@ class _TensorType(type):
             made: Tensor = cls.own(*args, **kwargs)
             return made
         return _legacy(cls.dtype, torch.device("cuda"), *args, **kwargs)
+
+
+@cache
+def _tensor_type(name: str, module: str, dtype: torch.dtype, own: Any) -> _TensorType:
+    """The same in every scope: a class takes long to make."""
+    return _TensorType(name, (), {"__module__": module, "dtype": dtype, "own": own})
 
 
 __all__ = ["as_tensor", "asarray", "default_device", "goes_to_gpu", "install", "new", "new_tensor", "tensor", "typed"]

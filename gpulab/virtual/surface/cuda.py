@@ -7,6 +7,7 @@ What no answer is known for refuses by name; nothing goes on to the driver.
 from __future__ import annotations
 
 import enum
+import functools
 import os
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -59,15 +60,8 @@ class CudaError(enum.IntEnum):
 
 def install(gpu: VirtualGPU, patches: Patches) -> None:
     """Replace the functions for as long as `gpu` is in force."""
-    for where, kinds in REFUSED.items():
-        for what, name in ((what, name) for what, names in kinds.items() for name in names.split()):
-            module = torch.cuda if where == "torch.cuda" else torch._C
-            refuse = _refuse(what, name)
-            if isinstance(getattr(module, name, None), type):  # annotations and isinstance need a class
-                refuse = type(name, (), {"__new__": refuse, "__module__": where})
-            patches.set(module, name, refuse)
-            if name in torch.cuda.memory.__all__:
-                patches.set(torch.cuda.memory, name, refuse)
+    for module, name, refuse in _refusals():
+        patches.set(module, name, refuse)
     surface = _Surface(gpu)
     memory = cuda_memory.Memory(gpu)
     for part in (surface, memory):
@@ -105,6 +99,22 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
     ranges = Ranges(gpu.clock)
     for name in ("range_push", "range_pop", "mark", "range_start", "range_end"):
         patches.set(torch.cuda.nvtx, name, getattr(ranges, name))
+
+
+@functools.cache
+def _refusals() -> list[tuple[Any, str, Any]]:
+    """What raises NotMirrored, and where: the same for every GPU."""
+    found = []
+    for where, kinds in REFUSED.items():
+        for what, name in ((what, name) for what, names in kinds.items() for name in names.split()):
+            module = torch.cuda if where == "torch.cuda" else torch._C
+            refuse = _refuse(what, name)
+            if isinstance(getattr(module, name, None), type):  # annotations and isinstance need a class
+                refuse = type(name, (), {"__new__": refuse, "__module__": where})
+            found.append((module, name, refuse))
+            if name in torch.cuda.memory.__all__:
+                found.append((torch.cuda.memory, name, refuse))
+    return found
 
 
 def _refuse(what: str, name: str) -> Any:
