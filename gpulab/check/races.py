@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec, module_from_spec
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -63,6 +64,10 @@ def _listener() -> Any:
     assert spec.loader is not None
     module: Any = module_from_spec(spec)
     spec.loader.exec_module(module)
+    # Of the stack at each access, which nobody will read here, it makes no list: that would be most of the time.
+    module.traceback = SimpleNamespace(
+        StackSummary=SimpleNamespace(extract=lambda *args, **kwargs: []), walk_stack=lambda frame: ()
+    )
 
     class Listener(module.CUDASanitizerDispatchMode):  # type: ignore[misc]
         def __init__(self, found: list[Any]) -> None:

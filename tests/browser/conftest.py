@@ -51,14 +51,16 @@ def open_notebook(browser, lab):
 
 
 @pytest.fixture(scope="module")
-def shoot(tmp_path_factory):
-    """Take a screenshot of a notebook's window, to be looked at: into GPULAB_SCREENSHOTS, or thrown away."""
+def shoot():
+    """Take a screenshot of a notebook's window into the folder GPULAB_SCREENSHOTS, where somebody will look at it."""
     told = os.environ.get("GPULAB_SCREENSHOTS")
-    folder = Path(told) if told else tmp_path_factory.mktemp("screenshots")
-    folder.mkdir(parents=True, exist_ok=True)
+    if told:
+        Path(told).mkdir(parents=True, exist_ok=True)
 
     def take(notebook, name):
-        notebook.page.wait_for_timeout(300)  # for what is still being drawn
-        notebook.page.screenshot(path=folder / f"{name}.png")
+        notebook.drawn()
+        if told:
+            notebook.page.wait_for_timeout(300)  # for what moves by itself
+            notebook.page.screenshot(path=Path(told, f"{name}.png"))
 
     return take

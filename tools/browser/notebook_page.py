@@ -199,6 +199,10 @@ class NotebookPage:
     def at_rest(self) -> None:
         """Wait until the kernel has taken what the page has sent it, and the page has drawn what came back."""
         self._settle()
+        self.drawn()
+
+    def drawn(self) -> None:
+        """Wait until the page has drawn what has come."""
         self.page.evaluate("() => new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)))")
 
     def _settle(self) -> None:
