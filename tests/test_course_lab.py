@@ -310,7 +310,7 @@ class TestLanes:
         monkeypatch.setenv("WORKERS", "8")
         assert self.workers() == {"8"}
         monkeypatch.setenv("WORKERS", "many")
-        with pytest.raises(Stop, match="WORKERS=many is no number from 1 to 64: give one, such as WORKERS=2"):
+        with pytest.raises(Stop, match="WORKERS=many is no number from 1 to 64: give one, such as WORKERS=3"):
             self.workers()
 
     @staticmethod

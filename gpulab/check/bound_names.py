@@ -74,7 +74,7 @@ class _Replaced:
 
 
 def _is_replacement(value: Any) -> bool:
-    """Whether gpulab's code has made it, whatever module it says that it is of."""
+    """Whether the virtual GPU's code has made it, whatever module it says that it is of."""
     if isinstance(value, functools.partial):
         return _is_replacement(value.func)
     if isinstance(value, type):
@@ -85,7 +85,7 @@ def _is_replacement(value: Any) -> bool:
 
 
 def _ours(module: Any) -> bool:
-    return str(module).partition(".")[0] == "gpulab"
+    return str(module).startswith(_VIRTUAL)
 
 
 def _code(value: Any) -> Any:
@@ -103,6 +103,7 @@ def _code(value: Any) -> Any:
 
 
 _EMPTY = CellType()
+_VIRTUAL = f"{__package__.partition('.')[0]}.virtual."
 
 
 def _plain(values: Sequence[Any]) -> tuple[Any, ...]:

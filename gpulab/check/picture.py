@@ -10,6 +10,7 @@ undone, attributes of the modules, optimizers and objects that a check or a stud
 from __future__ import annotations
 
 import dataclasses
+import operator
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -39,6 +40,7 @@ Kind = Literal[
     "items",  # of a container
 ]
 _PLAIN = {int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, torch.Size}
+_CONTAINERS = {dict, list, tuple}
 _OBJECT = "object "
 
 
@@ -78,6 +80,32 @@ class _Values:
             return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
 
 
+class _Items:
+    """What is in a container: a number or the like itself, and of any other object, which is not held, which it is."""
+
+    __slots__ = ("keys", "values")
+
+    def __init__(self, items: dict[Any, Any]) -> None:
+        self.keys = [key if type(key) in _PLAIN else _token(key) for key in items]
+        self.values = [item if type(item) in _PLAIN else _Which(_token(item)) for item in items.values()]
+
+    def same(self, other: _Items) -> bool:
+        """The order counts, and so do the types of numbers; NaN is equal to NaN."""
+        if len(self.keys) == len(other.keys) and all(map(operator.is_, self.values, other.values)):
+            return self.keys == other.keys
+        return list(self.tokens().items()) == list(other.tokens().items())
+
+    def tokens(self) -> dict[Any, str]:
+        pairs = zip(self.keys, self.values, strict=True)
+        return {key: str(item) if type(item) is _Which else repr(item) for key, item in pairs}
+
+
+class _Which(str):
+    """What stands for an object, in the place of it."""
+
+    __slots__ = ()
+
+
 class Picture:
     """The facts of what is looked at, by path and kind."""
 
@@ -95,7 +123,9 @@ class Picture:
             self._met[id(value)] |= self.allowed
             return
         self._met[id(value)] = set(self.allowed)
-        if isinstance(value, torch.Tensor):
+        if type(value) in _CONTAINERS:  # of which there may be thousands
+            self._container(path, value)
+        elif isinstance(value, torch.Tensor):
             self._tensor(path, value, kind)
         elif isinstance(value, nn.Module):
             self._module(path, value)
@@ -212,7 +242,9 @@ class Picture:
     def _container(self, path: str, value: Any) -> None:
         """The class's own way of iterating is asked, not a subclass's, which may count or use up what it gives."""
         items: dict[Any, Any]
-        if isinstance(value, dict):
+        if type(value) is dict:
+            items = value
+        elif isinstance(value, dict):
             items = dict(dict.items(value))
         elif isinstance(value, list | tuple | deque):
             base = next(kind for kind in (list, tuple, deque) if isinstance(value, kind))
@@ -224,9 +256,9 @@ class Picture:
         else:
             return None
         form = f"{path}.{{}}" if dataclasses.is_dataclass(value) else f"{path}[{{!r}}]"
-        tokens = {key if type(key) in _PLAIN else _token(key): _token(item) for key, item in items.items()}
-        self._fact(path, "items", value, tokens, partial(_entries, form))
-        for key, item in zip(tokens, items.values(), strict=True):
+        known = _Items(items)
+        self._fact(path, "items", value, known, partial(_items, form))
+        for key, item in zip(known.keys, items.values(), strict=True):
             if not _is_plain(item):  # a list of numbers may be a long one
                 self.look(form.format(key), item)
 
@@ -246,7 +278,7 @@ def _token(value: Any) -> str:
 def _same(old: Any, new: Any) -> bool:
     if isinstance(old, dict):  # the order counts
         return list(old.items()) == list(new.items())
-    return old.same(new) if isinstance(old, _Values) else bool(old == new)
+    return old.same(new) if isinstance(old, _Values | _Items) else bool(old == new)
 
 
 # -- the words: of where it is, and of what it was and is -----------------------------------------------------
@@ -277,6 +309,10 @@ def _hooks(who: str, old: tuple[Any, ...], new: tuple[Any, ...]) -> str:
     if old[-1:] != new[-1:] and str(new[-1:]).count(_OBJECT):
         return f"{who} has another forward"
     return f"{who} has {'a hook that it did not have' if len(new) > len(old) else 'lost a hook'}"
+
+
+def _items(form: str, old: _Items, new: _Items) -> str:
+    return _entries(form, old.tokens(), new.tokens())
 
 
 def _entries(form: str, old: dict[Any, str], new: dict[Any, str]) -> str:

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import reduce
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import torch
@@ -205,10 +205,11 @@ def _of_backend(path: str, attribute: str) -> _Setting:
     """A setting that is an attribute of `torch.backends.PATH`."""
 
     def home() -> Any:
-        return reduce(getattr, path.split("."), torch.backends) if path else torch.backends
+        return attrgetter(path)(torch.backends) if path else torch.backends
 
+    read = attrgetter(f"{path}.{attribute}" if path else attribute)
     name = ".".join(part for part in ("torch.backends", path, attribute) if part)
-    return _Setting(name, lambda: getattr(home(), attribute), lambda value: setattr(home(), attribute, value))
+    return _Setting(name, lambda: read(torch.backends), lambda value: setattr(home(), attribute, value))
 
 
 def _print_options() -> dict[str, Any]:

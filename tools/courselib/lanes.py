@@ -34,7 +34,8 @@ TIMES, BUSY = 10, 8  # `make explore`: so many times the examples; so many busy 
 
 NOT_UNIT = ("--ignore=tests/browser", "--ignore=tests/cluster")  # a lane, and a command, of their own
 
-WORKERS = 2  # processes that run tests side by side; WORKERS=8 on a larger machine
+# Processes that run tests side by side: one more than two cores, since each waits for ranks and kernels at times.
+WORKERS = 3  # WORKERS=8 on a larger machine
 
 
 def _side_by_side() -> tuple[str, ...]:
