@@ -306,7 +306,7 @@ class TestLanes:
 
     def test_as_many_run_side_by_side_as_asked_for(self, monkeypatch):
         monkeypatch.delenv("WORKERS", raising=False)
-        assert self.workers() == {"2"}
+        assert self.workers() == {"3"}
         monkeypatch.setenv("WORKERS", "8")
         assert self.workers() == {"8"}
         monkeypatch.setenv("WORKERS", "many")

@@ -7,7 +7,7 @@ import functools
 import gc
 import inspect
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,11 +18,15 @@ from ..base import Trial, check
 from ..contract import Clause, Contract, Facts, Near
 from ..lesson08.common import flat_gradient
 from ..measure import virtual_gpu
+from ..races import Race, races
 from ..scenes import Scene
 from ..wording import show
 from .sections import HOST
 
 KEPT = "KiB kept on the GPU after forward"
+UNREADY = "a stream of yours uses what the caller's may still be writing"
+UNFINISHED = "the caller's stream uses what one of yours may still be writing"
+FREED = "memory is freed while a stream of yours may still use it"
 CLAUSES = (
     Clause("A context manager for the forward pass", ["what came back"], "no context manager came back", read=HOST),
     Clause(
@@ -37,7 +41,7 @@ CLAUSES = (
     ),
     Clause(
         "gets it back on the device it came from, with the same values and dtype",
-        ["gradients", "tensors that came back as others"],
+        ["gradients", "tensors that came back as others", UNREADY, UNFINISHED, FREED],
         "the gradients are not those of a plain pass",
         "backward got other tensors than were kept: it may ask in any order, and for one tensor again. Return from "
         "pack what unpack needs",
@@ -148,6 +152,7 @@ class Seen:
     manager: Any = None
     kept: int = 0  # bytes on the GPU after forward, more than before
     hooks: bool = False  # whether hooks were still on after the context
+    races: list[Race] = field(default_factory=list)
     out: torch.Tensor | None = None
     gradient: torch.Tensor | None = None
 
@@ -180,6 +185,12 @@ def use(offload: Any, model: nn.Module, inputs: list[torch.Tensor], scene: Scene
     seen.gradient = flat_gradient(model.parameters())
 
 
+def in_streams(offload: Any, model: nn.Module, inputs: list[torch.Tensor], scene: Scene, seen: Seen) -> None:
+    """As `use`, and looked at for streams that do not wait for each other."""
+    with races() as seen.races:
+        use(offload, model, inputs, scene, seen)
+
+
 def reference(model: nn.Module, min_bytes: int) -> Any:
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
 
@@ -204,12 +215,17 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
         plain, best, seen = Seen(), Seen(), Seen()
         use(lambda *_: torch.enable_grad(), copy.deepcopy(model), inputs, scene, plain)
         use(reference, copy.deepcopy(model), inputs, scene, best)
-        call(model, inputs, scene, seen, through=use, may_change=MAY_CHANGE)
+        streams = scene.device == "cuda:0" and scene.passes == 2  # of one scene at least
+        call(model, inputs, scene, seen, through=in_streams if streams else use, may_change=MAY_CHANGE)
         manager = seen.manager
         enters = hasattr(type(manager), "__enter__")
         facts.add("what came back", "a context manager" if enters else kind_of(manager), "a context manager")
         if not enters:
             return facts
+        if streams:
+            facts.add(UNREADY, any(race.stream and not race.freed for race in seen.races), False)
+            facts.add(UNFINISHED, any(not race.stream and not race.freed for race in seen.races), False)
+            facts.add(FREED, any(race.freed for race in seen.races), False)
         facts.add("hooks after the context", "on" if seen.hooks else "off", "off")
         facts.add("device of the parameters", sorted({str(p.device) for p in model.parameters()}), [scene.device])
         facts.add("gradients", seen.gradient, Near(plain.gradient, 0.0))

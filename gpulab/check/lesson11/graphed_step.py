@@ -131,7 +131,7 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
             else:
                 with races() as found:
                     step = student(model, optimizer, x, y)
-                seen["races"] = {race.current_access.stream for race in found}
+                seen["races"] = {race.stream for race in found if not race.freed}
             seen["made"] = State(model, optimizer)
             if not callable(step):
                 return step

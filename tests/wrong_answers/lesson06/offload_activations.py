@@ -47,6 +47,45 @@ def a_generator_with_its_decorator(model, min_bytes):
         yield
 
 
+def in_a_side_stream(before=True, record=True, after=True):
+    """Copies that the host does not wait for, in a stream of their own; without one of the three waits if told so."""
+
+    def offload(model, min_bytes):
+        side = {}
+
+        def pack(tensor):
+            if stays(tensor, model, min_bytes) or not tensor.is_cuda:
+                return tensor.detach()
+            with torch.cuda.device(tensor.device):
+                main, own = torch.cuda.current_stream(), side.setdefault(tensor.device, torch.cuda.Stream())
+                if before:
+                    own.wait_stream(main)
+                with torch.cuda.stream(own):
+                    host = torch.empty_like(tensor, device="cpu", pin_memory=True)
+                    host.copy_(tensor, non_blocking=True)
+                if record:
+                    tensor.record_stream(own)
+                return host, tensor.device, own.record_event()
+
+        def unpack(packed):
+            if isinstance(packed, torch.Tensor):
+                return packed
+            host, device, done = packed
+            with torch.cuda.device(device):
+                if after:
+                    torch.cuda.current_stream().wait_event(done)
+                return host.to(device, non_blocking=True)
+
+        return saved_tensors_hooks(pack, unpack)
+
+    return offload
+
+
+@BANK.right
+def copies_in_a_side_stream(model, min_bytes):
+    return in_a_side_stream()(model, min_bytes)
+
+
 @BANK.right
 class AClassOfItsOwn(saved_tensors_hooks):
     def __init__(self, model, min_bytes):
@@ -179,6 +218,33 @@ def moves_the_model(model, min_bytes):
     with solution(6, "offload")(model, min_bytes):
         yield
     model.to("cpu")
+
+
+# --- wrong: streams that do not wait --------------------------------------------------------------------
+
+
+@BANK.wrong(
+    "a copy in a side stream may begin before what it copies is there",
+    "side.wait_stream(torch.cuda.current_stream()) before each copy",
+)
+def copies_too_early(model, min_bytes):
+    return in_a_side_stream(before=False)(model, min_bytes)
+
+
+@BANK.wrong(
+    "a tensor is freed, and its memory used again, while a side stream may still copy it",
+    "tensor.record_stream(side) tells the allocator, or hold it until the copy is done",
+)
+def records_nothing(model, min_bytes):
+    return in_a_side_stream(record=False)(model, min_bytes)
+
+
+@BANK.wrong(
+    "backward may take what is on the host before it has arrived there",
+    "note an event after each copy, and wait for it in unpack",
+)
+def takes_back_too_early(model, min_bytes):
+    return in_a_side_stream(after=False)(model, min_bytes)
 
 
 # --- wrong: what comes back ----------------------------------------------------------------------------
