@@ -8,7 +8,6 @@ from torch.cuda import _gpu_trace
 
 from gpulab.check.races import Race, races
 
-
 pytestmark = pytest.mark.filterwarnings("ignore:with compute=False")
 
 
