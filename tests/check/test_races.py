@@ -1,4 +1,4 @@
-"""What checks find of streams that do not wait for each other: what they add to PyTorch's sanitizer, and no false alarm."""
+"""What checks find of streams that do not wait for each other: beyond PyTorch's sanitizer, and without false alarms."""
 
 import sys
 
