@@ -856,7 +856,7 @@ gpulab.quiz(3)
 # ## References
 #
 # - PyTorch documentation: *CUDA semantics* (“Asynchronous execution”, “Use pinned memory buffers”);
-#   `torch.Tensor.record_stream`; `torch.cuda.set_sync_debug_mode`; `torch.utils.benchmark`.
+#   `torch.Tensor.record_stream`; `torch.cuda.set_sync_debug_mode`; *CUDA Stream Sanitizer*; `torch.utils.benchmark`.
 # - V. Moens, *A guide on good usage of `non_blocking` and `pin_memory()` in PyTorch*, PyTorch tutorials, 2024: the source
 #   of “up to twice as slow” for pinning in line.
 # - PyTorch, `aten/src/ATen/native/cuda/Copy.cu`: where a copy changes the dtype, and what is first made contiguous.
