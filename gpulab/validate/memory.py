@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .. import collecting
 from .models import Model, optimizers
 from .operators import DEVICE, Case, autocast
 
@@ -54,11 +55,8 @@ def warm_up() -> None:
 def quick_collections() -> Iterator[None]:
     """What is there, imported modules above all, is not gone through at every collection within."""
     gc.collect()
-    gc.freeze()
-    try:
+    with collecting.of_what_is_new(for_long=True):
         yield
-    finally:
-        gc.unfreeze()
 
 
 def counts() -> list[int]:
