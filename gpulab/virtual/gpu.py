@@ -198,6 +198,10 @@ class VirtualGPU:
     @contextlib.contextmanager
     def suspended(self) -> Iterator[None]:
         """For a while, PyTorch as it is without it: in all threads, until the last of them has left such a block."""
+        with watched.no_sanitizer():
+            yield from self._suspended()
+
+    def _suspended(self) -> Iterator[None]:
         watches = in_force.thread.watched
         with _suspending:
             if not self._suspensions:

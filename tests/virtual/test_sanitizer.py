@@ -12,7 +12,7 @@ from torch.cuda import _gpu_trace
 from torch.nn import functional as F
 from torchvision.models import resnet18
 
-from gpulab.virtual.gpu import VirtualGPU
+from gpulab.virtual.gpu import VirtualGPU, without_gpu
 
 pytestmark = pytest.mark.filterwarnings("ignore:with compute=False")
 NAME = "torch.cuda._sanitizer"
@@ -207,3 +207,13 @@ def test_memory_comes_and_goes(gpu, listeners):
     del x
     torch.cuda.memory_allocated()  # where the virtual GPU notices what has died
     assert there == {y.data_ptr()}
+
+
+def test_without_the_gpu_it_looks_at_nothing_and_afterwards_again(sanitizer):
+    x, side = torch.zeros(10, device="cuda"), torch.cuda.Stream()
+    with without_gpu():
+        assert (torch.zeros(3) + 1).tolist() == [1, 1, 1]  # it would ask a driver that is not there
+        with without_gpu():
+            assert not torch.zeros(3).is_cuda
+    with torch.cuda.stream(side), pytest.raises(sanitizer.CUDASanitizerErrors):
+        x.add_(1)

@@ -5,6 +5,9 @@ A watched thread stays so until it ends; without a GPU in force its operations p
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 
@@ -29,6 +32,19 @@ def leave() -> None:
         in_force.thread.watched = False
         _put_back(_above(MODE))
         above_autograd.include(False)
+
+
+@contextlib.contextmanager
+def no_sanitizer() -> Iterator[None]:
+    """For a while, without PyTorch's CUDA Sanitizer on this thread's stack: at each operation, the host's too, it asks
+    CUDA for the current stream."""
+    all_modes = _above(None)
+    sanitizers = [mode for mode in all_modes if type(mode).__module__ == "torch.cuda._sanitizer"]
+    _put_back([mode for mode in all_modes if mode not in sanitizers])
+    try:
+        yield
+    finally:
+        _put_back(sanitizers)
 
 
 def _above(mode: TorchDispatchMode | None) -> list[TorchDispatchMode]:
