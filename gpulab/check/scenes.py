@@ -15,7 +15,11 @@ LOOKED_AT = 60  # of those that fit, to find a good one
 
 class Pairs:
     """The possible combinations of the edges' values, and which two values of two edges meet in each: from these
-    `draw` chooses scenes. Errors as in `pairwise`."""
+    `draw` chooses scenes.
+
+    `edges` names the values of each. Errors: ValueError for an edge without values, more than 50,000 combinations, and
+    edges of which no combination is possible.
+    """
 
     def __init__(self, edges: Mapping[str, Sequence[Any]], possible: Callable[[Scene], bool]) -> None:
         for name, values in edges.items():
@@ -38,7 +42,8 @@ class Pairs:
         return Scene(**{name: values[i] for (name, values), i in zip(self.edges.items(), row, strict=True)})
 
     def draw(self, draw: random.Random) -> list[Scene]:
-        """Scenes in which all pairs meet."""
+        """Scenes in which any two values of two edges meet at least once, if there is a possible scene in which they
+        do; `draw` decides which of many such lists. A greedy choice: close to the fewest scenes, and not always."""
         rows, missing, chosen = list(self.rows), self.all, []
         draw.shuffle(rows)
         while missing:
@@ -48,15 +53,3 @@ class Pairs:
             missing &= ~met
             chosen.append(self._scene(best))
         return chosen
-
-
-def pairwise(
-    edges: Mapping[str, Sequence[Any]], draw: random.Random, possible: Callable[[Scene], bool] = lambda scene: True
-) -> list[Scene]:
-    """Scenes in which any two values of two edges meet at least once, if there is a possible scene in which they do.
-
-    `edges` names the values of each; `draw` decides which of many such lists it is. A greedy choice: close to the
-    fewest scenes, and not always the fewest. Errors: ValueError for an edge without values, more than 50,000
-    combinations, and edges of which no combination is possible.
-    """
-    return Pairs(edges, possible).draw(draw)
