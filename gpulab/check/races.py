@@ -2,12 +2,14 @@
 
 A virtual GPU has all values at once, also those that no stream has waited for; who waited for whom is what it tells.
 Beyond the sanitizer's own: pinned memory counts as the GPU's does where a copy reads or writes it; memory must not be
-freed while a stream that no one waits for may use it; and who asked whether all is done, and was told so, has waited.
+freed while a stream that no one waits for may use it; a CUDA graph uses what it has captured when it is replayed; and
+who asked whether all is done, and was told so, has waited.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -15,12 +17,14 @@ from importlib.util import find_spec, module_from_spec
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest import mock
+from weakref import WeakKeyDictionary
 
 import torch
 from torch._utils import CallbackRegistry
 from torch.cuda import _gpu_trace
 from torch.utils._pytree import tree_leaves
 
+from ..virtual.surface.graphs import CUDAGraph
 from ..virtual.surface.streams import Event, Stream
 
 _PINNED = "_gpulab_raced"  # on a storage of the host: what it is known by
@@ -37,8 +41,7 @@ class Race(NamedTuple):
 
 @contextmanager
 def races() -> Iterator[list[Race]]:
-    """The races that this thread makes within the block. What goes into a CUDA graph is not looked at: it is no access
-    before the replay."""
+    """The races that this thread makes within the block."""
     registries = [one for one in vars(_gpu_trace).values() if isinstance(one, CallbackRegistry)]
     before = [list(one.callback_list) for one in registries]
     found: list[Race] = []
@@ -53,7 +56,8 @@ def races() -> Iterator[list[Race]]:
 
         stream = _answered(Stream, lambda one: handler._handle_stream_synchronization(one.cuda_stream))
         event = _answered(Event, lambda one: one._handle and handler._handle_event_synchronization(one._handle))
-        with stream, event, mock.patch.object(torch.Tensor, "record_stream", recorded), listener:
+        recording = mock.patch.object(torch.Tensor, "record_stream", recorded)
+        with stream, event, recording, mock.patch.object(CUDAGraph, "replay", listener.replaying()), listener:
             yield found
     finally:
         for registry, callbacks in zip(registries, before, strict=True):
@@ -100,6 +104,7 @@ def _listener() -> Any:
             super().__init__()
             self.recorded: set[tuple[int, int]] = set()  # of memory and streams
             self._owners: dict[int, int] = {}
+            self._graphs = WeakKeyDictionary[CUDAGraph, tuple[set[int], set[int]]]()  # what each reads and writes
             handler = self.event_handler
             finds = handler._handle_kernel_launch
 
@@ -109,7 +114,8 @@ def _listener() -> Any:
                 return []
 
             def allocated(address: int) -> None:
-                self._owners[address] = torch.cuda.current_stream().cuda_stream
+                if not torch.cuda.is_current_stream_capturing():  # a graph's own pool gives memory to nobody else
+                    self._owners[address] = torch.cuda.current_stream().cuda_stream
 
             def freed(address: int) -> None:
                 """Called before the sanitizer forgets what was there."""
@@ -127,9 +133,31 @@ def _listener() -> Any:
             _gpu_trace.MemoryDeallocationCallbacks.callback_list.insert(0, freed)
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if torch.cuda.is_current_stream_capturing() or not _on_gpu((args, kwargs)):
+            if not _on_gpu((args, kwargs)):
                 return func(*args, **(kwargs or {}))
-            return super().__torch_dispatch__(func, types, args, kwargs)
+            if not torch.cuda.is_current_stream_capturing():
+                return super().__torch_dispatch__(func, types, args, kwargs)
+            uses, makes = Arguments(), bool(module.FACTORY_FUNCTION_REGEX.match(func._schema.name))
+            uses.parse_inputs(func._schema, args, kwargs or {}, is_factory=makes)
+            outputs = func(*args, **(kwargs or {}))
+            uses.parse_outputs(func._schema, outputs, is_factory=makes)
+            graph = CUDAGraph.get_currently_capturing_graph()
+            reads, writes = self._graphs.setdefault(graph, (set(), set()))
+            reads |= uses.dataptrs_read
+            writes |= uses.dataptrs_written
+            return outputs
+
+        def replaying(self) -> Callable[[CUDAGraph], None]:
+            """`CUDAGraph.replay`, one access to all that went into the graph."""
+            replay, launch = CUDAGraph.replay, self.event_handler._handle_kernel_launch
+
+            def replayed(graph: CUDAGraph) -> None:
+                reads, writes = self._graphs.get(graph, (set(), set()))
+                stream = torch.cuda.current_stream().cuda_stream
+                launch(stream, reads - writes, writes, set(), "replay", defaultdict(list))
+                replay(graph)
+
+            return replayed
 
     module.ArgumentHandler = Arguments
     return Listener

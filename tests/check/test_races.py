@@ -92,3 +92,19 @@ def test_afterwards_nobody_listens(gpu):
         raise ZeroDivisionError
     assert [one.callback_list for one in registries] == before
     assert ("torch.cuda._sanitizer" in sys.modules, torch.Tensor.record_stream) == (loaded, record)
+
+
+def test_a_replayed_graph_uses_what_it_has_captured(side):
+    x = torch.ones(1000, device="cuda")
+    for wait, wanted in ((True, set()), (False, {Race(0, side.cuda_stream)})):
+        with races() as found:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                x.sum()
+            with torch.cuda.stream(side):
+                x.add_(1)
+            if wait:
+                torch.cuda.current_stream().wait_stream(side)
+            graph.replay()
+        assert set(found) == wanted
+        torch.cuda.synchronize()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from typing import Any
 
@@ -15,7 +16,7 @@ from ..audit import ANYTHING
 from ..base import OPTIMIZERS, Trial, check
 from ..contract import Clause, Contract, Facts, Near
 from ..measure import virtual_gpu
-from ..races import races
+from ..races import Race, races
 from ..scenes import Scene
 from .sections import LAUNCHES, MISTAKES
 
@@ -23,6 +24,7 @@ WIDTH, BATCH, CLASSES, STEPS = 16, 8, 4, 4
 KIND, LOSS, FAST = "what came back", "what step returns", "at most a third of the time"
 UNREADY = "another stream uses what the caller's may still be writing"
 UNFINISHED = "the caller's stream uses what another may still be writing"
+IN_STEP = "in step, a stream uses what another may still be using"
 KEPT = "losses that later steps change"
 LOSSES, OTHERS = "losses", "losses from a batch of another shape on"
 MADE = {
@@ -43,7 +45,7 @@ CLAUSES = [
     ),
     Clause(
         "Streams that use the same tensors wait for each other",
-        [UNREADY, UNFINISHED],
+        [UNREADY, UNFINISHED, IN_STEP],
         "a stream does not wait for another",
         "what two streams were given may run at one time: before the warm-up side.wait_stream(current), and after it "
         "current.wait_stream(side)",
@@ -126,21 +128,18 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
         streams = scene.other == "a smaller one at the end" and scene.steps_before  # of one scene at least
 
         def through(student: Callable[..., Any], model: Any, optimizer: Any, x: Any, y: Any) -> Any:
-            if not streams:
+            watching: AbstractContextManager[list[Race]] = races() if streams else nullcontext([])
+            with watching as seen["races"]:
                 step = student(model, optimizer, x, y)
-            else:
-                with races() as found:
-                    step = student(model, optimizer, x, y)
-                seen["races"] = {race.stream for race in found if not race.freed}
-            seen["made"] = State(model, optimizer)
-            if not callable(step):
-                return step
-            seen["returned"] = returned = []
-            seen["losses"] = losses = []
-            for x, y in order:
-                returned.append(step(x, y))
-                losses.append(float(returned[-1]) if is_loss(returned[-1]) else None)
-            seen["after"] = State(model, optimizer)
+                seen["made"], seen["in making"] = State(model, optimizer), len(seen["races"])
+                if not callable(step):
+                    return step
+                seen["returned"] = returned = []
+                seen["losses"] = losses = []
+                for x, y in order:
+                    returned.append(step(x, y))
+                    losses.append(float(returned[-1]) if is_loss(returned[-1]) else None)
+                seen["after"] = State(model, optimizer)
             seen["seconds"] = took(gpu, lambda: step(*rest[0]))
             return step
 
@@ -154,8 +153,10 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
             return facts
         losses, returned, made, after = seen["losses"], seen["returned"], seen["made"], seen["after"]
         if streams:
-            facts.add(UNREADY, any(later != callers for later in seen["races"]), False)
-            facts.add(UNFINISHED, callers in seen["races"], False)
+            uses = {race.stream for race in seen["races"][: seen["in making"]] if not race.freed}
+            facts.add(UNREADY, bool(uses - {callers}), False)
+            facts.add(UNFINISHED, callers in uses, False)
+            facts.add(IN_STEP, any(not race.freed for race in seen["races"][seen["in making"] :]), False)
         facts.add(LOSS, "a loss" if None not in losses else kind_of(returned), "a loss")
         facts.add(MADE["parameters"], made.parameters, Near(before.parameters, 1e-5))
         facts.add(MADE["buffers"], made.buffers, Near(before.buffers, 1e-5))

@@ -13,6 +13,8 @@ from ..edits import change, drop, solution
 BANK = Bank("graphed_step", SECTIONS, solution=(11, "graphed_step"))
 SOLUTION = BANK.right(solution(11, "graphed_step"))
 BEFORE, AFTER = "side.wait_stream(torch.cuda.current_stream())", "torch.cuda.current_stream().wait_stream(side)"
+FILLED = "        own_x.copy_(x)\n        own_y.copy_(y)\n"
+FILLED_ASIDE = "        with torch.cuda.stream(side):\n            own_x.copy_(x)\n            own_y.copy_(y)\n"
 WARM = "        for _ in range(3):\n            plain(x, y)"
 PUT_BACK = (
     "            if value in before:\n                value.copy_(before[value])\n"
@@ -82,6 +84,13 @@ BANK.variant(
     "by_events",
     change(BEFORE, "side.wait_event(torch.cuda.current_stream().record_event())"),
     change(AFTER, "torch.cuda.current_stream().wait_event(side.record_event())"),
+)
+BANK.variant(
+    "fills_in_the_side_stream",
+    change(
+        FILLED,
+        f"        {BEFORE}\n{FILLED_ASIDE}        {AFTER}\n",
+    ),
 )
 BANK.variant("asks_until_it_is_done", change(AFTER, "while not side.query():\n        pass"))
 
@@ -182,6 +191,12 @@ BANK.mistake(
     change(WARM, f"        done = side.record_event()\n{WARM}"),
     change(AFTER, "torch.cuda.current_stream().wait_event(done)"),
     same_as="goes_on_at_once",
+)
+BANK.mistake(
+    "fills_while_it_is_replayed",
+    "a batch is copied in while the replay before may still read it, and replayed before it is there",
+    "in step, too: side.wait_stream(current) before the copies, current.wait_stream(side) after them",
+    change(FILLED, FILLED_ASIDE),
 )
 BANK.mistake(
     "keeps_the_warm_up",
