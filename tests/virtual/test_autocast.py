@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 from torch.amp import autocast as imported_before_any_gpu
 from torch.nn import functional as F
 
@@ -65,6 +66,43 @@ def test_autocast_imported_before_the_scope_works_in_it(compute):
 def test_the_hosts_tensors_are_left_alone():
     with VirtualGPU("T4"), torch.autocast("cuda", dtype=torch.float16):
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
+
+
+ON_THE_GPU = {
+    "matmul": lambda x: x @ x,
+    "linear": lambda x: nn.Linear(4, 4, device="cuda")(x),
+    "softmax of float16": lambda x: F.softmax(x.half(), -1),
+    "layer_norm": lambda x: F.layer_norm(x, (4,)),
+    "dropout of linear": lambda x: F.dropout(nn.Linear(4, 4, device="cuda")(x), 0.3),
+    "conv2d that keeps the size": lambda x: F.conv2d(x[None, None], x[None, None, :3, :3], padding="same"),
+    "attention": lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None]),
+    "LSTM": lambda x: nn.LSTM(4, 4, device="cuda")(x)[0],
+    "GRUCell": lambda x: nn.GRUCell(4, 4, device="cuda")(x),
+    "transformer layer": lambda x: nn.TransformerEncoderLayer(4, 2, device="cuda")(x[None]),
+    "stack of float16": lambda x: torch.stack([x.half(), x.half()]),
+    "cat": lambda x: torch.cat([x, x.half()]),
+    "max_pool3d of float16": lambda x: F.max_pool3d(x.half()[None, None, None], 1),
+    "reflection_pad2d of float16": lambda x: F.pad(x.half()[None], (1, 1, 1, 1), "reflect"),
+    "fft of float32": lambda x: torch.fft.fft(x),
+}
+
+
+@pytest.mark.parametrize("call", ON_THE_GPU)
+@pytest.mark.parametrize("compute", [True, False])
+def test_autocast_for_the_cpu_leaves_the_gpus_tensors_alone(call, compute):
+    """Also beside that for CUDA; the host's own tensors it casts."""
+    run = ON_THE_GPU[call]
+    with VirtualGPU("T4", compute=compute):
+        x = torch.ones(4, 4, device="cuda")
+        plain = run(x).dtype
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert run(x).dtype == plain
+            host = torch.ones(4, 4)
+            assert {(host @ host).dtype, nn.Linear(4, 4)(host).dtype} == {torch.bfloat16}
+            with torch.autocast("cuda", dtype=torch.float16):
+                both = run(x).dtype
+        with torch.autocast("cuda", dtype=torch.float16):
+            assert run(x).dtype == both
 
 
 def test_a_weight_is_cast_once_per_block_and_the_copy_ends_with_it():

@@ -60,12 +60,19 @@ WAITS = {
     "another operation": lambda x: x + 1,
     "a new tensor": lambda x: torch.ones(3, device="cuda"),
     "empty_cache": lambda x: torch.cuda.empty_cache(),
+    "a stream's query": lambda x: polled(torch.cuda.current_stream()),
+    "an event's query": lambda x: polled(torch.cuda.current_stream().record_event()),
 }
 LATE = "CUDA kernel errors might be asynchronously reported at some other API call"
 
 
 def ids(*values):
     return torch.tensor(values, device="cuda")
+
+
+def polled(what):
+    while not what.query():
+        pass
 
 
 @pytest.fixture

@@ -46,5 +46,8 @@ def _register() -> None:
             | cuda_kernels.MIRRORS.keys()
             | {name for names, _ in autocast.LISTS for name in names}
         )
-        for name in (refused.BEFORE.keys() | refused.INSTEAD.keys()) - done:
-            parts.impl(name, refused.first(name, refused.INSTEAD.get(name) or autocast.kernel(name)), autocast.KEY.name)
+        of_the_cpu = torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCPU")
+        cpus = {name.removeprefix("aten::") for name in of_the_cpu if name.startswith("aten::")}
+        for name in (refused.BEFORE.keys() | refused.INSTEAD.keys() | cpus) - done:
+            itself = autocast.cpus_alone(name) if name in cpus else autocast.kernel(name)
+            parts.impl(name, refused.first(name, refused.INSTEAD.get(name) or itself), autocast.KEY.name)

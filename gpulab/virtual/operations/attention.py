@@ -41,7 +41,7 @@ def attend(
     """`torch.nn.functional.scaled_dot_product_attention`."""
     device = device_of(query) if in_force.current is not None and in_force.current.mirror else None
     if device is None:
-        with autocast.below():
+        with autocast.below(query):
             return aten.scaled_dot_product_attention(
                 query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
             )
@@ -63,7 +63,7 @@ def attend(
             return aten._scaled_dot_product_attention_math(
                 query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
             )[0]
-    with autocast.below():
+    with autocast.below(query):
         return _FUSED[kind](query, key, value, attn_mask, dropout_p, is_causal, scale)
 
 

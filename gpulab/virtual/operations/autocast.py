@@ -18,6 +18,7 @@ from .results import tensors_in
 
 KEY: Any = torch._C.DispatchKey.AutocastPrivateUse1  # type: ignore[attr-defined]
 _WITHOUT = torch._C.DispatchKeySet(KEY)
+_AND_THE_CPUS = _WITHOUT | torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 Tensor = torch.Tensor
 
 
@@ -72,9 +73,11 @@ def clear_cache() -> None:
     _cache.clear()
 
 
-def below() -> Any:
-    """A context in which operations no longer pass here."""
-    return torch._C._ExcludeDispatchKeyGuard(_WITHOUT)
+def below(*arguments: Any) -> Any:
+    """A context in which operations no longer pass here; nor, where a GPU's tensor is among `arguments`, through
+    `torch.autocast("cpu")`, which would take it for the CPU's, where it is computed."""
+    cpus = torch.is_autocast_enabled("cpu") and any(map(_on_gpu, tensors_in(arguments)))
+    return torch._C._ExcludeDispatchKeyGuard(_AND_THE_CPUS if cpus else _WITHOUT)
 
 
 def casting() -> bool:
@@ -105,7 +108,7 @@ def kernel(name: str, change: Change | None = None) -> Callable[..., Any]:
     op = overload(name)
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(_WITHOUT):
+        with below(*args, *kwargs.values()):
             if change is not None and torch.is_autocast_enabled("cuda"):
                 called, args, kwargs = change(op, args, kwargs)
                 return called(*args, **kwargs)
@@ -118,6 +121,12 @@ def in_parts(name: str) -> Callable[..., Any]:
     """The operation as those that it is made of, each of which passes here."""
     parts: Callable[..., Any] = overload(name).decompose
     return parts
+
+
+def cpus_alone(name: str) -> Callable[..., Any]:
+    """An operation that is on a list of `torch.autocast("cpu")` only."""
+    made_of_others = torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "CompositeImplicitAutograd")
+    return in_parts(name) if made_of_others else kernel(name)
 
 
 def lowered(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -31,7 +31,7 @@ def _lstm(
         return autocast.kernel("lstm_cell", autocast.lowered)(tensor, hx, w_ih, w_hh, b_ih, b_hh)
     if autocast.casting():
         tensor, hx, w_ih, w_hh, b_ih, b_hh = autocast.lower((tensor, list(hx), w_ih, w_hh, b_ih, b_hh))
-    with autocast.below():
+    with autocast.below(tensor):
         gates = aten.matmul(tensor, w_ih.t()), aten.matmul(hx[0], w_hh.t())
         h, c, _ = aten._thnn_fused_lstm_cell(*gates, hx[1], b_ih, b_hh)
         return h, c
@@ -44,7 +44,7 @@ def _gru(
         return autocast.kernel("gru_cell", autocast.lowered)(tensor, hx, w_ih, w_hh, b_ih, b_hh)
     if autocast.casting():
         tensor, hx, w_ih, w_hh, b_ih, b_hh = autocast.lower((tensor, hx, w_ih, w_hh, b_ih, b_hh))
-    with autocast.below():
+    with autocast.below(tensor):
         gates = aten.matmul(tensor, w_ih.t()), aten.matmul(hx, w_hh.t())
         return aten._thnn_fused_gru_cell(*gates, hx, b_ih, b_hh)[0]
 

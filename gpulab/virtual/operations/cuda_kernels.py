@@ -26,7 +26,7 @@ def here(tensor: Tensor) -> bool:
 
 def _dropout(tensor: Tensor, p: float, train: bool) -> Tensor:
     """CUDA keeps a mask of one byte per element (is_fused_kernel_acceptable in Dropout.cpp)."""
-    with autocast.below():
+    with autocast.below(tensor):
         if train and 0 < p < 1 and tensor.numel() and here(tensor):
             return aten.native_dropout(tensor, p, True)[0]
         return aten.dropout(tensor, p, train)
@@ -35,11 +35,11 @@ def _dropout(tensor: Tensor, p: float, train: bool) -> Tensor:
 def _rms_norm(tensor: Tensor, shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None) -> Tensor:
     """CUDA has one kernel for it, which keeps a float32 number per row (rms_norm in layer_norm.cpp)."""
     if not here(tensor):
-        with autocast.below():
+        with autocast.below(tensor):
             return aten.rms_norm(tensor, shape, weight, eps)
     if autocast.casting():
         tensor, weight = autocast.to_float((tensor, weight))
-    with autocast.below():
+    with autocast.below(tensor):
         if weight is not None and weight.dtype != tensor.dtype:
             return aten.rms_norm(tensor, shape, weight, eps)
         return _RMSNorm.apply(tensor, list(shape), weight, eps)
@@ -69,7 +69,7 @@ def _linear(tensor: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
     """
     if autocast.casting():
         tensor, weight, bias = autocast.lower((tensor, weight, bias))
-    with autocast.below():
+    with autocast.below(tensor):
         if bias is None or tensor.dim() in (0, 2) or not _adds_in_place(tensor, bias):
             return aten.linear(tensor, weight, bias)
         return aten.matmul(tensor, weight.t()).add_(bias)
@@ -90,7 +90,7 @@ def _softmax(name: str) -> Callable[..., Tensor]:
         half = tensor.dtype is torch.float16 and here(tensor)
         if dtype is None and autocast.casting() and autocast.eligible(tensor):
             dtype = torch.float32
-        with autocast.below():
+        with autocast.below(tensor):
             return part(tensor, dim, True) if half and dtype is torch.float32 else whole(tensor, dim, dtype)
 
     return run
@@ -99,7 +99,7 @@ def _softmax(name: str) -> Callable[..., Tensor]:
 def _quantile(op: Any) -> Callable[..., Tensor]:
     def run(tensor: Tensor, q: float, *args: Any, **kwargs: Any) -> Tensor:
         """In C++ the number becomes a tensor that nothing sees, on the device behind the GPU."""
-        with autocast.below():
+        with autocast.below(tensor):
             return op(tensor, torch.full((), q, dtype=tensor.dtype, device=tensor.device), *args, **kwargs)
 
     return run
@@ -107,7 +107,7 @@ def _quantile(op: Any) -> Callable[..., Tensor]:
 
 def _one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
     """CUDA does not look whether the classes are in range; it waits only where it must count them (Onehot.cpp)."""
-    with autocast.below():
+    with autocast.below(tensor):
         if not tensor.numel() or not here(tensor) or tensor.dtype is not torch.int64:
             return aten.one_hot(tensor, num_classes)
         classes = num_classes if num_classes > 0 else int(tensor.max()) + 1

@@ -46,7 +46,7 @@ def attend(
     gpu = in_force.current
     device = device_of(query) if gpu is not None and gpu.mirror else None
     if device is None:
-        with autocast.below():
+        with autocast.below(query):
             found: tuple[Tensor, Tensor, Tensor] = _defined(query, key, value, score_mod, block_mask[-1], scale)
             return found
     if autocast.casting():

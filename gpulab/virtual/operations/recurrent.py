@@ -42,11 +42,11 @@ def _mirror(name: str) -> Callable[..., Any]:
         args = (tensor, hx, params, biases, layers, dropout, train, bidirectional, batch_first)
         here = in_force.current is not None and in_force.current.mirror and device_of(tensor) is not None
         if not here or not torch.backends.cudnn.enabled:
-            with autocast.below():
+            with autocast.below(tensor):
                 return op(*args)
         if autocast.casting():
             tensor, hx, params = autocast.lower((tensor, hx, list(params)))
-        with autocast.below():
+        with autocast.below(tensor):
             h, c = (hx[0], hx[1]) if name == "lstm" else (hx, None)
             hidden = params[1].shape[1] if c is None else c.shape[-1]
             projected = h.shape[-1] if name == "lstm" and h.shape[-1] != hidden else 0

@@ -156,7 +156,7 @@ def _ctc_loss(
 ) -> Tensor:
     """The lengths are read on the host, and put on the GPU for the mean (ctc_loss in LossCTC.cpp)."""
     lengths = input_lengths, target_lengths
-    with autocast.below():
+    with autocast.below(log_probs):
         if where(log_probs) == mixing.HOST or any(where(tensor) != mixing.HOST for tensor in lengths):
             out: Tensor = aten.ctc_loss.Tensor(log_probs, targets, *lengths, blank, reduction, zero_infinity)
             return out

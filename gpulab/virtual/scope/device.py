@@ -266,6 +266,11 @@ class Device:
         if self.fault is not None:
             raise torch.AcceleratorError(DEVICE_ASSERT + ("" if self.blocking else MAY_BE_LATE))
 
+    def is_sound(self) -> bool:
+        """True; raises torch.AcceleratorError if a kernel has failed, as whatever asks CUDA for its state does."""
+        self.raise_fault()
+        return True
+
     def synchronize(self, stream: int | None = None) -> None:
         """Wait for the kernels of one stream or of all; raises torch.AcceleratorError if one of them has failed."""
         self.check_capture()

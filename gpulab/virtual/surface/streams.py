@@ -87,8 +87,8 @@ class Stream(_OwnStream):  # type: ignore[misc]
         return event
 
     def query(self) -> bool:
-        timer = device_at(self.device_index).timer
-        return _done(timer, timer.streams.get(self.stream_id, 0.0))
+        device = device_at(self.device_index)
+        return _done(device.timer, device.timer.streams.get(self.stream_id, 0.0)) and device.is_sound()
 
     def is_capturing(self) -> bool:
         return _captures(device_at(self.device_index).timer, self.stream_id)
@@ -169,7 +169,8 @@ class Event:
 
     def query(self) -> bool:
         """Whether all that it marks is done; True where it marks nothing."""
-        return self._timer is None or self._at is None or _done(self._timer, self._at)
+        done = self._timer is None or self._at is None or _done(self._timer, self._at)
+        return done and (in_force.current is None or device_at(self.device.index).is_sound())
 
     def synchronize(self) -> None:
         """Wait for what it marks."""
