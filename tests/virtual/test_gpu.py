@@ -9,6 +9,7 @@ import psutil
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.nn import functional as F
 
@@ -327,3 +328,15 @@ def test_a_forked_child_cannot_use_the_gpu_and_says_why():
             os._exit(0)
         os.waitpid(child, 0)
         assert os.read(reader, 1000).startswith(b"Cannot re-initialize CUDA in forked subprocess")
+
+
+@pytest.mark.parametrize("compute", [True, False])
+def test_fake_tensors_of_the_host_work_in_a_scope(compute):
+    """They ask for their device by an operation of their own."""
+    with VirtualGPU("T4", compute=compute), FakeTensorMode():
+        layer = nn.Linear(4, 8)
+        y = layer(torch.empty(2, 4))
+        assert (y.shape, y.device.type) == ((2, 8), "cpu")
+        y.sum().backward()
+        assert layer.weight.grad.shape == (8, 4)
+        assert torch.cuda.memory_allocated() == 0
