@@ -22,6 +22,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+import cloudpickle  # noqa: F401  (calls are pickled with it: imported before ranks are forked)
+
 WHERE = b"where"  # what is asked while a call runs
 CALL = "GPULAB_CALL"  # the variable with the number of the call
 

@@ -32,7 +32,7 @@ IDLE = 600.0  # seconds that a server waits for the next run
 _READY, _RUN, _IMPORT, _RETIRE = b"r", b"f", b"i", b"q"  # as forking.py has them
 
 # What ranks with a virtual GPU import; gpulab itself is found where this file is.
-VIRTUAL = ("gpulab.virtual.gpu", "gpulab.virtual.ranks.imagined", "gpulab.virtual.ranks.over_gloo")
+VIRTUAL = ("gpulab.virtual.gpu", "gpulab.virtual.ranks.forked")
 _GPULAB = str(Path(__file__).parents[2])
 
 # Variables that Python, the loader, torch and what torch loads read once, as they start or are imported.

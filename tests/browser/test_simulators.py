@@ -22,9 +22,9 @@ def all_of_them(open_notebook, lab):
     return notebook
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def opened(all_of_them, request):
-    """(notebook, its box) of one simulator, as it opens."""
+    """(notebook, its box, its class) of one simulator, for all of its tests one after the other."""
     name = request.param
     cell = 1 + NAMES.index(name)
     all_of_them.console.clear()
@@ -56,44 +56,6 @@ def settled(notebook, box):
 
 def whole(box):
     return box.locator("[role=alert]").count() == 0 and box.locator(".gpulab-picture svg[role=img]").count() == 1
-
-
-@each
-def test_every_control_goes_to_both_ends_and_the_middle(opened, shoot):
-    notebook, box, simulator = opened
-    keyboard = notebook.page.keyboard
-    for control in simulator.controls:
-        if hasattr(control, "low"):
-            handle = slider(box, control.label)
-            if handle.get_attribute("aria-disabled") == "true" or handle.is_disabled():
-                continue
-            for key in ("End", "Home"):
-                handle.focus()
-                keyboard.press(key)
-                settled(notebook, box)
-                assert whole(box), (control.name, key)
-            for key in ("PageUp", "PageUp", "ArrowRight"):
-                keyboard.press(key)
-            settled(notebook, box)
-        elif hasattr(control, "options"):
-            menu = box.get_by_label(control.label, exact=True)
-            for option in range(len(control.options)):
-                menu.select_option(index=option)
-                settled(notebook, box)
-                assert whole(box), (control.name, option)
-        elif hasattr(control, "examples"):
-            menu = box.get_by_label("Example", exact=True)
-            for option in range(1, 1 + len(control.examples)):
-                menu.select_option(index=option)
-                settled(notebook, box)
-                assert whole(box), (control.name, option)
-        else:
-            for _ in range(2):
-                box.get_by_label(control.label, exact=True).press("Space")
-                settled(notebook, box)
-                assert whole(box), control.name
-    shoot(notebook, f"sim_{simulator.__name__.lower()}_moved")
-    assert notebook.console == []
 
 
 @each
@@ -142,6 +104,44 @@ def test_every_control_has_a_name_that_is_spoken(opened):
     assert nameless(notebook, box) == []
     for control in simulator.controls:
         assert any(control.label in node.name for node in spoken), control.label
+
+
+@each
+def test_every_control_goes_to_both_ends_and_the_middle(opened, shoot):
+    notebook, box, simulator = opened
+    keyboard = notebook.page.keyboard
+    for control in simulator.controls:
+        if hasattr(control, "low"):
+            handle = slider(box, control.label)
+            if handle.get_attribute("aria-disabled") == "true" or handle.is_disabled():
+                continue
+            for key in ("End", "Home"):
+                handle.focus()
+                keyboard.press(key)
+                settled(notebook, box)
+                assert whole(box), (control.name, key)
+            for key in ("PageUp", "PageUp", "ArrowRight"):
+                keyboard.press(key)
+            settled(notebook, box)
+        elif hasattr(control, "options"):
+            menu = box.get_by_label(control.label, exact=True)
+            for option in range(len(control.options)):
+                menu.select_option(index=option)
+                settled(notebook, box)
+                assert whole(box), (control.name, option)
+        elif hasattr(control, "examples"):
+            menu = box.get_by_label("Example", exact=True)
+            for option in range(1, 1 + len(control.examples)):
+                menu.select_option(index=option)
+                settled(notebook, box)
+                assert whole(box), (control.name, option)
+        else:
+            for _ in range(2):
+                box.get_by_label(control.label, exact=True).press("Space")
+                settled(notebook, box)
+                assert whole(box), control.name
+    shoot(notebook, f"sim_{simulator.__name__.lower()}_moved")
+    assert notebook.console == []
 
 
 @pytest.mark.parametrize("theme", ["Dark", "Light"])

@@ -19,12 +19,13 @@ _registering = threading.Lock()
 def include(on: bool) -> None:
     """Let this thread's operations pass here, or not."""
     if on:
-        _register()
+        register()
     torch._C._dispatch_tls_set_dispatch_key_included(autocast.KEY, on)
     torch._C._dispatch_tls_set_dispatch_key_excluded(autocast.KEY, not on)
 
 
-def _register() -> None:
+def register() -> None:
+    """Once in a process; before that no operation passes here."""
     with _registering:
         if _library:
             return
