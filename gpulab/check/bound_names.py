@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import CellType, ModuleType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from ..virtual.scope import in_force
 
@@ -24,7 +25,7 @@ def of_this_gpu(students: Sequence[Any]) -> Iterator[None]:
         replaced: _Replaced | None = None
         for names in globals_of(students):
             for name, value in [(name, value) for name, value in names.items() if _may_be_replaced(value)]:
-                replaced = replaced or _Replaced(gpu.replacements())
+                replaced = replaced or _replaced_by(gpu)
                 now = replaced.now(name, value)
                 if now is not value:
                     undo.append((names, name, value))
@@ -45,32 +46,44 @@ def _may_be_replaced(value: Any) -> bool:
 
 
 class _Replaced:
-    """What the GPU in force has put where, by what stood there before, and by which code it is."""
+    """What a GPU in force has put where, by what stood there before, and by which code it is."""
 
     def __init__(self, replacements: list[tuple[Any, str, Any]]) -> None:
-        self._now = [
-            (id(old), name, getattr(owner, name))
+        self.replacements = replacements  # so what stood there lives, and no other object is at its address
+        self._places = {
+            id(old): (owner, name)
             for owner, name, old in replacements
             if isinstance(owner, ModuleType) and callable(old) and hasattr(owner, name)
-        ]
-        self._by_old = {old: now for old, _, now in self._now}
+        }
 
     @functools.cached_property
     def _by_code(self) -> dict[Any, dict[str, Any]]:
         found: dict[Any, dict[str, Any]] = {}
-        for _, name, now in self._now:
+        for owner, name in self._places.values():
+            now = getattr(owner, name)
             found.setdefault(_code(now), {})[name] = now
         return found
 
     def now(self, name: str, value: Any) -> Any:
-        if id(value) in self._by_old:
-            return self._by_old[id(value)]
+        if id(value) in self._places:
+            return getattr(*self._places[id(value)])
         if not _is_replacement(value):
             return value
         found = self._by_code.get(_code(value), {})  # the replacement that another virtual GPU had made
         if len({id(now) for now in found.values()}) == 1:
             return next(iter(found.values()))
         return found.get(name, found.get(getattr(value, "__name__", ""), value))
+
+
+_known: WeakKeyDictionary[Any, _Replaced] = WeakKeyDictionary()
+
+
+def _replaced_by(gpu: Any) -> _Replaced:
+    """Found out once for each start of a GPU."""
+    known, replacements = _known.get(gpu), gpu.replacements()
+    if known is None or known.replacements is not replacements:
+        known = _known[gpu] = _Replaced(replacements)
+    return known
 
 
 def _is_replacement(value: Any) -> bool:

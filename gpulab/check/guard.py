@@ -66,6 +66,7 @@ class Guard:
         before, states, seeds, thread = settings.shared(), settings.random_states(), settings.seeds(), Worker(work)
         over: Over = ""
         limit = 0.0
+        after: dict[str, Any] | None = None
         try:
             with redirect_stdout(self._out), redirect_stderr(self._out), warnings.catch_warnings():
                 warnings.showwarning = self._out.take_warning
@@ -77,10 +78,11 @@ class Guard:
                 finally:  # also when the student presses stop
                     ended = thread.end(for_imports=0.0 if over == "import" else worker.IMPORT_SECONDS)
                 own = filters.changed()
-            left = tuple((settings.changed(before, settings.shared()) | box.get("changed", {}) | own).values())
+            after = settings.shared()
+            left = tuple((settings.changed(before, after) | box.get("changed", {}) | own).values())
             seeded = tuple(settings.seeded(states, seeds))
         finally:
-            settings.put_back(before, also=box.get("changed", {}))
+            settings.put_back(before, also=box.get("changed", {}), as_read=after)
             settings.put_back_random(states)
         if over:
             return Outcome(over=over, limit=limit, ended=ended, left_behind=left)

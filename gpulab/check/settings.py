@@ -53,8 +53,11 @@ def local() -> dict[str, Any]:
     }
 
 
-def put_back(values: dict[str, Any], *, also: Iterable[str] = ()) -> None:
-    """Set the shared settings to `values` where they differ, and those named in `also` whether or not they seem to."""
+def put_back(values: dict[str, Any], *, also: Iterable[str] = (), as_read: dict[str, Any] | None = None) -> None:
+    """Set the shared settings to `values` where they differ, and those named in `also` whether or not they seem to.
+    Nothing is looked at anew where they are as they were when all was `as_read`."""
+    if as_read == values and not also:
+        return
     for setting in _SHARED:  # in order: a general one before those that inherit from it
         value = values.get(setting.name)
         if value is not None and (setting.name in also or _value(setting) != value):

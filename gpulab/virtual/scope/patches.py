@@ -16,10 +16,12 @@ class Patches:
 
     def __init__(self) -> None:
         self._made: list[tuple[Any, str, Any] | Callable[[], None]] = []  # owner, name and what stood there, or a call
+        self._replaced: list[tuple[Any, str, Any]] | None = None
 
     def set(self, owner: Any, name: str, value: Any) -> None:
         """Replace `owner.name`. What an owner inherits is hidden, not changed, and shows again afterwards."""
         self._made.append((owner, name, vars(owner).get(name, _ABSENT)))
+        self._replaced = None
         setattr(owner, name, value)
 
     def item(self, owner: MutableMapping[str, Any], name: str, value: Any) -> None:
@@ -33,10 +35,13 @@ class Patches:
         self._made.append(call)
 
     def replaced(self) -> list[tuple[Any, str, Any]]:
-        """What `set` has replaced: owner, name, and what stood there."""
-        return [entry for entry in self._made if isinstance(entry, tuple)]
+        """What `set` has replaced: owner, name, and what stood there; the same list until that is another."""
+        if self._replaced is None:
+            self._replaced = [entry for entry in self._made if isinstance(entry, tuple)]
+        return self._replaced
 
     def restore(self) -> None:
+        self._replaced = None
         while self._made:
             entry = self._made.pop()
             if not isinstance(entry, tuple):
