@@ -57,7 +57,6 @@ class Lane:
     missing: str = ""  # why it cannot run here; printed, and no failure
     environ: Mapping[str, str] = field(default_factory=lambda: EVERY_TIME_THE_SAME)
     beside: int = 0  # processes that keep the machine busy meanwhile
-    forks: bool = True  # what it starts may be a fork that has its libraries, as `ready` says
     meanwhile: bool = False  # starts with the lane before it, and shows what it said when that one has ended
 
 
@@ -83,7 +82,6 @@ def lanes_for_tests(chromium: str | None) -> list[Lane]:
             "exercises",
             "exercises run without a solution, and say that nothing was attempted",
             ("-m", "pytest", "tests/test_notebooks.py", "-m", "unsolved", *one_by_one),
-            forks=False,  # as a student's kernel begins
         ),
     ]
 
@@ -124,8 +122,7 @@ def run_tests(venv: Venv, only: str | None) -> int:
     found = next(filter(None, map(shutil.which, CHROMIUM)), None)
     lanes = chosen(lanes_for_tests(found), only)
     with libraries_ready(venv) as environ:
-        forking = [replace(lane, environ={**lane.environ, **environ}) if lane.forks else lane for lane in lanes]
-        return run_lanes(venv, forking)
+        return run_lanes(venv, [replace(lane, environ={**lane.environ, **environ}) for lane in lanes])
 
 
 def run_exploring(venv: Venv, only: str | None) -> int:
