@@ -166,12 +166,14 @@ def move_batch(batch, device):
     """The same batch with every tensor in it on `device`.
 
     batch   a tensor, or dicts, lists, tuples and namedtuples of such, nested to any depth, with anything else
-            among them: None, numbers, texts, objects without a .to. No other containers occur: no sets, and no
-            subclasses of dict or list. It is the caller's, and stays as it is
+            among them: None, numbers, texts, bytes, NumPy arrays, objects without a .to. No other containers
+            occur: no sets, and no subclasses of dict or list. It is the caller's, and stays as it is
     device  a torch.device or a text
 
     Containers come back as new ones of the same type, with the same keys and the same order. What is neither a tensor
     nor one of these containers comes back as it is, the same object. So does a tensor that is there already.
+    A tensor keeps its dtype and its part in the graph: a gradient reaches the caller's. All values are there when the
+    function returns.
     """
     # TODO: a tensor moves; a container is built anew from its moved items; the rest is returned as it is
     ### BEGIN SOLUTION
