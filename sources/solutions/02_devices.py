@@ -116,8 +116,8 @@ def verify_model_device(model, device):
     model   an nn.Module; it is looked at, and stays where it is. One without any tensors is everywhere
     device  a torch.device or a text. Without a number, as "cuda", it means the current GPU
 
-    The message names every tensor that is elsewhere, by its full name such as "block.1.running_mean", and the device
-    it is on. Works on a machine without a GPU too, for a model and a device on the CPU.
+    The message names every tensor that is elsewhere and no other, by its full name such as "block.1.running_mean",
+    and the device that each is on. Works on a machine without a GPU too, for a model and a device on the CPU.
     """
     # TODO: give the device its number; collect names and devices of what is elsewhere; raise once
     ### BEGIN SOLUTION
@@ -166,12 +166,14 @@ def move_batch(batch, device):
     """The same batch with every tensor in it on `device`.
 
     batch   a tensor, or dicts, lists, tuples and namedtuples of such, nested to any depth, with anything else
-            among them: None, numbers, texts, objects without a .to. No other containers occur: no sets, and no
-            subclasses of dict or list. It is the caller's, and stays as it is
+            among them: None, numbers, texts, bytes, NumPy arrays, objects without a .to. No other containers
+            occur: no sets, and no subclasses of dict or list. It is the caller's, and stays as it is
     device  a torch.device or a text
 
     Containers come back as new ones of the same type, with the same keys and the same order. What is neither a tensor
     nor one of these containers comes back as it is, the same object. So does a tensor that is there already.
+    A tensor keeps its dtype and its part in the graph: a gradient reaches the caller's. All values are there when the
+    function returns.
     """
     # TODO: a tensor moves; a container is built anew from its moved items; the rest is returned as it is
     ### BEGIN SOLUTION
@@ -224,7 +226,7 @@ gpulab.check.move_batch(move_batch)
 def first_fault(steps, batch):
     """The number of the step that fails, counted from 0; None if none does.
 
-    steps  a list of functions: each takes a tensor on the GPU and gives one, for the next step
+    steps  a list of functions: each takes a tensor on the GPU and gives one, for the next step; it may be empty
     batch  a tensor on the GPU, for steps[0]
 
     Runs the steps in order, each once and when the one before it is over, and none after the one that fails. A step

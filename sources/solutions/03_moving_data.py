@@ -245,7 +245,7 @@ def noisy_epoch(model, optimizer, batches):
 def quiet_epoch(model, optimizer, batches):
     """Train one epoch as `noisy_epoch` does, without waiting for the GPU before the last batch has been queued.
 
-    model      an nn.Module on a GPU
+    model      an nn.Module on a GPU, the current one or another
     optimizer  a torch optimizer over its parameters; one step for each batch
     batches    a list of (inputs, targets), CPU tensors in pinned memory
 

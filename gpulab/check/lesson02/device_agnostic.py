@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -49,9 +50,19 @@ CASES = (
     Case("a machine with two GPUs, and device left out", (), "cuda:0"),
     Case("a machine with two GPUs, cuda:1 being current, and device left out", (), "cuda:1", current=1),
     Case('a machine with two GPUs, and device="cuda:1"', ("cuda:1",), "cuda:1"),
-    Case('a machine with two GPUs, and device=torch.device("cpu")', (torch.device("cpu"),), "cpu"),
+    Case('a machine with two GPUs, and device="cpu"', ("cpu",), "cpu"),
+    Case('a machine with two GPUs, cuda:1 being current, and device="cuda"', ("cuda",), "cuda:1", current=1),
+    Case(
+        'a machine with two GPUs, cuda:1 being current, and device=torch.device("cuda:0")',
+        *((torch.device("cuda:0"),), "cuda:0"),
+        current=1,
+    ),
     Case("a machine without a GPU, and device left out", (), "cpu", without_gpu),
     Case("a machine whose GPU is not CUDA's, and device left out", (), STAND_IN, with_another_accelerator),
+    Case(
+        f'a machine with two GPUs, and device=torch.device("{STAND_IN}"), which stands for one of another kind',
+        *((torch.device(STAND_IN),), STAND_IN),
+    ),
 )
 
 
@@ -187,13 +198,19 @@ def _about_place(case: Case, logits: str, asked: Asked | None, trained: bool) ->
             else "torch.cuda.is_available() knows CUDA and ROCm only; torch.accelerator knows Intel's and Apple's too",
             CHOOSE,
         )
-    if case.current:
+    if case.place == STAND_IN:
+        return (
+            "the device that was asked for was not used",
+            "only the CPU and CUDA's GPUs are known to the code: hand the argument on as it is",
+            CHOOSE,
+        )
+    if case.current and case.place == "cuda:1":
         return (
             "the current GPU was not used",
             "a number is written into the code: current_accelerator() names none, and “cuda” is the current GPU",
             SEVERAL,
         )
-    if case.place == "cuda:1":
+    if case.place == "cuda:1" or case.current:
         best = "the argument is not looked at" if logits == "cpu" else "its number got lost: device.type, or 'cuda'"
         return ("the device that was asked for was not used", best, SEVERAL)
     if case.place == "cpu":
@@ -222,6 +239,16 @@ def _judge_optimizer(trial: Trial, optimizer: torch.optim.Optimizer, model: nn.M
         read=OPTIMIZER,
     )
 
+    rates = sorted({float(group["lr"]) for group in optimizer.param_groups})
+    trial.expect(
+        all(math.isclose(rate, RATE, rel_tol=1e-6) for rate in rates),
+        "the optimizer has another learning rate than was asked for",
+        expected=f"lr={RATE}, as the caller goes on with it",
+        got=f"lr={', '.join(f'{rate:.4g}' for rate in rates)}, on {case.machine}",
+        likely="a number was changed, or a schedule made a step: one step of SGD is asked for, and nothing else",
+        read=OPTIMIZER,
+    )
+
     decay = max(float(group.get("weight_decay", 0)) for group in optimizer.param_groups)
     trial.expect(
         decay == 0,
@@ -239,6 +266,15 @@ def _held(optimizer: torch.optim.Optimizer) -> set[int]:
 
 def _judge_values(trial: Trial, logits: torch.Tensor, task: Task, case: Case) -> None:
     got, trained = logits.detach().cpu(), _flat(task.model)
+    for what, dtype in (("weights", trained.dtype), ("logits", got.dtype)):
+        trial.expect(
+            dtype is torch.float32,
+            f"the {what} have another dtype",
+            expected=f"{what} in torch.float32, as they were on the CPU",
+            got=str(dtype),
+            likely="only the device changes: to(device) keeps the dtype; half(), double() and to(device, dtype) do not",
+            read=TENSOR,
+        )
     trial.expect(
         got.shape == task.logits.shape,
         "the logits have another shape",
@@ -295,7 +331,7 @@ def _judge_other_gpu(trial: Trial, case: Case, current: int) -> None:
         likely="set_device is for the start of a process. Give the device to .to, or use with torch.cuda.device(…)",
         read=SEVERAL,
     )
-    if case.place in ("cuda:1", "cpu"):
+    if case.place != "cuda:0":
         taken = torch.cuda.max_memory_allocated(0) if case.put_in_force is nullcontext else 0
         trial.expect(
             not taken,
@@ -330,6 +366,18 @@ def _explain(error: str, case: Case) -> str:
     if "at least two devices" in error:
         return (
             "a buffer stayed behind: model.to(device) moves parameters and buffers, a loop over parameters() does not"
+        )
+    if "invalid literal for int" in error or "index out of range" in error:
+        return "not every device has a number: “cpu” has none, “cuda” is the current GPU. Hand the argument on as it is"
+    if "Cannot copy out of meta tensor" in error:
+        return (
+            "a device of another kind was asked for, and in the middle of the step something was fetched to the CPU: "
+            "the loss is computed where the logits are"
+        )
+    if "meta" in error and "item()" in error:
+        return (
+            "a number was asked for in the middle of the step, by .item() or by an optimizer that does: that waits for "
+            "the GPU, and SGD needs none"
         )
     if "No CUDA GPUs" in error or "NVIDIA driver" in error:
         return f"it was called on {case.machine}: ask what is there before you ask torch.cuda for more"

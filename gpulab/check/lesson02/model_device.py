@@ -31,6 +31,15 @@ class Net(nn.Module):
         self.register_buffer("cache", None)
 
 
+class Deep(nn.Module):
+    """Many layers, each with a weight and a bias of one number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in _LAYERS:
+            self.add_module(name, nn.Linear(1, 1))
+
+
 @dataclass(frozen=True)
 class Case:
     """A model, what is asked of it, and the answer: `elsewhere` names the tensors that are not there."""
@@ -61,6 +70,9 @@ _KIND = "only the kind of device is compared: every GPU is “cuda”, and each 
 _PARAMETERS = ("first.weight", "first.bias", "block.0.weight", "block.1.weight", "block.1.bias", "last.bias")
 _NORM = ("block.1.running_mean", "block.1.running_var")
 _ALL = (*_PARAMETERS, *_NORM, "block.1.num_batches_tracked", "mask", "window")
+_LAYERS = [f"{letter}_layer" for letter in "abcdefghijklmno"]
+_DEEP = tuple(f"{layer}.{part}" for layer in _LAYERS for part in ("weight", "bias"))
+_DEEP_LEFT = ("e_layer.bias", "k_layer.weight")
 
 
 def _but_for(names: tuple[str, ...], likely: str, read: str, wanted: Any = "cuda:0") -> Case:
@@ -93,6 +105,12 @@ WRONG = [
         "the number 0 counts as none: `not device.index` is true of it. Ask whether device.index is None",
         SEVERAL,
         current=1,
+    ),
+    Case(
+        f"a model of 30 tensors on cuda:1, of which {' and '.join(_DEEP_LEFT)} stayed on the CPU",
+        *("cuda:1", "cuda:0", dict.fromkeys(_DEEP, "cuda:1") | dict.fromkeys(_DEEP_LEFT, "cpu")),
+        left=_DEEP_LEFT,
+        build=Deep,
     ),
 ]
 
@@ -195,7 +213,9 @@ def _judge(trial: Trial, case: Case, error: Exception | None) -> None:
         "the error does not name every tensor that is elsewhere",
         expected=f"{len(case.elsewhere)} full names for {asked}",
         got=f"{len(missing)} missing: {', '.join(missing[:4])}{', …' * (len(missing) > 4)}",
-        likely=_STATE
+        likely="the list of names ends too early: every tensor is named, however many there are"
+        if 0 < len(missing) < len(case.elsewhere) - 1 and case.build is Deep
+        else _STATE
         if missing == ["window"]
         else _BUFFERS
         if case.elsewhere.keys() - missing == set(_PARAMETERS)
@@ -203,12 +223,25 @@ def _judge(trial: Trial, case: Case, error: Exception | None) -> None:
         "named_buffers(), then raise once",
         read=SEE,
     )
+    others = [name for name in set(_ALL) - case.elsewhere.keys() if "." in name and name in text]
     trial.expect(
-        all(place in text or repr(torch.device(place)) in text for place in case.elsewhere.values()),
+        not others,
+        "the error names tensors that are in the right place",
+        expected=f"{' and '.join(case.elsewhere)}, and no other, for {asked}",
+        got=f"{', '.join(sorted(others)[:4])}{', …' * (len(others) > 4)} as well",
+        likely="all tensors are listed as soon as one is elsewhere: whoever reads that has to look for it again",
+        read=SEE,
+    )
+    places = dict.fromkeys(case.elsewhere.values())
+    told = [place for place in places if place in text or repr(torch.device(place)) in text]
+    trial.expect(
+        len(told) == len(places),
         "the error does not say where they are",
-        expected=f"“{next(iter(case.elsewhere.values()))}” beside the names, for {asked}",
+        expected=f"{' and '.join(f'“{place}”' for place in places)} beside the names, for {asked}",
         got=text_of(error, 140) if error else "",
-        likely="the device that was asked for is named, and the one that was found is not: that is the news",
+        likely="one device is named for all of them, and each tensor has its own: put it beside the name"
+        if told
+        else "the device that was asked for is named, and the one that was found is not: that is the news",
         read=SEE,
     )
 

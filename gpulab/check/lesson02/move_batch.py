@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections import namedtuple
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
+from torch import nn
 
+from ...virtual.gpu import VirtualGPU
 from ..audit import Kind
 from ..base import Trial, check
 from ..measure import virtual_gpu
@@ -14,13 +19,18 @@ from ..wording import show
 from .sections import MAKE, SEVERAL, TENSOR, TOGETHER
 
 Pair = namedtuple("Pair", ["images", "labels"])
+Nothing = namedtuple("Nothing", [])
+EARLIER = 1000.0  # seconds of work before the way back: what does not wait for its copies is done long before them
 
 
+@dataclass(eq=False)
 class Record:
-    """Something of the caller's that is no container: it has to come back as it is."""
+    """Something of the caller's that is no container, though one can iterate over it: it comes back as it is."""
 
-    def __init__(self) -> None:
-        self.tensor = torch.ones(2)
+    tensor: torch.Tensor = field(default_factory=lambda: torch.ones(2))
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter([self.tensor])
 
 
 def draw() -> dict[Any, Any]:
@@ -33,12 +43,17 @@ def draw() -> dict[Any, Any]:
         "weight": torch.rand(()),
         "nothing": torch.rand(0, 4),
         "learned": torch.rand(2, requires_grad=True),
+        "parameter": nn.Parameter(torch.rand(2)),
+        "kinds": [torch.tensor([0, 1, 1]).to(dtype) for dtype in (torch.float64, torch.bfloat16, torch.bool)],
         "names": ["seven", "nine"],
         "mask": None,
         "epoch": 3,
         "rate": 0.1,
+        "raw": b"seven",
+        "array": np.arange(1, 4),
+        "number": np.float32(0.1),
         "record": Record(),
-        "empty": [[], {}, ()],
+        "empty": [[], {}, (), Nothing()],
         7: torch.rand(1),
     }
 
@@ -49,7 +64,7 @@ def move_batch(student: Any, trial: Trial) -> None:
     whatever is no tensor and no container comes back as it is, and the caller's batch stays."""
     trial.function(student, ("batch", "device"))
     for place in ("cuda:0", torch.device("cuda", 1), "cpu"):
-        with virtual_gpu(count=2):
+        with virtual_gpu(count=2) as gpu:
             batch = draw()
             before = _Picture(batch)
             got = trial.call(student, batch, place, may_change=JUDGED, explain=_explain)
@@ -59,8 +74,7 @@ def move_batch(student: Any, trial: Trial) -> None:
             if place == "cuda:0":
                 _judge_what_is_there(trial, student, got, place)
                 _judge_alone(trial, student, place)
-                back = trial.call(student, got, "cpu", may_change=JUDGED, explain=_explain)
-                _compare(trial, got, back, torch.device("cpu"), "batch")
+                _judge_way_back(trial, student, got, gpu)
 
 
 # What `_judge_caller` compares itself, in its own words.
@@ -85,6 +99,8 @@ class _Picture:
             self.parts.append((name, id(value), len(value)))
             for place, item in enumerate(value):
                 self._look(f"{name}[{place}]", item)
+        elif isinstance(value, Record):
+            self._look(f"{name}.tensor", value.tensor)
 
     def changed(self, other: _Picture) -> str:
         """The first part that is not as in `other`; "" where all are."""
@@ -104,7 +120,9 @@ def _judge_caller(trial: Trial, before: _Picture, batch: Any) -> None:
         "the caller's batch was changed",
         expected="a new batch; the old one, its containers too, as it was",
         got=f"something else in {name}",
-        likely="the moved tensors were put into the caller's own dict or list: build new ones",
+        likely="an object that is no container stays as it is, and so do its attributes: setattr changes the caller's"
+        if name.endswith(".tensor")
+        else "the moved tensors were put into the caller's own dict or list: build new ones",
         read=TENSOR,
     )
 
@@ -138,7 +156,7 @@ def _compare(trial: Trial, old: Any, new: Any, place: torch.device, name: str) -
             _compare(trial, value, moved, place, f"{name}{key}")
     else:
         trial.expect(
-            new is old or (type(new) is type(old) and not isinstance(old, Record) and new == old),
+            new is old or (type(new) is type(old) and isinstance(old, bool | int | float | str) and new == old),
             "something that is no tensor did not come back as it was",
             expected=f"{show(old)} in {name}, the same object",
             got=show(new),
@@ -153,7 +171,10 @@ def _compare_tensor(trial: Trial, old: torch.Tensor, new: Any, place: torch.devi
         "a tensor came back as something else",
         expected=f"{show(old)} in {name}",
         got=show(new),
-        likely="only the device changes; dtype and shape stay",
+        likely="float64 and bfloat16 are floats too, and whoever put them there wants them: the device changes, the "
+        "dtype stays"
+        if isinstance(new, torch.Tensor) and old.is_floating_point() and new.is_floating_point()
+        else "only the device changes; dtype and shape stay",
         read=TENSOR,
     )
     if new.device != place:
@@ -167,6 +188,8 @@ def _compare_tensor(trial: Trial, old: torch.Tensor, new: Any, place: torch.devi
             likely = "a tensor without dimensions is a tensor too"
         elif name == "batch['nothing']":
             likely = "a tensor without elements is a tensor too, and has a device"
+        elif name == "batch['parameter']":
+            likely = "an nn.Parameter is a tensor too: isinstance(x, torch.Tensor), where type(x) is that of a subclass"
         elif name == "batch[7]":
             likely = "keys of a dict need not be texts"
         elif name.startswith("batch['pair']"):
@@ -183,11 +206,12 @@ def _compare_tensor(trial: Trial, old: torch.Tensor, new: Any, place: torch.devi
             likely=likely,
             read=SEVERAL if place.index == 1 and new.device.type == "cuda" else TOGETHER,
         )
+    cut = new is not old and old.requires_grad and new.is_leaf
     trial.expect(
-        new.requires_grad == old.requires_grad,
+        new.requires_grad == old.requires_grad and not cut,
         "a tensor is no longer part of the graph",
         expected=f"{name} with requires_grad={old.requires_grad}",
-        got=f"requires_grad={new.requires_grad}",
+        got="a new leaf, whose gradient stays with it" if cut else f"requires_grad={new.requires_grad}",
         likely="detach() and .data cut it off: backward of what is computed there never reaches the caller's tensor",
         read=TENSOR,
     )
@@ -235,13 +259,26 @@ def _compare_container(trial: Trial, old: Any, new: Any, name: str) -> None:
 def _about_rest(old: Any, new: Any) -> str:
     if isinstance(old, str) and isinstance(new, list | tuple):
         return "a text can be iterated over too: ask for dict, list and tuple by name"
+    if isinstance(old, bytes):
+        return "bytes are a sequence as texts are, and no container here: ask for dict, list and tuple by name"
+    if isinstance(old, np.ndarray | np.generic) and isinstance(new, torch.Tensor):
+        return "what belongs to NumPy was made into a tensor: only tensors move here, and the rest is returned as it is"
     if isinstance(new, torch.Tensor):
         return "numbers were made into tensors: torch.as_tensor takes whatever looks like one"
     if new is None:
         return "a branch of the function ends without a return"
+    if isinstance(old, np.ndarray) or (isinstance(new, Record) and _is_at(new.tensor, old.tensor.device)):
+        return "an object that is no container was copied: return it as it is"
     if isinstance(old, Record):
-        return "an object that is no container was taken apart, or copied: return it as it is"
+        return (
+            "an object that is no container was taken apart. One can iterate over it, and it is a dataclass: ask for "
+            "dict, list and tuple by name, and return it as it is"
+        )
     return ""
+
+
+def _is_at(value: Any, place: torch.device) -> bool:
+    return isinstance(value, torch.Tensor) and value.device == place
 
 
 def _judge_what_is_there(trial: Trial, student: Any, there: Any, place: Any) -> None:
@@ -257,6 +294,34 @@ def _judge_what_is_there(trial: Trial, student: Any, there: Any, place: Any) -> 
         likely="copy=True, clone(), contiguous(), or a way over the CPU",
         read=TENSOR,
     )
+    got = trial.call(student, rows, "cuda", may_change=JUDGED, explain=_explain)
+    trial.expect(
+        all(one is other for one, other in zip(got, rows, strict=True)),
+        "a tensor that was there already was copied",
+        expected="the same object for “cuda”, too: that is cuda:0, where the tensor is",
+        got="another tensor with the same values, and twice the memory",
+        likely="torch.device('cuda') has no number, and is equal to no tensor's device: .to(device) knows by itself "
+        "whether there is something to do",
+        read=SEVERAL,
+    )
+
+
+def _judge_way_back(trial: Trial, student: Any, there: Any, gpu: VirtualGPU) -> None:
+    """From the GPU to the CPU, where the values have to be when the call returns."""
+    gpu.device(0).timer.kernel(0, EARLIER, "earlier work")
+    with gpu.timeline() as timeline:
+        back = trial.call(student, there, "cpu", may_change=JUDGED, explain=_explain)
+        late = sum(s.where == "to host" and s.start + s.seconds > gpu.clock.host for s in timeline.spans)
+    _compare(trial, there, back, torch.device("cpu"), "batch")
+    trial.expect(
+        not late,
+        "the values are not on the CPU yet when the function returns",
+        expected="a batch that can be read: its copies from the GPU are done",
+        got=f"{late} copies that are still to come",
+        likely="non_blocking=True to the CPU returns before the copy is made, and whoever reads the tensor then gets "
+        "what stood in its memory before",
+        read=TENSOR,
+    )
 
 
 def _judge_alone(trial: Trial, student: Any, place: Any) -> None:
@@ -267,6 +332,11 @@ def _judge_alone(trial: Trial, student: Any, place: Any) -> None:
 
 
 def _explain(error: str) -> str:
+    if "takes 1 positional argument" in error:
+        return (
+            "a namedtuple without fields is one too: its _fields is there, and empty. Ask hasattr(x, '_fields'), and "
+            "give its type the items one by one"
+        )
     if "missing" in error and "positional argument" in error:
         return "a namedtuple takes its items one by one: type(x)(*items), where a tuple takes them as one iterable"
     if "has no attribute 'to'" in error:

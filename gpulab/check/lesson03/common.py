@@ -12,9 +12,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from ...virtual.clock.clock import Clock
 from ...virtual.clock.clock import real as real_clock
 from ...virtual.gpu import VirtualGPU
+from ...virtual.operations import copies
+from ...virtual.scope.in_force import backing
+from ...virtual.scope.labels import device_of
 from ..measure import virtual_gpu
 from ..wording import clip, is_students
 
@@ -30,6 +35,7 @@ STREAMS = "Two streams at once"
 HIDDEN = "Hidden waits"
 _OTHERS = ("time", "time_ns", "monotonic", "monotonic_ns", "process_time", "process_time_ns")
 _TICK = 1e-7  # seconds
+UNREAD = -(2.0**14)  # in the place of numbers that have not arrived
 SECTIONS = (QUEUE, CLOCK, SHEET, BRIDGE, COST, PINNED, WAITS, STREAMS, HIDDEN)
 
 
@@ -67,6 +73,45 @@ class Waits(list[Wait]):
 
     def __exit__(self, *error: object) -> None:
         del self._clock.wait
+
+
+class Arriving:
+    """While it is entered, a copy to the host that nobody has waited for has not arrived: a negative number far off
+    stands there instead, until the host's clock has come to the copy's end. `count` is of such copies."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock, self.count = clock, 0
+        self._coming: list[tuple[float, torch.Tensor, torch.Tensor]] = []  # its end, where it goes to, what arrives
+
+    def __enter__(self) -> Arriving:
+        self._charge, self._wait = copies.charge, self._clock.wait
+        copies.charge = self._copied
+        self._clock.wait = self._waited  # type: ignore[method-assign]
+        return self
+
+    def _copied(self, into: torch.Tensor, source: torch.Tensor, *, non_blocking: bool) -> None:
+        self._charge(into, source, non_blocking=non_blocking)
+        device = device_of(source)
+        if not non_blocking or device is None or device_of(into) is not None:
+            return
+        end = device.timer.streams.get(device.stream, 0.0)
+        if end > self._clock.host:
+            with backing, torch.no_grad():
+                self._coming.append((end, into.detach(), into.detach().clone()))
+                into.detach().fill_(UNREAD if into.dtype.is_signed and into.dtype.itemsize > 1 else 1)
+            self.count += 1
+
+    def _waited(self, until: float, name: str = "wait") -> None:
+        self._wait(until, name)
+        arrived = [copy for copy in self._coming if copy[0] <= self._clock.host]
+        self._coming = [copy for copy in self._coming if copy[0] > self._clock.host]
+        with backing:
+            for _, into, values in arrived:
+                into.copy_(values)
+
+    def __exit__(self, *error: object) -> None:
+        copies.charge = self._charge
+        self._clock.wait = self._wait  # type: ignore[method-assign]
 
 
 def _students_line() -> str:

@@ -7,7 +7,8 @@ import gc
 import math
 import re
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,10 +17,15 @@ from torch.nn import functional as F
 
 from ..audit import TRAINED, Kind
 from ..base import Trial, check
-from ..wording import is_number, show
-from .common import HIDDEN, WAITS, Waits, scope
+from ..races import Race, races
+from ..wording import is_number, is_whole, show
+from .common import HIDDEN, STREAMS, WAITS, Arriving, Waits, scope
 
+LARGE, SLOWLY = 3000.0, 1e-4  # in one run the scale of the logits, and a learning rate that hardly changes them
+LEAST = 100.0  # mean loss of each batch, in the run whose losses are large
 AHEAD = 1000.0  # seconds of work before the first batch: whoever waits in the loop, waits for this
+EARLY = "the numbers were read before they were there"
+_OTHER_GPU = "torch.cuda.synchronize() alone waits for the current GPU, and the model is on another: pass its device"
 _KEYS = ("loss", "best", "hard", "correct")
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -29,15 +35,20 @@ def draw_batches() -> list[Batch]:
     return [(torch.randn(n, 6) * 2, torch.randint(0, 3, (n,))) for n in sizes]
 
 
-def draw_model() -> nn.Module:
-    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
+def draw_model(scale: float = 1.0) -> nn.Module:
+    """`scale` is that of the logits, and so about that of the losses."""
+    model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
+    with torch.no_grad():
+        for parameter in model[2].parameters():
+            parameter.mul_(scale)
+    return model
 
 
 class Steps(torch.optim.SGD):
     """SGD that counts its steps."""
 
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__(model.parameters(), lr=0.5)
+    def __init__(self, model: nn.Module, lr: float = 0.5) -> None:
+        super().__init__(model.parameters(), lr=lr)
         self.steps = 0
 
     def step(self, closure: Any = None) -> Any:
@@ -79,9 +90,9 @@ class Graphs:
         self._hook.remove()
 
 
-def reference(model: nn.Module, batches: list[Batch]) -> dict[str, float]:
+def reference(model: nn.Module, batches: list[Batch], lr: float = 0.5) -> dict[str, float]:
     """What the epoch has to come to, on the CPU."""
-    optimizer = Steps(model)
+    optimizer = Steps(model, lr)
     losses_seen, means, correct = [], [], 0
     for x, y in batches:
         logits = model(x)
@@ -110,6 +121,11 @@ def reference(model: nn.Module, batches: list[Batch]) -> dict[str, float]:
 
 
 def explain(error: str) -> str:
+    if "cuda:0" in error and "cuda:1" in error:
+        return (
+            "the model is on another GPU than the current one, and “cuda” is the current one: take the device of its "
+            "parameters"
+        )
     if "same device" in error:
         return "one of the tensors is on the CPU: running sums are made on the device of the model"
     if "can't convert cuda" in error or "to numpy" in error:
@@ -131,28 +147,51 @@ def hidden_syncs(student: Any, trial: Trial) -> None:
         if want["hard"] > 0 and all(abs(want[a] - want[b]) > 3e-3 * want[a] for a, b in apart):
             break
         batches, model = draw_batches(), draw_model()
-    with scope(compute=True) as gpu:
-        timer = gpu.device(0).timer
-        model = model.to("cuda")
+    with scope(compute=True, count=2) as gpu:
+        timer, elsewhere = gpu.device(1).timer, gpu.device(0).timer
+        model = model.to("cuda:1")
         graphs = Graphs(model)
         optimizer = Steps(model)
         pinned = [(x.pin_memory(), y.pin_memory()) for x, y in batches]
         timer.kernel(0, AHEAD, "earlier work")
+        elsewhere.kernel(0, AHEAD / 2, "earlier work")
         queued: list[int] = []
-        waits = Waits(gpu.clock)
+        waits, arriving = Waits(gpu.clock), Arriving(gpu.clock)
+        found: list[Race] = []
         noted, steps = waits.append, optimizer
+        others, synchronize = [0], elsewhere.synchronize
+
+        def waits_elsewhere(stream: int | None = None) -> None:
+            others[0] += 1
+            synchronize(stream)
+
+        elsewhere.synchronize = waits_elsewhere  # type: ignore[method-assign]
 
         def note(wait: Any) -> None:
             queued.append(steps.steps)
             noted(wait)
 
         waits.append = note  # type: ignore[method-assign]
-        with waits:
-            may_change: dict[str, Iterable[Kind]] = {"model": TRAINED, "optimizer": {"state"}}
-            got = trial.call(student, model, optimizer, pinned, may_change=may_change, explain=explain)
+        with waits, arriving:
+            got = trial.call(
+                student,
+                *(model, optimizer, pinned),
+                may_change=MAY_CHANGE,
+                explain=explain,
+                inside=_watched(found),
+            )
         graphs.close()
         judge_waits(trial, waits, queued, optimizer.steps, len(batches))
-        judge_result(trial, got, want)
+        trial.expect(
+            not found,
+            "a batch is read before it has arrived",
+            expected="copies in the stream that computes, or a stream that waits for them",
+            got="work in one stream on what another one has not done yet",
+            likely="the copies are in a stream of their own, and two streams do not wait for each other by themselves: "
+            "main.wait_stream(side) before the forward pass, or no second stream at all",
+            read=STREAMS,
+        )
+        judge_result(trial, got, want, arriving.count, elsewhere=bool(others[0]))
         trial.expect(
             not graphs.kept,
             "the graphs of earlier batches are kept",
@@ -171,6 +210,35 @@ def hidden_syncs(student: Any, trial: Trial) -> None:
         likely="backward runs on loss, the mean, and each batch has its zero_grad and its step",
         read=HIDDEN,
     )
+    judge_large_losses(student, trial, batches)
+
+
+MAY_CHANGE: dict[str, Iterable[Kind]] = {"model": TRAINED, "optimizer": {"state"}}
+
+
+@contextmanager
+def _watched(found: list[Race]) -> Iterator[None]:
+    with races() as seen:
+        try:
+            yield
+        finally:
+            found += seen
+
+
+def judge_large_losses(student: Any, trial: Trial, batches: list[Batch]) -> None:
+    """A model whose losses are in the hundreds: the smallest of them, too."""
+    while True:
+        model = draw_model(LARGE)
+        want = reference(copy.deepcopy(model), batches, SLOWLY)
+        if want["best"] > LEAST:
+            break
+    with scope(compute=True) as gpu:
+        model = model.to("cuda")
+        pinned = [(x.pin_memory(), y.pin_memory()) for x, y in batches]
+        with Arriving(gpu.clock) as arriving:
+            args = model, Steps(model, SLOWLY), pinned
+            got = trial.call(student, *args, may_change=MAY_CHANGE, explain=explain)
+    judge_result(trial, got, want, arriving.count)
 
 
 def judge_waits(trial: Trial, waits: Waits, queued: list[int], steps: int, batches: int) -> None:
@@ -195,7 +263,7 @@ def judge_waits(trial: Trial, waits: Waits, queued: list[int], steps: int, batch
         )
     trial.expect(
         bool(waits),
-        "the numbers were read before they were there",
+        EARLY,
         expected="one wait, after the loop: .tolist(), .item() or synchronize",
         got="no wait at all",
         likely="a copy to the CPU with non_blocking=True returns at once; what stands there is not yet the result",
@@ -236,7 +304,9 @@ def _why(name: str, line: str) -> str:
     return "Python needs a value that the GPU has not computed yet: keep a tensor, and read it after the loop"
 
 
-def judge_result(trial: Trial, got: Any, want: dict[str, float]) -> None:
+def judge_result(trial: Trial, got: Any, want: dict[str, float], asynchronous: int, *, elsewhere: bool = False) -> None:
+    """`asynchronous` copies to the host had not arrived when they were queued: who read one too early got less than 0,
+    which no loss is. `elsewhere` is whether the host was told to wait for another GPU than the model's."""
     trial.expect(
         isinstance(got, dict) and set(got) == set(_KEYS),
         "the result is not the dict that was asked for",
@@ -256,6 +326,17 @@ def judge_result(trial: Trial, got: Any, want: dict[str, float]) -> None:
             )
         number = is_number(value)
         trial.expect(
+            not (asynchronous and number and value < 0),
+            EARLY,
+            expected=f"{want[key]:.6g} for {key}: a wait between the copy to the CPU and the line that reads it",
+            got="what stood in that memory before",
+            likely=_OTHER_GPU
+            if elsewhere
+            else "there is a wait, but it comes too late: .to('cpu', non_blocking=True) returns at once, and what is "
+            "read of it before the wait is not yet the result",
+            read=WAITS,
+        )
+        trial.expect(
             number and math.isfinite(value),
             f"{key} is not a number",
             expected=f"{want[key]:.6g}",
@@ -264,7 +345,7 @@ def judge_result(trial: Trial, got: Any, want: dict[str, float]) -> None:
         )
         if math.isclose(value, want[key], rel_tol=1e-3, abs_tol=1e-4):
             trial.expect(
-                key != "correct" or isinstance(value, int),
+                key != "correct" or is_whole(value),
                 "correct is a float, not an int",
                 expected=f"{want[key]:.0f}, an int: it is a number of predictions",
                 got=show(value),
@@ -294,6 +375,8 @@ def _misread(key: str, value: float, want: dict[str, float]) -> str:
     for (name, which), why in known.items():
         if name == key and math.isclose(value, want[which], rel_tol=1e-3):
             return why
+    if key == "best" and value < want["best"] and want["best"] > LEAST:
+        return "the smallest so far begins with a number that losses may be above: begin at infinity"
     if key == "correct" and math.isclose(value, want["correct"] / want["samples"], rel_tol=1e-3):
         return "this is the part that is right: the number is asked for"
     return "compare with noisy_epoch on a model and batches of your own"

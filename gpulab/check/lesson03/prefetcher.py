@@ -140,8 +140,9 @@ EDGES = {
 
 
 def possible(scene: Scene) -> bool:
-    """Who computes for long goes through many batches. Kernels of two streams share the GPU: a short one is early if it
-    does not wait for its batch. A list ends without an exception."""
+    """Who computes for long goes through many batches. Kernels of two streams share the GPU: who changes the stream
+    computes briefly before, so that the first kernel in the new one is early if it does not wait for its batch, and for
+    long from then on. A list ends without an exception."""
     if scene.stream == "a stream that changes" and (scene.caller != BRIEF or scene.ends != "after 6 batches"):
         return False
     many = scene.ends in ("after 6 batches", "with an exception after 5")
@@ -205,7 +206,8 @@ class Consumer:
         self.gpu, self.scene, self.batches, self.run = gpu, scene, batches, Run()
         self.current = 1 if scene.device == "cuda" else 0
         self.device = gpu.device(1 if scene.device == "cuda:1" else self.current)
-        self.error = SourceError("a batch cannot be read") if "exception" in scene.ends else None
+        text = ("a batch cannot be read",) if scene.ends == "with an exception after 5" else ()  # nor need it say why
+        self.error = SourceError(*text) if "exception" in scene.ends else None
         self.source = Source(batches, self.error)
         self.sizes = {t.nbytes: (i, part) for i, batch in enumerate(batches) for part, t in enumerate(batch)}
 
@@ -277,7 +279,8 @@ class Consumer:
             len({self.sizes[s.nbytes][0] for s in spans if s.where == "to GPU" and s.nbytes in self.sizes})
         )
         run.streams.append(self.device.stream)
-        seconds = SHORT if self.scene.caller == BRIEF else KERNEL
+        changed = number and self.scene.stream == "a stream that changes"
+        seconds = SHORT if self.scene.caller == BRIEF and not changed else KERNEL
         self.device.timer.kernel(self.device.stream, seconds, f"batch {number}")
         before = len(waits)
         if self.scene.caller == READS:

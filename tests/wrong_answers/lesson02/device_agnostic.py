@@ -87,6 +87,31 @@ def asks_for_each_kind(model, inputs, targets, class_weights, device=None):
     return step_on(device, model, inputs, targets, class_weights)
 
 
+@BANK.right
+def asks_for_the_number_too(model, inputs, targets, class_weights, device=None):
+    if device is None and torch.accelerator.is_available():
+        device = torch.device(torch.accelerator.current_accelerator().type, torch.accelerator.current_device_index())
+    return step_on(device or "cpu", model, inputs, targets, class_weights)
+
+
+@BANK.right
+def steps_by_a_closure(model, inputs, targets, class_weights, device=None):
+    device = device or best()
+    for module in model.modules():
+        module.to(device)
+    optimizer = torch.optim.SGD(model.named_parameters(), lr=torch.tensor(0.1))
+    seen = []
+
+    def closure():
+        seen.append(model(inputs.to(device)))
+        loss = F.cross_entropy(seen[0], targets.to(device), weight=torch.FloatTensor(class_weights).to(device))
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    return seen[0].detach(), optimizer
+
+
 # --- wrong: which device -------------------------------------------------------------------------------
 
 
@@ -319,3 +344,104 @@ def with_weight_decay(model, inputs, targets, class_weights, device=None):
 def takes_the_first_gpu(model, inputs, targets, class_weights, device=None):
     device = device or ("cuda:0" if torch.cuda.is_available() else best())
     return step_on(device, model, inputs, targets, class_weights)
+
+
+def of_each_kind():
+    kinds = {"cuda": torch.cuda, "mps": torch.backends.mps, "xpu": torch.xpu}
+    return torch.device(next((kind for kind, there in kinds.items() if there.is_available()), "cpu"))
+
+
+@BANK.wrong("the optimizer does not hold the model's parameters", "made before the move",
+            same_as="makes_the_optimizer_first")  # fmt: skip
+def asks_for_each_kind_and_makes_the_optimizer_first(model, inputs, targets, class_weights, device=None):
+    return makes_the_optimizer_first(model, inputs, targets, class_weights, device or of_each_kind())
+
+
+def with_the_loss_on_the_cpu(device, model, inputs, targets, class_weights):
+    model.to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    logits = model(inputs.to(device))
+    F.cross_entropy(logits.cpu(), targets, weight=torch.tensor(class_weights)).backward()
+    optimizer.step()
+    return logits.detach(), optimizer
+
+
+@BANK.wrong("your function raised NotImplementedError", "the loss is computed where the logits are")
+def computes_the_loss_on_the_cpu(model, inputs, targets, class_weights, device=None):
+    return with_the_loss_on_the_cpu(device or best(), model, inputs, targets, class_weights)
+
+
+@BANK.wrong("your function raised NotImplementedError", "fetched", same_as="computes_the_loss_on_the_cpu")
+def asks_for_each_kind_and_computes_the_loss_on_the_cpu(model, inputs, targets, class_weights, device=None):
+    return with_the_loss_on_the_cpu(device or of_each_kind(), model, inputs, targets, class_weights)
+
+
+@BANK.wrong("your function raised RuntimeError", "or by an optimizer that does")
+def takes_an_optimizer_that_reads_a_number(model, inputs, targets, class_weights, device=None):
+    device = device or best()
+    model.to(device)
+    optimizer = torch.optim.ASGD(model.parameters(), lr=0.1)
+    logits = model(inputs.to(device))
+    F.cross_entropy(logits, targets.to(device), weight=torch.tensor(class_weights, device=device)).backward()
+    optimizer.step()
+    return logits.detach(), optimizer
+
+
+@BANK.wrong("your function raised ValueError", "not every device has a number")
+def takes_the_last_letter_for_the_number(model, inputs, targets, class_weights, device=None):
+    if isinstance(device, str):
+        device = torch.device("cuda", int(device[-1]))
+    return step_on(device or best(), model, inputs, targets, class_weights)
+
+
+@BANK.wrong("your function raised IndexError", "“cpu” has none")
+def splits_every_text(model, inputs, targets, class_weights, device=None):
+    if isinstance(device, str):
+        device = torch.device("cuda", int(device.split(":")[1]))
+    return step_on(device or best(), model, inputs, targets, class_weights)
+
+
+@BANK.wrong("your function raised IndexError", "“cuda” is the current GPU", same_as="splits_every_text")
+def splits_the_text_of_every_gpu(model, inputs, targets, class_weights, device=None):
+    if isinstance(device, str) and device.startswith("cuda"):
+        device = torch.device("cuda", int(device.split(":")[1]))
+    return step_on(device or best(), model, inputs, targets, class_weights)
+
+
+@BANK.wrong("the device that was asked for was not used", "its number got lost", same_as="ignores_the_argument")
+def takes_the_kind_of_a_device(model, inputs, targets, class_weights, device=None):
+    device = device.type if isinstance(device, torch.device) else device
+    return step_on(device or best(), model, inputs, targets, class_weights)
+
+
+@BANK.wrong("the device that was asked for was not used", "hand the argument on as it is")
+def knows_the_cpu_and_cuda_only(model, inputs, targets, class_weights, device=None):
+    device = torch.device(device or best())
+    if device.type not in ("cpu", "cuda") and torch.cuda.is_available():
+        device = torch.device("cuda")
+    return step_on(device, model, inputs, targets, class_weights)
+
+
+@BANK.wrong("the weights have another dtype", "only the device changes")
+def computes_in_float64(model, inputs, targets, class_weights, device=None):
+    device = device or best()
+    model.to(device, torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    logits = model(inputs.to(device, torch.float64))
+    weight = torch.tensor(class_weights, dtype=torch.float64, device=device)
+    F.cross_entropy(logits, targets.to(device), weight=weight).backward()
+    optimizer.step()
+    return logits, optimizer
+
+
+@BANK.wrong("the logits have another dtype", "only the device changes")
+def gives_half_logits(model, inputs, targets, class_weights, device=None):
+    logits, optimizer = step_on(device or best(), model, inputs, targets, class_weights)
+    return logits.detach().half(), optimizer
+
+
+@BANK.wrong("the optimizer has another learning rate than was asked for", "a schedule made a step")
+def steps_a_schedule(model, inputs, targets, class_weights, device=None):
+    logits, optimizer = step_on(device or best(), model, inputs, targets, class_weights)
+    torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9).step()
+    return logits, optimizer

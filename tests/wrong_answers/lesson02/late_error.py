@@ -1,6 +1,7 @@
 """Answers to "the error three lines late": which step fails, when the call of a later one raises, or none."""
 
 import os
+import time
 
 import torch
 
@@ -68,6 +69,43 @@ def waits_for_an_event(steps, batch):
             done = torch.cuda.Event()
             done.record()
             done.synchronize()
+        except RuntimeError:
+            return number
+    return None
+
+
+@BANK.right
+def asks_the_stream_until_it_is_done(steps, batch):
+    for number, step in enumerate(steps):
+        try:
+            batch = step(batch)
+            while not torch.cuda.current_stream().query():
+                pass
+        except RuntimeError:
+            return number
+    return None
+
+
+@BANK.right
+def asks_an_event_now_and_then(steps, batch):
+    for number, step in enumerate(steps):
+        try:
+            batch = step(batch)
+            done = torch.cuda.Event()
+            done.record()
+            while not done.query():
+                time.sleep(0.01)
+        except RuntimeError:
+            return number
+    return None
+
+
+@BANK.right
+def detaches_what_a_step_gives(steps, batch):
+    for number, step in enumerate(steps):
+        try:
+            batch = step(batch).detach()
+            torch.cuda.synchronize()
         except RuntimeError:
             return number
     return None
@@ -276,6 +314,33 @@ def asks_something_of_the_result(steps, batch):
         try:
             batch = step(batch)
             batch.sum()  # raises here, where a kernel has failed
+        except RuntimeError:
+            return number
+    return None
+
+
+@BANK.wrong("your function raised IndexError", "may be empty")
+def takes_the_first_step_unasked(steps, batch):
+    number = 0
+    while True:
+        try:
+            batch = steps[number](batch)
+            torch.cuda.synchronize()
+        except RuntimeError:
+            return number
+        number += 1
+        if number == len(steps):
+            return None
+
+
+@BANK.wrong(
+    "a step was not given what the step before gave", "or a copy of it", same_as="gives_every_step_the_first_batch"
+)
+def copies_what_a_step_gives(steps, batch):
+    for number, step in enumerate(steps):
+        try:
+            batch = step(batch).clone()
+            torch.cuda.synchronize()
         except RuntimeError:
             return number
     return None

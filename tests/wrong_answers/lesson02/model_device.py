@@ -80,6 +80,16 @@ def gives_the_devices_as_objects(model, device):
         raise ValueError(elsewhere)
 
 
+@BANK.right
+def groups_them_by_device(model, device):
+    found = {}
+    for name, tensor in all_tensors(model):
+        if tensor.device != placed(device):
+            found.setdefault(str(tensor.device), []).append(name)
+    if found:
+        raise ValueError("misplaced", *found.items())
+
+
 # --- wrong: how devices are compared -------------------------------------------------------------------
 
 
@@ -167,8 +177,7 @@ def passes_if_any_is_there(model, device):
 def looks_at_parameters(model, device):
     device = placed(device)
     elsewhere = [(name, p) for name, p in model.named_parameters() if p.device != device]
-    if elsewhere:
-        refuse([*elsewhere, *model.named_buffers()])
+    refuse(all_tensors(model) if len(elsewhere) > 1 else elsewhere)
 
 
 @BANK.wrong("the error does not name every tensor that is elsewhere", "buffers are not in parameters()")
@@ -245,3 +254,33 @@ def takes_zero_for_no_number(model, device):
     if device.type == "cuda" and not device.index:
         device = torch.device("cuda", torch.cuda.current_device())
     refuse([(name, tensor) for name, tensor in all_tensors(model) if tensor.device != device])
+
+
+@BANK.wrong("the error does not say where they are", "one device is named for all of them")
+def tells_the_device_of_the_first(model, device):
+    elsewhere = [(name, tensor.device) for name, tensor in all_tensors(model) if tensor.device != placed(device)]
+    if elsewhere:
+        raise ValueError(f"{', '.join(name for name, _ in elsewhere)} on {elsewhere[0][1]} instead of {device}")
+
+
+@BANK.wrong("the error does not say where they are", "one device", same_as="tells_the_device_of_the_first")
+def tells_the_device_of_the_last(model, device):
+    names = []
+    for name, tensor in all_tensors(model):
+        if tensor.device != placed(device):
+            names.append(name)
+            place = tensor.device
+    if names:
+        raise ValueError(f"{names} are on {place}")
+
+
+@BANK.wrong("the error names tensors that are in the right place", "has to look for it again")
+def names_all_where_one_is_elsewhere(model, device):
+    if any(tensor.device != placed(device) for _, tensor in all_tensors(model)):
+        places = sorted({str(tensor.device) for _, tensor in all_tensors(model)})
+        raise ValueError(f"not all of {[name for name, _ in all_tensors(model)]} on {device}: found {places}")
+
+
+@BANK.wrong("the error does not name every tensor that is elsewhere", "ends too early")
+def cuts_the_list(model, device):
+    refuse([(name, tensor) for name, tensor in all_tensors(model) if tensor.device != placed(device)][:20])

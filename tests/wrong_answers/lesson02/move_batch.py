@@ -1,8 +1,11 @@
 """Answers to "move a nested batch": containers, what is no tensor, and the caller's own batch."""
 
 import copy
+import dataclasses
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
 import torch
 from torch.utils import _pytree
 
@@ -62,6 +65,26 @@ def uses_the_abstract_types(batch, device):
             return moved
         return type(batch)(*moved) if hasattr(batch, "_fields") else tuple(moved)
     return batch
+
+
+@BANK.right
+def asks_by_type_at_the_first_argument(batch, device):
+    @functools.singledispatch
+    def moved(x):
+        return x
+
+    moved.register(torch.Tensor, lambda x: x.to(device))
+    moved.register(dict, lambda x: {key: moved(value) for key, value in x.items()})
+    moved.register(list, lambda x: list(map(moved, x)))
+    moved.register(tuple, lambda x: x._make(map(moved, x)) if hasattr(x, "_make") else tuple(map(moved, x)))
+    return moved(batch)
+
+
+@BANK.right
+def waits_for_its_copies_from_the_gpu(batch, device):
+    got = of_tensors(lambda x, device: x.to(device, non_blocking=True), batch, device)
+    torch.cuda.synchronize()
+    return got
 
 
 # --- wrong: containers ---------------------------------------------------------------------------------
@@ -201,7 +224,7 @@ def makes_tensors_of_numbers(batch, device):
     return batch
 
 
-@BANK.wrong("something that is no tensor did not come back as it was", "taken apart, or copied")
+@BANK.wrong("something that is no tensor did not come back as it was", "was copied")
 def copies_everything(batch, device):
     return calls_itself(copy.deepcopy(batch), device)
 
@@ -298,3 +321,146 @@ def makes_it_contiguous(batch, device):
 def gives_empty_ones_back(batch, device):
     leaf = lambda x: isinstance(x, list | dict) and not x  # noqa: E731
     return _pytree.tree_map(lambda x: x.to(device) if isinstance(x, torch.Tensor) else x, batch, is_leaf=leaf)
+
+
+def of_containers(move, batch, device, other=lambda x: x):
+    """`calls_itself`, with `move` for tensors and `other` for what is neither a tensor nor a container."""
+    again = functools.partial(of_containers, move, device=device, other=other)
+    if isinstance(batch, torch.Tensor):
+        return move(batch, device)
+    if isinstance(batch, dict):
+        return {key: again(value) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*map(again, batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(map(again, batch))
+    return other(batch)
+
+
+# --- wrong: dtypes, the graph, and when the values are there ---------------------------------------------
+
+
+@BANK.wrong("a tensor came back as something else", "float64 and bfloat16 are floats too")
+def casts_what_is_float(batch, device):
+    return of_tensors(
+        lambda x, device: x.to(device, torch.float32 if x.is_floating_point() else x.dtype), batch, device
+    )
+
+
+@BANK.wrong("a tensor came back as something else", "float64 and bfloat16", same_as="casts_what_is_float")
+def casts_float64(batch, device):
+    return of_tensors(lambda x, device: (x.float() if x.dtype == torch.float64 else x).to(device), batch, device)
+
+
+@BANK.wrong("a tensor is no longer part of the graph", "never reaches the caller's tensor", same_as="cuts_it_off")
+def makes_a_new_leaf(batch, device):
+    def moved(x, device):
+        there = x.device == torch.device(device)
+        return x if there else x.detach().to(device).requires_grad_(x.requires_grad)
+
+    return of_tensors(moved, batch, device)
+
+
+@BANK.wrong("the values are not on the CPU yet when the function returns", "before the copy is made")
+def never_blocks(batch, device):
+    return of_tensors(lambda x, device: x.to(device, non_blocking=True), batch, device)
+
+
+@BANK.wrong("a tensor that was there already was copied", "is equal to no tensor's device")
+def compares_the_devices_itself(batch, device):
+    there = torch.device(device)
+    return of_tensors(lambda x, device: x if x.device == there else x.to(device, copy=True), batch, device)
+
+
+@BANK.wrong("a tensor stayed behind", "an nn.Parameter is a tensor too")
+def asks_for_the_type_itself(batch, device):
+    return of_containers(lambda x, device: x.to(device) if type(x) is torch.Tensor else x, batch, device)
+
+
+# --- wrong: more is taken apart, or moved, than was asked for ---------------------------------------------
+
+
+def to(x, device):
+    return x.to(device)
+
+
+@BANK.wrong("something that is no tensor did not come back as it was", "what belongs to NumPy was made into a tensor")
+def moves_arrays_too(batch, device):
+    def other(x):
+        return torch.from_numpy(x).to(device) if isinstance(x, np.ndarray) else x
+
+    return of_containers(to, batch, device, other)
+
+
+@BANK.wrong("something that is no tensor did not come back as it was", "only tensors move", same_as="moves_arrays_too")
+def moves_numpys_numbers_too(batch, device):
+    def other(x):
+        return torch.as_tensor(x, device=device) if isinstance(x, np.generic) else x
+
+    return of_containers(to, batch, device, other)
+
+
+@BANK.wrong("something that is no tensor did not come back as it was", "and it is a dataclass")
+def builds_dataclasses_anew(batch, device):
+    def other(x):
+        if not dataclasses.is_dataclass(x):
+            return x
+        parts = {part.name: getattr(x, part.name) for part in dataclasses.fields(x)}
+        return dataclasses.replace(x, **builds_dataclasses_anew(parts, device))
+
+    return of_containers(to, batch, device, other)
+
+
+@BANK.wrong("something that is no tensor did not come back as it was", "One can iterate",
+            same_as="builds_dataclasses_anew")  # fmt: skip
+def goes_through_what_iterates(batch, device):
+    def other(x):
+        if isinstance(x, Iterable) and not isinstance(x, str | bytes | np.ndarray):
+            return [goes_through_what_iterates(item, device) for item in x]
+        return x
+
+    return of_containers(to, batch, device, other)
+
+
+@BANK.wrong("something that is no tensor did not come back as it was", "bytes are a sequence")
+def goes_through_sequences(batch, device):
+    def other(x):
+        if isinstance(x, Sequence) and not isinstance(x, str):
+            return [goes_through_sequences(item, device) for item in x]
+        return x
+
+    return of_containers(to, batch, device, other)
+
+
+@BANK.wrong("something that is no tensor did not come back as it was", "bytes are a sequence",
+            same_as="goes_through_sequences")  # fmt: skip
+def builds_what_iterates_anew(batch, device):
+    def other(x):
+        if isinstance(x, Iterable) and not isinstance(x, str):
+            return type(x)([builds_what_iterates_anew(item, device) for item in x])
+        return x
+
+    return of_containers(to, batch, device, other)
+
+
+@BANK.wrong("the caller's batch was changed", "and so do its attributes")
+def moves_attributes_in_place(batch, device):
+    def other(x):
+        for name, value in getattr(x, "__dict__", {}).items():
+            setattr(x, name, moves_attributes_in_place(value, device))
+        return x
+
+    return of_containers(to, batch, device, other)
+
+
+@BANK.wrong("your function raised TypeError", "a namedtuple without fields is one too")
+def asks_whether_there_are_fields(batch, device):
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device)
+    if isinstance(batch, dict):
+        return {key: asks_whether_there_are_fields(value, device) for key, value in batch.items()}
+    if getattr(batch, "_fields", None):
+        return type(batch)(*(asks_whether_there_are_fields(item, device) for item in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)([asks_whether_there_are_fields(item, device) for item in batch])
+    return batch

@@ -1,5 +1,6 @@
 """Answers to "find the hidden waits": what is left in the loop, and what the epoch comes to."""
 
+import numpy as np
 import torch
 from torch.nn import functional as F
 
@@ -60,8 +61,9 @@ def sums_on_the_gpu(model, optimizer, batches):
 @BANK.right
 def keeps_all_losses(model, optimizer, batches):
     every, hits = [], []
+    where = next(model.parameters()).device
     for x, y in batches:
-        x, y = x.cuda(non_blocking=True), y.cuda(non_blocking=True)
+        x, y = x.cuda(where, non_blocking=True), y.cuda(where, non_blocking=True)
         logits = model(x)
         losses = F.cross_entropy(logits, y, reduction="none")
         optimizer.zero_grad()
@@ -90,14 +92,14 @@ def reads_one_by_one_afterwards(model, optimizer, batches):
 
 
 @BANK.right
-def copies_back_and_waits_once(model, optimizer, batches):
+def copies_back_and_waits_once(model, optimizer, batches, wait=torch.cuda.synchronize):
     kept = []
 
     def each(step, logits, losses, y):
         kept.append((losses.detach().to("cpu", non_blocking=True), (logits.argmax(1) == y).sum()))
 
     epoch(model, optimizer, batches, each=each, read=lambda values: [0.0] * 4)
-    torch.cuda.synchronize()
+    wait(next(model.parameters()).device)
     losses = torch.cat([losses for losses, _ in kept])
     return {
         "loss": float(losses.mean()),
@@ -121,6 +123,40 @@ def read_with_the_mode_off(values):
     return torch.stack(values).tolist()
 
 
+@BANK.right
+def copies_back_and_waits_for_the_stream(model, optimizer, batches):
+    return copies_back_and_waits_once(
+        model, optimizer, batches, wait=lambda device: torch.cuda.current_stream(device).synchronize()
+    )
+
+
+@BANK.right
+def copies_in_a_side_stream(model, optimizer, batches):
+    return in_a_side_stream(model, optimizer, batches, waits=True)
+
+
+def in_a_side_stream(model, optimizer, batches, *, waits):
+    where = next(model.parameters()).device
+    side = torch.cuda.Stream(where)
+
+    def to(t, device):
+        main = torch.cuda.current_stream(device)
+        with torch.cuda.stream(side):
+            t = t.to(device, non_blocking=True)
+        if waits:
+            main.wait_stream(side)
+            t.record_stream(main)
+        return t
+
+    return epoch(model, optimizer, batches, to=to)
+
+
+@BANK.right
+def counts_in_numpy(model, optimizer, batches):
+    out = epoch(model, optimizer, batches)
+    return out | {"correct": np.int64(out["correct"])}
+
+
 # --- wrong: waits --------------------------------------------------------------------------------------
 
 
@@ -136,7 +172,7 @@ def clones_the_batch(model, optimizer, batches):
 
 @BANK.wrong("the host waits for a copy from ordinary memory", "torch.full make it", same_as="clones_the_batch")
 def begins_with_a_tensor_of_a_number(model, optimizer, batches):
-    torch.tensor(float("inf"), device="cuda")
+    torch.tensor(float("inf"), device=next(model.parameters()).device)
     return epoch(model, optimizer, batches)
 
 
@@ -341,3 +377,35 @@ def uses_the_list_up(model, optimizer, batches):
     found = epoch(model, optimizer, mine)
     batches.clear()
     return found
+
+
+# --- wrong: another GPU, and what has not arrived --------------------------------------------------------
+
+
+@BANK.wrong("your function raised RuntimeError", "the current one")
+def writes_cuda(model, optimizer, batches):
+    return epoch(model, optimizer, batches, to=lambda t, device: t.to("cuda", non_blocking=True))
+
+
+@BANK.wrong("the numbers were read before they were there", "pass its device")
+def waits_for_the_current_gpu(model, optimizer, batches):
+    return copies_back_and_waits_once(model, optimizer, batches, wait=lambda device: torch.cuda.synchronize())
+
+
+@BANK.wrong("the numbers were read before they were there", "it comes too late")
+def reads_three_of_four_too_early(model, optimizer, batches):
+    def read(values):
+        first = torch.stack(values[:3]).to("cpu", non_blocking=True).tolist()
+        return [*first, values[3].item()]
+
+    return epoch(model, optimizer, batches, read=read)
+
+
+@BANK.wrong("a batch is read before it has arrived", "do not wait for each other by themselves")
+def copies_in_a_side_stream_without_a_wait(model, optimizer, batches):
+    return in_a_side_stream(model, optimizer, batches, waits=False)
+
+
+@BANK.wrong("best is not what noisy_epoch gives", "begin at infinity")
+def begins_at_ten(model, optimizer, batches):
+    return epoch(model, optimizer, batches, best=lambda smallest, loss: torch.minimum(smallest.clamp(max=10.0), loss))

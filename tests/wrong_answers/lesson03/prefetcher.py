@@ -369,6 +369,26 @@ BANK.mistake(
     "t.record_stream(main), with the stream that is current for the caller",
     change(RECORD, "t.record_stream(torch.cuda.default_stream(device))"),
 )
+FIRST = change("    coming, error = ahead()\n    while", f"    first = {MAIN}\n    coming, error = ahead()\n    while")
+BANK.mistake(
+    "records_the_first_stream",
+    "the allocator is told of the stream that was current at the beginning, also where the caller has changed it",
+    "t.record_stream(main), with the stream that is current when the batch is yielded: ask for it anew for each batch",
+    FIRST,
+    change(RECORD, "t.record_stream(first)"),
+)
+BANK.mistake(
+    "waits_for_the_first_stream_instead_of_recording",
+    "the side stream waits for the stream that was current at the beginning, also where the caller has changed it",
+    "a copy into memory that was a batch's waits for the stream in which that batch is read: ask for it anew for each "
+    "batch, or leave it to the allocator with record_stream",
+    FIRST,
+    change(MARKS, ""),
+    change(
+        "        with torch.cuda.stream(side):",
+        "        side.wait_stream(first)\n        with torch.cuda.stream(side):",
+    ),
+)
 BANK.mistake(
     "records_too_late",
     "the memory of a batch is given to the next copy while it is still read",
@@ -498,6 +518,12 @@ BANK.mistake(
 )
 BANK.mistake(
     "never_raises", "an exception of the source is swallowed", "", change("raise error", "pass"), same_as="swallows"
+)
+BANK.mistake(
+    "raises_what_says_something",
+    "an exception without a text is swallowed",
+    "ask whether there is one, error is not None: what it says does not matter",
+    change("if error is not None:", "if error is not None and str(error):"),
 )
 BANK.mistake(
     "raises_early",
