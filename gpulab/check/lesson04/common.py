@@ -11,6 +11,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch import nn
 
 from ...virtual.gpu import VirtualGPU
 from ...virtual.scope import in_force
@@ -39,6 +40,14 @@ class Suspect:
     summary: str
     likely: str
     read: str
+
+
+class Halves(nn.Module):
+    """The product of both halves of the columns: autograd saves two views of one storage, which holds all of them."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        half = x.shape[1] // 2
+        return x[:, :half] * x[:, half : 2 * half]
 
 
 def gpus(count: int = 2) -> VirtualGPU:
