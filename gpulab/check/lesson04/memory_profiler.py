@@ -53,7 +53,7 @@ def _on_a_gpu(student: Any, trial: Trial, grad: bool) -> None:
     where = f"a pass {'with' if grad else 'without'} gradients on {device}, while cuda:0 is current"
     result = _form(trial, seen, where)
     trial.expect(
-        result["source"] == "allocator",
+        isinstance(result["source"], str) and result["source"] == "allocator",
         "what a GPU has measured is not called so",
         expected=f'source "allocator": {where}',
         got=show(result["source"]),
@@ -261,7 +261,7 @@ def _on_the_cpu(student: Any, trial: Trial, grad: bool, ends: str) -> None:
     result = _form(trial, seen, where)
     kept = result["kept_mib"]
     trial.expect(
-        result["source"] == "estimate" and "estimate" in seen.text.lower(),
+        isinstance(result["source"], str) and result["source"] == "estimate" and "estimate" in seen.text.lower(),
         "an estimate is not called one",
         expected='source "estimate", and the word in what is printed',
         got=f"source {show(result['source'])}, printed {show(seen.text.strip())}",
