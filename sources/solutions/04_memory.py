@@ -266,7 +266,7 @@ class GPUMemoryTracker:
       block goes on unharmed.
     - An exception (OutOfMemoryError too) ends the block as its end does, and passes through.
     - At entry and at exit each watched GPU is waited for, so that an error of a kernel comes out of its own block. The
-      block has ended then, too.
+      block has ended then, too; if it is the wait at entry that raises, the block has not begun.
     - Without a GPU nothing is measured and nothing raises: available is False, the numbers are 0.0, the dicts empty.
     """
 
