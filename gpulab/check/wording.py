@@ -6,6 +6,7 @@ Nothing here runs a student's own `__repr__`: it could raise, print, or never re
 from __future__ import annotations
 
 import inspect
+import math
 import numbers
 import reprlib
 import sysconfig
@@ -29,6 +30,14 @@ def show(value: Any, limit: int = 80) -> str:
 def is_number(value: Any) -> bool:
     """Whether it is a real number, one of NumPy's too; True and False are not."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def as_float(value: Any) -> float:
+    """A number as a float; infinite where it is too large for one."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def is_whole(value: Any) -> bool:

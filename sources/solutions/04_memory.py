@@ -37,7 +37,8 @@ def profile_forward(model, inputs, grad=True):
 
     model   an nn.Module, all of it on the device of `inputs`, each submodule in some mode; the modes stay as they are
     inputs  a tensor on any device: the CPU, or a GPU that need not be the current one
-    grad    True: a pass that backward could follow; False: a pass under torch.no_grad()
+    grad    True: a pass that backward could follow, also if the caller is under torch.no_grad(); False: a pass under
+            torch.no_grad()
 
     The dict, with floats in MiB (2**20 bytes):
       "source"    "allocator" for a pass on a GPU, "estimate" for one on the CPU
@@ -265,7 +266,7 @@ class GPUMemoryTracker:
       block goes on unharmed.
     - An exception (OutOfMemoryError too) ends the block as its end does, and passes through.
     - At entry and at exit each watched GPU is waited for, so that an error of a kernel comes out of its own block. The
-      block has ended then, too.
+      block has ended then, too; if it is the wait at entry that raises, the block has not begun.
     - Without a GPU nothing is measured and nothing raises: available is False, the numbers are 0.0, the dicts empty.
     """
 

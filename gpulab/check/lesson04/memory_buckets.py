@@ -14,50 +14,46 @@ from torch import nn
 
 from ..audit import Kind
 from ..base import OPTIMIZERS, Trial, check
-from ..wording import is_number, show
-from .common import FOUR_BUCKETS, KEEPS, MIB, SEVEN_BILLION, gpus
+from ..wording import as_float, is_number, is_whole, show
+from .common import FOUR_BUCKETS, KEEPS, MIB, SEVEN_BILLION, Halves, gpus, no_gpu
 
 BUCKETS = ("weights", "buffers", "gradients", "optimizer_state", "activations")
 
 
 class Tied(nn.Module):
-    """A little language model: output weights tied to the embedding, a frozen table of positions, masks, a buffer."""
+    """A little language model: output weights tied to the embedding, a frozen table of positions, masks, a buffer that
+    two modules have and the forward pass uses."""
 
     def __init__(self, words: int, width: int, length: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding(words, width)
         self.positions = nn.Parameter(torch.randn(length, width), requires_grad=False)
-        self.register_buffer("scale", torch.ones(width, dtype=torch.float64), persistent=False)
+        scale = torch.rand(width)
+        self.register_buffer("scale", scale, persistent=False)
         self.register_buffer("count", torch.zeros(3, dtype=torch.int64))
         layers = [nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.ReLU(), nn.Linear(4 * width, width)]
         self.body = nn.Sequential(*layers, nn.Dropout(0.2))
+        self.body.register_buffer("scale", scale, persistent=False)
         self.head = nn.Linear(width, words, bias=False)
         self.head.weight = self.embedding.weight
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        x = self.embedding(ids) + self.positions
+        x = (self.embedding(ids) + self.positions) * self.scale
         logits: torch.Tensor = self.head(x + self.body(x))
         return logits
 
 
-class FirstThird(nn.Module):
-    """A view of the first third of the columns, which holds the storage of all."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x[:, : x.shape[1] // 3]
-
-
 def pictures(channels: int, classes: int) -> nn.Module:
-    """A network with running statistics, an in-place ReLU, indices of a maximum, a frozen first layer, and a last
-    one that saves a view, of whose storage nobody saves more."""
+    """A network with running statistics, an in-place ReLU, indices of a maximum, a frozen first layer, and a product
+    of two halves, of whose storage nobody saves more."""
     model = nn.Sequential(
         nn.Conv2d(3, channels, 3),
         nn.BatchNorm2d(channels),
         nn.ReLU(inplace=True),
         nn.MaxPool2d(2),
         nn.Flatten(),
-        FirstThird(),
-        nn.Linear(channels * 49 // 3, classes),
+        Halves(),
+        nn.Linear(channels * 49 // 2, classes),
     )
     for parameter in model[0].parameters():
         parameter.requires_grad_(False)
@@ -169,16 +165,18 @@ def _mistakes(
     out: torch.Tensor,
 ) -> dict[str, Known]:
     parameters, buffers = list(model.parameters()), list(model.buffers())
+    tensors = [*parameters, *buffers]
     every = [p for module in model.modules() for p in module.parameters(recurse=False)]
     state = model.state_dict(keep_vars=True)
     named = [state[name] for name, _ in model.named_buffers() if name in state]
     frozen = [p for p in parameters if not p.requires_grad]
     trained = [p for p in parameters if p.requires_grad]
     twice = sum(p.nbytes for p in every) - right["weights"]
+    each_time = sum(b.nbytes for module in model.modules() for b in module.buffers(recurse=False))
     halves = (
         "autocast rounds copies of the weights for the forward pass; weights, gradients and states stay as they are"
     )
-    own, given = storages([*parameters, *buffers]), storages([case.inputs])
+    own, given = storages(tensors), storages([case.inputs])
     alone = {key: n for key, n in storages(saved).items() if key not in own and key not in given}
     several = sum(t.nbytes for t in saved if not storages([t]).keys() & (own.keys() | given.keys()))
     as_views = sum(
@@ -188,6 +186,9 @@ def _mistakes(
             if not storages([t]).keys() & (own.keys() | given.keys())
         }.values()
     )
+    saved_as = {t.data_ptr(): t.untyped_storage().nbytes() for t in saved}
+    by_address = sum(n for key, n in saved_as.items() if key not in {t.data_ptr() for t in (*tensors, case.inputs)})
+    in_state = {t.untyped_storage()._cdata for t in state.values()}
     floats = sum(
         n for key, n in alone.items() if any(t.is_floating_point() for t in saved if t.untyped_storage()._cdata == key)
     )
@@ -230,12 +231,16 @@ def _mistakes(
          else halves, SEVEN_BILLION),
         (2 * sum(p.nbytes for p in trained), "every optimizer is taken for Adam",
          "SGD keeps nothing, and one value for each weight with momentum", FOUR_BUCKETS),
+        (per * sum(4 * p.numel() for p in trained), "the state of every parameter is taken for float32",
+         "a moment has the dtype of its parameter, as its gradient has", SEVEN_BILLION),
         (0, "no optimizer state is predicted",
          "before the first step there is none: Adam makes two tensors for each parameter, momentum one", FOUR_BUCKETS),
         (right["optimizer_state"] + right["gradients"], "the gradients are counted as optimizer state",
          "they have a bucket of their own: Adam's state are two tensors for each parameter", FOUR_BUCKETS),
     ]  # fmt: skip
     buffer_mistakes: Known = [
+        (each_time, "a buffer that two modules have is counted twice",
+         "it is in memory once, however many modules use it: model.buffers() names it once", FOUR_BUCKETS),
         (0, "the buffers are forgotten",
          "running statistics and tables are tensors in memory too: model.buffers()", FOUR_BUCKETS),
         (sum(t.nbytes for t in named), "buffers that are not saved are forgotten",
@@ -252,6 +257,13 @@ def _mistakes(
         (as_views, "a view is counted with its own bytes, not with its storage's",
          "a slice that is saved keeps all of its tensor alive: count tensor.untyped_storage().nbytes(), not "
          "tensor.nbytes", KEEPS),
+        (by_address, "two views of one storage are counted as two storages",
+         "tensor.data_ptr() is where the view begins, and the halves of a tensor begin at different places: "
+         "tensor.untyped_storage().data_ptr() is the same for both", KEEPS),
+        (sum(alone.values()) + sum(n for k, n in storages(saved).items() if k in own and k not in in_state),
+         "a buffer that is not saved in the state_dict is counted as an activation",
+         "state_dict() leaves out what is registered with persistent=False, and it was there before all the same: "
+         "take the storages that do not count from model.parameters() and model.buffers()", KEEPS),
         (several, "shared storage is counted more than once", sharing, KEEPS),
         (sum(t.nbytes for t in saved), "all that is saved is added up: weights, inputs and shared storage too",
          sharing + ", and leave out those of parameters, buffers and inputs", KEEPS),
@@ -297,19 +309,29 @@ def memory_buckets(student: Any, trial: Trial) -> None:
     for kind, optimizer, amp in (
         ("text", "adamw", False),
         ("pictures", "momentum", False),
-        ("half", "sgd", False),
+        ("half", "adamw", False),
         ("text", "adamw", True),
     ):
-        _judge(student, trial, kind, "cpu", optimizer, amp)
+        _judge(student, trial, kind, "cpu", optimizer, amp, no_gpu())
     with gpus(1):
         _judge(student, trial, "text", "cuda", "adamw", False)
+        _judge(student, trial, "pictures", "cpu", "sgd", True)
+        _judge(student, trial, "text", "cuda", "sgd", True)
 
 
 # What `_judge_unchanged` compares itself, in its own words.
 JUDGED: frozenset[Kind] = frozenset(("parameters", "buffers", "grad", "mode"))
 
 
-def _judge(student: Any, trial: Trial, kind: str, device: str, optimizer: str, amp: bool) -> None:
+def _judge(
+    student: Any,
+    trial: Trial,
+    kind: str,
+    device: str,
+    optimizer: str,
+    amp: bool,
+    inside: AbstractContextManager[Any] | None = None,
+) -> None:
     made: list[Case] = trial.call(lambda: [draw(kind, device, optimizer, amp)])
     case = made[0]
     truth: Truth = trial.call(lambda: measure(case))
@@ -320,6 +342,7 @@ def _judge(student: Any, trial: Trial, kind: str, device: str, optimizer: str, a
     got = trial.call(
         lambda: student(case.model, case.inputs, optimizer, amp),
         besides={"model": case.model, "inputs": case.inputs},
+        inside=inside,
         may_change={"model": JUDGED},
         explain=_explain,
     )
@@ -332,17 +355,27 @@ def _judge(student: Any, trial: Trial, kind: str, device: str, optimizer: str, a
         read=FOUR_BUCKETS,
     )
     for name in BUCKETS:
-        _judge_bucket(trial, name, got[name], truth, case)
+        _judge_bucket(trial, name, got[name], truth, case, beside_a_gpu=inside is None)
     _judge_gradients(trial, gradients)
     _judge_unchanged(trial, case, before, modes, weights)
 
 
-def _judge_bucket(trial: Trial, name: str, got: Any, truth: Truth, case: Case) -> None:
+def _judge_bucket(trial: Trial, name: str, got: Any, truth: Truth, case: Case, *, beside_a_gpu: bool) -> None:
     want = truth.bytes[name]
     number = is_number(got)
-    if number and got == want:
+    if is_whole(got) and got == want:
         return
-    rows = {"expected": f"{want:,} bytes of {name}: {case.words}", "got": f"{got:,}" if number else show(got)}
+    rows = {"expected": f"{want:,} bytes of {name}: {case.words}", "got": show(got)}
+    if number:
+        got = as_float(got)
+        rows["got"] = f"{got:,}" if got % 1 else f"{got:,.0f}"
+        trial.expect(
+            got != want,
+            f"{name} is not an int",
+            likely="bytes are whole numbers: p.nbytes is an int, and so is a sum of such; int(…) makes one of a float",
+            read=FOUR_BUCKETS,
+            **rows,
+        )
     trial.expect(number, f"{name} is not a number of bytes", likely="an int for each bucket", read=FOUR_BUCKETS, **rows)
     for value, summary, likely, section in truth.mistakes[name]:
         if got == value != want:
@@ -351,8 +384,13 @@ def _judge_bucket(trial: Trial, name: str, got: Any, truth: Truth, case: Case) -
         plain = measure(Case(case.name, case.model, case.inputs, case.optimizer, False)).bytes[name]
         trial.expect(
             got != plain,
-            "the activations are those of float32, though the pass runs under autocast",
-            likely="run the pass that you count under torch.autocast(device_type, dtype=torch.bfloat16)",
+            "the activations are those of float32: autocast is on for another type of device, or for none"
+            if beside_a_gpu
+            else "the activations are those of float32, though the pass runs under autocast",
+            likely="it works on tensors of its own type of device only, and there may be a GPU beside a model on the "
+            "CPU: torch.autocast(inputs.device.type, dtype=torch.bfloat16)"
+            if beside_a_gpu
+            else "run the pass that you count under torch.autocast(device_type, dtype=torch.bfloat16)",
             read=KEEPS,
             **rows,
         )

@@ -139,6 +139,11 @@ THREADS = Mistake(
     "not one for each",
 )
 
+RESET_INSIDE = Mistake(
+    "inside the block the peak is what the counter says, which another tracker has reset",
+    "up to a moment in the block the peak is the larger of what the tracker has noted and what the counter says then",
+)
+
 # --- several GPUs --------------------------------------------------------------------------------------
 
 ONE_OF_ALL = Mistake(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from ..wording import is_number, show
-from . import mistakes
-from .common import TRACKER, near
-from .ground import Ground, sizes
-from .scenes import Make, Scenes, read, say, values
+from . import mistakes, traces
+from .common import TRACKER
+from .ground import Ground, Stretch, sizes
+from .scenes import NAMES, Make, Scenes, read, say, values
 
 
 def one_block(scenes: Scenes) -> None:
@@ -152,32 +152,43 @@ def again(scenes: Scenes) -> None:
 
 
 def read_early(scenes: Scenes) -> None:
-    """Before the first block, in the first one, and in the second: the values up to then, or RuntimeError."""
-    first, second, kept = *sizes(1, 60, 70), *sizes(1, 30, 50), *sizes(1, 3, 12)
+    """Before the first block, in the first one, and in the second, where another tracker has reset the counter since
+    the peak: the values up to then, or RuntimeError."""
+    first, second, (kept, more) = *sizes(1, 60, 70), *sizes(1, 30, 50), sizes(2, 3, 12)
 
     def scene(make: Make, ground: Ground) -> Any:
         held = [ground.take(kept)]
         tracker = make()
-        seen: list[Any] = [(_one_by_one(tracker), {})]
-        for spike in (first, second):
+        seen: list[Any] = [(_one_by_one(tracker), None, None)]
+        for spike, size, others in ((first, kept, 0), (second, more, 1)):
             start = ground.note()
             with tracker:
                 ground.spike(spike)
-                held.append(ground.take(kept))
-                seen.append((_one_by_one(tracker), values(ground.between(start, ground.note()))))
+                held.append(ground.take(size))
+                for _ in range(others):
+                    with make():
+                        pass
+                now = ground.note()
+                counter = ground.between(now, now) if others else None
+                seen.append((_one_by_one(tracker), ground.between(start, now), counter))
                 ground.spike(2.0)
         return seen
 
     moments = ("before the first block", "inside the block", "inside the second block")
-    for when, (seen, want) in zip(moments, scenes.play(scene), strict=True):
+    for when, (seen, want, counter) in zip(moments, scenes.play(scene), strict=True):
         for name, value in seen.items():
-            _judge_early(scenes, name, when, value, want.get(name))
+            _judge_early(scenes, name, when, value, want and _all(want)[name], counter and _all(counter)[name])
+
+
+def _all(stretch: Stretch) -> dict[str, Any]:
+    """What a tracker of this stretch of GPU 0 has to say."""
+    return values(stretch) | {"peak_by_gpu": {0: stretch.peak}, "delta_by_gpu": {0: stretch.delta}}
 
 
 def _one_by_one(tracker: Any) -> dict[str, Any]:
     """Each value, or the error that came for it."""
     seen: dict[str, Any] = {}
-    for name in ("peak_memory_mb", "memory_delta_mb"):
+    for name in NAMES[1:]:
         try:
             seen[name] = getattr(tracker, name)
         except Exception as error:
@@ -185,14 +196,14 @@ def _one_by_one(tracker: Any) -> dict[str, Any]:
     return seen
 
 
-def _judge_early(scenes: Scenes, name: str, when: str, value: Any, right: float | None) -> None:
-    if isinstance(value, RuntimeError) and str(value):
+def _judge_early(scenes: Scenes, name: str, when: str, value: Any, right: Any, counter: Any) -> None:
+    """`right` is the value up to now, None before the first block; `counter` is what PyTorch's counter gives, where
+    that is another one."""
+    if isinstance(value, RuntimeError):
         return
-    if right is not None and is_number(value) and near(value, right):
+    if right is not None and traces.agree(value, right):
         return
-    wanted = (
-        "RuntimeError with a message" if right is None else f"{right:.5g} MiB, the value up to now, or RuntimeError"
-    )
+    wanted = "RuntimeError" if right is None else f"{traces.text(right)}, the value up to now, or RuntimeError"
     got = f"{type(value).__name__}: {value}" if isinstance(value, Exception) else show(value)
     rows = {"expected": f"{name} {when}: {wanted}", "got": got}
     if isinstance(value, Exception):
@@ -203,7 +214,11 @@ def _judge_early(scenes: Scenes, name: str, when: str, value: Any, right: float 
             read=TRACKER,
             **rows,
         )
-    if "second" in when and is_number(value) and value:
+    if counter is not None and "peak" in name and traces.agree(value, counter):
+        scenes.trial.fail(
+            mistakes.RESET_INSIDE.summary, likely=mistakes.RESET_INSIDE.likely, read=mistakes.RESET_INSIDE.read, **rows
+        )
+    if "second" in when and value and (is_number(value) or isinstance(value, dict)):
         scenes.trial.fail(
             "inside the second block the values of the first are still there",
             likely="old values look like new ones: clear them in __enter__, or give the value up to now",
@@ -211,9 +226,11 @@ def _judge_early(scenes: Scenes, name: str, when: str, value: Any, right: float 
             **rows,
         )
     scenes.trial.fail(
-        f"reading {when} gives {'None' if value is None else 'a number that was not measured'}",
-        likely="0 or None from __init__ looks like a result: raise RuntimeError until there is a value, or give the "
-        "value up to now",
+        f"reading {when} gives {'None' if value is None else 'a number that was not measured'}"
+        if not isinstance(value, dict)
+        else f"reading {when} gives a dict that was not measured",
+        likely="0, None or an empty dict from __init__ looks like a result: raise RuntimeError until there is a value, "
+        "or give the value up to now",
         read=TRACKER,
         **rows,
     )

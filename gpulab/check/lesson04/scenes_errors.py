@@ -21,19 +21,23 @@ class Mishap(Exception):
     """What goes wrong in a block."""
 
 
+class Stop(BaseException):
+    """What ends a block as KeyboardInterrupt does: no Exception."""
+
+
 def exception(scenes: Scenes) -> None:
     """An exception leaves the inner block; the outer one goes on, and the inner tracker is used again."""
-    for later in (*sizes(1, 60, 80), 1.0):
-        _exception(scenes, later)
+    _exception(scenes, sizes(1, 60, 80)[0], Mishap("out of patience"))
+    _exception(scenes, 1.0, Stop("Ctrl-C"))
 
 
-def _exception(scenes: Scenes, later_spike: float) -> None:
+def _exception(scenes: Scenes, later_spike: float, mishap: BaseException) -> None:
     """The highest moment of the outer block is after the exception, or in the block that it ends."""
     spike, low = *sizes(1, 30, 50), *sizes(1, 14, 25)
     kept, more = sizes(2, 3, 12)
 
     def scene(make: Make, ground: Ground) -> Any:
-        outer, inner, held, mishap = make(), make(), [], Mishap("out of patience")
+        outer, inner, held = make(), make(), []
         out: BaseException | None = None
         a = ground.note()
         with outer:
@@ -62,9 +66,9 @@ def _exception(scenes: Scenes, later_spike: float) -> None:
             refused = error
         again = read(inner), ground.between(e, f)
         lost = max(ground.between(a, b).peak, ground.between(c, d).peak)
-        return mishap, out, first, later, ground.between(b, c), (*seen, lost), refused, again
+        return out, first, later, ground.between(b, c), (*seen, lost), refused, again
 
-    mishap, out, first, later, want, (outer, whole, lost), refused, (again, fresh) = scenes.play(scene)
+    out, first, later, want, (outer, whole, lost), refused, (again, fresh) = scenes.play(scene)
     trial = scenes.trial
     trial.expect(
         out is not None,
@@ -83,7 +87,8 @@ def _exception(scenes: Scenes, later_spike: float) -> None:
         likely="__exit__ raises: it is called as __exit__(kind, error, trace), with an error or three times None",
         read=TRACKER,
     )
-    where = "a block that ends with an exception"
+    ends = "an exception" if isinstance(mishap, Exception) else "an exception such as KeyboardInterrupt"
+    where = f"a block that ends with {ends}"
     peak = first["peak_memory_mb"]
     trial.expect(
         first.error is None and is_number(peak),
@@ -97,7 +102,10 @@ def _exception(scenes: Scenes, later_spike: float) -> None:
         first,
         want,
         where,
-        likely="__exit__ does less when there is an exception: it has to read the counters and to close in any case",
+        likely="__exit__ does less when there is an exception: it has to read the counters and to close in any case"
+        if isinstance(mishap, Exception)
+        else "KeyboardInterrupt and SystemExit are no Exception, and end a block too: __exit__ has to read the "
+        "counters and to close whatever comes",
     )
     trial.expect(
         later.same_as(first),
@@ -152,18 +160,32 @@ def out_of_memory(scenes: Scenes) -> None:
 
 
 def kernel_error(scenes: Scenes) -> None:
-    """A kernel's error comes out of the wait at exit; the tracker is used again where the GPU is well."""
+    """A kernel's error comes out of the wait at exit, or of one at entry, before the block; the trackers are used
+    again where the GPU is well."""
     trial = scenes.trial
+    spike, kept = *sizes(1, 4, 6), *sizes(1, 1, 3)
 
     def failing() -> Any:
         table, wrong = torch.zeros(4, 2, device="cuda"), torch.tensor([9], device="cuda")
-        tracker, out = scenes.student(), None
-        try:
-            with contextlib.redirect_stderr(io.StringIO()), tracker:
-                functional.embedding(wrong, table)
-        except RuntimeError as error:
-            out = error.with_traceback(None)
-        return tracker, out
+        tracker, late, ground, held = scenes.student(), scenes.student(), Ground(), []
+        out: list[RuntimeError | None] = [None, None]
+        start = end = ground.note()
+        with contextlib.redirect_stderr(io.StringIO()):
+            try:
+                with tracker:
+                    held.append(ground.take(kept))
+                    ground.spike(spike)
+                    end = ground.note()
+                    functional.embedding(wrong, table)
+            except RuntimeError as error:
+                out[0] = error.with_traceback(None)
+            got = read(tracker)
+            try:
+                with late:
+                    pass
+            except RuntimeError as error:
+                out[1] = error.with_traceback(None)
+        return tracker, late, out, got, ground.between(start, end)
 
     def again(tracker: Any) -> Any:
         ground, refused = Ground(), None
@@ -177,9 +199,9 @@ def kernel_error(scenes: Scenes) -> None:
         return refused, read(tracker), ground.between(start, end)
 
     with virtual_gpu(count=2):  # with values: the index is looked at
-        tracker, out = trial.call(failing, who="your tracker", explain=explain)
+        tracker, late, out, failed, whole = trial.call(failing, who="your tracker", explain=explain)
     trial.expect(
-        out is not None,
+        out[0] is not None,
         "a kernel's error does not come out of its block",
         expected="the error of an index out of range, raised at the latest by the wait at exit",
         got="no error",
@@ -198,3 +220,32 @@ def kernel_error(scenes: Scenes) -> None:
         read=TRACKER,
     )
     scenes.judge(got, want, "the next block of a tracker whose last one ended with a kernel's error")
+    trial.expect(
+        failed.error is None,
+        "after a kernel's error a block has no values",
+        expected=f"peak {whole.peak:.4g} MiB and change {whole.delta:+.4g} MiB: the block has ended",
+        got=f"{type(failed.error).__name__}: {failed.error}",
+        likely=_IN_FINALLY,
+        read=TRACKER,
+    )
+    scenes.judge(failed, whole, "a block that ended with a kernel's error", likely=_IN_FINALLY)
+    with gpus(2):
+        refused, got, want = trial.call(lambda: again(late), who="your tracker", explain=explain)
+    trial.expect(
+        out[1] is None or refused is None,
+        "a tracker whose wait at entry raises is open for ever",
+        expected="a block that has not begun: the tracker can be used again",
+        got=f"RuntimeError: {refused}",
+        likely="the tracker marks itself as open before it waits, and what synchronize() raises comes out of "
+        "__enter__: no __exit__ follows. Wait first, then mark it as open",
+        read=TRACKER,
+    )
+    scenes.judge(
+        got, want, "the first block of a tracker whose entry had failed before", likely="wait before you begin"
+    )
+
+
+_IN_FINALLY = (
+    "synchronize() in __exit__ raises the kernel's error, and what stands after it never runs. The counters are kept "
+    "on the host and can be read all the same: before the wait, or in a finally"
+)

@@ -113,7 +113,7 @@ def without_a_gpu(scenes: Scenes) -> None:
 
     def scene() -> Any:
         seen = []
-        for device in (None, "all"):
+        for device in (None, "all", 1):
             tracker = scenes.student() if device is None else scenes.student(device=device)
             with tracker, scenes.student():
                 torch.ones(8)
@@ -142,12 +142,22 @@ def without_a_gpu(scenes: Scenes) -> None:
             read=TRACKER,
             **rows,
         )
-        numbers = [got[name] for name in NAMES[1:4]]
+        numbers, dicts = ([got[name] for name in names] for names in (NAMES[1:4], NAMES[4:]))
+        said = f"{', '.join(map(show, numbers))}; by GPU {' and '.join(map(show, dicts))}"
         trial.expect(
-            all(value is None or (is_number(value) and value == 0) for value in numbers) and not got["peak_by_gpu"],
+            all(value is None or (is_number(value) and value == 0) for value in numbers) and not any(dicts),
             "without a GPU there are values",
-            got=f"{', '.join(show(value) for value in numbers)}; by GPU {show(got['peak_by_gpu'])}",
-            likely="nothing was measured: 0.0 each, and no GPU in peak_by_gpu",
+            got=said,
+            likely="nothing was measured: 0.0 each, and no GPU in peak_by_gpu and delta_by_gpu",
+            read=TRACKER,
+            **rows,
+        )
+        trial.expect(
+            None not in numbers and all(isinstance(value, dict) for value in dicts),
+            "without a GPU a value is None",
+            got=said,
+            likely="whoever adds up or prints the values does so on a laptop, too: 0.0 and {}, with available False "
+            "beside them",
             read=TRACKER,
             **rows,
         )
@@ -174,33 +184,54 @@ def _explain(error: str) -> str:
 
 
 def synchronises(scenes: Scenes) -> None:
-    """Work that is under way on the GPU at entry and at exit."""
+    """Work that is under way at entry and at exit, in the default stream of the watched GPU and in another."""
 
-    def scene(make: Make, ground: Ground, device: int) -> Any:
-        a = torch.empty(4096, 4096, device=f"cuda:{device}")
-        stream = torch.cuda.default_stream(device)
+    def scene(make: Make, ground: Ground, device: Device, busy: int, current: int) -> Any:
+        a = torch.empty(4096, 4096, device=f"cuda:{busy}")
+        streams = [torch.cuda.default_stream(busy), torch.cuda.Stream(busy)]
         tracker = make(device=device)
-        for _ in range(4):
-            a @ a
-        with tracker:
-            entered = stream.query()
-            for _ in range(4):
-                a @ a
-        return entered, stream.query()
+
+        def work() -> None:
+            for stream in streams:
+                with torch.cuda.stream(stream):
+                    for _ in range(4):
+                        a @ a
+
+        with torch.cuda.device(current):
+            work()
+            with tracker:
+                entered = [stream.query() for stream in streams]
+                work()
+                torch.cuda.set_device(0)
+            return entered, [stream.query() for stream in streams]
 
     blame = {
         "entry": "one from before the block is then not blamed on it",
         "exit": "one of this block then comes out of this block",
     }
-    for device in GPUS:
-        for (what, whose), done in zip(blame.items(), scenes.play(scene, device), strict=True):
+    cases: tuple[tuple[Device, int, int, str, str], ...] = (
+        (0, 0, 0, "", ""),
+        (1, 1, 0, ", when it is not the current one", ". Without a number it waits for the current GPU only"),
+        ("all", 1, 0, ', when device is "all"', ". Without a number it waits for the current GPU only: wait for each"),
+        (None, 1, 1, ", when another one is current by then", ". Wait for the one that was current at entry"),
+    )
+    for device, busy, current, when, more in cases:
+        for (what, whose), done in zip(blame.items(), scenes.play(scene, device, busy, current), strict=True):
             scenes.trial.expect(
-                done,
-                f"the tracker does not wait for the GPU at {what}" + ", when it is not the current one" * device,
-                expected=f"an idle GPU {device} after {what}",
-                got=f"GPU {device} still at work",
+                done[0],
+                f"the tracker does not wait for the GPU at {what}{when}",
+                expected=f"an idle GPU {busy} after {what}",
+                got=f"GPU {busy} still at work",
                 likely="torch.cuda.synchronize(gpu). The counts do not need it, for the allocator keeps its books on "
-                f"the host; but an error in a kernel shows up at the next wait: {whose}"
-                + (". Without a number it waits for the current GPU only" if device else ""),
+                f"the host; but an error in a kernel shows up at the next wait: {whose}{more}",
+                read=TRACKER,
+            )
+            scenes.trial.expect(
+                done[1],
+                f"the tracker waits for one stream of the GPU at {what}, not for all",
+                expected=f"an idle GPU {busy} after {what}",
+                got=f"a stream of GPU {busy} still at work, and not the default one",
+                likely="stream.synchronize() waits for what this stream has been given, torch.cuda.synchronize(gpu) "
+                "for the whole GPU",
                 read=TRACKER,
             )

@@ -157,6 +157,17 @@ def buffers_of_four_bytes(model, inputs, optimizer="adamw", amp=False):
     return right(model, inputs, optimizer, amp, buffers=4 * sum(b.numel() for b in model.buffers()))
 
 
+@BANK.wrong("a buffer that two modules have is counted twice", "model.buffers() names it once")
+def counts_shared_buffers_twice(model, inputs, optimizer="adamw", amp=False):
+    every = sum(b.nbytes for module in model.modules() for b in module.buffers(recurse=False))
+    return right(model, inputs, optimizer, amp, buffers=every)
+
+
+@BANK.wrong("weights is not an int", "int(…) makes one of a float")
+def counts_in_floats(model, inputs, optimizer="adamw", amp=False):
+    return right(model, inputs, optimizer, amp, weights=sum(8 * p.nbytes / 8 for p in model.parameters()))
+
+
 @BANK.wrong("weights is in MiB, not in bytes", "asks for bytes")
 def in_mib(model, inputs, optimizer="adamw", amp=False):
     return {name: n / 2**20 for name, n in right(model, inputs, optimizer, amp).items()}
@@ -198,6 +209,12 @@ def two_gradients_for_tied_weights(model, inputs, optimizer="adamw", amp=False):
 def halves_the_state(model, inputs, optimizer="adamw", amp=False):
     buckets = right(model, inputs, optimizer, amp)
     return buckets | ({"optimizer_state": buckets["optimizer_state"] // 2} if amp else {})
+
+
+@BANK.wrong("the state of every parameter is taken for float32", "the dtype of its parameter")
+def states_of_four_bytes(model, inputs, optimizer="adamw", amp=False):
+    elements = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    return right(model, inputs, optimizer, amp, optimizer_state=4 * STATES[optimizer] * elements)
 
 
 @BANK.wrong("one Adam moment is counted, not two", "one of its square")
@@ -296,6 +313,41 @@ def under_no_grad(model, inputs, optimizer="adamw", amp=False):
 @BANK.wrong("the activations are those of float32, though the pass runs under autocast", "torch.autocast(device_type")
 def ignores_autocast(model, inputs, optimizer="adamw", amp=False):
     return right(model, inputs, optimizer, False)
+
+
+OF_ANOTHER_DEVICE = "the activations are those of float32: autocast is on for another type of device, or for none"
+
+
+@BANK.wrong(OF_ANOTHER_DEVICE, "torch.autocast(inputs.device.type")
+def autocast_of_the_machines_gpu(model, inputs, optimizer="adamw", amp=False):
+    there = "cuda" if torch.cuda.is_available() else "cpu"
+    kept = activations(model, inputs, amp and inputs.device.type == there)
+    return right(model, inputs, optimizer, amp, activations=kept)
+
+
+@BANK.wrong(OF_ANOTHER_DEVICE, "torch.autocast(inputs.device.type", same_as="autocast_of_the_machines_gpu")
+def autocast_of_the_cpu(model, inputs, optimizer="adamw", amp=False):
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=amp):
+        kept = activations(model, inputs, amp and not inputs.is_cuda)
+    return right(model, inputs, optimizer, amp, activations=kept)
+
+
+@BANK.wrong("two views of one storage are counted as two storages", "the halves of a tensor")
+def takes_the_tensors_address(model, inputs, optimizer="adamw", amp=False):
+    twin = copy.deepcopy(model)
+    saved, _ = saved_by(twin, inputs, amp)
+    leave = {t.data_ptr() for t in [*twin.parameters(), *twin.buffers(), inputs]}
+    kept = {t.data_ptr(): t.untyped_storage().nbytes() for t in saved if t.data_ptr() not in leave}
+    return right(model, inputs, optimizer, amp, activations=sum(kept.values()))
+
+
+@BANK.wrong("a buffer that is not saved in the state_dict is counted as an activation", "it was there before")
+def leaves_out_what_the_state_dict_has(model, inputs, optimizer="adamw", amp=False):
+    twin = copy.deepcopy(model)
+    saved, _ = saved_by(twin, inputs, amp)
+    leave = {ptr(t) for t in [*twin.state_dict().values(), inputs]}
+    kept = {ptr(t): t.untyped_storage().nbytes() for t in saved if ptr(t) not in leave}
+    return right(model, inputs, optimizer, amp, activations=sum(kept.values()))
 
 
 @BANK.wrong("autocast is taken to halve all activations", "norms and losses stay in float32")

@@ -26,23 +26,34 @@ def known_storages(model, inputs):
 
 
 def estimate(
-    model, inputs, grad, *, known=known_storages, keep=torch.Tensor.detach, output=True, once=True, views=False
+    model,
+    inputs,
+    grad,
+    *,
+    known=known_storages,
+    keep=torch.Tensor.detach,
+    key=lambda tensor: tensor.untyped_storage().data_ptr(),
+    mode=torch.set_grad_enabled,
+    output=True,
+    once=True,
+    views=False,
 ):
     """The estimate on the CPU; each option that is not the default is a mistake."""
     saved = []
 
     def pack(tensor):
         nbytes = tensor.nbytes if views else tensor.untyped_storage().nbytes()
-        saved.append((tensor.untyped_storage().data_ptr(), nbytes))
+        saved.append((key(tensor), nbytes))
         return keep(tensor)
 
-    with torch.set_grad_enabled(grad), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+    with mode(grad), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         result = model(inputs)
-    if output:
+    if output is True:
         saved.append((result.untyped_storage().data_ptr(), result.untyped_storage().nbytes()))
     leave = known(model, inputs)
     mine = [(address, nbytes) for address, nbytes in saved if address not in leave]
-    return sum(nbytes for _, nbytes in (dict(mine).items() if once else mine))
+    kept = sum(nbytes for _, nbytes in (dict(mine).items() if once else mine))
+    return kept if isinstance(output, bool) else kept + output(result)
 
 
 def measured(model, inputs, grad, device=None):
@@ -76,6 +87,18 @@ def on_cpu(**mistake):
         if inputs.device.type == "cpu":
             return report("estimate", estimate(model, inputs, grad, **mistake), None)
         return report("allocator", *measured(model, inputs, grad, inputs.device))
+
+    return profile
+
+
+def prints(line):
+    """An answer that is right but for the line that it prints."""
+
+    def profile(model, inputs, grad=True):
+        with contextlib.redirect_stdout(io.StringIO()):
+            found = right(model, inputs, grad)
+        print(line.format(**found))
+        return found
 
     return profile
 
@@ -362,12 +385,55 @@ def holds_the_output(model, inputs, grad=True):
     return result
 
 
+@BANK.wrong(
+    "memory is still held when the function has returned", "a list, a global or the result", same_as="holds_the_output"
+)
+def holds_a_small_output(model, inputs, grad=True):
+    result = right(model, inputs, grad)
+    if inputs.is_cuda:
+        KEPT[:] = [model(inputs).detach()]
+        torch.cuda.synchronize(inputs.device)
+    return result
+
+
+@BANK.wrong(
+    "memory is still held when the function has returned", "a list, a global or the result", same_as="holds_the_output"
+)
+def holds_on_the_cpu_what_was_saved(model, inputs, grad=True):
+    def keep(tensor):
+        KEPT.append(tensor.detach())
+        return tensor.detach()
+
+    KEPT.clear()
+    return on_cpu(keep=keep)(model, inputs, grad)
+
+
 @BANK.wrong("what the pass keeps is not printed", "two decimals")
 def prints_nothing(model, inputs, grad=True):
     if inputs.is_cuda:
         kept, peak = measured(model, inputs, grad, inputs.device)
         return {"source": "allocator", "kept_mib": kept / MIB, "peak_mib": peak / MIB}
     return right(model, inputs, grad)
+
+
+@BANK.wrong("what the pass keeps is not printed", "two decimals", same_as="prints_nothing")
+def prints_one_decimal(model, inputs, grad=True):
+    return prints("kept {kept_mib:.1f} MiB, {source}")(model, inputs, grad)
+
+
+@BANK.wrong("what the pass keeps is not printed", "two decimals", same_as="prints_nothing")
+def prints_four_decimals(model, inputs, grad=True):
+    return prints("kept {kept_mib:.4f} MiB, {source}")(model, inputs, grad)
+
+
+@BANK.wrong("what the pass keeps is not printed", "in one line", same_as="prints_nothing")
+def prints_the_unit_in_another_line(model, inputs, grad=True):
+    return prints("in MiB, {source}:\n{kept_mib:.2f}")(model, inputs, grad)
+
+
+@BANK.wrong("the line that is printed does not say where its number comes from", "on a GPU as well as on the CPU")
+def prints_the_source_of_an_estimate_only(model, inputs, grad=True):
+    return prints("kept {kept_mib:.2f} MiB" if inputs.is_cuda else "estimate: {kept_mib:.2f} MiB")(model, inputs, grad)
 
 
 @BANK.wrong("what comes back is not the dict that is asked for", "ends without a return")
@@ -484,6 +550,56 @@ def invents_a_peak(model, inputs, grad=True):
     return report("estimate", kept, kept)
 
 
+@BANK.wrong("the output is counted twice: autograd has saved it, too", "a last layer such as tanh")
+def counts_the_output_beside(model, inputs, grad=True):
+    return on_cpu(output=lambda result: result.untyped_storage().nbytes())(model, inputs, grad)
+
+
+@BANK.wrong("the output is counted with its own bytes, not with its storage's", "output.untyped_storage().nbytes()")
+def counts_the_outputs_own_bytes(model, inputs, grad=True):
+    return on_cpu(output=lambda result: result.nbytes)(model, inputs, grad)
+
+
+@BANK.wrong("the output is counted though it is the inputs", "a model can return what it got")
+def counts_an_output_that_was_there(model, inputs, grad=True):
+    saved = set()
+
+    def keep(tensor):
+        saved.add(tensor.untyped_storage().data_ptr())
+        return tensor.detach()
+
+    def of(result):
+        storage = result.untyped_storage()
+        return 0 if storage.data_ptr() in saved else storage.nbytes()
+
+    return on_cpu(keep=keep, output=of)(model, inputs, grad)
+
+
+@BANK.wrong("two views of one storage are counted as two storages", "the halves of a tensor")
+def takes_the_tensors_address(model, inputs, grad=True):
+    return on_cpu(key=torch.Tensor.data_ptr)(model, inputs, grad)
+
+
+@BANK.wrong("what autograd saves is gone before the pass has ended, and its addresses come back", "tensor.detach()")
+def keeps_nothing_of_what_is_saved(model, inputs, grad=True):
+    return on_cpu(keep=lambda tensor: None)(model, inputs, grad)
+
+
+@BANK.wrong("the pass ran under no_grad, as its caller does, though grad is True", "a nullcontext leaves the mode")
+def leaves_the_callers_mode(model, inputs, grad=True):
+    def mode(grad):
+        return contextlib.nullcontext() if grad else torch.no_grad()
+
+    return on_cpu(mode=mode)(model, inputs, grad)
+
+
+@BANK.wrong("your function raised ValueError", "a model can be on the CPU though there is a GPU")
+def decides_by_is_available(model, inputs, grad=True):
+    if torch.cuda.is_available():
+        return report("allocator", *measured(model, inputs, grad, inputs.device))
+    return report("estimate", estimate(model, inputs, grad), None)
+
+
 # --- wrong: what is left behind ------------------------------------------------------------------------
 
 
@@ -502,12 +618,4 @@ def leaves_a_hook(model, inputs, grad):
 def leaves_the_inputs_with_requires_grad(model, inputs, grad):
     found = on_cpu()(model, inputs, grad)
     inputs.requires_grad_(True)
-    return found
-
-
-@BANK.wrong("what the pass keeps is not printed", "two decimals", same_as="prints_nothing")
-def prints_one_decimal(model, inputs, grad=True):
-    with contextlib.redirect_stdout(io.StringIO()):
-        found = right(model, inputs, grad)
-    print(f"kept {found['kept_mib']:.1f} MiB, {found['source']}")
     return found

@@ -161,9 +161,10 @@ class CellsForEachGpu(FromScratch):
         self.available = torch.cuda.is_available()
         here = [torch.cuda.current_device()] if self.available and self.device is None else [self.device]
         gpus = range(torch.cuda.device_count()) if self.device == "all" else here
-        self.start, self.own = {}, {}
         for gpu in gpus if self.available else ():
             torch.cuda.synchronize(gpu)
+        self.start, self.own = {}, {}
+        for gpu in gpus if self.available else ():
             self.fill(gpu)
             torch.cuda.reset_peak_memory_stats(gpu)
             self.start[gpu] = count(gpu, "current")
@@ -206,9 +207,10 @@ class ParentTakesOver(FromScratch):
         if self.available:
             everyone, one = range(torch.cuda.device_count()), torch.cuda.current_device()
             chosen = everyone if self.device == "all" else [one if self.device is None else self.device]
-        self.before, self.top, self.start = {}, {}, {}
         for gpu in chosen:
             torch.cuda.synchronize(gpu)
+        self.before, self.top, self.start = {}, {}, {}
+        for gpu in chosen:
             self.before[gpu] = self.current.get(gpu)
             self.current[gpu] = self
             if self.before[gpu] is not None:
@@ -272,6 +274,33 @@ class EmptiesTheCache(Right):
         gc.collect(0)
         torch.cuda.empty_cache()
         super().wait()
+
+
+@BANK.right
+class RefusesWithoutWords(FromScratch):
+    """Reading too early raises RuntimeError, and the error says nothing more."""
+
+    inner = Right
+
+    def __init__(self, device=None):
+        self.inner = Right(device)
+
+    def __getattr__(self, name):
+        if name in self.NAMES or name == "available":
+            raise RuntimeError
+        raise AttributeError(name)
+
+    def __enter__(self):
+        self.inner.__enter__()
+        self.forget()
+        return self
+
+    def __exit__(self, *error):
+        try:
+            self.inner.__exit__(*error)
+        finally:
+            for name in ("available", *self.NAMES):
+                setattr(self, name, getattr(self.inner, name))
 
 
 # --- wrong: one block ----------------------------------------------------------------------------------
@@ -500,7 +529,9 @@ class AddsUpChanges(Right):
         return self.total
 
 
-@BANK.wrong("reading before the first block gives a number that was not measured", "0 or None from __init__")
+@BANK.wrong(
+    "reading before the first block gives a number that was not measured", "0, None or an empty dict from __init__"
+)
 class ZerosAtFirst(FromScratch):
     inner = Right
 
@@ -519,6 +550,47 @@ class ZerosAtFirst(FromScratch):
             setattr(self, name, getattr(self.inner, name))
 
 
+@BANK.wrong(
+    "reading before the first block gives a number that was not measured",
+    "0, None or an empty dict from __init__",
+    same_as="ZerosAtFirst",
+)
+class ZeroAboveEntryAtFirst(Right):
+    above = 0.0
+
+    def __exit__(self, *error):
+        super().__exit__(*error)
+        self.above = super().peak_above_entry_mb
+
+    peak_above_entry_mb = property(lambda self: self.above)
+
+
+@BANK.wrong("reading before the first block gives a dict that was not measured", "an empty dict from __init__")
+class EmptyDictsAtFirst(Right):
+    peaks: ClassVar = {}
+
+    def __exit__(self, *error):
+        super().__exit__(*error)
+        self.peaks = super().peak_by_gpu
+
+    @property
+    def peak_memory_mb(self):
+        return sum(super().peak_by_gpu.values())
+
+    peak_by_gpu = property(lambda self: self.peaks)
+
+
+@BANK.wrong(
+    "inside the block the peak is what the counter says, which another tracker has reset", "what the tracker has noted"
+)
+class ReadsTheCounterInside(Right):
+    @property
+    def peak_by_gpu(self):
+        if self in self.open:
+            return {gpu: torch.cuda.max_memory_allocated(gpu) / MIB for gpu in self.gpus}
+        return super().peak_by_gpu
+
+
 @BANK.wrong("reading before the first block gives AttributeError", "should be told so")
 class NothingAtFirst(ZerosAtFirst):
     def __init__(self, device=None):
@@ -534,6 +606,31 @@ class OldValuesInside(ZerosAtFirst):
     def __init__(self, device=None):
         super().__init__(device)
         self.forget()
+
+
+@BANK.wrong(
+    "inside the second block the values of the first are still there",
+    "clear them in __enter__",
+    same_as="OldValuesInside",
+)
+class OldChangesInside(Right):
+    changes = None
+
+    def __exit__(self, *error):
+        try:
+            super().__exit__(*error)
+        finally:
+            self.changes = super().delta_by_gpu
+
+    @property
+    def memory_delta_mb(self):
+        return sum(super().delta_by_gpu.values())
+
+    @property
+    def delta_by_gpu(self):
+        if self.changes is None:
+            raise RuntimeError("nothing measured yet")
+        return self.changes
 
 
 # --- wrong: trackers within trackers -------------------------------------------------------------------
@@ -744,6 +841,40 @@ class HoldsBackWhatTheWaitRaises(Right):
         self.leave()
 
 
+@BANK.wrong("peak_memory_mb is not what was measured", "The counters are kept on the host and can be read all the same")
+class NoValuesAfterAKernelsError(Right):
+    def __exit__(self, *error):
+        try:
+            self.wait()
+            self.tell()
+        finally:
+            self.leave()
+
+
+@BANK.wrong("a tracker whose wait at entry raises is open for ever", "Wait first, then mark it as open")
+class OpenBeforeTheWait(Right):
+    def __enter__(self):
+        if self in self.open:
+            raise RuntimeError("this tracker is open already")
+        self.gpus = self.find()
+        self.tell()
+        self.begin()
+        self.join()
+        self.wait()
+        self.tell()
+        self.begin()
+        return self
+
+
+@BANK.wrong("peak_memory_mb is not what was measured", "KeyboardInterrupt and SystemExit are no Exception")
+class OnlyExceptionsEndTheBlock(Right):
+    def __exit__(self, kind, error, trace):
+        if kind is None or issubclass(kind, Exception):
+            return super().__exit__(kind, error, trace)
+        self.leave()
+        return False
+
+
 @BANK.wrong("another exception comes out of the block", "__exit__ raises")
 class RaisesItsOwn(Right):
     def __exit__(self, kind, error, trace):
@@ -941,6 +1072,23 @@ class NeedsAGpu(Right):
         return [torch.cuda.current_device() if self.device is None else self.device]
 
 
+@BANK.wrong("your tracker raised RuntimeError", "Ask torch.cuda.is_available() in __enter__", same_as="NeedsAGpu")
+class NeedsTheGpuOfItsNumber(Right):
+    def find(self):
+        return [self.device] if isinstance(self.device, int) else super().find()
+
+
+@BANK.wrong("without a GPU a value is None", "does so on a laptop, too")
+class NoneWithoutAGpu(Right):
+    @property
+    def peak_memory_mb(self):
+        return sum(self.peak_by_gpu.values()) if self.peak_by_gpu else None
+
+    @property
+    def peak_above_entry_mb(self):
+        return super().peak_above_entry_mb if self.peak_by_gpu else None
+
+
 @BANK.wrong("without a GPU available is not False", "available tells them apart")
 class AlwaysAvailable(Right):
     available = True
@@ -951,6 +1099,13 @@ class MeasuresTheHost(Right):
     @property
     def peak_memory_mb(self):
         return super().peak_memory_mb if self.entry != {} else 123.4
+
+
+@BANK.wrong("without a GPU there are values", "no GPU in peak_by_gpu and delta_by_gpu", same_as="MeasuresTheHost")
+class AChangeOfGpuZero(Right):
+    @property
+    def delta_by_gpu(self):
+        return super().delta_by_gpu or {0: 0.0}
 
 
 @BANK.wrong("a value cannot be read after the block", "only inside it, and before the first")
@@ -979,6 +1134,38 @@ class WaitsForTheCurrentOne(Right):
     def wait(self):
         if self.gpus:
             torch.cuda.synchronize()
+
+
+@BANK.wrong('the tracker does not wait for the GPU at entry, when device is "all"', "wait for each")
+class WaitsForTheCurrentOneOfAll(Right):
+    def wait(self):
+        if self.gpus:
+            torch.cuda.synchronize(None if self.device == "all" else self.gpus[0])
+
+
+@BANK.wrong(
+    "the tracker does not wait for the GPU at exit, when another one is current by then", "that was current at entry"
+)
+class WaitsForTheOneThatIsCurrentAtExit(Right):
+    def wait(self):
+        for gpu in [None] if self.gpus and self.device is None else self.gpus:
+            torch.cuda.synchronize(gpu)
+
+
+@BANK.wrong("the tracker waits for one stream of the GPU at entry, not for all", "for the whole GPU")
+class WaitsForTheCurrentStream(Right):
+    def wait(self):
+        for gpu in self.gpus:
+            torch.cuda.current_stream(gpu).synchronize()
+
+
+@BANK.wrong("the tracker waits for one stream of the GPU at exit, not for all", "for the whole GPU")
+class WaitsForOneStreamAtExit(Right):
+    def __exit__(self, *error):
+        for gpu in self.gpus:
+            torch.cuda.default_stream(gpu).synchronize()
+        self.tell()
+        self.leave()
 
 
 # --- wrong: not a tracker ------------------------------------------------------------------------------
