@@ -27,6 +27,7 @@ UNFINISHED = "the caller's stream uses what another may still be writing"
 IN_STEP = "in step, a stream uses what another may still be using"
 KEPT = "losses that later steps change"
 LOSSES, OTHERS = "losses", "losses from a batch of another shape on"
+ONE = "what a batch of one sample raises, which BatchNorm refuses"
 MADE = {
     name: f"{name} when the step is made" for name in ("parameters", "buffers", "moments and counts", "step counts")
 }
@@ -59,7 +60,11 @@ CLAUSES = [
         LAUNCHES,
     ),
     Clause(
-        "A batch of another shape is trained as well", [OTHERS], "a batch of another shape goes wrong", "", LAUNCHES
+        "A batch of another shape is trained as well",
+        [OTHERS, ONE],
+        "a batch of another shape goes wrong",
+        "",
+        LAUNCHES,
     ),
     Clause(
         "stays what it was in later steps", [KEPT], "a loss changes later", "each replay writes there: clone", LAUNCHES
@@ -69,7 +74,7 @@ CLAUSES = [
 EDGES = {
     "norm": ("BatchNorm", "LayerNorm"),
     "steps_before": (0, 2),
-    "other": ("no batch of another shape", "a smaller one at the end", "a smaller one between"),
+    "other": ("no batch of another shape", "a smaller one at the end", "a larger one between"),
     "depth": (3, 4),
 }
 
@@ -117,11 +122,11 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
             twin_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
         before = State(model, optimizer)
         rest = batches[1:]
-        small = batches[0][0][:3].clone(), batches[0][1][:3].clone()
+        small, large = [(torch.randn(rows, WIDTH), torch.randint(CLASSES, (rows,))) for rows in (3, 11)]
         order = {
             "no batch of another shape": rest,
             "a smaller one at the end": [*rest, small],
-            "a smaller one between": [*rest[:3], small, *rest[3:]],
+            "a larger one between": [*rest[:3], large, *rest[3:]],
         }[scene.other]
         seen = dict[str, Any]()
         callers = torch.cuda.current_stream().cuda_stream
@@ -141,6 +146,8 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
                     losses.append(float(returned[-1]) if is_loss(returned[-1]) else None)
                 seen["after"] = State(model, optimizer)
             seen["seconds"] = took(gpu, lambda: step(*rest[0]))
+            if scene.norm == "BatchNorm":
+                seen["of one"] = raised(lambda: step(small[0][:1], small[1][:1]))
             return step
 
         trained = {"model": ANYTHING, "optimizer": ANYTHING}
@@ -163,7 +170,7 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
         facts.add(MADE["moments and counts"], made.moments, Near(before.moments, 1e-4))
         facts.add(MADE["step counts"], made.counts, before.counts)
         if facts.hold():
-            usual = 3 if scene.other == "a smaller one between" else STEPS  # so many before the smaller one
+            usual = 3 if scene.other == "a larger one between" else STEPS  # so many before the other one
             facts.add(LOSSES, losses[:usual], Near(wanted[:usual], 1e-3))
         if facts.hold() and order is not rest:
             facts.add(OTHERS, losses[usual:], Near(wanted[usual:], 1e-3))
@@ -171,6 +178,8 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
             facts.add(AFTER["parameters"], after.parameters, Near(true.parameters, 1e-2))
             facts.add(AFTER["buffers"], after.buffers, Near(true.buffers, 1e-2))
             facts.add(AFTER["moments and counts"], after.moments, Near(true.moments, 3e-2))
+        if facts.hold() and scene.norm == "BatchNorm":
+            facts.add(ONE, seen["of one"], "ValueError")
         if None not in losses:
             later = [float(one) for one in returned]
             facts.add(KEPT, sum(a != b for a, b in zip(later, losses, strict=True)), 0)
@@ -188,6 +197,14 @@ def took(gpu: Any, function: Callable[[], Any], calls: int = 2) -> float:
         function()
     torch.cuda.synchronize()
     return float(gpu.clock.host - begin)
+
+
+def raised(function: Callable[[], Any]) -> str:
+    try:
+        function()
+    except (ValueError, RuntimeError) as error:
+        return type(error).__name__
+    return "nothing"
 
 
 def is_loss(value: Any) -> bool:

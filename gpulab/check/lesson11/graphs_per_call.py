@@ -17,7 +17,8 @@ from ..scenes import Scene
 from ..wording import is_whole
 from .sections import AGAIN, BREAKS
 
-KIND, LENGTH, ERROR, SETTINGS = "what came back", "numbers in the list", "the exception", "the settings afterwards"
+KIND, ERROR, SETTINGS = "what came back", "the exception", "the settings afterwards"
+LENGTH, CALLED = "numbers in the list", "what the function was called with"
 AS_IN_PYTORCH = {  # 2.11 to 2.15; what decides how often is compiled
     "recompile_limit": 8,
     "accumulated_recompile_limit": 256,
@@ -36,12 +37,19 @@ def a_module() -> tuple[Callable[..., Any], list[Any], list[int]]:
 
 
 def a_break() -> tuple[Callable[..., Any], list[Any], list[int]]:
+    called: list[float] = []
+
+    @torch._dynamo.disable  # a break, and run in every call
+    def note(x: torch.Tensor) -> None:
+        called.append(float(x[0]))
+
     def function(x: torch.Tensor) -> torch.Tensor:
         x = x.relu()
-        torch._dynamo.graph_break()
+        note(x)
         return x + 1
 
-    return function, [(torch.ones(3),)] * 2, [2, 0]
+    function.called = called  # type: ignore[attr-defined]
+    return function, [(torch.full((3,), i),) for i in (1.0, 2.0)], [2, 0]
 
 
 def lengths() -> tuple[Callable[..., Any], list[Any], list[int]]:
@@ -87,7 +95,13 @@ FUNCTIONS = {
 CLAUSES = [
     Clause("a list of whole numbers", [KIND], "what came back is no list of whole numbers", "", AGAIN),
     Clause("An exception of `function` reaches the caller", [ERROR], "an exception is swallowed", "", AGAIN),
-    Clause("called once with each", [LENGTH], "the list has another length", "one number for each of calls", AGAIN),
+    Clause(
+        "called once with each",
+        [LENGTH, CALLED],
+        "not each call is made and counted once",
+        "one number for each",
+        AGAIN,
+    ),
     Clause(
         "How many graphs each call",
         [f"graphs {name}" for name in FUNCTIONS if name not in ("of ten ranks", "that raises")],
@@ -149,10 +163,10 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
     facts = Facts(f"calls {scene.function}{', then again' if scene.before else ''}")
     failed, left = [], []
 
-    def through(student: Callable[..., Any], *args: Any) -> Any:
+    def through(student: Callable[..., Any], function: Any, calls: Any) -> Any:
         with own_settings() as changed:
             try:
-                return student(*args)
+                return student(function, calls)
             except Failed:
                 failed.append("Failed")
             finally:
@@ -181,6 +195,8 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
     facts.add(KIND, "a list of whole numbers" if good else type(got).__name__, "a list of whole numbers")
     if good:
         facts.add(LENGTH, len(got), len(wanted))
+        if hasattr(function, "called"):
+            facts.add(CALLED, function.called, [float(args[0][0]) for args in calls])
         facts.seen["graphs in all"] = graphs  # whatever came back
     if facts.hold():
         facts.add(f"graphs {scene.function}", [int(count) for count in got], wanted)

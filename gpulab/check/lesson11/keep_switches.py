@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,7 +12,8 @@ from ..contract import Clause, Contract, Facts
 from ..scenes import Scene
 from .sections import TABLE
 
-KIND, STEPS, ERROR = "what came back", "steps run", "the other exception"
+KIND, STEPS = "what came back", "steps run"
+ERROR, OF_THE_JOB = "the other exception", "the exception of the job without the switch"
 WITH, ORDER = "what the steps were run with", "in which order"
 FIRST_SLOW, REST = 20.0, "the rest"
 SENTENCES = {  # of the exercise: what they decide about the last switch, and the words for those who break them
@@ -21,7 +23,7 @@ SENTENCES = {  # of the exercise: what they decide about the last switch, and th
         "its median against the fastest without it: two medians of one job differ too",
     ),
     "its median time": (
-        ("gains, and hiccups once", "gains, and stumbles once", "does nothing, beside a hiccup"),
+        ("gains, and hiccups in almost half of its steps", "gains, and stumbles once", "does nothing, beside a hiccup"),
         "one slow step decides",
         "a median leaves it alone, a mean not",
     ),
@@ -41,11 +43,15 @@ SENTENCES = {  # of the exercise: what they decide about the last switch, and th
         "more than most_mib, so not >=",
     ),
     "within `tolerance` of the loss without any switch": (
-        ("changes the loss", "changes the loss a little more"),
+        ("changes the loss", "changes the loss a little more", "makes a NaN of the loss"),
         "another result is taken for a gain",
         "the loss is compared too, upwards and downwards, and always with that of the job without any switch",
     ),
-    "that raises RuntimeError does not stay": (("is missing here",), "a missing switch stays", "except RuntimeError"),
+    "that raises RuntimeError does not stay": (
+        ("is missing here", "fails in a later step"),
+        "a switch stays that cannot be used",
+        "except RuntimeError, round all steps with it",
+    ),
 }
 ALONE = "gains only alone"
 TRAPS = (*(trap for traps, *_ in SENTENCES.values() for trap in traps), ALONE)
@@ -59,7 +65,18 @@ def decided(trap: str) -> tuple[str, str]:
 CLAUSES = [
     Clause("a list in the order of `switches`", [KIND], "what came back is no list of names", "", TABLE),
     Clause(
-        "Other exceptions reach the caller", [ERROR], "an exception of run is swallowed", "RuntimeError only", TABLE
+        "Other exceptions reach the caller",
+        [ERROR],
+        "an exception of run is swallowed",
+        "RuntimeError only",
+        TABLE,
+    ),
+    Clause(
+        "what the job raises without the switch",
+        [OF_THE_JOB],
+        "an exception of the job itself is swallowed",
+        "the try stands round the steps with the switch alone",
+        TABLE,
     ),
     Clause(
         "one step that does not count, then `repeats` that do",
@@ -85,15 +102,18 @@ EDGES = {
     "trap": TRAPS,
     "repeats": (3, 5, 7),
     "up": (True, False),  # whether a loss that changes grows
-    "fails": (False, True),
+    "fails": ("never", "with a switch", "without it"),
 }
 STAYS = {
     "gains",
-    "gains, and hiccups once",
+    "gains, and hiccups in almost half of its steps",
     "gains, and stumbles once",
     "gains, on a machine that slows down",
     "takes exactly as much as allowed",
 }
+
+
+FAILING = {"is missing here", "fails in a later step"}
 
 
 class Job:
@@ -103,15 +123,18 @@ class Job:
         self._trap, self._repeats, self._up = scene.trap, scene.repeats, scene.up
         self.good, self.slow, self.last = names
         self.ms, self.mib, self.loss = random.uniform(20, 80), random.randint(2000, 6000), random.uniform(1, 4)
+        self.loss *= random.choice((-1, 1))  # as a log-likelihood
         self.tolerance, self.most_mib = 0.01, self.mib + 1000
         self.on: list[list[str]] = []  # of each step
-        self.raises: Exception | None = None  # in the steps with the first switch
+        self.raises: Exception | None = None  # in the steps with the first switch, or in those without any
+        self.raises_with = True
+        self.fails_at = random.randint(1, scene.repeats) if scene.trap == "fails in a later step" else 0
         spread = [0.98 + 0.04 * i / (scene.repeats - 1) for i in range(scene.repeats)]
         self._noise = random.sample(spread, len(spread))
 
     def run(self, on: Any) -> tuple[float, float, float]:
         self.on.append(sorted(on))
-        if self.raises and self.good in on:
+        if self.raises and (self.good in on) == self.raises_with:
             raise self.raises
         since = next((i for i, other in enumerate(reversed(self.on)) if other != self.on[-1]), len(self.on)) - 1
         return self._ms(set(on), since), self._mib(set(on), since), self._loss(set(on))
@@ -122,14 +145,21 @@ class Job:
         ms *= 1.15 if self.slow in on else 1.0
         if last and trap == "is missing here":
             raise RuntimeError(f"{self.last}: no compiler was found")
+        if last and trap == "fails in a later step" and since == self.fails_at:
+            raise RuntimeError(f"{self.last}: out of memory")
         if last:
             factors = {"costs": 1.2, "gains less than the noise": 0.99}
             factors |= {"gains only alone": 1.1 if self.good in on else 0.8}
             ms *= 1.0 if trap.startswith("does nothing") else factors.get(trap, 0.8)
-        hiccup = {"does nothing, beside a hiccup": (False, 1, 9.0), "gains, and hiccups once": (True, 1, 9.0)}
-        hiccup |= {"gains, and stumbles once": (True, 0, 1.5)}  # the mean hardly notices, the slowest step does
-        side, when, factor = hiccup.get(trap, (None, 0, 1.0))  # when: 1 for the first that counts, 0 for the last
-        if side is last and since % self._repeats == when:
+        counted = range(1, self._repeats + 1)
+        slowest = max(counted, key=lambda step: self._noise[step % self._repeats])  # the fastest is left as it is
+        hiccup: dict[str, tuple[bool, list[int], float]] = {
+            "does nothing, beside a hiccup": (False, [slowest], 9.0),
+            "gains, and hiccups in almost half of its steps": (True, [*counted[: self._repeats // 2]], 9.0),
+            "gains, and stumbles once": (True, [self._repeats], 1.5),  # the mean hardly notices, the slowest step does
+        }
+        side, when, factor = hiccup.get(trap, (None, [], 1.0))
+        if side is last and since in when:
             ms *= factor
         ms *= FIRST_SLOW if since == 0 else 1.0
         drift = {"does nothing, on a machine that warms up": 0.9, "gains, on a machine that slows down": 1.25}.get(trap)
@@ -147,7 +177,9 @@ class Job:
             off = 0.7 * self.tolerance * ((self.good in on) + (self.last in on))
         elif self._trap == "changes the loss":
             off = 3 * self.tolerance * (self.last in on)
-        return self.loss * (1 + off if self._up else 1 - off)
+        elif self._trap == "makes a NaN of the loss" and self.last in on:
+            return math.nan
+        return self.loss + abs(self.loss) * (off if self._up else -off)
 
     def wanted_steps(self, switches: Sequence[str], keeps: Sequence[str]) -> list[list[str]]:
         """With what each step is to be run."""
@@ -156,7 +188,8 @@ class Job:
         for name in switches:
             steps += [sorted(on)] * (1 + self._repeats)
             with_it = [sorted([*on, name])] * (1 + self._repeats)
-            steps += with_it[:1] if self._trap == "is missing here" and name == self.last else with_it
+            fails = self._trap in FAILING and name == self.last
+            steps += with_it[: 1 + self.fails_at] if fails else with_it
             on += [name] * (name in keeps)
         return steps
 
@@ -165,7 +198,7 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
     names = random.sample(["autotune", "bf16", "channels_last", "compile", "fused", "graph", "tf32"], 3)
     job = Job(scene, names)
     switches = [job.good, job.slow, job.last]
-    if scene.trap == "is missing here":  # others come after it
+    if scene.trap in FAILING:  # others come after it
         switches.sort(key=[job.last, job.good, job.slow].index)
     facts = Facts(f"switches={switches}, of which {job.last} {scene.trap}; repeats={scene.repeats}")
     got = call(job.run, list(switches), scene.repeats, job.most_mib, job.tolerance)
@@ -186,7 +219,7 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
         if facts.hold():
             facts.add(ORDER, _pattern(job.on, job), _pattern(wanted, job))
     facts.seen |= {"first": job.on[:1] == [[]], "steps, right or wrong": len(job.on) - len(wanted)}
-    if scene.fails and facts.hold():
+    if scene.fails != "never" and facts.hold():
         _failing(facts, call, scene, names)
     return facts
 
@@ -213,17 +246,22 @@ class Interrupted(Exception):
 
 def _failing(facts: Facts, call: Callable[..., Any], scene: Scene, names: Sequence[str]) -> None:
     job = Job(scene, names)
-    job.raises = Interrupted("the job was ended")
+    job.raises_with = scene.fails == "with a switch"
+    job.raises = Interrupted("the job was ended") if job.raises_with else RuntimeError("the job has failed")
     seen = []
 
-    def through(student: Callable[..., Any], *args: Any) -> None:
+    def through(
+        student: Callable[..., Any], run: Any, switches: Any, repeats: Any, most_mib: Any, tolerance: Any
+    ) -> None:
         try:
-            student(*args)
-        except Interrupted:
-            seen.append("Interrupted")
+            student(run, switches, repeats, most_mib, tolerance)
+        except Exception as error:
+            if error is not job.raises:
+                raise
+            seen.append(type(error).__name__)
 
     call(job.run, list(names), scene.repeats, job.most_mib, job.tolerance, through=through)
-    facts.add(ERROR, seen, ["Interrupted"])
+    facts.add(ERROR if job.raises_with else OF_THE_JOB, seen, [type(job.raises).__name__])
 
 
 CONTRACT = Contract(

@@ -297,6 +297,29 @@ BANK.mistake(
     change("        if x.shape != own_x.shape:\n            return plain(x, y)\n", ""),
 )
 BANK.mistake(
+    "only_smaller",
+    "a larger batch is taken for one of the graph's shape",
+    "it does not fit into the graph's own x: compare the shapes, not which is shorter",
+    change("x.shape != own_x.shape", "len(x) < len(own_x)"),
+)
+BANK.mistake(
+    "fewer_numbers",
+    "a larger batch is taken for one of the graph's shape",
+    "it does not fit into the graph's own x: compare the shapes, not which is shorter",
+    change("x.shape != own_x.shape", "x.numel() < own_x.numel()"),
+    same_as="only_smaller",
+)
+BANK.mistake(
+    "copies_what_fits",
+    "a batch of one sample is trained as one of many equal samples",
+    "copy_ repeats one row for all rows, and raises nothing: compare the shapes",
+    change(
+        f"{OTHER_SHAPE}{FILLED}",
+        "        try:\n            own_x.copy_(x)\n            own_y.copy_(y)\n"
+        "        except RuntimeError:\n            return plain(x, y)\n",
+    ),
+)
+BANK.mistake(
     "skips_other_shapes",
     "a batch of another shape is not trained",
     "plain(x, y) for it",
@@ -304,11 +327,11 @@ BANK.mistake(
 )
 BANK.mistake(
     "fills_a_part",
-    "a smaller batch is filled up with rows of the batch before",
+    "a smaller batch is filled up with rows of the batch before, and a larger one cut off",
     "another shape is another computation: plain(x, y) for it",
     change(
         f"{OTHER_SHAPE}        own_x.copy_(x)\n        own_y.copy_(y)",
-        "        own_x[: len(x)] = x\n        own_y[: len(y)] = y",
+        "        own_x[: len(x)] = x[: len(own_x)]\n        own_y[: len(y)] = y[: len(own_y)]",
     ),
 )
 BANK.mistake(

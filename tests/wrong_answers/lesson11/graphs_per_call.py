@@ -82,6 +82,19 @@ BANK.mistake(
     change(CALL, "            function(*args)"),
 )
 BANK.mistake(
+    "calls_it_plainly_too",
+    "the function is called more than once with each",
+    "compiled(*args) runs it already: another call draws, prints and counts once more",
+    change(CALL, f"            function(*args)\n{CALL}"),
+)
+BANK.mistake(
+    "calls_twice",
+    "the function is called more than once with each",
+    "compiled(*args) runs it already: another call draws, prints and counts once more",
+    change(CALL, f"{CALL}\n{CALL}"),
+    same_as="calls_it_plainly_too",
+)
+BANK.mistake(
     "looks_first",
     "the count is taken before the call",
     "a graph is compiled when the function is called: compiled(*args), then look",

@@ -25,6 +25,9 @@ def with_a_helper(run, switches, repeats, most_mib, tolerance):
         counted = [run(tuple(on)) for _ in range(repeats)]
         return [r[0] for r in counted], max(r[1] for r in [first, *counted]), counted[-1][2]
 
+    def faster(new, old):
+        return sorted(new)[repeats // 2] < min(old)
+
     for switch in switches:
         times, _, loss = measured(kept)
         loss_of_none = loss if loss_of_none is None else loss_of_none
@@ -32,9 +35,7 @@ def with_a_helper(run, switches, repeats, most_mib, tolerance):
             new_times, mib, new_loss = measured({*kept, switch})
         except RuntimeError:
             continue
-        if mib > most_mib or abs(new_loss / loss_of_none - 1) > tolerance:
-            continue
-        if sorted(new_times)[repeats // 2] < min(times):
+        if mib <= most_mib and abs(new_loss / loss_of_none - 1) <= tolerance and faster(new_times, times):
             kept.append(switch)
     return kept
 
@@ -92,6 +93,15 @@ BANK.mistake(
     "the mean of the times is taken, which one hiccup moves",
     "statistics.median leaves one slow step alone",
     change("statistics.median(ms for ms, _, _ in tried[1:])", "statistics.mean(ms for ms, _, _ in tried[1:])"),
+)
+BANK.mistake(
+    "trimmed",
+    "the slowest and the fastest step are left out, and the mean of the others decides",
+    "two slow steps of five move it; the median stays where more than half of the steps are",
+    change(
+        "statistics.median(ms for ms, _, _ in tried[1:])",
+        "statistics.mean(sorted(ms for ms, _, _ in tried[1:])[1:-1])",
+    ),
 )
 BANK.mistake(
     "mean_without",
@@ -195,6 +205,18 @@ BANK.mistake(
     change("tolerance * abs(plain_loss)", "tolerance"),
 )
 BANK.mistake(
+    "nan_stays",
+    "a switch stays with which the loss is NaN",
+    "every comparison with NaN is False: ask whether the loss is within the tolerance, not whether it is outside",
+    change(SAME, SAME.replace("all(", "not any(").replace("<=", ">")),
+)
+BANK.mistake(
+    "of_a_negative_loss",
+    "where the loss is negative, the tolerance is negative too",
+    "a part of the loss is a part of its size: tolerance * abs(plain_loss)",
+    change("abs(plain_loss)", "plain_loss"),
+)
+BANK.mistake(
     "loss_before",
     "the loss is compared with that of the step before, so that small changes add up",
     "take the loss once, before any switch is on",
@@ -206,6 +228,28 @@ BANK.mistake(
     "run raises RuntimeError there: catch it, and go on with the next switch",
     change(
         f"        try:\n            {TRIED}\n        except RuntimeError:\n            continue\n", f"        {TRIED}\n"
+    ),
+)
+BANK.mistake(
+    "tries_the_first_step",
+    "a switch that fails after the first step ends the whole search",
+    "out of memory may come in any step: the try stands round all steps with the switch",
+    change(TRIED, "tried = [run([*stay, name])]"),
+    change(
+        "            continue\n",
+        "            continue\n        tried += [run([*stay, name]) for _ in range(repeats)]\n",
+    ),
+)
+BANK.mistake(
+    "tries_both_sides",
+    "a RuntimeError of the job itself is taken for the switch's",
+    "the try stands round the steps with the switch alone: without it nothing is left that could be measured",
+    change(f"        {WITHOUT}\n", ""),
+    change(f"            {TRIED}", f"            {WITHOUT}\n            {TRIED}"),
+    change("        if plain_loss is None:\n            plain_loss = without[0][2]\n", ""),
+    change(
+        "        fastest = ",
+        "        if plain_loss is None:\n            plain_loss = without[0][2]\n        fastest = ",
     ),
 )
 BANK.mistake(
