@@ -38,16 +38,17 @@ gpu = gpulab.setup()
 #
 # **Predict first:** of the twelve pieces of state below, how many does `model.state_dict()` hold?
 #
-# The check interrupts small runs at the start, in the middle and at the end of an epoch, on one virtual GPU and on two. It
-# goes on in a run that has trained before, with other seeds, and compares every piece with a twin that was never interrupted.
+# The check interrupts small runs before their first step, at the start of an epoch and in the middle of one, on one virtual
+# GPU and on two. It goes on in a run that has trained before, with other seeds, and compares every piece with a twin that was
+# never interrupted.
 
 # %% Resumable tags=["solution"]
 class Resumable:
     """A run as one state: Resumable(run), with the two methods of torch.distributed.checkpoint's Stateful.
 
     state_dict()            a dictionary of all that the next steps of run depend on. It stays what it is while run goes
-                            on; torch.save writes it, and torch.load(path, weights_only=True) reads it. run itself
-                            goes on as if nobody had looked.
+                            on, also when it has been loaded; torch.save writes it, and torch.load(path,
+                            weights_only=True) reads it. run itself goes on as if nobody had looked.
     load_state_dict(state)  brings run to that state, whatever it has done before, and on whichever device torch.load
                             has put the tensors. Its next steps are then those of the run that was saved, to the bit.
                             The model, optimizer, scheduler and scaler stay the same objects, and the optimizer steps
@@ -77,7 +78,7 @@ class Resumable:
         return copy.deepcopy(state)  # a state dict's tensors are those that train
 
     def load_state_dict(self, state):
-        run = self.run
+        run, state = self.run, copy.deepcopy(state)  # the optimizer goes on with the very tensors that it is given
         for part in ("model", "optimizer", "scheduler", "scaler"):
             getattr(run, part).load_state_dict(state[part])
         run.epoch, run.place, order = state["where"]
@@ -106,7 +107,8 @@ gpulab.check.resume_exactly(Resumable)
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# Two traps. The tensors in a `state_dict()` are those that go on training: `copy.deepcopy` before you return it. And
+# Three traps. The tensors in a `state_dict()` are those that go on training: `copy.deepcopy` before you return it. An
+# optimizer's `load_state_dict` takes over the tensors that it is given, and trains on in them: load a copy. And
 # `torch.load(…, map_location="cuda")` puts *every* tensor on the GPU, also the generators' states and the order: `.cpu()`.
 #
 # </details>
