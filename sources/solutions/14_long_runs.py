@@ -172,8 +172,8 @@ class Checkpoints:
 
     folder              a pathlib.Path, of a folder that exists; it is a disk of its own, as a mounted one is
     save(state, step)   writes state with torch.save, as f"step{step}.pt"; each step is larger than those before. The
-                        keep newest stay, in as many files, and nothing else: also what a killed save has left goes
-                        with the next one.
+                        keep newest stay, in as many files, and nothing else but what latest() has set aside: also
+                        what a killed save has left goes with the next one.
     latest()            the state with the largest step, read with torch.load(…, weights_only=True); None where there is
                         none
 
@@ -182,7 +182,8 @@ class Checkpoints:
     a power cut. Once save has returned, it is the new one, also after a power cut.
     Where a state cannot be saved, save raises what torch.save raises, and all is as it was before.
     A disk may damage a file: cut it off, or put zeros in the place of some of its bytes. latest() then takes the one
-    before it, and the damaged file is set aside under a name with another ending, so that somebody can look at it.
+    before it, and the damaged file is set aside under a name with another ending, and stays there, so that somebody
+    can look at it.
     The next call may be made by another process, which has an object of its own.
     """
 
@@ -224,8 +225,8 @@ class Checkpoints:
                 with zipfile.ZipFile(path) as archive:
                     damaged = archive.testzip()  # torch.load does not look at the checksums
                 if not damaged:
-                    return torch.load(path, weights_only=True)
-            except zipfile.BadZipFile:
+                    return torch.load(path, weights_only=True)  # raises where the list of the parts is damaged
+            except Exception:  # whatever zipfile or torch.load finds
                 pass
             os.replace(path, path.with_suffix(".damaged"))
         return None
@@ -251,8 +252,9 @@ gpulab.check.atomic_checkpoint(Checkpoints)
 # <details><summary>Hint 3</summary>
 #
 # `torch.load` finds a file that is cut off, and not one with zeros in the middle. What `torch.save` writes is a zip archive:
-# `zipfile.ZipFile(path).testzip()` compares the checksum of each part, and `zipfile.BadZipFile` says that it is no archive. Sort by
-# `int(...)` of the step: as text, 9 comes after 10.
+# `zipfile.ZipFile(path).testzip()` compares the checksum of each part, and `zipfile.BadZipFile` says that it is no archive.
+# The list of the parts, at the end, has no checksum: zeros there are found by `torch.load`, which raises one of several errors.
+# Sort by `int(...)` of the step: as text, 9 comes after 10.
 #
 # </details>
 
