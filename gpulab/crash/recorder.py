@@ -147,6 +147,8 @@ class Recorder:
         at = self.os["lseek"](fd, 0, os.SEEK_CUR) - count if at is None else at
         words = f"write {count:,} bytes to {self.journal.now.path(node) or 'a file without a name'}"
         self.journal.add(Written(node, at, bytes(data)[:count], words))
+        if _through(fd):
+            self.journal.add(Synced(node, "fsync by a write with O_SYNC"))
 
     def reread(self, place: str) -> None:
         """What was put into a file by the system itself."""
@@ -219,3 +221,12 @@ def _words(tree: Mapping[str, Any], path: str) -> str:
     if isinstance(content, bytes):
         return f"a file of {len(content):,} bytes"
     return "a folder" if content is None else f"a link to {content}"
+
+
+def _through(fd: int) -> bool:
+    """Whether a write returns when the disk has it: with O_SYNC or O_DSYNC."""
+    if _WINDOWS:
+        return False
+    import fcntl  # there is none on Windows
+
+    return bool(fcntl.fcntl(fd, fcntl.F_GETFL) & (os.O_SYNC | os.O_DSYNC))

@@ -38,16 +38,17 @@ gpu = gpulab.setup()
 #
 # **Predict first:** of the twelve pieces of state below, how many does `model.state_dict()` hold?
 #
-# The check interrupts small runs at the start, in the middle and at the end of an epoch, on one virtual GPU and on two. It
-# goes on in a run that has trained before, with other seeds, and compares every piece with a twin that was never interrupted.
+# The check interrupts small runs before their first step, at the start of an epoch and in the middle of one, on one virtual
+# GPU and on two. It goes on in a run that has trained before, with other seeds, and compares every piece with a twin that was
+# never interrupted.
 
 # %% Resumable tags=["solution"]
 class Resumable:
     """A run as one state: Resumable(run), with the two methods of torch.distributed.checkpoint's Stateful.
 
     state_dict()            a dictionary of all that the next steps of run depend on. It stays what it is while run goes
-                            on; torch.save writes it, and torch.load(path, weights_only=True) reads it. run itself
-                            goes on as if nobody had looked.
+                            on, also when it has been loaded; torch.save writes it, and torch.load(path,
+                            weights_only=True) reads it. run itself goes on as if nobody had looked.
     load_state_dict(state)  brings run to that state, whatever it has done before, and on whichever device torch.load
                             has put the tensors. Its next steps are then those of the run that was saved, to the bit.
                             The model, optimizer, scheduler and scaler stay the same objects, and the optimizer steps
@@ -77,7 +78,7 @@ class Resumable:
         return copy.deepcopy(state)  # a state dict's tensors are those that train
 
     def load_state_dict(self, state):
-        run = self.run
+        run, state = self.run, copy.deepcopy(state)  # the optimizer goes on with the very tensors that it is given
         for part in ("model", "optimizer", "scheduler", "scaler"):
             getattr(run, part).load_state_dict(state[part])
         run.epoch, run.place, order = state["where"]
@@ -106,7 +107,8 @@ gpulab.check.resume_exactly(Resumable)
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# Two traps. The tensors in a `state_dict()` are those that go on training: `copy.deepcopy` before you return it. And
+# Three traps. The tensors in a `state_dict()` are those that go on training: `copy.deepcopy` before you return it. An
+# optimizer's `load_state_dict` takes over the tensors that it is given, and trains on in them: load a copy. And
 # `torch.load(…, map_location="cuda")` puts *every* tensor on the GPU, also the generators' states and the order: `.cpu()`.
 #
 # </details>
@@ -170,8 +172,8 @@ class Checkpoints:
 
     folder              a pathlib.Path, of a folder that exists; it is a disk of its own, as a mounted one is
     save(state, step)   writes state with torch.save, as f"step{step}.pt"; each step is larger than those before. The
-                        keep newest stay, in as many files, and nothing else: also what a killed save has left goes
-                        with the next one.
+                        keep newest stay, in as many files, and nothing else but what latest() has set aside: also
+                        what a killed save has left goes with the next one.
     latest()            the state with the largest step, read with torch.load(…, weights_only=True); None where there is
                         none
 
@@ -180,7 +182,8 @@ class Checkpoints:
     a power cut. Once save has returned, it is the new one, also after a power cut.
     Where a state cannot be saved, save raises what torch.save raises, and all is as it was before.
     A disk may damage a file: cut it off, or put zeros in the place of some of its bytes. latest() then takes the one
-    before it, and the damaged file is set aside under a name with another ending, so that somebody can look at it.
+    before it, and the damaged file is set aside under a name with another ending, and stays there, so that somebody
+    can look at it.
     The next call may be made by another process, which has an object of its own.
     """
 
@@ -222,8 +225,8 @@ class Checkpoints:
                 with zipfile.ZipFile(path) as archive:
                     damaged = archive.testzip()  # torch.load does not look at the checksums
                 if not damaged:
-                    return torch.load(path, weights_only=True)
-            except zipfile.BadZipFile:
+                    return torch.load(path, weights_only=True)  # raises where the list of the parts is damaged
+            except Exception:  # whatever zipfile or torch.load finds
                 pass
             os.replace(path, path.with_suffix(".damaged"))
         return None
@@ -249,8 +252,9 @@ gpulab.check.atomic_checkpoint(Checkpoints)
 # <details><summary>Hint 3</summary>
 #
 # `torch.load` finds a file that is cut off, and not one with zeros in the middle. What `torch.save` writes is a zip archive:
-# `zipfile.ZipFile(path).testzip()` compares the checksum of each part, and `zipfile.BadZipFile` says that it is no archive. Sort by
-# `int(...)` of the step: as text, 9 comes after 10.
+# `zipfile.ZipFile(path).testzip()` compares the checksum of each part, and `zipfile.BadZipFile` says that it is no archive.
+# The list of the parts, at the end, has no checksum: zeros there are found by `torch.load`, which raises one of several errors.
+# Sort by `int(...)` of the step: as text, 9 comes after 10.
 #
 # </details>
 

@@ -221,6 +221,19 @@ def renamed(folder, *, flush=True, sync_file=True, sync_folder=True):
         sync(folder)
 
 
+@pytest.mark.skipif(os.name != "posix", reason="Windows has no O_SYNC")
+def test_what_is_written_through_is_on_the_disk(folder):
+    def through(flag):
+        with open(folder / "tmp", "wb", opener=lambda path, flags: os.open(path, flags | flag)) as file:
+            file.write(b"new")
+        os.replace(folder / "tmp", folder / "a.pt")
+        sync(folder)
+
+    for flag in (os.O_SYNC, os.O_DSYNC):
+        assert b"" not in left_by_power_cuts(folder, lambda flag=flag: through(flag))
+    assert b"" in left_by_power_cuts(folder, lambda: through(0))
+
+
 def test_a_power_cut_takes_what_was_not_fsynced(folder):
     old = b"what was there before"
     assert set(left_by_power_cuts(folder, lambda: renamed(folder))) == {old, b"new"}

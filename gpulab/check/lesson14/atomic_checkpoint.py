@@ -5,12 +5,15 @@ from __future__ import annotations
 import errno
 import io
 import os
+import pickle
 import random
-from collections.abc import Callable
+import struct
+from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -22,12 +25,14 @@ from ..scenes import Scene
 from ..wording import show
 from .sections import WHOLE
 
-METHODS, NEWEST, NONE, ORDER = (
+METHODS, NEWEST, NONE, ORDER, AT_ONCE = (
     "methods that are missing",
     "latest()",
     "latest() of an empty folder",
     "which is the newest",
+    "latest() of the object that has saved",
 )
+HANDED, NAMES, CODE = "the state that save was given", "the names of the files", "code that stands in a file"
 DISK = "the rename"
 PARTS = "files in .pt that are not whole, after a kill"
 KILL, CUT, SAFE = (
@@ -35,19 +40,38 @@ KILL, CUT, SAFE = (
     "latest() after a power cut",
     "latest() after a power cut, when save has returned",
 )
-FILES, LEFT, RAISES, OLDER = (
+FILES, LEFT, FOLDERS, RAISES, OLDER = (
     "files after some saves",
     "files after a save that was killed, and another",
+    "folders after a save that was killed, and another",
     "a failed save",
     "latest() after a failed save",
 )
-DAMAGED, ASIDE, ALL = "latest() with a damaged file", "a damaged file", "latest() with damaged files alone"
-OLD, NEW, STAYS = "the state before", "the new state", "is kept, and ends in something else"
+DAMAGED, SEVERAL, ALL = (
+    "latest() with a damaged file",
+    "latest() with all but the oldest damaged",
+    "latest() with damaged files alone",
+)
+ASIDE, LOOKED_AT = "a damaged file", "the damaged files, after another save"
+OLD, NEW, OLDEST, STAYS = (
+    "the state before",
+    "the new state",
+    "the oldest state",
+    "is kept, and ends in something else",
+)
 CLAUSES = [
     Clause(quote, facts, summary, likely, WHOLE)
     for quote, facts, summary, likely in (
         ("with two methods", [METHODS], "a method is missing", "save(state, step) and latest()"),
-        ("the state with the largest step", [NEWEST, ORDER], "latest() gives another state", "by step, as a number"),
+        ("writes state", [HANDED], "save changes the state that it is given", "a copy of the dictionary"),
+        ('as f"step{step}.pt"', [NAMES], "a file has another name", "step is an argument of save"),
+        (
+            "the state with the largest step",
+            [NEWEST, ORDER, AT_ONCE],
+            "latest() gives another state",
+            "by step, as a number",
+        ),
+        ("weights_only=True", [CODE], "latest() runs code that stands in a file", "weights_only=True"),
         ("None where there is none", [NONE, ALL], "latest() of a folder without a whole file is not None", ""),
         ("a disk of its own", [DISK], "a file is renamed from another disk", "write in the same folder"),
         ("each file whose name ends in .pt is whole", [PARTS], "a kill leaves a part of a file", "another name first"),
@@ -62,7 +86,7 @@ CLAUSES = [
         ("The keep newest stay, in as many files, and nothing else", [FILES], "other files stay", "remove the oldest"),
         (
             "also what a killed save has left goes",
-            [LEFT],
+            [LEFT, FOLDERS],
             "unfinished files pile up",
             "one name for all unfinished files",
         ),
@@ -70,7 +94,7 @@ CLAUSES = [
         ("and all is as it was before", [OLDER], "a save that fails leaves something behind", "remove its own file"),
         (
             "takes the one before it",
-            [DAMAGED],
+            [DAMAGED, SEVERAL],
             "a damaged file is not passed over",
             "read it, and look at its checksums",
         ),
@@ -80,23 +104,64 @@ CLAUSES = [
             "a damaged file is not set aside",
             "rename it: somebody may look at it",
         ),
+        (
+            "stays there",
+            [LOOKED_AT],
+            "a damaged file is not there any more",
+            "a name of its own for each, and save leaves them alone",
+        ),
     )
 ]
+CUT_OFF, EMPTY, ZEROS, MIDDLE, NUMBER, DIRECTORY = (
+    "cut off",
+    "empty",
+    "zeros",
+    "zeros in the middle",
+    "zeros in a number",
+    "zeros in the archive's directory",
+)
 EDGES = {
     "keep": (1, 3),
-    "damage": ("cut off", "empty", "zeros in the middle", "zeros"),
+    "damage": ((CUT_OFF, DIRECTORY, EMPTY), (MIDDLE, ZEROS, CUT_OFF), (NUMBER, MIDDLE, DIRECTORY)),
     "steps": ("from 8 upwards", "far apart"),
 }
+OTHER_ERRORS = AttributeError, pickle.PicklingError, OSError
 
 
 class Unsavable:
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
     def __reduce__(self) -> Any:
-        raise TypeError("this object is not to be saved")
+        raise self.error
+
+
+class Program:
+    """What a file can hold that runs when it is loaded."""
+
+    ran: ClassVar[list[bool]] = []
+
+    def __reduce__(self) -> Any:
+        return run_program, ()
+
+
+def run_program() -> None:
+    Program.ran.append(True)
 
 
 def state_of(step: int) -> dict[str, Any]:
-    """What is saved: large enough for several writes."""
-    return {"step": step, "w": torch.arange(3000.0) + step, "losses": [float(step)] * 3}
+    """What is saved: large enough for several writes. The step has another name here: save is given it."""
+    return {"done": step, "w": torch.arange(3000.0) + step, "losses": [float(step)] * 3}
+
+
+def is_state(state: Any, step: int) -> bool:
+    right = state_of(step)
+    return bool(
+        isinstance(state, dict)
+        and state.keys() == right.keys()
+        and torch.equal(state["w"], right["w"])
+        and state["losses"] == right["losses"]
+    )
 
 
 class Folder:
@@ -104,26 +169,39 @@ class Folder:
 
     def __init__(self, make: Callable[..., Any], path: Path, keep: int) -> None:
         self.make, self.path, self.keep = make, path, keep
+        self.handed = "as it was"  # the states that save was given
 
-    def save(self, step: int, state: Any = None) -> None:
-        self.make(self.path, self.keep).save(state_of(step) if state is None else state, step)
+    def save(self, step: int, state: Any = None, by: Any = None) -> None:
+        """With the object `by`, or a new one."""
+        handed = state_of(step) if state is None else state
+        (by or self.make(self.path, self.keep)).save(handed, step)
+        if not is_state(handed, step):
+            self.handed = "is another one"
 
-    def latest(self, known: dict[int, str]) -> str:
+    def latest(self, known: dict[int, str], of: Any = None) -> str:
         """What latest() gives, in words; `known` are the states by step."""
         try:
-            state = self.make(self.path, self.keep).latest()
+            state = (of or self.make(self.path, self.keep)).latest()
         except Exception as error:
             return f"an error, {type(error).__name__}"
         if state is None:
             return "None"
-        step = state.get("step") if isinstance(state, dict) else None
+        step = state.get("done") if isinstance(state, dict) else None
         if not isinstance(step, int) or not isinstance(state.get("w"), torch.Tensor):
             return show(state, 40)
-        whole = torch.equal(state["w"], state_of(step)["w"])
-        return known.get(step, "a state before that") if whole else "a damaged state"
+        if state.keys() != state_of(step).keys():
+            return "a state with other entries"
+        return known.get(step, "a state before that") if is_state(state, step) else "a damaged state"
 
     def files(self) -> list[Path]:
         return sorted(path for path in self.path.rglob("*") if path.is_file())
+
+    def folders(self) -> int:
+        return sum(path.is_dir() for path in self.path.rglob("*"))
+
+    def whole(self) -> list[Path]:
+        """The checkpoints, the newest first."""
+        return sorted(self.path.glob("*.pt"), key=lambda path: int(torch.load(path)["done"]), reverse=True)
 
 
 def after(states: list[crash.State], make: Callable[..., Any], keep: int, known: dict[int, str]) -> list[str]:
@@ -144,17 +222,30 @@ def in_part(states: list[crash.State]) -> int:
 def is_whole(data: bytes) -> bool:
     with suppress(Exception):  # whatever it is that torch.load finds
         state = torch.load(io.BytesIO(data))
-        return torch.equal(state["w"], state_of(state["step"])["w"])
+        return torch.equal(state["w"], state_of(state["done"])["w"])
     return False
 
 
 def damage(path: Path, how: str) -> bytes:
     data = path.read_bytes()
     middle = len(data) // 2
-    zeros = data[: middle - 300] + bytes(600) + data[middle + 300 :]
-    new = {"cut off": data[:middle], "empty": b"", "zeros in the middle": zeros, "zeros": bytes(len(data))}[how]
+    new = data[: middle if how == CUT_OFF else 0]
+    if how not in (CUT_OFF, EMPTY):
+        at, count = place_of(how, data)
+        new = data[:at] + bytes(count) + data[at + count :]
     path.write_bytes(new)
     return new
+
+
+def place_of(zeros: str, data: bytes) -> tuple[int, int]:
+    """Where they begin in a file, and how many."""
+    if zeros == MIDDLE:
+        return len(data) // 2, random.randint(8, 64)
+    if zeros == NUMBER:
+        return data.index(struct.pack(">d", torch.load(io.BytesIO(data))["losses"][0])), 8
+    if zeros == DIRECTORY:
+        return data.rindex(b"PK\x06\x06") + 24, 16  # how many parts there are: it has no checksum
+    return 0, len(data)
 
 
 def crashes(folder: Folder, facts: Facts, steps: list[int], known: dict[int, str]) -> None:
@@ -187,14 +278,15 @@ def crashes(folder: Folder, facts: Facts, steps: list[int], known: dict[int, str
         return
     of_cuts = after([state for state in cut if not state.finished], folder.make, folder.keep, known)
     facts.add(CUT, ", ".join(sorted({*of_cuts} - allowed)) or "whole", "whole")
-    most = 0
+    most, folders, before = 0, 0, folder.folders()
     for state in killed[1 : -1 : max(1, len(killed) // 4)]:
         with state.opened() as place:
             again = Folder(folder.make, place, folder.keep)
             again.save(steps[-1])
-            most = max(most, len(again.files()))
+            most, folders = max(most, len(again.files())), max(folders, again.folders())
     if facts.hold():
         facts.add(LEFT, most, folder.keep)
+        facts.add(FOLDERS, folders, before)
 
 
 def order_of(journal: crash.Journal) -> dict[str, str]:
@@ -214,37 +306,54 @@ def order_of(journal: crash.Journal) -> dict[str, str]:
     return found
 
 
-def failed_save(folder: Folder, facts: Facts, step: int, known: dict[int, str]) -> None:
+def failed_save(folder: Folder, facts: Facts, step: int, known: dict[int, str], kind: type[Exception]) -> None:
     before = {path.name: path.read_bytes() for path in folder.files()}
+    error = kind(f"object {random.randint(100, 999)} is not to be saved")
     try:
-        folder.save(step, {"w": torch.ones(3000), "bad": Unsavable()})
-        facts.add(RAISES, "returns", "raises TypeError")
-    except Exception as error:
-        facts.add(RAISES, f"raises {type(error).__name__}", "raises TypeError")
+        folder.save(step, {"w": torch.ones(3000), "bad": Unsavable(error)})
+        facts.add(RAISES, "returns", "raises what torch.save raises")
+    except Exception as raised:
+        same = type(raised) is type(error) and str(raised) == str(error)
+        words = "raises what torch.save raises" if same else f"raises another {type(raised).__name__}"
+        facts.add(RAISES, words, "raises what torch.save raises")
     now = {path.name: path.read_bytes() for path in folder.files()}
     facts.add(OLDER, folder.latest(known) if now == before else "other files than before", NEW)
 
 
-def damaged(folder: Folder, facts: Facts, how: str, steps: list[int]) -> None:
-    newest = max(folder.files(), key=lambda path: torch.load(path)["step"])
-    data = damage(newest, how)
+def damaged(folder: Folder, facts: Facts, kinds: Sequence[str], steps: list[int]) -> None:
+    """The newest is damaged; there is another save; then more are damaged at once."""
+    files = folder.whole()
+    data = [damage(files[0], kinds[0])]
     facts.add(DAMAGED, folder.latest({steps[-3]: OLD, steps[-2]: NEW}), OLD if folder.keep > 1 else "None")
     if facts.hold():
-        kept = [path.name for path in folder.files() if path.read_bytes() == data]
+        kept = [path.name for path in folder.files() if path.read_bytes() == data[0]]
         left = any(name.endswith(".pt") for name in kept)
         facts.add(ASIDE, "is gone" if not kept else "still ends in .pt" if left else STAYS, STAYS)
+    if not facts.hold():
+        return
+    folder.save(steps[-1])
+    *newer, oldest = folder.whole()
+    data += [damage(path, how) for path, how in zip(newer, kinds[1:], strict=bool(newer))]
+    facts.add(SEVERAL, folder.latest({steps[-1]: NEW, steps[-4]: OLDEST}), OLDEST if newer else NEW)
+    if not facts.hold():
+        return
+    data.append(damage(oldest, kinds[1]))
+    facts.add(ALL, folder.latest({}), "None")
     if facts.hold():
-        for path in folder.files():
-            if path.read_bytes() != data:
-                damage(path, how)
-        facts.add(ALL, folder.latest({}), "None")
+        there = Counter(path.read_bytes() for path in folder.files())
+        facts.add(LOOKED_AT, (there & Counter(data)).total(), len(data))
+        torch.save({"w": Program()}, folder.path / f"step{steps[-1] + 1}.pt")
+        Program.ran.clear()
+        folder.latest({})
+        facts.add(CODE, "is run" if Program.ran else "is not run", "is not run")
 
 
 def play(call: Callable[..., Any], scene: Scene) -> Facts:
     first = 8 if scene.steps == "from 8 upwards" else random.randint(2, 9)
     steps = [first + i if scene.steps == "from 8 upwards" else first * 10**i for i in range(6)]
-    facts = Facts(f"keep {scene.keep}, steps {', '.join(map(str, steps))}, the damage: {scene.damage}")
+    facts = Facts(f"keep {scene.keep}, steps {', '.join(map(str, steps))}, the damage: {', '.join(scene.damage)}")
     known = {steps[-3]: OLD, steps[-2]: NEW}
+    error = TypeError if scene.steps == "far apart" else random.choice(OTHER_ERRORS)  # what torch.save raises
 
     def through(make: Callable[..., Any]) -> None:
         names = globals_of([make])
@@ -258,16 +367,32 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
                 return
             facts.add(NONE, folder.latest({}), "None")
             for step in steps[:-2]:
-                folder.save(step)
-            facts.add(FILES, len(folder.files()), min(scene.keep, len(steps) - 2))
-            crashes(folder, facts, steps, known)
+                try:
+                    folder.save(step, by=made)  # as a training script does
+                except FileNotFoundError as raised:
+                    if step == steps[0]:
+                        raise
+                    facts.add(AT_ONCE, f"save raises {type(raised).__name__}", NEW)
+                    return
+            facts.add(AT_ONCE, folder.latest({steps[-3]: NEW}, of=made), NEW)
+            files = folder.files()
+            facts.add(FILES, len(files), min(scene.keep, len(steps) - 2))
+            facts.add(HANDED, folder.handed, "as it was")
+            if facts.hold():
+                wanted = {f"step{step}.pt" for step in steps[:-2][-scene.keep :]}
+                facts.add(
+                    NAMES,
+                    ", ".join(sorted({path.name for path in files} - wanted)) or "the right ones",
+                    "the right ones",
+                )
+                crashes(folder, facts, steps, known)
             if not facts.hold():
                 return
             now = max(path.stat().st_mtime for path in folder.files())
             for path in folder.files():  # as a copy of the folder leaves them
-                os.utime(path, (now, now - torch.load(path)["step"]))
+                os.utime(path, (now, now - torch.load(path)["done"]))
             facts.add(ORDER, folder.latest(known), NEW)
-            failed_save(folder, facts, steps[-1], known)
+            failed_save(folder, facts, steps[-1], known, error)
             if facts.hold():
                 damaged(folder, facts, scene.damage, steps)
 
@@ -278,7 +403,7 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
 def accept(student: Any, trial: Trial) -> Callable[..., Any]:
     """What makes the object with two methods: a class, or a function of (folder, keep)."""
     trial.expect(
-        callable(student) and not hasattr(student, "folder"),
+        callable(student) and (isinstance(student, type) or not hasattr(student, "folder")),
         "this is not a class",
         expected="a class with the methods save and latest",
         got=show(student),

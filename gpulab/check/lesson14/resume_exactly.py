@@ -24,7 +24,8 @@ from .sections import SAME
 BATCHES, ROWS, WIDTH, NEXT_STEPS = 3, 4, 4, 2
 PARTS = ("model", "optimizer", "scheduler", "scaler")
 METHODS = "methods that are missing"
-KIND, STAYS, READ = "what state_dict() returns", "tensors in it that change later", "torch.load(weights_only=True)"
+KIND, STAYS, READ = "what state_dict() returns", "what changes in it later", "torch.load(weights_only=True)"
+KEPT = "what changes in it when it has been loaded"
 LIVE, LOADED, NEXT = "what saving changes in the run", "loading a state whose tensors lie on a GPU", "the next steps"
 OWN, HELD = "run's own objects", "parameters of the model that the optimizer steps"
 WEIGHTS, BUFFERS, MOMENTS, GROUPS = "weights", "buffers", "the optimizer's state", "the optimizer's groups"
@@ -45,6 +46,7 @@ CLAUSES = [
             "tensors, numbers, lists",
         ),
         ("It stays what it is while run goes on", [STAYS], "the state changes while the run goes on", "a copy"),
+        ("also when it has been loaded", [KEPT], "a state that has been loaded changes", "load a copy of it"),
         ("run itself goes on as if nobody had looked", [LIVE], "saving disturbs the run", ""),
         ("on whichever device", [LOADED], "a state on the GPU is not loaded", "cpu()"),
         ("stay the same objects", [OWN], "one of run's objects is another one now", "load_state_dict, in place"),
@@ -62,15 +64,16 @@ CLAUSES = [
         ("those of the run that was saved, to the bit", [NEXT], "the next steps are others", ""),
     )
 ]
+FIRST, START, MIDDLE = "the very beginning", "the start of an epoch", "the middle of an epoch"
+DONE = {FIRST: (0,), START: (BATCHES,), MIDDLE: (BATCHES - 1, BATCHES + 1)}  # steps: one of these numbers
 EDGES = {
-    "at": ("the start of an epoch", "its middle", "its last batch"),
+    "at": (FIRST, START, MIDDLE),
     "dropout": (0.5, 0.0),
     "gpus": (2, 1),
     "overflow": (True, False),
     "schedule": ("step", "epoch"),
     "kept": ("in a file, loaded to the CPU", "in a file, loaded to a GPU", "in memory"),
 }
-DONE = {"the start of an epoch": BATCHES, "its middle": BATCHES + 1, "its last batch": BATCHES - 1}  # steps
 
 
 class Net(nn.Module):
@@ -112,9 +115,8 @@ class Run:
         if self.place == 0:
             self.order = torch.randperm(BATCHES * ROWS)
         rows = self.order[ROWS * self.place : ROWS * (self.place + 1)]
-        x = (rows[:, None] + torch.arange(WIDTH)).sin() * (random.random() + np.random.uniform()) + torch.randn(
-            ROWS, WIDTH
-        )
+        x = (rows[:, None] + torch.arange(WIDTH)).sin() + torch.randn(ROWS, WIDTH)
+        x = x * (random.gauss(1, 0.3) + np.random.normal(1, 0.3))  # of two such numbers each generator keeps the second
         loss = F.cross_entropy(self.model(x), (rows % 3).to(self.model.devices[-1]))
         bad = self._scene.overflow and (self.epoch, self.place) == (
             0,
@@ -134,11 +136,41 @@ class Run:
         )
 
 
+def beside_of(run: Run) -> dict[str, Any]:
+    """What else saving leaves alone."""
+    parameters = [*run.model.parameters()]
+    return {
+        "training mode": [module.training for module in run.model.modules()],
+        "devices of the weights": [str(p.device) for p in parameters],
+        "what is trained": [p.requires_grad for p in parameters],
+        "gradients": [None if p.grad is None else p.grad.nan_to_num() for p in parameters],
+    }
+
+
 def leaves(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
     for item in value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ():
         yield from leaves(item)
+
+
+def copied(value: Any) -> Any:
+    """Of a state what is looked at: entries, tensors, numbers and texts."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict):
+        return {key: copied(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [*map(copied, value)]
+    return value if isinstance(value, int | float | str) else None
+
+
+def changes(old: Any, state: Any) -> str:
+    """What of the state is no longer as in its copy."""
+    now = copied(state)
+    pairs = [*zip(leaves(old), leaves(now), strict=False)]
+    others = sum(not equal(a, b) for a, b in pairs)
+    return NOTHING if equal(old, now) else f"{others} tensors" if others else "its entries"
 
 
 def pieces(run: Any) -> dict[str, Any]:
@@ -163,6 +195,16 @@ def pieces(run: Any) -> dict[str, Any]:
     }
 
 
+def steps(run: Run) -> str:
+    """Make the next steps of this run; what they raise, in words."""
+    try:
+        for _ in range(NEXT_STEPS):
+            run.step()
+    except Exception as error:  # whatever a student's methods have left undone
+        return f"raise {type(error).__name__}: {text_of(error, 80)}"
+    return ""
+
+
 def equal(a: Any, b: Any) -> bool:
     """To the bit, through dictionaries and lists."""
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
@@ -177,15 +219,14 @@ def equal(a: Any, b: Any) -> bool:
 def play(call: Callable[..., Any], scene: Scene) -> Facts:
     gpus = "one GPU" if scene.gpus == 1 else "two GPUs"
     facts = Facts(f"saved at {scene.at}, {gpus}, dropout {scene.dropout}, the state {scene.kept}")
-    seed, seen = random.randrange(10**6), SimpleNamespace()
+    seed, seen, done = random.randrange(10**6), SimpleNamespace(), random.choice(DONE[scene.at])
 
     def through(make: Callable[..., Any]) -> None:
         live = Run(scene, seed)
-        for _ in range(DONE[scene.at]):
+        made = make(live)  # once, and asked later, at a checkpoint
+        for _ in range(done):
             live.step()
-        saved = pieces(live)
-        modes = [module.training for module in live.model.modules()]
-        made = make(live)
+        saved, beside = pieces(live), beside_of(live)
         missing = [name for name in ("state_dict", "load_state_dict") if not callable(getattr(made, name, None))]
         facts.add(METHODS, missing, [])
         if missing:
@@ -195,7 +236,7 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
         if not facts.hold():
             return
         changed = [name for name, value in pieces(live).items() if not equal(value, saved[name])]
-        changed += ["training mode"] * (modes != [module.training for module in live.model.modules()])
+        changed += [name for name, value in beside_of(live).items() if not equal(value, beside[name])]
         facts.add(LIVE, ", ".join(changed) or NOTHING, NOTHING)
         if scene.kept != "in memory":
             try:
@@ -207,11 +248,12 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
             except Exception as error:
                 facts.add(READ, type(error).__name__, "read")
                 return
-        then = [*map(torch.clone, leaves(state))]
-        for _ in range(NEXT_STEPS):
-            live.step()
-        wanted = live.log[DONE[scene.at] :], pieces(live)
-        facts.add(STAYS, sum(not equal(a, b) for a, b in zip(then, leaves(state), strict=True)), 0)
+        then = copied(state)
+        if raised := steps(live):
+            facts.add(LIVE, f"the next steps {raised}", NOTHING)
+            return
+        wanted = live.log[done:], pieces(live)
+        facts.add(STAYS, changes(then, state), NOTHING)
         if not facts.hold():
             return
         run = Run(scene, seed + 1)
@@ -228,6 +270,8 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
         facts.add(LOADED, "loaded", "loaded") if "to a GPU" in scene.kept else None
         seen.__dict__.update(run=run, own=own, before=before, saved=saved, wanted=wanted)
         judge(facts, seen)
+        if facts.hold() and scene.kept == "in memory":
+            facts.add(KEPT, changes(then, state), NOTHING)
 
     def with_states(make: Callable[..., Any]) -> None:
         states = settings.random_states()
@@ -253,13 +297,16 @@ def judge(facts: Facts, seen: SimpleNamespace) -> None:
     if not facts.hold():
         return
     for name, value in now.items():
+        if name == ORDER and run.epoch and not run.place:
+            continue  # the next step draws another one
         left = "as before loading" if equal(value, seen.before[name]) else "others"
         facts.add(name, AS_SAVED if equal(value, seen.saved[name]) else left, AS_SAVED)
     if not facts.hold():
         return
     run.log.clear()
-    for _ in range(NEXT_STEPS):
-        run.step()
+    if raised := steps(run):
+        facts.add(NEXT, raised, "to the bit")
+        return
     log, after = seen.wanted
     others = ["losses, scales or learning rates"] if run.log != log else []
     others += [name for name, value in pieces(run).items() if not equal(value, after[name])]
@@ -269,7 +316,7 @@ def judge(facts: Facts, seen: SimpleNamespace) -> None:
 def accept(student: Any, trial: Trial) -> Callable[..., Any]:
     """What makes the object with two methods: a class, or a function of a run."""
     trial.expect(
-        callable(student) and not hasattr(student, "run"),
+        callable(student) and (isinstance(student, type) or not hasattr(student, "run")),
         "this is not a class",
         expected="a class with the methods state_dict and load_state_dict",
         got=show(student),

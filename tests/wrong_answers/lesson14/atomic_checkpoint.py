@@ -4,6 +4,8 @@ import io
 import os
 import tempfile
 import zipfile
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -19,7 +21,9 @@ FSYNCED = """                file.flush()  # from Python to the system,
 WRITE = '            with open(temporary, "wb") as file:\n                torch.save(state, file)\n' + FSYNCED
 REPLACE = 'os.replace(temporary, self.folder / f"step{step}.pt")'
 PRUNE = "        for old in self.files()[self.keep :]:\n            old.unlink()"
-CHECKED = "                if not damaged:\n                    return torch.load(path, weights_only=True)"
+LOAD = "                    return torch.load(path, weights_only=True)  # raises where the list of the parts is damaged"
+CHECKED = f"                if not damaged:\n{LOAD}"
+CATCH = "except Exception:  # whatever zipfile or torch.load finds"
 ASIDE = 'os.replace(path, path.with_suffix(".damaged"))'
 
 
@@ -62,7 +66,7 @@ class ByDescriptor:
             try:
                 if zipfile.ZipFile(io.BytesIO(data)).testzip() is None:
                     return torch.load(io.BytesIO(data), weights_only=True)
-            except zipfile.BadZipFile:
+            except (zipfile.BadZipFile, RuntimeError, ValueError, EOFError):
                 pass
             os.rename(self.path(step), self.path(step) + ".bad")
         return None
@@ -87,8 +91,21 @@ BANK.variant(
         CHECKED,
         "                state = torch.load(path, weights_only=True)\n                if not damaged:\n                    return state",
     ),
-    change("except zipfile.BadZipFile", "except Exception"),
 )
+
+
+@BANK.right
+class WithDefaults(NamedTuple):
+    """A class that has `folder` before any object of it is made."""
+
+    folder: Path = Path()
+    keep: int = 1
+
+    def save(self, state, step):
+        SOLUTION(self.folder, self.keep).save(state, step)
+
+    def latest(self):
+        return SOLUTION(self.folder, self.keep).latest()
 
 
 @BANK.wrong("there is no latest", "two methods: one writes, the other reads")
@@ -222,6 +239,74 @@ BANK.mistake(
     change('"unfinished.tmp"', 'f"step{step}.tmp"'),
 )
 BANK.mistake(
+    "a_folder_for_each",
+    "a folder that a killed save has made stays for ever",
+    "each save has a temporary folder of a name of its own: take one file name for all",
+    change(
+        'self.folder / "unfinished.tmp"',
+        'pathlib.Path(tempfile.mkdtemp(dir=self.folder)) / "unfinished.tmp"\n        for part in self.folder.glob("*/unfinished.tmp"):\n            part.unlink()',
+    ),
+    change("            temporary.unlink(missing_ok=True)\n", "            shutil.rmtree(temporary.parent)\n"),
+    change("        self.sync_folder()\n", "        shutil.rmtree(temporary.parent)\n        self.sync_folder()\n"),
+    change("class Checkpoints:", "import shutil\n\n\nclass Checkpoints:"),
+)
+BANK.mistake(
+    "with_leading_zeros",
+    "the step in a file's name has leading zeros",
+    'other programs read f"step{step}.pt"; the order comes from int(…) of it',
+    change('f"step{step}.pt"', 'f"step{step:06}.pt"'),
+)
+BANK.mistake(
+    "another_name",
+    "the files have names of another form",
+    'other programs read f"step{step}.pt"',
+    change('f"step{step}.pt"', 'f"step{step}.ckpt.pt"'),
+    change('path.stem.removeprefix("step")', 'path.name.removeprefix("step").removesuffix(".ckpt.pt")'),
+)
+BANK.mistake(
+    "the_states_step",
+    "the step is looked up in the state",
+    "a state need not have it: save is given the step",
+    change('f"step{step}.pt"', "f\"step{state['step']}.pt\""),
+)
+BANK.mistake(
+    "adds_the_step",
+    "the state that is saved has an entry more",
+    "what latest() gives is the state as it was: the step stands in the name",
+    change("torch.save(state, file)", "torch.save(state | {'saved_step': step}, file)"),
+)
+BANK.mistake(
+    "adds_to_the_state",
+    "save changes the state that it is given",
+    "the caller goes on with it: the step stands in the name",
+    change("torch.save(state, file)", "torch.save(state, file)\n                state['saved_step'] = step"),
+)
+BANK.mistake(
+    "its_own_list",
+    "the object keeps a list of files, and some of them are gone",
+    "what is in the folder says the folder: list it each time",
+    change(
+        "        self.folder, self.keep = folder, keep\n",
+        "        self.folder, self.keep = folder, keep\n        self.known = self.listed()\n",
+    ),
+    change("    def files(self):\n        steps =", "    def listed(self):\n        return"),
+    change("        return [steps[", "    def files(self):\n        steps = self.known\n        return [steps["),
+    change(
+        "        self.sync_folder()\n",
+        "        self.sync_folder()\n        self.known[step] = self.folder / f'step{step}.pt'\n",
+    ),
+)
+BANK.mistake(
+    "listed_when_made",
+    "latest() goes by what was in the folder when the object was made",
+    "the same object has saved since: list the folder in latest()",
+    change(
+        "        self.folder, self.keep = folder, keep\n",
+        "        self.folder, self.keep = folder, keep\n        self.known = self.files()\n",
+    ),
+    change("for path in self.files():", "for path in self.known:"),
+)
+BANK.mistake(
     "as_text",
     "the newest is found by its name as text",
     "as text step9 comes after step10: compare int(…) of it",
@@ -270,6 +355,52 @@ BANK.mistake(
     change("damaged = archive.testzip()", "damaged = None"),
 )
 BANK.mistake(
+    "checksum_of_a_tensor",
+    "zeros in the part that holds the numbers are not seen",
+    "a checksum for each part: testzip() reads all of them, also data.pkl",
+    change("archive.testzip()", "[archive.read(name) for name in archive.namelist() if '/data/' in name] and None"),
+)
+BANK.mistake(
+    "many_zeros",
+    "zeros in the middle of a file are not seen",
+    "torch.load does not compare the checksums: zipfile.ZipFile(path).testzip() does",
+    change("archive.testzip()", "bytes(512) in path.read_bytes()"),
+    same_as="no_checksums",
+)
+BANK.mistake(
+    "the_archives_error_alone",
+    "a file whose list of parts is damaged is an error",
+    "testzip() finds nothing, since that list has no checksum; torch.load raises RuntimeError or another one: catch them",
+    change(CATCH, "except zipfile.BadZipFile:"),
+)
+BANK.mistake(
+    "the_two_newest",
+    "two damaged files are the end: latest() gives None",
+    "all of them, until one is whole",
+    change("for path in self.files():", "for path in self.files()[:2]:"),
+)
+BANK.mistake(
+    "one_name_for_damage",
+    "a damaged file is written over by the next one",
+    "a name of its own for each: path.with_suffix",
+    change('path.with_suffix(".damaged")', 'self.folder / "damaged.bin"'),
+)
+BANK.mistake(
+    "removes_what_was_set_aside",
+    "save removes the damaged files that were set aside",
+    "somebody may look at them: remove checkpoints, and what a killed save has left",
+    change(
+        PRUNE,
+        "        kept = self.files()[: self.keep]\n        for old in self.folder.iterdir():\n            if old not in kept:\n                old.unlink()",
+    ),
+)
+BANK.mistake(
+    "any_code",
+    "latest() runs code that stands in a file",
+    "weights_only=False loads any object, and runs what it says; True builds tensors, numbers and containers",
+    change("weights_only=True", "weights_only=False"),
+)
+BANK.mistake(
     "left_there",
     "a damaged file is left where it is",
     "with .pt it counts as one of the keep: rename it",
@@ -286,6 +417,18 @@ BANK.mistake(
     "a save that fails leaves its unfinished file behind",
     "unlink it, and raise again",
     change("            temporary.unlink(missing_ok=True)\n", ""),
+)
+BANK.mistake(
+    "cleans_after_one_error",
+    "after some errors the unfinished file is left behind",
+    "torch.save raises TypeError, AttributeError, PicklingError, or OSError where the disk is full: except BaseException",
+    change("        except BaseException:", "        except TypeError:"),
+)
+BANK.mistake(
+    "an_error_of_its_own",
+    "save raises an error of its own in the place of torch.save's",
+    "who calls must know what is not to be saved: raise alone goes on with the same one",
+    change("            raise\n", "            raise TypeError('cannot save') from None\n"),
 )
 BANK.mistake(
     "swallows",

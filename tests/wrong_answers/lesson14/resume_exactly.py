@@ -1,8 +1,10 @@
 """Answers to "to the bit"."""
 
 import copy
+import dataclasses
 import io
 import random
+from typing import Any
 
 import numpy as np
 import torch
@@ -50,7 +52,7 @@ class Written:
     def load_state_dict(self, state):
         run = self.run
         run.model.load_state_dict(state["model"], strict=True)
-        run.optimizer.load_state_dict(state["optimizer"])
+        run.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
         run.scaler.load_state_dict(state["scaler"])
         run.scheduler.load_state_dict(state["scheduler"])
         run.epoch, run.place = int(state["epoch"]), int(state["place"])
@@ -68,6 +70,24 @@ BANK.variant(
     change("return copy.deepcopy(state)", "return state"),
     change("run.epoch, run.place, run.order\n", "run.epoch, run.place, copy.copy(run.order)\n"),
 )
+BANK.variant(
+    "no_order_between_epochs",
+    change("run.place, run.order\n", "run.place, run.order if run.place else None\n"),
+)
+
+
+@BANK.right
+@dataclasses.dataclass(slots=True)
+class WithSlots:
+    """A class that has `run` before any object of it is made."""
+
+    run: Any
+
+    def state_dict(self):
+        return SOLUTION(self.run).state_dict()
+
+    def load_state_dict(self, state):
+        SOLUTION(self.run).load_state_dict(state)
 
 
 @BANK.wrong("there is no load_state_dict", "two methods: one saves, the other loads")
@@ -170,6 +190,18 @@ BANK.mistake(
     ),
 )
 BANK.mistake(
+    "an_order_of_none",
+    "before the first epoch there is no order to copy",
+    "run.order is None then: copy.deepcopy copies that too",
+    change("run.epoch, run.place, run.order\n", "run.epoch, run.place, run.order.clone()\n"),
+)
+BANK.mistake(
+    "keeps_its_order_for_none",
+    "an order of None is not loaded",
+    "a run that has not begun has none: the loaded run must not keep its own",
+    change("order if order is None else order.cpu()", "run.order if order is None else order.cpu()"),
+)
+BANK.mistake(
     "no_python",
     "Python's generator is not loaded",
     "augmentation draws from random: random.getstate() and random.setstate()",
@@ -180,6 +212,18 @@ BANK.mistake(
     "NumPy's generator is not loaded",
     "torch.manual_seed knows nothing of it: np.random.get_state() and set_state()",
     drop("np.random.set_state"),
+)
+BANK.mistake(
+    "no_second_gauss",
+    "the number that random.gauss keeps is left out",
+    "it draws two numbers at a time, and keeps the second: setstate with all that getstate() gives",
+    change('random.setstate(state["python"])', 'random.setstate((*state["python"][:2], None))'),
+)
+BANK.mistake(
+    "no_second_normal",
+    "the number that np.random.normal keeps is left out",
+    "it draws two numbers at a time, and keeps the second: set_state with all five that get_state() gives",
+    change('np.random.set_state(state["numpy"])', 'np.random.set_state(state["numpy"][:3])'),
 )
 BANK.mistake(
     "no_torch",
@@ -212,6 +256,22 @@ BANK.mistake(
     add('state["seed"] = torch.initial_seed()', after='state["cpu"] ='),
 )
 BANK.mistake(
+    "taken_when_made",
+    "the place is that of the moment when the object was made",
+    "it is made once, and asked at each checkpoint: read epoch, place and order in state_dict",
+    change("        self.run = run\n", "        self.run, self.where = run, (run.epoch, run.place, run.order)\n"),
+    change('state["where"] = run.epoch, run.place, run.order', 'state["where"] = self.where'),
+)
+BANK.mistake(
+    "all_taken_when_made",
+    "the whole state is that of the moment when the object was made",
+    "it is made once, and asked at each checkpoint: put the state together in state_dict",
+    change(
+        "        self.run = run\n    def state_dict(self):\n",
+        "        self.run = run\n        self.state = self.at_once()\n    def state_dict(self):\n        return self.state\n    def at_once(self):\n",
+    ),
+)
+BANK.mistake(
     "no_copy",
     "the state's tensors are those that go on training",
     "state_dict() gives the tensors themselves: copy.deepcopy, or write them at once",
@@ -223,6 +283,20 @@ BANK.mistake(
     "state_dict() gives the tensors themselves: copy.deepcopy, or write them at once",
     change("return copy.deepcopy(state)", "return dict(state)"),
     same_as="no_copy",
+)
+BANK.mistake(
+    "loads_the_state_itself",
+    "the optimizer goes on in the tensors of the state that was loaded",
+    "its load_state_dict takes them over: load a copy, or the second time the state is another one",
+    change("self.run, copy.deepcopy(state)", "self.run, state"),
+)
+BANK.mistake(
+    "takes_out_of_the_state",
+    "loading takes an entry out of the state",
+    "the second time it is missing: read it, without pop",
+    change('order = state["where"]', 'order = state.pop("where")'),
+    change("self.run, copy.deepcopy(state)", "self.run, state"),
+    change("(state[part])", "(copy.deepcopy(state[part]))"),
 )
 BANK.mistake(
     "an_array",
@@ -265,8 +339,8 @@ BANK.mistake(
     "run.model is another object now",
     "who holds the old one, as the optimizer does, does not see it: load_state_dict, in place",
     change(
-        "        run = self.run\n        for part",
-        "        run = self.run\n        run.model = copy.deepcopy(run.model)\n        for part",
+        "        for part",
+        "        run.model = copy.deepcopy(run.model)\n        for part",
     ),
 )
 BANK.mistake(
@@ -274,8 +348,8 @@ BANK.mistake(
     "run's scheduler is another object now",
     "load_state_dict, in place: who holds the old one would go on with it",
     change(
-        "        run = self.run\n        for part",
-        "        run = self.run\n        run.scheduler = type(run.scheduler)(run.optimizer, run.scheduler.step_size, run.scheduler.gamma)\n        for part",
+        "        for part",
+        "        run.scheduler = type(run.scheduler)(run.optimizer, run.scheduler.step_size, run.scheduler.gamma)\n        for part",
     ),
 )
 BANK.mistake(
@@ -289,6 +363,30 @@ BANK.mistake(
     "saving leaves the model in evaluation mode",
     "a state dict is the same in both modes: leave the mode alone",
     add("run.model.eval()", before="state = {part"),
+)
+BANK.mistake(
+    "saving_moves",
+    "saving leaves the model on the CPU",
+    "module.cpu() moves the model itself: the tensors of a state_dict() can be copied one by one",
+    add("run.model.cpu()", before="state = {part"),
+)
+BANK.mistake(
+    "saving_freezes",
+    "saving leaves parameters that are not trained any more",
+    "requires_grad_(False) changes the model itself; the tensors of a state_dict() need no gradient anyway",
+    add("run.model.requires_grad_(False)", before="state = {part"),
+)
+BANK.mistake(
+    "loading_freezes",
+    "the loaded run cannot step: its parameters are not trained any more",
+    "load_state_dict copies in place without a gradient: no requires_grad_(False)",
+    add("run.model.requires_grad_(False)", before="run.epoch, run.place, order ="),
+)
+BANK.mistake(
+    "clears_the_gradients",
+    "saving takes the gradients away",
+    "whoever accumulates saves in between too: no zero_grad()",
+    add("run.optimizer.zero_grad()", before="state = {part"),
 )
 BANK.mistake(
     "draws",
