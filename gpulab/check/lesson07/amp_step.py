@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -19,8 +22,11 @@ from ..wording import show
 from .sections import AUTOCAST, MISTAKES, ORDER, SCALER
 
 PARAMETERS = ("model", "optimizer", "scaler", "scheduler", "loss_fn", "x", "y", "dtype", "max_norm")
-OVERFLOWS = 2.0**30  # a scale, in fp16
+SCALE, OVERFLOWS = 2.0**10, 2.0**30  # the latter in fp16
+OVERFLOW = "on with a scale that overflows"
+FIRST, LAST = (f"on with an inf in the {which} gradient" for which in ("first", "last"))
 GROWTH_INTERVAL = 2
+GROWTH, BACKOFF = 1.5, 0.75  # not the defaults: who compares with half the scale is found
 CLAUSES = (
     Clause(
         "the model is on the device of x, in float32",
@@ -88,7 +94,7 @@ CLAUSES = (
 EDGES = {
     "device": ("cuda:0", "cuda:1", "cpu"),
     "dtype": (torch.float16, torch.bfloat16),
-    "scale": (2.0**10, OVERFLOWS, None),  # None: the scaler is off
+    "scaler": ("on", OVERFLOW, FIRST, LAST, "off"),
     "max_norm": (1e6, 0.05),
     "calls": (1, 2),  # after two good steps the scale grows
     "left": (True, False),  # gradients of the caller
@@ -106,10 +112,11 @@ MAY_CHANGE: dict[str, Iterable[Kind]] = {
 
 
 def possible(scene: Scene) -> bool:
-    """bf16 has fp32's range: nothing overflows in it. Old gradients are told best where nothing is clipped."""
-    return not (scene.left and scene.max_norm < 1) and (
-        scene.scale != OVERFLOWS or (scene.dtype is torch.float16 and scene.calls == 1)
-    )
+    """bf16 has fp32's range: no scale overflows in it. Old gradients are told best where nothing is clipped."""
+    skips, fp16 = scene.scaler not in ("on", "off"), scene.dtype is torch.float16
+    if skips and (scene.calls > 1 or (scene.scaler == OVERFLOW and not fp16)):
+        return False
+    return not (scene.left and scene.max_norm < 1)
 
 
 @dataclass
@@ -183,9 +190,11 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
         parts = [parameters] if scene.groups == 1 else [parameters[::2], parameters[1::2]]
         optimizer = Recorder([{"params": part, "lr": 0.1 * (1 + i)} for i, part in enumerate(parts)], log, parameters)
         options = {
-            "init_scale": scene.scale or 1.0,
+            "init_scale": OVERFLOWS if scene.scaler == OVERFLOW else SCALE,
+            "growth_factor": GROWTH,
+            "backoff_factor": BACKOFF,
             "growth_interval": GROWTH_INTERVAL,
-            "enabled": scene.scale is not None,
+            "enabled": scene.scaler != "off",
         }
         scaler = Scaler(kind, log, **options)
         model.register_forward_pre_hook(lambda *_: log.forwards.append(autocast(kind)))
@@ -195,6 +204,9 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
             log.losses.append(autocast(kind))
             return loss_fn(*args, **options)
 
+        if scene.scaler in (FIRST, LAST):
+            trained = [p for p in parameters if p.requires_grad]
+            trained[0 if scene.scaler == FIRST else -1].register_hook(with_an_inf)
         job = model, optimizer, scaler, Schedule(optimizer, log), loss
         for number in range(scene.calls):
             facts = one_call(call, scene, job, log, number)
@@ -214,13 +226,15 @@ def one_call(call: Callable[..., Any], scene: Scene, job: tuple[Any, ...], log: 
         entries.clear()
     before, scale_before = weights(model), scaler.get_scale()
     returned = call(*job, x, y, scene.dtype, scene.max_norm, may_change=MAY_CHANGE)
-    steps = scene.scale != OVERFLOWS
-    scale = "the scaler off" if scene.scale is None else f"a scale of {scene.scale:,.0f}"
-    facts = Facts(f"{name_of(scene.dtype)} on {scene.device}, {scale}, max_norm = {scene.max_norm:g}")
+    steps = scene.scaler in ("on", "off")
+    facts = Facts(f"{name_of(scene.dtype)} on {scene.device}, the scaler {scene.scaler}, max_norm = {scene.max_norm:g}")
     facts.add("dtype of the parameters", sorted({name_of(p.dtype) for p in model.parameters()}), ["float32"])
     facts.add("device of the parameters", sorted({str(p.device) for p in model.parameters()}), [scene.device])
+    if not facts.hold():
+        return facts
     facts.add("autocast in the forward pass", sorted(set(log.forwards)), [name_of(scene.dtype)])
     facts.add("autocast at the loss", sorted(set(log.losses)), [name_of(scene.dtype)])
+    as_precise = facts.hold()  # as the reference's loss
     facts.add("autocast in backward", sorted(set(log.backwards)), ["off"])
     facts.add("forward passes and losses", [len(log.forwards), len(log.losses)], [1, 1])
     gradient = Near(true * min(1.0, scene.max_norm / float(true.norm()))) if steps else "no step"
@@ -232,23 +246,30 @@ def one_call(call: Callable[..., Any], scene: Scene, job: tuple[Any, ...], log: 
         facts.add(
             "the schedule advances after the step", log.calls.index("scheduler") > log.calls.index("stepped"), True
         )
-    grown = 0.5 if not steps else 2.0 if number + 1 == GROWTH_INTERVAL and scene.scale else 1.0
+    grown = BACKOFF if not steps else GROWTH if number + 1 == GROWTH_INTERVAL and scene.scaler == "on" else 1.0
     facts.add("scale after the step", scaler.get_scale(), scale_before * grown)
     rates = torch.cat([torch.full((p.numel(),), rate) for p, rate in rates_of(optimizer)])
     moved = before - rates * log.gradients[0] if stepped else before
     facts.add("weights after the step", weights(model), Near(moved, 1e-4))
     pair = returned if isinstance(returned, tuple | list) and len(returned) == 2 else (returned, None)
-    flag = pair[1].item() if isinstance(pair[1], torch.Tensor) and pair[1].numel() == 1 else pair[1]
-    is_float = isinstance(pair[0], float)
-    first = "a tensor" if isinstance(pair[0], torch.Tensor) else show(pair[0], 20)  # whose digits hang on the processor
-    kinds = ["float" if is_float else first, "bool" if isinstance(flag, bool) else show(flag, 20)]
+    # of a tensor no digits, which hang on the processor
+    kinds = ["a tensor" if isinstance(one, torch.Tensor) else show(one, 20) for one in pair]
+    is_float, is_bool = isinstance(pair[0], float), isinstance(pair[1], bool | np.bool_)
+    kinds = ["float" if is_float else kinds[0], "bool" if is_bool else kinds[1]]
     facts.add("what is returned", kinds, ["float", "bool"])
-    if is_float:
-        facts.add("the loss returned", float(pair[0]), Near(value, 0.05))
-    if isinstance(flag, bool):
-        facts.add("stepped, as returned", flag, stepped)
+    if is_float and as_precise:
+        facts.add("the loss returned", float(pair[0]), Near(value, 0.01))
+    if is_bool:
+        facts.add("stepped, as returned", bool(pair[1]), stepped)
     facts.seen["calls of the scaler"] = [name for name in log.calls if name in ("unscale_", "step", "update")]
     return facts
+
+
+def with_an_inf(gradient: torch.Tensor) -> torch.Tensor:
+    """The gradient with an inf in one of its elements, drawn at random."""
+    gradient = gradient.clone(memory_format=torch.contiguous_format)
+    gradient.view(-1)[random.randrange(gradient.numel())] = math.inf
+    return gradient
 
 
 def network(scene: Scene) -> nn.Module:

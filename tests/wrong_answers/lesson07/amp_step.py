@@ -90,6 +90,13 @@ BANK.variant(
 )
 
 
+BANK.variant(
+    "asks_the_norm",
+    change("    nn.utils.clip_grad_norm_", "    norm = nn.utils.clip_grad_norm_"),
+    change("scaler.get_scale() >= before", "bool(norm.isfinite())"),
+)
+
+
 @BANK.right
 def clears_at_the_end_too(model, optimizer, scaler, scheduler, loss_fn, x, y, dtype, max_norm):
     model.zero_grad()
@@ -170,7 +177,7 @@ BANK.mistake(
     change(
         "scaler.update()",
         "fine = all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())\n"
-        "    scaler.update(before if fine else before / 2)",
+        "    scaler.update(before if fine else before * scaler.get_backoff_factor())",
     ),
 )
 BANK.mistake(
@@ -203,6 +210,35 @@ BANK.mistake(
     "",
     change("if stepped:", "if loss.isfinite():"),
     same_as="always_advances",
+)
+BANK.mistake(
+    "looks_at_the_last_gradient",
+    "an overflow is noticed in one parameter's gradient only",
+    "the scaler skips the step for one inf in any of them: compare the scale, or look at all gradients",
+    change("scaler.get_scale() >= before", "bool(list(model.parameters())[-1].grad.isfinite().all())"),
+)
+BANK.mistake(
+    "looks_at_the_first_gradient",
+    "an overflow is noticed in one parameter's gradient only",
+    "",
+    change(
+        "scaler.get_scale() >= before",
+        "bool(next(p.grad for p in model.parameters() if p.grad is not None).isfinite().all())",
+    ),
+    same_as="looks_at_the_last_gradient",
+)
+BANK.mistake(
+    "looks_for_nan",
+    "an inf in the gradients is not noticed",
+    "what overflows is inf, and so is the norm; NaN comes only where one is computed with: norm.isfinite()",
+    change("    nn.utils.clip_grad_norm_", "    norm = nn.utils.clip_grad_norm_"),
+    change("scaler.get_scale() >= before", "not bool(norm.isnan())"),
+)
+BANK.mistake(
+    "expects_half_the_scale",
+    "a skipped step is noticed only if it halves the scale",
+    "0.5 is the default of backoff_factor, and the scaler may have another: a step was skipped if the scale is smaller",
+    change(">= before", "> before / 2"),
 )
 BANK.mistake(
     "takes_a_larger_scale_for_a_skip",
@@ -333,6 +369,18 @@ BANK.mistake(
     "the loss is not returned as a float",
     "a tensor: call .item(), or float()",
     change("loss.item()", "loss.detach()"),
+)
+BANK.mistake(
+    "returns_a_tensor_for_stepped",
+    "whether the optimizer stepped is returned as a tensor",
+    "norm.isfinite() and the like are tensors, on the GPU perhaps: call .item(), or bool()",
+    change("return loss.item(), stepped", "return loss.item(), torch.tensor(stepped)"),
+)
+BANK.mistake(
+    "rounds_the_loss",
+    "the loss that is returned is rounded",
+    "return it as it is, and round where it is printed",
+    change("loss.item(), stepped", "round(loss.item(), 1), stepped"),
 )
 BANK.mistake(
     "returns_the_scaled_loss",
