@@ -106,15 +106,16 @@ def transfer_benchmark(sizes, pinned, device, timer):
 
     sizes   numbers of bytes, ints, in any order
     pinned  True: from page-locked memory; False: from ordinary memory. Without effect where `device` is the CPU
-    device  a torch.device: a GPU, or the CPU (then the copies are the host's own: a stand-in, to be labelled as such)
+    device  a torch.device: a GPU, with a number or without, or the CPU (then the copies are the host's own: a
+            stand-in, to be labelled as such)
     timer   timer(fn) gives the time of fn() in milliseconds, the median of several runs after a warm-up
 
     Inside the clock there is one copy and nothing else: both buffers are made before, and the destination is used
     again. A size that finds no room on the GPU or the host is left out; other errors pass through. No memory is held
     when the function returns.
     Returns (ms, latency_us, bandwidth_gbps): a dict from size to milliseconds, in the order of `sizes`, and the two
-    numbers of the line  time = latency + bytes / bandwidth  that fits all of them best (least squares, weighted or not),
-    in microseconds and in 10⁹ bytes per second.
+    numbers of the line  time = latency + bytes / bandwidth  that fits all of them best (least squares, unweighted, or
+    weighted by a power of bytes or of the time), in microseconds and in 10⁹ bytes per second.
     At least two sizes will fit.
     """
     # TODO: two buffers for each size, timer(copy) in between, then fit the line

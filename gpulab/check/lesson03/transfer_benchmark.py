@@ -10,6 +10,7 @@ import contextlib
 import gc
 import math
 import random
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +28,7 @@ TOO_LARGE = 10**15  # bytes, more than any address space
 _LEFT = 100 * 2**20  # bytes that are free on the GPU in the run that fills it
 _HALF = (55_000_000, 60_000_000)  # bytes: one such size fits there, and two do not
 NEAR = (1e-2, 5e-3)  # how near the latency and the bandwidth have to come
+HALVES = (-1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 2.0)  # powers of bytes by which a row may be divided
 _NOISE = 0.08  # of a time, at most, in the run whose times scatter
 _NAMES = ("ms", "latency_us", "bandwidth_gbps")
 
@@ -41,16 +43,19 @@ class Seen:
 
     ops: list[str] = field(default_factory=list)
     copies: list[tuple[int, str, str, bool]] = field(default_factory=list)  # bytes, from, to, pinned
+    onto_itself: bool = False
+    waits: list[str] = field(default_factory=list)  # that the code asks for, by what for
     allocations: int = 0
+    freed: int = 0  # segments of the allocator's that went back to the GPU
     pins: int = 0
 
 
 class _Ops(TorchDispatchMode):
     """Notes operations, and copies with both ends."""
 
-    def __init__(self, seen: Seen) -> None:
+    def __init__(self, seen: Seen, ends: list[weakref.ref[torch.UntypedStorage]]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.seen = seen
+        self.seen, self.ends = seen, ends
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
@@ -59,17 +64,21 @@ class _Ops(TorchDispatchMode):
         if name in ("copy_", "_to_copy"):
             into, source = (args[0], args[1]) if name == "copy_" else (out, args[0])
             pinned = (source if into.is_cuda else into).is_pinned() if into.is_cuda or source.is_cuda else False
-            self.seen.copies.append((into.nbytes, source.device.type, into.device.type, pinned))
+            self.seen.copies.append((into.nbytes, str(source.device), str(into.device), pinned))
+            self.seen.onto_itself |= into.device == source.device and into.data_ptr() == source.data_ptr()
+            self.ends += [weakref.ref(tensor.untyped_storage()) for tensor in (into, source)]
         return out
 
 
 @contextlib.contextmanager
-def counted_pins() -> Iterator[list[int]]:
-    """The bytes of each storage that is pinned within the block."""
+def counted_pins(refused: int = 0) -> Iterator[list[int]]:
+    """The bytes of each storage that is pinned within the block; there is no room for one of `refused` bytes."""
     pins: list[int] = []
     own = copies.pin
 
     def noted(storage: Any, *, copied: bool) -> None:
+        if storage.nbytes() == refused:
+            raise RuntimeError("CUDA error: out of memory")  # of cudaHostAlloc
         pins.append(storage.nbytes())
         own(storage, copied=copied)
 
@@ -80,6 +89,22 @@ def counted_pins() -> Iterator[list[int]]:
         copies.pin = own
 
 
+@contextlib.contextmanager
+def asked_waits(gpu: VirtualGPU, names: list[str]) -> Iterator[None]:
+    """What the host is told to wait for within the block: a copy that waits by itself is not told to."""
+    with contextlib.ExitStack() as undo:
+        for timer in gpu.clock.devices:
+            synchronize = timer.synchronize
+
+            def noted(stream: int | None = None, synchronize: Any = synchronize) -> None:
+                names.append("synchronize")
+                synchronize(stream)
+
+            timer.synchronize = noted  # type: ignore[method-assign]
+            undo.callback(delattr, timer, "synchronize")
+        yield
+
+
 class LineTimer:
     """A `timer` for the student's function: it looks at what `fn` does, and answers with times on a line."""
 
@@ -87,6 +112,8 @@ class LineTimer:
         self.latency_ms, self.bytes_per_ms = latency_ms, bytes_per_ms
         self.noise: dict[float, float] = {}  # ms, for a number of bytes
         self.seen: list[Seen] = []
+        self.ends: list[weakref.ref[torch.UntypedStorage]] = []  # the memory of all sources and destinations
+        self.gpu: VirtualGPU | None = None  # that in whose scope it is called
 
     def ms(self, nbytes: float) -> float:
         return self.latency_ms + nbytes / self.bytes_per_ms + self.noise.get(nbytes, 0.0)
@@ -94,7 +121,8 @@ class LineTimer:
     def scatter(self, sizes: list[int]) -> bool:
         """Let the times for `sizes` scatter; whether only lines through two of them are then far from the right one.
 
-        The noise is at right angles to what a straight line can follow, with weights of 1, of 1 / t² and of 1 / bytes².
+        The noise is at right angles to what a straight line can follow, with weights of 1, and of powers of the bytes
+        and of t, of the fourth at most.
         """
         self.noise = {}
         x = torch.tensor(sizes, dtype=torch.float64)
@@ -102,14 +130,14 @@ class LineTimer:
         drawn = torch.tensor([random.choice((-1, 1)) * random.uniform(0.5, 1) for _ in sizes], dtype=torch.float64)
         t = exact
         for _ in range(50):
-            rows = torch.stack([row / by**2 for by in (torch.ones_like(x), t, x) for row in (torch.ones_like(x), x)])
+            rows = torch.stack([*(x**power for power in range(-4, 4)), 1 / t, x / t, 1 / t**2, x / t**2])
             rows = rows * exact  # of the noise as a part of the time
             basis = torch.linalg.qr((rows / rows.norm(dim=1, keepdim=True)).T).Q
             part = drawn - basis @ (basis.T @ drawn)
             t = exact * (1 + _NOISE * part / part.abs().max())
         self.noise = dict(zip(sizes, (t - exact).tolist(), strict=True))
         ordered = sorted(sizes)
-        return all(self._fitted(x, t, by) for by in (torch.ones_like(x), t.sqrt(), t, x)) and all(
+        return all(self._fitted(x, t, by) for by in (*(x**half for half in HALVES), t.sqrt(), t)) and all(
             self._off(*pair) for pair in (sizes[:2], sizes[-2:], ordered[:2], ordered[-2:], ordered[:: len(sizes) - 1])
         )
 
@@ -131,18 +159,30 @@ class LineTimer:
     def __call__(self, fn: Callable[[], object]) -> float:
         if not callable(fn):
             raise TypeError("timer wants a function without arguments, such as lambda: there.copy_(here)")
+        assert self.gpu is not None
+        freed = _stat(_SEGMENTS_FREED)
         for _ in range(2):  # the second is the one that counts, as after a warm-up
-            seen, allocated = Seen(), _allocations()
-            with counted_pins() as pins, _Ops(seen):
+            seen, allocated = Seen(), _stat(_ALLOCATIONS)
+            with counted_pins() as pins, asked_waits(self.gpu, seen.waits), _Ops(seen, self.ends):
                 fn()
             seen.pins = len(pins)
-            seen.allocations = _allocations() - allocated
+            seen.allocations = _stat(_ALLOCATIONS) - allocated
+        seen.freed = _stat(_SEGMENTS_FREED) - freed  # there is something to free in the first call only
         self.seen.append(seen)
         return self.ms(sum(nbytes for nbytes, *_ in seen.copies) or len(self.seen))
 
 
-def _allocations() -> int:
-    return int(torch.cuda.memory_stats().get("allocation.all.allocated", 0))
+_ALLOCATIONS, _SEGMENTS_FREED = "allocation.all.allocated", "segment.all.freed"
+
+
+def _stat(name: str) -> int:
+    """One of the allocator's numbers, of all GPUs together."""
+    return sum(int(torch.cuda.memory_stats(i).get(name, 0)) for i in range(torch.cuda.device_count()))
+
+
+def held() -> int:
+    """Bytes on all GPUs together."""
+    return sum(map(torch.cuda.memory_allocated, range(torch.cuda.device_count())))
 
 
 def draw_timer() -> LineTimer:
@@ -161,38 +201,51 @@ def draw_scatter() -> tuple[LineTimer, list[int]]:
     """A timer whose times scatter, and its sizes: several of each kind, so that none decides alone."""
     while True:
         timer = draw_timer()
-        sizes = {round(random.uniform(*ends) * 1e4) for ends in ((1, 9), (10, 90), (200, 400)) for _ in range(4)}
+        sizes = {round(random.uniform(*ends) * 1e4) for ends in ((1, 9), (10, 90), (200, 400)) for _ in range(6)}
         mixed = random.sample(sorted(sizes), len(sizes))
-        if len(mixed) == 12 and timer.scatter(mixed):
+        if len(mixed) == 18 and timer.scatter(mixed):
             return timer, mixed
 
 
 @dataclass(frozen=True)
 class Case:
-    """One run: what is asked for, and which of the sizes fit."""
+    """One run: what is asked for, and which of the sizes fit. `place` is where a copy goes on this machine of two GPUs,
+    whose first is the current one; `refused` a size that cannot be pinned."""
 
     sizes: list[int]
     fits: list[int]
     pinned: bool
     device: str
+    place: str
+    refused: int = 0
     timer: LineTimer = field(default_factory=lambda: draw_timer())
 
 
 def cases() -> list[Case]:
-    some, others, more = draw_sizes(4), draw_sizes(5), draw_sizes(3)
+    some, others, more = draw_sizes(4), draw_sizes(5), draw_sizes(2)
     first, last = random.sample(range(*_HALF), 2)
     others = [first, *others, last]  # apart, so that a loop that holds the buffers of two sizes has room
     full = [*others[:3], 120_000_000, *others[3:]]
     timer, many = draw_scatter()
+    refused = random.randrange(*_HALF)
     return [
-        Case(some, some, True, "cuda"),
-        Case(full, others, False, "cuda"),
-        Case([more[0], TOO_LARGE, *more[1:]], more, True, "cpu"),
-        Case(many, many, True, "cuda", timer),
+        Case(some, some, True, "cuda:1", "cuda:1"),
+        Case(full, others, False, "cuda", "cuda:0"),
+        Case([more[0], TOO_LARGE, *more[1:]], more, True, "cpu", "cpu"),
+        Case([*many[:4], refused, *many[4:]], many, True, "cuda:0", "cuda:0", refused, timer),
     ]
 
 
 def explain(error: str) -> str:
+    if "CUDA error: out of memory" in error:
+        return (
+            "the host has no room for page-locked memory of this size: pin_memory() asks for memory too, and belongs "
+            "into the try"
+        )
+    if "Invalid device string" in error:
+        return "torch.device('cuda') has no number, and means the current GPU: hand device on as it is"
+    if "ZeroDivisionError" in error or "number of data points" in error:
+        return "two sizes may be all that fit, and make a line: what estimates its errors needs a third"
     if "out of memory" in error:
         return (
             "a size that does not fit on the GPU is left out, and the benchmark goes on: catch torch.OutOfMemoryError"
@@ -217,19 +270,21 @@ def transfer_benchmark(student: Any, trial: Trial) -> None:
     trial.function(student, ("sizes", "pinned", "device", "timer"))
     for case in cases():
         timer = case.timer
-        with scope(compute=False) as gpu:
-            filler = _fill(gpu) if len(case.sizes) > len(case.fits) and case.device == "cuda" else None
-            held = torch.cuda.memory_allocated()
-            device = torch.device(case.device, 0) if case.device == "cuda" else torch.device("cpu")
-            args = (list(case.sizes), case.pinned, device, timer)
-            with counted_pins() as pins:
+        with scope(compute=False, count=2) as gpu:
+            filler = _fill(gpu) if case.device == "cuda" else None
+            before, timer.gpu = held(), gpu
+            args = (list(case.sizes), case.pinned, torch.device(case.device), timer)
+            with counted_pins(case.refused) as pins:
                 got = trial.call(student, *args, explain=explain)
-            left = held_since(held)
+            left = held_since(before)
+            if any(end() is not None for end in timer.ends):
+                gc.collect()
+            buffers = sum(end() is not None for end in timer.ends)
             del filler
         judge_form(trial, got)
         judge_copies(trial, case, timer)
         trial.expect(
-            not pins or case.device == "cuda",
+            not pins or case.device != "cpu",
             "memory is pinned where there is no GPU",
             expected="ordinary memory, whatever pinned says",
             got="a call of pin_memory",
@@ -247,14 +302,23 @@ def transfer_benchmark(student: Any, trial: Trial) -> None:
             likely="buffers are kept in a list, a global or on the function: one for each size, and let it go",
             read=COST,
         )
+        trial.expect(
+            not buffers,
+            "memory is still held on the host when the function has returned",
+            expected="no buffer alive: page-locked memory is the scarcest of all",
+            got=f"{buffers} buffers still alive",
+            likely="the sources are tensors too, and on the CPU both buffers are: none in a list, a global or on the "
+            "function",
+            read=COST,
+        )
     judge_other_errors(student, trial)
 
 
 def held_since(before: int) -> int:
     """Bytes held on the GPU beyond `before`, when rubbish has been cleared away if need be."""
-    if torch.cuda.memory_allocated() > before:
+    if held() > before:
         gc.collect()
-    return torch.cuda.memory_allocated() - before
+    return held() - before
 
 
 def _fill(gpu: VirtualGPU) -> torch.Tensor:
@@ -296,7 +360,7 @@ def judge_copies(trial: Trial, case: Case, timer: LineTimer) -> None:
     for seen in timer.seen:
         inside = f"inside the clock: {', '.join(dict.fromkeys(seen.ops)) or 'nothing'}"
         made = [name for name in seen.ops if name not in _COPIES_OR_VIEWS]
-        on_gpu = case.device == "cuda"
+        on_gpu = case.device != "cpu"
         if not seen.copies:
             trial.fail(
                 "nothing is copied inside the clock",
@@ -351,12 +415,40 @@ def judge_copies(trial: Trial, case: Case, timer: LineTimer) -> None:
                 else "a size is a number of bytes as it stands, not of MB or MiB",
                 read=COST,
             )
-        if (origin, to) != ("cpu", case.device):
+        if (origin, to) != ("cpu", case.place):
             trial.fail(
                 "the copy goes another way",
-                expected=f"from the CPU to {'the GPU' if on_gpu else 'the CPU, as device says'}",
+                expected=f"from the CPU to {case.place if on_gpu else 'the CPU, as device says'}",
                 got=f"from {origin} to {to}",
-                likely="target.copy_(source): the one in front is written" if origin == "cuda" and to == "cpu" else "",
+                likely="target.copy_(source): the one in front is written"
+                if origin != "cpu" and to == "cpu"
+                else "the number got lost: hand device on as it is, where “cuda” is the current GPU"
+                if origin == "cpu" and to != "cpu"
+                else "",
+                read=COST,
+            )
+        if seen.onto_itself:
+            trial.fail(
+                "the copy goes onto itself",
+                expected="two buffers, on the CPU as well",
+                got="a source and a destination in the same memory",
+                likely="on the CPU source.to(device) gives the source itself: torch.empty makes a destination",
+                read=COST,
+            )
+        if seen.waits:
+            trial.fail(
+                "the host waits inside the clock",
+                expected="one copy, and nothing else",
+                got=f"inside the clock: {', '.join(seen.ops)}, {', '.join(dict.fromkeys(seen.waits))}",
+                likely="timer itself waits for what it times: a wait of your own is counted in each run",
+                read=COST,
+            )
+        if seen.freed:
+            trial.fail(
+                "the allocator's memory is given back inside the clock",
+                expected="one copy, and nothing else",
+                got="memory that went back to the GPU during the call",
+                likely="empty_cache() takes its time, and that is none of the copy's: outside of fn, if anywhere",
                 read=COST,
             )
         if on_gpu and pinned is not case.pinned:
@@ -394,7 +486,7 @@ def judge_sizes(trial: Trial, case: Case, ms: dict[Any, Any]) -> None:
             **rows,
             likely="the keys are the numbers of bytes as they were given, not in MB and not as text",
         )
-    if missing == case.fits[-1:] and case.device == "cuda" and len(case.fits) < len(case.sizes):
+    if missing == case.fits[-1:] and case.device != "cpu" and len(case.fits) < len(case.sizes):
         trial.fail(
             "a size that fits by itself is left out",
             **rows,
@@ -492,7 +584,11 @@ def _through_zero(sizes: list[int], timer: LineTimer) -> float:
 
 def judge_other_errors(student: Any, trial: Trial) -> None:
     """A timer that fails for a reason of its own: that is no size that does not fit."""
-    for own in (Broken("the timer's own error"), RuntimeError("the timer's own error: its clock has stopped")):
+    for own in (
+        Broken("the timer's own error"),
+        RuntimeError("the timer's own error: its clock has stopped"),
+        RuntimeError("CUDA error: an illegal memory access was encountered"),
+    ):
         passed: list[bool] = []
 
         def broken(fn: Any, own: Exception = own) -> float:
@@ -508,6 +604,14 @@ def judge_other_errors(student: Any, trial: Trial) -> None:
         with scope(compute=False):
             trial.call(work, explain=explain)
         plain = type(own) is RuntimeError
+        trial.expect(
+            bool(passed) or "illegal" not in str(own),
+            "a kernel's illegal memory access is taken for a size without room",
+            expected=f"“{own}”, raised by the timer, reaches the caller",
+            got="another end",
+            likely="only the making of the buffers can lack room: timer(…) stands outside of the try",
+            read=COST,
+        )
         trial.expect(
             bool(passed),
             "a RuntimeError that has nothing to do with memory is swallowed"

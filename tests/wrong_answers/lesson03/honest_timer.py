@@ -116,6 +116,27 @@ def with_the_courses_own(fn, repeats, warm_up):
     return gpulab.timing.measure(fn, repeat=repeats, warm_up=warm_up).median_ms
 
 
+@BANK.right
+def takes_the_clock_as_a_default(fn, repeats, warm_up, clock=time.perf_counter, *, unit=1e3):
+    times = []
+    for _ in range(warm_up + repeats):
+        torch.cuda.synchronize()
+        start = clock()
+        fn()
+        torch.cuda.synchronize()
+        times.append((clock() - start) * unit)
+    return statistics.median(times[warm_up:])
+
+
+def with_a_clock(clock):
+    def has_the_clock_in_its_closure(fn, repeats, warm_up):
+        return takes_the_clock_as_a_default(fn, repeats, warm_up, clock)
+
+    return has_the_clock_in_its_closure
+
+
+BANK.right(with_a_clock(time.perf_counter))
+
 # --- wrong: when the clock stops -----------------------------------------------------------------------
 
 BANK.mistake(
@@ -180,6 +201,25 @@ BANK.mistake(
     *HOST,
     change("start = time.perf_counter()", "start = time.process_time()"),
     change("(time.perf_counter()", "(time.process_time()"),
+    same_as="wall_clock",
+)
+BANK.mistake(
+    "the_systems_clock",
+    "the clock that was read is not fit for this",
+    "",
+    *HOST,
+    change("start = time.perf_counter()", "start = time.clock_gettime(time.CLOCK_MONOTONIC)"),
+    change("(time.perf_counter()", "(time.clock_gettime(time.CLOCK_MONOTONIC)"),
+    same_as="wall_clock",
+)
+BANK.mistake(
+    "the_date",
+    "the clock that was read is not fit for this",
+    "",
+    *HOST,
+    change("import time", "from datetime import datetime"),
+    change("start = time.perf_counter()", "start = datetime.now()"),
+    change("(time.perf_counter() - start)", "(datetime.now() - start).total_seconds()"),
     same_as="wall_clock",
 )
 BANK.mistake(
@@ -388,6 +428,14 @@ BANK.mistake(
     "the calls of the warm-up are run before the clock, and not timed",
     change(WARM_UP, ""),
     change("range(repeats)", "range(warm_up + repeats)"),
+)
+BANK.mistake(
+    "takes_the_slowest_for_the_warm_up",
+    "the slowest calls are taken for the warm-up",
+    "the warm-up are the first calls, however long they take",
+    change(WARM_UP, ""),
+    change("range(repeats)", "range(warm_up + repeats)"),
+    change(MEDIAN, "statistics.median(sorted(times)[:repeats])"),
 )
 BANK.mistake(
     "always_warms_up",

@@ -2,6 +2,7 @@
 
 import statistics
 
+import numpy as np
 import torch
 
 from gpulab import transfers
@@ -116,6 +117,34 @@ def in_seconds_by_lstsq(sizes, pinned, device, timer):
     right = torch.tensor([[t * 1e-3] for t in ms.values()], dtype=torch.float64)
     latency, slope = torch.linalg.lstsq(matrix, right, driver="gelsd").solution[:, 0]
     return ms, float(latency) * 1e6, float(1 / slope)
+
+
+def weighted(power):
+    """The answer whose least squares are weighted by that power of the bytes."""
+
+    def answer(sizes, pinned, device, timer):
+        ms = times(sizes, pinned, device, timer)
+        weights = np.array(list(ms), dtype=float) ** (power / 2)  # of the rows, whose squares are summed
+        slope, latency = np.polyfit(np.array(list(ms)) * 1e-6, list(ms.values()), 1, w=weights)
+        return ms, float(latency) * 1e3, 1 / float(slope)
+
+    answer.__name__ = f"weighted_by_bytes_to_the_{power}".replace("-", "minus_")
+    return answer
+
+
+for power in (-4, -2, 1, 2):
+    BANK.right(weighted(power))
+
+
+@BANK.right
+def copies_by_an_assignment(sizes, pinned, device, timer):
+    ms = {}
+    for size in sizes:
+        pair = buffers(size, pinned, device)
+        if pair is not None:
+            ms[size] = timer(lambda pair=pair: pair[1].__setitem__(slice(None), pair[0]))
+            del pair
+    return result(ms)
 
 
 # --- wrong: inside the clock ---------------------------------------------------------------------------
@@ -491,3 +520,138 @@ def takes_any_error_of_a_buffer_for_no_room(sizes, pinned, device, timer):
         ms[size] = timer(lambda here=here, there=there: there.copy_(here))
         del here, there
     return result(ms) if len(ms) > 1 else (ms, 0.0, 0.0)
+
+
+# --- wrong: what else is inside the clock, where the copy goes, and what is held --------------------------
+
+
+def each(sizes, pinned, device, timer, copy):
+    """`times`, with another copy."""
+    ms = {}
+    for size in sizes:
+        pair = buffers(size, pinned, device)
+        if pair is not None:
+            here, there = pair
+            ms[size] = timer(lambda here=here, there=there: copy(here, there))
+            del pair, here, there
+    return result(ms)
+
+
+@BANK.wrong("the host waits inside the clock", "timer itself waits")
+def waits_inside(sizes, pinned, device, timer):
+    def copy(here, there):
+        there.copy_(here, non_blocking=True)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    return each(sizes, pinned, device, timer, copy)
+
+
+@BANK.wrong("the host waits inside the clock", "timer itself waits", same_as="waits_inside")
+def waits_before_the_copy(sizes, pinned, device, timer):
+    def copy(here, there):
+        if there.is_cuda:
+            torch.cuda.current_stream(device).synchronize()
+        there.copy_(here)
+
+    return each(sizes, pinned, device, timer, copy)
+
+
+@BANK.wrong("the allocator's memory is given back inside the clock", "takes its time")
+def empties_the_cache_inside(sizes, pinned, device, timer):
+    def copy(here, there):
+        torch.cuda.empty_cache()
+        there.copy_(here)
+
+    return each(sizes, pinned, device, timer, copy)
+
+
+@BANK.wrong("the copy goes onto itself", "gives the source itself")
+def makes_the_destination_of_the_source(sizes, pinned, device, timer):
+    ms = {}
+    for size in sizes:
+        try:
+            here = torch.ones(size, dtype=torch.uint8)
+            there = here.to(device)
+            here = here.pin_memory() if pinned and device.type == "cuda" else here
+        except RuntimeError as error:
+            if any(words in str(error) for words in NO_ROOM):
+                continue
+            raise
+        ms[size] = timer(lambda here=here, there=there: there.copy_(here, non_blocking=True))
+        del here, there
+    return result(ms)
+
+
+@BANK.wrong("the copy goes another way", "the number got lost")
+def takes_the_kind_of_the_device(sizes, pinned, device, timer):
+    return result(times(sizes, pinned, torch.device(device.type), timer))
+
+
+@BANK.wrong("your function raised RuntimeError", "torch.device('cuda') has no number")
+def writes_the_number_into_a_text(sizes, pinned, device, timer):
+    place = f"cuda:{device.index}" if device.type == "cuda" else "cpu"
+    return result(times(sizes, pinned, torch.device(place), timer))
+
+
+@BANK.wrong("a kernel's illegal memory access is taken for a size without room", "stands outside of the try")
+def has_the_timer_in_the_try(sizes, pinned, device, timer):
+    ms = {}
+    for size in sizes:
+        try:
+            here, there = torch.ones(size, dtype=torch.uint8), torch.empty(size, dtype=torch.uint8, device=device)
+            here = here.pin_memory() if pinned and device.type == "cuda" else here
+            ms[size] = timer(lambda here=here, there=there: there.copy_(here))
+            del here, there
+        except RuntimeError as error:
+            if "memory" not in str(error):
+                raise
+    return result(ms) if len(ms) > 1 else (ms, 0.0, 0.0)
+
+
+@BANK.wrong("your function raised RuntimeError", "pin_memory() asks for memory too")
+def pins_outside_the_try(sizes, pinned, device, timer):
+    ms = {}
+    for size in sizes:
+        pair = buffers(size, False, device)
+        if pair is not None:
+            here, there = pair
+            here = here.pin_memory() if pinned and device.type == "cuda" else here
+            ms[size] = timer(lambda here=here, there=there: there.copy_(here))
+            del pair, here, there
+    return result(ms)
+
+
+KEPT = []  # emptied where a new run begins, so that no test holds the memory of another
+
+
+@BANK.wrong("memory is still held on the host when the function has returned", "the sources are tensors too")
+def keeps_the_sources(sizes, pinned, device, timer):
+    KEPT.clear()
+
+    def copy(here, there):
+        KEPT.append(here)
+        there.copy_(here)
+
+    return each(sizes, pinned, device, timer, copy)
+
+
+@BANK.wrong("memory is still held on the host when the function has returned", "both buffers",
+            same_as="keeps_the_sources")  # fmt: skip
+def keeps_the_buffers_of_the_cpu(sizes, pinned, device, timer):
+    KEPT.clear()
+
+    def copy(here, there):
+        if not there.is_cuda:
+            KEPT.append((here, there))
+        there.copy_(here)
+
+    return each(sizes, pinned, device, timer, copy)
+
+
+@BANK.wrong("your function raised ZeroDivisionError", "needs a third")
+def estimates_the_error_of_the_line(sizes, pinned, device, timer):
+    ms, latency, bandwidth = ordinary_least_squares(sizes, pinned, device, timer)
+    off = [latency * 1e-3 + size / bandwidth * 1e-6 - t for size, t in ms.items()]
+    assert sum(d * d for d in off) / (len(ms) - 2) < 1e9
+    return ms, latency, bandwidth
