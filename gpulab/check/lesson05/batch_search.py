@@ -104,7 +104,8 @@ MIB = 2**20
 SAMPLE = 512 * 2**10  # bytes that a forward pass saves for a sample
 ROOM = 64  # MiB that PyTorch may take
 WIDTH = 512  # two layers of 1 MiB
-MOST = {"inside": 500, "all fit": 3, "none fits": 8, "broken from 40 on": 300}
+MOST = {"inside": 500, "all fit": 1, "none fits": 8, "broken from 40 on": 300}
+FULL = 56  # the last batch that fits where Adam has its state: "all fit" leaves no room for anything else then
 BROKEN_FROM = {"broken from 40 on": 40}
 TENSOR_MIB = {"none fits": 200}  # of each sample, beside its activations
 ATTEMPTS = 24  # more than twice the 9 that halving the interval takes
@@ -155,6 +156,10 @@ class Bug(RuntimeError):
 
 class TooMany(BaseException):
     """Ends a search that tries one batch after the other; no `except Exception` keeps it."""
+
+
+def most_of(scene: Scene) -> int:
+    return FULL if scene.end == "all fit" and scene.trained else MOST[scene.end]
 
 
 def limited() -> VirtualGPU:
@@ -255,9 +260,7 @@ def _same(a: list[Any], b: list[Any]) -> bool:
 def play(call: Callable[..., Any], scene: Scene) -> Facts:
     job = Job(scene, Network(MIB if scene.pieces == "of 1 MiB" else 0, scene.parameters != "in one group"))
     kept = "with its state" if scene.trained else "without its state"
-    facts = Facts(
-        f"{ROOM} MiB, most = {MOST[scene.end]}, {scene.optimizer.__name__} {kept}, activations {scene.pieces}"
-    )
+    facts = Facts(f"{ROOM} MiB, most = {most_of(scene)}, {scene.optimizer.__name__} {kept}, activations {scene.pieces}")
     box: dict[str, Any] = {}
 
     def search(student: Callable[..., Any], model: Any, optimizer: Any, loss_of: Any, most: int) -> Any:
@@ -274,7 +277,7 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
 
     with limited():
         job.prepare()
-        handed = job.model, job.optimizer, job.loss_of, MOST[scene.end]
+        handed = job.model, job.optimizer, job.loss_of, most_of(scene)
         got = call(*handed, may_change=MAY_CHANGE, through=search)
         grads = [p.grad for p in job.model.parameters() if p.grad is not None]
         left = max(0, requested() - job.begin - sum(grad.nbytes for grad in grads))
@@ -296,7 +299,7 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
 
 def _result(facts: Facts, job: Job, got: Any) -> None:
     """What is told of the number that came back."""
-    end, most = job.scene.end, MOST[job.scene.end]
+    end, most = job.scene.end, most_of(job.scene)
     is_size = is_whole(got) and 0 <= got <= most
     facts.add("what is returned", "a batch size" if is_size else show(got), "a batch size")
     if not is_size:
@@ -333,6 +336,8 @@ def possible(scene: Scene) -> bool:
     """A long search takes long, so there are two: one in which Adam's state is made, for parameters of two kinds, and
     one in which tensors grow, so that the segments of other attempts are in the way."""
     grows = scene.pieces == "that grow with the batch"
+    if scene.end == "all fit":
+        return not grows and scene.trained == (scene.optimizer is torch.optim.Adam)
     if scene.end != "inside":
         return not grows
     return bool((scene.optimizer is torch.optim.SGD) == grows == scene.trained == (scene.parameters == "in one group"))

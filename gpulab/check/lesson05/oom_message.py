@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from ...virtual.memory.out_of_memory import Shortage, format_size
 from ..base import Trial, check
-from ..wording import is_number, show
+from ..wording import as_float, is_number, show
 from .sections import MESSAGE
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
@@ -53,7 +54,7 @@ class Case:
 def line(size: int | str) -> str:
     """What the message says of a process that it knows by its number."""
     written = size if isinstance(size, str) else format_size(size)
-    return f"Process {random.randint(1000, 90000)} has {written} memory in use. "
+    return f"Process {random.randint(1000, 4_000_000)} has {written} memory in use. "
 
 
 def case(
@@ -62,6 +63,8 @@ def case(
     why: str,
     *,
     neighbour: int = 0,
+    behind: bool = False,
+    written: str = "",
     lines: tuple[int | str, ...] | None = None,
     known: bool = True,
     pools: int = 0,
@@ -69,7 +72,8 @@ def case(
 ) -> Case:
     """The message of `short`.
 
-    neighbour  the bytes of another process that has a line before this one's
+    neighbour  the bytes of another process that has a line before this one's, or `behind` it
+    written    what the message says that this process has
     lines      the lines of numbered processes that stand in place of all these, as in a container
     known      whether one of them can be told to be this process's
     pools      what of the allocated bytes lies in private pools
@@ -78,7 +82,9 @@ def case(
     text = short.text()
     own = f"Including non-PyTorch memory, this process has {format_size(short.process)} memory in use. "
     if neighbour:
-        text = text.replace(own, line(neighbour) + own)
+        text = text.replace(own, own + line(neighbour) if behind else line(neighbour) + own)
+    if written:
+        text = text.replace(own, own.replace(format_size(short.process), written))
     if lines is not None:
         text = text.replace(own, "".join(map(line, lines)))
     if pools:
@@ -108,17 +114,25 @@ def case(
 
 
 def shortage(
-    total: float, allocated: float, cached: float, tried: float, *, free: float, allowed: float | None = None
+    total: float,
+    allocated: float,
+    cached: float,
+    tried: float,
+    *,
+    free: float,
+    allowed: float | None = None,
+    context: float = 0.35,
+    device: int | None = None,
 ) -> Shortage:
-    """The numbers of a failure, from GiB; 0.35 GiB of the process are the context."""
+    """The numbers of a failure, from GiB; `context` of the process are its context. The GPU is drawn, and not GPU 0."""
     reserved = round((allocated + cached) * GIB)
     return Shortage(
-        device=0,
+        device=random.randint(1, 7) if device is None else device,
         requested=round(tried * GIB),
         tried=round(tried * GIB),
         total=round(total * GIB),
         free=round(free * GIB),
-        process=reserved + round(0.35 * GIB),
+        process=reserved + round(context * GIB),
         allocated=round(allocated * GIB),
         reserved=reserved,
         allowed=None if allowed is None else round(allowed * GIB),
@@ -139,7 +153,7 @@ def cases() -> list[Case]:
 
     cached = some(0.004, 0.015)
     live = total - 0.35 - cached - 0.011
-    full = shortage(total, live, cached, 20 / 1024, free=rest(live, cached))
+    full = shortage(total, live, cached, 20 / 1024, free=rest(live, cached), device=0)
     cached, tried = some(3.0, 4.0), some(1.2, 1.8)
     live = total - 0.35 - cached - 0.3
     pieces = shortage(total, live, cached, tried, free=rest(live, cached))
@@ -189,13 +203,20 @@ def cases() -> list[Case]:
     live = some(6.0, 6.5)
     enabled = shortage(total, live, 2.0, 1.5, free=0.3)
     enabled_alone = shortage(total, total - 0.35 - 2.0 - 0.3, 2.0, 1.5, free=0.3)
-    reserve = shortage(total, some(1.0, 2.0), 0.1, 3.0, free=some(5.0, 6.0))
+    reserve = shortage(total, some(1.0, 2.0), random.randint(200, 900) / 2**20, 3.0, free=some(5.0, 6.0))
     spilled = shortage(total, total + some(1.0, 2.0), 0.3, 0.5, free=0.0)
     silent = shortage(total, some(3.0, 4.0), 0.1, 1.5, free=0.4)
     silent_full = shortage(total, total - 0.4 - 1.0 - 0.3, 1.0, 1.5, free=0.3)
     live = some(0.4, 0.6)
     above_the_limit = shortage(total, live, 0.004, some(4.5, 6.0), free=rest(live, 0.004), allowed=4.0)
-    plenty = shortage(total, some(3.0, 4.0), 0.1, 1.5, free=some(4.0, 5.0))
+    plenty = shortage(total, some(3.0, 4.0), 512 / GIB, 1.5, free=some(4.0, 5.0))
+    # Equal figures, which are exact in two decimals of a GiB.
+    just = partial(shortage, 16.0, context=0.25)
+    limit_just = just(3.5, 0.25, 1.5, free=1.5, allowed=4.0)
+    cache_just = just(2.0, 1.5, 1.5, free=0.25)
+    others_just = just(13.0, 0.25, 2.5, free=0.5)
+    capacity_just = just(1.0, 0.25, 16.0, free=14.5)
+    silent_just = just(12.0, 0.5, 3.5, free=0.5)
     far = RESERVE.replace("#", format_size(2 * GIB), 1).replace("#", format_size(3 * GIB), 1)
     unknown = "no line of a process, or none that can be this one's: the figures do not say who holds the rest"
     return [
@@ -231,14 +252,30 @@ def cases() -> list[Case]:
         case(above_the_limit, SMALLER, "one request is larger than this process may have"),
         case(silent, None, unknown, lines=(NOT_AVAILABLE, NOT_AVAILABLE), known=False),
         case(plenty, None, "more is free than was tried, and no limit is named: the figures do not explain it"),
+        case(spilled, FREE, "the driver does not know what this process has", written=NOT_AVAILABLE, known=False),
+        case(shared, OTHER, "another process holds most", neighbour=round(neighbour * GIB), behind=True),
+        case(limit_just, LIMIT, "as much is free as was tried, and “allowed” says that a limit is what failed"),
+        case(cache_just, EXPAND, "as much is reserved but unallocated as was tried"),
+        case(others_just, OTHER, "others hold just what is missing, tried − free"),
+        case(capacity_just, FREE, "the request is as large as the GPU, and not larger"),
+        case(silent_just, None, "whoever holds the rest, it is just what is missing", lines=(), known=False),
         case(alike, OTHER, "of three numbered processes another holds most", lines=(near, most, alike.process)),
     ]
 
 
-def others_forms() -> list[str]:
-    """Messages of other versions, allocators and moments, in which needed figures are missing."""
+def others_forms() -> list[tuple[str, tuple[str, ...]]]:
+    """Messages of other versions, allocators and moments, and such without one figure, each with the names of needed
+    figures that are missing."""
     a, b, c = (f"{random.uniform(1, 20):.2f} GiB" for _ in range(3))
-    return [
+    whole = shortage(16, random.uniform(2, 3), 0.1, 20 / 1024, free=random.uniform(5, 6)).text()
+    words = {
+        "tried": r" Tried to allocate [^ ]+ \w+\.",
+        "capacity": r" has a total capacity of [^ ]+ \w+",
+        "free": r" of which [^ ]+ \w+ is free",
+        "allocated": r" [^ ]+ \w+ is allocated by PyTorch,",
+        "cached": r" and [^ ]+ \w+ is reserved by PyTorch but unallocated",
+    }
+    old = [
         f"CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; {a} total capacity; {b} already allocated; 11.75 MiB"
         f" free; {c} reserved in total by PyTorch) If reserved memory is >> allocated memory try setting"
         " max_split_size_mb to avoid fragmentation.",
@@ -246,6 +283,7 @@ def others_forms() -> list[str]:
         f"Allocation on device 0 would exceed allowed memory. (out of memory)\nCurrently allocated     : {a}\n"
         f"Requested               : {b}\nDevice limit            : {c}\nFree (according to CUDA): 12.00 MiB",
     ]
+    return [(text, NEEDED[1:]) for text in old] + [(re.sub(words[name], "", whole), (name,)) for name in NEEDED]
 
 
 @check(lesson=5, says="every figure in bytes, what they add up to, and the remedy that they call for")
@@ -271,12 +309,12 @@ def oom_message(student: Any, trial: Trial) -> None:
         _judge_tensor(trial, got["tensor"], one)
         _judge_need(trial, got["need"], one)
         _judge_remedy(trial, got["remedy"], one)
-    for text in others_forms():
-        _judge_refusal(trial, student, text)
+    for text, names in others_forms():
+        _judge_refusal(trial, student, text, names)
 
 
-def _judge_refusal(trial: Trial, student: Any, text: str) -> None:
-    """A message without the needed figures is refused, by the name of at least one of them."""
+def _judge_refusal(trial: Trial, student: Any, text: str, missing: tuple[str, ...]) -> None:
+    """A message without these figures is refused, by the name of at least one of them."""
 
     def ask(message: str) -> tuple[bool, Any]:
         try:
@@ -284,20 +322,24 @@ def _judge_refusal(trial: Trial, student: Any, text: str) -> None:
         except ValueError as error:
             return True, str(error)
 
-    refused, got = trial.call(ask, text, explain=lambda error: "that a search found nothing is the sign: look for it")
+    one = f"any one of the five can be missing, here it is {missing[0]}: ask for each" if len(missing) == 1 else ""
+    sign = one or "that a search found nothing is the sign: look for it"
+    refused, got = trial.call(ask, text, explain=lambda error: sign)
     form = text.splitlines()[0][:60]
     trial.expect(
         refused,
         "a message of another form is not refused",
         expected=f"ValueError for “{form}…”",
         got=show(got),
-        likely="what is not found must not be passed over: an answer from half of the figures is silently wrong",
+        likely=one or "what is not found must not be passed over: an answer from half of the figures is silently wrong",
         read=MESSAGE,
     )
     trial.expect(
-        any(name in got for name in NEEDED[1:]),
+        any(name in got for name in missing),
         "the error does not say what was not found",
-        expected=f"a ValueError whose text has the names of the missing figures, of {', '.join(NEEDED)}",
+        expected=f"a ValueError whose text has the names of the missing figures, of {', '.join(NEEDED)}"
+        if len(missing) > 1
+        else f"a ValueError whose text has the name {missing[0]}",
         got=got or "no text",
         likely="a number that could not be made of a text raises ValueError too: look for what is missing yourself",
         read=MESSAGE,
@@ -307,7 +349,7 @@ def _judge_refusal(trial: Trial, student: Any, text: str) -> None:
 def _close(got: Any, want: int, slack: float = 0.0) -> bool:
     """Equal within the two decimals of the message."""
     number = is_number(got)
-    return number and abs(got - want) <= 0.006 * abs(want) + slack
+    return number and abs(as_float(got) - want) <= 0.006 * abs(want) + slack
 
 
 def _judge_figure(trial: Trial, key: str, got: Any, one: Case) -> None:
@@ -332,6 +374,7 @@ def _judge_figure(trial: Trial, key: str, got: Any, one: Case) -> None:
         return
     likely = ""
     number = is_number(got)
+    said, got = show(got), as_float(got) if number else got
     contained = "this process has" not in one.text
     if key == "process" and contained and got is None:
         likely = (
@@ -360,7 +403,7 @@ def _judge_figure(trial: Trial, key: str, got: Any, one: Case) -> None:
         _close(got, want, slack=1),
         f"the figure for {key} is wrong",
         expected=f"{want:,} bytes, to the two decimals of the message",
-        got=show(got),
+        got=said,
         likely=likely,
         read=MESSAGE,
     )
@@ -395,7 +438,7 @@ def _judge_others(trial: Trial, got: Any, one: Case) -> None:
         _close(got, one.others, 20 * MIB),
         "what other processes hold is wrong",
         expected=f"{max(one.others, 0) / GIB:.2f} GiB in bytes: capacity − free − this process",
-        got=f"{got / GIB:.2f} GiB" if is_number(got) else show(got),
+        got=f"{as_float(got) / GIB:.2f} GiB" if is_number(got) else show(got),
         likely=likely,
         read=MESSAGE,
     )
@@ -405,13 +448,18 @@ def _judge_tensor(trial: Trial, got: Any, one: Case) -> None:
     low, high = one.tensor
     tried = one.figures["tried"] or 0
     pair = isinstance(got, tuple | list) and len(got) == 2
-    slack = 0.006 * tried + 4096
-    right = pair and _close(got[0], low, slack) and _close(got[1], high, slack)
+    slack, small = 0.006 * tried + 4096, tried in (2 * MIB, 20 * MIB)
+    if pair and small and all(_number(v) for v in got):
+        right = tuple(got) == (low, high)  # these are in the exercise
+    else:
+        right = pair and _close(got[0], low, slack) and _close(got[1], high, slack)
     likely = ""
     if not pair:
         likely = "the message names a segment, and several sizes lead to it: give the smallest and the largest"
     elif tried in (2 * MIB, 20 * MIB) and _close(got[0], tried, 0) and _close(got[1], tried, 0):
         likely = "“Tried to allocate” is the segment, not the tensor: one of 20 MiB is taken from just over 1 MiB on"
+    elif small and all(_number(v) and abs(as_float(v) - want) <= 4096 for v, want in zip(got, one.tensor, strict=True)):
+        likely = "give the lower bound itself, 2**20 for 20 MiB, and 1 for 2 MiB, as no tensor has 0 bytes"
     elif tried == 20 * MIB and _close(got[1], 10 * MIB, MIB):
         likely = "below 10 MiB is one way to it; from there on sizes are rounded up to 2 MiB: 18 to 20 is another"
     elif tried == 10 * MIB:
@@ -424,7 +472,9 @@ def _judge_tensor(trial: Trial, got: Any, one: Case) -> None:
         right,
         "the bounds of the tensor's size are wrong",
         expected=f"({low / MIB:.2f}, {high / MIB:.2f}) MiB in bytes, where {tried / MIB:.2f} MiB were tried",
-        got=f"({got[0] / MIB:.2f}, {got[1] / MIB:.2f}) MiB" if pair and all(_number(v) for v in got) else show(got),
+        got=" and ".join(f"{as_float(v) / MIB:.6f}".rstrip("0").rstrip(".") for v in got) + " MiB"
+        if pair and all(_number(v) for v in got)
+        else show(got),
         likely=likely,
         read=MESSAGE,
     )
@@ -447,7 +497,7 @@ def _judge_need(trial: Trial, got: Any, one: Case) -> None:
         _close(got, one.need, 0.006 * tried + MIB),
         "the least need is wrong",
         expected=f"{one.need / GIB:.2f} GiB in bytes: what is allocated, and the smallest tensor that fits the message",
-        got=f"{got / GIB:.2f} GiB" if _number(got) else show(got),
+        got=f"{as_float(got) / GIB:.2f} GiB" if _number(got) else show(got),
         likely=likely,
         read=MESSAGE,
     )
@@ -497,10 +547,10 @@ def _judge_remedy(trial: Trial, got: Any, one: Case) -> None:
         likely = "empty_cache frees no tensor, and PyTorch has done it by itself before it raised the error"
     elif got is None:
         likely = "the figures do tell: None is for messages that name neither the process nor a limit that explains it"
-    elif got not in REMEDIES:
+    elif not isinstance(got, str) or got not in REMEDIES:
         likely = f"one of: {', '.join(REMEDIES)}"
     trial.expect(
-        got == one.remedy,
+        got is one.remedy or (isinstance(got, str) and got == one.remedy),
         f"the remedy is not what this message calls for: {one.why}",
         expected=show(one.remedy),
         got=show(got),
@@ -520,6 +570,12 @@ def _explain(one: Case, error: str) -> str:
         return "units are bytes, KiB, MiB or GiB; a dot or a semicolon may follow the unit"
     if error.startswith("ValueError: could not convert"):
         return "a number was cut out with something around it: take digits and dot only, and the unit apart from them"
+    if error.startswith("ValueError") and " KiB" in one.text:
+        return "sizes up to 1 MiB are in KiB, 2**10 bytes: this message has one"
+    if error.startswith("ValueError") and re.search(r"[1-9]\d* bytes", one.text):
+        return "a number of bytes has no decimal point: this message has one"
+    if error.startswith("ValueError") and "GPU 0 has" not in one.text:
+        return "this message has all that is needed, and it is about a GPU that need not be GPU 0"
     if error.startswith("ValueError"):
         return "this message has all that is needed: tried, capacity, free, allocated and cached"
     return ""

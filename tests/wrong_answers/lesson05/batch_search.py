@@ -316,6 +316,19 @@ BANK.mistake(
     ),
 )
 BANK.mistake(
+    "keeps_a_copy_of_the_state_on_the_gpu",
+    "a copy on the GPU takes room from the attempts",
+    "",
+    change("to_host(optimizer.state_dict())", "copy.deepcopy(optimizer.state_dict())"),
+    same_as="keeps_a_copy_on_the_gpu",
+)
+BANK.mistake(
+    "takes_most_for_2_at_the_least",
+    "a batch above most is returned",
+    "`most` can be 1: high = most + 1, and nothing above most is an answer",
+    change("0, most + 1", "0, max(most, 2) + 1"),
+)
+BANK.mistake(
     "keeps_the_last_loss",
     "the search leaves tensors on the GPU",
     "a copy, an exception kept in a variable, or the last attempt's loss: whatever holds a reference",

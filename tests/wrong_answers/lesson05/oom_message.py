@@ -598,3 +598,90 @@ edited(
     "",
     change("min(capacity, allowed or capacity)", "capacity"),
 )
+edited(
+    "knows_no_kibibytes",
+    "your function raised ValueError",
+    "up to 1 MiB are in KiB",
+    change('"bytes": 1, "KiB": 2**10', '"bytes": 1'),
+    change("(bytes|KiB|MiB|GiB)", "(bytes|MiB|GiB)"),
+)
+edited(
+    "takes_a_kibibyte_for_a_thousand",
+    "the figure for cached is wrong",
+    "MiB is 2**20 bytes",
+    change('"KiB": 2**10', '"KiB": 10**3'),
+)
+edited(
+    "needs_a_decimal_point",
+    "your function raised ValueError",
+    "has no decimal point",
+    change(r"([\d.]+) (bytes|KiB|MiB|GiB)", r"(\d+\.\d+|0) (bytes|KiB|MiB|GiB)"),
+)
+edited(
+    "reads_gpu_0_only",
+    "your function raised ValueError",
+    "need not be GPU 0",
+    change('"total capacity of #"', '"GPU 0 has a total capacity of #"'),
+)
+edited(
+    "knows_processes_of_five_digits",
+    "the figure for process is wrong",
+    "there is no “this process” in a container",
+    change(r"Process \d+ has", r"Process \d{3,5} has"),
+    same_as="finds_no_process_in_a_container",
+)
+edited(
+    "believes_the_own_line",
+    "a message that does not say what this process has gives no “process”",
+    "are 2**64 bytes",
+    change("    process = process if process is not None and process <= capacity else None\n", ""),
+    change("if size >= allocated + cached]", "if capacity >= size >= allocated + cached]"),
+    same_as="believes_the_driver",
+)
+edited(
+    "looks_for_the_capacity_only",
+    "your function raised TypeError",
+    "any one of the five can be missing",
+    change('("tried", "capacity", "free", "allocated", "cached")', '("capacity",)'),
+)
+edited(
+    "gives_the_names_of_two_only",
+    "the error does not say what was not found",
+    "",
+    change("{', '.join(missing)}", "capacity or free"),
+    same_as="refuses_without_a_word",
+)
+edited(
+    "leaves_out_the_lower_bound",
+    "the bounds of the tensor's size are wrong",
+    "give the lower bound itself",
+    change("20 * 2**20: (2**20, 20 * 2**20)", "20 * 2**20: (2**20 + 1, 20 * 2**20)"),
+)
+edited(
+    "gives_a_tensor_of_0_bytes",
+    "the bounds of the tensor's size are wrong",
+    "give the lower bound itself",
+    change("2 * 2**20: (1, 2**20)", "2 * 2**20: (0, 2**20)"),
+    same_as="leaves_out_the_lower_bound",
+)
+for name, why, old, new in (
+    ("free_as_much_as_tried", "as much is free as was tried, and “allowed” says that a limit is what failed",
+     "allowed is not None and free >= tried", "allowed is not None and free > tried"),
+    ("cached_as_much_as_tried", "as much is reserved but unallocated as was tried",
+     "cached >= tried and", "cached > tried and"),
+    ("others_just_what_is_missing", "others hold just what is missing, tried − free",
+     "others and others >= tried - free", "others and others > tried - free"),
+    ("tried_as_much_as_there_is", "the request is as large as the GPU, and not larger",
+     "tried > min(capacity", "tried >= min(capacity"),
+    ("rest_just_what_is_missing", "whoever holds the rest, it is just what is missing",
+     "cached >= tried - free:", "cached > tried - free:"),
+):  # fmt: skip
+    edited(name, WHY + why, "", change(old, new))
+
+
+@BANK.wrong("the figure for process is wrong", "the line of another process", same_as="takes_the_neighbours_line")
+def takes_the_last_line(message):
+    lines = all_figures(message, r"(?:[Pp]rocess \d+|this process) has # memory in use")
+    return answer(
+        message, process=lambda read: lines[-1] if read["process"] and OWN[:16] in message else read["process"]
+    )
