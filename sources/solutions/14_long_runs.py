@@ -296,15 +296,15 @@ with tempfile.TemporaryDirectory() as name:
 def save_on_notice(train_step, save, first, last, every):
     """Train, and save, until the end or until SIGTERM comes; return 75 if a notice has left steps undone, else 0.
 
-    train_step(step)  for each step from first to last - 1, in order
+    train_step(step)  for each step from first to last - 1, in order; nothing where first is last
     save(done)        after every `every` steps and after the last one, with the number of the next step: first + every
                       is the first such number. It takes its time.
 
     SIGTERM is the notice. The step that is being made comes to its end, no other one begins, and save is called once,
     also if it was its time anyway. A notice during save changes nothing of that: what is being saved is not saved
     again. A second notice does nothing more.
-    When this function is left, the handler of SIGTERM is the one from before: also after an exception of train_step,
-    which reaches the caller, without a save.
+    When this function is left, the handler of SIGTERM is the one from before: also after an exception of train_step or
+    of save, or Ctrl-C, which reaches the caller, and nothing is saved after it.
     """
     # TODO: a handler that only takes note; a loop that looks after each step; and the old handler back, whatever happens
     ### BEGIN SOLUTION

@@ -75,14 +75,16 @@ def drawn(scene: Scene) -> tuple[float, float, float, int, float]:
     """What the exercise's function is given: checkpoint [s], restart [min], hours between [h], machines, work [h]."""
     machines = random.randint(30, 200) if scene.case == MANY else 1
     between = random.uniform(3.0, 9.0)  # of the whole run
+    many = scene.case == USUAL and scene.again  # stretches, about 2,000
     part = {COSTLY: random.uniform(0.6, 1.2), SHORT: random.uniform(0.1, 0.2)}.get(
-        scene.case, random.uniform(0.02, 0.05)
+        scene.case, random.uniform(0.001, 0.0015) if many else random.uniform(0.02, 0.05)
     )
     if scene.case == COSTLY:
         between /= 20
     checkpoint = part * between
     restart = between * (random.uniform(0.3, 0.6) if scene.restart == "long" else random.uniform(0.005, 0.01))
-    work = between * (random.uniform(0.1, 0.2) if scene.case == SHORT else random.uniform(8.0, 25.0))
+    times = random.uniform(0.1, 0.2) if scene.case == SHORT else random.uniform(8.0, 25.0)
+    work = between * (random.uniform(90.0, 99.0) if many else times)
     return checkpoint * 3600, restart * 60, between * machines, machines, work
 
 

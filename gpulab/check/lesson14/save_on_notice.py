@@ -19,11 +19,16 @@ from .sections import NOTICE
 STEPS, SAVES, HALF, CODE = "steps", "saves, by the steps done", "saves in the middle of a step", "what is returned"
 HANDLER, RAISED, AFTER = "the handler afterwards", "what reaches the caller", "the handler after an exception"
 SECOND, DURING, QUIET = "a second notice", "a notice during a save", "saves, without a notice"
-LATE = "steps begun after the notice"
+LATE, NO_STEP = "steps begun after the notice", "what is done where first is last"
 CLAUSES = [
     Clause(quote, facts, summary, likely, NOTICE)
     for quote, facts, summary, likely in (
-        ("for each step from first to last - 1, in order", [STEPS], "other steps are made", "range(first, last)"),
+        (
+            "for each step from first to last - 1, in order",
+            [STEPS, NO_STEP],
+            "other steps are made",
+            "range(first, last)",
+        ),
         (
             "after every `every` steps and after the last one",
             [QUIET],
@@ -48,32 +53,43 @@ CLAUSES = [
             "signal.signal returns the old one",
         ),
         ("also after an exception", [AFTER], "after an exception the handler stays", "try … finally"),
-        ("which reaches the caller, without a save", [RAISED], "an exception does not reach the caller", "no except"),
+        (
+            "which reaches the caller, and nothing is saved after it",
+            [RAISED],
+            "an exception does not reach the caller",
+            "no except",
+        ),
     )
 ]
-NEVER, IN_STEP, LAST, TWICE, IN_SAVE, AFTER_IT = (
+NEVER, EVEN, BROKEN, IN_STEP, LAST, TWICE, IN_SAVE, AFTER_IT, EMPTY = (
     "no notice",
+    "no notice, and after the last step it is time to save anyway",
+    "no notice, and an exception",
     "a notice within a step",
     "a notice within the last step",
     "a notice within a step, and another during the save",
     "a notice during a regular save",
     "two notices within a step",
+    "no step to make",
 )
+RETURNS, FAILS, CTRL_C, SAVE_FAILS = "returns", "train_step raises", "Ctrl-C", "save raises"
 RIGHT, BEFORE = "the right ones", "the one from before"
 EDGES = {
-    "when": (NEVER, IN_STEP, LAST, TWICE, IN_SAVE, AFTER_IT),
-    "ends": ("returns", "train_step raises", "it is interrupted"),
+    "when": (NEVER, EVEN, BROKEN, IN_STEP, LAST, TWICE, IN_SAVE, AFTER_IT, EMPTY),
+    "ends": (RETURNS, FAILS, CTRL_C, SAVE_FAILS),
     "handler": ("the system's own", "one of Python's", "none: ignored"),
+    "every": (3, 5, 1),
+    "its_time": (False, True),  # after the step with the notice it is time to save anyway
 }
 
 
 class Broken(Exception):
-    """What a step of the check raises."""
+    """What a step of the check raises, or a save."""
 
 
 def possible(scene: Scene) -> bool:
-    """An exception comes at a step that a notice would keep from being made, but for the one of that step."""
-    return scene.ends == "returns" or scene.when in (NEVER, IN_STEP)
+    """With an exception there is no notice, or that of its step."""
+    return bool(scene.when == IN_STEP or (scene.when == BROKEN) == (scene.ends != RETURNS))
 
 
 def on_rank(student: Callable[..., Any], job: dict[str, Any]) -> dict[str, Any]:
@@ -86,6 +102,7 @@ def on_rank(student: Callable[..., Any], job: dict[str, Any]) -> dict[str, Any]:
     }
     before = handlers[job["handler"]]
     own = signal.signal(signal.SIGTERM, before)
+    own_ctrl_c = signal.signal(signal.SIGINT, signal.default_int_handler)
     steps, saves, half = list[int](), list[int](), [0]
     seen: dict[str, Any] = {"raised": "nothing", "late": 0}
     state, noticed, in_save = [job["first"]] * 2, [False], list(job["in_save"])
@@ -102,12 +119,16 @@ def on_rank(student: Callable[..., Any], job: dict[str, Any]) -> dict[str, Any]:
             notice()
         if job["fails_at"] == step:
             seen["half"] = half[0]
-            raise job["error"]("a step that fails")
+            if job["ends"] == FAILS:
+                raise Broken("a step that fails")
+            signal.raise_signal(signal.SIGINT)
         state[1] = step + 1
 
     def save(done: int) -> None:
         saves.append(done)
         half[0] += state[0] != state[1]
+        if job["save_fails_at"] == done:
+            raise Broken("a save that fails")
         if done in in_save:
             in_save.remove(done)
             notice()
@@ -118,6 +139,7 @@ def on_rank(student: Callable[..., Any], job: dict[str, Any]) -> dict[str, Any]:
         seen["raised"], seen["got"] = type(error).__name__, None
     now = signal.getsignal(signal.SIGTERM)
     signal.signal(signal.SIGTERM, own)
+    signal.signal(signal.SIGINT, own_ctrl_c)
     code = seen["got"]
     return {
         "steps": steps,
@@ -131,28 +153,49 @@ def on_rank(student: Callable[..., Any], job: dict[str, Any]) -> dict[str, Any]:
 
 
 def play(call: Callable[..., Any], scene: Scene) -> Facts:
-    first, every = random.randint(3, 9), random.randint(3, 4)
-    last = first + 2 * every + 2
-    regular = [step for step in range(first + 1, last) if (step - first) % every == 0] + [last]
-    at = {LAST: last - 1, IN_SAVE: regular[0] - 1}.get(scene.when, first + every + 1)  # the step with the notice
-    fails_at = {"returns": None}.get(scene.ends, at)
-    error = KeyboardInterrupt if scene.ends == "it is interrupted" else Broken
-    done = last if scene.when == NEVER else at + 1
-    in_save = {IN_SAVE: [done], TWICE: [done]}.get(scene.when, [])
-    job: dict[str, Any] = {"first": first, "last": last, "every": every, "handler": scene.handler, "error": error}
-    job |= {"in_step": None if scene.when in (NEVER, IN_SAVE) else at, "notices": 1 + (scene.when == AFTER_IT)}
+    first, every = random.randint(3, 9), scene.every
+    rest = 0 if scene.when == EVEN else every - 1 if scene.when == NEVER else random.randrange(every)
+    last = first if scene.when == EMPTY else first + 3 * every + rest
+    regular = [step for step in range(first + 1, last) if (step - first) % every == 0] + [last] * (last > first)
+    within = first + every * random.randint(1, 2) - 1 if scene.its_time else first + every * (scene.when != AFTER_IT)
+    at = {LAST: last - 1, IN_SAVE: first + every - 1}.get(scene.when, within)  # the step with the notice
+    done = at + 1 if scene.when not in (NEVER, EVEN, BROKEN, EMPTY) else last
+    fails_at = at if scene.ends in (FAILS, CTRL_C) else None
+    save_fails_at = None if scene.ends != SAVE_FAILS else done if scene.when == IN_STEP else regular[0]
+    in_save = [done] if scene.when in (IN_SAVE, TWICE) else []
+    job: dict[str, Any] = {"first": first, "last": last, "every": every, "handler": scene.handler, "ends": scene.ends}
+    job |= {"in_step": at if scene.when in (IN_STEP, LAST, TWICE, AFTER_IT) else None}
+    job |= {"notices": 1 + (scene.when == AFTER_IT), "save_fails_at": save_fails_at}
     (found,) = call(on_rank, (job | {"in_save": in_save, "fails_at": fails_at},))
 
-    facts = Facts(f"{scene.when}; {scene.ends}; steps {first} to {last - 1}, saved every {every}")
+    steps = f"steps {first} to {last - 1}" if first < last else f"first and last are {first}"
+    facts = Facts(f"{scene.when}; {scene.ends}; {steps}, saved every {every}")
     facts.add(HALF, found["half"], 0)
     if not facts.hold():
         return facts
+    if scene.when == EMPTY:
+        made = f"steps {', '.join(map(str, found['steps'])) or 'none'}; saves: {len(found['saves'])}"
+        facts.add(NO_STEP, made, "steps none; saves: 0")
+        if facts.hold():
+            facts.add(CODE, found["code"], 0)
+            facts.add(HANDLER, found["handler"], BEFORE)
+        return facts
     saves = [step for step in regular if step < done] + [done]
+    if save_fails_at is not None:
+        facts.add(LATE, found["late"], 0)
+        if not facts.hold():
+            return facts
+        kept = saves_of(found["saves"], [step for step in regular if step < save_fails_at] + [save_fails_at])
+        facts.add(RAISED, [found["raised"], kept], ["Broken", RIGHT])
+        facts.add(AFTER, found["handler"], BEFORE)
+        return facts
     if fails_at is not None:
         facts.add(STEPS, others(found["steps"], first, at + 1), RIGHT)
         if facts.hold():
             kept = saves_of(found["saves"], [step for step in regular if step <= at])
-            facts.add(RAISED, [found["raised"], kept], [error.__name__, RIGHT])
+            facts.add(
+                RAISED, [found["raised"], kept], ["Broken" if scene.ends == FAILS else "KeyboardInterrupt", RIGHT]
+            )
             facts.add(AFTER, found["handler"], BEFORE)
         return facts
     if found["raised"] != "nothing":
@@ -174,7 +217,7 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
     if facts.hold():
         facts.add(STEPS, others(found["steps"], first, done), RIGHT)
     if facts.hold() and scene.when != IN_SAVE:
-        facts.add(QUIET if scene.when == NEVER else SAVES, saves_of(found["saves"], saves), RIGHT)
+        facts.add(QUIET if scene.when in (NEVER, EVEN) else SAVES, saves_of(found["saves"], saves), RIGHT)
     if facts.hold():
         facts.add(CODE, found["code"], 75 if done < last else 0)
         facts.add(HANDLER, found["handler"], BEFORE)

@@ -124,6 +124,12 @@ BANK.mistake(
     change(UNITS, "checkpoint_seconds / 3600, restart_minutes / 60, hours_between / math.sqrt(machines)"),
 )
 BANK.mistake(
+    "at_most_199",
+    "too few stretches are tried for a long run with short checkpoints",
+    "there may be thousands: the work over √(2 · checkpoint · between), and a few times as many",
+    change("range(1, most)", "range(1, 200)"),
+)
+BANK.mistake(
     "at_least_two",
     "a short run is cut in two",
     "one stretch, with its checkpoint at the end, may be the best: range(1, …)",

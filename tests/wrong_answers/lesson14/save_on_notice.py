@@ -58,11 +58,10 @@ BANK.mistake(
 )
 BANK.mistake(
     "another_signal",
-    "SIGTERM ends the process, and nothing is saved",
-    "signal.signal(signal.SIGTERM, handler): without one the system ends the process",
+    "SIGTERM ends the process: another signal has the handler",
+    "SIGINT is Ctrl-C; the notice is SIGTERM: signal.signal(signal.SIGTERM, handler)",
     change(f"signal.signal(signal.SIGTERM, {HANDLER})", f"signal.signal(signal.SIGINT, {HANDLER})"),
     change(FINALLY, "    finally:\n        signal.signal(signal.SIGINT, before)"),
-    same_as="no_handler",
 )
 BANK.mistake(
     "saves_in_the_handler",
@@ -147,6 +146,26 @@ BANK.mistake(
     ),
 )
 BANK.mistake(
+    "twice_where_it_is_time",
+    "where it is time to save anyway, a notice brings a second save",
+    "one save for both reasons: if noticed or it is time",
+    change("            done = step + 1\n", "            done, told = step + 1, bool(noticed)\n"),
+    change(REASONS, "if done == last or (done - first) % every == 0:"),
+    change(
+        "            if noticed and done < last:\n",
+        "            if told and done < last:\n                save(done)\n            if noticed and done < last:\n",
+    ),
+)
+BANK.mistake(
+    "twice_at_the_end",
+    "where it is time to save after the last step, the end is saved twice",
+    "one save for both reasons: if it is time or done == last",
+    change("noticed or done == last or", "noticed or"),
+    change(
+        "        return 0\n", "        if not noticed and first < last:\n            save(last)\n        return 0\n"
+    ),
+)
+BANK.mistake(
     "saves_again_for_a_notice_in_save",
     "a notice during a save brings another save of the same step",
     "what has been saved is saved: remember of which step",
@@ -187,6 +206,12 @@ BANK.mistake(
     change(REASONS, "if True:"),
 )
 BANK.mistake(
+    "not_every_one",
+    "with every = 1 it does not save",
+    "after each step then: a remainder of 0 is always there",
+    change("(done - first) % every == 0", "(done - first) % every == int(every == 1)"),
+)
+BANK.mistake(
     "counts_from_zero",
     "it saves at multiples of every, wherever the run has begun",
     "(done - first) % every",
@@ -216,6 +241,18 @@ BANK.mistake(
     "range(first, last) ends at last - 1",
     change("range(first, last)", "range(first, last + 1)"),
     change("done == last or", "step == last or"),
+)
+BANK.mistake(
+    "a_step_at_least",
+    "a step is made where there is none left",
+    "a job that has come to its end may be started again: look before the first step, as range does",
+    change("range(first, last)", "range(first, max(last, first + 1))"),
+)
+BANK.mistake(
+    "saves_nothing_new",
+    "it saves where no step has been made",
+    "what there is was loaded from a checkpoint: save after a step",
+    change("        for step in range", "        if first == last:\n            save(last)\n        for step in range"),
 )
 BANK.mistake(
     "code_0",
@@ -263,6 +300,36 @@ BANK.mistake(
         "                return 75\n        return 0\n" + FINALLY,
         "                break\n        signal.signal(signal.SIGTERM, before)\n        return 75 if done < last else 0",
     ),
+)
+BANK.mistake(
+    "no_finally_for_save",
+    "after an exception of save the handler stays",
+    "a full disk is an exception too: try … finally around the whole loop",
+    change("    try:\n", "    if True:\n"),
+    change(
+        "            train_step(step)\n",
+        "            try:\n                train_step(step)\n            except BaseException:\n                signal.signal(signal.SIGTERM, before)\n                raise\n",
+    ),
+    change(
+        "                return 75\n        return 0\n" + FINALLY,
+        "                break\n        signal.signal(signal.SIGTERM, before)\n        return 75 if noticed and done < last else 0",
+    ),
+    change("noticed = []", "noticed, done = [], last"),
+)
+BANK.mistake(
+    "swallows_what_save_raises",
+    "an exception of save does not reach the caller",
+    "a run that cannot save must not go on as if it had: no except",
+    change(
+        "                save(done)\n",
+        "                try:\n                    save(done)\n                except Exception:\n                    pass\n",
+    ),
+)
+BANK.mistake(
+    "ctrl_c_as_well",
+    "SIGINT is taken for a notice as well",
+    "Ctrl-C is for whoever sits there, and wants to see where it was: SIGTERM alone",
+    change("    try:\n", "    signal.signal(signal.SIGINT, lambda number, frame: noticed.append(number))\n    try:\n"),
 )
 BANK.mistake(
     "swallows",
