@@ -25,7 +25,7 @@ METHODS = ("scale", "unscale_", "step", "update", "get_scale")
 WANTED = "a class with the methods " + ", ".join(METHODS)
 SHAPES = ((3,), (2, 2), (), (2,))  # of the parameters; the last is the one that may have no gradient
 ITERATIONS = 7
-LARGE = (0.0, 0.0, 1e25, 1e25, 2e38, 2e38, 2e38)  # scaled gradients that overflow when squared, or when added up
+LARGE = (2e38, 2e38, 2e38, 1e25, 1e25, 0.0, 0.0)  # scaled gradients that overflow when squared, or when added up
 CLAUSES = (
     Clause(
         "LossScaler(init_scale, growth_factor, backoff_factor, growth_interval), then in every iteration:",
@@ -72,7 +72,7 @@ CLAUSES = (
     ),
     Clause(
         "calls unscale_ unless that was done since the last update",
-        ["gradients at the optimizer's steps", "weights at the end"],
+        ["gradients at the optimizer's steps", "weights at the end", "gradients gone after step()"],
         "the optimizer steps with other gradients than the true ones",
         "divided once: by unscale_ where the caller calls it, and then changed by nobody but the caller; else in step",
         ORDER,
@@ -91,7 +91,12 @@ CLAUSES = (
         "lowers the scale",
         SCALER,
     ),
-    Clause("get_scale() the scale, a float", ["get_scale()"], "get_scale() is not the scale, as a float", read=SCALER),
+    Clause(
+        "get_scale() the scale, a float",
+        ["get_scale()", "get_scale() before update()"],
+        "get_scale() is not the scale, as a float",
+        read=SCALER,
+    ),
 )
 EDGES = {
     "bad": ("none", "first", "middle", "last two"),  # iterations with an inf or NaN
@@ -99,7 +104,7 @@ EDGES = {
     "where": (0, 1, 2),  # the parameter that it is in; there are two groups
     "interval": (1, 3),
     "factors": ((2.0, 0.5), (3.0, 0.25)),
-    "first": (2.0**20, 1.0),  # scale
+    "first": (2.0**45, 1.0),  # scale
     "unscale": ("never", "always", "in turn"),  # by the caller
     "missing": (True, False),  # gradients
     "device": ("cuda:1", "cpu"),
@@ -145,12 +150,14 @@ def run(make: Callable[..., Any], loss: torch.Tensor, job: SimpleNamespace) -> N
             scaler.unscale_(optimizer)
             job.unscaled.append(flat([p.grad for p in optimizer.all]))
             job.held.append(flat(held))
-            for p in optimizer.all:  # as clipping does
-                p.grad = None if p.grad is None else p.grad.mul_(0.5)
-        before = len(optimizer.gradients)
+            for p in optimizer.all:  # as clipping does, which makes inf finite where it is by value
+                p.grad = None if p.grad is None else p.grad.mul_(0.5).clamp_(-3e38, 3e38)
+        before, given = len(optimizer.gradients), [p for p in optimizer.all if p.grad is not None]
         scaler.step(optimizer)
+        job.gone += [p.grad is None or not bool(p.grad.any()) for p in given]
         job.steps.append(len(optimizer.gradients) - before)
         job.made += [p.grad is not None for p, g in zip(optimizer.all, gradients, strict=True) if g is None]
+        job.said_before.append(scaler.get_scale())
         scaler.update()
         job.said.append(scaler.get_scale())
     job.scales.append(float(scaler.scale(loss).detach()) / float(loss.detach()))
@@ -160,7 +167,8 @@ def new_job(scene: Scene, iterations: list[Any], device: str) -> SimpleNamespace
     growth, backoff = scene.factors
     parameters = [torch.nn.Parameter(torch.ones(shape, device=device)) for shape in SHAPES]
     moved = [([None if g is None else g.to(device) for g in gradients], *how) for gradients, *how in iterations]
-    lists: dict[str, Any] = {name: [] for name in ("scales", "said", "unscaled", "held", "steps", "made", "missing")}
+    names = "scales", "said", "said_before", "unscaled", "held", "steps", "made", "gone", "missing"
+    lists: dict[str, Any] = {name: [] for name in names}
     return SimpleNamespace(
         **lists,
         iterations=moved,
@@ -178,7 +186,7 @@ def draw(scene: Scene) -> tuple[list[Any], list[bool]]:
     iterations = []
     for i in range(ITERATIONS):
         gradients: list[Any] = [torch.randn(shape) + 2.0 for shape in SHAPES]
-        large = LARGE[i] if scene.bad == "none" and scene.first > 1 else 0.0  # divided by less than 1 they overflow
+        large = LARGE[i] if scene.bad == "none" else 0.0  # divided by less than 1 they overflow
         if large:
             gradients = [torch.full(shape, large) for shape in SHAPES]
         if i in at:
@@ -237,12 +245,15 @@ def compare(facts: Facts, job: SimpleNamespace, like: SimpleNamespace, bad: list
         if facts.hold():
             ends = [flat([p.detach() for p in one.optimizer.all]) for one in (job, like)]
             facts.add("weights at the end", ends[0], Near(ends[1], 1e-4))
+        if facts.hold():
+            facts.add("gradients gone after step()", sum(job.gone), 0)
     factors, right = ([b / a if a else math.nan for a, b in itertools.pairwise(s)] for s in (job.scales, like.scales))
     for name, of in (("after inf or NaN", bad), ("after good iterations", good)):
         if any(of):
             facts.add(f"factors on the scale {name}", pick(factors, of), Near(pick(right, of), 1e-5))
-    said = [float(s) if is_number(s) else show(s, 40) for s in job.said]
+    said, before = ([float(s) if is_number(s) else show(s, 40) for s in each] for each in (job.said, job.said_before))
     facts.add("get_scale()", said, Near(job.scales[1:], 1e-5))
+    facts.add("get_scale() before update()", before, Near(job.scales[:-1], 1e-5))
 
 
 def new_loss(device: str) -> torch.Tensor:

@@ -19,7 +19,7 @@ Case = tuple[tuple[int, int], int, float, bool]  # capability, bits, largest, fp
 KEYS = ("weights", "products", "gradients", "scaler", "tf32", "kept_bytes")
 CAPABILITIES = {(7, 0): "V100", (7, 5): "T4", (8, 0): "A100", (8, 6): "RTX 3060", (8, 9): "L4", (9, 0): "H100"}
 CAPABILITIES |= {(10, 0): "B200", (12, 0): "RTX 5090"}
-LARGEST = (1.0, 60_000.0, 65_504.0, 65_600.0, 1e6, 3e38)
+LARGEST = (1.0, 60_000.0, 65_504.0, 65_505.0, 65_535.0, 65_600.0, 1e6, 3e38)
 BITS = (3, 4, 5, 8, 9, 11, 12, 24)
 FP16_MAX = 65_504.0
 
@@ -45,8 +45,10 @@ def pick_format(student: Any, trial: Trial) -> None:
     """Check a function of (capability, bits, largest, fp8): the plan of a training job as a dict of `weights`,
     `products`, `gradients`, `scaler`, `tf32` and `kept_bytes`."""
     trial.function(student, ("capability", "bits", "largest", "fp8"))
+    others = [(8, 7), (10, 3), (random.randint(13, 20), random.randint(0, 9))]  # of which no list knows the last
     cases = list(itertools.product(CAPABILITIES, BITS, LARGEST, (False, True)))
     random.shuffle(cases)
+    cases += itertools.product(others, BITS, LARGEST, (False, True))
     # first those that show one thought each, so that a message does not depend on the draw
     first: list[Case] = [
         ((7, 5), 8, 100.0, False),
@@ -98,7 +100,8 @@ def _judge(trial: Trial, got: Any, case: Case) -> None:
 
 def _given(capability: tuple[int, int], bits: int, largest: float, fp8: bool) -> str:
     allowed = ", fp8 allowed" if fp8 else ""
-    return f"capability {capability} ({CAPABILITIES[capability]}), {bits} bits, numbers up to {largest:g}{allowed}"
+    name = CAPABILITIES.get(capability, "another GPU")
+    return f"capability {capability} ({name}), {bits} bits, numbers up to {largest:.9g}{allowed}"
 
 
 def _same(got: Any, want: Any) -> bool:
@@ -117,6 +120,12 @@ def _why(key: str, got: Plan, want: Plan, case: Case) -> tuple[str, str, str]:
     """Summary, likely cause and section for a plan that differs in `key`."""
     capability, bits, largest, fp8 = case
     value, should = got[key], want[key]
+    if capability not in CAPABILITIES:  # those that are in it are judged first
+        return (
+            "the plan for a GPU that is in no list of yours is another one",
+            "“from 8.0” is capability >= (8, 0): a list of known GPUs leaves out the others, and those to come",
+            GPUS,
+        )
     if key == "weights":
         if isinstance(value, torch.dtype):
             return (
@@ -154,6 +163,12 @@ def _why(key: str, got: Plan, want: Plan, case: Case) -> tuple[str, str, str]:
             )
         if value is torch.bfloat16 and bits > 8:
             return "bf16 has too few bits for this job", "bf16 has 8 significant bits, fp16 and TF32 have 11", FORMATS
+        if value is torch.float16 and FP16_MAX < largest < 2**16:
+            return (
+                "fp16 for numbers just beyond 65504",
+                "its largest number is torch.finfo(torch.float16).max, 65504: not 65535, nor what half() rounds to it",
+                FORMATS,
+            )
         if value is torch.float16 and largest > FP16_MAX:
             return (
                 "fp16 for numbers beyond 65504",

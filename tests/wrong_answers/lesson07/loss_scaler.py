@@ -8,7 +8,7 @@ import torch
 from gpulab.check.lesson07.sections import SECTIONS
 
 from ..bank import Bank
-from ..edits import change, solution
+from ..edits import change, drop, solution
 
 BANK = Bank("loss_scaler", SECTIONS, solution=(7, "LossScaler"))
 SOLUTION = BANK.right(solution(7, "LossScaler"))
@@ -259,6 +259,20 @@ looks_at(
     "not (p.grad.abs() * self.current <= 65504).all().item()",
 )
 BANK.mistake(
+    "LooksAtTheSumOfTrueGradients",
+    "large finite gradients are taken for an overflow",
+    "",
+    change(FINITE, "not p.grad.sum().isfinite().item()"),
+    same_as="LooksAtTheSum",
+)
+BANK.mistake(
+    "LooksInStep",
+    "an inf or NaN is looked for in step(), not in unscale_",
+    "what the caller clips by value between the two is finite by then: unscale_ notes it, and divides",
+    drop(NOTE),
+    change(SKIP, f"        self.overflow = not all(p.grad.isfinite().all() {GIVEN})\n{SKIP}"),
+)
+BANK.mistake(
     "LooksAtTheLast",
     "only the last parameter is looked at",
     "one inf anywhere spoils the step: |= keeps what was found before, = forgets it",
@@ -376,10 +390,32 @@ BANK.mistake(
 )
 BANK.mistake(
     "HasACeiling",
-    "the scale stops at 65536",
+    "the scale stops at a ceiling",
     "65504 is the largest number of fp16, which a scaled loss in float32 need not heed",
     change("self.current * self.growth_factor", "min(self.current * self.growth_factor, 2.0**16)"),
 )
+BANK.mistake(
+    "HasAHighCeiling",
+    "the scale stops at a ceiling",
+    "",
+    change("self.current * self.growth_factor", "min(self.current * self.growth_factor, 2.0**40)"),
+    same_as="HasACeiling",
+)
+
+
+@BANK.wrong(
+    "the scale changes in step(), not in update()",
+    "who asks for it between the two, to compare it with that after update(), sees no skip",
+)
+class ChangesTheScaleInStep(Base):
+    def step(self, optimizer):
+        super().step(optimizer)
+        super().update()
+
+    def update(self):
+        pass
+
+
 BANK.mistake(
     "HasItsOwnFactors",
     "growth_factor and backoff_factor are not used",
@@ -513,6 +549,19 @@ BANK.mistake(
     "the optimizer steps twice",
     "one optimizer.step() for each call of step()",
     change("            optimizer.step()", "            optimizer.step()\n            optimizer.step()"),
+)
+BANK.mistake(
+    "ClearsTheGradients",
+    "the gradients are gone after step()",
+    "zero_grad() is the caller's, who may still want them for a log: step() calls optimizer.step(), and no more",
+    change(SKIP, f"{SKIP}\n            optimizer.zero_grad()"),
+)
+BANK.mistake(
+    "ClearsTheGradientsWhenItSkips",
+    "the gradients are gone after step()",
+    "",
+    change(SKIP, f"{SKIP}\n        else:\n            optimizer.zero_grad()"),
+    same_as="ClearsTheGradients",
 )
 BANK.mistake(
     "DecaysTheWeights",

@@ -164,6 +164,34 @@ def tf32_before_fp16(capability, bits, largest, fp8):
     return goes_down_the_list(capability, bits, largest, fp8)
 
 
+def fp16_if(fits):
+    """Like the right one, with this question in the place of “up to 65504”."""
+
+    def answer(capability, bits, largest, fp8):
+        found = goes_down_the_list(capability, bits, min(largest, 65504.0), fp8)
+        if found["products"] is FP16 and not fits(largest):
+            return plan(FP32, tf32=capability >= (8, 0))
+        return found
+
+    return answer
+
+
+@BANK.wrong("fp16 for numbers just beyond 65504", "not 65535")
+def up_to_two_to_the_sixteen(*job):
+    return fp16_if(lambda largest: largest < 2**16)(*job)
+
+
+@BANK.wrong("fp16 for numbers just beyond 65504", "what half() rounds to it", same_as="up_to_two_to_the_sixteen")
+def up_to_what_half_makes_inf(*job):
+    return fp16_if(lambda largest: not torch.tensor(largest).half().isinf())(*job)
+
+
+@BANK.wrong("the plan for a GPU that is in no list of yours is another one", "a list of known GPUs")
+def knows_some_gpus(capability, bits, largest, fp8):
+    known = capability in ((8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0))
+    return goes_down_the_list(capability if known else (7, 5), bits, largest, fp8)
+
+
 # --- wrong: what is stored -----------------------------------------------------------------------------
 
 
