@@ -157,7 +157,8 @@ def train_epoch_amp(model, optimizer, scaler, scheduler, loss_fn, micro_batches,
     scheduler  a learning-rate schedule that counts updates of the weights; a step that the scaler skips is none
     max_norm   the largest norm that the gradient of a window may have when the optimizer steps
 
-    The forward pass and the loss run under autocast on the CPU in bfloat16. Returns nothing.
+    The forward pass and the loss run under autocast on the CPU in bfloat16. As in exercise 1, gradients left by the
+    caller do not count, and only one micro-batch's activations are alive at a time. Returns nothing.
     """
     # TODO: per micro-batch, a forward pass and a scaled backward; once per window, all the rest
     ### BEGIN SOLUTION

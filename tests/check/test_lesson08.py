@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gpulab.check.lesson08 import common, misconceptions
+from gpulab.check.lesson08 import amp_calls, common, misconceptions
 from gpulab.check.scenes import Scene
 
 window, amp, tokens = (
@@ -59,7 +59,9 @@ def full_batches(model, batches, steps, loss_fn):
                 p -= 0.1 * p.grad
 
 
-@pytest.mark.parametrize(("sizes", "steps"), [([4] * 9 + [1], 4), ([4] * 8, 4), ([3, 3, 2], 8), ([5, 5], 1)])
+@pytest.mark.parametrize(
+    ("sizes", "steps"), [([4] * 9 + [1], 4), ([4] * 8, 4), ([4] * 4 + [2], 4), ([3, 3, 2], 8), ([5, 5], 1)]
+)
 def test_the_reference_epoch_steps_as_full_batches_do(sizes, steps):
     torch.manual_seed(0)
     case = window.prepare(sizes, steps, window.loss_fn)
@@ -78,7 +80,40 @@ def test_the_reference_epoch_in_mixed_precision_steps_as_full_batches_do():
 
 def test_the_reference_epoch_in_mixed_precision_clips_to_the_norm():
     torch.manual_seed(0)
-    assert [round(float(g.norm()), 4) for g in amp.prepare(6, 3, 0.05).want] == [0.05, 0.05]
+    assert [round(float(g.norm()), 4) for g in amp.prepare(7, 3, 0.05).want] == [0.05, 0.05, 0.05]
+
+
+@pytest.mark.parametrize(
+    ("how", "infinite", "nan"),
+    [(amp_calls.NAN, False, True), (amp_calls.INF, True, False), (amp_calls.ONE, True, False)],
+)
+def test_an_overflow_holds_what_its_name_says(how, infinite, nan):
+    torch.manual_seed(0)
+    case = amp.prepare(4, 2, 1e6)
+    seen = amp_calls.Overflows(case.model, case.batches, 2, {1: how})
+    for number, batches in enumerate(common.windows(case.batches, 2)):
+        case.model.zero_grad()
+        sum(seen.loss(window.loss_fn, case.model(x), y) for x, y in batches).backward()
+        gradient = common.flat_gradient(case.model.parameters())
+        assert seen.window == number
+        assert (bool(gradient.isinf().any()), bool(gradient.isnan().any())) == (
+            (infinite, nan) if number else (False, False)
+        )
+    assert (int((~gradient.isfinite()).sum()) == 1) == (how == amp_calls.ONE)
+
+
+@pytest.mark.parametrize("bad", [{2: amp_calls.NAN}, amp_calls.MANY])
+def test_the_scale_after_an_epoch_with_overflows_is_that_of_a_scaler(bad):
+    seen = amp_calls.Overflows(nn.Linear(2, 2), [None] * 13, 2, bad)
+    p = nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([p])
+    scaler = torch.amp.GradScaler("cpu", init_scale=amp_calls.SCALE, growth_interval=2, backoff_factor=0.75)
+    for window in range(7):
+        scaler.scale(p * (float("inf") if window in bad else 1.0)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        p.grad = None
+    assert seen.scale(2, 0.75) == scaler.get_scale()
 
 
 @pytest.mark.parametrize("empty", ["", "first"])

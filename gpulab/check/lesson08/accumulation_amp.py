@@ -16,13 +16,17 @@ from ...virtual.gpu import without_gpu
 from ..audit import MOVED, Kind
 from ..base import Trial, check
 from ..measure import SavedBytes
+from ..wording import show
 from .accumulation_window import classifier, draw, loss_fn
 from .amp_calls import (
+    MANY,
+    NAN,
     SCALE,
     LoggingScaler,
     LoggingSchedule,
-    autocast_dtype,
+    Overflows,
     explain,
+    explain_overflow,
     judge_autocast,
     judge_order,
     judge_scaler,
@@ -32,16 +36,16 @@ from .amp_calls import (
 from .common import (
     Batch,
     Loop,
+    Passes,
     Recorder,
     judge,
+    judge_mode,
     judge_place,
     judge_weights,
     one_at_a_time,
     replica,
-    rows_seen,
-    windows,
 )
-from .misconceptions import AMP
+from .misconceptions import AMP, PRECISION
 
 
 def epoch(
@@ -63,9 +67,11 @@ def epoch(
               · all: sum of means / number of micro-batches · after: the mean, taken after clipping
     boundary  end · start: a step when i % steps == 0 · no_tail: full windows only · every: each micro-batch
               · inside: the same, cleared only after each window · once: at the end
-    zero      window · micro: before each micro-batch · never · before: between backward and step
+    zero      window: before each · late: only after a step · micro: before each micro-batch · never
+              · before: between backward and step
     clip      window · micro: after each micro-batch · scaled, scaled_micro: the same, still scaled
-              · each: each parameter · group: the first group · value: each element · none
+              · scaled_tail, none_tail: still scaled, or not at all, but in full windows · each: each parameter
+              · group: the first group · value: each element · largest: the largest of them · none
     autocast  forward · epoch: one block for all, whose 16-bit copies of the weights never see a step
     loss      given · own: plain cross-entropy
     """
@@ -74,6 +80,8 @@ def epoch(
     optimizer = Recorder(model, lr=0.0 if autocast == "epoch" else 0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=SCALE, growth_interval=10_000)
     shorten = nn.utils.clip_grad_norm_
+    if zero == "window":
+        optimizer.zero_grad()
     for i, (x, y) in enumerate(batches):
         if zero == "micro":
             optimizer.zero_grad()
@@ -90,11 +98,13 @@ def epoch(
             continue
         if zero == "before":
             optimizer.zero_grad(set_to_none=False)
-        if clip == "scaled":
+        if clip == "scaled" or (clip == "scaled_tail" and not full):
             shorten(parameters, max_norm)
         scaler.unscale_(optimizer)
-        if clip == "window":
+        if clip == "window" or (clip in ("scaled_tail", "none_tail") and full):
             shorten(parameters, max_norm)
+        elif clip == "largest":
+            shorten(parameters, max_norm, norm_type=float("inf"))
         elif clip == "each":
             for p in parameters:
                 shorten(p, max_norm)
@@ -130,6 +140,8 @@ class Case:
 @without_gpu()
 def prepare(count: int, steps: int, max_norm: float) -> Case:
     model, batches = classifier(torch.float32), draw([8] * count, torch.float32)
+    for p in model.parameters():
+        p.grad = torch.randn_like(p)  # left by the caller; must not count
     loop = partial(epoch, replica(model), batches, steps, max_norm)
     start = nn.utils.parameters_to_vector(model.parameters()).detach()
     with SavedBytes(model.parameters()) as single, torch.autocast("cpu", torch.bfloat16):
@@ -153,15 +165,13 @@ def accumulation_amp(student: Any, trial: Trial) -> None:
     parameters = ("model", "optimizer", "scaler", "scheduler", "loss_fn", "micro_batches", "steps", "max_norm")
     trial.function(student, parameters)
     # the first never clips and shows the averaging, the second always clips
-    for case in [prepare(8, 3, 1e6), prepare(6, 3, 0.05)]:
+    for case in [prepare(8, 3, 1e6), prepare(7, 3, 0.05)]:
         model, batches = case.model, case.batches
         log: list[str] = []
-        forwards: list[torch.dtype | None] = []
         losses: list[torch.dtype | None] = []
-        model.register_forward_pre_hook(lambda *_, seen=forwards: seen.append(autocast_dtype()))
-        seen, optimizer, saved = rows_seen(model), Recorder(model), SavedBytes(model.parameters())
+        passes, optimizer, saved = Passes(model), Recorder(model), SavedBytes(model.parameters())
         schedule, scaler = LoggingSchedule(optimizer, log), LoggingScaler(log, growth_interval=10_000)
-        trial.call(
+        returned = trial.call(
             student,
             *(model, optimizer, scaler, schedule, watched(loss_fn, losses), batches, case.steps, case.max_norm),
             may_change=MAY_CHANGE,
@@ -169,7 +179,7 @@ def accumulation_amp(student: Any, trial: Trial) -> None:
             inside=saved,
         )
         judge_place(trial, model, case.start.dtype)
-        judge_autocast(trial, forwards, losses)
+        judge_autocast(trial, passes.autocast, losses)
         judge_scaler(trial, log, len(optimizer.gradients))
         if log.count("step") < len(batches):
             judge_order(trial, log, len(batches))
@@ -180,25 +190,38 @@ def accumulation_amp(student: Any, trial: Trial) -> None:
         judge_weights(trial, model, optimizer, case.start, within=1e-5)
         judge(trial, optimizer.gradients, case.want, case.loop, found, 0.02, inputs, **values)
         judge_order(trial, log, len(batches))
-        one_at_a_time(trial, saved, seen, len(batches[0][0]), case.allowed)
-    _overflow(student, trial)
+        one_at_a_time(trial, saved, passes, len(batches[0][0]), case.allowed)
+        judge_mode(trial, passes)
+        trial.expect(
+            returned is None,
+            "something is returned",
+            expected="nothing: the epoch is what it does to the weights",
+            got=show(returned),
+            likely="a loss that was not detached holds on to its graph, and one of the last micro-batch is none of the "
+            "epoch",
+            read=PRECISION,
+        )
+    _overflow(student, trial, prepare(10, 2, 1e6), {2: NAN}, growth_interval=2)
+    case = prepare(13, 2, 1e6)
+    _overflow(student, trial, case, MANY, growth_interval=10_000, backoff=random.choice([0.625, 0.75, 0.875]))
 
 
-def _overflow(student: Any, trial: Trial) -> None:
-    """An epoch in which the scale grows, one window overflows, and the scale grows again."""
-    case, overflows = prepare(10, 2, 1e6), random.choice([4, 5])
+def _overflow(
+    student: Any, trial: Trial, case: Case, bad: dict[int, str], growth_interval: int, backoff: float = 0.5
+) -> None:
+    """An epoch of which these windows overflow. With one of them the scale grows before, and again after."""
     log: list[str] = []
-    optimizer = Recorder(case.model)
-    schedule, scaler = LoggingSchedule(optimizer, log), LoggingScaler(log, growth_interval=2)
+    optimizer, seen = Recorder(case.model), Overflows(case.model, case.batches, case.steps, bad)
+    optimizer.register_step_pre_hook(lambda *_: seen.stepped.append(seen.window))
+    schedule, scaler = LoggingSchedule(optimizer, log), LoggingScaler(log, growth_interval, backoff)
+    schedule.then = lambda: seen.advanced.append(seen.window)
     trial.call(
         student,
-        *(case.model, optimizer, scaler, schedule, watched(loss_fn, [], overflows)),
+        *(case.model, optimizer, scaler, schedule, partial(seen.loss, loss_fn)),
         *(case.batches, case.steps, case.max_norm),
         may_change=MAY_CHANGE,
-        explain=partial(explain, log),
+        explain=partial(explain_overflow, log),
     )
-    inputs = (
-        f"{len(windows(case.batches, case.steps))} windows, of which number {overflows // case.steps + 1} overflows"
-    )
-    judge_skipped(trial, log, len(case.want) - 1, inputs)
+    inputs = f"an overflow in window{'s' * (len(bad) > 1)} {', '.join(str(window + 1) for window in bad)}"
+    judge_skipped(trial, seen, scaler.get_scale(), seen.scale(growth_interval, backoff), inputs)
     judge_weights(trial, case.model, optimizer, case.start, within=1e-5)

@@ -16,8 +16,20 @@ from ..audit import TRAINED, Kind
 from ..base import Trial, check
 from ..measure import SavedBytes
 from ..wording import show
-from .common import Batch, Loop, Recorder, explain, judge, judge_place, judge_weights, one_at_a_time, replica, rows_seen
-from .misconceptions import BATCH_NORM, MEAN_OF_MEANS, WINDOW
+from .common import (
+    Batch,
+    Loop,
+    Passes,
+    Recorder,
+    explain,
+    judge,
+    judge_mode,
+    judge_place,
+    judge_weights,
+    one_at_a_time,
+    replica,
+)
+from .misconceptions import BATCH_NORM, FOUR_PIECES, MEAN_OF_MEANS, WINDOW
 
 # Not the plain one: who calls F.cross_entropy instead of the argument gets other gradients.
 loss_fn = partial(F.cross_entropy, label_smoothing=0.2)
@@ -61,7 +73,8 @@ def epoch(
               · sum: sum of means · all: sum of means / number of micro-batches · again: .grad / micro-batches of
               the window, after each of them
     boundary  end · start: a step when i % steps == 0 · after: the same, but not for 0 · no_tail: full windows
-              only · extra: those, and one more step after the loop · once: at the end · every: each micro-batch
+              only · no_single: a last window of one micro-batch makes no step · merge: it goes into the window before
+              · extra: full windows, and one more step after the loop · once: at the end · every: each micro-batch
               · inside: the same, cleared only after each window
     zero      window: before each · late: only after a step · micro: before each micro-batch · never
               · before: between backward and step · group: in the first group only
@@ -69,6 +82,7 @@ def epoch(
     """
     model = replica(model)
     optimizer = Recorder(model)
+    alone = len(batches) % steps == 1 and 1 < steps < len(batches)  # in the last window
     if zero == "window":
         optimizer.zero_grad()
     if zero == "group":
@@ -77,6 +91,8 @@ def epoch(
         if zero == "micro":
             optimizer.zero_grad()
         window = batches[i - i % steps : i - i % steps + steps] if boundary != "every" else batches[i : i + 1]
+        if boundary == "merge" and alone and i >= len(batches) - 1 - steps:
+            window = batches[-1 - steps :]
         mean = (given if loss == "given" else F.cross_entropy)(model(x), y)
         if losses is not None:
             losses.append((mean.item(), len(x)))
@@ -98,6 +114,8 @@ def epoch(
             "start": first,
             "after": first and i > 0,
             "no_tail": full,
+            "no_single": full or (last and not alone),
+            "merge": last or (full and not (alone and i == len(batches) - 2)),
             "extra": full,
             "every": True,
             "inside": True,
@@ -157,6 +175,7 @@ SCENES = (
     ([3, 3, 2], 8, loss_fn),
     ([5, 5], 1, loss_fn),
     ([3, 2], 2, steep),
+    ([4] * 4 + [2], 4, loss_fn),
 )
 
 MAY_CHANGE: dict[str, set[Kind]] = {
@@ -176,7 +195,7 @@ def accumulation_window(student: Any, trial: Trial) -> None:
     trial.function(student, ("model", "optimizer", "loss_fn", "micro_batches", "steps"))
     for case in [prepare(*scene) for scene in SCENES]:
         model, batches, steps = case.model, case.batches, case.steps
-        seen, optimizer, saved = rows_seen(model), Recorder(model), SavedBytes(model.parameters())
+        passes, optimizer, saved = Passes(model), Recorder(model), SavedBytes(model.parameters())
         mean_loss = trial.call(
             student,
             *(model, optimizer, case.loss_fn, batches, steps),
@@ -188,7 +207,7 @@ def accumulation_window(student: Any, trial: Trial) -> None:
         judge_place(trial, model, case.start.dtype)
         judge_weights(trial, model, optimizer, case.start, within=1e-9)
         judge(trial, optimizer.gradients, case.want, case.loop, WINDOW, 1e-6, inputs, last=last, steps=steps)
-        one_at_a_time(trial, saved, seen, max(len(x) for x, _ in batches), case.allowed)
+        one_at_a_time(trial, saved, passes, max(len(x) for x, _ in batches), case.allowed)
         trial.expect(
             model.training,
             "the model came back in evaluation mode",
@@ -196,6 +215,16 @@ def accumulation_window(student: Any, trial: Trial) -> None:
             got="model.training is False",
             likely="eval() was called and train() was not: a loop that trains has no need of either",
             read=BATCH_NORM,
+        )
+        judge_mode(trial, passes)
+        trial.expect(
+            set(passes.autocast) <= {None},
+            "the forward pass runs under autocast",
+            expected="the model in its own dtype",
+            got=f"autocast to {next((str(dtype) for dtype in passes.autocast if dtype), '')}",
+            likely="autocast rounds the weights of a model in float32 to 16 bits, and the gradient is that of rounded "
+            "ones. Nobody asks for it here: exercise 3 does",
+            read=FOUR_PIECES,
         )
         _judge_mean_loss(trial, mean_loss, case)
 

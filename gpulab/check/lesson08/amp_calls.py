@@ -4,10 +4,12 @@ precision, written down and judged. What they come to, the gradients, is judged 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from ..base import Trial
 from . import common
@@ -19,8 +21,8 @@ SCALE = 8.0  # small: with a large one, gradients that were never cleared are di
 class LoggingScaler(torch.amp.GradScaler):
     """A GradScaler for the CPU that writes down in which order it is used: of a step, whether it was skipped."""
 
-    def __init__(self, log: list[str], growth_interval: int) -> None:
-        super().__init__("cpu", init_scale=SCALE, growth_interval=growth_interval)
+    def __init__(self, log: list[str], growth_interval: int, backoff: float = 0.5) -> None:
+        super().__init__("cpu", init_scale=SCALE, growth_interval=growth_interval, backoff_factor=backoff)
         self.log = log
 
     def scale(self, outputs: Any) -> Any:
@@ -54,33 +56,73 @@ class LoggingSchedule(torch.optim.lr_scheduler.ConstantLR):
 
     def __init__(self, optimizer: torch.optim.Optimizer, log: list[str]) -> None:
         self.log: list[str] = []  # the base class makes a first step of its own
+        self.then: Callable[[], None] = lambda: None
         super().__init__(optimizer, factor=1.0)
         self.log = log
 
     def step(self, epoch: int | None = None) -> None:
         self.log.append("scheduler")
+        self.then()
         super().step()
 
 
-def autocast_dtype() -> torch.dtype | None:
-    """The dtype of autocast on the CPU, None where it is off."""
-    return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
-
-
-def watched(
-    loss_fn: Callable[..., torch.Tensor], seen: list[torch.dtype | None], overflows: int | None = None
-) -> Callable[..., torch.Tensor]:
-    """`loss_fn`, which notes in `seen` what autocast was when it was called; the loss of call number `overflows`,
-    counted from 0, has a gradient of inf and NaN."""
+def watched(loss_fn: Callable[..., torch.Tensor], seen: list[torch.dtype | None]) -> Callable[..., torch.Tensor]:
+    """`loss_fn`, which notes in `seen` what autocast was when it was called."""
 
     def call(*args: Any, **options: Any) -> torch.Tensor:
-        seen.append(autocast_dtype())
-        loss = loss_fn(*args, **options)
-        if len(seen) - 1 == overflows and loss.requires_grad:
-            loss.register_hook(lambda gradient: gradient * float("inf"))
-        return loss
+        seen.append(common.autocast_dtype())
+        return loss_fn(*args, **options)
 
     return call
+
+
+# What the gradients of an overflow hold.
+NAN, INF, ONE = "NaN", "inf", "inf in one element"
+
+
+class Overflows:
+    """An epoch in which windows overflow, in one micro-batch: `bad` says which, and what their gradients hold then.
+    `stepped` and `advanced` are the windows in which the optimizer has stepped and the schedule has advanced."""
+
+    def __init__(self, model: nn.Module, batches: Sequence[common.Batch], steps: int, bad: Mapping[int, str]) -> None:
+        self.bad, self.windows = dict(bad), -(-len(batches) // steps)
+        self.stepped: list[int] = []
+        self.advanced: list[int] = []
+        self._parameters, self._batches, self._steps = list(model.parameters()), batches, steps
+        self._at = 0  # the micro-batch that went through the model last
+        self._how = {random.choice(range(len(batches))[w * steps : (w + 1) * steps]): how for w, how in bad.items()}
+        model.register_forward_pre_hook(self._enter)
+
+    def _enter(self, model: nn.Module, args: tuple[Any, ...]) -> None:
+        sample = args[0][0]
+        self._at = next((i for i, (x, _) in enumerate(self._batches) if (x == sample).all(1).any()), self._at)
+
+    @property
+    def window(self) -> int:
+        return self._at // self._steps
+
+    def loss(self, loss_fn: Callable[..., torch.Tensor], *args: Any, **options: Any) -> torch.Tensor:
+        loss, how = loss_fn(*args, **options), self._how.get(self._at)
+        if how is None or not loss.requires_grad:
+            return loss
+        if how == NAN:
+            loss.register_hook(lambda gradient: gradient * float("inf"))
+            return loss
+        middle = self._parameters[len(self._parameters) // 2]  # neither in the first group nor the last layer
+        for p in self._parameters if how == INF else [middle]:
+            zeros = (p - p.detach()).flatten()
+            root = (zeros if how == INF else zeros[random.randrange(len(zeros))]).sqrt()
+            loss = loss + root.sum()  # which adds nothing, and has an infinite slope
+        return loss
+
+    def scale(self, growth_interval: int, backoff: float) -> float:
+        """What a scaler has come to when the epoch ends."""
+        scale, good = SCALE, 0
+        for window in range(self.windows):
+            good = 0 if window in self.bad else good + 1
+            scale *= backoff if window in self.bad else 2.0 if good == growth_interval else 1.0
+            good %= growth_interval
+        return scale
 
 
 def judge_autocast(trial: Trial, forwards: list[torch.dtype | None], losses: list[torch.dtype | None]) -> None:
@@ -183,44 +225,100 @@ def judge_order(trial: Trial, log: list[str], micro: int) -> None:
         )
 
 
-def judge_skipped(trial: Trial, log: list[str], made: int, inputs: str) -> None:
-    """One window of an epoch overflowed: its step is skipped, and whatever counts updates does not count it."""
-    steps, skipped, advanced = (log.count(event) for event in ("step", "skip", "scheduler"))
-    happened = f"{steps} steps and {skipped} skipped, for {inputs}"
+def judge_skipped(trial: Trial, seen: Overflows, scale: float, wanted: float, inputs: str) -> None:
+    """Windows of an epoch overflowed: their steps are skipped, whatever counts updates does not count them, and the
+    scale falls."""
+    good = [window for window in range(seen.windows) if window not in seen.bad]
+    inputs = f"for {inputs}, of {seen.windows}"
     likely = "its inf is in .grad still: clear the gradients at the start of each window, stepped or not"
-    if not skipped:
+    if set(seen.stepped) & set(seen.bad):
         likely = (
             "inf never came to the scaler: it looks for it in .grad, lowers the scale and skips. A loss that is looked "
             "at on the way, or a nan_to_num, hides the overflow, and the scale stays too high"
         )
     trial.expect(
-        (steps, skipped) == (made, 1),
+        seen.stepped == good,
         "an overflow in one micro-batch does not skip the step of its window, and only that",
-        expected=f"{made} steps and 1 skipped",
-        got=happened,
+        expected=f"steps in the windows {_numbers(good)}, {inputs}",
+        got=f"steps in the windows {_numbers(seen.stepped)}",
         likely=likely,
         read=PRECISION,
     )
-    after = [log[i + 1 :] for i, event in enumerate(log) if event == "skip"]
-    following = after[0][: next((i for i, event in enumerate(after[0]) if event == "scale"), None)]
+    counted = [window for window in seen.bad if window in seen.advanced]
+    rows = {
+        "expected": f"{len(good)} times: once after each step that was made, {inputs}",
+        "got": f"{len(seen.advanced)} times, after the windows {_numbers(seen.advanced)}",
+        "read": PRECISION,
+    }
+    alone = _COUNTED.get(tuple(counted)) if len(seen.bad) > 1 else None
+    if counted and alone:
+        trial.fail(alone[0], likely=alone[1], **rows)
     trial.expect(
-        "scheduler" not in following,
+        not counted,
         "scheduler.step runs after a skipped step too",
-        expected=f"{made} times: once after each step that was made",
-        got=f"{advanced} times, where {happened}",
         likely="the schedule counts updates of the weights, and a skipped step is none. scaler.step does not say "
         "whether it stepped: compare scaler.get_scale() before scaler.update() and after it",
-        read=PRECISION,
+        **rows,
     )
     trial.expect(
-        advanced == made,
+        seen.advanced == good,
         "scheduler.step is left out after steps that were made",
-        expected=f"{made} times: once after each step that was made",
-        got=f"{advanced} times, where {happened}",
         likely="after a skipped step the scale is smaller than before; after a good one it is the same, or larger "
         "where it grew. Read it before scaler.update() and after it, and ask for >=",
+        **rows,
+    )
+    trial.expect(
+        scale == wanted,
+        "the scale does not fall with an overflow",
+        expected=f"a scale of {wanted:g} after the epoch, {inputs}",
+        got=f"{scale:g}",
+        likely="scaler.update() is left out where the step is. It ends each window, stepped or not: it lowers the "
+        "scale, or else the next window overflows too",
         read=PRECISION,
     )
+
+
+def _numbers(windows: Sequence[int]) -> str:
+    return ", ".join(str(window + 1) for window in windows) or "none"
+
+
+# An epoch with an overflow of each kind, and what it means where the schedule is advanced after these alone. One
+# overflow in a window in the middle has been understood before.
+MANY = {0: NAN, 2: INF, 4: ONE, 6: NAN}
+_COUNTED = {
+    (0,): (
+        "scheduler.step runs after a skipped first step",
+        "the first window has nothing to compare its scale with: read scaler.get_scale() before scaler.update() in "
+        "each window. The first steps are those that are skipped, while the scale is too large",
+    ),
+    (6,): (
+        "scheduler.step runs after a skipped step of the last, short window",
+        "the lines that end a window stand twice, and those for the rest do not ask whether the step was skipped",
+    ),
+    (4,): (
+        "scheduler.step runs after a step that was skipped for one element",
+        "an overflow may be in one parameter alone, and there in one element: ask all gradients, or the scale, which "
+        "falls then",
+    ),
+    (2, 4): (
+        "scheduler.step runs after a step that was skipped for an inf",
+        "an overflow is an inf, and isnan() is False for it: ask isfinite(), or the scale, which falls then",
+    ),
+    tuple(MANY): (
+        "scheduler.step runs after skipped steps, with another backoff_factor than 0.5",
+        "by how much the scale falls is the scaler's own choice: ask whether it is smaller than before",
+    ),
+}
+
+
+def explain_overflow(log: list[str], error: str) -> str:
+    """The same, in an epoch with an overflow: without one the function ran."""
+    if "has already been called" in error:
+        return (
+            "scaler.update() is left out where the step is: it ends each window, stepped or not, lowers the scale, and "
+            "forgets that unscale_ has run"
+        )
+    return explain(log, error)
 
 
 def explain(log: list[str], error: str) -> str:

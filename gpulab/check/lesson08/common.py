@@ -11,11 +11,12 @@ from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from ...virtual.gpu import without_gpu
 from ..base import Trial
 from ..measure import SavedBytes
-from .misconceptions import BYTES, FOUR_PIECES, LAST_WINDOW, PRECISION, RATE, Mistake
+from .misconceptions import BATCH_NORM, BYTES, FOUR_PIECES, LAST_WINDOW, PRECISION, RATE, Mistake
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -105,10 +106,11 @@ def _fail_unexplained(
     trial: Trial, got: list[torch.Tensor], want: list[torch.Tensor], within: float, rows: dict[str, str]
 ) -> NoReturn:
     wrong = next((i for i, (a, b) in enumerate(zip(got, want, strict=False)) if not _close(a, b, within)), None)
-    if wrong is None:
+    if len(got) != len(want) or wrong is None:
         trial.fail(
             f"the optimizer stepped {len(got)} times, not {len(want)}",
-            likely="one step for each window, the last one too; what is there is right",
+            likely="one step for each window, the last one too; "
+            + ("what is there is right" if wrong is None else f"step {wrong + 1} is the first with another gradient"),
             read=LAST_WINDOW,
             **rows,
         )
@@ -198,13 +200,55 @@ def judge_weights(trial: Trial, got: nn.Module, optimizer: Recorder, start: torc
     )
 
 
-def one_at_a_time(trial: Trial, saved: SavedBytes, seen: list[int], largest: int, allowed: int) -> None:
-    """Fail when more than one micro-batch went through the model, or was kept for backward, at a time."""
+def autocast_dtype() -> torch.dtype | None:
+    """The dtype of autocast on the CPU, None where it is off."""
+    return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+
+
+class Passes:
+    """The forward passes of a model: how many samples each was given, whether it ran in training mode, the dtype of
+    autocast on the CPU where that was on; and the most outputs of earlier ones that were in memory when one began."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.rows: list[int] = []
+        self.training: list[bool] = []
+        self.autocast: list[torch.dtype | None] = []
+        self.kept = 0
+        self._outputs: list[StorageWeakRef] = []
+        model.register_forward_pre_hook(self._begin)
+        model.register_forward_hook(self._end)
+
+    def _begin(self, model: nn.Module, args: tuple[Any, ...]) -> None:
+        self.rows += [len(a) for a in args[:1] if hasattr(a, "__len__")]
+        self.training.append(all(module.training for module in model.modules()))
+        self.autocast.append(autocast_dtype())
+        self._outputs = [output for output in self._outputs if not output.expired()]
+        self.kept = max(self.kept, len(self._outputs))
+
+    def _end(self, model: nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> None:
+        self._outputs.append(StorageWeakRef(output.untyped_storage()))
+
+
+def judge_mode(trial: Trial, passes: Passes) -> None:
+    away = passes.training.count(False)
     trial.expect(
-        max(seen, default=0) <= largest,
+        not away,
+        "the model runs in evaluation mode",
+        expected="forward passes in training mode, in which the model came",
+        got=f"evaluation mode in {away} of {len(passes.training)} forward passes",
+        likely="eval() switches dropout off, and lets BatchNorm normalise with what it has stored: it is for an "
+        "evaluation, not for training",
+        read=BATCH_NORM,
+    )
+
+
+def one_at_a_time(trial: Trial, saved: SavedBytes, passes: Passes, largest: int, allowed: int) -> None:
+    """Fail when more than one micro-batch went through the model, or was kept for backward or otherwise, at a time."""
+    trial.expect(
+        max(passes.rows, default=0) <= largest,
         "several micro-batches went through the model at once",
         expected=f"at most {largest} samples in a forward pass: one micro-batch",
-        got=f"{max(seen, default=0)} samples in one forward pass",
+        got=f"{max(passes.rows, default=0)} samples in one forward pass",
         likely="the gradient is right, but the memory is that of the large batch, which is what must not fit",
         read=BYTES,
     )
@@ -217,13 +261,15 @@ def one_at_a_time(trial: Trial, saved: SavedBytes, seen: list[int], largest: int
         "Call backward for each micro-batch, and let its graph go",
         read=BYTES,
     )
-
-
-def rows_seen(model: nn.Module) -> list[int]:
-    """The list to which each forward pass of `model` adds the length of its input."""
-    seen: list[int] = []
-    model.register_forward_pre_hook(lambda _, args: seen.extend(len(a) for a in args[:1] if hasattr(a, "__len__")))
-    return seen
+    trial.expect(
+        passes.kept <= 1,
+        "the outputs of several micro-batches are kept at once",
+        expected="the output of the micro-batch before, at the most, when a forward pass begins",
+        got=f"{passes.kept} outputs of earlier micro-batches in memory",
+        likely="outputs are collected in a list, as for a report: take from each the number that is wanted, and let "
+        "it go. An output, detached or not, is as large as its micro-batch",
+        read=BYTES,
+    )
 
 
 def explain(error: str) -> str:

@@ -53,6 +53,20 @@ _ONCE = Mistake(
     "the windows run into each other: step and clear after every `steps` micro-batches, inside the loop",
     LAST_WINDOW,
 )
+_NO_SINGLE = Mistake(
+    "boundary",
+    "no_single",
+    "a last window of a single micro-batch makes no step",
+    "what is left is a window, also if it is one micro-batch: its samples are in the epoch as others are",
+    LAST_WINDOW,
+)
+_MERGED = Mistake(
+    "boundary",
+    "merge",
+    "a single micro-batch that is left is put into the window before it",
+    "a window has `steps` micro-batches, and what is left is one of its own, however few",
+    LAST_WINDOW,
+)
 _NO_TAIL = Mistake(
     "boundary",
     "no_tail",
@@ -73,6 +87,13 @@ _BEFORE = Mistake(
     "before",
     "the gradients are cleared just before the step",
     "the gradient is zero at the step: zero_grad stands between backward and step, or there is no backward",
+    FOUR_PIECES,
+)
+_LATE = Mistake(
+    "zero",
+    "late",
+    "what was in .grad before the call is counted in the first window",
+    "clear the gradients before the first window too: the caller may have left some",
     FOUR_PIECES,
 )
 _MICRO = Mistake(
@@ -126,6 +147,8 @@ WINDOW: tuple[Mistake, ...] = (
     _EVERY,
     _INSIDE,
     _ONCE,
+    _NO_SINGLE,  # before the next: in the scenes before it makes every step
+    _MERGED,
     _NO_TAIL,
     _START,
     Mistake(
@@ -166,13 +189,7 @@ WINDOW: tuple[Mistake, ...] = (
         "backward, or the sum once at the end of the window",
         FOUR_PIECES,
     ),
-    Mistake(
-        "zero",
-        "late",
-        "what was in .grad before the call is counted in the first window",
-        "clear the gradients before the first window too: the caller may have left some",
-        FOUR_PIECES,
-    ),
+    _LATE,
     Mistake(
         "zero",
         "group",
@@ -192,6 +209,23 @@ AMP: tuple[Mistake, ...] = (
     _BEFORE,
     _MICRO,
     _NEVER,
+    _LATE,
+    Mistake(
+        "clip",
+        "none_tail",
+        "the gradient of the last, short window is not clipped",
+        "the lines that end a window stand twice, and clipping is missing in those for the rest, or comes after the "
+        "step: all that ends a full window ends a short one",
+        PRECISION,
+    ),
+    Mistake(
+        "clip",
+        "scaled_tail",
+        "the gradient of the last, short window is clipped while it is still scaled",
+        "the lines that end a window stand twice, and scaler.unscale_ is missing in those for the rest: all that ends "
+        "a full window ends a short one",
+        PRECISION,
+    ),
     Mistake(
         "clip",
         "scaled",
@@ -220,6 +254,14 @@ AMP: tuple[Mistake, ...] = (
         "value",
         "single elements are clipped, not the norm",
         "clip_grad_value_ turns the gradient into another direction; clip_grad_norm_ keeps it and shortens it",
+        PRECISION,
+    ),
+    Mistake(
+        "clip",
+        "largest",
+        "the largest element is clipped to max_norm, not the norm",
+        "norm_type=inf takes the largest element for the norm; the norm is the root of the sum of squares, as "
+        "clip_grad_norm_ has it by itself",
         PRECISION,
     ),
     Mistake(
@@ -255,7 +297,8 @@ AMP: tuple[Mistake, ...] = (
         "weight",
         "after",
         "the gradient is divided after it was clipped",
-        "clipping sees the sum over the window, and the division shrinks what it left. Divide first, then clip",
+        "clipping sees the sum over the window, and the division shrinks what it left; a max_norm that is divided does "
+        "the same. Divide first, then clip to max_norm",
         PRECISION,
     ),
     _SUM,

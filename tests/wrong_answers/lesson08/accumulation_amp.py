@@ -126,6 +126,38 @@ def looks_at_the_gradients_after_unscaling(
             scheduler.step()
 
 
+@BANK.right
+def steps_if_the_norm_is_finite(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
+    for window in windows(micro_batches, steps):
+        optimizer.zero_grad()
+        backward(model, scaler, loss_fn, window, len(window))
+        scaler.unscale_(optimizer)
+        if clip_grad_norm_(model.parameters(), max_norm).isfinite():
+            scaler.step(optimizer)
+            scheduler.step()
+        scaler.update()
+
+
+@BANK.right
+def one_sample_at_a_time(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
+    samples = [(x[i : i + 1], y[i : i + 1]) for x, y in micro_batches for i in range(len(x))]
+    train(model, optimizer, scaler, scheduler, loss_fn, samples, steps * len(micro_batches[0][0]), max_norm)
+
+
+@BANK.right
+def reports_losses(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
+    """With a second call of loss_fn for each micro-batch, which has no graph."""
+
+    losses = []
+
+    def reported(outputs, targets):
+        with torch.no_grad():
+            losses.append(loss_fn(outputs, targets))
+        return loss_fn(outputs, targets)
+
+    train(model, optimizer, scaler, scheduler, reported, micro_batches, steps, max_norm)
+
+
 # --- wrong: the scaler ---------------------------------------------------------------------------------
 
 
@@ -422,6 +454,91 @@ def asks_for_the_same_scale(*args):
     with_schedule(args, lambda before, after: after == before)
 
 
+@BANK.wrong("scheduler.step runs after a skipped first step", "nothing to compare its scale with")
+def compares_with_the_window_before(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
+    last = 0.0
+    for window in windows(micro_batches, steps):
+        optimizer.zero_grad()
+        backward(model, scaler, loss_fn, window, len(window))
+        finish(model, optimizer, scaler, max_norm)
+        if scaler.get_scale() >= last:
+            scheduler.step()
+        last = scaler.get_scale()
+
+
+HALVED = "scheduler.step runs after skipped steps, with another backoff_factor than 0.5"
+
+
+@BANK.wrong(HALVED, "whether it is smaller than before")
+def asks_whether_the_scale_is_halved(*args):
+    with_schedule(args, lambda before, after: after != before / 2)
+
+
+@BANK.wrong(HALVED, same_as="asks_whether_the_scale_is_halved")
+def asks_for_more_than_half_the_scale(*args):
+    with_schedule(args, lambda before, after: after > before / 2)
+
+
+def with_a_look(args, good):
+    """A right epoch but for the schedule: good(optimizer, norm before clipping)."""
+    model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm = args
+    for window in windows(micro_batches, steps):
+        optimizer.zero_grad()
+        backward(model, scaler, loss_fn, window, len(window))
+        scaler.unscale_(optimizer)
+        norm = clip_grad_norm_(model.parameters(), max_norm)
+        stepped = good(optimizer, norm)
+        scaler.step(optimizer)
+        scaler.update()
+        if stepped:
+            scheduler.step()
+
+
+@BANK.wrong("scheduler.step runs after a step that was skipped for an inf", "isnan() is False for it")
+def asks_whether_the_norm_is_nan(*args):
+    with_a_look(args, lambda optimizer, norm: not norm.isnan())
+
+
+@BANK.wrong("scheduler.step runs after a step that was skipped for one element", "ask all gradients, or the scale")
+def looks_at_the_first_parameter(*args):
+    with_a_look(args, lambda optimizer, norm: optimizer.param_groups[0]["params"][0].grad.isfinite().all())
+
+
+@BANK.wrong("scheduler.step runs after a step that was skipped for one element", same_as="looks_at_the_first_parameter")
+def looks_at_the_last_parameter(*args):
+    with_a_look(args, lambda optimizer, norm: optimizer.param_groups[-1]["params"][-1].grad.isfinite().all())
+
+
+@BANK.wrong("scheduler.step runs after a step that was skipped for one element", same_as="looks_at_the_first_parameter")
+def looks_at_the_first_group(*args):
+    with_a_look(args, lambda optimizer, norm: all(p.grad.isfinite().all() for p in optimizer.param_groups[0]["params"]))
+
+
+@BANK.wrong("your function raised RuntimeError", "is left out where the step is")
+def updates_only_after_a_step(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
+    for window in windows(micro_batches, steps):
+        optimizer.zero_grad()
+        backward(model, scaler, loss_fn, window, len(window))
+        scaler.unscale_(optimizer)
+        if clip_grad_norm_(model.parameters(), max_norm).isfinite():
+            scaler.step(optimizer)
+            scaler.update()
+            scheduler.step()
+
+
+@BANK.wrong("the scale does not fall with an overflow", "lowers the scale")
+def updates_only_after_a_step_of_scaled_gradients(
+    model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm
+):
+    for window in windows(micro_batches, steps):
+        optimizer.zero_grad()
+        backward(model, scaler, loss_fn, window, len(window))
+        if clip_grad_norm_(model.parameters(), max_norm * scaler.get_scale()).isfinite():
+            scaler.step(optimizer)
+            scaler.update()
+            scheduler.step()
+
+
 @BANK.wrong("an overflow in one micro-batch does not skip the step of its window, and only that", "is in .grad still")
 def clears_only_after_a_step(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
     optimizer.zero_grad()
@@ -679,6 +796,120 @@ def steps_by_hand_too(model, optimizer, scaler, scheduler, loss_fn, micro_batche
     with torch.no_grad():
         for p in model.parameters():
             p -= 0.1 * p.grad
+
+
+def with_lines_for_the_rest(args, *, unscales=True, clips=True, asks=True):
+    """The loop of tutorials, with the end of a window once more below it."""
+    model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm = args
+    rest = len(micro_batches) % steps
+    optimizer.zero_grad()
+    for i, batch in enumerate(micro_batches):
+        backward(model, scaler, loss_fn, [batch], steps if i < len(micro_batches) - rest else rest)
+        if (i + 1) % steps == 0:
+            if finish(model, optimizer, scaler, max_norm):
+                scheduler.step()
+            optimizer.zero_grad()
+    if rest:
+        if unscales:
+            scaler.unscale_(optimizer)
+        if clips:
+            clip_grad_norm_(model.parameters(), max_norm)
+        before = scaler.get_scale()
+        scaler.step(optimizer)
+        scaler.update()
+        if not asks or scaler.get_scale() >= before:
+            scheduler.step()
+
+
+@BANK.right
+def has_lines_for_the_rest(*args):
+    with_lines_for_the_rest(args)
+
+
+@BANK.wrong("the gradient of the last, short window is not clipped", "clipping is missing in those for the rest")
+def does_not_clip_the_rest(*args):
+    with_lines_for_the_rest(args, clips=False)
+
+
+@BANK.wrong("the gradient of the last, short window is not clipped", same_as="does_not_clip_the_rest")
+def neither_unscales_nor_clips_the_rest(*args):
+    with_lines_for_the_rest(args, unscales=False, clips=False)
+
+
+@BANK.wrong("the gradient of the last, short window is clipped while it is still scaled", "scaler.unscale_ is missing")
+def does_not_unscale_the_rest(*args):
+    with_lines_for_the_rest(args, unscales=False)
+
+
+@BANK.wrong("scheduler.step runs after a skipped step of the last, short window", "stand twice")
+def does_not_ask_whether_the_rest_was_skipped(*args):
+    with_lines_for_the_rest(args, asks=False)
+
+
+@BANK.wrong("the optimizer stepped 2 times, not 3", "the last one too")
+def skips_a_window_of_one(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
+    left = micro_batches[:-1] if len(micro_batches) % steps == 1 else micro_batches
+    train(model, optimizer, scaler, scheduler, loss_fn, left, steps, max_norm)
+
+
+@BANK.wrong("what was in .grad before the call is counted in the first window", "the caller may have left some")
+def clears_after_each_step_only(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
+    for window in windows(micro_batches, steps):
+        backward(model, scaler, loss_fn, window, len(window))
+        if finish(model, optimizer, scaler, max_norm):
+            scheduler.step()
+        optimizer.zero_grad()
+
+
+@BANK.wrong("the largest element is clipped to max_norm, not the norm", "norm_type=inf")
+def clips_the_largest_element(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
+    for window in windows(micro_batches, steps):
+        optimizer.zero_grad()
+        backward(model, scaler, loss_fn, window, len(window))
+        scaler.unscale_(optimizer)
+        clip_grad_norm_(model.parameters(), max_norm, norm_type=float("inf"))
+        scaler.step(optimizer)
+        scaler.update()
+        scheduler.step()
+
+
+@BANK.wrong("the gradient is divided after it was clipped", same_as="divides_after_clipping")
+def divides_the_norm_too(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
+    for window in windows(micro_batches, steps):
+        optimizer.zero_grad()
+        backward(model, scaler, loss_fn, window, len(window))
+        if finish(model, optimizer, scaler, max_norm / len(window)):
+            scheduler.step()
+
+
+@BANK.wrong("the model runs in evaluation mode", "switches dropout off")
+def trains_in_evaluation_mode(model, *args):
+    model.eval()
+    train(model, *args)
+    model.train()
+
+
+@BANK.wrong("the outputs of several micro-batches are kept at once", "collected in a list")
+def keeps_the_outputs(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
+    outputs = []
+
+    def kept(out, y):
+        outputs.append(out)
+        return loss_fn(out, y)
+
+    train(model, optimizer, scaler, scheduler, kept, micro_batches, steps, max_norm)
+
+
+@BANK.wrong("something is returned", "holds on to its graph")
+def returns_the_last_loss(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
+    losses = []
+
+    def kept(out, y):
+        losses.append(loss_fn(out, y))
+        return losses[-1]
+
+    train(model, optimizer, scaler, scheduler, kept, micro_batches, steps, max_norm)
+    return losses[-1]
 
 
 # --- with a GPU ----------------------------------------------------------------------------------------

@@ -687,3 +687,74 @@ def clips(model, optimizer, loss_fn, micro_batches, steps):
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
 
     return mean(train(model, optimizer, loss_fn, micro_batches, steps, then=clip))
+
+
+@BANK.wrong("a last window of a single micro-batch makes no step", "its samples are in the epoch")
+def skips_a_window_of_one(model, optimizer, loss_fn, micro_batches, steps):
+    left = micro_batches[:-1] if len(micro_batches) % steps == 1 and steps > 1 else micro_batches
+    return mean(train(model, optimizer, loss_fn, left, steps))
+
+
+@BANK.wrong("a single micro-batch that is left is put into the window before it", "one of its own, however few")
+def joins_a_window_of_one(model, optimizer, loss_fn, micro_batches, steps):
+    cut = len(micro_batches) - steps - 1
+    if len(micro_batches) % steps != 1 or steps == 1 or cut < 0:
+        return mean(train(model, optimizer, loss_fn, micro_batches, steps))
+    losses = train(model, optimizer, loss_fn, micro_batches[:cut], steps) if cut else []
+    return mean(losses + train(model, optimizer, loss_fn, micro_batches[cut:], steps + 1))
+
+
+@BANK.wrong("the model runs in evaluation mode", "switches dropout off")
+def trains_in_evaluation_mode(model, optimizer, loss_fn, micro_batches, steps):
+    model.eval()
+    losses = train(model, optimizer, loss_fn, micro_batches, steps)
+    model.train()
+    return mean(losses)
+
+
+@BANK.wrong("the forward pass runs under autocast", "rounds the weights")
+def runs_under_autocast(model, optimizer, loss_fn, micro_batches, steps):
+    with torch.autocast("cpu", torch.bfloat16):
+        return mean(train(model, optimizer, loss_fn, micro_batches, steps))
+
+
+@BANK.wrong("the outputs of several micro-batches are kept at once", "collected in a list")
+def keeps_the_outputs(model, optimizer, loss_fn, micro_batches, steps):
+    outputs = []
+
+    def kept(out, y):
+        outputs.append(out)
+        return loss_fn(out, y)
+
+    return mean(train(model, optimizer, kept, micro_batches, steps))
+
+
+@BANK.wrong("the outputs of several micro-batches are kept at once", same_as="keeps_the_outputs")
+def keeps_detached_outputs(model, optimizer, loss_fn, micro_batches, steps):
+    outputs = []
+
+    def kept(out, y):
+        outputs.append(out.detach())
+        return loss_fn(out, y)
+
+    return mean(train(model, optimizer, kept, micro_batches, steps))
+
+
+@BANK.wrong("the optimizer stepped 6 times, not 3", "step 2 is the first with another gradient")
+def steps_twice_a_window(model, optimizer, loss_fn, micro_batches, steps):
+    return mean(train(model, optimizer, loss_fn, micro_batches, steps, then=optimizer.step))
+
+
+@BANK.right
+def notes_which_are_right(model, optimizer, loss_fn, micro_batches, steps):
+    found, losses = [], []
+    for window in windows(micro_batches, steps):
+        optimizer.zero_grad()
+        for x, y in window:
+            outputs = model(x)
+            found.append(outputs.argmax(1) == y)
+            loss = loss_fn(outputs, y)
+            (loss * len(x) / sum(len(a) for a, _ in window)).backward()
+            losses.append((loss.detach(), len(x)))
+        optimizer.step()
+    return mean(losses).item()
