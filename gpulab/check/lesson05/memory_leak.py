@@ -80,18 +80,22 @@ class Optimizer(torch.optim.SGD):
 
 @dataclass
 class Forwards:
-    """What was in force when the model saw the held-out rows."""
+    """What was in force when the model saw the held-out rows, all at once or some at a time."""
 
+    held_out: torch.Tensor
     graphs: int = 0
     training: int = 0
     seen: int = 0
+    rows: int = 0
     evaluating: int = 0  # batches that were trained on in evaluation mode
 
     def note(self, model: nn.Module, args: tuple[Any, ...]) -> None:
         rows = len(args[0]) if args and isinstance(args[0], torch.Tensor) else 0
         self.evaluating += rows == ROWS and torch.is_grad_enabled() and not model.training
-        if rows == HELD_OUT:
+        own = rows and args[0].untyped_storage()._cdata == self.held_out.untyped_storage()._cdata
+        if own or rows == HELD_OUT or (rows and not torch.is_grad_enabled() and not model.training):
             self.seen += 1
+            self.rows += rows
             self.graphs += torch.is_grad_enabled()
             self.training += model.training
 
@@ -178,10 +182,10 @@ def memory_leak(student: Any, trial: Trial) -> None:
         want, right = case.run(reference)
     with virtual_gpu():
         model = copy.deepcopy(case.model).to("cuda")
-        forwards, optimizer = Forwards(), Optimizer(model)
+        held = case.held_out[0].to("cuda"), case.held_out[1].to("cuda")
+        forwards, optimizer = Forwards(held[0]), Optimizer(model)
         loader = Loader(case.data, optimizer)
         model.register_forward_pre_hook(forwards.note)
-        held = case.held_out[0].to("cuda"), case.held_out[1].to("cuda")
         freed = segments_freed()
         torch.manual_seed(0)  # the GPU's too: dropout must draw the same
         may_change: dict[str, Iterable[Kind]] = {
@@ -223,10 +227,10 @@ def _judge_work(trial: Trial, optimizer: Optimizer, forwards: Forwards, loader: 
         read=LEAKS,
     )
     trial.expect(
-        forwards.seen == STEPS,
+        forwards.rows == STEPS * HELD_OUT,
         "the held-out rows are not scored once for each batch",
-        expected=f"{STEPS} forward passes of the {HELD_OUT} held-out rows",
-        got=f"{forwards.seen}",
+        expected=f"{STEPS} times the {HELD_OUT} held-out rows, {STEPS * HELD_OUT:,} rows in all",
+        got=f"{forwards.rows:,} rows in {forwards.seen} forward passes",
         likely="the loop must still validate after each step: repair what it keeps, not what it does",
         read=LEAKS,
     )
