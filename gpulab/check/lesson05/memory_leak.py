@@ -180,7 +180,7 @@ def memory_leak(student: Any, trial: Trial) -> None:
     case = Case(network(), [draw(ROWS) for _ in range(STEPS)], draw(HELD_OUT))
     with virtual_gpu():
         want, right = case.run(reference)
-    with virtual_gpu():
+    with virtual_gpu() as gpu:
         model = copy.deepcopy(case.model).to("cuda")
         held = case.held_out[0].to("cuda"), case.held_out[1].to("cuda")
         forwards, optimizer = Forwards(held[0]), Optimizer(model)
@@ -192,13 +192,24 @@ def memory_leak(student: Any, trial: Trial) -> None:
             "model": {*TRAINED, "mode"},
             "optimizer": {"state"},
         }  # the mode is judged below
-        got = trial.call(student, model, optimizer, loader, held, may_change=may_change, explain=_explain)
+        with gpu.timeline() as timeline:
+            got = trial.call(student, model, optimizer, loader, held, may_change=may_change, explain=_explain)
+            now = gpu.clock.host
+        late = [s for s in timeline.spans if s.where == "to host" and s.start + s.seconds > now]
         emptied = segments_freed() > freed
         clears = optimizer.clears
         _judge_work(trial, optimizer, forwards, loader)
         _judge_growth(trial, case, loader, right, emptied=emptied, clears=clears)
         _judge_modes(trial, forwards)
         _judge_result(trial, got, want, clears)
+        trial.expect(
+            not late,
+            "a row is still on its way to the host when the function returns",
+            expected="the hardest rows on the CPU, with their values",
+            got="a copy that nobody has waited for",
+            likely="non_blocking=True returns before the values have come: .cpu() waits, and so does the next .item()",
+            read=LEAKS,
+        )
         trial.expect(
             model.training,
             "the model came back in evaluation mode",
