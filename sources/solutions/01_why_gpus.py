@@ -32,7 +32,8 @@ cost_guess = gpulab.predict("A convolution, 64 to 128 channels, 3 × 3, on one 5
 def layer_cost(layer, x):
     """FLOPs and bytes of one forward pass of `layer` on `x`.
 
-    layer  an nn.Linear, or an nn.Conv2d with any kernel, stride, padding, dilation and groups; with a bias or without
+    layer  an nn.Linear, or an nn.Conv2d with any kernel, stride, padding (in numbers), dilation and groups; with a bias or
+           without, and frozen or not
     x      its input: (..., in_features) for Linear, (N, C, H, W) for Conv2d; any floating dtype, the layer's own.
            It may be on the device "meta", with a shape and no values
 

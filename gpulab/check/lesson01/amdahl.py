@@ -212,8 +212,24 @@ def cases() -> list[Case]:
     even = Case(usual.seconds, usual.share, 1.0, usual.overhead)
     nothing = Case(usual.seconds, 0.0, usual.factor, usual.overhead)
     whole_numbers = Case(10, 1, 2, 1)
+    cost = usual.overhead
+    corners = [  # any two of a share, a factor and an overhead at which formulas end
+        Case(usual.seconds, share, factor, overhead)
+        for share, factor, overhead in (
+            (0.0, usual.factor, 0.0),
+            (0.0, math.inf, random.choice((cost, 0.0))),
+            (0.0, 1.0, 0.0),
+            (0.0, slower.factor, cost),
+            (1.0, math.inf, cost),
+            (1.0, 1.0, random.choice((cost, 0.0))),
+            (1.0, slower.factor, cost),
+            (1.0, usual.factor, 0.0),
+            (usual.share, 1.0, 0.0),
+            (usual.share, math.inf, 0.0),
+        )
+    ]
     hardly = Case(usual.seconds, random.uniform(0.001, 0.01), random.uniform(1.02, 1.1), usual.overhead)
-    return [usual, short, endless, free, whole, slower, slower_free, even, nothing, whole_numbers, hardly]
+    return [usual, short, endless, free, whole, slower, slower_free, even, nothing, whole_numbers, hardly, *corners]
 
 
 @check(lesson=1, says="the speed-up has the overhead in it, and the crossover holds, also where it is 0 or never")

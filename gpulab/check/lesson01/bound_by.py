@@ -106,7 +106,9 @@ def cases() -> list[Case]:
     # intensity above the balance, and yet the launch is longer
     small = next(case for case in iter(lambda: _drawn("launch"), None) if case.times["compute"] > case.times["memory"])
     empty = Case(0, 0, *_gpu(found[2]))
-    return [*found, small, copy, inside, empty]
+    little = Case(0, found[2].nbytes, *_gpu(found[2]))  # a copy that is done before the next launch is
+    few = Case(found[2].flops, 0, *_gpu(found[2]))
+    return [*found, small, copy, inside, empty, little, few]
 
 
 def _gpu(case: Case) -> tuple[float, float, float]:
@@ -179,6 +181,10 @@ def _judge_word(trial: Trial, case: Case, what: str) -> None:
     if case.what == "launch":
         summary = "a small operation is said to wait for arithmetic or memory"
         likely = "both are done before the next launch is: an intensity says nothing about that"
+        if not (case.flops and case.nbytes):
+            likely = (
+                "also where one of the three is 0 the longest counts: a small copy is done before the next launch is"
+            )
     elif what == "launch":
         summary = "a large operation is said to wait for its launch"
     elif what == "compute":

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..base import Trial
-from ..wording import show
+from ..wording import as_float, is_number, show
 
 ROOF = "Operations per byte, and the roof"
 LAW = "Amdahl: the part that does not get faster"
@@ -57,17 +57,17 @@ def number(trial: Trial, value: Any, name: str, read: str) -> float:
         likely = "the text was put together where the number is wanted: formatting is for printing"
     elif value is None:
         likely = "a value that does not exist has a number here: read the last lines of the docstring"
-    plain = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    plain = is_number(value)
     trial.expect(
-        plain and not math.isnan(value),
+        plain and not math.isnan(as_float(value)),
         f"{name} is not a number",
         expected=f"{name} as a plain number",
         got=show(value),
         likely=likely,
         read=read,
     )
-    found: float = int(value) if isinstance(value, numbers.Integral) else float(value)
-    return found
+    near = as_float(value)
+    return int(value) if isinstance(value, numbers.Integral) and math.isfinite(near) else near
 
 
 def close(got: float, want: float, within: float = 1e-6) -> bool:

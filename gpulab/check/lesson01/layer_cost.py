@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import combinations
 from math import prod
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -65,7 +66,13 @@ def flop_mistakes(case: Case) -> Iterator[Mistake]:
     if conv:
         samples, places = out.shape[0], prod(out.shape[2:])
     else:
-        samples, places = x.shape[0], prod(x.shape[1:-1])
+        samples, places = prod(x.shape[:-1][:1]), prod(x.shape[1:-1])
+        if x.dim() == 1:
+            yield Mistake(
+                right * x.shape[0],
+                "the only dimension of the input was taken for rows",
+                "a Linear takes (..., in_features): where nothing stands before the last dimension, it is one row",
+            )
     yield Mistake(
         right // 2,
         "the multiply-adds were counted, and not the operations",
@@ -87,17 +94,20 @@ def flop_mistakes(case: Case) -> Iterator[Mistake]:
     if conv:
         assert isinstance(layer, nn.Conv2d)
         yield from _conv_mistakes(layer, x, out, right, samples, places)
-    elif places > 1:
+    for kept in _parts_of(x.shape[:-1]) if not conv else ():
         yield Mistake(
-            right // places,
+            right // (samples * places) * prod(x.shape[i] for i in kept),
             "a dimension of the input was left out",
-            "x.shape[0] is the batch, and there may be more dimensions before the last: x.numel() // in_features rows",
+            "x.shape[0] is the batch, and there may be more dimensions before the last: x.numel() // in_features rows"
+            if 0 in kept
+            else "the first dimension counts too: every row of every sample goes through the layer",
         )
-        yield Mistake(
-            right // samples,
-            "a dimension of the input was left out",
-            "the first dimension counts too: every row of every sample goes through the layer",
-        )
+
+
+def _parts_of(shape: torch.Size) -> Iterator[tuple[int, ...]]:
+    """Some of these dimensions, and not all."""
+    for count in range(1, len(shape)):
+        yield from combinations(range(len(shape)), count)
 
 
 def _conv_mistakes(
@@ -109,6 +119,18 @@ def _conv_mistakes(
         "the positions of the input were counted, and not those of the output",
         "stride, padding and dilation decide how often the kernel is put down: once for each position of the output",
     )
+    for stride in layer.stride:
+        sides = [
+            (size + 2 * pad - dilation * (kernel - 1) - 1) // stride + 1
+            for size, pad, dilation, kernel in zip(
+                x.shape[2:], cast(tuple[int, ...], layer.padding), layer.dilation, layer.kernel_size, strict=True
+            )
+        ]
+        yield Mistake(
+            right // places * prod(sides),
+            "the stride of one side was taken for both",
+            "layer.stride has one for the height and one for the width, which may differ",
+        )
     yield Mistake(
         right * layer.groups,
         "the groups were not counted",
@@ -191,6 +213,11 @@ def byte_mistakes(case: Case) -> Iterator[Mistake]:
     )
     if isinstance(case.layer, nn.Conv2d):
         yield Mistake(
+            right - bias + bias // case.layer.groups,
+            "the bias is smaller than it is",
+            "with groups, too, it has a number for each output channel: layer.bias.nbytes",
+        )
+        yield Mistake(
             right + weight * (case.layer.groups - 1),
             "the weight is larger than it is",
             "with groups it has in_channels / groups in its second dimension: layer.weight.nbytes",
@@ -230,19 +257,27 @@ def _size(low: int, high: int) -> int:
 
 def plain_linear() -> tuple[Layer, torch.Tensor]:
     inputs = _size(20, 40)
-    data = torch.randn(_size(30, 50), inputs + 3)
-    return nn.Linear(inputs, _size(41, 60)), data[5 : 5 + _size(6, 20), :inputs]
+    data, layer = torch.randn(_size(30, 50), inputs + 3), nn.Linear(inputs, _size(41, 60))
+    for parameter in layer.parameters():
+        parameter.grad = torch.randn_like(parameter)  # of the caller
+    return layer, data[5 : 5 + _size(6, 20), :inputs]
+
+
+def one_row() -> tuple[Layer, torch.Tensor]:
+    inputs = _size(20, 40)
+    return nn.Linear(inputs, _size(41, 60), bias=False), torch.randn(inputs)
 
 
 def deep_linear() -> tuple[Layer, torch.Tensor]:
     inputs, dtype = _size(20, 40), torch.bfloat16
-    x = torch.randn(_size(3, 7), _size(8, 15), inputs, dtype=dtype)
+    x = torch.randn(_size(3, 7), _size(8, 10), _size(11, 15), inputs, dtype=dtype)
     return nn.Linear(inputs, _size(41, 60), bias=False, dtype=dtype), x
 
 
 def plain_convolution() -> tuple[Layer, torch.Tensor]:
     channels = _size(4, 7)
-    layer = nn.Conv2d(channels, _size(8, 12), (_size(2, 3), _size(4, 5)), stride=2, padding=(1, 2))
+    kernel, stride = (_size(2, 3), _size(4, 5)), random.choice(((1, 2), (2, 1), (2, 3)))
+    layer = nn.Conv2d(channels, _size(8, 12), kernel, stride=stride, padding=(1, 2), bias=False)
     return layer, torch.randn(_size(3, 6), channels, _size(14, 18), _size(19, 23))
 
 
@@ -250,7 +285,8 @@ def grouped_convolution() -> tuple[Layer, torch.Tensor]:
     groups, dtype = _size(4, 5), torch.float64
     channels = groups * _size(6, 7)
     kernel = (_size(4, 5), _size(2, 3))
-    layer = nn.Conv2d(channels, groups * _size(6, 9), kernel, groups=groups, dilation=(1, 2), bias=False, dtype=dtype)
+    layer = nn.Conv2d(channels, groups * _size(6, 9), kernel, groups=groups, dilation=(1, 2), dtype=dtype)
+    layer.weight.requires_grad_(False)  # which makes it no smaller
     return layer, torch.randn(_size(3, 6), channels, _size(11, 14), _size(15, 18), dtype=dtype)
 
 
@@ -265,9 +301,10 @@ def layer_cost(student: Any, trial: Trial) -> None:
     """Check a function of (layer, x), an nn.Linear or nn.Conv2d and its input: the FLOPs of a forward pass, a
     multiply-add as two and the bias's sums not counted, and the bytes of input, weight, bias and output together."""
     trial.function(student, ("layer", "x"))
-    makers = (plain_linear, deep_linear, plain_convolution, grouped_convolution, huge_linear)
+    makers = (plain_linear, deep_linear, plain_convolution, grouped_convolution, huge_linear, one_row)
     for case in [_drawn(make) for make in makers]:
         before = {name: value.detach().clone() for name, value in case.layer.named_parameters()}
+        held = [(name, p.grad, 0 if p.grad is None else p.grad._version) for name, p in case.layer.named_parameters()]
         got = trial.call(
             student,
             *(case.layer, case.x),
@@ -275,6 +312,7 @@ def layer_cost(student: Any, trial: Trial) -> None:
             explain=_explain,
         )
         _judge_layer(trial, case, before)
+        _judge_gradients(trial, case, held)
         found = pair(trial, got, ("flops", "nbytes"), ROOF)
         flops, nbytes = (
             number(trial, value, name, ROOF) for value, name in zip(found, ("flops", "nbytes"), strict=True)
@@ -326,8 +364,22 @@ def _near(got: float, want: int) -> str:
 JUDGED: frozenset[Kind] = frozenset(("grad", "parameters", "parts", "place", "mode"))
 
 
-def _judge_layer(trial: Trial, case: Case, before: dict[str, torch.Tensor]) -> None:
-    left = [name for name, value in case.layer.named_parameters() if value.grad is not None]
+def _judge_gradients(trial: Trial, case: Case, before: list[tuple[str, torch.Tensor | None, int]]) -> None:
+    now = {name: value.grad for name, value in case.layer.named_parameters()}
+    gone = [name for name, grad, _ in before if grad is not None and now.get(name) is None]
+    trial.expect(
+        not gone,
+        "the gradients that were there are gone",
+        expected="the layer as it was, with the caller's gradients",
+        got=f"none in {', '.join(gone)}",
+        likely="zero_grad() belongs to the caller, who may be in the middle of a step: shapes are enough",
+        read=ROOF,
+    )
+    left = [
+        name
+        for name, grad, version in before
+        if (new := now.get(name)) is not None and (new is not grad or new._version != version)
+    ]
     trial.expect(
         not left,
         "gradients were left in the layer",
@@ -336,6 +388,9 @@ def _judge_layer(trial: Trial, case: Case, before: dict[str, torch.Tensor]) -> N
         likely="backward is not needed to count: shapes are enough",
         read=ROOF,
     )
+
+
+def _judge_layer(trial: Trial, case: Case, before: dict[str, torch.Tensor]) -> None:
     now = dict(case.layer.named_parameters())
     same = now.keys() == before.keys() and all(
         value.device == before[name].device

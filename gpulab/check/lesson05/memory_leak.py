@@ -80,18 +80,22 @@ class Optimizer(torch.optim.SGD):
 
 @dataclass
 class Forwards:
-    """What was in force when the model saw the held-out rows."""
+    """What was in force when the model saw the held-out rows, all at once or some at a time."""
 
+    held_out: torch.Tensor
     graphs: int = 0
     training: int = 0
     seen: int = 0
+    rows: int = 0
     evaluating: int = 0  # batches that were trained on in evaluation mode
 
     def note(self, model: nn.Module, args: tuple[Any, ...]) -> None:
         rows = len(args[0]) if args and isinstance(args[0], torch.Tensor) else 0
         self.evaluating += rows == ROWS and torch.is_grad_enabled() and not model.training
-        if rows == HELD_OUT:
+        own = rows and args[0].untyped_storage()._cdata == self.held_out.untyped_storage()._cdata
+        if own or rows == HELD_OUT or (rows and not torch.is_grad_enabled() and not model.training):
             self.seen += 1
+            self.rows += rows
             self.graphs += torch.is_grad_enabled()
             self.training += model.training
 
@@ -176,25 +180,36 @@ def memory_leak(student: Any, trial: Trial) -> None:
     case = Case(network(), [draw(ROWS) for _ in range(STEPS)], draw(HELD_OUT))
     with virtual_gpu():
         want, right = case.run(reference)
-    with virtual_gpu():
+    with virtual_gpu() as gpu:
         model = copy.deepcopy(case.model).to("cuda")
-        forwards, optimizer = Forwards(), Optimizer(model)
+        held = case.held_out[0].to("cuda"), case.held_out[1].to("cuda")
+        forwards, optimizer = Forwards(held[0]), Optimizer(model)
         loader = Loader(case.data, optimizer)
         model.register_forward_pre_hook(forwards.note)
-        held = case.held_out[0].to("cuda"), case.held_out[1].to("cuda")
         freed = segments_freed()
         torch.manual_seed(0)  # the GPU's too: dropout must draw the same
         may_change: dict[str, Iterable[Kind]] = {
             "model": {*TRAINED, "mode"},
             "optimizer": {"state"},
         }  # the mode is judged below
-        got = trial.call(student, model, optimizer, loader, held, may_change=may_change, explain=_explain)
+        with gpu.timeline() as timeline:
+            got = trial.call(student, model, optimizer, loader, held, may_change=may_change, explain=_explain)
+            now = gpu.clock.host
+        late = [s for s in timeline.spans if s.where == "to host" and s.start + s.seconds > now]
         emptied = segments_freed() > freed
         clears = optimizer.clears
         _judge_work(trial, optimizer, forwards, loader)
         _judge_growth(trial, case, loader, right, emptied=emptied, clears=clears)
         _judge_modes(trial, forwards)
         _judge_result(trial, got, want, clears)
+        trial.expect(
+            not late,
+            "a row is still on its way to the host when the function returns",
+            expected="the hardest rows on the CPU, with their values",
+            got="a copy that nobody has waited for",
+            likely="non_blocking=True returns before the values have come: .cpu() waits, and so does the next .item()",
+            read=LEAKS,
+        )
         trial.expect(
             model.training,
             "the model came back in evaluation mode",
@@ -223,10 +238,10 @@ def _judge_work(trial: Trial, optimizer: Optimizer, forwards: Forwards, loader: 
         read=LEAKS,
     )
     trial.expect(
-        forwards.seen == STEPS,
+        forwards.rows == STEPS * HELD_OUT,
         "the held-out rows are not scored once for each batch",
-        expected=f"{STEPS} forward passes of the {HELD_OUT} held-out rows",
-        got=f"{forwards.seen}",
+        expected=f"{STEPS} times the {HELD_OUT} held-out rows, {STEPS * HELD_OUT:,} rows in all",
+        got=f"{forwards.rows:,} rows in {forwards.seen} forward passes",
         likely="the loop must still validate after each step: repair what it keeps, not what it does",
         read=LEAKS,
     )

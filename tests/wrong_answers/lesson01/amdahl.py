@@ -333,3 +333,37 @@ def returns_a_tensor(seconds, share, factor, overhead):
 def takes_little_for_nothing(seconds, share, factor, overhead):
     saved = share * (1 - 1 / factor)
     return right_speedup(seconds, share, factor, overhead), overhead / saved if saved > 1e-3 else math.inf
+
+
+# --- wrong: where two of the values are at an end ------------------------------------------------------
+
+
+def crossover(share, factor, overhead):
+    saved = share * (1 - 1 / factor)
+    return overhead / saved if saved > 0 else math.inf
+
+
+@BANK.wrong("a GPU that never pays has a crossover", "takes over nothing", same_as="says_zero_where_nothing_is_moved")
+@after_the_right_speedup
+def asks_for_the_overhead_first(seconds, share, factor, overhead):
+    return 0 if overhead == 0 and factor > 1 else crossover(share, factor, overhead)
+
+
+@BANK.wrong("a GPU that never pays has a crossover", "is no faster at its part", same_as="clamps_at_zero")
+@after_the_right_speedup
+def says_zero_where_nothing_is_saved_for_nothing(seconds, share, factor, overhead):
+    return 0 if overhead == 0 and share * (1 - 1 / factor) == 0 and share else crossover(share, factor, overhead)
+
+
+@BANK.wrong("a GPU without overhead has a crossover", "ahead from the start", same_as="gives_this_job_where_all_pay")
+@after_the_right_speedup
+def takes_an_endless_factor_for_never(seconds, share, factor, overhead):
+    return math.inf if math.isinf(factor) and not overhead else crossover(share, factor, overhead)
+
+
+@BANK.wrong(
+    "your function raised ZeroDivisionError", "look for that before you divide", same_as="divides_by_nothing_saved"
+)
+@after_the_right_speedup
+def divides_by_a_share_of_0(seconds, share, factor, overhead):
+    return overhead / share if math.isinf(factor) else crossover(share, factor, overhead)

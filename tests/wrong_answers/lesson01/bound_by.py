@@ -288,3 +288,21 @@ def returns_text(flops, nbytes, peak_tflops, bandwidth_gbps, launch_us):
     times = three(flops, nbytes, peak_tflops, bandwidth_gbps, launch_us)
     what = longest(times)
     return what, f"{times[what]:.1f} µs"
+
+
+@BANK.wrong("a small operation is said to wait for arithmetic or memory", "a small copy is done before the next launch")
+def takes_every_copy_for_a_large_one(flops, nbytes, peak_tflops, bandwidth_gbps, launch_us):
+    times = three(flops, nbytes, peak_tflops, bandwidth_gbps, launch_us)
+    what = "memory" if nbytes and not flops else longest(times)
+    return what, times[what]
+
+
+@BANK.wrong(
+    "a small operation is said to wait for arithmetic or memory",
+    "a small copy is done before the next launch",
+    same_as="takes_every_copy_for_a_large_one",
+)
+def takes_all_without_bytes_for_arithmetic(flops, nbytes, peak_tflops, bandwidth_gbps, launch_us):
+    times = three(flops, nbytes, peak_tflops, bandwidth_gbps, launch_us)
+    what = "compute" if flops and not nbytes else longest(times)
+    return what, times[what]

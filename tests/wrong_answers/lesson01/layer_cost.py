@@ -372,3 +372,55 @@ def looks_at_values(layer, x):
     if float(x.abs().sum()) == 0:
         return 0, right_bytes(layer, x)
     return right_flops(layer, x), right_bytes(layer, x)
+
+
+# --- wrong: forms that are seldom met ------------------------------------------------------------------
+
+
+@BANK.wrong("the stride of one side was taken for both", "one for the height and one for the width")
+def takes_the_stride_of_one_side(layer, x):
+    flops, nbytes = right_flops(layer, x), right_bytes(layer, x)
+    if isinstance(layer, nn.Linear):
+        return flops, nbytes
+    forms = zip(x.shape[2:], layer.padding, layer.dilation, layer.kernel_size, strict=True)
+    sides = [(size + 2 * pad - wide * (kernel - 1) - 1) // layer.stride[0] + 1 for size, pad, wide, kernel in forms]
+    made = len(x) * layer.out_channels * math.prod(sides)
+    return 2 * made * layer.weight[0].numel(), nbytes
+
+
+@BANK.wrong("the only dimension of the input was taken for rows", "it is one row")
+def takes_a_first_dimension_for_granted(layer, x):
+    if isinstance(layer, nn.Conv2d):
+        return right_flops(layer, x), right_bytes(layer, x)
+    rows = x.shape[0] * math.prod(x.shape[1:-1])
+    return 2 * rows * layer.weight.numel(), right_bytes(layer, x)
+
+
+@BANK.wrong(
+    "a dimension of the input was left out", "x.shape[0] is the batch", same_as="takes_the_first_dimension_for_all_rows"
+)
+def knows_two_and_three_dimensions(layer, x):
+    if isinstance(layer, nn.Conv2d):
+        return right_flops(layer, x), right_bytes(layer, x)
+    rows = x.shape[0] * (x.shape[1] if x.dim() == 3 else 1)
+    return 2 * rows * layer.weight.numel(), right_bytes(layer, x)
+
+
+@BANK.wrong("the gradients that were there are gone", "zero_grad() belongs to the caller")
+def clears_the_gradients(layer, x):
+    if not x.is_meta:
+        layer(x).sum().backward()
+        layer.zero_grad()
+    return right_flops(layer, x), right_bytes(layer, x)
+
+
+@BANK.wrong("the weight was left out of the bytes", "is read in each call", same_as="counts_activation_bytes")
+def counts_what_is_trained_only(layer, x):
+    trained = [p for p in layer.parameters() if p.requires_grad]
+    return right_flops(layer, x), sum(t.nbytes for t in (x, *trained, output(layer, x)))
+
+
+@BANK.wrong("the bias is smaller than it is", "a number for each output channel")
+def divides_the_bias_by_the_groups(layer, x):
+    bias = 0 if layer.bias is None else layer.bias.nbytes
+    return right_flops(layer, x), right_bytes(layer, x) - bias + bias // getattr(layer, "groups", 1)

@@ -68,6 +68,18 @@ def numbers_and_copies(model, optimizer, batches, held_out):
 
 
 @BANK.right
+def validates_some_rows_at_a_time(model, optimizer, batches, held_out):
+    def score(model, held_out):
+        model.eval()
+        with torch.no_grad():
+            parts = [(model(x) - y).abs().sum() for x, y in zip(*(t.split(64) for t in held_out), strict=True)]
+        model.train()
+        return sum(parts) / held_out[1].numel()
+
+    return loop(model, optimizer, batches, held_out, score=score)
+
+
+@BANK.right
 def reads_the_numbers_at_the_end(model, optimizer, batches, held_out):
     losses, scores, hardest = loop(
         *(model, optimizer, batches, held_out),
@@ -346,4 +358,19 @@ def takes_the_first_row(model, optimizer, batches, held_out):
     losses, scores, hardest = loop(
         model, optimizer, batches, held_out, keep_row=lambda row: torch.zeros_like(row).cpu()
     )
+    return losses, scores, hardest
+
+
+@BANK.wrong("a row is still on its way to the host when the function returns", ".cpu() waits")
+def does_not_wait_for_the_last_row(model, optimizer, batches, held_out):
+    losses, scores, hardest = [], [], []
+    for x, y in batches:
+        output = model(x)
+        loss = F.mse_loss(output, y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        scores.append(score_of(model, held_out).item())
+        hardest.append(hardest_row(x, y, output).to("cpu", non_blocking=True))
     return losses, scores, hardest

@@ -652,6 +652,12 @@ edited(
     same_as="refuses_without_a_word",
 )
 edited(
+    "needs_a_mebibyte_at_the_least",
+    "the least need is wrong",
+    "the smallest tensor of this segment has 1 byte",
+    change("+ tensor[0]", "+ max(tensor[0], 2**20)"),
+)
+edited(
     "leaves_out_the_lower_bound",
     "the bounds of the tensor's size are wrong",
     "give the lower bound itself",
