@@ -41,7 +41,7 @@ def compare_precisions(make_model, loss_fn, x, y, steps, warm_up):
     loss_fn     loss_fn(outputs, targets) returns a 0-dim tensor
     x, y        the one batch to train on, on the device to train on: the CPU, or the current GPU; do not change them
     steps       the training steps that count
-    warm_up     further steps, before them: they train too, but are in neither `ms` nor `losses`
+    warm_up     further steps, before them, at least one: they train too, but are in neither `ms` nor `losses`
 
     On a GPU the precisions are "fp32", "fp16" (autocast, with a gradient scaler) and "bf16" (autocast); on the CPU
     "fp32" and "bf16". Every run trains a model with the same first weights, with torch.optim.SGD, lr=0.01. "fp32" is

@@ -13,8 +13,9 @@ from ..wording import is_number, show
 from .sections import AGAIN, MISTAKES, QUESTION, SEGMENTS
 from .stack import MIB, Recording, Stack
 
-# Blocks, how many of them may keep their inside, and whether the budget is exactly for those.
-CASES = ((8, 4, False), (6, 1, False), (5, 9, False), (7, 3, True))
+# Blocks, how many of them may keep their inside, whether the budget is exactly for those, and whether there are
+# gradients already.
+CASES = ((8, 4, False, False), (6, 1, False, True), (5, 9, False, True), (7, 3, True, True))
 
 
 @check(lesson=6, says="within the budget, with the gradient of a plain pass, and no block computed again in vain")
@@ -22,26 +23,40 @@ def checkpoint_budget(student: Any, trial: Trial) -> None:
     """Check a function of (blocks, x, loss_fn, inside, budget): a forward and backward pass whose activations fit the
     budget, with as few blocks computed again as that takes; it returns the peak of its own allocated bytes."""
     trial.function(student, ("blocks", "x", "loss_fn", "inside", "budget"))
-    for length, room, exact in CASES:
-        with virtual_gpu():
-            stack = Stack(length, room, exact)
+    drawn: list[tuple[float, float]] = []  # after each call
+    for length, room, exact, earlier in CASES:
+        with virtual_gpu(count=2) as gpu, torch.cuda.device(1):
+            stack = Stack(length, room, exact, earlier)
             spare = torch.empty(16 * MIB, dtype=torch.uint8, device="cuda")
             torch.empty(64 * MIB, dtype=torch.uint8, device="cuda")  # an earlier peak, which is none of the call's
             old_peak = torch.cuda.max_memory_allocated()
             record = Recording()
-            returned = trial.call(
-                student,
-                *(stack.blocks, stack.x, record.loss, stack.inside, stack.budget),
-                may_seed=True,  # judged by `_judge_gradient`: dropout
-                may_change={"blocks": {"grad", "buffers"}},
-                explain=_explain,
-                inside=record,
-            )
+            with gpu.timeline() as timeline:
+                returned = trial.call(
+                    student,
+                    *(stack.blocks, stack.x, record.loss, stack.inside, stack.budget),
+                    may_seed=True,  # judged by `_judge_gradient`: dropout
+                    may_change={"blocks": {"grad", "buffers"}},
+                    explain=_explain,
+                    inside=record,
+                )
             _judge_calls(trial, stack)
             _judge_gradient(trial, stack)
             _judge_bytes(trial, stack, record, room)
+            _judge_copies(trial, [span.nbytes for span in timeline.spans if span.where == "to host"], stack)
             _judge_returned(trial, returned, record, old_peak)
+            drawn.append(record.drawn)
             del spare
+
+    for numbers, where in zip(zip(*drawn, strict=True), ("CPU", "GPU"), strict=True):
+        trial.expect(
+            len(set(numbers)) == len(CASES),
+            "a seed is set when the pass is over",
+            expected="other random numbers after each call, as after a plain pass",
+            got=f"the {where}'s next random number was {numbers[-1]:.4f} after several calls",
+            likely="the masks of all later calls are then the same: leave the random generators to the caller",
+            read=AGAIN,
+        )
 
 
 def _judge_calls(trial: Trial, stack: Stack) -> None:
@@ -103,6 +118,8 @@ def _judge_gradient(trial: Trial, stack: Stack) -> None:
         not missing, "some blocks got no gradient", likely="backward did not reach them", read=MISTAKES, **rows
     )
     want = stack.gradient()
+    if _close(added, want):
+        return
     if _close(got, want):
         trial.fail(
             "the gradients that were there are gone",
@@ -111,8 +128,6 @@ def _judge_gradient(trial: Trial, stack: Stack) -> None:
             likely="zero_grad() belongs to the caller: it may be in the middle of an accumulation",
             read=AGAIN,
         )
-    if _close(added, want):
-        return
     masks = [seen[0].mask for seen in calls]
     if any(abs(a - b) > 1e-4 * (1 + abs(b)) for a, b in zip(masks, stack.masks, strict=True)):
         trial.fail(
@@ -202,10 +217,24 @@ def _judge_bytes(trial: Trial, stack: Stack, record: Recording, room: int) -> No
     )
 
 
+def _judge_copies(trial: Trial, nbytes: list[int], stack: Stack) -> None:
+    large = [size for size in nbytes if size >= stack.x.nbytes]
+    trial.expect(
+        not large,
+        "the activations are somewhere else",
+        expected="no copy of them to the host",
+        got=f"{len(large)} copies of {min(large, default=0):,} bytes or more",
+        likely="they went to the host, or were kept in fewer bytes: checkpoint the blocks instead",
+        read=AGAIN,
+    )
+
+
 def _judge_returned(trial: Trial, got: Any, record: Recording, old_peak: int) -> None:
     want, before = record.peak, record.before
     near = 16 * 1024
     rows = {"expected": f"{want:,} bytes, an int (virtual)", "got": show(got), "read": MISTAKES}
+    if is_number(got) and got == 0:
+        trial.fail("the peak of another GPU was returned", likely="the current GPU need not be the first", **rows)
     if got is None:
         trial.fail("the peak is not returned", likely="the function ends without a return", **rows)
     if not is_number(got):
@@ -264,6 +293,7 @@ def _explain(error: str) -> str:
 _ERRORS = {
     "does not require grad": "the loss has no graph. With use_reentrant=True, the default, a checkpoint whose input "
     "needs no gradient gives an output without one, and x is data. Say use_reentrant=False",
+    "NoneType": "where there is no gradient yet, .grad is None: backward() makes one, and adds to one that is there",
     "must not be zero": "checkpoint_sequential was given more segments than there are layers",
     "backward through the graph a second time": "backward runs twice on the same graph",
     "ModuleList": "a ModuleList cannot be called: run its blocks one after the other, or put them into nn.Sequential",

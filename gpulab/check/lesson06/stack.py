@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
@@ -48,19 +49,25 @@ class Block(nn.Module):
 
 @dataclass
 class Recording:
-    """The bytes allocated during a call, whatever it does with PyTorch's own counters."""
+    """What a call does on the current GPU: the bytes allocated, whatever it does with PyTorch's own counters;
+    and the random numbers, of the CPU and of the GPU, that come next."""
 
     curve: Any = None
+    drawn: tuple[float, float] = 0.0, 0.0
     _timeline: Any = field(default=None, repr=False)
+    _entered: ExitStack = field(default_factory=ExitStack, repr=False)
+    _gpu: int = field(default_factory=torch.cuda.current_device)
 
     def __enter__(self) -> Self:
-        self._timeline = timeline()
-        self._timeline.__enter__()
+        self._entered.enter_context(torch.cuda.device(self._gpu))  # the student's thread begins with the first one
+        self._timeline = self._entered.enter_context(timeline())
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._timeline.__exit__(*error)
+        with self._entered:
+            pass
         self.curve = self._timeline.curve
+        self.drawn = torch.rand(()).item(), torch.rand((), device=f"cuda:{self._gpu}").item()
 
     def loss(self, output: torch.Tensor) -> torch.Tensor:
         """The loss that is passed to the student; it marks when forward was over."""
@@ -88,7 +95,7 @@ class Recording:
 class Stack:
     """Blocks, an input and a budget on the GPU in force, and what a plain pass and the best one take."""
 
-    def __init__(self, length: int, room: int, exact: bool) -> None:
+    def __init__(self, length: int, room: int, exact: bool, earlier: bool) -> None:
         self.layers = [Block() for _ in range(length)]
         self.blocks = nn.ModuleList(self.layers).to("cuda")
         self.x = torch.randn(256, 32, device="cuda")
@@ -98,7 +105,7 @@ class Stack:
         self.budget = length * self.x.nbytes + room * self.inside + (0 if exact else almost)
         self.again = max(length - room, 0)
         for p in self.blocks.parameters():
-            p.grad = torch.randn_like(p) / 10  # of an earlier micro-batch; must stay in the sum
+            p.grad = torch.randn_like(p) / 10 if earlier else None  # of an earlier micro-batch; must stay in the sum
         self.earlier = flat_gradient(self.blocks.parameters())
         self.plain_peak, _ = self.run(lambda blocks, x: self.best(blocks, x, 0))
         self.best_peak, _ = self.run(lambda blocks, x: self.best(blocks, x, self.again))

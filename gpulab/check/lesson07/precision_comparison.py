@@ -10,6 +10,7 @@ import contextlib
 import copy
 import gc
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,7 +42,7 @@ class Log:
     starts: dict[str, list[torch.Tensor]] = field(default_factory=dict)
     tf32: set[str] = field(default_factory=set)
     loss_outside: set[str] = field(default_factory=set)
-    loss_calls: int = 0
+    losses: dict[str, list[float]] = field(default_factory=dict)  # when each was computed, in seconds
     other_data: set[str] = field(default_factory=set)
     evaluating: set[str] = field(default_factory=set)
     x: torch.Tensor | None = None
@@ -70,7 +71,11 @@ class Probe(nn.Module):
             self.fresh = False
             start = torch.cat([p.detach().flatten() for p in self.parameters()]).cpu()
             log.starts.setdefault(name, []).append(start)
-        if log.x is not None and x.data_ptr() != log.x.data_ptr() and not torch.equal(x.detach().float(), log.x):
+        if (
+            log.x is not None
+            and x.data_ptr() != log.x.data_ptr()
+            and not torch.equal(x.detach().float().to(log.x.device), log.x)
+        ):
             log.other_data.add(name)  # looked at only where it is another tensor: to look is to wait
         if name == "fp32":
             backends: Any = torch.backends
@@ -90,7 +95,7 @@ class Probe(nn.Module):
 
 def loss_fn_for(log: Log) -> Callable[..., torch.Tensor]:
     def loss_fn(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        log.loss_calls += 1
+        log.losses.setdefault(log.precision, []).append(time.perf_counter())
         if log.precision != "fp32" and not torch.is_autocast_enabled(outputs.device.type):
             log.loss_outside.add(log.precision)
         return 140.0 * F.cross_entropy(outputs, targets)  # large enough for the first scale of fp16 to overflow
@@ -109,10 +114,10 @@ class Run:
     model_bytes: int
 
 
-def reference(model: nn.Module, x: torch.Tensor, y: torch.Tensor, name: str, held: int) -> Run:
-    """A right run in one precision, on a GPU where the caller holds `held` bytes."""
+def reference(model: nn.Module, x: torch.Tensor, y: torch.Tensor, name: str, held: int, *others: str) -> Run:
+    """A right run in one precision, on a GPU where the caller holds `held` bytes; and the peaks of `others`."""
     peaks, on_gpu = [], x.device.type == "cuda"
-    for clear, steps in (("late", 2), ("zeros", 2), ("early", WARM_UP + STEPS)):
+    for clear, steps in (*((other, 2) for other in others), ("early", WARM_UP + STEPS)):
         before = torch.cuda.memory_allocated() if on_gpu else 0  # what nobody has collected yet is in it
         run = _one(copy.deepcopy(model).to(x.device), x, y, name, clear, steps)
         peaks.append(float(torch.cuda.max_memory_allocated() - before + held) if on_gpu else 0.0)
@@ -164,15 +169,18 @@ def precision_comparison(student: Any, trial: Trial) -> None:
     precisions and returns for each `ms`, `peak_bytes`, `losses` and `skipped`."""
     trial.function(student, PARAMETERS)
     with _tf32(True):
-        with virtual_gpu() as gpu:
+        with virtual_gpu(count=2) as gpu, torch.cuda.device(1):
             gpu.clock.ignores_own = True  # the steps are the GPU's; this machine may have other things to do
             x, y = torch.randn(ROWS, WIDTH).to("cuda"), torch.randint(0, 10, (ROWS,)).to("cuda")
             _try(student, trial, x, y, ("fp32", "fp16", "bf16"))
         small = 64
-        with without_gpu(), _tf32(False):  # the notebook's GPU is not there: the data are on the CPU
-            _try(student, trial, torch.randn(small, WIDTH), torch.randint(0, 10, (small,)), ("fp32", "bf16"))
+        for where in without_gpu(), virtual_gpu():  # the data are on the CPU, where there is a GPU too
+            with where, _tf32(False):
+                _try(student, trial, torch.randn(small, WIDTH), torch.randint(0, 10, (small,)), ("fp32", "bf16"))
         with virtual_gpu():
-            _try_raising(student, trial, torch.randn(small, WIDTH).to("cuda"), torch.zeros(small).long().to("cuda"))
+            for error in Stop, Other:
+                x, y = torch.randn(small, WIDTH).to("cuda"), torch.zeros(small).long().to("cuda")
+                _try_raising(student, trial, x, y, error)
 
 
 @contextlib.contextmanager
@@ -201,19 +209,23 @@ class Stop(RuntimeError):
     """What a loss function raises, on its way to the caller."""
 
 
-def _try_raising(student: Any, trial: Trial, x: torch.Tensor, y: torch.Tensor) -> None:
+class Other(Exception):
+    """The same, of another kind than errors of PyTorch's."""
+
+
+def _try_raising(student: Any, trial: Trial, x: torch.Tensor, y: torch.Tensor, error: type[Exception]) -> None:
     """The loss function raises in the fp32 run: its exception comes out, and TF32 is as before."""
     log = Log()
 
     def loss_fn(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         if log.precision == "fp32":
-            raise Stop("this loss_fn raises in the fp32 run, to see what is left behind")
+            raise error("this loss_fn raises in the fp32 run, to see what is left behind")
         return F.cross_entropy(outputs, targets)
 
     def run() -> bool:
         try:
             student(lambda: Probe(log), loss_fn, x, y, STEPS, WARM_UP)
-        except Stop:
+        except error:
             return True
         return False
 
@@ -270,6 +282,7 @@ def _try(student: Any, trial: Trial, x: torch.Tensor, y: torch.Tensor, names: tu
             *(lambda: Probe(log), loss_fn_for(log), x, y, STEPS, WARM_UP),
             may_seed=True,  # one way to give each run the same model
             explain=_explain,
+            inside=torch.cuda.device(x.device) if on_gpu else contextlib.nullcontext(),
         )
     _judge_form(trial, got, names, where)
     _judge_runs(trial, log, names)
@@ -277,13 +290,20 @@ def _try(student: Any, trial: Trial, x: torch.Tensor, y: torch.Tensor, names: tu
     model = Probe(Log())
     with torch.no_grad():
         torch.nn.utils.vector_to_parameters(log.starts["fp32"][0].clone(), model.parameters())
-    wants = {name: reference(model, x, y, name, held) for name in names}
+
+    def references(*others: str) -> dict[str, Run]:
+        return {name: reference(model, x, y, name, held, *others) for name in names}
+
+    wants = references()
     for name in names:
         _judge_losses(trial, got[name], wants[name], name, where)
     if on_gpu:
         _judge_times(trial, got, wants)
+    else:
+        _judge_times_on_the_cpu(trial, got, log)
     for name in names:
-        _judge_peak(trial, got, wants, name, on_gpu)
+        near = not on_gpu or _is_peak(got[name]["peak_bytes"], wants[name])
+        _judge_peak(trial, got, wants if near else references("late", "zeros"), name, on_gpu)
     trial.expect(
         left < ENOUGH,
         "something stays on the GPU when the comparison is over",
@@ -337,7 +357,7 @@ def _judge_form(trial: Trial, got: Any, names: tuple[str, ...], where: str) -> N
 
 def _judge_runs(trial: Trial, log: Log, names: tuple[str, ...]) -> None:
     trial.expect(
-        log.loss_calls > 0,
+        bool(log.losses),
         "the loss function that was passed in is not used",
         expected="loss_fn(outputs, targets)",
         got="no call of it",
@@ -411,10 +431,17 @@ def _judge_runs(trial: Trial, log: Log, names: tuple[str, ...]) -> None:
 
 
 def _judge_losses(trial: Trial, row: Mapping[str, Any], want: Run, name: str, where: str) -> None:
-    try:
-        losses = [float(value) for value in row["losses"]]
-    except (TypeError, ValueError):
-        losses = []
+    listed = list(row["losses"]) if isinstance(row["losses"], list | tuple) else []
+    trial.expect(
+        not any(isinstance(value, torch.Tensor) for value in (row["losses"], *listed)),
+        f"losses of {name} are tensors",
+        expected=f"a list of {STEPS} floats",
+        got=show(row["losses"]),
+        likely="call .item() on each after the last step: a tensor keeps memory on the GPU",
+        read=SAVES,
+    )
+    losses = [float(value) for value in listed if is_number(value)]
+    losses = losses if len(losses) == len(listed) else []
     trial.expect(
         len(losses) == STEPS,
         f"losses of {name} are not one float for each counted step",
@@ -472,6 +499,23 @@ def _judge_times(trial: Trial, got: Mapping[str, Any], wants: Mapping[str, Run])
             _fail_time(trial, got[name]["ms"], wants[name], name, ratio, seconds)
 
 
+def _judge_times_on_the_cpu(trial: Trial, got: Mapping[str, Any], log: Log) -> None:
+    """Only its unit: this machine's own time may be anything."""
+    for name, row in got.items():
+        ms, times = row["ms"], log.losses[name]
+        right = (times[-1] - times[WARM_UP - 1]) * 1000 / STEPS
+        trial.expect(
+            is_number(ms) and right / 100 < ms < right * 100,
+            f"ms of {name} on the CPU is not the milliseconds of a step",
+            expected=f"about {right:.3g}, a float",
+            got=show(ms),
+            likely="seconds: multiply by 1000"
+            if is_number(ms) and ms > 0
+            else "a clock of the host alone is right there: time.perf_counter()",
+            read=SAVES,
+        )
+
+
 def _near(ratio: float) -> bool:
     return 0.85 <= ratio <= 1.2
 
@@ -515,13 +559,18 @@ def _judge_peak(trial: Trial, got: Mapping[str, Any], wants: Mapping[str, Run], 
         return
     number = is_number(peak)
     trial.expect(number, f"peak_bytes of {name} is no number", expected="bytes, an int", got=show(peak), read=SAVES)
-    low, high = min(want.peaks), max(want.peaks)
-    if low - ENOUGH < peak < high + SLACK:
+    if _is_peak(peak, want):
         return
+    low, high = min(want.peaks), max(want.peaks)
     ratio = peak / low
     others = [right for other in wants if other != name for right in wants[other].peaks]
     summary, likely = f"the peak of {name} is another one", "read it after the run, and before anything else is made"
-    if ratio < 0.01:
+    if peak == 0:
+        summary, likely = (
+            f"the peak of {name} is that of another GPU",
+            "x is on the current GPU, which need not be the first",
+        )
+    elif ratio < 0.01:
         summary, likely = f"the peak of {name} is not in bytes", "give bytes as they are, not MB or MiB"
     elif peak >= 60 * 2**20:
         summary = f"the peak of {name} is an older one"
@@ -544,6 +593,10 @@ def _judge_peak(trial: Trial, got: Mapping[str, Any], wants: Mapping[str, Run], 
     )
 
 
+def _is_peak(peak: Any, want: Run) -> bool:
+    return is_number(peak) and min(want.peaks) - ENOUGH < peak < max(want.peaks) + SLACK
+
+
 def _numbers(values: list[float]) -> str:
     return ", ".join(f"{value:.4g}" for value in values)
 
@@ -551,6 +604,8 @@ def _numbers(values: list[float]) -> str:
 def _explain(error: str) -> str:
     if "unscale FP16" in error:
         return "the model was converted to half; under autocast it stays float32"
+    if "Expected a cuda device" in error:
+        return "x is on the CPU, though there is a GPU: ask x.device.type, not torch.cuda.is_available()"
     if "on the same device" in error:
         return "make_model() gives a model on the CPU, and x says where to train: move the model to x.device"
     if "must have the same dtype" in error or "should be the same" in error:

@@ -68,7 +68,7 @@ def reads_the_statistics(blocks, x, loss_fn, inside, budget):
     loss = loss_fn(forward(list(blocks), x, again))
     grads = torch.autograd.grad(loss, list(blocks.parameters()))
     for p, grad in zip(blocks.parameters(), grads, strict=True):
-        p.grad += grad
+        p.grad = grad if p.grad is None else p.grad.add_(grad)
     return torch.cuda.memory_stats()["allocated_bytes.all.peak"] - before
 
 
@@ -168,6 +168,21 @@ def sends_them_to_the_host(blocks, x, loss_fn, inside, budget):
     return measured(run)
 
 
+@BANK.wrong("the activations are somewhere else", "they went to the host", same_as="sends_them_to_the_host")
+def sends_the_inputs_to_the_host(blocks, x, loss_fn, inside, budget):
+    def run():
+        h = x
+        for i, block in enumerate(blocks):
+            if i < needed(blocks, x, inside, budget):
+                with torch.autograd.graph.save_on_cpu():
+                    h = checkpoint(block, h, use_reentrant=False)
+            else:
+                h = block(h)
+        loss_fn(h).backward()
+
+    return measured(run)
+
+
 @BANK.wrong("not every block was run")
 def leaves_out_the_last(blocks, x, loss_fn, inside, budget):
     return measured(lambda: loss_fn(forward(blocks[:-1], x, needed(blocks, x, inside, budget))).backward())
@@ -228,6 +243,22 @@ def seeds_for_dropout(blocks, x, loss_fn, inside, budget):
     return keeps_the_last_ones(blocks, x, loss_fn, inside, budget)
 
 
+@BANK.wrong("a seed is set when the pass is over", "leave the random generators to the caller")
+def seeds_afterwards(blocks, x, loss_fn, inside, budget):
+    peak = keeps_the_last_ones(blocks, x, loss_fn, inside, budget)
+    torch.manual_seed(0)
+    return peak
+
+
+@BANK.wrong(
+    "a seed is set when the pass is over", "leave the random generators to the caller", same_as="seeds_afterwards"
+)
+def seeds_the_gpu_afterwards(blocks, x, loss_fn, inside, budget):
+    peak = keeps_the_last_ones(blocks, x, loss_fn, inside, budget)
+    torch.cuda.manual_seed_all(0)
+    return peak
+
+
 @BANK.wrong("the blocks were run in evaluation mode", "switching dropout off")
 def without_dropout(blocks, x, loss_fn, inside, budget):
     blocks.eval()
@@ -240,6 +271,16 @@ def without_dropout(blocks, x, loss_fn, inside, budget):
 def clears_first(blocks, x, loss_fn, inside, budget):
     blocks.zero_grad(set_to_none=False)
     return keeps_the_last_ones(blocks, x, loss_fn, inside, budget)
+
+
+@BANK.wrong("your function raised TypeError", "where there is no gradient yet, .grad is None")
+def adds_to_gradients_that_must_be_there(blocks, x, loss_fn, inside, budget):
+    def run():
+        loss = loss_fn(forward(blocks, x, needed(blocks, x, inside, budget)))
+        for p, grad in zip(blocks.parameters(), torch.autograd.grad(loss, list(blocks.parameters())), strict=True):
+            p.grad += grad
+
+    return measured(run)
 
 
 @BANK.wrong("the gradient is not that of a plain pass", "is backward called more often than once")
@@ -306,6 +347,14 @@ def returns_the_reserve(blocks, x, loss_fn, inside, budget):
     before = torch.cuda.memory_allocated()
     without_measuring(blocks, x, loss_fn, inside, budget)
     return torch.cuda.memory_reserved() - before
+
+
+@BANK.wrong("the peak of another GPU was returned", "need not be the first")
+def measures_the_first_gpu(blocks, x, loss_fn, inside, budget):
+    before = torch.cuda.memory_allocated(0)
+    torch.cuda.reset_peak_memory_stats(0)
+    without_measuring(blocks, x, loss_fn, inside, budget)
+    return torch.cuda.max_memory_allocated(0) - before
 
 
 @BANK.wrong("the peak is returned in MiB", "bytes were asked for")

@@ -265,6 +265,16 @@ def gives_seconds(*args):
     return changed(lambda row, args: {"ms": row["ms"] / 1000})(*args)
 
 
+@BANK.wrong("ms of fp32 on the CPU is not the milliseconds of a step", "seconds: multiply by 1000")
+def gives_seconds_on_the_cpu(*args):
+    return changed(lambda row, args: {"ms": row["ms"] / (1 if args[2].is_cuda else 1000)})(*args)
+
+
+@BANK.wrong("ms of fp32 on the CPU is not the milliseconds of a step", "time.perf_counter()")
+def gives_no_time_on_the_cpu(*args):
+    return changed(lambda row, args: {"ms": row["ms"] if args[2].is_cuda else None})(*args)
+
+
 @BANK.wrong("fp32 runs for another number of steps", "the warm-up is missing")
 def never_warms_up(make_model, loss_fn, x, y, steps, warm_up):
     return compare(make_model, loss_fn, x, y, steps, 0)
@@ -318,6 +328,14 @@ def reads_what_is_left(make_model, loss_fn, x, y, steps, warm_up):
     return rows
 
 
+@BANK.wrong("the peak of fp32 is that of another GPU", "need not be the first")
+def asks_the_first_gpu(make_model, loss_fn, x, y, steps, warm_up):
+    rows = compare(make_model, loss_fn, x, y, steps, warm_up)
+    for row in rows.values():
+        row["peak_bytes"] = torch.cuda.max_memory_allocated(0) if x.device.type == "cuda" else None
+    return rows
+
+
 @BANK.wrong("peak_bytes on the CPU is not None", "reads as “no memory”")
 def gives_zero_on_the_cpu(*args):
     return changed(lambda row, args: {"peak_bytes": row["peak_bytes"] or 0})(*args)
@@ -367,6 +385,20 @@ def puts_back_at_the_end(*args):
     rows = takes_the_settings_as_they_are(*args)
     torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = old
     return rows
+
+
+@BANK.wrong(
+    "the TF32 settings stay changed when loss_fn raises",
+    "put them back in `finally`",
+    same_as="puts_back_at_the_end",
+)
+def puts_back_after_runtime_errors(*args):
+    old = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    try:
+        return puts_back_at_the_end(*args)
+    except RuntimeError:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = old
+        raise
 
 
 @BANK.wrong("the exception of loss_fn does not come out", "an `except` ends it")
@@ -456,6 +488,29 @@ def fp16_everywhere(make_model, loss_fn, x, y, steps, warm_up):
     if "fp16" not in rows:
         rows["fp16"] = train(make_model(), loss_fn, x, y, steps, warm_up, torch.float16)
     return rows
+
+
+@BANK.wrong("fp16 runs on the CPU", "ask x.device.type", same_as="fp16_everywhere")
+def moves_the_data_to_the_gpu(make_model, loss_fn, x, y, steps, warm_up):
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return compare(make_model, loss_fn, x.to(device), y.to(device), steps, warm_up)
+
+
+@BANK.wrong("your function raised ValueError", "not torch.cuda.is_available()")
+def asks_whether_there_is_a_gpu(make_model, loss_fn, x, y, steps, warm_up):
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats(x.device)
+    return compare(make_model, loss_fn, x, y, steps, warm_up)
+
+
+@BANK.wrong("losses of fp32 are tensors", "call .item() on each")
+def gives_losses_on_the_gpu(*args):
+    return changed(lambda row, args: {"losses": [torch.tensor(loss) for loss in row["losses"]]})(*args)
+
+
+@BANK.wrong("losses of fp32 are tensors", "call .item() on each", same_as="gives_losses_on_the_gpu")
+def gives_losses_in_one_tensor(*args):
+    return changed(lambda row, args: {"losses": torch.tensor(row["losses"])})(*args)
 
 
 @BANK.wrong("the losses of fp32 are other ones", "another optimizer or learning rate")
