@@ -1,5 +1,7 @@
 """The workers that the check of seeds plays draw what real ones draw."""
 
+import functools
+import itertools
 import multiprocessing
 import random
 import threading
@@ -29,6 +31,42 @@ def counts(calls=[]):  # noqa: B006 - what a worker's copy of it does is what is
     return init
 
 
+class Counts:
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, worker):
+        self.calls += 1
+        get_worker_info().dataset.rng = np.random.default_rng(self.calls)
+
+
+def with_default(worker, calls=[]):  # noqa: B006 - the same
+    calls.append(worker)
+    get_worker_info().dataset.rng = np.random.default_rng(len(calls))
+
+
+def with_attribute(worker):
+    with_attribute.calls = getattr(with_attribute, "calls", 0) + 1
+    get_worker_info().dataset.rng = np.random.default_rng(with_attribute.calls)
+
+
+def drawn(numbers, worker):
+    get_worker_info().dataset.rng = np.random.default_rng([next(numbers), worker])
+
+
+INITS = {
+    "none": None,
+    "own": own,
+    "counts": counts(),
+    "object": Counts(),
+    "method": Counts().__call__,
+    "default": with_default,
+    "attribute": with_attribute,
+    "iterator": functools.partial(drawn, itertools.count()),
+    "seeds": functools.partial(drawn, iter(np.random.SeedSequence(3).generate_state(9).tolist())),
+}
+
+
 def loader(workers, **options):
     random.seed(1)
     data = Drawing(13)
@@ -38,7 +76,7 @@ def loader(workers, **options):
 @forks
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("init", [None, own, counts()], ids=["none", "own", "counts"])
+@pytest.mark.parametrize("init", INITS.values(), ids=INITS)
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
 def test_played_workers_draw_what_real_ones_draw(workers, persistent, init):
     options = {"shuffle": True, "persistent_workers": persistent, "worker_init_fn": init}

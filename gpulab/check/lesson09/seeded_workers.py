@@ -25,6 +25,7 @@ WORKERS, PASSED = "generators from which two workers draw the same", "generators
 AGAIN, ORDER_AGAIN = "generators that draw other numbers in a second run", "order in a second run"
 OTHER, ORDER_OTHER = "generators that draw the same with another seed", "order with another seed"
 PROCESS = "generators of the process that were drawn from"
+REPEATED = "dataset.rng after worker_init_fn has run again"  # tells counting in a worker's own memory from not counting
 CLAUSES = [
     Clause(*row)
     for row in (
@@ -112,6 +113,8 @@ class Seen:
             self.workers = loader.num_workers
             played = Workers(loader)
             self.epochs = [[batch.tolist() for batch in played.epoch()] for _ in range(EPOCHS if self.workers else 0)]
+            first, again = played.after_each_init(lambda: repr(data.rng.bit_generator.state))
+            self.repeated = "the same" if first == again else "another one"
         after = _states(data)
         self.drawn = [source for source in SOURCES if before[source] != after[source]]
 
@@ -154,6 +157,7 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
         facts.add(PROCESS, first.drawn, [])
     if not facts.hold() and not first.epochs:
         return facts
+    facts.seen[REPEATED] = first.repeated
     sizes = [[len(one) for one in epoch] for epoch in first.epochs]
     facts.add(SIZES, sizes, [[batch] * (size // batch) + [size % batch] * (size % batch > 0)] * EPOCHS)
     orders = first.orders()

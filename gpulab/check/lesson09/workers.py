@@ -1,15 +1,19 @@
 """A DataLoader's workers, played in this process: PyTorch's own seeds and fetcher, and memory that is a copy.
 
 A worker has its own global generators, and copies of what a forked process would have copies of, as far as a random
-augmentation and a worker_init_fn reach: the dataset's attributes, and what the function refers to. It leaves out when
-batches are ready: they come in the order of their numbers, as a loader gives them.
+augmentation and a worker_init_fn reach: the dataset's attributes, and what functions refer to. It leaves out the
+attributes of classes, and when batches are ready: they come in the order of their numbers, as a loader gives them.
 """
 
 from __future__ import annotations
 
 import copy
+import dis
 import functools
+import itertools
 import random
+import sys
+import types
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,7 +27,7 @@ from torch.utils.data._utils import worker as in_worker
 
 from .. import settings
 
-_COPIED = (int, float, list, dict, set, random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
+_LIBRARIES = {"torch", "numpy", "gpulab", *sys.stdlib_module_names}  # what is theirs counts nothing for a student
 
 
 class Workers:
@@ -31,18 +35,41 @@ class Workers:
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self._loader = loader
-        self._iterator: Any = None
-        self._alive: list[_Worker] = []
 
     def epoch(self) -> list[Any]:
-        loader = self._loader
-        if self._alive and loader.persistent_workers:
-            of_torch._BaseDataLoaderIter._reset(self._iterator, loader)
-        else:
-            self._iterator = of_torch._BaseDataLoaderIter(loader)
-            seed = self._iterator._base_seed
-            self._alive = [_Worker(loader, seed, number) for number in range(loader.num_workers)]
-        indices = list(self._iterator._sampler_iter)
+        with _iterators(_Played):
+            return list(self._loader)
+
+    def after_each_init(self, look: Callable[[], Any]) -> tuple[Any, Any]:
+        """What `look()` sees in one worker, whose seed and memory stay, when its worker_init_fn has run once and when
+        it has run twice."""
+        with _Worker(self._loader, 0, 0).at_work():
+            once = look()
+            if self._loader.worker_init_fn is not None:
+                self._loader.worker_init_fn(0)
+            return once, look()
+
+
+class _Played(of_torch._BaseDataLoaderIter):
+    """The iterator of a loader, with workers that are played."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        super().__init__(loader)
+        seed = int(self._base_seed)
+        self._alive = [_Worker(loader, seed, number) for number in range(loader.num_workers)]
+        self._batches: Iterator[Any] | None = None
+
+    def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
+        super()._reset(loader, first_iter)
+        self._batches = None
+
+    def _next_data(self) -> Any:
+        if self._batches is None:
+            self._batches = iter(self._epoch())
+        return next(self._batches)
+
+    def _epoch(self) -> list[Any]:
+        indices = list(self._sampler_iter)
         batches: list[Any] = [None] * len(indices)
         for number, worker in enumerate(self._alive):
             with worker.at_work():
@@ -56,9 +83,10 @@ class _Worker:
 
     def __init__(self, loader: DataLoader[Any], base_seed: int, number: int) -> None:
         self._states = settings.random_states()
-        self._places = [*_places(loader)]
-        memo = {id(data): data for data in _chain(loader)}  # they stay who they are, with attributes of their own
-        self._memory = [copy.deepcopy(read(), memo) for read, _ in self._places]
+        found = _Found(loader)
+        self._places = found.places
+        memo = {id(holder): holder for holder in found.holders}  # they stay who they are, with contents of their own
+        self._memory = [_copied(place, memo) for place in self._places]
         seed = base_seed + number
         self._info = in_worker.WorkerInfo(id=number, num_workers=loader.num_workers, seed=seed, dataset=loader.dataset)
         with self.at_work():
@@ -100,8 +128,7 @@ def quiet() -> Iterator[None]:
 @contextmanager
 def none_started() -> Iterator[None]:
     """A loader that the answer itself goes over has no workers: hundreds would start, over all scenes and ranks."""
-    loaders: Any = DataLoader
-    own = loaders._get_iterator
+    own: Any = DataLoader._get_iterator
 
     def alone(loader: Any) -> Any:
         given = loader.num_workers, loader.pin_memory, loader.timeout
@@ -111,7 +138,16 @@ def none_started() -> Iterator[None]:
         finally:
             loader.num_workers, loader.pin_memory, loader.timeout = given
 
-    loaders._get_iterator = alone
+    with _iterators(alone):
+        yield
+
+
+@contextmanager
+def _iterators(make: Callable[[Any], Any]) -> Iterator[None]:
+    """Loaders have the iterators that `make` gives of them."""
+    loaders: Any = DataLoader
+    own = loaders._get_iterator
+    loaders._get_iterator = lambda loader: make(loader)
     try:
         yield
     finally:
@@ -121,21 +157,106 @@ def none_started() -> Iterator[None]:
 Place = tuple[Callable[[], Any], Callable[[Any], None]]  # to read and to write what is there
 
 
-def _places(loader: DataLoader[Any]) -> Iterator[Place]:
-    """Where that lies which a process has a copy of."""
-    for data in _chain(loader):
-        yield functools.partial(_entries, vars(data)), functools.partial(_replace, vars(data))
-    function: Any = loader.worker_init_fn
-    while isinstance(function, functools.partial):
-        function = function.func
-    function = getattr(function, "__func__", function)
-    for cell in getattr(function, "__closure__", None) or ():
-        if isinstance(cell.cell_contents, _COPIED):
-            yield functools.partial(getattr, cell, "cell_contents"), functools.partial(setattr, cell, "cell_contents")
-    names, known = getattr(getattr(function, "__code__", None), "co_names", ()), getattr(function, "__globals__", {})
-    for name in names:
-        if isinstance(known.get(name), _COPIED):
-            yield functools.partial(known.get, name), functools.partial(known.__setitem__, name)
+def _copied(place: Place, memo: dict[int, Any]) -> Any:
+    """A copy of what is there, for a worker. An iterator that cannot be copied becomes two; all else that cannot is one
+    object for all."""
+    read, write = place
+    value = read()
+    try:
+        return copy.deepcopy(value, memo)
+    except Exception:  # as each object has its own
+        if not isinstance(value, Iterator):
+            return value
+        kept, given = itertools.tee(value)
+        write(kept)
+        return given
+
+
+class _Found:
+    """What a process has a copy of, as far as a loader's functions and dataset reach: `places`, each of a holder that
+    stays one object for all."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self.places: list[Place] = []
+        self.holders: list[Any] = []
+        for data in _chain(loader):
+            self._hold_names(data)
+        for data in _chain(loader):
+            self._visit_methods(type(data))
+        self._visit(loader.worker_init_fn)
+        self._visit(loader.collate_fn)
+
+    def _visit(self, value: Any) -> None:
+        if any(value is holder for holder in self.holders):
+            return
+        if isinstance(value, types.MethodType):
+            self._visit(value.__func__)
+            self._visit(value.__self__)
+        elif isinstance(value, functools.partial):
+            self.holders.append(value)
+            state: Any = value  # its types are not known to be pickled in place
+            self.places.append((lambda: state.__reduce__()[2], state.__setstate__))
+            for held in (value.func, *value.args, *value.keywords.values()):
+                self._visit(held)
+        elif isinstance(value, types.FunctionType) and _is_own(value.__module__):
+            self._visit_function(value)
+        elif hasattr(value, "__dict__") and not isinstance(value, type) and _is_own(type(value).__module__):
+            self._hold_names(value)
+            self._visit_methods(type(value))
+
+    def _visit_function(self, function: types.FunctionType) -> None:
+        self._hold_names(function)
+        for name in ("__defaults__", "__kwdefaults__"):
+            if getattr(function, name):
+                self._hold(functools.partial(getattr, function, name), functools.partial(setattr, function, name))
+        for cell in function.__closure__ or ():
+            if cell not in self.holders and _is_filled(cell):
+                self.holders.append(cell)
+                self._hold(
+                    functools.partial(getattr, cell, "cell_contents"), functools.partial(setattr, cell, "cell_contents")
+                )
+        known = function.__globals__
+        for name in _globals(function.__code__):
+            if name in known and not isinstance(known[name], types.ModuleType | type):
+                self._hold(functools.partial(known.get, name), functools.partial(known.__setitem__, name))
+
+    def _visit_methods(self, kind: type) -> None:
+        for each in kind.__mro__:
+            for value in vars(each).values() if _is_own(each.__module__) else ():
+                if isinstance(value, types.FunctionType):
+                    self._visit(value)
+
+    def _hold_names(self, holder: Any) -> None:
+        self.holders.append(holder)
+        if vars(holder):
+            names = vars(holder)
+            self.places.append((functools.partial(dict, names), functools.partial(_replace, names)))
+            for value in names.values():
+                self._visit(value)
+
+    def _hold(self, read: Callable[[], Any], write: Callable[[Any], None]) -> None:
+        self.places.append((read, write))
+        self._visit(read())
+
+
+def _is_own(module: str | None) -> bool:
+    return (module or "").partition(".")[0] not in _LIBRARIES
+
+
+def _is_filled(cell: types.CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018 - an empty one raises
+    except ValueError:
+        return False
+    return True
+
+
+@functools.cache
+def _globals(code: types.CodeType) -> frozenset[str]:
+    """The global names of a function, and of those within it."""
+    inner = [const for const in code.co_consts if isinstance(const, types.CodeType)]
+    own = {i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "STORE_GLOBAL")}
+    return frozenset(own).union(*map(_globals, inner))
 
 
 def _chain(loader: DataLoader[Any]) -> Iterator[Any]:
@@ -144,10 +265,6 @@ def _chain(loader: DataLoader[Any]) -> Iterator[Any]:
     while hasattr(data, "__dict__"):
         yield data
         data = getattr(data, "dataset", None)
-
-
-def _entries(names: dict[str, Any]) -> dict[str, Any]:
-    return dict(names)
 
 
 def _replace(names: dict[str, Any], values: dict[str, Any]) -> None:

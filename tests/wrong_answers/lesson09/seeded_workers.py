@@ -97,6 +97,82 @@ mistake(
     "",
     add("dataset.rng = np.random.default_rng(seed)", before="return DataLoader("),
 )
+# Before those that differ in nothing that is judged.
+COPY = "epochs are counted, or numbers are drawn, in memory of which each worker has its own copy"
+mistake(
+    "keeps_count_of_epochs",
+    COPY,
+    "each epoch has new workers, and their copy begins with what the process has: count in the process, or take "
+    "info.seed, which is another one then",
+    RNG,
+    "np.random.default_rng([seed, worker, count.pop()])",
+    add("count = [3, 2, 1]", before="def seed_rng"),
+)
+
+
+def counting(name, numbers, *more):
+    mistake(
+        name, COPY, "", RNG, f"np.random.default_rng([seed, worker, {numbers}])", *more, same_as="keeps_count_of_epochs"
+    )
+
+
+counting("an_iterator", "next(numbers)", add("numbers = __import__('itertools').count()", before="def seed_rng"))
+counting("a_generator_function", "next(numbers)", add("numbers = (3 * i for i in range(100))", before="def seed_rng"))
+counting("a_mutable_default", "count.pop()", change("seed_rng(worker)", "seed_rng(worker, count=[3, 2, 1])"))
+counting(
+    "an_attribute_of_the_function",
+    "seed_rng.epoch",
+    add("seed_rng.epoch += 1", before="info = "),
+    add("seed_rng.epoch = 0", before="return DataLoader("),
+)
+counting(
+    "a_generator_of_a_helper",
+    "*helper()",
+    add("rng = np.random.default_rng(seed)", before="def seed_rng"),
+    add("helper = lambda: [int(rng.integers(2**32))]", before="def seed_rng"),
+)
+counting(
+    "a_partial",
+    "rng.integers(2**32)",
+    change("seed_rng(worker)", "seed_rng(rng, worker)"),
+    change(CALL, "worker_init_fn=__import__('functools').partial(seed_rng, np.random.default_rng(seed)),"),
+)
+counting(
+    "a_global",
+    "EPOCH",
+    add("global EPOCH", before="info = "),
+    add("EPOCH = globals().get('EPOCH', 0) + 1", before="info = "),
+)
+counting(
+    "a_sequence_of_seeds",
+    "*sequence.spawn(worker + 1)[worker].generate_state(4)",
+    add("sequence = np.random.SeedSequence(seed)", before="def seed_rng"),
+)
+
+
+class Seeds:
+    def __init__(self, seed):
+        self.rng = np.random.default_rng(seed)
+
+    def __call__(self, worker):
+        get_worker_info().dataset.rng = np.random.default_rng([int(self.rng.integers(2**32)), worker])
+
+
+def with_init(dataset, batch_size, workers, seed, init):
+    generator = torch.Generator().manual_seed(seed)
+    return DataLoader(dataset, batch_size, shuffle=True, num_workers=workers, generator=generator, worker_init_fn=init)
+
+
+@BANK.wrong(COPY, same_as="keeps_count_of_epochs")
+def an_object(dataset, batch_size, workers, seed):
+    return with_init(dataset, batch_size, workers, seed, Seeds(seed))
+
+
+@BANK.wrong(COPY, same_as="keeps_count_of_epochs")
+def a_method(dataset, batch_size, workers, seed):
+    return with_init(dataset, batch_size, workers, seed, Seeds(seed).__call__)
+
+
 BY_WORKER = "dataset.rng is seeded from seed and the worker's number: the same in every epoch"
 mistake(
     "seed_and_worker",
@@ -162,15 +238,49 @@ mistake(
     RNG,
     "info.dataset.rng.spawn(worker + 1)[worker]",
 )
-mistake(
-    "keeps_count_of_epochs",
-    BY_WORKER,
-    "",
-    RNG,
-    "np.random.default_rng([seed, worker, count.pop()])",
-    add("count = [3, 2, 1]", before="def seed_rng"),
-    same_as="seed_and_worker",
-)
+
+
+@BANK.right
+def counts_epochs_in_the_process(dataset, batch_size, workers, seed):
+    epoch = 0
+
+    class Loader(DataLoader):
+        def __iter__(self):
+            nonlocal epoch
+            epoch += 1
+            yield from super().__iter__()
+
+    def init(worker):
+        get_worker_info().dataset.rng = np.random.default_rng([seed, epoch, worker])
+
+    return Loader(
+        dataset,
+        batch_size,
+        shuffle=True,
+        num_workers=workers,
+        worker_init_fn=init,
+        generator=torch.Generator().manual_seed(seed),
+    )
+
+
+@BANK.right
+def init_and_dataset_share_a_box(dataset, batch_size, workers, seed):
+    box = {}
+
+    class Seeded(Dataset):
+        def __len__(self):
+            return len(dataset)
+
+        def __getitem__(self, index):
+            dataset.rng = box["rng"]
+            return dataset[index]
+
+    def init(worker):
+        box["rng"] = np.random.default_rng(get_worker_info().seed)
+
+    return with_init(Seeded(), batch_size, workers, seed, init)
+
+
 mistake(
     "numpy_alone_again",
     "NumPy's global generator has one seed in all workers",
