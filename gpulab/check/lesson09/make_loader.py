@@ -16,20 +16,30 @@ from ..contract import Clause, Contract, Facts, holds
 from ..lesson02.machines import without_gpu
 from ..measure import virtual_gpu
 from ..scenes import Scene
+from ..wording import is_number
 from .sections import MISTAKES, SAMPLER, WORKERS
 from .workers import none_started, quiet
 
 EPOCHS = 5
 KIND, DEFAULTS = "kind of what is returned", "without ranks, rank and train"
+STRANGE = "items that are no samples of the dataset"
 COUNT, LIVE, PINNED = "num_workers", "persistent_workers", "pin_memory"
 SIZES, SMALL = "sizes of the batches in training", "sizes of the batches where a part is smaller than one"
 PARTS, ORDERS, ALL = "samples of two ranks", "orders of the epochs", "samples of all epochs"
+DEALT = "samples of one rank in all epochs"
 ONCE, SORTED, SHARE = "samples that are not evaluated once", "order in evaluation", "samples of each rank in evaluation"
 EVALUATED = "sizes of the batches in evaluation"
 CLAUSES = [
     Clause(*row)
     for row in (
         ("The DataLoader of this rank", [KIND], "what came back is no DataLoader", "return it", SAMPLER),
+        (
+            "The DataLoader of this rank, in batches of batch_size samples",
+            [STRANGE],
+            "the loader gives other things than the samples of dataset",
+            "a loader of dataset, or of a Subset of it, with the collate_fn that it has by itself",
+            SAMPLER,
+        ),
         (
             "One of these is for the rank's own process, and each other one for a worker",
             [COUNT],
@@ -60,7 +70,7 @@ CLAUSES = [
         ),
         (
             "each epoch deals out all samples in another order",
-            [ORDERS],
+            [ORDERS, DEALT],
             "in training the order is not another one in each epoch",
             "shuffled, and after set_epoch otherwise",
             SAMPLER,
@@ -140,6 +150,11 @@ class Numbers(Dataset[Any]):
         return torch.tensor(self.values[index])
 
 
+def value(item: Any) -> int:
+    """Of one sample; -1, which none has, for what is no number."""
+    return int(item) if is_number(item) or (isinstance(item, torch.Tensor) and item.numel() == 1) else -1
+
+
 def size_of(scene: Scene, batch: int) -> int:
     """Of the dataset; a part has at least five samples in training, so that chance does not repeat an order."""
     ranks, full = scene.ranks, batch * random.randint(3, 5)
@@ -161,7 +176,7 @@ def cores_of(scene: Scene) -> int:
         "fewer than ranks": (1, max(1, ranks - 1)),
         "too few": (ranks, 2 * ranks - 1),
         "some": (2 * ranks, 5 * ranks),
-        "many": (8 * ranks, 40 * ranks),
+        "many": (130 * ranks, 300 * ranks),
     }[scene.cores]
     return random.randint(least, most)
 
@@ -175,11 +190,12 @@ class Seen:
         if isinstance(loader, DataLoader):
             self.workers, self.live = loader.num_workers, bool(loader.persistent_workers)
             self.pinned = bool(loader.pin_memory)
+            self.as_ready = self.workers > 0 and not loader.in_order
             loader.num_workers, loader.pin_memory, loader.timeout = 0, False, 0  # so that none is started
             for epoch in range(EPOCHS):
                 if hasattr(loader.sampler, "set_epoch"):
                     loader.sampler.set_epoch(epoch)
-                self.epochs.append([[*map(int, batch)] for batch in loader])
+                self.epochs.append([[*map(value, batch)] for batch in loader])
 
     def words(self, data: Numbers) -> str:
         shuffled = not all(in_order(joined(epoch), data.values) for epoch in self.epochs)
@@ -198,10 +214,19 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
         with quiet(), none_started():
             return Seen(student(*args))
 
+    def of_rank(rank: int) -> Seen:
+        torch.default_generator.manual_seed(torch.initial_seed() + 1)  # ranks are processes, each with its own seed
+        one: Seen = call(data, batch, cores, ranks, rank, train, through=looked_at)
+        return one
+
     with virtual_gpu() if scene.gpu else without_gpu():
-        seen = [call(data, batch, cores, ranks, rank, train, through=looked_at) for rank in range(ranks)]
+        seen = [of_rank(rank) for rank in range(ranks)]
         short = call(data, batch, cores, through=looked_at) if ranks == 1 and train else seen[0]
     facts.add(KIND, [one.kind for one in seen], ["a DataLoader"] * ranks)
+    if not facts.hold():
+        return facts
+    given = joined([batch for one in seen for epoch in one.epochs for batch in epoch])
+    facts.add(STRANGE, len(set(given) - set(data.values)), 0)
     if not facts.hold():
         return facts
     workers = max(cores // ranks - 1, 0)
@@ -210,6 +235,8 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
     facts.add(PINNED, [one.pinned for one in seen], [scene.gpu] * ranks)
     facts.add(DEFAULTS, short.words(data), seen[0].words(data))
     (trained if train else evaluated)(facts, [one.epochs for one in seen], data.values, batch)
+    if not train and any(one.as_ready for one in seen):
+        facts.seen[SORTED] = "that in which workers are ready"
     return facts
 
 
@@ -226,8 +253,15 @@ def trained(facts: Facts, of_ranks: list[list[list[list[int]]]], data: list[int]
     most = part * ranks - len(data)
     facts.add(PARTS, "dealt out" if twice <= most else f"{twice} of {len(data)} come twice", "dealt out")
     own = [epoch[0] for epoch in epochs]
-    said = "the order of the dataset, each time" if in_order(own[0], data) else "one order, each time"
-    facts.add(ORDERS, said if own.count(own[0]) == EPOCHS else "another one each", "another one each")
+    orders = len(set(map(tuple, own)))
+    said = f"{orders} in {EPOCHS} epochs"
+    if orders == 1:
+        said = "the order of the dataset, each time" if in_order(own[0], data) else "one order, each time"
+    few = len(own[0]) < 10  # of which chance may repeat an order
+    facts.add(ORDERS, said if orders < (2 if few else EPOCHS) else "another one each", "another one each")
+    if ranks > 1:
+        fixed = len(set(map(frozenset, own))) == 1
+        facts.add(DEALT, "always the same" if fixed else "others", "others")
     left_out = [set(data) - set(joined(epoch)) for epoch in epochs]
     if facts.hold():  # in one order those that fill no batch are always the same
         always = left_out.count(left_out[0]) == EPOCHS and bool(left_out[0])

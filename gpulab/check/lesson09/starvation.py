@@ -148,8 +148,12 @@ EDGES = {
 }
 
 
-class Failed(Exception):
-    """What a loader or a step of the check raises."""
+class Failed(RuntimeError):
+    """What a loader of the check raises: of this kind is what a DataLoader says of a worker that was killed."""
+
+
+class Stopped(Failed, StopIteration):
+    """What a step of the check raises, as a next() in it would."""
 
 
 class Feed:
@@ -236,7 +240,7 @@ class Run:
                 self.steps.append((batch, len(feed.given)))
                 self.grad &= torch.is_grad_enabled()
                 if fails == "step fails":
-                    raise Failed
+                    raise Stopped
                 seconds = times[min(len(self.steps), len(times)) - 1][1]
                 clock.spend(seconds / 5)
                 gpu.device(None).timer.kernel(own, seconds * 4 / 5, "step")

@@ -132,6 +132,14 @@ mistake(
     f"min(max({OWN}, 0), 4)",
 )
 mistake(
+    "never_more_than_64",
+    "there are at most a few workers, however many cores there are",
+    "",
+    f"max({OWN}, 0)",
+    f"min(max({OWN}, 0), 64)",
+    same_as="never_more_than_four",
+)
+mistake(
     "this_machine",
     "the cores of this machine are counted",
     "the machine may give this job a part of them: cores is an argument",
@@ -217,6 +225,27 @@ mistake(
     "each takes its part of another order, so that parts overlap: one seed for all",
     SAMPLER,
     SAMPLER[:-1] + ", seed=rank)",
+)
+mistake(
+    "seed_of_the_process",
+    "the ranks shuffle with the seed of their own process",
+    "torch.initial_seed() is another number in each process, and parts of different orders overlap: one seed for all",
+    SAMPLER,
+    SAMPLER[:-1] + ", seed=torch.initial_seed() % 2**31)",
+)
+mistake(
+    "fixed_parts",
+    "a rank has the same part of the samples in each epoch, shuffled within it",
+    "each epoch deals out all samples anew: a DistributedSampler shuffles before it deals",
+    f"sampler = {SAMPLER}",
+    "dataset = Subset(dataset, [i % len(dataset) for i in range(-(-len(dataset) // ranks) * ranks)][rank::ranks])",
+)
+mistake(
+    "two_epochs_alike",
+    "some epochs have the same order",
+    "set_epoch is told the number of the epoch: each number gives an order of its own",
+    "    part =",
+    "    if sampler is not None:\n        own = sampler.set_epoch\n        sampler.set_epoch = lambda epoch: own(epoch // 2)\n    part =",
 )
 mistake(
     "a_subset_for_training",
@@ -378,6 +407,35 @@ mistake(
     "that of the dataset: from rank on, every ranks-th",
     MINE,
     "range(len(dataset) - 1 - rank, -1, -ranks)",
+)
+
+mistake(
+    "as_workers_are_ready",
+    "in evaluation batches come as workers are ready",
+    "in_order=False gives the batch that is ready first: outputs can no longer be laid beside the dataset",
+    DROPS,
+    f"{DROPS}, in_order=train",
+)
+mistake(
+    "evaluates_indices",
+    "in evaluation the loader gives indices, not samples",
+    "range(rank, len(dataset), ranks) is which samples: Subset(dataset, …) gives them",
+    f"Subset(dataset, {MINE})",
+    MINE,
+)
+mistake(
+    "trains_on_indices",
+    "in training the loader gives indices, not samples",
+    "the loader is one of dataset, and asks the sampler for indices by itself",
+    "        dataset,\n        batch_size,",
+    "        range(len(dataset)) if train else dataset,\n        batch_size,",
+)
+mistake(
+    "collates_pairs",
+    "a batch is a pair, or another thing than the samples in one tensor",
+    "the collate_fn that a loader has by itself stacks the samples",
+    "        batch_size,\n",
+    "        batch_size,\n        collate_fn=lambda samples: (torch.stack(samples), len(samples)),\n",
 )
 
 # --- wrong: what comes back -------------------------------------------------------------------------------

@@ -443,6 +443,25 @@ BANK.mistake(
     ),
 )
 BANK.mistake(
+    "a_runtime_error_is_the_end",
+    "an exception of the loader is taken for its end",
+    "",
+    change("except StopIteration", "except (StopIteration, RuntimeError)"),
+    same_as="any_exception_is_the_end",
+)
+BANK.mistake(
+    "steps_within_the_try",
+    "an exception of step is swallowed",
+    "",
+    change(
+        NEXT + "        fetched = time.perf_counter()\n        step(batch)\n",
+        NEXT.replace(
+            "        except", "            fetched = time.perf_counter()\n            step(batch)\n        except"
+        ),
+    ),
+    same_as="failed_steps_left_out",
+)
+BANK.mistake(
     "says_nothing",
     "the ValueError does not name warm_up",
     "the caller must know what to make smaller",
