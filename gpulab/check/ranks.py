@@ -42,6 +42,9 @@ _UNEQUAL = (
     "ranks that do not call the same collectives in the same order wait for one another: each must call all of them, "
     "whatever its own data are"
 )
+_ENDLESS = (
+    "a loop that never ends; or a request of isend or irecv that nobody has waited for: keep it, and call its wait()"
+)
 _HUNG, _BUSY = "has not returned: it waits", "was still computing"
 
 
@@ -281,7 +284,7 @@ def _failure(trial: Trial, answers: Sequence[Answer], culprit: Rank | None) -> B
             expected="a call that returns on all ranks",
             got=f"{_named(at_fault)} of {count} {'computed' if busy else 'waited'}{inside}"
             + (f", {_named(back)} had returned" if back else ""),
-            likely=_UNEQUAL if waits and not busy else "",
+            likely=_ENDLESS if busy else _UNEQUAL if waits else "",
         )
         failed.raised, failed.hung = f"hang of {_named(at_fault)}{inside}", True
     failed.notes += answers[first].frames

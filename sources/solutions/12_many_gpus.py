@@ -68,7 +68,8 @@ def ddp_training(model, data, epochs, batch_size, learning_rate, path):
     learning_rate  of SGD, right for this batch_size
     path           where rank 0 alone saves the state dict, with the names that model has
 
-    It opens the process group, with NCCL, and closes it at the end. Each rank uses the GPU of its LOCAL_RANK.
+    It opens the process group, with NCCL, and closes it at the end. Each rank uses the GPU of its LOCAL_RANK,
+    and no other.
     Every epoch draws every sample, in another order each time, and no more of them twice than the ranks need for equal
     parts. In every step all ranks take equally many; the last step of an epoch may have fewer.
     Afterwards model has, on every rank, the weights that one process has after the same steps from rank 0's weights, to
@@ -138,8 +139,8 @@ gpulab.check.ddp_training(ddp_training)
 #
 # 15 minutes · difficulty ●●○
 #
-# The check calls your function on two or three real processes, each with a virtual GPU and a process group that is open.
-# What a rank prints is shown under the result.
+# The check calls your function on two or three real processes, on one machine or each on a machine of its own, each with a
+# virtual GPU and a process group that is open. What a rank prints is shown under the result.
 
 # %% mean_over_ranks tags=["solution"]
 def mean_over_ranks(loss, count):
@@ -152,7 +153,7 @@ def mean_over_ranks(loss, count):
     A rank without a sample adds nothing; if no rank has one, the mean is NaN. So it is where a rank that has samples has
     diverged: its NaN stays.
     The sums are exact to 1e-6, also in bfloat16. loss is as it was: backward() comes next.
-    The process group stays open.
+    Nothing is put on another rank's GPU. The process group stays open.
     """
     # TODO: which two sums over all ranks give the mean?
     ### BEGIN SOLUTION
@@ -195,6 +196,8 @@ gpulab.check.mean_over_ranks(mean_over_ranks)
 # trains on without its dropout, and nobody is told.
 #
 # 20 minutes · difficulty ●●○
+#
+# As above, the ranks are on one machine, or each is on a machine of its own.
 
 # %% evaluate_once tags=["solution"]
 def evaluate_once(model, data, batch_size):
@@ -208,7 +211,7 @@ def evaluate_once(model, data, batch_size):
     be fewer samples than ranks. The loss is the mean cross-entropy over the samples of all ranks, the accuracy the part
     of them whose largest logit is that of the label.
     All this in evaluation mode, and without a graph; afterwards each module is in the mode in which it was.
-    The process group stays open.
+    Nothing is put on another rank's GPU. The process group stays open.
     """
     # TODO: deal without padding, evaluate the plain module, add up sums and the count over the ranks, divide once
     ### BEGIN SOLUTION

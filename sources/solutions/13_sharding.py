@@ -155,8 +155,8 @@ gpulab.check.save_whole(save_whole)
 #
 # 15–25 minutes · difficulty ●●○
 #
-# The check calls your function on two or three real processes, each with a GPU and with the process group open, and compares
-# with one process that has the whole model. What a rank prints is shown under the result.
+# The check calls your function on two or three real processes, on one machine or each on a machine of its own, each with a GPU
+# and with the process group open, and compares with one process that has the whole model. What a rank prints is shown under the result.
 
 # %% train_sharded tags=["solution"]
 def train_sharded(model, batches, learning_rate, limit):

@@ -39,7 +39,7 @@ def a_module() -> tuple[Callable[..., Any], list[Any], list[int]]:
 def a_break() -> tuple[Callable[..., Any], list[Any], list[int]]:
     called: list[float] = []
 
-    @torch._dynamo.disable  # a break, and run in every call
+    @torch._dynamo.disable  # type: ignore[untyped-decorator]  # a break, and run in every call
     def note(x: torch.Tensor) -> None:
         called.append(float(x[0]))
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import operator
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any
@@ -14,11 +15,40 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed import distributed_c10d as c10d
+from torch.utils.data import Dataset
 
 from ..measure import virtual_gpu
 from ..on_rank import CALL, agents_store
 
 _kept: list[dist.ProcessGroup] = []  # until the process ends
+
+
+class Samples(Dataset[Any]):
+    """A dataset as PyTorch asks for one: a length, and one sample for one index. Unlike a list it has no slices."""
+
+    def __init__(self, samples: Sequence[Any]) -> None:
+        self._samples = samples
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._samples[operator.index(index)]
+
+
+MACHINES = ("one", "one for each rank")
+
+
+def spread(machines: str) -> None:
+    """What torchrun tells this rank on such machines."""
+    if machines != "one":
+        os.environ["LOCAL_RANK"], os.environ["LOCAL_WORLD_SIZE"] = "0", "1"
+
+
+def others_used() -> list[int]:
+    """The GPUs of this machine that are other ranks', and on which this rank has had something."""
+    own = int(os.environ["LOCAL_RANK"])
+    return [gpu for gpu in range(torch.cuda.device_count()) if gpu != own and torch.cuda.max_memory_allocated(gpu)]
 
 
 @contextmanager

@@ -27,18 +27,21 @@ from ..base import Trial, check
 from ..contract import Clause, Contract, Facts, Near, holds
 from ..scenes import Scene
 from ..wording import is_number
-from .common import machine
+from .common import MACHINES, Samples, machine, others_used, spread
 from .sections import DATA, MISTAKES, PROCESSES
 
 OPEN, CLOSED, GPU = "backend while it trains", "process group afterwards", "GPU of each rank"
+OTHERS = "other ranks' GPUs on which something lay"
 STEP, LEFT_OUT = "samples in the largest step, on all ranks together", "samples left out of an epoch"
 TWICE = "samples drawn beyond equal parts for all ranks"
+SHORT = "steps before the last of an epoch that are not full"
 UNEQUAL, ORDERS = "steps with unequally many samples on the ranks", "different orders of the epochs"
 WEIGHTS, ONE = "the weights of each rank", "those of one process"
 KIND, LOSSES, SAME_LOSSES = "kind of what is returned", "the mean losses", "the ranks return the same"
 SAVED, NAMES, IN_FILE = "ranks that have saved", "names in the file", "the file holds the trained weights"
 LIKELY = {
     GPU: 'torch.device("cuda", int(os.environ["LOCAL_RANK"])), for the model and for every batch',
+    SHORT: "what is left over comes at the end, as a DataLoader deals it out",
     OPEN: 'dist.init_process_group("nccl") before the first collective',
     STEP: "the DataLoader of a rank takes batch_size // N, where N is the number of ranks",
     LEFT_OUT: "the parts of all ranks must be parts of one order, and none may be dropped",
@@ -58,12 +61,13 @@ MEAN_LOSS = "the mean loss of each epoch over the samples of all ranks"
 CLAUSES = [
     Clause(sentence, facts, summary, LIKELY[facts[0]], read)
     for read, sentence, facts, summary in (
-        (PROCESSES, "uses the GPU of its LOCAL_RANK", [GPU], "a rank trains on another GPU than its own"),
+        (PROCESSES, "uses the GPU of its LOCAL_RANK", [GPU, OTHERS], "a rank trains on another GPU than its own"),
         (PROCESSES, "opens the process group, with NCCL", [OPEN], "the process group is not NCCL's"),
         (DATA, "each rank takes its Nth", [STEP], "the ranks together do not take batch_size samples a step"),
         (DATA, "Every epoch draws every sample", [LEFT_OUT], "an epoch leaves samples out"),
         (DATA, "no more of them twice than the ranks need for equal parts", [TWICE], "samples are drawn too often"),
         (DATA, "In every step all ranks take equally many", [UNEQUAL], "ranks take unequally many samples in a step"),
+        (DATA, "the last step of an epoch may have fewer", [SHORT], "a step that is not the last is not full"),
         (DATA, "in another order each time", [ORDERS], "two epochs have the same order"),
         (PROCESSES, ONE_PROCESS, [WEIGHTS], "the weights are not those of one process that makes the same steps"),
         (MISTAKES, "a list of floats", [KIND], "what is returned is no list of floats, one for each epoch"),
@@ -76,7 +80,7 @@ CLAUSES = [
 ]
 EDGES = {
     "ranks": (2, 3),
-    "machines": ("one", "one for each rank"),
+    "machines": MACHINES,
     "length": ("full steps", "a short step", "uneven"),
     "epochs": (1, 2),
 }
@@ -86,13 +90,18 @@ class Told(nn.Module):
     """Leaves out the first number of each sample, its index, and remembers what went through in training."""
 
     seen: ClassVar[list[tuple[list[int], str, str]]] = []  # indices, device and backend
+    scale: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(1))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if torch.is_grad_enabled():
             config = str(dist.get_backend_config()) if dist.is_initialized() else "none"
             indices = [round(i) for i in x[:, 0].tolist()]
             self.seen.append((indices, str(x.device), "nccl" if "nccl" in config else config))
-        return x[:, 1:]
+        return x[:, 1:] * self.scale
 
 
 def on_rank(student: Callable[..., Any], machines: str, *args: Any) -> dict[str, Any]:
@@ -100,13 +109,13 @@ def on_rank(student: Callable[..., Any], machines: str, *args: Any) -> dict[str,
     model, path, rank = args[0], Path(args[-1]), int(os.environ["RANK"])
     torch.default_generator.manual_seed(torch.initial_seed() + rank)
     random.seed(rank)
-    if machines != "one":
-        os.environ["LOCAL_RANK"], os.environ["LOCAL_WORLD_SIZE"] = "0", "1"
+    spread(machines)
     Told.seen.clear()
     with machine():
         got = student(*args)
         opened = dist.is_initialized()
         weights = [p.detach().flatten().tolist() for p in model.parameters()]
+        states = {name: value.flatten().tolist() for name, value in model.state_dict().items()}
         kept: Any = None
         if path.exists():
             with suppress(Exception):  # whatever the file is
@@ -121,13 +130,14 @@ def on_rank(student: Callable[..., Any], machines: str, *args: Any) -> dict[str,
             "batches": [indices for indices, *_ in Told.seen],
             "gpu": ", ".join(sorted({device for _, device, _ in Told.seen})),
             "backend": ", ".join(sorted({backend for *_, backend in Told.seen})),
+            "others": len(others_used()),
             "group": "open" if opened else "closed",
             "weights": [x for part in weights for x in part],
             "kind": f"{type(got).__name__} of {len(got)}: {kinds}" if several else type(got).__name__,
             "got": [float(x) for x in got] if numbers else None,
             "saved": bool(os.listdir(path.parent)),
             "names": ", ".join(map(str, kept)) if named else f"of a {type(kept).__name__}",
-            "kept": named and [value.flatten().tolist() for value in kept.values()] == weights,
+            "kept": named and [value.flatten().tolist() for value in kept.values()] == [*states.values()],
         }
 
 
@@ -185,12 +195,13 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
         for home in homes:
             home.mkdir()
         of_ranks = zip(models, homes, strict=True)
-        rest = (data, epochs, each * ranks, rate)
+        rest = (Samples(data), epochs, each * ranks, rate)
         found = call(on_rank, *[(scene.machines, model, *rest, str(home / "model.pt")) for model, home in of_ranks])
     all_of = {name: [told[name] for told in found] for name in found[0]}
     where = "one machine" if scene.machines == "one" else "a machine each"
     facts = Facts(f"{length} samples on {ranks} ranks, {where}, batch_size {each * ranks}, epochs {epochs}")
     facts.add(GPU, all_of["gpu"], [f"cuda:{rank if scene.machines == 'one' else 0}" for rank in range(ranks)])
+    facts.add(OTHERS, sum(all_of["others"]), 0)
     facts.add(OPEN, all_of["backend"], ["nccl"] * ranks)
 
     batches, equal = all_of["batches"], -(-length // ranks) * ranks
@@ -198,12 +209,15 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
     steps = [*zip_longest(*batches, fillvalue=[])]
     parts = [steps[epoch * per : (epoch + 1) * per] for epoch in range(epochs)]  # by epoch, step and rank
     times = [Counter(i for step in part for batch in step for i in batch) for part in parts]
-    left_out, full = max(length - len(of) for of in times), all(of.total() >= equal for of in times)
+    left_out, enough = max(length - len(of) for of in times), all(of.total() >= equal for of in times)
     unequal = sum(len({*map(len, step)}) > 1 for step in steps)
     facts.add(STEP, sum(max(map(len, of_rank), default=0) for of_rank in batches), each * ranks)
-    facts.add(LEFT_OUT, "some, and others twice" if left_out and full else left_out, 0)
+    facts.add(LEFT_OUT, "some, and others twice" if left_out and enough else left_out, 0)
     facts.add(TWICE, sum(max(0, of.total() - equal) for of in times), 0)
     facts.add(UNEQUAL, unequal, 0)
+    if facts.hold():
+        full = [len(batch) == each * ranks for part in joined(parts) for batch in part[:-1]]
+        facts.add(SHORT, full.count(False), 0)
     if epochs > 1:
         orders = len({*map(str, parts)})
         as_they_are = orders == 1 and all(batch == sorted(batch) for step in parts[0][:-1] for batch in step)

@@ -17,16 +17,23 @@ from ..base import Trial, check
 from ..contract import Clause, Contract, Facts, Near
 from ..scenes import Scene
 from ..wording import is_number, show
-from .common import group
+from .common import MACHINES, Samples, group, others_used, spread
 from .sections import DATA
 
-CLASSES = 3
+CLASSES, MODES = 3, "modules in another mode afterwards"
+OTHERS = "other ranks' GPUs on which something lay"
 PROMISED = (
     (
         "The process group stays open",
         ["the process group"],
         "the process group is closed",
         "it is the script's, which goes on to train with it",
+    ),
+    (
+        "Nothing is put on another rank's GPU",
+        [OTHERS],
+        "a rank uses the GPU of another",
+        "NCCL refuses two ranks on one GPU: batches and sums belong where the model's parameters are",
     ),
     (
         "in evaluation mode",
@@ -42,7 +49,7 @@ PROMISED = (
     ),
     (
         "afterwards each module is in the mode in which it was",
-        ["modes afterwards"],
+        [MODES],
         "a module is in another mode than before the call",
         "train() sets all modules, also those that were in evaluation mode: remember each, and set it back",
     ),
@@ -90,6 +97,7 @@ EDGES = {
     "length": ("a multiple of the ranks", "one more", "one"),
     "last": ("a full batch", "a short one"),
     "mode": ("training", "evaluation", "a frozen part"),
+    "machines": MACHINES,
 }
 
 
@@ -112,28 +120,30 @@ def drawn(length: int) -> list[tuple[torch.Tensor, int]]:
     return [(torch.cat([torch.tensor([float(i)]), torch.randn(4)]), random.randrange(CLASSES)) for i in range(length)]
 
 
-def on_rank(student: Callable[..., Any], mode: str, length: int, batch_size: int) -> dict[str, Any]:
+def on_rank(student: Callable[..., Any], machines: str, mode: str, length: int, batch_size: int) -> dict[str, Any]:
     """What the call does here. All ranks draw the same."""
+    spread(machines)
     data = drawn(length)
     first, noisy, last = nn.Linear(5, 8), Noisy(), nn.Linear(8, CLASSES)
     nn.init.zeros_(first.weight[:, :1])
-    net = nn.Sequential(first, noisy, nn.Tanh(), last)
+    net = nn.Sequential(first, nn.Sequential(noisy, nn.Tanh()), last)
     with group() as device:
         model = DistributedDataParallel(net.to(device))
         model.train(mode != "evaluation")
         noisy.train(mode == "training")
-        modes = [module.training for module in model.modules()]
+        last.train(mode == "training")
+        modes = {name: module.training for name, module in model.named_modules()}
         batches, training, graphs = list[list[int]](), 0, 0
 
-        def look(module: nn.Module, args: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
+        def look(module: Any, args: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
             nonlocal training, graphs
             batches.append([round(i) for i in args[0][:, 0].tolist()])
-            training, graphs = training + noisy.training, graphs + out.requires_grad
+            training, graphs = training + module[1][0].training, graphs + out.requires_grad
 
         net.register_forward_hook(look)
-        got = student(model, data, batch_size)
+        got = student(model, Samples(data), batch_size)
         opened = dist.is_initialized()
-        after = [module.training for module in model.modules()]
+        others = [name for name, module in model.named_modules() if module.training != modes[name]]
         two = isinstance(got, tuple | list) and len(got) == 2
         numbers = two and all(is_number(x) or (torch.is_tensor(x) and x.numel() == 1) for x in got)
         net.eval()
@@ -142,7 +152,8 @@ def on_rank(student: Callable[..., Any], mode: str, length: int, batch_size: int
             logits = last(torch.tanh(first(x)))  # without the hook
         return {
             "open": opened,
-            "modes": after == modes,
+            "gpus": len(others_used()),
+            "modes": others,
             "batches": batches,
             "training": training,
             "graphs": graphs,
@@ -156,7 +167,7 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
     each = random.randint(3, 5)
     length = {"a multiple of the ranks": each * scene.ranks, "one more": each * scene.ranks + 1, "one": 1}[scene.length]
     batch_size = each if scene.last == "a full batch" else each - 1
-    found = call(on_rank, *[(scene.mode, length, batch_size)] * scene.ranks)
+    found = call(on_rank, *[(scene.machines, scene.mode, length, batch_size)] * scene.ranks)
 
     facts = Facts(f"{length} samples on {scene.ranks} ranks, batch_size {batch_size}")
     parts = [[i for batch in told["batches"] for i in batch] for told in found]
@@ -166,9 +177,10 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
     largest = max((len(batch) for told in found for batch in told["batches"]), default=0)
     training = sum(told["training"] for told in found)
     facts.add("the process group", ["open" if told["open"] else "closed" for told in found], ["open"] * len(found))
+    facts.add(OTHERS, sum(told["gpus"] for told in found), 0)
     facts.add("forward passes in training mode", training, 0)
     facts.add("forward passes with a graph", sum(told["graphs"] for told in found), 0)
-    facts.add("modes afterwards", all(told["modes"] for told in found), True)
+    facts.add(MODES, sorted({name for told in found for name in told["modes"]}), [])
     facts.add("samples that were left out", left_out, 0)
     facts.add("samples that went through more than once", twice, 0)
     if not twice:

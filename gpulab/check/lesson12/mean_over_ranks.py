@@ -15,12 +15,13 @@ from ..base import Trial, check
 from ..contract import Clause, Contract, Facts, Near, holds
 from ..scenes import Scene
 from ..wording import show
-from .common import group
+from .common import MACHINES, group, others_used, spread
 from .sections import MISTAKES
 
 MEAN, NOTHING = "the mean", "the mean of no samples"
 SOME = "the mean is a number where a rank has no sample"
 DIVERGED = "the mean where a rank has diverged"
+OTHERS = "other ranks' GPUs on which something lay"
 BFLOAT16 = "the mean of losses in bfloat16, to 1e-6"
 CLAUSES = [
     Clause(sentence, facts, summary, likely, MISTAKES)
@@ -30,6 +31,12 @@ CLAUSES = [
             ["the process group"],
             "the process group is closed",
             "it is the script's, which goes on to train with it",
+        ),
+        (
+            "Nothing is put on another rank's GPU",
+            [OTHERS],
+            "a rank uses the GPU of another",
+            "NCCL refuses two ranks on one GPU: what travels belongs on loss.device",
         ),
         (
             "loss is as it was: backward() comes next",
@@ -80,6 +87,7 @@ EDGES = {
     "ranks": (2, 3),
     "empty": ("", "some", "all", "diverged"),
     "dtype": (torch.float32, torch.bfloat16),
+    "machines": MACHINES,
 }
 
 
@@ -88,8 +96,9 @@ def possible(scene: Scene) -> bool:
     return scene.dtype is torch.float32 or not scene.empty
 
 
-def on_rank(student: Callable[..., Any], mean: float, count: int, dtype: torch.dtype) -> dict[str, Any]:
+def on_rank(student: Callable[..., Any], machines: str, mean: float, count: int, dtype: torch.dtype) -> dict[str, Any]:
     """What the call does here; `mean` is of `count` samples, and the weight's gradient is 3."""
+    spread(machines)
     with group() as device:
         weight = torch.zeros((), dtype=dtype, device=device, requires_grad=True)
         loss = 3 * weight + torch.tensor(mean, dtype=dtype, device=device)
@@ -103,6 +112,7 @@ def on_rank(student: Callable[..., Any], mean: float, count: int, dtype: torch.d
             "kind": type(got).__name__ if isinstance(got, float) else show(got, 60),
             "got": float(got) if isinstance(got, float | int) or (torch.is_tensor(got) and got.numel() == 1) else None,
             "open": opened,
+            "others": others_used(),
             "loss": (before, after),
             "gradient": float("nan") if weight.grad is None else weight.grad.item(),
         }
@@ -110,6 +120,8 @@ def on_rank(student: Callable[..., Any], mean: float, count: int, dtype: torch.d
 
 def play(call: Callable[..., Any], scene: Scene) -> Facts:
     counts = random.sample(range(2, 200), scene.ranks)
+    if scene.dtype is torch.float32:
+        counts[random.randrange(scene.ranks)] = 1
     diverged = scene.empty == "diverged"
     if scene.empty and not diverged:
         empty = range(scene.ranks) if scene.empty == "all" else [random.randrange(scene.ranks)]
@@ -118,11 +130,14 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
     means = [mean if count else math.nan for mean, count in zip(means, counts, strict=True)]
     if diverged:
         means[random.randrange(scene.ranks)] = math.nan
-    found = call(on_rank, *[(mean, count, scene.dtype) for mean, count in zip(means, counts, strict=True)])
+    found = call(
+        on_rank, *[(scene.machines, mean, count, scene.dtype) for mean, count in zip(means, counts, strict=True)]
+    )
 
     wanted = sum(m * n for m, n in zip(means, counts, strict=True) if n) / sum(counts) if sum(counts) else math.nan
     facts = Facts(f"means {', '.join(map(str, means))} of {', '.join(map(str, counts))} samples")
     facts.add("the process group", ["open" if told["open"] else "closed" for told in found], ["open"] * len(found))
+    facts.add(OTHERS, sum(len(told["others"]) for told in found), 0)
     before, after = ([told["loss"][i] for told in found] for i in (0, 1))
     facts.add("loss afterwards", [*map(str, after)], [*map(str, before)])
     facts.add("the gradient of loss.backward() afterwards", [told["gradient"] for told in found], [3.0] * len(found))

@@ -99,12 +99,17 @@ def some_call(unlike: Call | None = None, in_its: str = "") -> Call:
 def entry(group: str, number: int, call: Call, retired: bool) -> dict[str, Any]:
     description = "default_pg" if group == "0" else "undefined"
     told = {"process_group": (group, description), "collective_seq_id": number, "profiling_name": f"gloo:{call[0]}"}
-    return told | {"input_sizes": [call[1][:]], "input_dtypes": [call[2]], "state": "scheduled", "retired": retired}
+    first = sum(call[1]) % 2  # where one of several tensors goes before, as those of all_gather_coalesced
+    sizes, dtypes = [[4, 3]] * first + [call[1][:]], ["Float"] * first + [call[2]]
+    if call[0] == "barrier":
+        sizes, dtypes = [], []
+    return told | {"input_sizes": sizes, "input_dtypes": dtypes, "state": "scheduled", "retired": retired}
 
 
 def history(scene: Scene, group: str, ranks: list[int], odd: int, number: int) -> Entries:
     """What the ranks of a group recorded, if `odd` parts from the others in this number."""
     past, call, *more = [some_call() for _ in range(number - 1)], *[some_call() for _ in range(1 + ahead(scene))]
+    past[1:2] = [("barrier", [0], "")] if past else []
     made = {rank: [entry(group, i, c, True) for i, c in enumerate(past, 1)] for rank in ranks}
     others = [rank for rank in ranks if rank != odd]
     callers = {"one more": [odd], "behind": others, "died": others, "late": others}.get(scene.kind, ranks)

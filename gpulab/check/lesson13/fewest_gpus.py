@@ -16,7 +16,7 @@ KIND, FULL, ORDER, NONE = "kind of what is returned", "a GPU exactly full", "two
 FEWEST = "the fewest GPUs, in whichever way"
 MOST, ALL = "one GPU more than there are", "all GPUs that there are"
 DDP, ZERO1, UNIT, SHARD, TENSOR = "bytes of ddp", "bytes of zero1", "fewer units whole", "the shard of fsdp", "tensor"
-MORE = "more units whole"
+MORE, SAMPLES = "more units whole", "activations of tensor"
 DIVIDES, MACHINE, WHOLE = "ranks that divide the batch", "one machine", "a batch that tensor need not divide"
 FILLED = "tensor on all GPUs of a machine"
 PAIR = "(ranks, way)"
@@ -33,6 +33,13 @@ CLAUSES = [
         ([SHARD, MORE], "all 16 cut", "fsdp counts too much", "16 bytes divided by the ranks, and four units", BYTES),
         ([UNIT], "four times one unit", "fsdp counts too little", "4 times unit, 4 bytes each", PLANNED),
         ([TENSOR], "no unit is whole", "the bytes of tensor are others", "activations are cut as well", CHOICE),
+        (
+            [SAMPLES],
+            "the activations of the whole batch cut too",
+            "the activations of tensor are others",
+            "each rank has a part of every sample: activations * batch / ranks, whatever divides what",
+            CHOICE,
+        ),
         ([DIVIDES], "it must divide the batch", "a batch is cut that cannot be", "batch % ranks == 0", CHOICE),
         ([WHOLE], "whatever the batch", "tensor is left out for its batch", "it does not cut the batch", CHOICE),
         ([MACHINE], "within one machine", "tensor goes across machines", "ranks <= machine", CHOICE),
@@ -45,8 +52,25 @@ EDGES = {"turns_on": RULES, "again": (0, 1)}
 WAYS = ("ddp", "zero1", "fsdp", "tensor")
 CHOSEN = (NONE, FEWEST, ORDER)  # seen in any scene
 # Where the one decides, the others often do too.
-BOUND = {TENSOR: (UNIT,), DIVIDES: (MACHINE, SHARD), FILLED: (SHARD,), FULL: (SHARD,), MORE: (SHARD,)}
-OF_WAY = {DDP: "ddp", ZERO1: "zero1", TENSOR: "tensor", FILLED: "tensor", UNIT: "fsdp", MORE: "fsdp", SHARD: "fsdp"}
+BOUND = {
+    TENSOR: (UNIT,),
+    DIVIDES: (MACHINE, SHARD),
+    FILLED: (SHARD,),
+    FULL: (SHARD,),
+    MORE: (SHARD,),
+    SAMPLES: (WHOLE, TENSOR),
+}
+OF_WAY = {
+    DDP: "ddp",
+    ZERO1: "zero1",
+    TENSOR: "tensor",
+    SAMPLES: "tensor",
+    FILLED: "tensor",
+    UNIT: "fsdp",
+    MORE: "fsdp",
+    SHARD: "fsdp",
+}
+LARGER = (MORE, SHARD, SAMPLES)  # what breaks these needs more than is asked for
 ROUND = 720720  # divides by all ranks up to 16, so that no share of bytes is a fraction
 
 
@@ -54,11 +78,12 @@ def needed(case: Mapping[str, int], ranks: int, but: str = "") -> dict[str, int]
     """Bytes on each rank of each way that is possible, from the one that sends least."""
     count, unit = case["parameters"], case["unit"]
     shard, own = 16 * count // ranks, case["batch"] * case["activations"] // ranks
+    rounded = -(-case["batch"] // ranks) * case["activations"]
     needs = {
         "ddp": (16 if but != DDP else 12) * count + own,
         "zero1": (8 if but != ZERO1 else 4) * count + shard // 2 + own,
         "fsdp": shard + (4 * count if but == SHARD else 0) + {UNIT: 12, MORE: 20}.get(but, 16) * unit + own,
-        "tensor": shard + (own if but != TENSOR else own * ranks),
+        "tensor": shard + {TENSOR: own * ranks, SAMPLES: rounded}.get(but, own),
     }
     equal = case["batch"] % ranks == 0
     if not equal and but != DIVIDES:
@@ -91,26 +116,33 @@ def drawn(turns_on: str) -> dict[str, int]:
             "parameters": count,
             "unit": count // random.randint(3, 40),
             "activations": ROUND * random.randint(1, 40),
-            "batch": ranks * random.randint(1, 5) + random.choice([0, 0, 1]),
+            "batch": ranks * random.randint(1, 5) + (turns_on == SAMPLES or random.choice([0, 0, 1])),
             "memory": 0,
             "machine": ranks if turns_on == FILLED else random.choice([1, 2, 4, 8]),
             "most": {MOST: ranks - 1, ALL: ranks}.get(turns_on, ranks + random.randint(0, 8)),
         }
-        fits = needed(case, ranks, turns_on if turns_on not in (MORE, SHARD) else "")
-        spare = 0 if turns_on == FULL else 4 * case["unit"] if turns_on in (UNIT, MORE) else 4 * count
+        fits = needed(case, ranks, turns_on if turns_on not in LARGER else "")
+        spare = {FULL: 0, UNIT: 4 * case["unit"], MORE: 4 * case["unit"], SAMPLES: case["activations"]}.get(
+            turns_on, 4 * count
+        )
         case["memory"] = fits.get(OF_WAY.get(turns_on, "")) or random.choice([*fits.values(), 4 * count])
         case["memory"] += random.randint(0, spare)
         right, wrong = fewest(case), fewest(case, turns_on)
         if right == wrong or any(fewest(case, rule) != right for rule in others):
             continue
+        if turns_on == SAMPLES and len({fewest(case, rule) for rule in (WHOLE, TENSOR, FEWEST)}) < 3:
+            continue  # or it would not be known which of these a wrong answer breaks
         if wrong not in [fewest(case, rule) for rule in seen if (turns_on, rule) != (MORE, SHARD)]:
             return case
 
 
 def broken(case: Mapping[str, int], got: Any, turns_on: str) -> str:
     """The rule that a wrong answer breaks: the one that decides, unless it resembles another that may."""
-    may = (turns_on, *BOUND.get(turns_on, ()), *CHOSEN)
-    return next((rule for rule in may if fewest(case, rule) == got), turns_on)
+    may, right = (turns_on, *BOUND.get(turns_on, ()), *CHOSEN), fewest(case)
+    about, unlike = OF_WAY.get(turns_on), turns_on
+    if got and right and got[0] > right[0] and about and about not in (got[1], right[1]):
+        unlike = FEWEST  # a rule about a way that nobody has chosen is not why
+    return next((rule for rule in may if fewest(case, rule) == got), unlike)
 
 
 def play(call: Callable[..., Any], scene: Scene) -> Facts:

@@ -15,12 +15,13 @@ import torch
 from torch import nn
 
 from ..base import Trial, check
-from ..contract import Clause, Contract, Facts
+from ..contract import Clause, Contract, Facts, holds
 from ..lesson12.common import group
 from ..scenes import Scene
 from .sections import PRACTICE, SAVED
 
 SAVES, NAMES, KIND = "ranks that have saved", "names in the file", "kind of the values"
+LOADS = "torch.load(path)"
 WEIGHTS, BUFFERS = "the weights", "the buffers"
 MOST, AFTER, GROUP = "whole tensors on the fullest GPU at once", "the model afterwards", "the process group"
 CLAUSES = [
@@ -44,6 +45,13 @@ CLAUSES = [
         "what is in the file is not a plain tensor on the CPU",
         "full_tensor() gathers a DTensor, and cpu() brings it to the host",
         PRACTICE,
+    ),
+    Clause(
+        "torch.load(path) gives",
+        [LOADS],
+        "torch.load(path) gives nothing",
+        "it reads tensors and plain containers alone, since a pickle may run any code",
+        SAVED,
     ),
     Clause(
         "The weights have the values",
@@ -94,27 +102,46 @@ def on_rank(student: Callable[..., Any], model: nn.Module, by_block: bool, path:
     with group() as device:
         largest = max(p.nbytes for p in model.parameters())
         cut(model.to(device), by_block)
-        before, held = parts(model), torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        student(model, path)
-        torch.cuda.synchronize()
-        most, opened = (torch.cuda.max_memory_allocated() - held) / largest, dist.is_initialized()
+        before = parts(model)
+        one = peak(lambda: max(model.parameters(), key=torch.numel).full_tensor())  # type: ignore[attr-defined]
+        most = peak(lambda: student(model, path))
+        opened = dist.is_initialized()
         kept: Any = None
+        loads = "nothing"
         if os.path.exists(path):
             with suppress(Exception):  # whatever the file is
                 kept = torch.load(path, weights_only=False)
+            try:
+                loads = "a dictionary" if isinstance(torch.load(path), dict) else "no dictionary"
+            except Exception as error:
+                loads = type(error).__name__
         named = isinstance(kept, dict) and all(map(torch.is_tensor, kept.values()))
         return {
             "saved": bool(os.listdir(Path(path).parent)),
             "names": [*map(str, kept)] if named else [f"of a {type(kept).__name__}"],
-            "kinds": sorted({f"{type(v).__name__} on {v.device.type}" for v in kept.values()}) if named else [],
+            "kinds": sorted(
+                {f"{type(v).__name__} on {v.device.type}{', with gradients' * v.requires_grad}" for v in kept.values()}
+            )
+            if named
+            else [],
             "values": {n: v.detach().cpu().flatten().tolist() for n, v in kept.items()}
             if named and plain(kept)
             else {},
-            "most": "one" if most <= 3.5 else "several",  # a gather has its input and a padded output beside the result
+            "loads": loads,
+            "most": "one" if most <= one + largest / 2 else "several",
             "after": "as it was" if parts(model) == before else "another",
             "open": "open" if opened else "closed",
         }
+
+
+def peak(function: Callable[[], Any]) -> int:
+    """The most bytes on this GPU in the call, beside what lay there."""
+    torch.cuda.synchronize()
+    held = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    function()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - held
 
 
 def plain(kept: dict[str, Any]) -> bool:
@@ -145,6 +172,7 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
     width = 4 * scene.ranks * random.randint(2, 3) - (scene.rows == "uneven")
     blocks = [nn.Sequential(nn.Linear(width, width), *[nn.BatchNorm1d(width)] * scene.norm) for _ in range(BLOCKS)]
     model = nn.Sequential(*blocks).double()
+    model.register_buffer("positions", torch.arange(3.0), persistent=False)
     for buffer in model.buffers():
         if buffer.is_floating_point():
             buffer.uniform_(1, 2)
@@ -158,6 +186,8 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
     facts.add(SAVES, [rank for rank, told in enumerate(found) if told["saved"]], [0])
     facts.add(NAMES, names_of(found[0]["names"], whole), THOSE)
     facts.add(KIND, found[0]["kinds"], ["Tensor on cpu"])
+    if holds(facts, KIND):
+        facts.add(LOADS, found[0]["loads"], "a dictionary")
     values, weights = found[0]["values"], {name for name, _ in model.named_parameters()}
     if values.keys() == whole.keys():
         facts.add(WEIGHTS, alike(values, whole, weights), THOSE)

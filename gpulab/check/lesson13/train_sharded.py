@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from ..audit import ANYTHING
 from ..base import Trial, check
 from ..contract import Clause, Contract, Facts, holds
-from ..lesson12.common import group
+from ..lesson12.common import MACHINES, group, spread
 from ..scenes import Scene
 from ..wording import is_number
 from .sections import PRACTICE, UNITS
@@ -60,6 +60,7 @@ EDGES = {
     "steps": (1, 2),
     "batches": ("of equal length", "of different lengths"),
     "limit": ("below the norms", "above them"),
+    "machines": MACHINES,
 }
 BLOCKS = 6
 WIDTHS = {"even": 66, "uneven": 65}  # no others: for each new shape DTensor derives anew how an operation is cut
@@ -83,8 +84,12 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if noting():
-            Net.within.append(torch.cuda.memory_allocated())
-        y: torch.Tensor = x + self.down(F.gelu(self.up(x)))
+            Net.within[-1].append(torch.cuda.memory_allocated())
+        inner: torch.Tensor = F.gelu(self.up(x))
+        if noting():
+            here = Net.back[-1]
+            inner.register_hook(lambda grad: here.append(torch.cuda.memory_allocated()))
+        y: torch.Tensor = x + self.down(inner)
         return y
 
 
@@ -94,7 +99,8 @@ class Net(nn.Module):
 
     indices: ClassVar[list[int]] = []
     until: ClassVar[list[int]] = []  # the most bytes before a pass
-    within: ClassVar[list[int]] = []  # bytes when a pass begins, and at each of its blocks
+    within: ClassVar[list[list[int]]] = []  # of each pass: bytes when it begins, and at each of its blocks
+    back: ClassVar[list[list[int]]] = []  # and at each of its blocks in backward, the last one first
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -105,16 +111,18 @@ class Net(nn.Module):
         if noting():
             self.indices.extend(round(i) for i in x[:, 0].tolist())
             self.until.append(torch.cuda.max_memory_allocated())
-            self.within.append(torch.cuda.memory_allocated())
+            self.within.append([torch.cuda.memory_allocated()])
+            self.back.append([])
         y: torch.Tensor = self.head(self.blocks(self.embed(x[:, 1:])))
         return y
 
 
-def on_rank(student: Callable[..., Any], model: Net, *args: Any) -> dict[str, Any]:
+def on_rank(student: Callable[..., Any], machines: str, model: Net, *args: Any) -> dict[str, Any]:
     """What the call does here."""
+    spread(machines)
     block = sum(p.nbytes for p in model.blocks[0].parameters())
     part = sum(p.nbytes for p in model.parameters()) / int(os.environ["WORLD_SIZE"])
-    for noted in (Net.indices, Net.until, Net.within):
+    for noted in (Net.indices, Net.until, Net.within, Net.back):
         noted.clear()
     with group():
         got = student(model, *args)
@@ -122,7 +130,12 @@ def on_rank(student: Callable[..., Any], model: Net, *args: Any) -> dict[str, An
         own = [(p, getattr(p, "to_local", lambda p=p: p)().detach()) for p in model.parameters()]
         after = {f"{'a part' if len(rows) < len(p) else 'all'} of it on {rows.device}" for p, rows in own}
         return {
-            "most": most(*[[(nbytes - part) / block for nbytes in noted] for noted in (Net.until, Net.within)]),
+            "most": most(
+                max(Net.until[:1], default=0) / block - part / block,
+                [[(nbytes - part) / block for nbytes in noted] for noted in Net.within],
+                [[nbytes / block for nbytes in noted] for noted in Net.back],
+                int(os.environ["WORLD_SIZE"]),
+            ),
             "indices": [*Net.indices],
             "weights": [(cuts(p), rows.cpu()) for p, rows in own],
             "kind": kind,
@@ -141,18 +154,37 @@ def kind_of(got: Any) -> str:
     return f"{len(got)} of {' or '.join(sorted({*map(kind, got)}))}" if several else f"a {kind(got)}"
 
 
-def most(until: Sequence[float], within: Sequence[float]) -> str:
-    """What is whole up to the first step's gradients: `until` and `within` in blocks, without this rank's part."""
-    begins, runs = max(within[:1], default=0), [*within[1 : BLOCKS + 1], 0]
+def most(until: float, within: Sequence[Sequence[float]], back: Sequence[Sequence[float]], ranks: int) -> str:
+    """What is whole: up to the first pass and in it, in later ones, and in backward. All in blocks: the most
+    `until` the first pass, and what is `within` the passes, without this rank's part."""
+    first = within[0] if within else [0.0]
+    begins, runs = first[0], [*first[1 : BLOCKS + 1], 0]
     if begins > 5 or runs[0] > 8:  # what is gathered has the buffer of its gather beside it
         return "all, as soon as the first one runs"
     if begins > 2.7:
         return "all, from the beginning"
     if runs[0] > 3.7:
         return "several, as soon as the first one runs"
-    if max(until[:1], default=0) > 2.7:
+    if until > 2.7:
         return "all, before they are cut"
-    return "one more with each that runs" if max(runs) > 3.7 else TWO
+    if max(runs) > 3.7:
+        return "one more with each that runs"
+    for begins, *runs in within[1:]:
+        if runs and max(runs[:BLOCKS]) - begins > 3.5:
+            return f"{'several at once' if runs[0] - begins > 3.5 else 'one more with each that runs'}, in a later step"
+    return "more in backward" if any(ups_and_downs(i, noted, ranks) > 1.7 for i, noted in enumerate(back)) else TWO
+
+
+def ups_and_downs(step: int, back: Sequence[float], ranks: int) -> float:
+    """By how much what is whole differs from block to block in backward. With each block a rank's part of its gradient
+    comes, unless a step before has left it there."""
+    if len(back) != BLOCKS:  # where activations are computed anew
+        return 0.0
+    spreads = []
+    for part in (1 / ranks, 0.0)[: 1 + bool(step)]:
+        whole = [nbytes - block * part for block, nbytes in enumerate(back)]
+        spreads.append(max(whole) - min(whole))
+    return min(spreads)
 
 
 def cuts(p: Any) -> list[tuple[int, int, int]]:
@@ -250,7 +282,7 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
     model = Net(width).double()
     before, norms = [p.detach() for p in model.parameters()], one_process(model, batches, rate, math.inf)[2]
     limit = 0.3 * min(norms) if scene.limit == "below the norms" else 5 * max(norms)
-    found = call(on_rank, *[(model, batches, rate, limit)] * ranks)
+    found = call(on_rank, *[(scene.machines, model, batches, rate, limit)] * ranks)
 
     batch = "one batch" if scene.steps == 1 else f"{scene.steps} batches"
     facts = Facts(f"{ranks} ranks, {batch}, blocks of {width} columns, a limit {scene.limit}")
@@ -281,7 +313,8 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
             for fact, numbers, ways in zip((LOSSES, NORMS), zip(*got, strict=True), (of_losses, of_norms), strict=True):
                 facts.add(fact, alike(numbers, ways), next(iter(ways)))
         facts.add(SAME, differing([told["got"] for told in found]), "the same")
-    facts.add(AFTER, [told["after"] for told in found], [f"a part of it on cuda:{rank}" for rank in range(ranks)])
+    gpus = range(ranks) if scene.machines == "one" else [0] * ranks
+    facts.add(AFTER, [told["after"] for told in found], [f"a part of it on cuda:{gpu}" for gpu in gpus])
     facts.add(GROUP, of_all(found, "open"), "open")
     return facts
 

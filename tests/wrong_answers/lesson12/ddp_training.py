@@ -101,6 +101,12 @@ BANK.mistake(
     change(OF_RANK, "0"),
 )
 BANK.mistake(
+    "sums_on_gpu_0",
+    "the sums lie on GPU 0, on every rank",
+    "that is rank 0's GPU, and NCCL refuses two ranks on one: the device of this rank",
+    change("dtype=torch.float64, device=device", 'dtype=torch.float64, device="cuda:0"'),
+)
+BANK.mistake(
     "gloo",
     "the process group is Gloo's",
     "Gloo carries tensors of the host; for GPUs it is slow: backend nccl",
@@ -148,6 +154,18 @@ BANK.mistake(
     "the short step at the end is left out",
     "drop_last=True of the DataLoader drops samples in every epoch",
     change("sampler=sampler", "sampler=sampler, drop_last=True"),
+)
+BANK.mistake(
+    "short_step_first",
+    "the step that is not full comes first",
+    "what is left over comes at the end of an epoch: a DataLoader deals it out so",
+    change("in loader:", "in sorted(loader, key=lambda batch: len(batch[1])):"),
+)
+BANK.mistake(
+    "slices",
+    "the dataset is sliced",
+    "a dataset has a length and data[i]; only lists have slices: a DataLoader, or Subset(data, indices)",
+    change("DistributedSampler(data)", "DistributedSampler(data := data[:])"),
 )
 BANK.mistake(
     "own_orders",
@@ -271,6 +289,12 @@ BANK.mistake(
     "the file holds the model, not its state dict",
     "a pickled model needs its class again: model.state_dict()",
     change("model.state_dict()", "model"),
+)
+BANK.mistake(
+    "parameters_only",
+    "the file has the parameters alone",
+    "buffers, such as BatchNorm's running means, belong to the state dict: model.state_dict()",
+    change("model.state_dict()", "dict(model.named_parameters())"),
 )
 BANK.mistake(
     "left_open",

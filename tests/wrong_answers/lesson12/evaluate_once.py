@@ -41,6 +41,12 @@ def chunks_by_hand(model, data, batch_size):
     return loss / count, right / count
 
 
+BANK.variant(
+    "evaluates_a_copy",
+    change("model.eval()", "its_copy = copy.deepcopy(model.module).eval()"),
+    change("model.module(", "its_copy("),
+    add("import copy", before="rank, ranks ="),
+)
 BANK.variant("own_sum_first", change("sums[2] += len(label)", "sums[2] = sums[2] + label.numel()"))
 
 BANK.mistake(
@@ -146,6 +152,31 @@ BANK.mistake(
     "all modules are in the mode of the whole model afterwards",
     "model.train(mode) sets a frozen part too: remember each module's mode",
     change(SET_BACK, "module.training = modes[0][1]"),
+)
+BANK.mistake(
+    "modes_of_one_level",
+    "a part within a part is in another mode afterwards",
+    "train(mode) of a module sets all that is in it: remember the mode of each of model.modules()",
+    change("in model.modules()]", "in (model, model.module, *model.module.children())]"),
+    change(SET_BACK, "module.train(training)"),
+)
+BANK.mistake(
+    "slices",
+    "the dataset is sliced",
+    "a dataset has a length and data[i]; only lists have slices: Subset(data, range(rank, len(data), ranks))",
+    change(PART, "part = data[rank::ranks]"),
+)
+BANK.mistake(
+    "sums_on_gpu_0",
+    "the sums lie on GPU 0, on every rank",
+    "that is rank 0's GPU, and NCCL refuses two ranks on one: the device of the model's parameters",
+    change("    dist.all_reduce(sums)", '    sums = sums.to("cuda:0")\n    dist.all_reduce(sums)'),
+)
+BANK.mistake(
+    "gpu_of_its_rank",
+    "RANK is taken for the number of the GPU",
+    "on a second machine RANK goes on, and GPUs begin at 0 again: the device of the model's parameters",
+    change("next(model.parameters()).device", 'torch.device("cuda", rank)'),
 )
 BANK.mistake(
     "with_a_graph",

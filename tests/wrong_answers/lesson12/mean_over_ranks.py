@@ -21,6 +21,7 @@ def gathers_objects(loss, count):
     return sum(mean * n for mean, n in all_of_them) / samples if samples else float("nan")
 
 
+BANK.variant("on_the_current_gpu", change("device=loss.device", 'device="cuda"'))
 BANK.variant("asks_in_two_calls", change("all_reduce(sums)", "all_reduce(sums[:1]), dist.all_reduce(sums[1:])"))
 
 BANK.mistake(
@@ -121,6 +122,24 @@ BANK.mistake(
     "what is added up lies on the CPU",
     "NCCL sends from GPU to GPU: the tensor belongs on loss.device",
     change(", device=loss.device", ""),
+)
+BANK.mistake(
+    "on_gpu_0",
+    "what is added up lies on GPU 0, on every rank",
+    "that is rank 0's GPU, and NCCL refuses two ranks on one: the tensor belongs on loss.device",
+    change("device=loss.device", 'device="cuda:0"'),
+)
+BANK.mistake(
+    "on_the_gpu_of_its_rank",
+    "RANK is taken for the number of the GPU",
+    "on a second machine RANK goes on, and GPUs begin at 0 again: loss.device",
+    change("device=loss.device", 'device=f"cuda:{dist.get_rank()}"'),
+)
+BANK.mistake(
+    "more_than_one",
+    "a rank with one sample is left out",
+    "the loss of one sample counts once; only a rank without any adds nothing: if count",
+    change("if count:", "if count > 1:"),
 )
 BANK.mistake(
     "closes",

@@ -90,7 +90,19 @@ BANK.mistake("sizes_only", "the sizes alone are compared", "names and dtypes too
 BANK.mistake("no_dtypes", "dtypes are not compared", "the bytes differ with them", change(', e["input_dtypes"]', ""))
 BANK.mistake(
     *("elements", "the number of elements is compared, not the sizes", "a transposed tensor has as many"),
-    change('e["input_sizes"]', 'e["input_sizes"][0][0] * e["input_sizes"][0][1]'),
+    change('e["input_sizes"]', '[rows * columns for rows, columns in e["input_sizes"]]'),
+)
+BANK.mistake(
+    *(
+        "first_tensor",
+        "the first tensor alone is compared",
+        "an entry has the sizes and dtypes of all of them, or none",
+    ),
+    change(CALL, '[e["profiling_name"], e["input_sizes"][:1], e["input_dtypes"][:1]]'),
+)
+BANK.mistake(
+    *("one_tensor", "each entry is taken to have one tensor", "a barrier has none: compare the lists as they are"),
+    change(CALL, '[e["profiling_name"], e["input_sizes"][0], e["input_dtypes"]]'),
 )
 BANK.mistake(
     *("whole_entries", "whole entries are compared", '"retired" is no part of the call: one is done before another'),

@@ -101,6 +101,41 @@ BANK.mistake(
     change("coming += inbox", "coming += inbox.to(coming.dtype)"),
 )
 BANK.mistake(
+    "double_inbox",
+    "what comes is put into float64",
+    "it keeps 53 bits, and int64 has 63: torch.empty_like, in the dtype of x",
+    change("torch.empty_like(coming)", "torch.empty_like(coming, dtype=torch.float64)"),
+    change("dist.isend(going,", "dist.isend(going.double(),"),
+    change("coming += inbox", "coming += inbox.to(coming.dtype)"),
+)
+BANK.mistake(
+    "two_dtypes",
+    "what comes is put into int64 or float32, whatever x is",
+    "there are others, such as float64: torch.empty_like has the dtype of what it is like",
+    change(
+        "torch.empty_like(coming)",
+        "torch.empty(coming.shape, dtype=torch.float32 if x.is_floating_point() else torch.int64)",
+    ),
+)
+BANK.mistake(
+    "slices_x",
+    "a tensor of shape () is sliced",
+    "it has no dimension; view(-1) makes a row of any tensor",
+    change("flat = x.view(-1)", "flat = x[:].view(-1)"),
+)
+BANK.mistake(
+    "at_least_one",
+    "there has to be an element",
+    "all pieces are empty then, and may be sent all the same",
+    change("flat = x.view(-1)", "flat = x.view(-1)\n    flat[0]"),
+)
+BANK.mistake(
+    "meets_first",
+    "a barrier is called",
+    "sends and receives alone; they wait for one another by themselves",
+    change("flat = x.view(-1)", "flat = x.view(-1)\n    dist.monitored_barrier()"),
+)
+BANK.mistake(
     "a_copy",
     "the sum is in another tensor, and x is as it was",
     "flatten() and reshape() may share memory or not, clone() never does: view(-1) shares it",

@@ -118,6 +118,18 @@ BANK.mistake(
     change("ranks <= machine, shard + own", "ranks <= machine, shard + activations * batch"),
 )
 BANK.mistake(
+    "whole_samples",
+    "the samples of a rank are rounded up, also under tensor",
+    "tensor cuts each sample, so that nothing is left over: activations * batch / ranks",
+    change("activations * batch / ranks", "activations * -(-batch // ranks)"),
+)
+BANK.mistake(
+    "tensor_divides_machine",
+    "tensor is left out where its ranks do not divide a machine's GPUs",
+    "three of eight are within one machine, too: ranks <= machine",
+    change("ranks <= machine", "ranks <= machine and machine % ranks == 0"),
+)
+BANK.mistake(
     "one_sample_each",
     "activations are those of one sample, whatever its part of the batch",
     "a rank has batch / ranks samples",

@@ -122,6 +122,40 @@ BANK.mistake(
     same_as="gathers_first",
 )
 BANK.mistake(
+    "two_alive",
+    "the last tensor is still whole while the next one is gathered",
+    "a name holds it until it is given to the next: use the name of the loop, or del it",
+    change("value = value.full_tensor()", "full = value.full_tensor()\n        else:\n            full = value"),
+    change("value.cpu()", "full.cpu()"),
+)
+BANK.mistake(
+    "keeps_the_last",
+    "the last tensor is still whole while the next one is gathered",
+    "a name holds it until it is given to the next: use the name of the loop, or del it",
+    change("value = value.full_tensor()", "value = value.full_tensor()\n            kept = [*kept[-1:], value]"),
+    change("whole = {}", "whole, kept = {}, []"),
+    same_as="two_alive",
+)
+BANK.mistake(
+    "named_both",
+    "a buffer is in the file that does not belong to the state dict",
+    "named_buffers() has those of persistent=False too: state_dict() has what is to be saved",
+    change("model.state_dict().items()", "[*model.named_parameters(), *model.named_buffers()]"),
+    change("value.cpu()", "value.detach().cpu()"),
+)
+BANK.mistake(
+    "with_gradients",
+    "the tensors in the file ask for gradients",
+    "they would wherever the file is loaded: detach() them; those of state_dict() are detached",
+    change("value.cpu()", "value.cpu().requires_grad_(value.is_floating_point())"),
+)
+BANK.mistake(
+    "defaultdict",
+    "the dictionary is of a kind that torch.load does not read",
+    "it reads dict and OrderedDict, tensors and numbers: dict(whole)",
+    change("whole = {}", "from collections import defaultdict\n    whole = defaultdict(list)"),
+)
+BANK.mistake(
     "parameters_only",
     "the buffers are missing",
     "running means and counters of BatchNorm are buffers: state_dict() has both",

@@ -66,6 +66,7 @@ def by_samplers(model, batches, learning_rate, limit):
 
 
 BANK.variant("item_gathers", change(GATHERED, "norm.item()"))
+BANK.variant("zeros", change("optimizer.zero_grad()", "optimizer.zero_grad(set_to_none=False)"))
 BANK.variant(
     "prefetches",
     add(
@@ -98,6 +99,42 @@ BANK.mistake(
     "what the forward pass gathers stays until backward",
     "reshard_after_forward=False is for models that fit: without it a block is let go after its forward",
     change("fully_shard(block)", "fully_shard(block, reshard_after_forward=False)"),
+)
+BANK.mistake(
+    "prefetches_in_backward",
+    "in backward several blocks are whole at a time",
+    "fully_shard brings the next one by itself: set_modules_to_backward_prefetch with more of them gathers these too",
+    add(
+        "for i, b in enumerate(model.blocks): b.set_modules_to_backward_prefetch(model.blocks[:i][:-5:-1])",
+        before="optimizer =",
+    ),
+)
+BANK.mistake(
+    "kept_for_backward",
+    "in backward blocks stay whole until the end",
+    "set_reshard_after_backward(False) is for several passes before a step: a block is let go with its gradient",
+    add("model.set_reshard_after_backward(False)", before="optimizer ="),
+)
+BANK.mistake(
+    "weights_kept_later",
+    "from the second step on what the forward pass gathers stays until backward",
+    "set_reshard_after_forward(False) is for models that fit",
+    add("[block.set_reshard_after_forward(False) for block in model.blocks]", after="optimizer.step()"),
+)
+BANK.mistake(
+    "prefetches_later",
+    "from the second step on several blocks are whole as soon as the first one runs",
+    "a block may bring the next one, and no more: set_modules_to_forward_prefetch([next])",
+    add(
+        "[b.set_modules_to_forward_prefetch(model.blocks[i + 1 : i + 5]) for i, b in enumerate(model.blocks)]",
+        after="optimizer.step()",
+    ),
+)
+BANK.mistake(
+    "gpu_of_its_rank",
+    "RANK is taken for the number of the GPU",
+    "on a second machine RANK goes on, and GPUs begin at 0 again: cuda() brings a tensor to the current GPU",
+    change(PART, 'x[rank::ranks].to(f"cuda:{rank}"), label[rank::ranks].to(f"cuda:{rank}")'),
 )
 BANK.mistake(
     "rest_first",
