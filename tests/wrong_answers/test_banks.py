@@ -31,7 +31,7 @@ OWN_GPU = {  # the checks whose answers never see the notebook's GPU; a test bel
     *("device_agnostic", "model_device", "move_batch", "late_error"),
     *("honest_timer", "transfer_benchmark", "hidden_syncs", "prefetcher"),
     *("memory_profiler", "memory_tracker", "oom_golf", "batch_search", "memory_leak"),
-    *("checkpoint_budget", "offload_activations", "precision_comparison", "amp_step"),
+    *("checkpoint_budget", "fit_budget", "offload_activations", "precision_comparison", "amp_step"),
     *("loss_scaler", "token_weighting", "batch_norm_free"),
     *("ddp_training", "mean_over_ranks", "evaluate_once", "ring_all_reduce"),
     *("save_whole", "train_sharded"),

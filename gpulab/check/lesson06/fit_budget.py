@@ -9,7 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from ..base import Trial, check
+from ..measure import virtual_gpu
 from ..wording import is_number, is_whole, show
 from .sections import OPTIMIZER
 
@@ -38,7 +41,8 @@ class Counting:
     copies: str = "matrices"  # or none · all: of vectors too
     factored: str = "rows+columns"  # or none · full · product: of all dimensions of all shapes summed
     vectors: bool = True  # whether Adafactor has a number for each element of a vector
-    largest: str = "largest"  # Adafactor's temporaries: two of the largest · the largest two · one · none · all
+    largest: str = "largest"  # Adafactor's temporaries: two of the largest · the largest two · one · none · all ·
+    # two of the one with the most rows · the largest sum · of the largest matrix
     bfloat16_state: int = 2
     bfloat16_activations: float = 0.5
     gradients: bool = True
@@ -57,8 +61,15 @@ class Counting:
         if optimizer == "Adafactor":
             state = number * self._factored(shapes)
             held = {
-                "largest": 2 * max(sizes), "two": sum(sorted(sizes)[-2:]), "one": max(sizes), "none": 0, "all": n
-            }[self.largest]  # fmt: skip
+                "largest": 2 * max(sizes),
+                "rows": 2 * math.prod(max(shapes)),
+                "sum": 2 * math.prod(max(shapes, key=sum)),
+                "matrix": 2 * max(map(math.prod, _matrices(shapes))),
+                "two": sum(sorted(sizes)[-2:]),
+                "one": max(sizes),
+                "none": 0,
+                "all": n,
+            }[self.largest]
         else:
             state = number * self.adam * n
             with_temporaries = optimizer == "AdamW" or self.temporaries == "always"
@@ -85,6 +96,10 @@ class Counting:
             if peak <= budget:
                 return precision, optimizer, peak
         return None
+
+
+def _matrices(shapes: Shapes) -> Shapes:
+    return [shape for shape in shapes if len(shape) > 1]
 
 
 RIGHT = Counting()
@@ -186,6 +201,14 @@ KNOWN: tuple[tuple[Counting, str, str], ...] = (
         "Adafactor's temporaries are those of the two largest parameters",
         "twice the largest: two numbers for each of its elements, while it is its turn",
     ),
+    *(
+        (
+            Counting(largest=by),
+            "another parameter than the largest is taken for Adafactor's temporaries",
+            "max(shapes) compares rows, and a vector may be the largest: take the largest product, math.prod(shape)",
+        )
+        for by in ("rows", "sum", "matrix")
+    ),
     (
         Counting(largest="all"),
         "Adafactor's temporaries are counted for all parameters",
@@ -202,18 +225,21 @@ KNOWN: tuple[tuple[Counting, str, str], ...] = (
         "they are given for float32; in 16 bits they are half",
     ),
 )
+HELD, TOTAL = 2**30, 15 * 2**30  # bytes that lie on the GPU in force, and about all that it has
 UNITS = ((2**20, "MiB"), (10**6, "MB"), (2**30, "GiB"), (10**9, "GB"))
 
 
 def cases() -> Iterator[tuple[Shapes, int, int]]:
     """Shapes, activations and a budget: each plan is the answer for few and for many activations; then none is."""
-    for many in (0, 1):
-        width = random.choice((96, 128, 160))
+    for many, vector in ((0, False), (1, False), (0, True)):
+        width = random.choice((12_000, 16_000) if vector else (96, 128, 160))  # the former for more than a GPU has
         shapes: Shapes = [(4 * width, width), (4 * width,), (width, 4 * width), (width,), (width, width)]
         shapes = shapes * random.randint(2, 4) + [(width,)] * random.randint(3, 9)
         shapes.append((width, 1))  # a matrix all the same
         random.shuffle(shapes)
-        shapes.insert(random.randrange(1, len(shapes)), (6 * width, width))  # the one largest, neither first nor last
+        # The one largest, neither first nor last: nearly square, with fewer rows than others; or a vector.
+        largest = (6 * width**2,) if vector else (2 * width, 3 * width - 1)
+        shapes.insert(random.randrange(1, len(shapes)), largest)
         elements = sum(map(math.prod, shapes))
         activations = 2 * random.randint(10 * elements, 14 * elements) if many else 2 * random.randint(1000, elements)
         peaks = sorted({int(RIGHT.peak(shapes, activations, *plan)) for plan in PLANS}, reverse=True)
@@ -231,7 +257,10 @@ def fit_budget(student: Any, trial: Trial) -> None:
     answers: list[Any] = []
     for shapes, activations, budget in cases():
         given = list(shapes)
-        answer = trial.call(student, given, activations, budget, explain=_explain)
+        with virtual_gpu(compute=False):  # on which something lies already: not to be asked
+            held = torch.empty(HELD, dtype=torch.uint8, device="cuda")
+            answer = trial.call(student, given, activations, budget, explain=_explain)
+            del held
         _judge_form(trial, answer, RIGHT.answer(shapes, activations, budget))
         asked.append((shapes, activations, budget))
         answers.append(answer)
@@ -299,6 +328,15 @@ def _fail(
             likely="the order of PLANS is that of what they ask of you: stop at the first",
             **rows,
         )
+    budgets = [budget for *_, budget in asked]
+    for less in [budget - HELD for budget in budgets], [min(budget, TOTAL) for budget in budgets]:
+        by_the_gpu = [RIGHT.answer(*inputs[:2], budget) for inputs, budget in zip(asked, less, strict=True)]
+        if _explains(answers, by_the_gpu):
+            trial.fail(
+                "what is on a GPU is taken from the budget",
+                likely="budget is an argument, perhaps that of another machine: no GPU is asked",
+                **rows,
+            )
     strict = [RIGHT.answer(shapes, activations, budget - 1) for shapes, activations, budget in asked]
     if _explains(answers, strict):
         trial.fail("a peak of exactly the budget is refused", likely="it fits: peak <= budget", **rows)

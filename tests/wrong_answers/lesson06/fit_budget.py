@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import torch
 
 from gpulab.check.lesson06.sections import SECTIONS
 
@@ -370,3 +371,46 @@ def keeps_each_element_of_one_column(shapes, activations, budget):
 @BANK.wrong("the peak of autocast with Adafactor is wrong", "count each part by hand", same_as="counts_gradients_twice")
 def takes_the_first_for_the_largest(shapes, activations, budget):
     return counted(shapes, activations, budget, largest=lambda sizes: sizes[0])
+
+
+def of_another_parameter(size):
+    """Adafactor's temporaries are twice `size(shapes)`."""
+
+    def answer(shapes, activations, budget):
+        def peak(w, s, k, g, t, precision, optimizer):
+            width = 2 if precision == "bfloat16" else 4
+            return right_peak(w, s, k, g, 2 * width * size(shapes) if optimizer == "Adafactor" else t)
+
+        return first(shapes, activations, budget, peak)
+
+    return answer
+
+
+ANOTHER = "another parameter than the largest is taken for Adafactor's temporaries"
+
+
+@BANK.wrong(ANOTHER, "max(shapes) compares rows")
+def compares_shapes(*inputs):
+    return of_another_parameter(lambda shapes: math.prod(max(shapes)))(*inputs)
+
+
+@BANK.wrong(ANOTHER, "max(shapes) compares rows", same_as="compares_shapes")
+def compares_sums(*inputs):
+    return of_another_parameter(lambda shapes: math.prod(max(shapes, key=sum)))(*inputs)
+
+
+@BANK.wrong(ANOTHER, "a vector may be the largest", same_as="compares_shapes")
+def looks_at_matrices_only(*inputs):
+    return of_another_parameter(lambda shapes: max(math.prod(s) for s in shapes if len(s) > 1))(*inputs)
+
+
+@BANK.wrong("what is on a GPU is taken from the budget", "budget is an argument")
+def asks_the_gpu(shapes, activations, budget):
+    taken = torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
+    return first(shapes, activations, budget - taken, right_peak)
+
+
+@BANK.wrong("what is on a GPU is taken from the budget", "budget is an argument", same_as="asks_the_gpu")
+def asks_how_large_the_gpu_is(shapes, activations, budget):
+    most = torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else budget
+    return first(shapes, activations, min(budget, most), right_peak)

@@ -179,6 +179,12 @@ BANK.mistake(
     change("statistics.median(seconds)", "seconds[-1]"),
 )
 BANK.mistake(
+    "trimmed_mean",
+    "the mean of the steps in the middle is taken",
+    "the median is one of the times, where their number is odd: statistics.median",
+    change("statistics.median(seconds)", "statistics.mean(sorted(seconds)[repeats // 4 : repeats - repeats // 4])"),
+)
+BANK.mistake(
     "unsorted",
     "the step in the middle is taken, not the one of middle length",
     "the median is the middle one of the sorted times",
@@ -189,6 +195,32 @@ BANK.mistake(
     "the rate with sparsity is taken for the peak",
     "dense products reach half of it at most: halve it where the sheet says so",
     change("(2 if sparse else 1)", "1"),
+)
+BANK.mistake(
+    "sparse_in_16_bits",
+    "the rate with sparsity is taken for the peak",
+    "",
+    change("(2 if sparse else 1)", '(2 if sparse and name == "tf32" else 1)'),
+    same_as="sparse",
+)
+BANK.mistake(
+    "tf32_not_halved",
+    "the rate of TF32 with sparsity is taken for the peak",
+    "halve it as that of the other formats: where the sheet says so",
+    change("(2 if sparse else 1)", '(2 if sparse and name != "tf32" else 1)'),
+)
+BANK.mistake(
+    "fp32_in_every_sheet",
+    "a row is asked for that the sheet lacks",
+    "it has some of the four rows: look up the one of the format, when it is known",
+    change("    tflops, sparse", '    fp32 = sheet["fp32"]\n    tflops, sparse'),
+)
+BANK.mistake(
+    "fp16_in_every_sheet",
+    "a row is asked for that the sheet lacks",
+    "",
+    change("    tflops, sparse", '    fp16 = sheet["fp16"]\n    tflops, sparse'),
+    same_as="fp32_in_every_sheet",
 )
 BANK.mistake(
     "always_half",
