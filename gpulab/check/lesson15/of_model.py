@@ -9,7 +9,7 @@ from unittest import mock
 import torch
 from torch.utils import checkpoint
 
-from .bench import WORDS, Finding, busy, found, held, mib, products, shapes_only, sound_module, waits
+from .bench import WORDS, Finding, busy, found, gradient_of, held, mib, products, shapes_only, sound_module, waits
 
 
 def attention(script: ModuleType) -> Finding:
@@ -32,13 +32,15 @@ def attention(script: ModuleType) -> Finding:
         changed = x.clone()
         changed[:, -1] = torch.randn(32).cuda()
         looks_ahead = not torch.allclose(theirs(changed)[:, :-1], out[:, :-1], atol=1e-4)
+        attends = not hasattr(theirs, "attend") or torch.allclose(theirs.attend(x), ours.attend(x), atol=1e-3)
     return found(
         f"a block keeps {growth:.1f} times as much for twice the length",
         (looks_ahead, "a word sees those that come after it", "the causal mask is gone: is_causal=True"),
+        (not attends, "attention has another result", "scores are divided by √(width / heads)"),
         (
             not torch.allclose(out, wanted, atol=1e-3),
-            "attention has another result",
-            "scores are divided by √(width / heads)",
+            "a block has another result",
+            "its input is added to what attention gives, and that to what the MLP gives",
         ),
         (
             growth > 2.4,
@@ -155,6 +157,7 @@ def forward(script: ModuleType) -> Finding:
     busy()
     with waits() as seen:
         model(tokens)
+    other = _other_than_the_sound_one(script, tokens)
     return found(
         f"{len(seen)} waits in a forward pass",
         (
@@ -162,4 +165,34 @@ def forward(script: ModuleType) -> Finding:
             "the forward pass waits for the GPU",
             "a tensor that is made on the host is copied, or a value is asked for",
         ),
+        (
+            other == "scores",
+            "the model gives other scores",
+            "words and places, every block, the last norm, then the head",
+        ),
+        (
+            other == "gradients",
+            "the scores lead to other gradients",
+            "every parameter has a part in them: no detach, no no_grad",
+        ),
+        (other == "dropout", "training has no dropout any more", "a tenth of what a block adds is left out"),
     )
+
+
+def _other_than_the_sound_one(script: ModuleType, tokens: torch.Tensor) -> str:
+    """What of the model is not as in the sound script, with the same weights; "" where all is."""
+    theirs, ours = (module.GPT(WORDS, 32, 2, 2, 16).cuda().eval() for module in (script, sound_module()))
+    wanted = dict(ours.named_parameters())
+    if wanted.keys() != dict(theirs.named_parameters()).keys():  # there is nothing to compare with
+        return ""
+    theirs.load_state_dict(ours.state_dict(), strict=False)  # buffers may be others
+    got, right = theirs(tokens), ours(tokens)
+    if got.shape != right.shape or not torch.allclose(got, right, atol=1e-3):
+        return "scores"
+    for scores in (got, right):
+        scores.square().mean().backward()
+    if not torch.allclose(gradient_of(theirs), gradient_of(ours), atol=1e-3):
+        return "gradients"
+    theirs.train()
+    with torch.no_grad():
+        return "dropout" if torch.equal(theirs(tokens), theirs(tokens)) else ""

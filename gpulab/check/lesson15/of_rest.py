@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
@@ -128,6 +129,7 @@ def dealing(script: ModuleType) -> Finding:
     loader = script.make_loader(text, 8, True)
     first, second = epoch(loader), epoch(loader)
     count = sum(map(len, held_out))
+    tokens, targets = text[3]
     flat = [index for batch in first for index in batch]
     return found(
         f"evaluation: {count} of 50 samples; training: {'shuffled' if flat != sorted(flat) else 'in the text’s order'}",
@@ -144,6 +146,11 @@ def dealing(script: ModuleType) -> Finding:
         ),
         (any(len(batch) != 8 for batch in first), "training has a batch that is not full", "drop_last for training"),
         (len(set(flat)) != len(flat), "training has samples twice in an epoch", "each at most once"),
+        (
+            tokens.tolist() != [12, 13, 14, 15] or targets.tolist() != [13, 14, 15, 16],
+            "a sample is not a stretch of the text with the words that come next",
+            "the targets are the same row, one word further",
+        ),
     )
 
 
@@ -172,6 +179,10 @@ def resuming(script: ModuleType) -> Finding:
         torch.cuda.reset_peak_memory_stats()
         script.load(path, *new)
         over = torch.cuda.max_memory_allocated() - held()
+    kept: list[Any] = []
+    instead: dict[str, Any] = {"save": lambda *of_run: kept.append(of_run), "print": lambda *words, **options: None}
+    with mock.patch.dict(vars(script), instead):
+        script.main(64, 1, 16, 2, 1, 4, words=128)  # the least that leaves a batch to be held out
     names = ("model", "optimizer", "scaler", "schedule")
     lost = [name for name, a, b in zip(names, old, new, strict=True) if not _same(a.state_dict(), b.state_dict())]
     weights = sum(p.nbytes for p in model.parameters())
@@ -183,6 +194,7 @@ def resuming(script: ModuleType) -> Finding:
             "loading puts a second copy on the GPU",
             'what was saved from the GPU comes back there: map_location="cpu"',
         ),
+        (not kept, "main() ends without save()", "a run keeps what it has trained"),
     )
 
 
@@ -217,6 +229,22 @@ def search(script: ModuleType) -> Finding:
             return "mat1" in str(error) and tried == [4]
         return False
 
+    def lacking(batch: int) -> None:
+        tried.append(batch)
+        if batch < 1:
+            raise ValueError("there is no such batch")
+        raise torch.OutOfMemoryError("it never fits")
+
+    def gives_up() -> bool:
+        tried.clear()
+        try:
+            script.largest_batch(lacking, 4)
+        except torch.OutOfMemoryError:
+            return tried == [4, 2, 1]
+        except ValueError:
+            pass
+        return False
+
     with shapes_only():
         before = held()
         try:
@@ -224,7 +252,7 @@ def search(script: ModuleType) -> Finding:
         except torch.OutOfMemoryError:
             batch = "none"
         most = max(nbytes for _, nbytes in at)
-        through = passes_on()
+        through, ends = passes_on(), gives_up()
     return found(
         f"32, 16, … GiB tried on a T4: {batch} fits; an attempt began with {mib(most)} taken",
         (
@@ -234,6 +262,11 @@ def search(script: ModuleType) -> Finding:
         ),
         (batch != 8, "the search ends with another batch than the first that fits", "half of it until it fits"),
         (not through, "other errors than a lack of memory are swallowed", "catch torch.OutOfMemoryError alone"),
+        (
+            not ends,
+            "where no batch fits, the search does not end at 1",
+            "4, 2, 1, and then the error itself: a batch of 0 always fits",
+        ),
     )
 
 

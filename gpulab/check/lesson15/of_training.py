@@ -213,6 +213,12 @@ def window(script: ModuleType) -> Finding:
         return bool((got[number] - factor * wanted[number]).norm() < 0.05 * factor * wanted[number].norm())
 
     n = len(got)
+    again, uneven = Training(Toy(sharp=4.0)), batches_of(7, 1)
+    returned = again.run(script, uneven)
+    tokens, targets = (torch.cat([batch[i] for batch in uneven]) for i in (0, 1))
+    with torch.no_grad():
+        mean = F.cross_entropy(again.model(tokens).flatten(0, 1), targets.flatten()).item()
+    numbers = isinstance(returned, int | float | torch.Tensor) and torch.as_tensor(returned).numel() == 1
     return found(
         f"5 batches in windows of 2: {n} updates, of {told} times the right length",
         (n < 3, "the last window, which is not full, makes no update", "two batches and two and one: three updates"),
@@ -236,6 +242,12 @@ def window(script: ModuleType) -> Finding:
             n == 3 and not alike(0),
             "an update has not the gradient of its window",
             "all batches of it, and nothing else",
+        ),
+        (not numbers, "train does not return a number", "the mean loss of a word"),
+        (
+            numbers and abs(float(returned) - mean) > 0.05 * mean,
+            "train returns another number than the mean loss of a word",
+            "the sum of all losses, divided by the number of words in all batches",
         ),
     )
 
@@ -294,10 +306,12 @@ def parameters(script: ModuleType) -> Finding:
     model = script.GPT(WORDS, 32, 1, 1, 8).cuda()
     start = {name: value.clone() for name, value in model.state_dict().items()}
     got, wanted = stepped(script), stepped(sound_module())
+    rates = {group["lr"] for group in script.make_optimizer(model, rate=0.0123).param_groups}
     still = [name for name, value in got.items() if torch.equal(value, start[name])]
     other = [name for name, value in got.items() if not torch.allclose(value, wanted[name], atol=1e-6)]
     return found(
         f"{len(got) - len(still)} of {len(got)} parameters change in an update",
         (still, "some parameters never change", "each parameter belongs to a group of the optimizer"),
         (other, "the update is another one", "AdamW, a decay of 0.1 for matrices and of 0 for norms and biases"),
+        (rates != {0.0123}, "the optimizer has another rate than the one that was asked for", "lr=rate"),
     )

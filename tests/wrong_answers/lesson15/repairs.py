@@ -60,6 +60,12 @@ WRONG = (
         "attention has another result",
         (("is_causal=True", "is_causal=True, scale=1.0"),),
     ),
+    Repair(
+        "leaves_out_what_the_mlp_is_added_to",
+        "attention",
+        "a block has another result",
+        (("        return x + self.drop(self.mlp", "        return self.drop(self.mlp"),),
+    ),
     Repair("all_in_one_piece", "recomputation", BLOCKS, (), "one_segment"),
     Repair(
         "draws_dropout_anew",
@@ -128,6 +134,17 @@ WRONG = (
         ),
         "retry_in_except",
     ),
+    Repair(
+        "tries_a_batch_of_nothing",
+        "search",
+        "where no batch fits, the search does not end at 1",
+        (
+            (
+                "        except torch.OutOfMemoryError:\n            if batch == 1:\n                raise\n",
+                "        except torch.OutOfMemoryError:\n            pass\n",
+            ),
+        ),
+    ),
     Repair("catches_all", "search", "other errors than a lack of memory are swallowed", (), "any_error"),
     Repair("rounds_down", "vocabulary", "words are missing", (("WORDS = 50304", "WORDS = 50176"),)),
     Repair(
@@ -190,6 +207,24 @@ WRONG = (
         "the forward pass waits for the GPU",
         ((".to(tokens.device)", ".to(tokens.device, non_blocking=True)"),),
         "places_on_host",
+    ),
+    Repair(
+        "leaves_out_the_last_block",
+        "forward",
+        "the model gives other scores",
+        (("for block in self.blocks:", "for block in self.blocks[:-1]:"),),
+    ),
+    Repair(
+        "cuts_the_graph",
+        "forward",
+        "the scores lead to other gradients",
+        (("self.embed(tokens) + self.place(places)", "self.embed(tokens) + self.place(places).detach()"),),
+    ),
+    Repair(
+        "leaves_dropout_out",
+        "forward",
+        "training has no dropout any more",
+        (("nn.Dropout(0.1)", "nn.Identity()"),),
     ),
     Repair("asks_for_what_is_not_pinned", "copies", PAGEABLE, (), "pageable"),
     Repair(
@@ -276,6 +311,18 @@ WRONG = (
         "an update has gradients of the one before",
         (("        optimizer.zero_grad()\n", ""),),
     ),
+    Repair(
+        "returns_the_sum",
+        "window",
+        "train returns another number than the mean loss of a word",
+        (("    return (total / words).item()\n\n\n@", "    return total.item()\n\n\n@"),),
+    ),
+    Repair(
+        "returns_nothing",
+        "window",
+        "train does not return a number",
+        (("    return (total / words).item()\n\n\n@", "\n\n@"),),
+    ),
     Repair("means_of_batches", "mean", "the evaluation gives the mean of the batches' means", (), "mean_of_means"),
     Repair(
         "divides_by_batches",
@@ -304,11 +351,35 @@ WRONG = (
         (('vectors, "weight_decay": 0.0', 'vectors, "weight_decay": 0.1'),),
     ),
     Repair(
+        "knows_its_own_rate",
+        "parameters",
+        "the optimizer has another rate than the one that was asked for",
+        (("lr=rate", "lr=3e-4"),),
+    ),
+    Repair(
+        "asks_for_the_words_themselves",
+        "dealing",
+        "a sample is not a stretch of the text with the words that come next",
+        (("return piece[:-1], piece[1:]", "return piece[:-1], piece[:-1]"),),
+    ),
+    Repair(
         "drops_nothing", "dealing", "training has a batch that is not full", (("drop_last=train", "drop_last=False"),)
     ),
     Repair("drops_for_both", "dealing", "the evaluation leaves out the last samples", (), "last_samples_dropped"),
     Repair("shuffles_nothing", "dealing", "training has the same order in every epoch", (), "same_order"),
     Repair("forgets_the_scaler", "resuming", "not gone on with after load(): scaler", (), "scaler_forgotten"),
+    Repair(
+        "breaks_main",
+        "resuming",
+        "the script raised AttributeError",
+        (("    losses = []\n", "    losses = [].push\n"),),
+    ),
+    Repair(
+        "keeps_nothing",
+        "resuming",
+        "main() ends without save()",
+        (('    save("checkpoint.pt", model, optimizer, scaler, schedule)\n', ""),),
+    ),
     Repair("loads_onto_the_gpu", "resuming", "loading puts a second copy on the GPU", (), "second_copy"),
     Repair(
         "saves_all_and_loads_the_weights",
