@@ -74,7 +74,7 @@ PROMISES = (  # a sentence, its facts, what is told of an answer that breaks it,
         "What is one weight in `model` is one in the copy",
         ["weights that are no longer one"],
         "what was one weight is several in the copy",
-        "they would be trained apart: copy the model as a whole, and give a norm in two places one weight and one bias",
+        "they would be trained apart: copy the model as a whole; a norm in two places has one weight and bias, and norms may share",
     ),
     (
         "in memory of its own",
@@ -131,19 +131,21 @@ def halve(module: nn.Module, args: Any, out: torch.Tensor) -> torch.Tensor:
 
 
 def network(scene: Scene) -> nn.Module:
-    """Each norm has an eps, a weight and a bias of its own; some are frozen. A norm stands twice in the Sequential, one
-    in two modules, a block twice, and a weight in two layers."""
+    """Each norm has an eps and a bias of its own, and a weight, but for the last two, which share it; some are frozen.
+    A norm stands twice in the Sequential, one in two modules, a block twice, and a weight in two layers."""
     kind, other, *_ = KINDS[scene.kind]
     mix = partial(Mix, bias=False, dtype=scene.dtype)
     norm = partial(kind, dtype=torch.promote_types(scene.dtype, torch.float32))
     first, last, inner = norm(8, 1e-3), norm(24, 2e-3), norm(8, 3e-3, track_running_stats=False)
+    after = norm(24, 5e-3)
+    after.weight = last.weight
     inside, tied, frozen = mix(8, 8), mix(8, 8), mix(8, 8)
     rest = nn.Sequential(nn.ReLU(), nn.Sequential(mix(8, 8), norm(8, 4e-3, affine=scene.affine)))
     block = Residual(OrderedDict(mix=inside, norm=inner, rest=rest)).to(scene.device)
     block.register_buffer("calls", torch.ones(()), persistent=False)
     tied.weight = inside.weight
     begin = mix(3, 8), first, nn.ReLU(), block, nn.Dropout(0.0), block
-    model = nn.Sequential(*begin, tied, inner, frozen, first, other(8), mix(8, 24), last).train(scene.training)
+    model = nn.Sequential(*begin, tied, inner, frozen, first, other(8), mix(8, 24), last, after).train(scene.training)
     block.train(not scene.training)
     model.register_forward_hook(halve)
     for _, module in named(model):

@@ -55,11 +55,10 @@ def by_recursion(model, groups):
             return module
         if module not in made:
             new = nn.GroupNorm(groups, module.num_features, module.eps, module.affine)
-            if module.affine:
-                new = new.to(module.weight)
-                new.load_state_dict(module.state_dict(), strict=False)
-                new.weight.requires_grad_(module.weight.requires_grad)
-                new.bias.requires_grad = module.bias.requires_grad
+            for name, p in module.named_parameters():
+                if p not in made:
+                    made[p] = nn.Parameter(p.detach().clone(), p.requires_grad)
+                setattr(new, name, made[p])
             made[module] = new.train(module.training)
         return made[module]
 
@@ -69,6 +68,16 @@ def by_recursion(model, groups):
 
 @BANK.right
 def by_the_memo_of_deepcopy(model, groups):
+    norms = [module for module in model.modules() if isinstance(module, BATCH_NORMS)]
+    new = SOLUTION(nn.ModuleList(norms), groups)
+    return copy.deepcopy(model, dict(zip(map(id, norms), new, strict=True)))
+
+
+@BANK.wrong(
+    "norms that share a weight have one each in the copy",
+    "it would be trained as two: keep what was made for each parameter, and give both norms the same",
+)
+def a_weight_for_each_norm(model, groups):
     norms = [module for module in model.modules() if isinstance(module, BATCH_NORMS)]
     return copy.deepcopy(model, {id(old): SOLUTION(nn.Sequential(old), groups)[0] for old in norms})
 
