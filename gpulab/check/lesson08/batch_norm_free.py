@@ -74,8 +74,8 @@ PROMISES = (  # a sentence, its facts, what is told of an answer that breaks it,
         "What is one weight in `model` is one in the copy",
         ["weights that are no longer one"],
         "what was one weight is several in the copy",
-        "they would be trained apart: copy the model as a whole, give a norm in two places one weight and one bias, and "
-        "norms that share a weight one",
+        "they would be trained apart: copy the model as a whole, give a norm in two places one weight and one bias, "
+        "and norms that share a weight one",
     ),
     (
         "in memory of its own",
