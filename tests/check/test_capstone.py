@@ -12,6 +12,7 @@ from gpulab.capstone.faults import FAULTS, FIRST, LECTURE, places_of, sound, wit
 from gpulab.capstone.places import PLACES
 from gpulab.check import settings
 from gpulab.check.base import Trial
+from gpulab.check.lesson15.capstone import _read
 from gpulab.check.lesson15.scoring import PROBES, findings
 from tests.wrong_answers.lesson15.repairs import RIGHT, WRONG
 
@@ -159,3 +160,25 @@ def test_what_is_no_script_is_named(answer, message, progress):
         gpulab.check.capstone(answer)
     with pytest.raises(gpulab.CheckFailed, match="this is no script that was drawn"):
         gpulab.check.capstone_drawn(answer)
+
+
+def test_a_script_may_be_written_as_python_and_torch_allow(tmp_path):
+    """A dataclass, switches of the process at the top, and any encoding that Python reads."""
+    switches = "torch.backends.cudnn.benchmark = True\ntorch.set_float32_matmul_precision('high')\n"
+    data = "from dataclasses import dataclass\n\n\n@dataclass\nclass Sizes:\n    width: int = 3\n\n\n"
+    text = sound().replace("import torch\n", f"import torch\n{switches}{data}", 1)
+    future = text.replace('"""\n', '"""\nfrom __future__ import annotations\n', 1)
+    for number, written in enumerate(
+        (text.encode("utf-8-sig"), f"# -*- coding: latin-1 -*-\n# für\n{text}".encode("latin-1"), future.encode())
+    ):
+        file = tmp_path / f"{number}.py"
+        file.write_bytes(written)
+        read, _ = _read(str(file), Trial("capstone", 15))
+        assert not wrong_places(read, places=["clock", "mean"])
+
+
+def test_a_file_that_python_cannot_read_is_told_so(tmp_path, progress):
+    file = tmp_path / "train.py"
+    file.write_bytes(f"# für alle\n{sound()}".encode("latin-1"))
+    with pytest.raises(gpulab.CheckFailed, match="this file is no text that Python reads"):
+        gpulab.check.capstone(file)

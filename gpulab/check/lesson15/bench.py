@@ -7,12 +7,14 @@ script does not show in what they do.
 from __future__ import annotations
 
 import contextlib
+import sys
 import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
@@ -48,7 +50,8 @@ def module_of(text: str, path: str) -> types.ModuleType:
     """The script as a module; its `main` is not run. Raises what the script raises."""
     module = types.ModuleType("capstone_script")
     module.__file__ = path
-    exec(compile(text, path, "exec"), module.__dict__)
+    with mock.patch.dict(sys.modules, {module.__name__: module}):  # where dataclasses looks for it
+        exec(compile(text, path, "exec"), module.__dict__)
     return module
 
 

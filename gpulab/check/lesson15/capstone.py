@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import random
+import tokenize
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from ...furniture.progress import record
 from ..base import OPTIMIZERS, SAVING, NotAttempted, Trial, check
 from ..measure import virtual_gpu
 from ..wording import show as words_for
+from ..wording import text_of
 from .bench import Finding
 from .scoring import findings
 from .table import Row, as_html, as_text
@@ -104,7 +106,16 @@ def _read(student: Any, trial: Trial) -> tuple[str, str]:
             likely="that cell has not been run yet",
         )
     trial.called = True
-    return path.read_text(encoding="utf-8"), str(path)
+    try:
+        with tokenize.open(path) as file:  # in the encoding that Python reads it in
+            return file.read(), str(path)
+    except (UnicodeDecodeError, SyntaxError) as error:
+        trial.fail(
+            "this file is no text that Python reads",
+            expected="UTF-8, or a first line that names another encoding",
+            got=f"{type(error).__name__}: {text_of(error, 100)}",
+            likely="an editor has saved it in another encoding, with a letter beyond ASCII in it",
+        )
 
 
 def _bare(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -41,11 +42,15 @@ PROBES: dict[str, Probe] = {
 }
 
 
+# What a script may do to the process that is its own; all of it is put back after each call.
+AS_A_PROCESS: dict[str, Any] = {"may_seed": True, "may_leave": ("torch.backends.", "the float32 matmul precision")}
+
+
 def findings(text: str, path: str, trial: Trial, seed: int, places: Iterable[str] = PLACES) -> dict[str, Finding]:
     """What the probes of these places find in a script. Where a function of it raises, that is a finding; a script that
     cannot be loaded fails the check, and so does a function that never returns."""
     with virtual_gpu():
-        script: ModuleType = trial.call(lambda: module_of(text, path), who="your script", may_seed=True)
+        script: ModuleType = trial.call(lambda: module_of(text, path), who="your script", **AS_A_PROCESS)
     found: dict[str, Finding] = {}
     for number, place in enumerate(PLACES):
         if place in places:
@@ -57,7 +62,7 @@ def findings(text: str, path: str, trial: Trial, seed: int, places: Iterable[str
 
 def _finding(probe: Probe, script: ModuleType, trial: Trial, place: str) -> Finding:
     try:
-        finding: Finding = trial.call(lambda: probe(script), who="your script", may_seed=True)
+        finding: Finding = trial.call(lambda: probe(script), who="your script", **AS_A_PROCESS)
     except CheckFailed as failed:
         if failed.hung or not (failed.raised or "setting" in failed.summary):
             failed.summary += f", while “{place}” was measured"
