@@ -78,7 +78,7 @@ CLAUSES = [
     Clause("the process group open", [GROUP], "the process group is closed", "the script goes on with it", SAVED),
 ]
 EDGES = {"ranks": (2, 3), "rows": ("even", "uneven"), "norm": (False, True), "cut": ("by block", "as one")}
-BLOCKS, THOSE = 6, "those of the model"
+BLOCKS, THOSE = 3, "those of the model"
 
 
 def cut(model: nn.Module, by_block: bool) -> None:
@@ -128,7 +128,7 @@ def on_rank(student: Callable[..., Any], model: nn.Module, by_block: bool, path:
             if named and plain(kept)
             else {},
             "loads": loads,
-            "most": "one" if most <= one + largest / 2 else "several",
+            "most": ("one", "two", "several")[max(0, min(2, round((most - one) / largest)))],
             "after": "as it was" if parts(model) == before else "another",
             "open": "open" if opened else "closed",
         }
@@ -170,7 +170,12 @@ def alike(values: dict[str, list[float]], whole: dict[str, list[float]], names: 
 
 def play(call: Callable[..., Any], scene: Scene) -> Facts:
     width = 4 * scene.ranks * random.randint(2, 3) - (scene.rows == "uneven")
-    blocks = [nn.Sequential(nn.Linear(width, width), *[nn.BatchNorm1d(width)] * scene.norm) for _ in range(BLOCKS)]
+    blocks = [  # two large tensors one after the other: who holds the first too long has both
+        nn.Sequential(
+            nn.Linear(width, width, bias=False), nn.Linear(width, width), *[nn.BatchNorm1d(width)] * scene.norm
+        )
+        for _ in range(BLOCKS)
+    ]
     model = nn.Sequential(*blocks).double()
     model.register_buffer("positions", torch.arange(3.0), persistent=False)
     for buffer in model.buffers():

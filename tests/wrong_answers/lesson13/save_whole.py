@@ -129,14 +129,6 @@ BANK.mistake(
     change("value.cpu()", "full.cpu()"),
 )
 BANK.mistake(
-    "keeps_the_last",
-    "the last tensor is still whole while the next one is gathered",
-    "a name holds it until it is given to the next: use the name of the loop, or del it",
-    change("value = value.full_tensor()", "value = value.full_tensor()\n            kept = [*kept[-1:], value]"),
-    change("whole = {}", "whole, kept = {}, []"),
-    same_as="two_alive",
-)
-BANK.mistake(
     "named_both",
     "a buffer is in the file that does not belong to the state dict",
     "named_buffers() has those of persistent=False too: state_dict() has what is to be saved",
