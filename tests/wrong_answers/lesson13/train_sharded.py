@@ -113,7 +113,7 @@ BANK.mistake(
     "kept_for_backward",
     "in backward blocks stay whole until the end",
     "set_reshard_after_backward(False) is for several passes before a step: a block is let go with its gradient",
-    add("model.set_reshard_after_backward(False)", before="optimizer ="),
+    add("[block.set_reshard_after_backward(False) for block in model.blocks]", before="optimizer ="),
 )
 BANK.mistake(
     "weights_kept_later",
