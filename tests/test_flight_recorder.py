@@ -23,7 +23,7 @@ SCRIPT = """
     dist.init_process_group("gloo")
     rank, pair = dist.get_rank(), dist.new_group([0, 1])
     for _ in range(9):
-        dist.all_reduce(torch.ones(10, 3))
+        dist.all_reduce(torch.ones(10, 4))
     if rank < 2:
         for _ in range(2):
             dist.broadcast(torch.ones(7, dtype=torch.half), 0, group=pair)
@@ -53,7 +53,7 @@ def test_a_real_dump_has_the_fields_of_the_exercise_and_the_solution_finds_the_r
     (tmp_path / "late.py").write_text(textwrap.dedent(SCRIPT))
     distributed.run("late.py", 3, env={"TORCH_FR_BUFFER_SIZE": "8"}, timeout=HANG_SECONDS)
     dumps = {r: pickle.loads((tmp_path / f"{r}.dump").read_bytes()) for r in range(3)}
-    like = entry("0", 2, ("all_reduce", [10, 3], "Float"), retired=True)
+    like = entry("0", 2, ("all_reduce", [10, 4], "Float"), retired=True)
     first = dumps[0]["entries"][0]
     assert {name: first[name] for name in like} == like | {"collective_seq_id": 5}  # eight of twelve are kept
     assert dumps[0]["entries"][-2]["process_group"] == entry("1", 2, ("broadcast", [7], "Half"), True)["process_group"]
