@@ -9,24 +9,23 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import re
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..virtual import release
 from ..virtual.clock import rates
 from ..virtual.gpu import VirtualGPU
 from ..virtual.gpus.specs import SPECS, Spec
+from ..virtual.memory.settings import Settings
 from ..virtual.scope import in_force
 from . import memory, speed
 from .models import by_name
 from .operators import MODES, operators
 
 FOLDER = Path(__file__).resolve().parent.parent / "recordings"
-# The first version of torch that takes cuBLAS's workspaces anew for every call.
-PER_CALL = (2, 15)
 
 
 @dataclass(frozen=True)
@@ -130,6 +129,7 @@ def virtual(recording: Mapping[str, Any], settings: str | None = None) -> Iterat
     scope = VirtualGPU(spec.name, compute=False, settings=settings)
     scope.spec = spec
     scope.keeps_workspaces = keeps_workspaces(device)
+    scope.release = release.of(device["torch"])
     if is_of_a_gpu(recording):
         scope.rates = rates.recorded(spec, recording)  # its microbenchmarks; never the steps that are predicted
     # On a stand-in for the driver cuDNN asks for no workspaces.
@@ -141,9 +141,7 @@ def virtual(recording: Mapping[str, Any], settings: str | None = None) -> Iterat
 
 def keeps_workspaces(device: Mapping[str, Any]) -> bool:
     """Whether cuBLAS's workspaces were kept, as torch did by default up to 2.14."""
-    version = re.match(r"(\d+)\.(\d+)", device["torch"])
-    assert version is not None, device["torch"]
-    old = (int(version[1]), int(version[2])) < PER_CALL
+    old = release.of(device["torch"]) < release.KEEPS_NO_WORKSPACES
     return old or device.get("settings", {}).get("TORCH_CUBLAS_WORKSPACE_CACHE") == "1"
 
 
@@ -151,7 +149,10 @@ def allocator(recording: Mapping[str, Any]) -> Iterator[Pair]:
     """For every event of every trace: [allocated, reserved, requested] after it."""
     section = recording["allocator"]
     for trace in [section, *section.get("others", ())]:
-        with virtual(recording, trace.get("settings")):
+        with virtual(recording) as gpu:
+            memory.warm_up()  # as the recorder has: what that keeps lies in segments of the same pools
+            if "settings" in trace:
+                gpu.device(0).allocator.go_on_under(Settings.parse(trace["settings"]))
             predicted = memory.traced(trace["trace"])
         for number, (theirs, ours) in enumerate(zip(trace["trace"], predicted["trace"], strict=True)):
             yield Pair(f"{trace.get('settings', '')} event {number}", _over(trace, theirs), _over(predicted, ours))

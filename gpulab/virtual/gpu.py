@@ -16,11 +16,13 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from . import release
 from .clock import hosts, links, rates
 from .clock.clock import Clock
 from .clock.hosts import Host
 from .clock.timeline import Timeline, recording
 from .gpus.specs import Spec, spec
+from .memory import addresses
 from .memory.settings import Settings
 from .operations import above_autograd, products, remembered, watched
 from .operations.copies import PinnedCache
@@ -81,6 +83,7 @@ class VirtualGPU:
         self.backing = torch.device("cpu" if compute else "meta")
         self.plans_convolutions = True  # False leaves out the workspaces of cuDNN's convolutions
         self.keeps_workspaces = products.keeps_workspaces()
+        self.release = release.running()
         self.counts_host = bool(counts_host)
         found = rates.of(self.spec.name)
         self.rates = found if host is None else replace(found, host=hosts.host(host))
@@ -135,6 +138,8 @@ class VirtualGPU:
         for device in self.devices:
             device.keeps_workspaces = self.keeps_workspaces
             device.plans_convolutions = self.plans_convolutions
+            if self.release < release.TIES_BY_AGE:
+                device.allocator.memory.addresses = addresses.Ranges(device.index)
         self.chosen = in_force.Chosen()
         self.process = os.getpid()
         self._outer = in_force.current

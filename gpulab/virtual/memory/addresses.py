@@ -1,14 +1,86 @@
 """The memory that cudaMalloc and cuMemCreate take from: how much there is, and the addresses it is given.
 
-No address is used twice, and a later segment lies above an earlier one. Where two free blocks fit equally well PyTorch
-2.15 takes the one of the older segment, so that is the lower address here; 2.11 takes the lower of CUDA's addresses,
-and how CUDA chooses them is not documented.
+Addresses matter where two free blocks fit equally well. PyTorch takes the one of the older segment, so a later one lies
+above here (`Rising`). Up to 2.11 it took the one at the lower of CUDA's addresses, which `Ranges` gives as an H100 did.
+(What 2.12 takes is neither.)
 """
 
 from __future__ import annotations
 
+from bisect import insort
+from typing import Protocol
+
 _FIRST_ADDRESS = 0x7000_0000_0000
 _APART = 2**40  # so that no two GPUs of a process have an address in common, as with CUDA
+_RANGE = 32 << 20
+
+
+class Addresses(Protocol):
+    """Whoever gives segments their addresses."""
+
+    def reserve(self, size: int, alignment: int) -> int:
+        """The first of `size` addresses that nothing else has."""
+        ...
+
+    def give_back(self, address: int, size: int) -> None:
+        """What `reserve` gave is free again."""
+        ...
+
+
+class Rising:
+    """Each above the one before, and none twice."""
+
+    def __init__(self, device: int = 0) -> None:
+        self._next = _FIRST_ADDRESS + device * _APART
+
+    def reserve(self, size: int, alignment: int) -> int:
+        address = -(-self._next // alignment) * alignment
+        self._next = address + size
+        return address
+
+    def give_back(self, address: int, size: int) -> None:
+        """No address is given twice."""
+
+
+class Ranges:
+    """As CUDA does it, which is not documented: ranges of a multiple of 32 MiB, each below the one before, and of what
+    is free in all of them the lowest that is large enough.
+
+    So all 3,000 events of the trace in gpulab/recordings/NVIDIA-H100-80GB-HBM3.json come out.
+    """
+
+    def __init__(self, device: int = 0) -> None:
+        self._lowest = _FIRST_ADDRESS + (device + 1) * _APART
+        self._free: list[tuple[int, int]] = []  # address, size; no two touch
+
+    def reserve(self, size: int, alignment: int) -> int:
+        for place, (start, length) in enumerate(self._free):
+            address = -(-start // alignment) * alignment
+            if address + size <= start + length:
+                del self._free[place]
+                break
+        else:
+            length = -(-(size + alignment) // _RANGE) * _RANGE if _RANGE % alignment else -(-size // _RANGE) * _RANGE
+            self._lowest -= length
+            start = self._lowest
+            address = -(-start // alignment) * alignment
+        for first, last in ((start, address), (address + size, start + length)):
+            if first < last:
+                self.give_back(first, last - first)
+        return address
+
+    def give_back(self, address: int, size: int) -> None:
+        insort(self._free, (address, size))
+        place = self._free.index((address, size))
+        following = self._free[place + 1 : place + 2]
+        if following and following[0][0] == address + size:
+            size += self._free.pop(place + 1)[1]
+        before = self._free[place - 1 : place] if place else []
+        if before and sum(before[0]) == address:
+            address, size = before[0][0], before[0][1] + size
+            place -= 1
+            del self._free[place]
+        self._free[place] = (address, size)
 
 
 class DeviceMemory:
@@ -19,7 +91,7 @@ class DeviceMemory:
         self.context_bytes = context_bytes
         self.taken_bytes = 0
         self.calls = 0  # of the driver, to take memory or to give it back
-        self._next_address = _FIRST_ADDRESS + device * _APART
+        self.addresses: Addresses = Rising(device)
 
     @property
     def free_bytes(self) -> int:
@@ -40,6 +112,4 @@ class DeviceMemory:
 
     def reserve(self, size: int, alignment: int) -> int:
         """The first of `size` addresses that nothing else has."""
-        address = -(-self._next_address // alignment) * alignment
-        self._next_address = address + size
-        return address
+        return self.addresses.reserve(size, alignment)

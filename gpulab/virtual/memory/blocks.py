@@ -56,24 +56,17 @@ class Pool:
 
     __slots__ = ("blocks", "counters", "id", "keys", "least_rest", "owner", "small", "split_below", "stream")
 
+    least_rest: int  # a remainder of at least this is split off …
+    split_below: int  # … if the request is smaller than this
+
     def __init__(
-        self,
-        owner: object,
-        stream: int,
-        small: bool,
-        counters: Counters,
-        *,
-        least_rest: int,
-        split_below: int,
-        id: tuple[int, int] = (0, 0),
+        self, owner: object, stream: int, small: bool, counters: Counters, *, id: tuple[int, int] = (0, 0)
     ) -> None:
         self.owner = owner
         self.id = id  # of the private pool that it belongs to
         self.counters = counters
         self.stream = stream
         self.small = small
-        self.least_rest = least_rest  # a remainder of at least this is split off …
-        self.split_below = split_below  # … if the request is smaller than this
         self.keys: list[int] = []
         self.blocks: list[Block] = []  # in the order of their keys
 

@@ -33,8 +33,11 @@ class CachingAllocator(Segments):
         if not 0 <= context_bytes <= capacity_bytes:
             raise ValueError(f"context_bytes is {context_bytes}; it must be from 0 to {capacity_bytes=}")
         super().__init__(DeviceMemory(capacity_bytes, context_bytes, device), settings or Settings(), device)
-        self._divisions = self.settings.divisions
         self._held = 0
+
+    def go_on_under(self, settings: Settings) -> None:
+        super().go_on_under(settings)
+        self._divisions = settings.divisions
 
     def allocate(self, nbytes: int, stream: int = 0, private: PrivatePool | None = None) -> Block | None:
         """A block for `nbytes` bytes, from a private pool if one is given, None for 0 bytes; raises OutOfMemory."""

@@ -34,6 +34,7 @@ class Expandable:
         self._heads = heads
         self._account = account
         self._unmapped: list[Block] = []
+        self._first: list[int] = []  # addresses of the segments, which are all of one length
         # An eighth more than the memory, so that pages unmapped in the middle can come back at the end.
         self._length = self._up(memory.capacity_bytes + memory.capacity_bytes // 8)
 
@@ -53,7 +54,12 @@ class Expandable:
     def unmap_free(self) -> None:
         """Give back the memory of every page that lies in a free block."""
         for block in list(self._pool.blocks):
-            self._unmap(block)
+            if self._has(block):
+                self._unmap(block)
+
+    def _has(self, block: Block) -> bool:
+        """Whether it lies in one of these segments: the pool has others too, taken under other settings."""
+        return any(first <= block.address < first + self._length for first in self._first)
 
     def _find(self, size: int) -> Block:
         """The first block, free or unmapped, from which `size` addresses are not allocated; a new segment if none."""
@@ -70,6 +76,7 @@ class Expandable:
         address = self.memory.reserve(self._length, self._alignment)
         block = self._heads[address] = Block(address, self._length, self._pool, None, None)
         block.state = UNMAPPED
+        self._first.append(address)
         insort(self._unmapped, block, key=_by_address)
         return block
 
@@ -115,6 +122,7 @@ class Expandable:
         self._account("segment_unmap", self._pool, first, last - first)
         if block.prev is None and block.next is None:
             self._unmapped.remove(block)
+            self._first.remove(block.address)
             del self._heads[block.address]
 
     def _split_off(self, part: Block) -> None:

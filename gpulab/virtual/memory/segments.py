@@ -38,7 +38,6 @@ class Segments:
     """Pools of free blocks, one per stream and kind, and the device memory behind them."""
 
     def __init__(self, memory: DeviceMemory, settings: Settings, device: int) -> None:
-        self.settings = settings
         self.device = device
         self.statistics = Statistics()
         self.watch: Watcher | None = None
@@ -50,13 +49,23 @@ class Segments:
         self.private = PrivatePools()
         self.captures = 0  # graphs that are being captured, and pools in use: nothing is given back meanwhile
         self._expandable: dict[Pool, Expandable] = {}
+        self._searches = 0  # of the large pools, while garbage collection is on: the clock by which blocks age
+        self._allowed: int | None = None
+        self.go_on_under(settings)
+
+    def go_on_under(self, settings: Settings) -> None:
+        """From now on; segments that are there stay as they are, whole or expandable.
+
+        `inactive_split` is counted by the rules in force, for older segments too.
+        """
+        self.settings = settings
         self._expands = settings.expandable_segments
         self._large_segment = settings.large_segment_size_mb * MiB
         self._max_split = _NO_LIMIT if settings.max_split_size_mb is None else settings.max_split_size_mb * MiB
         self._max_rounding = settings.max_non_split_rounding_mb * MiB
-        self._searches = 0  # of the large pools, while garbage collection is on: the clock by which blocks age
-        self._allowed: int | None = None
         self.set_memory_fraction(settings.per_process_memory_fraction)
+        for pool in (*self._small.values(), *self._large.values(), *self.private.all()):
+            self._rule(pool)
 
     def set_memory_fraction(self, fraction: float) -> None:
         """Allow no more reserved memory than this part of the capacity."""
@@ -86,30 +95,29 @@ class Segments:
     def _give_back(self, pool: Pool) -> None:
         for block in pool.whole():
             self._release(block)
-        if self._expands:
+        if pool in self._expandable:
             self._expandable[pool].unmap_free()
 
     def _new_pool(self, stream: int, small: bool, private: PrivatePool | None = None) -> Pool:
-        always = small or self._expands
-        pool = Pool(
-            self,
-            stream,
-            small,
-            self.statistics.counters(small),
-            least_rest=UNIT if always else MiB + 1,
-            split_below=_NO_LIMIT if always else self._max_split,
-            id=(0, 0) if private is None else private.id,
-        )
+        id = (0, 0) if private is None else private.id
+        pool = Pool(self, stream, small, self.statistics.counters(small), id=id)
+        self._rule(pool)
         if private is None:
             (self._small if small else self._large)[stream] = pool
         else:
             (private.small if small else private.large)[stream] = pool
-        if self._expands:
-            page = SMALL_SEGMENT if small else self._large_segment
+        return pool
+
+    def _rule(self, pool: Pool) -> None:
+        """How the settings let blocks of the pool be split, and new segments grow."""
+        always = pool.small or self._expands
+        pool.least_rest = UNIT if always else MiB + 1
+        pool.split_below = _NO_LIMIT if always else self._max_split
+        if self._expands and pool not in self._expandable:
+            page = SMALL_SEGMENT if pool.small else self._large_segment
             self._expandable[pool] = Expandable(
                 pool, page, self._large_segment, self.memory, self._heads, self._account
             )
-        return pool
 
     def _choose(self, pool: Pool, size: int, index: int) -> int:
         """The block that the settings let a request have, from the smallest that is large enough; or their number."""
@@ -175,6 +183,7 @@ class Segments:
         block.state = GONE
         del self._heads[block.address]
         self.memory.give(block.size)
+        self.memory.addresses.give_back(block.address, block.size)
         self._account("segment_free", block.pool, block.address, block.size)
 
     def _account(self, event: str, pool: Pool, address: int, size: int) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .. import release
 from ..scope import in_force
 from ..scope.in_force import backing
 from ..scope.labels import STAYS, device_of
@@ -207,9 +208,10 @@ def _shapes(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def flash_forward(gpu: VirtualGPU, device: Device, func: Any, args: Any, kwargs: Any) -> Any:
+    older = gpu.release < release.SEEDS_ON_GPU
     if not gpu.compute:
         with backing:
-            return func._op(*args, **kwargs)
+            return tuple(_older(t) if older else t for t in func._op(*args, **kwargs))
     q, k, v, p, causal = [*args, 0.0, False][:5] if len(args) < 5 else args[:5]
     with backing:
         shapes = _shapes(func, args, kwargs)
@@ -220,11 +222,19 @@ def flash_forward(gpu: VirtualGPU, device: Device, func: Any, args: Any, kwargs:
         for shape, plain in zip(rest[2:], shapes[2:], strict=True):
             if shape is None:
                 made.append(plain)
+            elif shape.dtype == torch.uint64 and older:
+                made.append(torch.tensor(seed))
             elif shape.dtype == torch.uint64:
                 made.append(torch.full(shape.shape, seed, dtype=torch.int64).view(torch.uint64))
             else:
                 made.append(torch.empty(shape.shape, dtype=shape.dtype))
         return tuple(made)
+
+
+def _older(result: Any) -> Any:
+    """Before 2.14 the state of the random numbers was a seed and an offset, each 8 bytes."""
+    seed = isinstance(result, Tensor) and result.dtype is torch.uint64
+    return torch.empty((), dtype=torch.int64, device="meta") if seed else result
 
 
 def flash_backward(gpu: VirtualGPU, device: Device, func: Any, args: Any, kwargs: Any) -> Any:
@@ -244,13 +254,14 @@ def efficient_forward(gpu: VirtualGPU, device: Device, func: Any, args: Any, kwa
     with backing:
         shapes = func._op(*args, **kwargs) if not gpu.compute else _shapes(func, args, kwargs)
         # The seed is known to the host where it is needed; without dropout two empty scalars stand for it.
+        on_host = bool(p) or gpu.release < release.SEEDS_ON_GPU
         if not gpu.compute:
             seeds = [torch.empty((), dtype=torch.int64, device="meta") for _ in range(2)]
-            seeds = _seeds(0, p) if p else seeds
+            seeds = _seeds(0, on_host) if on_host else seeds
             place(device, seeds)  # before the results
             return shapes[0], shapes[1], *seeds
         seed = _seed(device, p)
-        seeds = _seeds(seed, p)
+        seeds = _seeds(seed, on_host)
         place(device, seeds)
         out, total = _forward(q, k, v, bias, p, causal, _scale(q, kwargs.get("scale")), seed)
         made = torch.zeros(shapes[1].shape, dtype=shapes[1].dtype)
@@ -259,10 +270,11 @@ def efficient_forward(gpu: VirtualGPU, device: Device, func: Any, args: Any, kwa
         return _laid_out(out, shapes[0]), made, *seeds
 
 
-def _seeds(seed: int, p: float) -> list[Tensor]:
-    """The seed and its offset: on the host where there is dropout, else two empty scalars on the GPU."""
+def _seeds(seed: int, on_host: bool) -> list[Tensor]:
+    """The seed and its offset: on the host where there is dropout, else two empty scalars on the GPU; before 2.14 on
+    the host too."""
     made = [torch.tensor(seed), torch.tensor(0)]
-    if p:
+    if on_host:
         for tensor in made:
             setattr(tensor.untyped_storage(), STAYS, True)
     return made

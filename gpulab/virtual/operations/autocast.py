@@ -87,12 +87,12 @@ def casting() -> bool:
 
 def lower(args: tuple[Any, ...]) -> tuple[Any, ...]:
     """The arguments of an operation of the first list."""
-    return _cast_last_first(args, torch.get_autocast_dtype("cuda"))
+    return cast_last_first(args, torch.get_autocast_dtype("cuda"))
 
 
 def to_float(args: tuple[Any, ...]) -> tuple[Any, ...]:
     """The arguments of an operation that autocast runs in float32."""
-    return _cast_last_first(args, torch.float32)
+    return cast_last_first(args, torch.float32)
 
 
 def overload(name: str) -> Any:
@@ -158,7 +158,7 @@ def _dtype_appended(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 def _promoted(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     dtypes = [t.dtype for t in tensors_in((args, tuple(kwargs.values()))) if eligible(t)]
     widest = torch.float32 if torch.float32 in dtypes else torch.get_autocast_dtype("cuda")
-    return op, _cast_last_first(args, widest), kwargs
+    return op, cast_last_first(args, widest), kwargs
 
 
 def _refused(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -191,7 +191,7 @@ def eligible(tensor: Any) -> bool:
     )
 
 
-def _cast_last_first(args: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+def cast_last_first(args: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
     """In the order of C++, where each is the argument of a call: compilers evaluate the last first."""
     return tuple([_cast(item, dtype) for item in reversed(args)])[::-1]
 

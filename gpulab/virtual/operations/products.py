@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .. import release
+
 if TYPE_CHECKING:
     from ..scope.device import Device
 
@@ -23,8 +25,7 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 def keeps_workspaces() -> bool:
     """Whether each handle of cuBLAS keeps its workspace: from 2.15 on PyTorch takes one anew for every call."""
-    older = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 15)
-    return older or os.environ.get("TORCH_CUBLAS_WORKSPACE_CACHE") == "1"
+    return release.running() < release.KEEPS_NO_WORKSPACES or os.environ.get("TORCH_CUBLAS_WORKSPACE_CACHE") == "1"
 
 
 def workspace_bytes(capability: tuple[int, int]) -> int:
@@ -36,11 +37,15 @@ def _workspace(device: Device) -> list[int]:
     size = workspace_bytes(device.spec.capability)
     if not device.keeps_workspaces:
         return [size]
+    _keep(device, "cuBLAS", size)
+    return []
+
+
+def _keep(device: Device, library: str, size: int) -> None:
     # The thread that runs backward has a handle, and so a workspace, of its own.
-    key = device.stream, torch._C._current_graph_task_id() != -1
+    key = library, device.stream, torch._C._current_graph_task_id() != -1
     if key not in device.workspaces:
         device.workspaces[key] = device.allocate(size)
-    return []
 
 
 def _clone(tensor: Tensor) -> list[int]:
@@ -86,9 +91,13 @@ def addmm(device: Device, args: Any, out: Tensor, *, activated: bool = False) ->
         return []
     taken = _matrices(first, second, out)
     beta = args[3] if len(args) > 3 else 1
-    if device.keeps_workspaces or not _by_cublaslt(bias, second, out, beta, activated):
+    if not _by_cublaslt(bias, second, out, beta, activated):
         return taken + _workspace(device)
-    return [*taken, _LT_BYTES]
+    if not device.keeps_workspaces:
+        return [*taken, _LT_BYTES]
+    _workspace(device)  # cuBLASLt's handle is cuBLAS's, which has its own as well
+    _keep(device, "cuBLASLt", _LT_BYTES)
+    return taken
 
 
 def _by_cublaslt(bias: Tensor, second: Tensor, out: Tensor, beta: float, activated: bool) -> bool:

@@ -1,7 +1,7 @@
 """LSTM, GRU and RNN as cuDNN does them: one operation for the whole sequence, which keeps one reserve.
 
-The values are the CPU's. How large cuDNN's reserve is, NVIDIA does not publish: here it holds what backward cannot do
-without, the gates and the cell states of every step.
+The values are the CPU's; `recurrent_memory` knows how much cuDNN takes. Under autocast they are computed in float16
+whatever dtype it has, bfloat16 too (aten/src/ATen/cudnn/AutocastRNN.cpp).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from ..scope import in_force, ownership
 from ..scope.in_force import backing
 from ..scope.labels import device_of
-from . import autocast
+from . import autocast, recurrent_memory
 from .results import map_tensors, place
 from .sixteen_bit import HALVES
 
@@ -26,14 +26,13 @@ Tensor = torch.Tensor
 aten = torch.ops.aten
 
 _SEED = "_gpulab_seed"  # of the dropout between the layers, on the reserve that stands for it
-# name -> cuDNN's mode, gates per step
-_MODES = {"rnn_relu": (0, 1), "rnn_tanh": (1, 1), "lstm": (2, 4), "gru": (3, 3)}
-_NAMES = {mode: (name, gates) for name, (mode, gates) in _MODES.items()}
+_MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}  # cuDNN's
+_NAMES = {mode: name for name, mode in _MODES.items()}
 
 
 def _mirror(name: str) -> Callable[..., Any]:
     op = getattr(aten, name).input
-    mode = _MODES[name][0]
+    mode = _MODES[name]
 
     def run(
         tensor: Tensor, hx: Any, params: list[Tensor], biases: bool, layers: int, dropout: float, train: bool,
@@ -44,14 +43,16 @@ def _mirror(name: str) -> Callable[..., Any]:
         if not here or not torch.backends.cudnn.enabled:
             with autocast.below(tensor):
                 return op(*args)
-        if autocast.casting():
-            tensor, hx, params = autocast.lower((tensor, hx, list(params)))
         with autocast.below(tensor):
+            flat = _flat(params)
+            if torch.is_autocast_enabled("cuda") and params[0].dtype not in (torch.float16, torch.float64):
+                flat, params = _halved(params)
+            if torch.is_autocast_enabled("cuda"):
+                tensor, hx = autocast.cast_last_first((tensor, hx), torch.float16)
             h, c = (hx[0], hx[1]) if name == "lstm" else (hx, None)
             hidden = params[1].shape[1] if c is None else c.shape[-1]
             projected = h.shape[-1] if name == "lstm" and h.shape[-1] != hidden else 0
             each = (4 if biases else 2) + bool(projected)
-            flat = _flat(params)
             out = aten._cudnn_rnn(
                 tensor, params, each, flat, h, c, mode, hidden, projected, layers, batch_first, dropout, train,
                 bidirectional, [], None,
@@ -70,13 +71,21 @@ def _flat(params: list[Tensor]) -> Tensor | None:
     return params[0].detach().as_strided((total,), (1,), 0)
 
 
+def _halved(params: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    """One buffer with all weights in float16, and its parts, in which autograd records that they were copied."""
+    with torch.no_grad():
+        flat = torch.zeros(sum(p.numel() for p in params), dtype=torch.float16, device=params[0].device)
+        parts = [part.view(p.shape) for part, p in zip(flat.split([p.numel() for p in params]), params, strict=True)]
+    return flat, [part.detach().copy_(p) for part, p in zip(parts, params, strict=True)]
+
+
 MIRRORS: dict[str, Callable[..., Any]] = {f"{name}.input": _mirror(name) for name in _MODES}
 
 
 def _arguments(args: Any) -> tuple[Any, ...]:
     """The arguments of the CPU's operation, from those of `_cudnn_rnn`."""
     tensor, weights, stride, _, h, c, mode, _, _, layers, batch_first, dropout, train, both = args[:14]
-    name, _ = _NAMES[mode]
+    name = _NAMES[mode]
     biases = stride >= 4
     hx = [h, c] if name == "lstm" else h
     return getattr(aten, name).input, (tensor, hx, weights, biases, layers, dropout, train, both, batch_first)
@@ -88,10 +97,11 @@ def _wide(tree: Any) -> Any:
 
 def forward(gpu: VirtualGPU, device: Device, func: Any, args: Any, kwargs: Any) -> Any:
     """`_cudnn_rnn`: output, h, c, reserve, flat weights."""
-    tensor, weights, _, flat, h, c, mode, hidden, projected, layers, batch_first, dropout, train, both = args[:14]
+    tensor, weights, _, flat, h, c, _, hidden, projected, _, batch_first, dropout, train, both = args[:14]
     op, cpu_args = _arguments(args)
     with backing:
-        time, batch = (tensor.shape[1], tensor.shape[0]) if batch_first else tensor.shape[:2]
+        layer = _layer(args)
+        time, batch = layer.length, layer.batch
         if gpu.compute:
             seed = int(torch.randint(0, 2**62, (), generator=device.generator).item()) if dropout and train else 0
             out = _seeded(seed, op, _wide(cpu_args))
@@ -104,8 +114,7 @@ def forward(gpu: VirtualGPU, device: Device, func: Any, args: Any, kwargs: Any) 
             out += [] if c is None else [torch.empty_like(c)]
         if batch_first:  # cuDNN works along the time and its result is turned
             out[0] = out[0].transpose(0, 1).contiguous().transpose(0, 1)
-        gates = _NAMES[mode][1] + (mode == 2)
-        size = layers * (2 if both else 1) * time * batch * hidden * gates * tensor.element_size() if train else 0
+        size = recurrent_memory.reserve_bytes(layer) if train and device.plans_convolutions else 0
         reserve = torch.empty(size, dtype=torch.uint8, device=device.backing)
         setattr(reserve.untyped_storage(), _SEED, seed)
         cell = out[2] if c is not None else torch.empty(0, dtype=tensor.dtype, device=device.backing)
@@ -114,6 +123,45 @@ def forward(gpu: VirtualGPU, device: Device, func: Any, args: Any, kwargs: Any) 
         else:
             flat = flat.view(-1)
     return out[0], out[1], cell, reserve, flat
+
+
+def _layer(args: Any) -> recurrent_memory.Layer:
+    """From the arguments of `_cudnn_rnn`."""
+    tensor, _, _, _, _, _, mode, hidden, projected, layers, batch_first, _, _, both = args[:14]
+    batch, length = tensor.shape[:2] if batch_first else tensor.shape[1::-1]
+    return recurrent_memory.Layer(
+        _NAMES[mode], length, batch, tensor.shape[2], hidden, layers, 2 if both else 1, tensor.element_size(),
+        float16=tensor.dtype is torch.float16, projected=projected,
+    )  # fmt: skip
+
+
+def forward_temporaries(device: Device, args: Any, out: Any) -> list[Any]:
+    """The input with time first, and the workspace."""
+    return [*_turned(args[0]), *_workspace(device, _layer(args), training=args[12])]
+
+
+def backward_temporaries(device: Device, args: Any, out: Any) -> list[Any]:
+    """The gradient of the input is computed first, then those of the weights: each turns it, and takes a workspace.
+
+    Zeros stand for gradients of the last states that there are none of.
+    """
+    tensor, weights, stride, flat, h, c, _, _, of_h, of_c, *rest = args
+    layer = _layer((tensor, weights, stride, flat, h, c, *rest[:8]))
+    one = [*_turned(tensor), *_workspace(device, layer, training=True, backward=True)]
+    zeros = [state.nbytes for state, of in ((h, of_h), (c, of_c)) if state is not None and of is None]
+    return [*zeros, one, one] if args[21][3] else [*zeros, one]
+
+
+def _turned(tensor: Tensor) -> list[int]:
+    return [] if tensor.transpose(0, 1).is_contiguous() else [tensor.nbytes]
+
+
+def _workspace(device: Device, layer: recurrent_memory.Layer, **how: bool) -> list[int]:
+    if not device.plans_convolutions:
+        return []
+    backward = how.get("backward", False)
+    algorithm = recurrent_memory.algorithm(layer, device.spec.capability, device.spec.sms, backward=backward)
+    return [recurrent_memory.workspace_bytes(layer, algorithm, training=how["training"])]
 
 
 def _seeded(seed: int, op: Any, args: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import attention, products
+from . import attention, products, recurrent
 from .reductions import THREADS_PER_SM, Kernel, buffers
 from .sync_batch_norm import by_rows, scales_in_general
 
@@ -338,6 +338,8 @@ OF: dict[Any, Rule] = {
     **dict.fromkeys(
         (aten._thnn_fused_lstm_cell_backward_impl.default, aten._thnn_fused_gru_cell_backward.default), _of_biases
     ),
+    aten._cudnn_rnn.default: recurrent.forward_temporaries,
+    aten._cudnn_rnn_backward.default: recurrent.backward_temporaries,
     aten._softmax_backward_data.default: _product,
     aten._safe_softmax.default: _safe_softmax,
     aten._scaled_dot_product_cudnn_attention_backward.default: attention.cudnn_backward_temporaries,

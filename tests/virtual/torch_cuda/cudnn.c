@@ -90,17 +90,10 @@ ZERO(cudnnGetBatchNormalizationTrainingExReserveSpaceSize, cudnnHandle_t h, cudn
 ZERO(cudnnDropoutGetStatesSize, cudnnHandle_t h)
 ZERO(cudnnGetCTCLossWorkspaceSize_v8, cudnnHandle_t h, cudnnCTCLossAlgo_t a, cudnnCTCLossDescriptor_t c,
      cudnnTensorDescriptor_t p, cudnnTensorDescriptor_t g)
-cudnnStatus_t cudnnGetRNNTempSpaceSizes(cudnnHandle_t handle, cudnnRNNDescriptor_t rnn, cudnnForwardMode_t mode,
-                                        cudnnRNNDataDescriptor_t x, size_t *workspace, size_t *reserve) {
-    if (workspace) *workspace = 0;
-    if (reserve) *reserve = 0;
-    return 0;
-}
-
-/* The weights of a recurrent layer: for each layer and direction the input's matrices, then the hidden state's; after
+/* Recurrent layers. Their weights: for each layer and direction the input's matrices, then the hidden state's; after
    all of them the biases in the same order. */
 
-typedef struct { int gates, directions, biases, input, hidden, projected, layers, bytes; } Rnn;
+typedef struct { int gates, directions, biases, input, hidden, projected, layers, bytes; RnnSettings given; } Rnn;
 typedef struct { int dimensions[3], strides[3]; cudnnDataType_t type; } Tensor;
 
 cudnnStatus_t cudnnCreateRNNDescriptor(cudnnRNNDescriptor_t *made) { return *made = calloc(1, sizeof(Rnn)), 0; }
@@ -117,7 +110,27 @@ cudnnStatus_t cudnnSetRNNDescriptor_v8(cudnnRNNDescriptor_t rnn, cudnnRNNAlgo_t 
                                        cudnnDropoutDescriptor_t dropout, uint32_t flags) {
     *(Rnn *)rnn = (Rnn){cell == CUDNN_LSTM ? 4 : cell == CUDNN_GRU ? 3 : 1, direction == CUDNN_BIDIRECTIONAL ? 2 : 1,
                         bias != CUDNN_RNN_NO_BIAS, input, hidden, projected, layers,
-                        type == CUDNN_DATA_DOUBLE ? 8 : type == CUDNN_DATA_FLOAT ? 4 : 2};
+                        type == CUDNN_DATA_DOUBLE ? 8 : type == CUDNN_DATA_FLOAT ? 4 : 2,
+                        {algo, cell, bias, direction, mode, type, math, math_type, input, hidden, projected, layers,
+                         flags}};
+    return 0;
+}
+cudnnStatus_t cudnnCreateRNNDataDescriptor(cudnnRNNDataDescriptor_t *made) {
+    return *made = calloc(1, sizeof(RnnData)), 0;
+}
+cudnnStatus_t cudnnDestroyRNNDataDescriptor(cudnnRNNDataDescriptor_t old) { return free(old), 0; }
+cudnnStatus_t cudnnSetRNNDataDescriptor(cudnnRNNDataDescriptor_t data, cudnnDataType_t type,
+                                        cudnnRNNDataLayout_t layout, int length, int batch, int width,
+                                        const int lengths[], void *fill) {
+    *(RnnData *)data = (RnnData){type, layout, length, batch, width};
+    return 0;
+}
+cudnnStatus_t cudnnGetRNNTempSpaceSizes(cudnnHandle_t handle, cudnnRNNDescriptor_t rnn, cudnnForwardMode_t mode,
+                                        cudnnRNNDataDescriptor_t data, size_t *workspace, size_t *reserve) {
+    size_t both[2] = {0, 0};
+    if (planning()) plan_rnn(&((Rnn *)rnn)->given, (RnnData *)data, mode, both);
+    if (workspace) *workspace = both[0];
+    if (reserve) *reserve = both[1];
     return 0;
 }
 static size_t columns(const Rnn *rnn, int pseudo_layer, int from_input) {

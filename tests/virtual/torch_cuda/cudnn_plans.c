@@ -19,6 +19,19 @@ static struct {
                          int64_t *, void *);
     cudnnStatus_t (*finalize)(cudnnBackendDescriptor_t);
     void (*last_error)(char *, size_t);
+    cudnnStatus_t (*new_rnn)(cudnnRNNDescriptor_t *);
+    cudnnStatus_t (*set_rnn)(cudnnRNNDescriptor_t, cudnnRNNAlgo_t, cudnnRNNMode_t, cudnnRNNBiasMode_t,
+                             cudnnDirectionMode_t, cudnnRNNInputMode_t, cudnnDataType_t, cudnnDataType_t,
+                             cudnnMathType_t, int32_t, int32_t, int32_t, int32_t, cudnnDropoutDescriptor_t, uint32_t);
+    cudnnStatus_t (*old_rnn)(cudnnRNNDescriptor_t);
+    cudnnStatus_t (*new_data)(cudnnRNNDataDescriptor_t *);
+    cudnnStatus_t (*set_data)(cudnnRNNDataDescriptor_t, cudnnDataType_t, cudnnRNNDataLayout_t, int, int, int,
+                              const int[], void *);
+    cudnnStatus_t (*old_data)(cudnnRNNDataDescriptor_t);
+    cudnnStatus_t (*new_dropout)(cudnnDropoutDescriptor_t *);
+    cudnnStatus_t (*old_dropout)(cudnnDropoutDescriptor_t);
+    cudnnStatus_t (*rnn_sizes)(cudnnHandle_t, cudnnRNNDescriptor_t, cudnnForwardMode_t, cudnnRNNDataDescriptor_t,
+                               size_t *, size_t *);
 } real;
 static cudnnBackendDescriptor_t device;
 static int open_;
@@ -56,6 +69,15 @@ static void open_library(void) {
     real.get = dlsym(library, "cudnnBackendGetAttribute");
     real.finalize = dlsym(library, "cudnnBackendFinalize");
     real.last_error = dlsym(library, "cudnnGetLastErrorString");
+    real.new_rnn = dlsym(library, "cudnnCreateRNNDescriptor");
+    real.set_rnn = dlsym(library, "cudnnSetRNNDescriptor_v8");
+    real.old_rnn = dlsym(library, "cudnnDestroyRNNDescriptor");
+    real.new_data = dlsym(library, "cudnnCreateRNNDataDescriptor");
+    real.set_data = dlsym(library, "cudnnSetRNNDataDescriptor");
+    real.old_data = dlsym(library, "cudnnDestroyRNNDataDescriptor");
+    real.new_dropout = dlsym(library, "cudnnCreateDropoutDescriptor");
+    real.old_dropout = dlsym(library, "cudnnDestroyDropoutDescriptor");
+    real.rnn_sizes = dlsym(library, "cudnnGetRNNTempSpaceSizes");
     describe_device();
     open_ = 1;
 }
@@ -91,3 +113,30 @@ cudnnStatus_t plan_get(cudnnBackendDescriptor_t descriptor, cudnnBackendAttribut
 }
 cudnnStatus_t plan_finalize(cudnnBackendDescriptor_t descriptor) { return real.finalize(descriptor); }
 void plan_last_error(char *message, size_t size) { real.last_error(message, size); }
+
+/* A recurrent layer's workspace and reserve. The call needs a handle, which needs a driver; of a handle it reads here
+   nothing but the GPU's architecture, so one stands in for it that says that everywhere. cuDNN then finds no GPU for
+   what it prepares after the sizes (CUDNN_STATUS_EXECUTION_FAILED_CUDART). What it gave stood on a real H100 too, to the
+   byte, in float32, float16 and bfloat16 (lstm in gpulab/recordings/NVIDIA-H100-80GB-HBM3.json). */
+void plan_rnn(const RnnSettings *r, const RnnData *data, cudnnForwardMode_t mode, size_t sizes[2]) {
+    static int handle[1 << 16];
+    struct cudaDeviceProp p;
+    cudaGetDeviceProperties(&p, 0);
+    for (int i = 0; i < sizeof handle / sizeof *handle; i++) handle[i] = p.major * 100 + p.minor * 10;
+    /* bfloat16 needs more of the handle; its sizes are those of float16. */
+    cudnnDataType_t type = r->type == CUDNN_DATA_BFLOAT16 ? CUDNN_DATA_HALF : r->type;
+    cudnnRNNDescriptor_t rnn;
+    cudnnRNNDataDescriptor_t x;
+    cudnnDropoutDescriptor_t dropout;
+    float fill = 0;
+    int *lengths = malloc(data->batch * sizeof *lengths);
+    for (int i = 0; i < data->batch; i++) lengths[i] = data->length;
+    int failed = real.new_rnn(&rnn) || real.new_data(&x) || real.new_dropout(&dropout) ||
+                 real.set_rnn(rnn, r->algorithm, r->cell, r->bias, r->direction, r->mode, type, r->math, r->math_type,
+                              r->input, r->hidden, r->projected, r->layers, dropout, r->flags) ||
+                 real.set_data(x, type, data->layout, data->length, data->batch, data->width, lengths, &fill);
+    cudnnStatus_t status = real.rnn_sizes((cudnnHandle_t)handle, rnn, mode, x, &sizes[0], &sizes[1]);
+    if (failed || (status && status != CUDNN_STATUS_EXECUTION_FAILED_CUDART))
+        fprintf(stderr, "cuDNN does not take the layer: %d\n", status), abort();
+    real.old_rnn(rnn), real.old_data(x), real.old_dropout(dropout), free(lengths);
+}

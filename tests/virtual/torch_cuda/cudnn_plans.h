@@ -10,3 +10,17 @@ cudnnStatus_t plan_get(cudnnBackendDescriptor_t descriptor, cudnnBackendAttribut
                        cudnnBackendAttributeType_t type, int64_t wanted, int64_t *count, void *data);
 cudnnStatus_t plan_finalize(cudnnBackendDescriptor_t descriptor);
 void plan_last_error(char *message, size_t size);
+
+typedef struct {
+    cudnnRNNAlgo_t algorithm;
+    cudnnRNNMode_t cell;
+    cudnnRNNBiasMode_t bias;
+    cudnnDirectionMode_t direction;
+    cudnnRNNInputMode_t mode;
+    cudnnDataType_t type, math;
+    cudnnMathType_t math_type;
+    int input, hidden, projected, layers;
+    unsigned flags;
+} RnnSettings;
+typedef struct { cudnnDataType_t type; cudnnRNNDataLayout_t layout; int length, batch, width; } RnnData;
+void plan_rnn(const RnnSettings *rnn, const RnnData *data, cudnnForwardMode_t mode, size_t sizes[2]);

@@ -1,0 +1,172 @@
+"""How much memory cuDNN's recurrent layers take: the reserve that backward needs, and a workspace while they run.
+
+NVIDIA does not publish either. The rules are read off what cuDNN 9.26 answers when it is asked for sizes
+(cudnnGetRNNTempSpaceSizes; tests/virtual/torch_cuda/recurrent.json); an H100 with cuDNN 9.19 took the same bytes.
+Which of its algorithms PyTorch asks for is get_algo in aten/src/ATen/native/cudnn/RNN.cpp.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MiB = 1 << 20
+STANDARD, PERSIST, SMALL = "standard", "persist static", "persist static, small hidden size"
+# By cell, for one layer and one step: gates that are computed, and what is kept of it in multiples of the hidden state.
+_GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
+_KEPT = {"lstm": 5, "gru": 6, "rnn_tanh": 1, "rnn_relu": 1}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A recurrent layer and its batch: `inputs` and `hidden` are widths, `itemsize` the bytes of a number.
+
+    `float16` is whether it is that, and not bfloat16, where a number has two bytes. `packed` is whether the sequences
+    are a PackedSequence, which cuDNN takes as they are; others it packs itself.
+    """
+
+    cell: str
+    length: int
+    batch: int
+    inputs: int
+    hidden: int
+    layers: int = 1
+    directions: int = 1
+    itemsize: int = 4
+    float16: bool = False
+    packed: bool = False
+    projected: int = 0
+
+    @property
+    def row(self) -> int:
+        """Bytes of `hidden` numbers for each sequence."""
+        return self.batch * self.hidden * self.itemsize
+
+    @property
+    def outputs(self) -> int:
+        """The width of a step's result in one direction."""
+        return self.projected or self.hidden
+
+
+def algorithm(layer: Layer, capability: tuple[int, int], sms: int, *, backward: bool = False) -> str:
+    """The one that PyTorch asks for, by its tests of speed."""
+    if layer.projected or layer.packed or layer.itemsize == 8:
+        return STANDARD
+    lstm, gru = layer.cell == "lstm", layer.cell == "gru"
+    least = (128 if lstm or gru else 256) if backward else (192 if lstm or gru else 384)
+    if layer.hidden <= least:
+        return SMALL
+    return STANDARD if gru or not _persists(layer, capability, sms) else PERSIST
+
+
+def _persists(layer: Layer, capability: tuple[int, int], sms: int) -> bool:
+    one = layer.layers == layer.directions == 1
+    if not one or not layer.float16 or layer.hidden > 1024 or layer.hidden % 128 or layer.inputs % 128:
+        return False
+    if capability[0] < 8 or capability[1] == 6 or sms < 98 or layer.batch % 8 or layer.batch > 128:
+        return False
+    return layer.cell == "lstm" or layer.batch < 96 or layer.hidden < 896
+
+
+def reserve_bytes(layer: Layer) -> int:
+    """What forward keeps for backward: every step's gates and states, and what goes from layer to layer."""
+    step = (layer.layers * _KEPT[layer.cell] + layer.layers - 1) * layer.row
+    if layer.projected:
+        step += layer.layers * (layer.row + layer.batch * layer.projected * layer.itemsize)
+    return 256 + layer.directions * layer.length * step
+
+
+def workspace_bytes(layer: Layer, algorithm: str, *, training: bool) -> int:
+    """What a call takes and gives back. In training forward takes as much as backward will, where that is more.
+
+    With a projection only what forward needs is exact.
+    """
+    forward, backward = _both_ways if layer.directions == 2 else _BY_ALGORITHM[algorithm]
+    needs = [forward(layer, algorithm)]
+    if training:
+        needs.append(backward(layer, algorithm))
+    lengths = 0
+    if not layer.packed:  # input, output and states as cuDNN packs them, in backward their gradients too
+        width = layer.inputs + layer.directions * layer.outputs
+        packed = layer.length * layer.batch * width * layer.itemsize + 2 * _states(layer) * layer.directions
+        needs = [need + (times + 1) * packed for times, need in enumerate(needs)]
+        lengths = -(-8 * layer.batch // 32) * 32
+    return 256 + lengths + 8 * MiB * layer.layers * layer.directions + _weights(layer) + max(needs)
+
+
+def _weights(layer: Layer) -> int:
+    """Bytes of the matrices."""
+    above = layer.outputs * layer.directions
+    widths = layer.inputs + (layer.layers - 1) * above + layer.layers * layer.outputs
+    numbers = _GATES[layer.cell] * layer.hidden * widths + layer.layers * layer.projected * layer.hidden
+    return layer.directions * numbers * layer.itemsize
+
+
+def _states(layer: Layer) -> int:
+    """Bytes of h, and of an LSTM's c, of all layers."""
+    one = layer.batch * layer.outputs * layer.itemsize
+    return layer.layers * (one + layer.row if layer.cell == "lstm" else one)
+
+
+def _wide(layer: Layer) -> int:
+    return layer.length * layer.batch * max(layer.inputs, layer.hidden) * layer.itemsize
+
+
+def _both_ways_forward(layer: Layer, algorithm: str) -> int:
+    ends = {"lstm": 10, "gru": 6} if algorithm == SMALL else {"lstm": 16, "gru": 10}
+    steps = (2 * _GATES[layer.cell] + 4) * layer.length
+    return (steps + ends.get(layer.cell, 6) * layer.layers) * layer.row
+
+
+def _both_ways_backward(layer: Layer, algorithm: str) -> int:
+    steps = (2 if layer.layers == 1 else 4) * layer.length
+    return 4 * _wide(layer) + (steps + (10 if layer.cell == "lstm" else 6) * layer.layers) * layer.row
+
+
+def _standard_forward(layer: Layer, algorithm: str) -> int:
+    steps = _GATES[layer.cell] * min(layer.length, 256) + (layer.length if layer.projected else 0)
+    return (steps + {"lstm": 6, "gru": 3}.get(layer.cell, 1) * layer.layers) * layer.row
+
+
+def _standard_backward(layer: Layer, algorithm: str) -> int:
+    steps = layer.length if layer.layers == 1 else min(layer.length, _steps_at_once(layer))
+    return _wide(layer) + (steps + (3 if layer.cell == "lstm" else 1) * layer.layers) * layer.row
+
+
+def _steps_at_once(layer: Layer) -> int:
+    """Layers work on different steps at the same time, the fewer steps each the larger the batch is."""
+    waves = layer.layers + 1
+    if layer.batch < 16:
+        return (32 if layer.batch == 1 else 16) * waves
+    if layer.length >= 128 or layer.batch < 24:
+        return 8 * waves
+    return 4 * (layer.layers + 2) if layer.batch <= 64 else 8 + 2 * layer.layers
+
+
+def _small_forward(layer: Layer, algorithm: str) -> int:
+    return _GATES[layer.cell] * layer.length * layer.row + _ends(layer)
+
+
+def _small_backward(layer: Layer, algorithm: str) -> int:
+    return _wide(layer) + (1 if layer.layers == 1 else 2) * layer.length * layer.row + _ends(layer)
+
+
+def _persist_forward(layer: Layer, algorithm: str) -> int:
+    return 5 * _GATES[layer.cell] * layer.length * layer.row + _ends(layer)
+
+
+def _persist_backward(layer: Layer, algorithm: str) -> int:
+    steps = layer.length * {"lstm": 5, "gru": 7}.get(layer.cell, 2)
+    sums = max(8 * layer.length * layer.row, 19 * 256 * layer.hidden + layer.row)
+    return _wide(layer) + steps * layer.row + sums + _ends(layer)
+
+
+def _ends(layer: Layer) -> int:
+    return (4 if layer.cell == "lstm" else 2) * layer.layers * layer.row
+
+
+_both_ways = _both_ways_forward, _both_ways_backward
+_BY_ALGORITHM = {
+    STANDARD: (_standard_forward, _standard_backward),
+    SMALL: (_small_forward, _small_backward),
+    PERSIST: (_persist_forward, _persist_backward),
+}

@@ -1,0 +1,24 @@
+"""The release of PyTorch, where releases differ in what they do on a GPU: (2, 15) for 2.15.1."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+
+KEEPS_NO_WORKSPACES = (2, 15)  # the first that takes cuBLAS's workspaces anew for every call
+TIES_BY_AGE = (2, 12)  # the first whose allocator does not choose between equal blocks by their addresses
+SEEDS_ON_GPU = (2, 14)  # the first whose attention without dropout makes its two empty seeds on the GPU
+
+
+def of(version: str) -> tuple[int, int]:
+    """From the text of `torch.__version__`; raises ValueError where that begins with no release."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if found is None:
+        raise ValueError(f"version is {version!r}; it must begin as 2.15 does")
+    return int(found[1]), int(found[2])
+
+
+def running() -> tuple[int, int]:
+    """Of the torch that is imported."""
+    return of(str(torch.__version__))
