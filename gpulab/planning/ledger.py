@@ -92,7 +92,7 @@ class Ledger:
 
     def at_the_peak(self) -> dict[Role, int]:
         """The bytes of each role at the peak of the step; their sum is `peak`."""
-        for label in self._device.workspaces.values():
+        for label in (*self._device.workspaces.values(), self._device.dropout_state):
             if label is not None and label.block in self._alive:
                 self._alive[label.block].role = "workspaces"
         found = dict.fromkeys(ROLES, 0)

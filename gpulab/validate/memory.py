@@ -237,6 +237,7 @@ class _Watch(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.highest = self.highest_without = 0
+        torch.cuda.reset_peak_memory_stats()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self._note(torch.cuda.max_memory_allocated())

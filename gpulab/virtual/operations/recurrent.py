@@ -99,8 +99,12 @@ def forward(gpu: VirtualGPU, device: Device, func: Any, args: Any, kwargs: Any) 
     """`_cudnn_rnn`: output, h, c, reserve, flat weights."""
     tensor, weights, _, flat, h, c, _, hidden, projected, _, batch_first, dropout, train, both = args[:14]
     op, cpu_args = _arguments(args)
+    layer = _layer(args)
+    if dropout and train and device.plans_convolutions and device.dropout_state is None:
+        # One for each GPU, and kept (dropout_state_cache in RNN.cpp).
+        spec = device.spec
+        device.dropout_state = device.allocate(recurrent_memory.dropout_state_bytes(spec.capability, spec.sms))
     with backing:
-        layer = _layer(args)
         time, batch = layer.length, layer.batch
         if gpu.compute:
             seed = int(torch.randint(0, 2**62, (), generator=device.generator).item()) if dropout and train else 0
@@ -127,11 +131,12 @@ def forward(gpu: VirtualGPU, device: Device, func: Any, args: Any, kwargs: Any) 
 
 def _layer(args: Any) -> recurrent_memory.Layer:
     """From the arguments of `_cudnn_rnn`."""
-    tensor, _, _, _, _, _, mode, hidden, projected, layers, batch_first, _, _, both = args[:14]
+    tensor, _, _, _, _, _, mode, hidden, projected, layers, batch_first, dropout, train, both = args[:14]
     batch, length = tensor.shape[:2] if batch_first else tensor.shape[1::-1]
     return recurrent_memory.Layer(
         _NAMES[mode], length, batch, tensor.shape[2], hidden, layers, 2 if both else 1, tensor.element_size(),
         float16=tensor.dtype is torch.float16, projected=projected,
+        dropout=bool(dropout and train),
     )  # fmt: skip
 
 
@@ -141,15 +146,18 @@ def forward_temporaries(device: Device, args: Any, out: Any) -> list[Any]:
 
 
 def backward_temporaries(device: Device, args: Any, out: Any) -> list[Any]:
-    """The gradient of the input is computed first, then those of the weights: each turns it, and takes a workspace.
+    """For the gradients of the weights, which come after those of the input."""
+    return _of_backward(device, args, of_input=False) if args[21][3] else []
 
-    Zeros stand for gradients of the last states that there are none of.
-    """
-    tensor, weights, stride, flat, h, c, _, _, of_h, of_c, *rest = args
+
+def _of_backward(device: Device, args: Any, *, of_input: bool) -> list[Any]:
+    """The input with time first, for its own gradient the output's too, zeros for what the last states have no
+    gradient of, and the workspace."""
+    tensor, weights, stride, flat, h, c, _, of_output, of_h, of_c, *rest = args
     layer = _layer((tensor, weights, stride, flat, h, c, *rest[:8]))
-    one = [*_turned(tensor), *_workspace(device, layer, training=True, backward=True)]
     zeros = [state.nbytes for state, of in ((h, of_h), (c, of_c)) if state is not None and of is None]
-    return [*zeros, one, one] if args[21][3] else [*zeros, one]
+    turned = [*_turned(tensor), *(_turned(of_output) if of_input and of_output is not None else [])]
+    return [*zeros, *turned, *_workspace(device, layer, training=True, backward=True)]
 
 
 def _turned(tensor: Tensor) -> list[int]:
@@ -191,17 +199,20 @@ def backward(gpu: VirtualGPU, device: Device, func: Any, args: Any, kwargs: Any)
             )
             grads = [g.to(tensor.dtype) for g in grads]
     cut = 3 if c is not None else 2
+    place(device, grads[:cut])
+    if gpu.mirror:
+        device.touch(_of_backward(device, args, of_input=True))
     of_weights = grads[cut:] if wanted[3] else []
     if of_weights:
         with backing:
             whole = torch.empty(sum(w.numel() for w in weights), dtype=tensor.dtype, device=device.backing)
-            place = 0
+            start = 0
             for index, grad in enumerate(of_weights):
-                part = whole[place : place + grad.numel()].view(grad.shape)
+                part = whole[start : start + grad.numel()].view(grad.shape)
                 if gpu.compute:
                     part.copy_(grad)
                 of_weights[index] = part
-                place += grad.numel()
+                start += grad.numel()
     return grads[0], grads[1], grads[2] if c is not None else None, list(of_weights)
 
 

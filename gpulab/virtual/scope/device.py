@@ -103,6 +103,7 @@ class Device:
         self.keeps_workspaces = False
         self.plans_convolutions = True
         self.workspaces: dict[Any, Label | None] = {}
+        self.dropout_state: Label | None = None  # cuDNN's, of its recurrent layers
         self.fault: str | None = None
         self.blocking = os.environ.get("CUDA_LAUNCH_BLOCKING") == "1"  # the host waits for every kernel
         self.raw: dict[int, Label] = {}
@@ -284,3 +285,4 @@ class Device:
     def close(self) -> None:
         self.active = False
         self.workspaces.clear()
+        self.dropout_state = None
