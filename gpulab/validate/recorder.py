@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ..virtual.clock.rates import recorded_as
 from ..virtual.scope import in_force
 from .effort import QUICK, Effort, Run, Tell, short
 from .sections import SECTIONS
@@ -114,7 +114,7 @@ def chosen(names: Sequence[str] | None) -> tuple[str, ...]:
 
 def default_path() -> Path:
     """In the current folder, named after the GPU."""
-    return Path(re.sub(r"[^A-Za-z0-9]+", "-", torch.cuda.get_device_name(0)) + ".json")
+    return Path(recorded_as(torch.cuda.get_device_name(0)))
 
 
 def failed(recording: dict[str, Any]) -> list[str]:

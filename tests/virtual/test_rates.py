@@ -40,7 +40,7 @@ def test_published_figures():
     assert rates.of("T4").memory_gbps == pytest.approx(220)  # arXiv 1903.07486
     assert rates.of("T4").pinned_gbps == pytest.approx(12)  # PCIe 3 x16
     assert rates.of("A100-80").tflops["bf16"] == pytest.approx(271.2, rel=1e-3)  # stas00/ml-engineering
-    assert rates.of("H100").tflops["bf16"] == pytest.approx(794.5, rel=1e-3)
+    assert rates.published(spec("H100")).tflops["bf16"] == pytest.approx(794.5, rel=1e-3)
     assert rates.of("B200").tflops["bf16"] == pytest.approx(1745, rel=1e-3)
     assert rates.of("H200").memory_gbps == pytest.approx(0.87 * 4800)
     assert all(rates.of(name).source == "published rates" for name in SPECS)
@@ -69,8 +69,9 @@ RECORDING = {
         for n in (1 << 20, 1 << 24, 1 << 28)
     ],
     "host": {
-        "add": 6.0, "matmul": 7.0, "matmul_grad": 10.0, "linear_no_grad": 16.0, "cast_fp16": 8.0, "event_record": 9.0,
-        "forward_50": 1000.0, "forward_backward_50": 4000.0, "AdamW_foreach_100": 2400.0,
+        "processor": "Intel(R) Xeon(R) CPU @ 2.20GHz", "cores": 2, "add_us": 6.0, "matmul_us": 7.0,
+        "matmul_grad_us": 10.0, "linear_no_grad_us": 16.0, "cast_fp16_us": 8.0, "event_record_us": 9.0,
+        "forward_50_us": 1000.0, "forward_backward_50_us": 4000.0, "AdamW_foreach_100_us": 2400.0,
     },
     "first_calls": {
         "matmul_fp32_first_s": 0.09, "matmul_fp32_second_s": 0.01, "convolution_first_s": 0.5,
@@ -123,7 +124,14 @@ def test_a_recording_of_that_gpu_is_taken_and_one_without_a_gpu_is_not(tmp_path,
         assert rates.of("T4").source == "published rates"
         rates.of.cache_clear()
         (tmp_path / "Tesla-T4.json").write_text(json.dumps(RECORDING))
-        assert rates.of("T4").source == "recorded on Tesla T4"
+        found = rates.of("T4")
+        assert found.source == "recorded on Tesla T4"
+        assert found.tflops["fp16"] == 25.0
+        assert found.pinned_gbps == pytest.approx(12, rel=1e-6)
+        # The machine's part is not every T4's.
+        server = rates.published(spec("T4"))
+        for field in ["host", "pageable_gbps", "copy_us", "pin_gbps", "first_ms"]:
+            assert getattr(found, field) == getattr(server, field)
         assert rates.of("L4").source == "published rates"
     finally:
         rates.of.cache_clear()

@@ -7,6 +7,7 @@ says which. It knows nothing of torch, and nothing here was fitted to a training
 from __future__ import annotations
 
 import json
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -83,7 +84,8 @@ class Rates:
         its result is written its multiprocessor computes nothing, so short products are slower. `aligned` is the power
         of two of bytes, up to 16, that every row of the operands begins at.
         """
-        rate = self.tflops[dtype] * 1e12 * (_ALIGNED[aligned] if dtype in _ON_TENSOR_CORES else 1.0) / self.sms
+        shares = _ALIGNED_ON_HOPPER if self.capability == (9, 0) else _ALIGNED
+        rate = self.tflops[dtype] * 1e12 * (shares[aligned] if dtype in _ON_TENSOR_CORES else 1.0) / self.sms
         size = BYTES[dtype]
         fetched = size * _SHARED.get(self.capability, 1.0) / (self.l2_rate / self.sms)
         written = size / (self.memory_rate / self.sms)
@@ -132,6 +134,9 @@ _FILL = 1e-6  # seconds until a tile's first operands have come: an assumption
 BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp64": 8}
 _ON_TENSOR_CORES = ("tf32", "fp16", "bf16")
 _ALIGNED = {16: 1.0, 8: 0.85, 4: 0.7, 2: 0.5}  # part of the rate by the bytes that rows of operands are aligned to
+# On an H100 as recorded ("products": 4,096 cubed, and one more, two more, four more of depth or columns): what is not
+# aligned to 16 bytes runs on the kernels of the generation before.
+_ALIGNED_ON_HOPPER = {16: 1.0, 8: 0.35, 4: 0.35, 2: 0.18}
 _SHARED = {(9, 0): 0.5, (10, 0): 0.5}  # part of a tile's operands that it fetches itself: clusters share the rest
 
 # Part of the peak that the largest products reach on tensor cores, where the board's power allows it. 8.0, 9.0, 10.0:
@@ -238,27 +243,26 @@ def published(gpu: Spec) -> Rates:
 
 
 def recorded(gpu: Spec, recording: Mapping[str, Any]) -> Rates:
-    """Rates from the microbenchmarks of a recording; what it lacks stays as published.
+    """Rates of a GPU and its machine from the microbenchmarks of a recording; what it lacks stays as published.
 
     Its sections "copies", "matmul", "host", "first_calls" and "touched" are read.
     """
+    of_machine = _of_machine(recording)
+    return replace(_of_gpu(gpu, recording), **of_machine)
+
+
+def _of_gpu(gpu: Spec, recording: Mapping[str, Any]) -> Rates:
+    """What is the GPU's and its link's."""
     rates = published(gpu)
     name = recording.get("device", {}).get("name", "a GPU")
     changed: dict[str, Any] = {"source": f"recorded on {name}"}
-    copies = [row for row in recording.get("copies") or () if isinstance(row, Mapping) and "bytes" in row]
+    copies = _copies(recording)
     if len(copies) >= 2:
-        latencies = []
-        for key, fields in (("pinned_gbps", "h2d_pinned d2h_pinned"), ("pageable_gbps", "h2d_pageable d2h_pageable")):
-            fits = [line([(row["bytes"], row[field] * 1e-3) for row in copies]) for field in fields.split()]
-            changed[key] = statistics.mean(1e-9 / slope for _, slope in fits)
-            latencies += [at_zero for at_zero, _ in fits] if key == "pinned_gbps" else []
-        changed["copy_us"] = max(0.0, statistics.mean(latencies) * 1e6)
+        changed["pinned_gbps"] = statistics.mean(1e-9 / slope for _, slope in _fits(copies, "h2d_pinned", "d2h_pinned"))
         outside = [row for row in copies if row["bytes"] > rates.l2_bytes]  # smaller ones are L2's
         if len(outside) >= 2:
             _, slope = line([(row["bytes"], row["d2d"] * 1e-3) for row in outside])
             changed["memory_gbps"] = 2e-9 / slope
-        pinned = [row["bytes"] / row["pin_ms"] * 1e-6 for row in copies if row.get("pin_ms")]
-        changed |= {"pin_gbps": statistics.median(pinned)} if pinned else {}
     products = recording.get("matmul")
     if isinstance(products, Mapping):
         best = {
@@ -268,15 +272,40 @@ def recorded(gpu: Spec, recording: Mapping[str, Any]) -> Rates:
             for name in ("fp32", "tf32", "fp16", "bf16")
         }
         changed["tflops"] = {**rates.tflops, **{name: value for name, value in best.items() if value}}
-    if isinstance(recording.get("host"), Mapping) and "add" in recording["host"]:
-        changed["host"] = hosts.recorded(recording["host"], f"the host of {name}")
-    changed["first_ms"] = {**rates.first_ms, **_first_ms(recording.get("first_calls"))}
     inside = [row for row in recording.get("touched") or () if isinstance(row, Mapping)]
     in_l2 = [row for row in inside if 2 * rates.l2_bytes / 10 < row["bytes_between"] < rates.l2_holds / 2]
     if in_l2:  # two tensors of each pair, one read and one written
         reached = max(2 * row["bytes_each"] / (row["ms"] * 1e-3 - rates.kernel_s) for row in in_l2)
         changed["l2_gbps"] = max(reached * 1e-9, changed.get("memory_gbps", rates.memory_gbps))
     return replace(rates, **changed)
+
+
+def _of_machine(recording: Mapping[str, Any]) -> dict[str, Any]:
+    """What depends on the processor, its memory and the driver: the fields of `Rates` that the recording tells."""
+    found: dict[str, Any] = {}
+    copies = _copies(recording)
+    if len(copies) >= 2:
+        fits = _fits(copies, "h2d_pageable", "d2h_pageable")
+        found["pageable_gbps"] = statistics.mean(1e-9 / slope for _, slope in fits)
+        at_zero = statistics.mean(seconds for seconds, _ in _fits(copies, "h2d_pinned", "d2h_pinned"))
+        found["copy_us"] = max(0.0, at_zero * 1e6)
+        pinned = [row["bytes"] / row["pin_ms"] * 1e-6 for row in copies if row.get("pin_ms")]
+        found |= {"pin_gbps": statistics.median(pinned)} if pinned else {}
+    costs = recording.get("host")
+    if isinstance(costs, Mapping) and "add_us" in costs:
+        name = f"the host of {recording.get('device', {}).get('name', 'a GPU')}"
+        found["host"] = hosts.recorded({key.removesuffix("_us"): value for key, value in costs.items()}, name)
+    calls = _first_ms(recording.get("first_calls"))
+    return found | ({"first_ms": calls} if calls else {})
+
+
+def _copies(recording: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [row for row in recording.get("copies") or () if isinstance(row, Mapping) and "bytes" in row]
+
+
+def _fits(copies: Sequence[Mapping[str, Any]], *fields: str) -> list[tuple[float, float]]:
+    """Seconds of a copy of no bytes, and of each byte more, in both directions."""
+    return [line([(row["bytes"], row[field] * 1e-3) for row in copies]) for field in fields]
 
 
 def _first_ms(found: Any) -> dict[str, float]:
@@ -306,12 +335,15 @@ def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 @cache
 def of(name: str) -> Rates:
-    """The rates of the GPU `name` (see `specs.SPECS`), from its recording where there is one."""
+    """The rates of the GPU `name` (see `specs.SPECS`), from its recording where there is one.
+
+    What is the machine's stays as published: a host is chosen by itself, and one machine is not all that have this GPU.
+    """
     gpu = spec(name)
-    for path in sorted(RECORDINGS.glob("*.json")):
-        if path.name.startswith("no-gpu"):
-            continue  # its times mean nothing
-        recording = json.loads(path.read_text(encoding="utf-8"))
-        if recording["device"]["name"] == gpu.product:
-            return recorded(gpu, recording)
-    return published(gpu)
+    path = RECORDINGS / recorded_as(gpu.product)
+    return _of_gpu(gpu, json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else published(gpu)
+
+
+def recorded_as(product: str) -> str:
+    """The name of the file with the recording of a GPU that the driver calls so."""
+    return re.sub(r"[^A-Za-z0-9]+", "-", product) + ".json"

@@ -167,9 +167,18 @@ def _turned(tensor: Tensor) -> list[int]:
 def _workspace(device: Device, layer: recurrent_memory.Layer, **how: bool) -> list[int]:
     if not device.plans_convolutions:
         return []
-    backward = how.get("backward", False)
-    algorithm = recurrent_memory.algorithm(layer, device.spec.capability, device.spec.sms, backward=backward)
+    algorithm = _algorithm(device, layer, backward=how.get("backward", False))
     return [recurrent_memory.workspace_bytes(layer, algorithm, training=how["training"])]
+
+
+def _algorithm(device: Device, layer: recurrent_memory.Layer, *, backward: bool) -> str:
+    return recurrent_memory.algorithm(layer, device.spec.capability, device.spec.sms, backward=backward)
+
+
+def algorithm_of(device: Device, args: Any, *, backward: bool) -> str:
+    """Which of cuDNN's algorithms a call of `_cudnn_rnn` uses, or of its backward."""
+    of_forward = (*args[:6], *args[10:18]) if backward else args
+    return _algorithm(device, _layer(of_forward), backward=backward)
 
 
 def _seeded(seed: int, op: Any, args: Any) -> Any:
