@@ -72,6 +72,13 @@ class Trained:
         return int(self.predicted["peak"][0] - self.predicted.get("cudnn_at_peak", 0))
 
     @property
+    def requested(self) -> Pair | None:
+        """What the program asked for at its peak, before the allocator rounds; None where that was not recorded."""
+        if "requested_peak" not in self.row:
+            return None
+        return Pair(f"{self.name} requested", self.row["requested_peak"], self.predicted["requested_peak"])
+
+    @property
     def reserved(self) -> Pair:
         return Pair(self.name, self.row["peak"][1], self.predicted["peak"][1])
 
@@ -187,7 +194,8 @@ def steps(
 ) -> Iterator[Trained]:
     """Every recorded step that this package has the model of, in order, of the rows that `only` takes.
 
-    A step that failed when recorded, for example for want of memory, is left out.
+    Left out are a step that failed when recorded, for example for want of memory, and one whose first gradients were
+    too large for float16: the scaler left the optimizer out, which hangs on values.
     """
     with virtual(recording):
         memory.warm_up()
@@ -200,9 +208,17 @@ def _steps(rows: Sequence[Mapping[str, Any]], only: Callable[[Mapping[str, Any]]
     for row in rows:
         if "error" in row or row["model"] not in known or row["mode"] not in memory.STEP_MODES or not only(row):
             continue
+        if overflowed(row):
+            continue
         step = memory.Step(known[row["model"]], row["batch"], row["mode"], row["optimizer"])
         then = _timed if "step_ms" in row else None
         yield Trained(row, memory.trained(step, cudnn="cudnn_at_peak" in row, then=then), row.get("cudnn_at_peak"))
+
+
+def overflowed(row: Mapping[str, Any]) -> bool:
+    """Whether the first step of a row left the optimizer out: it then took no memory for its states."""
+    marks = row.get("marks", {})
+    return row["mode"] == "amp_fp16" and "optimizer" in marks and marks["optimizer"] == marks["backward"]
 
 
 def _timed(step: Callable[[], None]) -> dict[str, float]:

@@ -35,11 +35,11 @@ def test_the_readme_keeps_what_stands_outside_the_marks(tmp_path):
         accuracy.write_readme("new", path)
 
 
-def test_the_readme_of_the_course_has_the_marks_in_order_and_three_lines_between_them():
+def test_the_readme_of_the_course_has_the_marks_in_order_and_five_lines_between_them():
     text = (accuracy.ROOT / "README.md").read_text()
     begin, end = text.index(accuracy.BEGIN), text.index(accuracy.END)
     assert 0 < begin < end
-    assert len(text[begin + len(accuracy.BEGIN) : end].splitlines()) == 3
+    assert len(text[begin + len(accuracy.BEGIN) : end].splitlines()) == 5
 
 
 def test_the_lines_of_the_readme_are_on_the_page_that_they_stand_for():

@@ -1,4 +1,4 @@
-"""Every recording that the package holds, against the predictions. Real GPUs come first, and there is none yet."""
+"""Every recording that the package holds, against the predictions."""
 
 from pathlib import Path
 from statistics import median
@@ -36,7 +36,7 @@ def test_there_is_something_to_compare_and_the_readme_lists_it():
 @each
 def test_what_is_no_gpu_has_a_name_that_says_so(path):
     assert path.name.startswith("no-gpu-") != predict.is_of_a_gpu(predict.load(path))
-    assert path.stat().st_size < 300_000
+    assert path.stat().st_size < 600_000
 
 
 @each
@@ -62,22 +62,50 @@ def test_saved_tensors_and_dtypes_are_predicted_to_the_byte(path):
     assert [pair for pair in pairs if pair.recorded != pair.predicted] == []
 
 
+# Of each model few rows, in small batches; tools/accuracy.py compares all of them, which takes minutes.
+PREDICTED = {
+    "mlp": ("fp32", "tf32", "amp_fp16", "amp_bf16", "accum4_bf16"), "resnet18": ("amp_fp16", "amp_bf16"),
+    "resnet50": ("amp_bf16",), "vit_b_16": ("fp32",), "swin_t": ("fp32",), "gpt2_small": ("fp32", "amp_bf16"),
+    "encoder": ("amp_fp16",), "gpt2_small_ckpt": ("amp_bf16",), "lstm": ("fp32", "amp_bf16"),
+}  # fmt: skip
+
+
+def predicted_rows(recording):
+    least = {}
+    for row in recording["steps"]:
+        least.setdefault(row["model"], row["batch"])
+
+    def wanted(row):
+        mode = row["mode"] in PREDICTED.get(row["model"], ())
+        plain = row["optimizer"] == "adamw" and row["batch"] == least[row["model"]]
+        return mode and plain and compared(recording, row["model"])
+
+    return list(predict.steps(recording, wanted))
+
+
 @each
 @pytest.mark.slow
 def test_peaks_of_training_steps_are_predicted(path):
-    """Peak allocated without cuDNN's workspaces where they were recorded apart, and reserved with all."""
+    """What the program asks for at its peak to the byte; what is allocated for that, and reserved, hangs on the cache's
+    past, and on cuDNN's workspaces."""
     recording = predict.load(path)
-    real = predict.is_of_a_gpu(recording)
+    steps = predicted_rows(recording)
+    assert len({step.row["model"] for step in steps}) >= 7
+    asked = [step.requested for step in steps]
+    assert [pair.what for pair in asked if pair.recorded != pair.predicted] == []
+    allocated = [abs(step.allocated.error) for step in steps]
+    assert max(allocated) <= 0.01
+    assert median(abs(step.reserved.error) for step in steps) <= 0.01
 
-    few = ("fp32", "amp_fp16")  # of what is no GPU: tools/accuracy.py compares more of that
 
-    def wanted(row):
-        plain = row["optimizer"] == "adamw" and row["mode"] in few
-        return compared(recording, row["model"]) and (real or plain)
-
-    steps = list(predict.steps(recording, wanted))
-    assert len({step.row["model"] for step in steps}) >= 8
-    allocated = {step.name: abs((step.allocated_without_cudnn or step.allocated).error) for step in steps}
-    assert median(allocated.values()) <= 0.03
-    assert max(allocated.values()) <= 0.08, max(allocated, key=allocated.get)
-    assert median(abs(step.reserved.error) for step in steps) <= 0.05
+def test_a_step_whose_gradients_overflowed_is_left_out():
+    """Of ResNet-50 in float16 an H100's first gradients are infinite, so AdamW makes no states."""
+    recording = predict.load(predict.FOLDER / "NVIDIA-H100-80GB-HBM3.json")
+    left_out = [(row["model"], row["batch"]) for row in recording["steps"] if predict.overflowed(row)]
+    assert left_out == [
+        ("resnet50", 8),
+        ("convnext_tiny", 8),
+        ("resnet50_ckpt", 64),
+        ("resnet50", 64),
+        ("resnet50", 256),
+    ]

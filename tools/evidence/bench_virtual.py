@@ -200,7 +200,7 @@ def without_values(rounds: int) -> Iterator[tuple[str, float, str, float | None,
 
 
 def speed() -> Iterator[tuple[str, float, str, float | None, str]]:
-    """How far predicted speeds are from published ones, the median of each set; no real GPU has been recorded."""
+    """How far predicted speeds are from published ones, the median of each set."""
     from evidence.bert_large import predicted as of_bert
     from evidence.clock_report import others, timm_sets
     from evidence.published_speed import predicted as of_resnet
