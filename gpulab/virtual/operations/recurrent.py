@@ -168,7 +168,7 @@ def _workspace(device: Device, layer: recurrent_memory.Layer, **how: bool) -> li
     if not device.plans_convolutions:
         return []
     algorithm = _algorithm(device, layer, backward=how.get("backward", False))
-    return [recurrent_memory.workspace_bytes(layer, algorithm, training=how["training"])]
+    return [recurrent_memory.workspace_bytes(layer, algorithm, device.spec.capability, training=how["training"])]
 
 
 def _algorithm(device: Device, layer: recurrent_memory.Layer, *, backward: bool) -> str:

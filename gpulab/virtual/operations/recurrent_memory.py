@@ -75,8 +75,9 @@ def reserve_bytes(layer: Layer) -> int:
     step = (layer.layers * _KEPT[layer.cell] + layer.layers - 1) * layer.row
     if layer.projected:
         step += layer.layers * (layer.row + layer.batch * layer.projected * layer.itemsize)
-    bits = (layer.layers - 1) * layer.batch * layer.hidden * layer.directions if layer.dropout else 0
-    return 256 + layer.directions * layer.length * (step + bits // 8)
+    mask = -(-layer.length * layer.batch * layer.hidden * layer.directions // 256) * 32  # a bit for each number
+    masks = mask * (layer.layers - 1) if layer.dropout else 0
+    return 256 + layer.directions * (layer.length * step + masks)
 
 
 def dropout_state_bytes(capability: tuple[int, int], sms: int) -> int:
@@ -84,22 +85,28 @@ def dropout_state_bytes(capability: tuple[int, int], sms: int) -> int:
     return 24 * THREADS_PER_SM[capability] * sms
 
 
-def workspace_bytes(layer: Layer, algorithm: str, *, training: bool) -> int:
+def workspace_bytes(layer: Layer, algorithm: str, capability: tuple[int, int], *, training: bool) -> int:
     """What a call takes and gives back. In training forward takes as much as backward will, where that is more.
 
     With a projection only what forward needs is exact.
     """
+    if capability >= (10, 0) and algorithm == PERSIST:
+        algorithm = STANDARD  # as much as that
     forward, backward = _both_ways if layer.directions == 2 else _BY_ALGORITHM[algorithm]
     needs = [forward(layer, algorithm)]
     if training:
-        needs.append(backward(layer, algorithm))
+        waves = algorithm == STANDARD and layer.directions == 1 and layer.layers > 1
+        needs.append(_in_waves(layer, capability) if waves else backward(layer, algorithm))
     lengths = 0
     if not layer.packed:  # input, output and states as cuDNN packs them, in backward their gradients too
         width = layer.inputs + layer.directions * layer.outputs
         packed = layer.length * layer.batch * width * layer.itemsize + 2 * _states(layer) * layer.directions
         needs = [need + (times + 1) * packed for times, need in enumerate(needs)]
         lengths = -(-8 * layer.batch // 32) * 32
-    return 256 + lengths + 8 * MiB * layer.layers * layer.directions + _weights(layer) + max(needs)
+    # cuBLAS's, for each layer and direction. On Ampere and Ada layers one above the other have none.
+    alone = layer.layers == 1 or layer.directions == 2
+    products = layer.layers * layer.directions if alone or capability[0] != 8 else 0
+    return 256 + lengths + 8 * MiB * products + _weights(layer) + max(needs)
 
 
 def _weights(layer: Layer) -> int:
@@ -137,18 +144,20 @@ def _standard_forward(layer: Layer, algorithm: str) -> int:
 
 
 def _standard_backward(layer: Layer, algorithm: str) -> int:
-    steps = layer.length if layer.layers == 1 else min(layer.length, _steps_at_once(layer))
-    return _wide(layer) + (steps + (3 if layer.cell == "lstm" else 1) * layer.layers) * layer.row
+    return _wide(layer) + (layer.length + (3 if layer.cell == "lstm" else 1)) * layer.row
 
 
-def _steps_at_once(layer: Layer) -> int:
-    """Layers work on different steps at the same time, the fewer steps each the larger the batch is."""
+def _in_waves(layer: Layer, capability: tuple[int, int]) -> int:
+    """Layers one above the other work on different steps at the same time, the fewer the larger the batch is."""
     waves = layer.layers + 1
     if layer.batch < 16:
-        return (32 if layer.batch == 1 else 16) * waves
-    if layer.length >= 128 or layer.batch < 24:
-        return 8 * waves
-    return 4 * (layer.layers + 2) if layer.batch <= 64 else 8 + 2 * layer.layers
+        steps = (32 if layer.batch == 1 else 16) * waves
+    elif layer.batch < 24 or (layer.length >= 128 and capability >= (8, 0)):
+        steps = 8 * waves
+    else:
+        steps = 4 * (layer.layers + 2) if layer.batch <= 64 else 8 + 2 * layer.layers
+    states = (3 if layer.cell == "lstm" else 1) * layer.layers
+    return _wide(layer) + (min(layer.length, steps) + states) * layer.row
 
 
 def _small_forward(layer: Layer, algorithm: str) -> int:

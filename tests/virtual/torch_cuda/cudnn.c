@@ -112,8 +112,21 @@ cudnnStatus_t cudnnSetRNNDescriptor_v8(cudnnRNNDescriptor_t rnn, cudnnRNNAlgo_t 
                         bias != CUDNN_RNN_NO_BIAS, input, hidden, projected, layers,
                         type == CUDNN_DATA_DOUBLE ? 8 : type == CUDNN_DATA_FLOAT ? 4 : 2,
                         {algo, cell, bias, direction, mode, type, math, math_type, input, hidden, projected, layers,
-                         flags}};
+                         flags, *(float *)dropout}};
     return 0;
+}
+/* A dropout is its rate. */
+cudnnStatus_t cudnnCreateDropoutDescriptor(cudnnDropoutDescriptor_t *made) {
+    return *made = calloc(1, sizeof(float)), 0;
+}
+cudnnStatus_t cudnnDestroyDropoutDescriptor(cudnnDropoutDescriptor_t old) { return free(old), 0; }
+cudnnStatus_t cudnnSetDropoutDescriptor(cudnnDropoutDescriptor_t dropout, cudnnHandle_t handle, float rate,
+                                        void *states, size_t size, unsigned long long seed) {
+    return *(float *)dropout = rate, 0;
+}
+cudnnStatus_t cudnnRestoreDropoutDescriptor(cudnnDropoutDescriptor_t dropout, cudnnHandle_t handle, float rate,
+                                            void *states, size_t size, unsigned long long seed) {
+    return *(float *)dropout = rate, 0;
 }
 cudnnStatus_t cudnnCreateRNNDataDescriptor(cudnnRNNDataDescriptor_t *made) {
     return *made = calloc(1, sizeof(RnnData)), 0;

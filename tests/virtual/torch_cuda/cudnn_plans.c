@@ -30,6 +30,7 @@ static struct {
     cudnnStatus_t (*old_data)(cudnnRNNDataDescriptor_t);
     cudnnStatus_t (*new_dropout)(cudnnDropoutDescriptor_t *);
     cudnnStatus_t (*old_dropout)(cudnnDropoutDescriptor_t);
+    cudnnStatus_t (*set_dropout)(cudnnDropoutDescriptor_t, cudnnHandle_t, float, void *, size_t, unsigned long long);
     cudnnStatus_t (*rnn_sizes)(cudnnHandle_t, cudnnRNNDescriptor_t, cudnnForwardMode_t, cudnnRNNDataDescriptor_t,
                                size_t *, size_t *);
 } real;
@@ -77,6 +78,7 @@ static void open_library(void) {
     real.old_data = dlsym(library, "cudnnDestroyRNNDataDescriptor");
     real.new_dropout = dlsym(library, "cudnnCreateDropoutDescriptor");
     real.old_dropout = dlsym(library, "cudnnDestroyDropoutDescriptor");
+    real.set_dropout = dlsym(library, "cudnnRestoreDropoutDescriptor");
     real.rnn_sizes = dlsym(library, "cudnnGetRNNTempSpaceSizes");
     describe_device();
     open_ = 1;
@@ -132,6 +134,9 @@ void plan_rnn(const RnnSettings *r, const RnnData *data, cudnnForwardMode_t mode
     int *lengths = malloc(data->batch * sizeof *lengths);
     for (int i = 0; i < data->batch; i++) lengths[i] = data->length;
     int failed = real.new_rnn(&rnn) || real.new_data(&x) || real.new_dropout(&dropout) ||
+                 /* its states are not touched, and may be anywhere */
+                 (r->dropout &&
+                  real.set_dropout(dropout, (cudnnHandle_t)handle, r->dropout, handle, (size_t)1 << 40, 0)) ||
                  real.set_rnn(rnn, r->algorithm, r->cell, r->bias, r->direction, r->mode, type, r->math, r->math_type,
                               r->input, r->hidden, r->projected, r->layers, dropout, r->flags) ||
                  real.set_data(x, type, data->layout, data->length, data->batch, data->width, lengths, &fill);

@@ -21,6 +21,7 @@ typedef struct {
     cudnnMathType_t math_type;
     int input, hidden, projected, layers;
     unsigned flags;
+    float dropout;
 } RnnSettings;
 typedef struct { cudnnDataType_t type; cudnnRNNDataLayout_t layout; int length, batch, width; } RnnData;
 void plan_rnn(const RnnSettings *rnn, const RnnData *data, cudnnForwardMode_t mode, size_t sizes[2]);

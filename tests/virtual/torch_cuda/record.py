@@ -1,5 +1,5 @@
 """Record what PyTorch's own CUDA code does, without a GPU: ops.json, ops_cudnn.json, steps.json, models.json,
-errors.json, products.json, attention.json, layers.json and sync_norm.json beside this.
+errors.json, products.json, attention.json, layers.json, sync_norm.json and recurrent.json beside this.
 
     python tests/virtual/torch_cuda/record.py [ops] [steps] [models] [errors] [...] [--capability 7.5 8.0 9.0]
 
@@ -16,9 +16,9 @@ where it says "cudnn": "planned", the workspaces are those that the real cuDNN p
 
 Not real: no kernel runs. Device memory reads as zeros, so a size that depends on values (nonzero, unique, the segments
 of a sorted embedding gradient) is that of zeros, where a recorder does not say what is to be read; `.item()` gives 0;
-GradScaler sees finite gradients. cuDNN's older interface asks for no workspace, reserve or dropout state (recurrent
-layers, batch norm in channels_last); CUB's temporary storage follows an occupancy that leaves registers out;
-cuBLASLt's heuristic has one answer. Nothing is timed.
+GradScaler sees finite gradients. cuDNN's older interface asks for no workspace, reserve or dropout state (batch norm in
+channels_last; recurrent layers too, but where "cudnn" is "planned", and in recurrent.json); CUB's temporary storage
+follows an occupancy that leaves registers out; cuBLASLt's heuristic has one answer. Nothing is timed.
 """
 
 import argparse
@@ -70,6 +70,9 @@ def recorded(library: Path, what: str, capability: str):
             elif row != plain[row["op"], row["mode"]]:
                 yield {key: row[key] for key in memory if key in row}
         return
+    if what == "recurrent":
+        yield from rows(library, "record_recurrent.py", capability, **stand_in.cudnn())
+        return
     yield from rows(library, f"record_{what}.py", capability, devices=2 if what == "errors" else 1)
     if what == "steps":
         yield from rows(library, "record_steps.py", capability, TORCH_CUBLAS_WORKSPACE_CACHE="1")
@@ -110,7 +113,18 @@ def main() -> None:
     parser.add_argument(
         "what",
         nargs="*",
-        default=["ops", "ops_cudnn", "steps", "models", "errors", "products", "attention", "layers", "sync_norm"],
+        default=[
+            "ops",
+            "ops_cudnn",
+            "steps",
+            "models",
+            "errors",
+            "products",
+            "attention",
+            "layers",
+            "sync_norm",
+            "recurrent",
+        ],
     )
     parser.add_argument("--capability", nargs="*", default=list(stand_in.GPUS))
     asked = parser.parse_args()

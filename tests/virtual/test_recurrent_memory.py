@@ -1,0 +1,155 @@
+"""Reserve and workspaces of recurrent layers: as cuDNN says, and as an H100 had them."""
+
+import dataclasses
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpulab import VirtualGPU
+from gpulab.virtual.operations import recurrent_memory as memory
+
+HERE = Path(__file__).resolve().parent / "torch_cuda"
+ROWS = json.loads((HERE / "recurrent.json").read_text())["rows"]
+FIELDS = {field.name for field in dataclasses.fields(memory.Layer)}
+H100 = (9, 0), 132
+
+
+def layer_of(row):
+    return memory.Layer(**{name: value for name, value in row.items() if name in FIELDS})
+
+
+@pytest.mark.parametrize("capability", [(7, 5), (8, 0), (9, 0)])
+def test_what_cudnn_asks_for_is_known_to_the_byte(capability):
+    rows = [row for row in ROWS if "{}.{}".format(*capability) in row["capability"]]
+    assert len(rows) > 450
+    off = []
+    for row in rows:
+        layer = layer_of(row)
+        found = (
+            memory.reserve_bytes(layer),
+            memory.workspace_bytes(layer, row["algorithm"], capability, training=True),
+            memory.workspace_bytes(layer, row["algorithm"], capability, training=False),
+        )
+        if found != (row["reserve"], row["training"], row["inference"]):
+            off.append((row, found))
+    assert off == []
+
+
+def test_the_recorded_layers_are_of_every_kind():
+    for name in ("cell", "layers", "directions", "itemsize", "packed", "dropout", "algorithm"):
+        values = {row[name] for row in ROWS}
+        assert len(values) >= 2, name
+        for value in values:
+            assert sum(row[name] == value for row in ROWS) >= 30, (name, value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "algorithm"),
+    [
+        ({}, memory.STANDARD),
+        ({"itemsize": 2, "float16": True}, memory.PERSIST),
+        ({"itemsize": 2}, memory.STANDARD),  # bfloat16
+        ({"itemsize": 2, "float16": True, "batch": 12}, memory.STANDARD),
+        ({"itemsize": 2, "float16": True, "layers": 2}, memory.STANDARD),
+        ({"itemsize": 2, "float16": True, "cell": "gru"}, memory.STANDARD),
+        ({"itemsize": 2, "float16": True, "cell": "rnn_tanh"}, memory.PERSIST),
+        ({"itemsize": 2, "float16": True, "cell": "rnn_tanh", "batch": 96, "hidden": 896}, memory.STANDARD),
+        ({"hidden": 192}, memory.SMALL),
+        ({"hidden": 192, "packed": True}, memory.STANDARD),
+        ({"hidden": 192, "projected": 64}, memory.STANDARD),
+        ({"hidden": 192, "itemsize": 8}, memory.STANDARD),
+    ],
+)
+def test_pytorch_asks_for_the_algorithm_that_its_source_says(changes, algorithm):
+    layer = dataclasses.replace(memory.Layer("lstm", 128, 64, 256, 512), **changes)
+    assert memory.algorithm(layer, *H100) == algorithm
+    if algorithm == memory.PERSIST:  # not on GPUs of few multiprocessors, nor on those of 8.6
+        assert memory.algorithm(layer, (8, 0), 54) == memory.algorithm(layer, (8, 6), 128) == memory.STANDARD
+    if algorithm == memory.SMALL:  # backward begins to lose at smaller ones
+        assert memory.algorithm(layer, *H100, backward=True) == memory.STANDARD
+
+
+def test_random_layers_have_sizes_that_grow_with_what_they_hold():
+    rng = random.Random(0)
+    for _ in range(300):
+        layer = layer_of(rng.choice(ROWS))
+        for field in ("length", "batch", "inputs", "layers"):
+            more = dataclasses.replace(layer, **{field: 2 * getattr(layer, field)})
+            assert memory.reserve_bytes(more) >= memory.reserve_bytes(layer)
+        training, inference = (
+            memory.workspace_bytes(layer, memory.STANDARD, (9, 0), training=way) for way in (True, False)
+        )
+        assert training >= inference > 0
+
+
+def bytes_of(call):
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    kept = call()
+    return torch.cuda.memory_allocated() - before, torch.cuda.max_memory_allocated() - before, kept
+
+
+@pytest.mark.parametrize(
+    ("dtype", "autocast", "change", "peak"),
+    [
+        (torch.float32, None, 25199104, 71549952),
+        (torch.float32, torch.float16, 18899456, 79832064),
+        (torch.float32, torch.bfloat16, 18899456, 79832064),
+        (torch.float16, None, 12599808, 73499648),
+        (torch.bfloat16, None, 16802304, 44172288),
+    ],
+)
+def test_an_lstm_takes_what_it_took_on_an_h100(dtype, autocast, change, peak):
+    """lstm in gpulab/recordings/NVIDIA-H100-80GB-HBM3.json: in bfloat16 its weights lie apart."""
+    with VirtualGPU("H100", compute=False) as gpu:
+        gpu.keeps_workspaces = True
+        lstm = torch.nn.LSTM(512, 512, batch_first=True).to("cuda", dtype)
+        if dtype is torch.float16:
+            lstm.flatten_parameters()
+        x = torch.randn(8, 256, 512, device="cuda", dtype=dtype, requires_grad=True)
+
+        def call():
+            with torch.autocast("cuda", autocast, enabled=autocast is not None):
+                return lstm(x)[0]
+
+        call().sum().backward()
+        lstm.zero_grad()
+        x.grad = None
+        found = bytes_of(call)
+        assert found[:2] == (change, peak)
+        assert found[2].dtype is (torch.float16 if autocast else dtype)
+
+
+def test_recurrent_layers_under_autocast_are_computed_in_float16_whatever_its_dtype():
+    with VirtualGPU("T4"):
+        torch.manual_seed(0)
+        for made in (torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN):
+            layer = made(8, 16, 2).to("cuda")
+            x = torch.randn(5, 3, 8, device="cuda", requires_grad=True)
+            whole = layer(x)[0]
+            with torch.autocast("cuda", torch.bfloat16):
+                out = layer(x)[0]
+            assert out.dtype is torch.float16
+            assert (out - whole).abs().max() < 0.01
+            out.float().square().sum().backward()
+            assert {p.grad.dtype for p in layer.parameters()} == {torch.float32}
+            assert all(p.grad.abs().max() > 0 for p in layer.parameters())
+            assert x.grad.dtype is torch.float32
+
+
+def test_the_first_dropout_between_layers_takes_a_generator_for_every_thread_and_keeps_it():
+    with VirtualGPU("H100", compute=False):
+        lstm = torch.nn.LSTM(64, 64, 2, dropout=0.5).to("cuda")
+        x = torch.randn(8, 4, 64, device="cuda")
+        plain = torch.nn.LSTM(64, 64, 2).to("cuda")
+        with torch.no_grad():
+            assert bytes_of(lambda: plain(x) and None)[0] == 0
+            lstm.eval()
+            assert bytes_of(lambda: lstm(x) and None)[0] == 0
+            lstm.train()
+            assert bytes_of(lambda: lstm(x) and None)[0] == 6_488_064  # as an H100 kept after its first
+            assert bytes_of(lambda: lstm(x) and None)[0] == 0
