@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import csv
 import gzip
+import json
 import os
 import shutil
 import tempfile
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
     import torch
@@ -143,6 +144,23 @@ def published(setting: str | None = None) -> list[Measurement]:
     if setting not in names:
         raise ValueError(f"setting is {setting!r}; it must be one of {', '.join(names)}")
     return [row for row in rows if row.setting == setting]
+
+
+def recorded(gpu: str) -> dict[str, Any]:
+    """What a real GPU did, by section, as `python -m gpulab validate` wrote it down: `gpulab/recordings/README.md`.
+
+    `gpu` is a name as `VirtualGPU` takes it. Raises ValueError for one that was not recorded, and names those that are.
+    """
+    from .virtual.clock.rates import recording_of
+    from .virtual.gpus.specs import SPECS
+
+    found = {name: recording_of(spec) for name, spec in SPECS.items()}
+    path = found.get(gpu)
+    if path is None:
+        known = ", ".join(name for name, path in found.items() if path is not None)
+        raise ValueError(f"gpu is {gpu!r}; recorded were {known}")
+    recording: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return recording
 
 
 @cache

@@ -200,3 +200,15 @@ def test_a_folder_with_other_files_is_left_alone(tmp_path):
     data.photographs(2, folder=tmp_path / "photos")
     with pytest.raises(ValueError, match="photos' holds 2 photographs, not 3: remove it, or give another"):
         data.photographs(3, folder=tmp_path / "photos")
+
+
+def test_what_a_gpu_did_is_given_by_its_name():
+    h100 = data.recorded("H100")
+    assert h100["kind"] == "measured on a real GPU"
+    assert h100["device"]["name"] == "NVIDIA H100 80GB HBM3"
+    took = {(row["precision"], *row["mnk"]): row["ms"] for row in h100["products"]}
+    assert took["bf16", 8192, 50257, 768] > 4 * took["bf16", 8192, 50304, 768]
+    assert h100["saved"]["lstm/autocast_bf16"]["output_dtype"] == "torch.float16"
+    for name in ("T4", "h100", ""):
+        with pytest.raises(ValueError, match=f"gpu is '{name}'; recorded were .*H100"):
+            data.recorded(name)

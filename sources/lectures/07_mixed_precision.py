@@ -190,6 +190,13 @@ with torch.autocast("cuda", dtype=torch.bfloat16):
     for name, given in {"scores": scores, "scores.float()": scores.float()}.items():
         loss = F.cross_entropy(given, labels)
         print(f"cross_entropy({name}, labels): {loss.item():.6f}, {loss.dtype}")
+    recurrent = nn.LSTM(16, 16, device=device)(torch.rand(5, 2, 16, device=device))[0]
+    print("LSTM under bf16 autocast:", recurrent.dtype)
+
+# %% autocast-recurrent [markdown]
+# The last line is the fourth, on no list of the documentation: recurrent layers are cast to fp16 **whatever** dtype you
+# choose. So a bf16 training with an `nn.LSTM` or `nn.GRU` has fp16's range in that place, without the scaler that would
+# watch over it. Turn autocast off around them, or use fp16 with a scaler.
 
 # %% parameters-text [markdown]
 # What about the parameters? Look at one step from all sides:

@@ -603,15 +603,21 @@ with gpulab.VirtualGPU("A100-80", compute=False):
     print("4097:", ", ".join(f"{name} {ratio:.2f} ×" for name, ratio in odd.items()), "the time (virtual)")
     wide = {n: product_ms(k=n, n=n) / plain for n in (4098, 4100, 4104, 4128)}
     print("k and n:", ", ".join(f"{n}: {ratio:.2f} ×" for n, ratio in wide.items()), "(virtual)")
+h100 = {(row["precision"], *row["mnk"]): row["ms"] for row in gpulab.data.recorded("H100")["products"]}
+sizes = {"m": (4097, 4096, 4096), "k": (4096, 4096, 4097), "n": (4096, 4097, 4096)}
+real = {name: h100["bf16", *mnk] / h100["bf16", 4096, 4096, 4096] for name, mnk in sizes.items()}
+words = h100["bf16", 8192, 50257, 768] / h100["bf16", 8192, 50304, 768]
+print("On an H100:", ", ".join(f"{name} {ratio:.2f} ×" for name, ratio in real.items()), "(recorded)")
+print(f"There 50,257 words in place of 50,304 make the last product take {words:.1f} times as long (recorded)")
 alignment_guess.compare(sum(ratio > 1.2 for ratio in odd.values()), "virtual")
 ratio = gpt2_ms(50257, half=True) / gpt2_ms(50304, half=True)
 print(f"a whole GPT-2 step: 50,257 words take {ratio:.2f} times as long as 50,304 (virtual; {1 + gains['47 words more'] / 100:.2f} recorded)")
 
 # %% numbers-alignment-explain [markdown]
 # k and n are the lengths of **rows** in memory; m only counts rows. Tensor cores are fed in packets of 16 bytes, so rows that
-# begin anywhere take slower kernels. (How much slower is the model's assumption; which dimensions matter follows from the
-# layout.) So the rule is *rows of 16 bytes or a multiple*: 8 numbers of 16 bits, 4 of TF32, 16 of fp8. 4104 is as good
-# as 4096. Multiples of 64 fill the kernels' tiles, too; powers of two do nothing more. “Odd dimensions idle warps” is not
+# begin anywhere take slower kernels. How much slower hangs on the GPU: for the A100 it is the model's assumption; the H100's
+# own kernels take nothing else, and those of the generation before step in. So the rule is *rows of 16 bytes or a
+# multiple*: 8 numbers of 16 bits, 4 of TF32, 16 of fp8. 4104 is nearly as good as 4096. Multiples of 64 fill the kernels' tiles, too; powers of two do nothing more. “Odd dimensions idle warps” is not
 # the reason: that is at most the last warp of a row. Pad what you choose (vocabulary, widths), not the batch.
 
 # %% determinism-text [markdown]

@@ -340,8 +340,14 @@ def of(name: str) -> Rates:
     What is the machine's stays as published: a host is chosen by itself, and one machine is not all that have this GPU.
     """
     gpu = spec(name)
+    path = recording_of(gpu)
+    return published(gpu) if path is None else _of_gpu(gpu, json.loads(path.read_text(encoding="utf-8")))
+
+
+def recording_of(gpu: Spec) -> Path | None:
+    """Where its recording lies, None where there is none."""
     path = RECORDINGS / recorded_as(gpu.product)
-    return _of_gpu(gpu, json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else published(gpu)
+    return path if path.is_file() else None
 
 
 def recorded_as(product: str) -> str:
