@@ -617,8 +617,9 @@ print(f"a whole GPT-2 step: 50,257 words take {ratio:.2f} times as long as 50,30
 # k and n are the lengths of **rows** in memory; m only counts rows. Tensor cores are fed in packets of 16 bytes, so rows that
 # begin anywhere take slower kernels. How much slower hangs on the GPU: for the A100 it is the model's assumption; the H100's
 # own kernels take nothing else, and those of the generation before step in. So the rule is *rows of 16 bytes or a
-# multiple*: 8 numbers of 16 bits, 4 of TF32, 16 of fp8. 4104 is nearly as good as 4096. Multiples of 64 fill the kernels' tiles, too; powers of two do nothing more. “Odd dimensions idle warps” is not
-# the reason: that is at most the last warp of a row. Pad what you choose (vocabulary, widths), not the batch.
+# multiple*: 8 numbers of 16 bits, 4 of TF32, 16 of fp8. 4104 is nearly as good as 4096. Multiples of 64 fill the kernels'
+# tiles, too; powers of two do nothing more. “Odd dimensions idle warps” is not the reason: that is at most the last warp of a
+# row. Pad what you choose (vocabulary, widths), not the batch.
 
 # %% determinism-text [markdown]
 # ## The same bits twice
