@@ -124,6 +124,17 @@ def test_an_lstm_takes_what_it_took_on_an_h100(dtype, autocast, change, peak):
         assert found[2].dtype is (torch.float16 if autocast else dtype)
 
 
+def test_an_input_whose_time_comes_first_is_not_turned():
+    with VirtualGPU("H100", compute=False):
+        lstm, turned = (torch.nn.LSTM(512, 512, batch_first=first).to("cuda") for first in (False, True))
+        x = torch.randn(256, 8, 512, device="cuda")
+        peaks = []
+        for layer, given in ((lstm, x), (turned, x.transpose(0, 1).contiguous())):
+            with torch.no_grad():
+                peaks.append(bytes_of(lambda layer=layer, given=given: layer(given)[0])[1])
+        assert peaks[1] - peaks[0] == x.nbytes
+
+
 def test_recurrent_layers_under_autocast_are_computed_in_float16_whatever_its_dtype():
     with VirtualGPU("T4"):
         torch.manual_seed(0)

@@ -142,7 +142,7 @@ def _layer(args: Any) -> recurrent_memory.Layer:
 
 def forward_temporaries(device: Device, args: Any, out: Any) -> list[Any]:
     """The input with time first, and the workspace."""
-    return [*_turned(args[0]), *_workspace(device, _layer(args), training=args[12])]
+    return [*_turned(args[0], args[10]), *_workspace(device, _layer(args), training=args[12])]
 
 
 def backward_temporaries(device: Device, args: Any, out: Any) -> list[Any]:
@@ -156,19 +156,22 @@ def _of_backward(device: Device, args: Any, *, of_input: bool) -> list[Any]:
     tensor, weights, stride, flat, h, c, _, of_output, of_h, of_c, *rest = args
     layer = _layer((tensor, weights, stride, flat, h, c, *rest[:8]))
     zeros = [state.nbytes for state, of in ((h, of_h), (c, of_c)) if state is not None and of is None]
-    turned = [*_turned(tensor), *(_turned(of_output) if of_input and of_output is not None else [])]
+    turned = _turned(tensor, rest[4])
+    if of_input and of_output is not None:
+        turned += _turned(of_output, rest[4])
     return [*zeros, *turned, *_workspace(device, layer, training=True, backward=True)]
 
 
-def _turned(tensor: Tensor) -> list[int]:
-    return [] if tensor.transpose(0, 1).is_contiguous() else [tensor.nbytes]
+def _turned(tensor: Tensor, batch_first: bool) -> list[int]:
+    along_time = tensor.transpose(0, 1) if batch_first else tensor
+    return [] if along_time.is_contiguous() else [tensor.nbytes]
 
 
-def _workspace(device: Device, layer: recurrent_memory.Layer, **how: bool) -> list[int]:
+def _workspace(device: Device, layer: recurrent_memory.Layer, *, training: bool, backward: bool = False) -> list[int]:
     if not device.plans_convolutions:
         return []
-    algorithm = _algorithm(device, layer, backward=how.get("backward", False))
-    return [recurrent_memory.workspace_bytes(layer, algorithm, device.spec.capability, training=how["training"])]
+    algorithm = _algorithm(device, layer, backward=backward)
+    return [recurrent_memory.workspace_bytes(layer, algorithm, device.spec.capability, training=training)]
 
 
 def _algorithm(device: Device, layer: recurrent_memory.Layer, *, backward: bool) -> str:
