@@ -44,6 +44,7 @@ class Script:
     tolerance: float = 1e-5
     warns: tuple[str, ...] = ()
     count: int = 1
+    keeps: int = 0  # bytes that PyTorch has for good from then on
 
     def __str__(self) -> str:
         return "-".join((self.name, *self.args))
@@ -91,7 +92,7 @@ ALL = [
             "Profiler clears events",
         ),  # the latter: 2.11
     ),
-    Script("recurrent"),
+    Script("recurrent", keeps=24 * 40 * 1024),  # the state of cuDNN's dropout, for each thread that a T4 holds
     Script("resume"),
     Script("schedulers"),
     Script("several_gpus", host=False, count=2),
@@ -173,7 +174,7 @@ def test_gives_the_numbers_of_the_cpu(script):
 @pytest.mark.parametrize("script", ALL, ids=str)
 def test_runs_quietly_and_gives_all_memory_back(script):
     result = run(script, "compute")
-    assert result.left == 0
+    assert result.left == script.keeps
     assert result.peak > 0
     assert not unexpected(script, result)
     assert not result.found.get("missed")
@@ -182,7 +183,7 @@ def test_runs_quietly_and_gives_all_memory_back(script):
 @pytest.mark.parametrize("script", [s for s in ALL if s.shapes], ids=str)
 def test_takes_the_same_memory_without_values(script):
     result, computed = run(script, "shapes"), run(script, "compute")
-    assert result.left == 0
+    assert result.left == script.keeps
     assert result.peak == computed.peak
     assert len(result.losses) == len(computed.losses)
     assert not unexpected(script, result, (UNKNOWN,))
