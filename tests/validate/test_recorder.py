@@ -252,3 +252,11 @@ class TestModels:
         assert len(names) == len(set(names))
         assert len([name for name in names if not name.endswith("_ckpt")]) >= 10
         assert len([name for name in names if name.endswith("_ckpt")]) == 3
+
+
+def test_what_cudnn_takes_at_the_peak_is_told_apart_also_after_steps_that_took_as_much():
+    """The steps before it had the same peak, with their workspaces in it."""
+    lstm = models.by_name()["lstm"]
+    with VirtualGPU("H100", compute=False):
+        row = memory.trained(memory.Step(lstm, 64, "fp32"))
+    assert 0.2 * row["peak"][0] < row["cudnn_at_peak"] < 0.4 * row["peak"][0]
