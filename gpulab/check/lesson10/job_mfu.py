@@ -61,6 +61,7 @@ EDGES = {
     "tf32": (False, True),  # allowed
     "repeats": (1, 5),
     "warm_up": (0, 2),
+    "current": (0, 1),  # the GPU
 }
 
 
@@ -121,7 +122,7 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
     dtype = FORMATS[scene.format]
     named = {"fp32": FP32, "tf32": TF32}.get(scene.format, SPARSE if SHEETS[scene.gpu][scene.format][1] else FLOPS)
     plain = scene if named == FLOPS else Scene(**{**vars(scene), "gpu": "A100-80", "format": "bf16"})
-    facts = Facts(f"{dtype} on {scene.gpu}, warm_up={scene.warm_up}, repeats={scene.repeats}")
+    facts = Facts(f"{dtype} on {scene.gpu}, cuda:{scene.current}, warm_up={scene.warm_up}, repeats={scene.repeats}")
     part = random.uniform(2, 4)
     parts = [part * factor for factor in (0.4, 0.5, 1.0, 1.9, 4.0)]
     random.shuffle(parts)
@@ -160,13 +161,13 @@ def one_call(
 ) -> None:
     before = clocks_here()
     warm_up, repeats = times
-    with scope(scene.gpu, compute=False) as gpu:
+    with scope(scene.gpu, compute=False, count=2) as gpu, torch.cuda.device(scene.current):
         job, used = Job(gpu, scene, parts), set[str]()
         if queue:
             gpu.device(None).timer.kernel(0, 20 * job.flops / job.peak, "earlier work")
 
         def timed(student: Callable[..., Any], *args: Any) -> Any:
-            with Clocks(student, before, gpu.clock) as clocks:
+            with torch.cuda.device(scene.current), Clocks(student, before, gpu.clock) as clocks:
                 try:
                     return student(*args)
                 finally:
