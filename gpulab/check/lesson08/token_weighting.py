@@ -15,7 +15,7 @@ from ..base import Trial, check
 from ..contract import Clause, Contract, Facts, Near
 from ..measure import SavedBytes, virtual_gpu
 from ..scenes import Scene
-from ..wording import is_number, is_whole, show
+from ..wording import as_float, is_number, is_whole, show
 from .common import Batch, explain, flat_gradient
 from .misconceptions import BYTES, FOUR_PIECES, TOKENS
 
@@ -162,7 +162,7 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
         facts.add("the gradients hold on to a graph", graph, False)
         facts.add("positions that went through the model again", max(0, sum(seen) - sum(sizes)), 0)
         whole = is_whole(got)
-        returned = "a whole number" if whole else float(got) if is_number(got) else show(got, 60)
+        returned = "a whole number" if whole else as_float(got) if is_number(got) else show(got, 60)
         facts.add("what is returned", returned, "a whole number")
         if whole:
             facts.add("the number returned", int(got), tokens)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 import statistics
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from ..base import Trial, check
 from ..contract import Clause, Contract, Facts, Near, holds
 from ..lesson03.common import Clocks, clocks_here, scope
 from ..scenes import Scene
-from ..wording import is_number
+from ..wording import as_float, is_finite, is_number
 from .sections import MFU, TIMER
 
 WITHIN = 0.03
@@ -174,7 +173,7 @@ def one_call(
                     used.update(clocks.used)
 
         got = call(job.step, job.plain_step, FORMATS[scene.format], sheet, *times, through=timed)
-    number = is_number(got) and math.isfinite(got)
+    number = is_finite(got)
     facts.add(KIND, "a number" if number else kind_of(got), "a number")
     facts.add(CALLS, len(job.seconds), warm_up + repeats)
     facts.add(COUNTED, job.plain_calls, 1)
@@ -195,7 +194,7 @@ def wrong(facts: Facts, names: list[str]) -> bool:
 
 
 def kind_of(got: Any) -> str:
-    return f"{got:g}" if is_number(got) else type(got).__name__
+    return f"{as_float(got):g}" if is_number(got) else type(got).__name__
 
 
 def unit(got: float, wanted: float) -> str:

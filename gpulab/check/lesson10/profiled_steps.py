@@ -19,7 +19,7 @@ from ..base import Trial, check
 from ..contract import Clause, Contract, Facts, Near
 from ..measure import virtual_gpu
 from ..scenes import Scene
-from ..wording import is_number
+from ..wording import as_float, is_number
 from .sections import MISTAKES, RECORDS
 
 KIND, CALLS, NAMES, TIMES, CYCLES = "what came back", "calls of step", "operations", "ms in all", "ms in all, of cycles"
@@ -216,7 +216,9 @@ def judge(
     if facts.hold():
         name = CYCLES if scene.cycles > 1 else TIMES
         per = scene.count * scene.cycles
-        facts.add(name, [float(got[key]) for key in sorted(own)], Near([own[key] / per for key in sorted(own)], 1e-3))
+        facts.add(
+            name, [as_float(got[key]) for key in sorted(own)], Near([own[key] / per for key in sorted(own)], 1e-3)
+        )
 
 
 def kind_of(name: str, own: Container[str]) -> str:
