@@ -309,7 +309,7 @@ BANK.mistake(
 BANK.mistake(
     "attempts_in_evaluation_mode",
     "the attempts are made in evaluation mode",
-    "there dropout keeps nothing for backward, and training takes more: leave the mode, and put the running averages back",
+    "there dropout keeps nothing for backward, and training takes more: put the running averages back instead",
     add("model.eval()", before="def fits"),
     add("model.train()", before="return low"),
 )
