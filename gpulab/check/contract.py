@@ -30,6 +30,7 @@ from .audit import Kind
 from .base import CheckFailed, Trial
 from .on_rank import Watched
 from .scenes import Pairs, Scene
+from .wording import is_finite
 
 FIXED_SEED = 20261122  # of the scenes that fingerprints are taken on
 CALL = "the call"  # the fact that it returned; else how it failed
@@ -390,7 +391,7 @@ def _close(a: Any, b: Any, within: float) -> bool:
 
 
 def _is_real(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and is_finite(value)
 
 
 def _nested(facts: Mapping[Key, Any]) -> dict[str, dict[str, Any]]:

@@ -40,6 +40,11 @@ def as_float(value: Any) -> float:
         return math.inf if value > 0 else -math.inf
 
 
+def is_finite(value: Any) -> bool:
+    """Whether it is a real number that a float can hold, and neither infinite nor NaN."""
+    return is_number(value) and math.isfinite(as_float(value))
+
+
 def is_whole(value: Any) -> bool:
     """Whether it is a whole number, one of NumPy's too; True and False are not."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)

@@ -198,6 +198,7 @@ def offload(model, min_bytes):
             loss = model(x).sum()
         loss.backward()
 
+    It ends with its block, also where that raises: the exception reaches the caller.
     A forward pass whose backward never comes leaves nothing on the GPU.
     """
     # TODO: a pack hook that decides and copies, an unpack hook that brings back, and saved_tensors_hooks with both

@@ -7,10 +7,13 @@ import collections
 import dataclasses
 import enum
 import gc
+import math
 import random
 import warnings
 from collections import deque, namedtuple
+from fractions import Fraction
 from functools import partial
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -24,7 +27,7 @@ from gpulab.check import settings
 from gpulab.check.audit import ANYTHING, TRAINED, Audit
 from gpulab.check.base import Trial
 from gpulab.check.measure import virtual_gpu
-from gpulab.check.wording import is_number, is_whole, show, text_in
+from gpulab.check.wording import is_finite, is_number, is_whole, show, text_in
 
 
 def small():
@@ -608,6 +611,37 @@ def test_numbers_of_numpy_are_numbers_and_truth_values_are_not(value):
     truth = isinstance(value, bool | np.bool_)
     assert is_whole(value) == (isinstance(value, int | np.integer) and not truth)
     assert is_number(value) == (isinstance(value, int | float | np.number) and not truth)
+
+
+@pytest.mark.parametrize("value", [10**400, -(10**400), Fraction(10**400), math.inf, math.nan, None, True])
+def test_what_no_float_can_hold_is_not_finite(value):
+    assert not is_finite(value)
+
+
+def enlarged(value):
+    """The same with a number that no float can hold in the place of each."""
+    if isinstance(value, dict):
+        return {key: enlarged(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(enlarged, value))
+    return 10**400 if is_number(value) else value
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "lesson03.honest_timer",
+        "lesson03.hidden_syncs",
+        "lesson06.fit_budget",
+        "lesson08.token_weighting",
+        "lesson09.starvation",
+        "lesson10.job_mfu",
+    ],
+)
+def test_an_int_too_large_for_a_float_fails_as_an_answer(name):
+    bank = import_module(f"tests.wrong_answers.{name}").BANK
+    with pytest.raises(gpulab.CheckFailed):
+        bank.check(lambda *args: enlarged(bank.right_answers[0](*args)))
 
 
 def test_the_text_of_a_member_of_an_enum_of_texts_is_its_value():

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from ..audit import TRAINED, Kind
 from ..base import Trial, check
 from ..races import Race, races
-from ..wording import is_number, is_whole, show
+from ..wording import is_finite, is_number, is_whole, show
 from .common import HIDDEN, STREAMS, WAITS, Arriving, Waits, scope
 
 LARGE, SLOWLY = 3000.0, 1e-4  # in one run the scale of the logits, and a learning rate that hardly changes them
@@ -337,7 +337,7 @@ def judge_result(trial: Trial, got: Any, want: dict[str, float], asynchronous: i
             read=WAITS,
         )
         trial.expect(
-            number and math.isfinite(value),
+            is_finite(value),
             f"{key} is not a number",
             expected=f"{want[key]:.6g}",
             got=show(value),

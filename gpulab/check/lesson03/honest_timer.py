@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 import statistics
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from ...virtual.gpu import VirtualGPU
 from ..base import Trial, check
 from ..contract import Clause, Contract, Facts, Near
 from ..scenes import Scene
-from ..wording import is_number
+from ..wording import as_float, is_finite, is_number
 from .common import CLOCK, QUEUE, Clocks, Waits, clocks_here, scope
 
 EARLIER = 0.06  # seconds of work that is queued before the student's function is called
@@ -229,12 +228,12 @@ def add_ms(facts: Facts, name: str, got: Any, seconds: float) -> None:
 
 def without_launches(got: Any, seconds: float) -> Any:
     """A time; 0 where it is that of launches, which differ."""
-    return (0.0 if abs(got) < _NOTHING * seconds * 1e3 else float(got)) if is_number(got) else kind_of(got)
+    return (0.0 if abs(got) < _NOTHING * seconds * 1e3 else as_float(got)) if is_number(got) else kind_of(got)
 
 
 def kind_of(got: Any) -> str:
     if is_number(got):
-        return "a number" if math.isfinite(got) else f"{got:g}"
+        return "a number" if is_finite(got) else f"{as_float(got):g}"
     return "None" if got is None else f"a {type(got).__name__}"
 
 

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ...virtual.gpu import VirtualGPU
 from ...virtual.operations import copies
 from ..base import OPTIMIZERS, Trial, check
-from ..wording import is_number, show
+from ..wording import is_finite, is_number, show
 from .common import COST, PINNED, scope
 
 TOO_LARGE = 10**15  # bytes, more than any address space
@@ -339,7 +339,7 @@ def judge_form(trial: Trial, got: Any) -> None:
     for name, value in zip(_NAMES[1:], got[1:], strict=True):
         number = is_number(value)
         trial.expect(
-            number and math.isfinite(value),
+            is_finite(value),
             f"{name} is not a number",
             expected="a float",
             got=show(value),
@@ -506,9 +506,9 @@ def judge_sizes(trial: Trial, case: Case, ms: dict[Any, Any]) -> None:
 def judge_times(trial: Trial, case: Case, timer: LineTimer, ms: dict[Any, Any]) -> None:
     for size, got in ms.items():
         want = timer.ms(size)
-        if is_number(got) and math.isclose(got, want, rel_tol=1e-6):
+        if is_finite(got) and math.isclose(got, want, rel_tol=1e-6):
             continue
-        seconds = is_number(got) and math.isclose(got, want / 1e3, rel_tol=1e-6)
+        seconds = is_finite(got) and math.isclose(got, want / 1e3, rel_tol=1e-6)
         trial.fail(
             "a time in the dict is not what the timer gave",
             expected=f"{want:.6g} ms for {size:,} bytes",

@@ -24,6 +24,7 @@ from ..scenes import Scene
 from ..wording import is_whole, show
 from .sections import HOLDERS, MISTAKES, SEARCH
 
+TRAINS = "attempts are made in training mode"
 FITS, LARGER = "two steps of this batch fit on a fresh GPU", "two steps of a larger batch fit on a fresh GPU"
 CLAUSES = (
     Clause(
@@ -86,7 +87,7 @@ CLAUSES = (
         "a copy, an exception kept in a variable, or the last attempt's loss: whatever holds a reference",
         HOLDERS,
     ),
-    Clause("in training mode", ["the mode as before"], "the model's mode is changed", read=SEARCH),
+    Clause("in training mode", ["the mode as before", TRAINS], "the model's mode is changed", read=SEARCH),
 )
 
 EDGES = {
@@ -180,6 +181,7 @@ class Job:
     batches: list[int] = field(default_factory=list)
     alive: list[int] = field(default_factory=list)
     cached: list[int] = field(default_factory=list)
+    trains: bool = True  # in training mode, at each attempt
 
     def prepare(self) -> None:
         scene = self.scene
@@ -194,7 +196,7 @@ class Job:
             torch.cuda.empty_cache()
         for seen in (self.batches, self.alive, self.cached):
             seen.clear()
-        self.begin = requested()
+        self.begin, self.trains = requested(), True
 
     def loss_of(self, batch: int) -> torch.Tensor:
         """The loss of a fresh batch of so many samples; its rows are few, and its bytes those of all of them."""
@@ -202,6 +204,7 @@ class Job:
         if len(set(self.batches)) > ENOUGH:
             raise TooMany
         self.alive.append(requested())
+        self.trains = self.trains and self.model.training
         self.cached.append(torch.cuda.memory_reserved() - torch.cuda.memory_allocated())
         if batch >= BROKEN_FROM.get(self.scene.end, batch + 1):
             raise Bug("mat1 and mat2 shapes cannot be multiplied (a fault of the program, not of memory)")
@@ -289,6 +292,7 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
         return facts
     facts.add("bytes left in live tensors", left, 0)
     facts.add("batches tried are 24 at most", len(set(job.batches)) <= ATTEMPTS, True)
+    facts.add(TRAINS, job.trains, True)
     facts.add("parameters with a gradient afterwards", len(grads), 0)
     facts.seen["gradients other than 0"] = any(bool(grad.any()) for grad in grads)
     for name, old in box["before"].items():

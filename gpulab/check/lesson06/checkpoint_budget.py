@@ -9,7 +9,7 @@ import torch
 from ..base import Trial, check
 from ..lesson08.common import flat_gradient
 from ..measure import virtual_gpu
-from ..wording import is_number, show
+from ..wording import is_finite, is_number, show
 from .sections import AGAIN, MISTAKES, QUESTION, SEGMENTS
 from .stack import MIB, Recording, Stack
 
@@ -237,7 +237,7 @@ def _judge_returned(trial: Trial, got: Any, record: Recording, old_peak: int) ->
         trial.fail("the peak of another GPU was returned", likely="the current GPU need not be the first", **rows)
     if got is None:
         trial.fail("the peak is not returned", likely="the function ends without a return", **rows)
-    if not is_number(got):
+    if not is_finite(got):
         trial.fail("what was returned is not the peak", likely="one number is wanted", **rows)
     known = (
         (want / MIB, "the peak is returned in MiB", "bytes were asked for"),

@@ -13,7 +13,7 @@ import torch
 
 from ..base import Trial, check
 from ..measure import virtual_gpu
-from ..wording import is_number, is_whole, show
+from ..wording import as_float, is_number, is_whole, show
 from .sections import OPTIMIZER
 
 PLANS = (
@@ -373,7 +373,7 @@ def _explains(answers: list[Any], by: list[Answer], within: float = 1.0) -> bool
 def _same(got: Any, want: Answer, within: float = 1.0) -> bool:
     if got is None or want is None:
         return got is None and want is None
-    return tuple(got[:2]) == want[:2] and abs(got[2] - want[2]) <= within
+    return tuple(got[:2]) == want[:2] and abs(as_float(got[2]) - want[2]) <= within
 
 
 def _words(answer: Any) -> str:

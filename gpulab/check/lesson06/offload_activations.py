@@ -24,6 +24,8 @@ from ..wording import show
 from .sections import HOST
 
 KEPT = "KiB kept on the GPU after forward"
+BUFFER = "a part of a buffer"
+RAISED, STILL_ON = "an exception within the context", "hooks after an exception"
 UNREADY = "a stream of yours uses what the caller's may still be writing"
 UNFINISHED = "the caller's stream uses what one of yours may still be writing"
 FREED = "memory is freed while a stream of yours may still use it"
@@ -34,6 +36,20 @@ CLAUSES = (
         ["hooks after the context"],
         "the hooks are still on after the context has ended",
         "they were entered by hand, or pushed, and nobody takes them back: return the context manager itself",
+        HOST,
+    ),
+    Clause(
+        "the exception reaches the caller",
+        [RAISED],
+        "an exception within the context does not reach the caller",
+        "what the block raises is the caller's: catch nothing around yield",
+        HOST,
+    ),
+    Clause(
+        "It ends with its block, also where that raises",
+        [STILL_ON],
+        "the hooks are still on after an exception",
+        "return the context manager itself, or have yield in its with",
         HOST,
     ),
     Clause(
@@ -62,6 +78,13 @@ CLAUSES = (
         HOST,
     ),
     Clause(
+        "each tensor that autograd keeps for backward goes to the host",
+        [BUFFER],
+        "a buffer of the model stays on the GPU",
+        "parameters stay, and nothing else of the model: a buffer is none",
+        HOST,
+    ),
+    Clause(
         "if it has at least `min_bytes`",
         [KEPT],
         "not what should has left the GPU",
@@ -76,7 +99,7 @@ CLAUSES = (
         HOST,
     ),
 )
-KIB = 2**10
+KIB, THIRD = 2**10, 1 / 3
 HIDDEN = 128 * 256 * 4  # bytes of the large activations, and of a weight; the others have half of it
 EDGES = {
     "device": ("cuda:0", "cuda:1", "cpu"),
@@ -89,8 +112,7 @@ MAY_CHANGE: dict[str, Iterable[Kind]] = {"model": {"grad", "place"}, "seen": ANY
 
 
 class _Keep(torch.autograd.Function):
-    """Hands its input on, and keeps a weight, two views of it, a small tensor, a large one, indices and a small part of
-    a large one for backward."""
+    """Hands its input on, and keeps what it is given besides for backward."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, probe: Probe, *kept: torch.Tensor) -> torch.Tensor:
@@ -100,34 +122,36 @@ class _Keep(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        ctx.probe.back = [tensor.untyped_storage().data_ptr() for tensor in ctx.saved_tensors]
+        saved = ctx.saved_tensors  # unpacked anew each time that it is asked for
+        ctx.probe.back = [tensor.untyped_storage().data_ptr() for tensor in saved]
         ctx.probe.others = [
-            f"{was}, now {now}"
-            for was, now in zip(ctx.probe.kinds, map(kind, ctx.saved_tensors), strict=True)
-            if was != now
+            f"{was}, now {now}" for was, now in zip(ctx.probe.kinds, map(kind, saved), strict=True) if was != now
         ]
-        return gradients[0], *[None] * 8
+        if not ctx.probe.others and (value := saved[4][0].item()) != THIRD:
+            ctx.probe.others = [f"float64 of {THIRD:.12f}, now of {value:.12f}"]
+        return gradients[0], *[None] * (1 + len(saved))
 
 
 class Probe(nn.Module):
-    """A layer that finds out which of seven known tensors came back as another one, thus went away."""
+    """A layer that finds out which of seven known tensors came back as another one, thus went away: a weight, two views
+    of it, a small tensor in 16 bits, a large one in 64, indices, and a small part of a buffer."""
 
     wide: torch.Tensor
 
     def __init__(self, weight: torch.Tensor) -> None:
         super().__init__()
         self.weights = [weight]  # in a list, so that it is not registered a second time
-        self.small = torch.ones(32)
+        self.small = torch.ones(64, dtype=torch.bfloat16)
         self.register_buffer("wide", torch.ones(HIDDEN // 4))
-        self.kinds: list[str] = []  # dtypes and shapes of the seven
+        self.kinds: list[str] = []  # dtypes and shapes of them
         self.others: list[str] = []  # those that have others now
-        self.gone: list[int] = []  # where the seven were
+        self.gone: list[int] = []  # where they were
         self.back: list[int] = []  # where those are that came back
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        weight, large = self.weights[0], torch.ones(HIDDEN // 4, device=x.device)
+        weight, large = self.weights[0], torch.full((HIDDEN // 8,), THIRD, dtype=torch.float64, device=x.device)
         indices = torch.arange(HIDDEN // 8, device=x.device)
-        self.small = torch.ones(32, device=x.device)  # held here, so that its place stays taken
+        self.small = torch.ones(64, dtype=torch.bfloat16, device=x.device)  # held here, so that its place stays taken
         kept = weight, weight.detach().t(), weight.detach()[16:], self.small, large, indices, self.wide[:32]
         self.kinds = [kind(tensor) for tensor in kept]
         self.gone = [tensor.untyped_storage().data_ptr() for tensor in kept]
@@ -136,8 +160,7 @@ class Probe(nn.Module):
 
     @property
     def sent(self) -> list[bool]:
-        """Whether the weight, its views, the small, the large tensor, the indices and the part are others than they
-        were."""
+        """Whether each of them is elsewhere than it was."""
         return [a != b for a, b in zip(self.gone, self.back, strict=True)]
 
 
@@ -152,6 +175,7 @@ class Seen:
     manager: Any = None
     kept: int = 0  # bytes on the GPU after forward, more than before
     hooks: bool = False  # whether hooks were still on after the context
+    raised: bool = False  # whether an exception within it came out
     races: list[Race] = field(default_factory=list)
     out: torch.Tensor | None = None
     gradient: torch.Tensor | None = None
@@ -201,10 +225,20 @@ def reference(model: nn.Module, min_bytes: int) -> Any:
     return torch.autograd.graph.saved_tensors_hooks(pack, lambda packed: packed[1].to(packed[0]))
 
 
-def without_backward(offload: Any, model: nn.Module, x: torch.Tensor, scene: Scene) -> None:
-    """A forward pass whose backward never comes, as one that a validation forgets to switch off."""
-    with offload(model, scene.min_bytes):
-        model(x)
+class Stop(Exception):
+    """What the block of the check raises."""
+
+
+def without_backward(offload: Any, model: nn.Module, x: torch.Tensor, scene: Scene, seen: Seen) -> None:
+    """A forward pass whose backward never comes, as one that a validation forgets to switch off, or that fails."""
+    try:
+        with offload(model, scene.min_bytes):
+            model(x)
+            if scene.again:
+                raise Stop
+    except Stop:
+        seen.raised = True
+    seen.hooks = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
 
 
 def play(call: Callable[..., Any], scene: Scene) -> Facts:
@@ -240,6 +274,8 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
         facts.add("weights that left and came back", gone, [])
         if scene.min_bytes > probe.small.nbytes:
             facts.add("small tensors that left and came back", int(small) + int(narrow), 0)
+        else:
+            facts.add(BUFFER, "left and came back" if narrow else "stayed", "left and came back")
         if facts.hold():
             facts.add(KEPT, seen.kept / KIB, Near(best.kept / KIB, 0.01))
             facts.seen["a large tensor left and came back"] = large
@@ -247,11 +283,16 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
         with virtual_gpu(count=2):
             model, x = network(scene), torch.randn(128, 128, device=scene.device)
             before = torch.cuda.memory_allocated(scene.device)
-            call(model, x, scene, through=without_backward)
+            seen = Seen()
+            call(model, x, scene, seen, through=without_backward, may_change={"seen": ANYTHING})
+            if scene.again:
+                facts.add(RAISED, "comes out" if seen.raised else "is swallowed", "comes out")
+                facts.add(STILL_ON, "on" if seen.hooks else "off", "off")
             if torch.cuda.memory_allocated(scene.device) >= before + KIB:  # perhaps a cycle that Python finds, in 0.2 s
                 gc.collect()
             left = torch.cuda.memory_allocated(scene.device) - before
-        facts.add("KiB left by a forward pass without backward", left // KIB, 0)
+        if not seen.hooks:
+            facts.add("KiB left by a forward pass without backward", left // KIB, 0)
     return facts
 
 

@@ -18,7 +18,7 @@ from ..base import OPTIMIZERS, Trial, check
 from ..contract import Clause, Contract, Facts, Near
 from ..measure import virtual_gpu
 from ..scenes import Scene
-from ..wording import is_number, show
+from ..wording import as_float, is_number, show
 from .sections import ORDER, SCALER
 
 METHODS = ("scale", "unscale_", "step", "update", "get_scale")
@@ -251,7 +251,9 @@ def compare(facts: Facts, job: SimpleNamespace, like: SimpleNamespace, bad: list
     for name, of in (("after inf or NaN", bad), ("after good iterations", good)):
         if any(of):
             facts.add(f"factors on the scale {name}", pick(factors, of), Near(pick(right, of), 1e-5))
-    said, before = ([float(s) if is_number(s) else show(s, 40) for s in each] for each in (job.said, job.said_before))
+    said, before = (
+        [as_float(s) if is_number(s) else show(s, 40) for s in each] for each in (job.said, job.said_before)
+    )
     facts.add("get_scale()", said, Near(job.scales[1:], 1e-5))
     facts.add("get_scale() before update()", before, Near(job.scales[:-1], 1e-5))
 

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from ...virtual.gpu import without_gpu
 from ..base import OPTIMIZERS, CheckFailed, Trial, check
 from ..measure import virtual_gpu
-from ..wording import is_number, is_whole, show
+from ..wording import as_float, is_finite, is_number, is_whole, show
 from .sections import AUTOCAST, SAVES, SCALER, TF32
 
 PARAMETERS = ("make_model", "loss_fn", "x", "y", "steps", "warm_up")
@@ -440,7 +440,7 @@ def _judge_losses(trial: Trial, row: Mapping[str, Any], want: Run, name: str, wh
         likely="call .item() on each after the last step: a tensor keeps memory on the GPU",
         read=SAVES,
     )
-    losses = [float(value) for value in listed if is_number(value)]
+    losses = [as_float(value) for value in listed if is_number(value)]
     losses = losses if len(losses) == len(listed) else []
     trial.expect(
         len(losses) == STEPS,
@@ -490,7 +490,7 @@ def _judge_times(trial: Trial, got: Mapping[str, Any], wants: Mapping[str, Run])
     ratios = {}
     for name, want in wants.items():
         ms = got[name]["ms"]
-        number = is_number(ms) and math.isfinite(ms)
+        number = is_finite(ms)
         trial.expect(number, f"ms of {name} is no number", expected="milliseconds per step, a float", got=show(ms))
         ratios[name] = ms / want.ms
     seconds = all(_near(1000 * ratio) for ratio in ratios.values())

@@ -15,13 +15,14 @@ from ..base import Trial, check
 from ..contract import Clause, Contract, Facts, Near
 from ..measure import SavedBytes, virtual_gpu
 from ..scenes import Scene
-from ..wording import is_number, is_whole, show
+from ..wording import as_float, is_number, is_whole, show
 from .common import Batch, explain, flat_gradient
 from .misconceptions import BYTES, FOUR_PIECES, TOKENS
 
 IGNORE = -100
 CLASSES = 6
 GRADIENTS = {"": "gradient", "all": "gradient of a window without a label"}  # by what is empty
+KEPT = "results of each micro-batch are kept"
 CLAUSES = (
     Clause(
         "it stays on its device, in its dtype",
@@ -46,7 +47,7 @@ CLAUSES = (
     ),
     Clause(
         "One micro-batch's activations at a time",
-        ["positions in one forward pass", "bytes kept for backward", "the gradients hold on to a graph"],
+        ["positions in one forward pass", "bytes kept for backward", "the gradients hold on to a graph", KEPT],
         "more than one micro-batch's activations are in memory at a time",
         "the gradient is right, but the memory is that of the large batch, which is what must not fit",
         BYTES,
@@ -104,7 +105,9 @@ class Texts(nn.Module):
 def draw(scene: Scene) -> list[Batch]:
     """Micro-batches in which padding is drawn. Among the labels of each that has any is class 0, so that who takes 0
     for padding is found."""
-    shapes = [(2, 6), (1, 10), (2, 6)] if scene.batches > 1 else random.choice([[(3, 6)], [(1, 1)], [(4, 1)]])
+    shapes = [(2, 6), (1, 10), (2, 6)] if scene.batches > 1 else [(1, 1)]
+    if scene.batches == 1 and scene.empty:
+        shapes = random.choice([[(3, 6)], [(4, 1)]])
     empty = {"": [], "first": [0], "middle": [1], "last": [2], "all": range(len(shapes))}[scene.empty]
     batches = []
     for i, (rows, columns) in enumerate(shapes):
@@ -136,6 +139,11 @@ def reference(model: nn.Module, batches: list[Batch]) -> tuple[torch.Tensor, int
     return total / max(count(batches), 1), saved.peak
 
 
+def requested() -> int:
+    found: int = torch.cuda.memory_stats(1)["requested_bytes.all.current"]
+    return found
+
+
 def play(call: Callable[..., Any], scene: Scene) -> Facts:
     with virtual_gpu(count=2):
         model, batches = Texts().to(scene.device, scene.dtype).train(scene.training), draw(scene)
@@ -144,6 +152,9 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
             p.grad = torch.zeros_like(p) if scene.cleared == "to zeros" else None
         seen: list[int] = []
         model.register_forward_pre_hook(lambda _, args: seen.extend(a.numel() for a in args[:1]))
+        alive: list[int] = []  # bytes when each forward pass begins, where there are several
+        if scene.device != "cpu" and scene.batches > 1 and scene.empty in ("", "last"):
+            model.register_forward_pre_hook(lambda *_: alive.append(requested()))
         backward: list[None] = []
         model.head.bias.register_hook(lambda _: backward.append(None))
         saved = SavedBytes(model.parameters())
@@ -158,11 +169,13 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
         facts.add("positions in one forward pass", max(sizes + seen), max(sizes))
         if max(seen, default=0) <= max(sizes):
             facts.add("bytes kept for backward", max(saved.peak, allowed), Near(allowed, 0.5))
+        if len(alive) == len(batches):  # what the second one left comes in the place of what the first one left
+            facts.add(KEPT, alive[2] - alive[1] > 5 * CLASSES * scene.dtype.itemsize, False)
         graph = any(p.grad is not None and p.grad.requires_grad for p in model.parameters())
         facts.add("the gradients hold on to a graph", graph, False)
         facts.add("positions that went through the model again", max(0, sum(seen) - sum(sizes)), 0)
         whole = is_whole(got)
-        returned = "a whole number" if whole else float(got) if is_number(got) else show(got, 60)
+        returned = "a whole number" if whole else as_float(got) if is_number(got) else show(got, 60)
         facts.add("what is returned", returned, "a whole number")
         if whole:
             facts.add("the number returned", int(got), tokens)

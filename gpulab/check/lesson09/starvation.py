@@ -15,7 +15,7 @@ from ..base import Trial, check
 from ..contract import Clause, Contract, Facts, Near
 from ..lesson03.common import Clocks, clocks_here, scope
 from ..scenes import Scene
-from ..wording import is_number
+from ..wording import is_finite
 from .sections import FETCH
 
 NUMBERS = "three floats, and no other"
@@ -364,7 +364,7 @@ def compared(seen: Any, right: float) -> str:
 def kind(got: Any) -> str:
     if not isinstance(got, tuple | list):
         return "nothing" if got is None else f"one {type(got).__name__}"
-    if len(got) == 3 and all(is_number(x) and math.isfinite(x) for x in got):
+    if len(got) == 3 and all(map(is_finite, got)):
         return NUMBERS
     return f"{type(got).__name__} of {', '.join(type(x).__name__ for x in got) or 'nothing'}"
 

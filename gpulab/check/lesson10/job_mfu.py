@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 import statistics
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from ..base import Trial, check
 from ..contract import Clause, Contract, Facts, Near, holds
 from ..lesson03.common import Clocks, clocks_here, scope
 from ..scenes import Scene
-from ..wording import is_number
+from ..wording import as_float, is_finite, is_number
 from .sections import MFU, TIMER
 
 WITHIN = 0.03
@@ -61,6 +60,7 @@ EDGES = {
     "tf32": (False, True),  # allowed
     "repeats": (1, 5),
     "warm_up": (0, 2),
+    "current": (0, 1),  # the GPU
 }
 
 
@@ -121,7 +121,7 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
     dtype = FORMATS[scene.format]
     named = {"fp32": FP32, "tf32": TF32}.get(scene.format, SPARSE if SHEETS[scene.gpu][scene.format][1] else FLOPS)
     plain = scene if named == FLOPS else Scene(**{**vars(scene), "gpu": "A100-80", "format": "bf16"})
-    facts = Facts(f"{dtype} on {scene.gpu}, warm_up={scene.warm_up}, repeats={scene.repeats}")
+    facts = Facts(f"{dtype} on {scene.gpu}, cuda:{scene.current}, warm_up={scene.warm_up}, repeats={scene.repeats}")
     part = random.uniform(2, 4)
     parts = [part * factor for factor in (0.4, 0.5, 1.0, 1.9, 4.0)]
     random.shuffle(parts)
@@ -160,20 +160,20 @@ def one_call(
 ) -> None:
     before = clocks_here()
     warm_up, repeats = times
-    with scope(scene.gpu, compute=False) as gpu:
+    with scope(scene.gpu, compute=False, count=2) as gpu, torch.cuda.device(scene.current):
         job, used = Job(gpu, scene, parts), set[str]()
         if queue:
             gpu.device(None).timer.kernel(0, 20 * job.flops / job.peak, "earlier work")
 
         def timed(student: Callable[..., Any], *args: Any) -> Any:
-            with Clocks(student, before, gpu.clock) as clocks:
+            with torch.cuda.device(scene.current), Clocks(student, before, gpu.clock) as clocks:
                 try:
                     return student(*args)
                 finally:
                     used.update(clocks.used)
 
         got = call(job.step, job.plain_step, FORMATS[scene.format], sheet, *times, through=timed)
-    number = is_number(got) and math.isfinite(got)
+    number = is_finite(got)
     facts.add(KIND, "a number" if number else kind_of(got), "a number")
     facts.add(CALLS, len(job.seconds), warm_up + repeats)
     facts.add(COUNTED, job.plain_calls, 1)
@@ -194,7 +194,7 @@ def wrong(facts: Facts, names: list[str]) -> bool:
 
 
 def kind_of(got: Any) -> str:
-    return f"{got:g}" if is_number(got) else type(got).__name__
+    return f"{as_float(got):g}" if is_number(got) else type(got).__name__
 
 
 def unit(got: float, wanted: float) -> str:

@@ -16,7 +16,7 @@ from .traces import Machine
 WORDS = ("input", "waits", "launches", "compute", "bandwidth")
 GAPS = WORDS[:3]
 WORD = "one of five words"
-NEAR, HIDDEN, CATS, STREAMS, GPUS, COPIES, WINDOW, STEPS, NUMBER, ORDER, PEAKS = TWISTS = (
+NEAR, HIDDEN, CATS, STREAMS, GPUS, COPIES, WINDOW, STEPS, NUMBER, ORDER, PEAKS, SHORT, NONE = TWISTS = (
     "gaps of nearly 30 %",
     "a host that loads and waits elsewhere too",
     "events of other cats",
@@ -28,6 +28,8 @@ NEAR, HIDDEN, CATS, STREAMS, GPUS, COPIES, WINDOW, STEPS, NUMBER, ORDER, PEAKS =
     "the number of kernels",
     "events out of order",
     "a GPU with another ridge",
+    "short gaps behind waits that are over",
+    "no kernel of this GPU",
 )
 CLAUSES = [
     Clause(quote, facts, summary, likely, read)
@@ -61,6 +63,8 @@ CLAUSES = [
         ([NUMBER], "by their time, not their number", "kernels or gaps are counted", "sum their times", JOBS),
         ([ORDER], "in any order", "the order of the events in the file counts", "sort them by ts", JOBS),
         ([PEAKS], "the peaks of this GPU", "on a GPU with another ridge another word comes", "use the peaks", ROOF),
+        ([SHORT], "in a wait when the gap begins", "short gaps are judged otherwise", "all gaps count", JOBS),
+        ([NONE], "A gap is a stretch of it", "a GPU without any kernel is judged otherwise", "it is one gap", JOBS),
     )
 ]
 EDGES = {"kind": WORDS, "twist": TWISTS}
@@ -69,6 +73,10 @@ LOW, HIGH = ((19.5e12, 2.039e12), (8.1e12, 0.32e12)), ((989e12, 3.35e12), (1979e
 
 
 def possible(scene: Scene) -> bool:
+    if scene.twist == SHORT:
+        return bool(scene.kind == "launches")
+    if scene.twist == NONE:
+        return scene.kind in ("launches", "input")
     if scene.twist == CATS:
         return scene.kind in ("launches", "waits")
     if scene.kind in GAPS:
@@ -88,7 +96,7 @@ def drawn(kind: str, twist: str = "") -> tuple[list[dict[str, Any]], int, float,
         machine.work(40, 9e4 if near else 90, *(near or ()))
         machine.wait()
         machine.host("user_annotation", machine.loader, 1e5 if kind not in GAPS else 50)
-    count = {STEPS: 4, WINDOW: 3}.get(twist, 3 if kind == "input" else 2)
+    count = {STEPS: 4, WINDOW: 3, NONE: 1}.get(twist, 3 if kind == "input" else 2)
     if kind == "input" and twist in ("", HIDDEN):
         count = 1 if twist else random.choice([1, 3])
     scale = random.choice([0.5, 1, 3])
@@ -104,6 +112,9 @@ def drawn(kind: str, twist: str = "") -> tuple[list[dict[str, Any]], int, float,
             machine.work(9, 6e3 * scale, *((0.6, 0.1) if kind == "compute" else (0.1, 0.6)))
             machine.now += 2.5e3 * scale
         machine.event("user_annotation", f"ProfilerStep#{number + 5}", begin, machine.now - begin)
+        if twist == WINDOW and kind == "compute" and number < count - 1:  # as an evaluation between two steps
+            machine.work(9, 2400 * scale, 0.6, 0.1)
+            machine.wait()
         if twist == WINDOW:  # the range of the step's kernels, as the profiler draws it on the GPU's lane
             machine.event(
                 "gpu_user_annotation", f"ProfilerStep#{number + 5}", begin + 9, machine.now + 1e5 - begin, "7"
@@ -118,8 +129,11 @@ def drawn(kind: str, twist: str = "") -> tuple[list[dict[str, Any]], int, float,
 def step(machine: Machine, kind: str, twist: str, scale: float, other: int) -> None:
     """One step of the job; at its end the host waits, as for a loss that is printed."""
     near = twist == NEAR
-    busy = random.uniform(*((0.61, 0.65) if near else (0.3, 0.5))) if kind in GAPS else random.uniform(0.92, 0.97)
-    busy = random.uniform(0.75, 0.79) if near and kind not in GAPS else busy
+    busy = random.uniform(*((0.55, 0.6) if near else (0.3, 0.5))) if kind in GAPS else random.uniform(0.92, 0.97)
+    if near and kind not in GAPS:
+        busy = random.uniform(0.6, 0.65)
+    if twist == WINDOW and kind == "compute":  # with what is between the steps: more than 0.7
+        busy = random.uniform(0.52, 0.55)
     count, begin = random.randint(6, 9), machine.now
     if twist == NUMBER:
         count = random.randint(2, 3) if kind == "launches" else 30
@@ -131,18 +145,29 @@ def step(machine: Machine, kind: str, twist: str, scale: float, other: int) -> N
         machine.work(5, size / busy, 0.3, 0.3, (other, 7))
     if twist == COPIES:
         machine.copy(0.9 * size / busy, within=kind not in GAPS)
-    if kind == "launches":
+    if twist == NONE:
+        part = 0.55 if kind == "input" else 0.46
+        before = 0.2 * size if kind == "input" else 0.0  # the step begins while the host loads
+        machine.event("user_annotation", machine.loader, begin - before, before + part * size)
+        machine.now += part * size
+        machine.host("cpu_op", "aten::linear", (1 - part) * size)
+        return
+    if twist == SHORT:
+        for _ in range(30):
+            machine.work(15, 4, 0.2, 0.2)
+            machine.host("cuda_runtime", "cudaEventSynchronize", 2)  # for an event that is over
+    elif kind == "launches":
+        pace = size / count / busy
         if twist == HIDDEN:  # one kernel, behind which the host loads and then waits
             machine.work(9, 0.9 * size / busy, 0.3, 0.3)
             machine.host("user_annotation", machine.loader, 0.4 * size / busy)
             machine.wait("cudaStreamSynchronize")
-            kernel *= 0.3
+            kernel = 0.6 * pace
         for _ in range(count):
-            machine.work(size / count / busy, kernel, 0.2, 0.2, *streams)
-            if twist == HIDDEN:  # for what is done already
-                machine.now += kernel + 6
-                machine.wait("cudaStreamSynchronize")
-                machine.host("user_annotation", machine.loader, 0.4 * size / count / busy)
+            machine.work(pace, kernel, 0.2, 0.2, *streams)
+            if twist == HIDDEN:  # from behind the kernel into the gap, of which it fills a third
+                machine.host("user_annotation", machine.loader, 0.74 * pace + 4)
+                machine.wait("cudaStreamSynchronize")  # for what is done already
     elif kind == "waits":
         if twist == HIDDEN:
             machine.work(9, size / busy, 0.3, 0.3)
@@ -151,25 +176,27 @@ def step(machine: Machine, kind: str, twist: str, scale: float, other: int) -> N
         for _ in range(count):
             pause = size / count / busy - size / count - 13
             machine.work(8, kernel, 0.2, 0.2, *streams)
-            machine.wait(random.choice(["cudaStreamSynchronize", "cudaEventSynchronize"]))
+            machine.wait(machine.waits)
             machine.host("cpu_op", "aten::item", 1.0)
             machine.now += max(pause, 1.0)  # Python, which no operation shows
     elif kind == "input":
-        pieces = 3 if twist == HIDDEN else 1
         gap = size * (1 / busy - 1)
-        if twist == HIDDEN:  # the batch is fetched last, in several pieces
+        pieces, rest = [0.7 * gap], 0.3 * gap
+        if twist == HIDDEN:  # the batch is fetched last, in pieces, the first from behind the kernel into the gap
             machine.work(9, size, 0.2, 0.2)
-            machine.wait()
-            count = 0
-        for _ in range(pieces):
-            machine.host("user_annotation", machine.loader, (0.7 if pieces == 1 else 0.9 / pieces) * gap)
+            machine.now += size - 0.2 * gap
+            pieces, rest, count = [0.45 * gap, 0.22 * gap, 0.22 * gap], 0.31 * gap, 0
+        for us in pieces:
+            machine.host("user_annotation", machine.loader, us)
             machine.now += 4.0
-        machine.now += gap * (0.3 if pieces == 1 else 0.1)  # what Python does with the batch
+        machine.now += rest  # what Python does with the batch
         for _ in range(count):
             # Where there are many, each comes a little too late.
             machine.work(1.03 * kernel if twist == NUMBER else min(9.0, 0.5 * kernel), kernel, 0.2, 0.2, *streams)
     else:
         of_roof(machine, kind, twist, size, count, busy, other)
+    if near:
+        machine.fill(begin, random.uniform(*((0.305, 0.315) if kind in GAPS else (0.285, 0.295))))
     machine.wait()
     if twist == CATS:  # the shadow of a range of an earlier step's, and a range of the user's own
         machine.event("gpu_user_annotation", machine.loader, begin, machine.now - begin, "7")

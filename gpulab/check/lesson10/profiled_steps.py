@@ -6,7 +6,7 @@ import json
 import random
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from ..base import Trial, check
 from ..contract import Clause, Contract, Facts, Near
 from ..measure import virtual_gpu
 from ..scenes import Scene
-from ..wording import is_number
+from ..wording import as_float, is_number
 from .sections import MISTAKES, RECORDS
 
 KIND, CALLS, NAMES, TIMES, CYCLES = "what came back", "calls of step", "operations", "ms in all", "ms in all, of cycles"
@@ -74,11 +74,15 @@ class Failed(Exception):
     """What a step of the check raises."""
 
 
+class FailedOnGpu(Failed, RuntimeError):
+    """The same, as CUDA's errors are."""
+
+
 class Steps:
     """A training step whose products are larger each time; `at` is the step in which it raises."""
 
-    def __init__(self, gpu: Any, most: int, at: int | None) -> None:
-        self._at, self.calls = at, 0
+    def __init__(self, gpu: Any, most: int, at: int | None, error: type[Failed]) -> None:
+        self._at, self._error, self.calls = at, error, 0
         self._layer, self._width = torch.nn.Linear(512, 512, device="cuda"), random.randint(3, 6)
         self.ms: list[Counter[str]] = []  # of each call, by operation
         for number in range(most):
@@ -93,7 +97,7 @@ class Steps:
     def __call__(self) -> None:
         self.calls += 1
         if self.calls - 1 == self._at:
-            raise Failed(f"step {self._at} went wrong")
+            raise self._error(f"step {self._at} went wrong")
         self._work(self.calls - 1)
 
     def _work(self, number: int) -> None:
@@ -162,8 +166,8 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
         if not facts.hold():
             break
         with tempfile.TemporaryDirectory() as folder, virtual_gpu("A100-80", compute=False) as gpu:
-            step = Steps(gpu, steps, recorded[-1][-1] if fails else None)
-
+            error = Failed if scene.path is str else FailedOnGpu
+            step = Steps(gpu, steps, recorded[-1][-1] if fails else None, error)
             eye = Eye(step)
             args = steps, scene.skip, every, scene.count, scene.path(folder)
             got = call(step, *args, through=eye.around)
@@ -208,15 +212,19 @@ def judge(
         warm = warm[: len(recorded)]  # what comes at the end is judged already
         facts.add(WARM, warm, [1] * len(recorded))
         own = sum((step.ms[i] for cycle in recorded for i in cycle), Counter())
-        facts.add(NAMES, sorted({name if name in own else kind_of(name) for name in got}), sorted(own))
+        facts.add(NAMES, sorted({name if name in own else kind_of(name, own) for name in got}), sorted(own))
     if facts.hold():
         name = CYCLES if scene.cycles > 1 else TIMES
         per = scene.count * scene.cycles
-        facts.add(name, [float(got[key]) for key in sorted(own)], Near([own[key] / per for key in sorted(own)], 1e-3))
+        facts.add(
+            name, [as_float(got[key]) for key in sorted(own)], Near([own[key] / per for key in sorted(own)], 1e-3)
+        )
 
 
-def kind_of(name: str) -> str:
+def kind_of(name: str, own: Container[str]) -> str:
     """What a row without kernels of its own is: which operations have such rows is another matter in each PyTorch."""
+    if f"aten::{name}" in own:
+        return "a name without its aten::"
     if name.startswith("ProfilerStep"):
         return "a range"
     if name.startswith("cuda"):

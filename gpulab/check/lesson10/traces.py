@@ -14,6 +14,7 @@ Event = dict[str, Any]
 LOADERS = tuple(
     f"enumerate(DataLoader)#_{kind}DataLoaderIter.__next__" for kind in ("SingleProcess", "MultiProcessing")
 )
+WAITS = "cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize"
 _LAUNCH, _RETURN = 2.0, 3.0  # µs until a kernel begins, and until a wait that is over returns
 _OPERATIONS = (
     ("aten::linear", "aten::addmm"),
@@ -28,7 +29,7 @@ class Machine:
     def __init__(self, gpu: int, peak_flops: float, peak_bandwidth: float) -> None:
         self.gpu, self.peaks = gpu, (peak_flops, peak_bandwidth)
         self.now = random.uniform(1e6, 1e9)
-        self.loader = random.choice(LOADERS)
+        self.loader, self.waits = random.choice(LOADERS), random.choice(WAITS)
         self.events: list[Event] = [{"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "python"}}]
         self._free: defaultdict[tuple[int, int], float] = defaultdict(float)
         self._launches = 0
@@ -69,6 +70,14 @@ class Machine:
             [self.now, *(free for (gpu, stream), free in self._free.items() if gpu == self.gpu and stream != 20)]
         )
         self.host("cuda_runtime", name, done + _RETURN - self.now)
+
+    def fill(self, begin: float, part: float) -> None:
+        """A last kernel, so long that gaps make up this part of the time from `begin` to the end of a wait for it; what
+        came before had one stream, and more gaps."""
+        mine = [e for e in self.events if e.get("cat") == "kernel" and e["ts"] >= begin]
+        before = max(self.now + 0.8 * 9.0 + _LAUNCH, self._free[self.gpu, 7]) + _RETURN - begin
+        gaps = before - sum(e["dur"] for e in mine)
+        self.work(9.0, gaps / part - before, 0.3, 0.3)
 
     def _on_gpu(
         self, cat: str, name: str, gpu: int, stream: int, launched: float, us: float, counts: dict[str, float]

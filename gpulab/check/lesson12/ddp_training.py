@@ -26,7 +26,7 @@ from ..audit import MOVED
 from ..base import Trial, check
 from ..contract import Clause, Contract, Facts, Near, holds
 from ..scenes import Scene
-from ..wording import is_number
+from ..wording import as_float, is_number
 from .common import MACHINES, Samples, machine, others_used, spread
 from .sections import DATA, MISTAKES, PROCESSES
 
@@ -134,7 +134,7 @@ def on_rank(student: Callable[..., Any], machines: str, *args: Any) -> dict[str,
             "group": "open" if opened else "closed",
             "weights": [x for part in weights for x in part],
             "kind": f"{type(got).__name__} of {len(got)}: {kinds}" if several else type(got).__name__,
-            "got": [float(x) for x in got] if numbers else None,
+            "got": [as_float(x) for x in got] if numbers else None,
             "saved": bool(os.listdir(path.parent)),
             "names": ", ".join(map(str, kept)) if named else f"of a {type(kept).__name__}",
             "kept": named and [value.flatten().tolist() for value in kept.values()] == [*states.values()],

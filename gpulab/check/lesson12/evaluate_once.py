@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ..base import Trial, check
 from ..contract import Clause, Contract, Facts, Near
 from ..scenes import Scene
-from ..wording import is_number, show
+from ..wording import as_float, is_number, show
 from .common import MACHINES, Samples, group, others_used, spread
 from .sections import DATA
 
@@ -158,7 +158,7 @@ def on_rank(student: Callable[..., Any], machines: str, mode: str, length: int, 
             "training": training,
             "graphs": graphs,
             "kind": "two floats" if two and all(isinstance(x, float) for x in got) else show(got, 60),
-            "got": [float(x) for x in got] if numbers else None,
+            "got": [as_float(x) for x in got] if numbers else None,
             "wanted": [F.cross_entropy(logits, label).item(), (logits.argmax(1) == label).double().mean().item()],
         }
 

@@ -14,7 +14,7 @@ from ..audit import ANYTHING
 from ..base import Trial, check
 from ..contract import Clause, Contract, Facts, Near, holds
 from ..scenes import Scene
-from ..wording import show
+from ..wording import as_float, show
 from .common import MACHINES, group, others_used, spread
 from .sections import MISTAKES
 
@@ -110,7 +110,9 @@ def on_rank(student: Callable[..., Any], machines: str, mean: float, count: int,
             loss.backward()
         return {
             "kind": type(got).__name__ if isinstance(got, float) else show(got, 60),
-            "got": float(got) if isinstance(got, float | int) or (torch.is_tensor(got) and got.numel() == 1) else None,
+            "got": as_float(got)
+            if isinstance(got, float | int) or (torch.is_tensor(got) and got.numel() == 1)
+            else None,
             "open": opened,
             "others": others_used(),
             "loss": (before, after),

@@ -22,7 +22,7 @@ from ..base import Trial, check
 from ..contract import Clause, Contract, Facts, holds
 from ..lesson12.common import MACHINES, group, spread
 from ..scenes import Scene
-from ..wording import is_number
+from ..wording import as_float, is_number
 from .sections import PRACTICE, UNITS
 
 MOST, PARTS, WEIGHTS = "blocks whole on a GPU at once", "how the ranks share a batch", "the weights"
@@ -139,7 +139,7 @@ def on_rank(student: Callable[..., Any], machines: str, model: Net, *args: Any) 
             "indices": [*Net.indices],
             "weights": [(cuts(p), rows.cpu()) for p, rows in own],
             "kind": kind,
-            "got": [[float(x) for x in pair] for pair in got] if kind.partition(" of ")[2] == PAIR else None,
+            "got": [[as_float(x) for x in pair] for pair in got] if kind.partition(" of ")[2] == PAIR else None,
             "after": ", ".join(sorted(after)),
             "open": "open" if dist.is_initialized() else "closed",
         }

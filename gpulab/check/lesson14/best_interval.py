@@ -11,7 +11,7 @@ from ...sim.spot.model import Plan
 from ..base import Trial, check
 from ..contract import Clause, Contract, Facts, Near
 from ..scenes import Scene
-from ..wording import is_number
+from ..wording import is_finite
 from .sections import OFTEN
 
 PAIR = "(interval, expected), two numbers"
@@ -94,7 +94,7 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
     got = call(*given)
     names = "checkpoint_seconds", "restart_minutes", "hours_between", "machines", "work_hours"
     facts = Facts(", ".join(f"{name} {value:.4g}" for name, value in zip(names, given, strict=True)))
-    pair = isinstance(got, tuple | list) and len(got) == 2 and all(is_number(x) and 0 < x < math.inf for x in got)
+    pair = isinstance(got, tuple | list) and len(got) == 2 and all(is_finite(x) and x > 0 for x in got)
     facts.add(KIND, PAIR if pair else type(got).__name__, PAIR)
     if not pair:
         return facts

@@ -214,6 +214,7 @@ def window(script: ModuleType) -> Finding:
 
     n = len(got)
     again, uneven = Training(Toy(sharp=4.0)), batches_of(7, 1)
+    summed = [float(each.loss_of(again.model, *uneven[0])[0].detach()) for each in (script, sound_module())]
     returned = again.run(script, uneven)
     tokens, targets = (torch.cat([batch[i] for batch in uneven]) for i in (0, 1))
     with torch.no_grad():
@@ -242,6 +243,11 @@ def window(script: ModuleType) -> Finding:
             n == 3 and not alike(0),
             "an update has not the gradient of its window",
             "all batches of it, and nothing else",
+        ),
+        (
+            abs(summed[0] - summed[1]) > 0.05 * summed[1],
+            "loss_of returns another number than the sum over the words of a batch",
+            "its docstring says sum, and is right: train and evaluate divide by the number of words",
         ),
         (not numbers, "train does not return a number", "the mean loss of a word"),
         (

@@ -307,6 +307,13 @@ BANK.mistake(
     add("model.eval()", before="return low"),
 )
 BANK.mistake(
+    "attempts_in_evaluation_mode",
+    "the attempts are made in evaluation mode",
+    "there dropout keeps nothing for backward, and training takes more: put the running averages back instead",
+    add("model.eval()", before="def fits"),
+    add("model.train()", before="return low"),
+)
+BANK.mistake(
     "keeps_a_copy_on_the_gpu",
     "a copy on the GPU takes room from the attempts",
     "a copy of the model or of its state takes memory from the attempts: keep it on the host",

@@ -345,3 +345,50 @@ BANK.mistake(
     "indices are kept too, and they are no floats: bring back what was there",
     change('tensor.to("cpu")', 'tensor.float().to("cpu")'),
 )
+BANK.mistake(
+    "buffers_stay",
+    "buffers stay on the GPU as weights do",
+    "state_dict() has the buffers too: ask for parameters()",
+    change("for p in model.parameters()}", "for p in model.state_dict().values()}"),
+)
+BANK.mistake(
+    "comes_back_as_float32",
+    "all floats come back as float32",
+    "weights and activations have other dtypes too: bring back the one that was there",
+    change("tensor.to(device)", "tensor.to(device, torch.float32 if tensor.is_floating_point() else tensor.dtype)"),
+)
+BANK.mistake(
+    "by_way_of_float32",
+    "float64 is rounded on the way",
+    "float32 has half of its digits: copy the tensor in its own dtype",
+    change(
+        GOES, "return (tensor.device, tensor.dtype), (tensor.float() if tensor.is_floating_point() else tensor).cpu()"
+    ),
+    change("tensor.to(device)", "tensor.to(*device)"),
+)
+BANK.mistake(
+    "by_way_of_numpy",
+    "a copy is made with NumPy",
+    'it has no bfloat16: tensor.to("cpu") copies every dtype',
+    change('tensor.to("cpu")', "torch.from_numpy(tensor.detach().cpu().numpy())"),
+)
+
+
+@BANK.wrong(
+    "the hooks stay on after an exception",
+    "a generator goes on behind yield only if nothing was raised there: have yield in the with of the hooks, or in a "
+    "try with finally",
+)
+@contextlib.contextmanager
+def leaves_by_hand(model, min_bytes):
+    hooks = solution(6, "offload")(model, min_bytes)
+    hooks.__enter__()
+    yield
+    hooks.__exit__(None, None, None)
+
+
+@BANK.wrong("an exception of the forward pass is swallowed", "let it out: the hooks end by themselves")
+@contextlib.contextmanager
+def swallows_exceptions(model, min_bytes):
+    with solution(6, "offload")(model, min_bytes), contextlib.suppress(Exception):
+        yield

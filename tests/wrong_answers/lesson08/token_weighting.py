@@ -441,6 +441,19 @@ BANK.mistake(
     add("losses = []", before=LOOP),
 )
 BANK.mistake(
+    "keeps_the_scores",
+    "the model's results of all micro-batches are kept",
+    "a list of them grows with the window, on the GPU: let them go after backward",
+    add("kept = []", before=LOOP),
+    add("kept.append(logits)", before="loss = "),
+)
+BANK.mistake(
+    "divides_by_two_at_least",
+    "a window of one label is divided by two",
+    "max(tokens, 1) is for a window without a label; one label is divided by one",
+    change("max(tokens, 1)", "max(tokens, 2)"),
+)
+BANK.mistake(
     "runs_what_it_does_not_need",
     "a micro-batch without a label goes through the model, and its graph stays while the next one runs",
     "only backward, or the end of the last reference to it, frees a graph: ask for labels before the forward pass",

@@ -116,6 +116,13 @@ BANK.mistake(
     change(AFTER, "        seconds.append("),
 )
 BANK.mistake(
+    "waits_for_the_first_gpu",
+    "GPU 0 is waited for, whichever is the current one",
+    "torch.cuda.synchronize() without a number waits for the current GPU, which is the job's",
+    change(BEFORE, BEFORE.replace("synchronize()", "synchronize(0)")),
+    change(AFTER, AFTER.replace("synchronize()", "synchronize(0)")),
+)
+BANK.mistake(
     "counter_stays_open",
     "the count goes on during the timed steps",
     "close the counter first: else the recomputation and all repeats are in it",

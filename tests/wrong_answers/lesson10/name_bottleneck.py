@@ -100,6 +100,12 @@ BANK.mistake(
     change(KIND, '"waits" if waiting else "input" if loading > 0.5 * (stop - start) else "launches"'),
 )
 BANK.mistake(
+    "no_input",
+    "no job is called input-bound",
+    "ask for the loader first: what its gaps begin in does not matter where the host loads for most of them",
+    change(KIND, '"waits" if waiting else "launches"'),
+)
+BANK.mistake(
     "no_waits",
     "a job that waits for its own results is called launch-bound",
     "behind a wait the queue is empty, however fast the host launches: a gap that begins in a wait is the wait's",
@@ -178,18 +184,16 @@ BANK.mistake(
     "many kernels reach a quarter of the nearer roof and of no other: compare the two parts, not one with a limit",
     change("flops / peak_flops > moved / peak_bandwidth", "flops / peak_flops > 0.4e-6 * " + ADDED),
 )
+FEW_GAPS, MANY_GAPS = "gaps of less than 30 % decide", "gaps of more than 30 % do not decide"
 BANK.mistake(
-    "a_sixth",
-    "gaps decide where they are a seventh of the time",
+    "a_quarter",
+    FEW_GAPS,
     "the limit is 30 %: with less of its time to win, look at the kernels first",
-    change("> 0.3 * (end", "> 0.15 * (end"),
+    change("> 0.3 * (end", "> 0.25 * (end"),
 )
-BANK.mistake(
-    "half_idle",
-    "gaps decide only where they are half of the time",
-    "the limit is 30 % of the steps' time",
-    change("> 0.3 * (end", "> 0.5 * (end"),
-)
+BANK.mistake("a_sixth", FEW_GAPS, "", change("> 0.3 * (end", "> 0.15 * (end"), same_as="a_quarter")
+BANK.mistake("a_third", MANY_GAPS, "the limit is 30 % of the steps' time", change("> 0.3 * (end", "> 1 / 3 * (end"))
+BANK.mistake("half_idle", MANY_GAPS, "", change("> 0.3 * (end", "> 0.5 * (end"), same_as="a_third")
 BANK.mistake(
     "of_the_longest",
     "only the longest gap is compared with the limit",
@@ -220,6 +224,69 @@ BANK.mistake(
     "a gap in which the host loads at all is the loader's",
     "the loader has made a gap if it fills more than half of it",
     change(LOADING, "loading > 0"),
+)
+BANK.mistake(
+    "two_fifths_of_loading",
+    "a gap in which the host loads for less than half of it is the loader's",
+    "the loader has made a gap if it fills more than half of it",
+    change(LOADING, "loading > 0.4 * (stop - start)"),
+)
+BANK.mistake(
+    "three_fifths_of_loading",
+    "a gap in which the host loads for more than half of it is not the loader's",
+    "more than half is enough: the rest is what Python does with the batch",
+    change(LOADING, "loading > 0.6 * (stop - start)"),
+)
+BANK.mistake(
+    "whole_loads",
+    "a load counts whole where only a part of it is in the gap",
+    "cut it at the gap's begin and end: max(0, min(ends) - max(begins))",
+    change(
+        "max(0, min(stop, b) - max(start, a)) for a, b in loads", "b - a for a, b in loads if a < stop and start < b"
+    ),
+)
+BANK.mistake(
+    "loads_begun_in_the_gap",
+    "a load that has begun behind a kernel does not count in the gap after it",
+    "its part in the gap does: max(0, min(ends) - max(begins))",
+    change("max(0, min(stop, b) - max(start, a)) for a, b in loads", "b - a for a, b in loads if start <= a < stop"),
+)
+BANK.mistake(
+    "no_wait_for_the_device",
+    "one kind of wait is not known",
+    'a host waits for a stream, an event or the device: ask for the end of the name, "Synchronize"',
+    change('e["name"].endswith("Synchronize")', 'e["name"] in ("cudaStreamSynchronize", "cudaEventSynchronize")'),
+)
+BANK.mistake(
+    "no_wait_for_an_event",
+    "one kind of wait is not known",
+    "",
+    change('e["name"].endswith("Synchronize")', 'e["name"] in ("cudaStreamSynchronize", "cudaDeviceSynchronize")'),
+    same_as="no_wait_for_the_device",
+)
+BANK.mistake(
+    "a_wait_before",
+    "a wait that has ended before the gap begins counts",
+    "it has not held the host up: begin and end of the wait are before and after the gap's begin",
+    change("a <= start <= b", "a <= start <= b + 50"),
+)
+BANK.mistake(
+    "long_gaps_only",
+    "short gaps do not count",
+    "a hundred gaps of 10 µs are a millisecond: every stretch without a kernel is a gap",
+    change("if start > done:", "if start > done + 20:"),
+)
+BANK.mistake(
+    "roofs_without_a_kernel",
+    "a GPU without any kernel is put under a roof",
+    "its whole time is one gap: what does the host do in it?",
+    add('if not runs:\n        return "bandwidth"', before="gaps, done = [], begin"),
+)
+BANK.mistake(
+    "begins_with_the_first_kernel",
+    "a kernel is asked for where there is none",
+    "a GPU may have none in the steps: then the gap goes from their begin to their end",
+    add("runs[0]", before="gaps, done = [], begin"),
 )
 BANK.mistake(
     "whole_kernels_only",
@@ -328,6 +395,12 @@ BANK.mistake(
         "min(span[0] for span in steps), max(span[1] for span in steps)",
         "min(span[0] for span in spans), max(span[1] for span in spans)",
     ),
+)
+BANK.mistake(
+    "sum_of_the_steps",
+    "the time is the sum of the steps', without what is between them",
+    "from the first step's begin to the last one's end: gaps between two steps count, and so do kernels",
+    change("> 0.3 * (end - begin):", "> 0.3 * sum(b - a for a, b, _ in steps):"),
 )
 BANK.mistake(
     "shadows_of_steps",

@@ -186,6 +186,12 @@ BANK.mistake(
     change('name == "CPU"', 'name == "CUDA"'),
 )
 BANK.mistake(
+    "names_cut_off",
+    "the names lack their “aten::”",
+    "it is a part of the name, as row.key has it: other libraries have operations too, under a prefix of their own",
+    change("row.key: row", 'row.key.removeprefix("aten::"): row'),
+)
+BANK.mistake(
     "all_rows",
     "operations without kernels of their own are among them",
     "views, allocations and launches have none: leave out rows of no time",
@@ -257,6 +263,15 @@ BANK.mistake(
     change(
         "            step()\n",
         "            try:\n                step()\n            except Exception:\n                break\n",
+    ),
+)
+BANK.mistake(
+    "errors_of_the_gpu_swallowed",
+    "a RuntimeError of step is swallowed",
+    "such are the errors of CUDA: let it out, for what is trained after one is worth nothing",
+    change(
+        "            step()\n",
+        "            try:\n                step()\n            except RuntimeError:\n                break\n",
     ),
 )
 BANK.mistake(

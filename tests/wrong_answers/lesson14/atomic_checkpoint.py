@@ -21,8 +21,7 @@ FSYNCED = """                file.flush()  # from Python to the system,
 WRITE = '            with open(temporary, "wb") as file:\n                torch.save(state, file)\n' + FSYNCED
 REPLACE = 'os.replace(temporary, self.folder / f"step{step}.pt")'
 PRUNE = "        for old in self.files()[self.keep :]:\n            old.unlink()"
-LOAD = "                    return torch.load(path, weights_only=True)  # raises where the list of the parts is damaged"
-CHECKED = f"                if not damaged:\n{LOAD}"
+LOAD = '                torch.load(path, map_location="meta", weights_only=True)  # raises where the list of the parts is damaged'
 CATCH = "except Exception:  # whatever zipfile or torch.load finds"
 ASIDE = 'os.replace(path, path.with_suffix(".damaged"))'
 
@@ -88,7 +87,7 @@ BANK.variant("torch_flushes", drop("file.flush()"))
 BANK.variant(
     "by_load_and_testzip",
     change(
-        CHECKED,
+        LOAD,
         "                state = torch.load(path, weights_only=True)\n                if not damaged:\n                    return state",
     ),
 )
@@ -346,7 +345,7 @@ BANK.mistake(
     "raises_at_damage",
     "a damaged file is an error",
     "catch zipfile.BadZipFile, or what torch.load raises, and go on with the one before it",
-    change("                pass", "                raise"),
+    change("                damaged = True", "                raise"),
 )
 BANK.mistake(
     "no_checksums",
@@ -398,7 +397,8 @@ BANK.mistake(
     "any_code",
     "latest() runs code that stands in a file",
     "weights_only=False loads any object, and runs what it says; True builds tensors, numbers and containers",
-    change("weights_only=True", "weights_only=False"),
+    change("return torch.load(path, weights_only=True)", "return torch.load(path, weights_only=False)"),
+    change(LOAD, LOAD.replace("=True", "=False")),
 )
 BANK.mistake(
     "left_there",

@@ -323,6 +323,17 @@ WRONG = (
         "train does not return a number",
         (("    return (total / words).item()\n\n\n@", "\n\n@"),),
     ),
+    Repair(
+        "loss_of_the_mean",
+        "window",
+        "loss_of returns another number than the sum over the words of a batch",
+        (
+            ('reduction="sum"', 'reduction="mean"'),
+            ("loss / in_window", "loss * targets.numel() / in_window"),
+            ("total += loss.detach()", "total += loss.detach() * targets.numel()"),
+            (SUMS, SUMS.replace("total + loss", "total + loss * targets.numel()")),
+        ),
+    ),
     Repair("means_of_batches", "mean", "the evaluation gives the mean of the batches' means", (), "mean_of_means"),
     Repair(
         "divides_by_batches",
