@@ -121,7 +121,8 @@ CLAUSES = [
     Clause("its settings are as before", [SETTINGS], "a setting is left changed", "with config.patch(…)", AGAIN),
 ]
 EDGES = {"function": tuple(FUNCTIONS)}
-AGAIN_LATER = ("of a function that is one graph", "of three lengths")  # only lengths are compiled differently afterwards
+# Asked twice; only lengths are compiled differently afterwards.
+AGAIN_LATER = ("of a function that is one graph", "of three lengths")
 
 
 @cache
@@ -158,7 +159,7 @@ def guards_unmeasured() -> AbstractContextManager[Any]:
     and takes as long as for the rest of a small compilation."""
     guards: Any = torch._dynamo.guards
     there = hasattr(guards, "profile_guard_manager")
-    return mock.patch.object(guards, "profile_guard_manager", lambda *args: 0.0) if there else nullcontext()
+    return mock.patch.object(guards, "profile_guard_manager", return_value=0.0) if there else nullcontext()
 
 
 def play(call: Callable[..., Any], scene: Scene) -> Facts:
