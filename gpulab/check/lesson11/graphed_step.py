@@ -111,9 +111,7 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
         norm = {"BatchNorm": nn.BatchNorm1d, "LayerNorm": nn.LayerNorm}[scene.norm]
         # A bias before BatchNorm has no gradient but rounding, which AdamW makes whole steps of.
         layers = [
-            make()
-            for _ in range(depth)
-            for make in (lambda: nn.Linear(WIDTH, WIDTH, bias=False), lambda: norm(WIDTH))
+            make() for _ in range(depth) for make in (lambda: nn.Linear(WIDTH, WIDTH, bias=False), lambda: norm(WIDTH))
         ]
         model = nn.Sequential(*layers, nn.Linear(WIDTH, CLASSES)).cuda()
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, capturable=True)
