@@ -22,7 +22,6 @@ from weakref import WeakKeyDictionary
 import torch
 from torch._utils import CallbackRegistry
 from torch.cuda import _gpu_trace
-from torch.utils._pytree import tree_leaves
 
 from ..virtual.surface.graphs import CUDAGraph
 from ..virtual.surface.streams import Event, Stream
@@ -133,7 +132,7 @@ def _listener() -> Any:
             _gpu_trace.MemoryDeallocationCallbacks.callback_list.insert(0, freed)
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if not _on_gpu((args, kwargs)):
+            if not (_on_gpu(args) or (kwargs and _on_gpu(kwargs.values()))):
                 return func(*args, **(kwargs or {}))
             if not torch.cuda.is_current_stream_capturing():
                 return super().__torch_dispatch__(func, types, args, kwargs)
@@ -165,11 +164,16 @@ def _listener() -> Any:
 
 def _on_gpu(given: Any) -> bool:
     """Whether the GPU has a part in it: the host's own work on its memory is none of a stream's."""
-    leaves = tree_leaves(given)
-    return any(
-        item.is_cuda if isinstance(item, torch.Tensor) else isinstance(item, torch.device) and item.type == "cuda"
-        for item in leaves
-    )
+    for item in given:
+        if isinstance(item, torch.Tensor):
+            found = item.is_cuda
+        elif isinstance(item, list | tuple):
+            found = _on_gpu(item)
+        else:
+            found = isinstance(item, torch.device) and item.type == "cuda"
+        if found:
+            return True
+    return False
 
 
 def _name_of(tensor: torch.Tensor) -> int:

@@ -5,6 +5,7 @@ of its own for every call, or gives plain data, an answer meets the same in both
 tried in the second.
 """
 
+import gc
 import json
 import os
 from dataclasses import asdict, dataclass
@@ -95,6 +96,13 @@ def failure(bank, wrong):
             bank.check(wrong.answer, seed=SEED)
     failed = caught.value
     return Told(failed.summary, failed.rows, failed.raised, failed.hung, str(failed))
+
+
+@pytest.fixture(autouse=True, scope="class")
+def quick_to_collect_of_this_bank():
+    """As in each module: what the banks before have left, a compiler among it, is not looked through any more."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="class")

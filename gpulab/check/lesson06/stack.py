@@ -107,14 +107,14 @@ class Stack:
         for p in self.blocks.parameters():
             p.grad = torch.randn_like(p) / 10 if earlier else None  # of an earlier micro-batch; must stay in the sum
         self.earlier = flat_gradient(self.blocks.parameters())
-        self.plain_peak, _ = self.run(lambda blocks, x: self.best(blocks, x, 0))
+        self.plain_peak = 0  # `gradient` finds it
         self.best_peak, _ = self.run(lambda blocks, x: self.best(blocks, x, self.again))
         for block in self.layers:
             block.calls.clear()
 
     def run(self, forward: Run) -> tuple[int, torch.Tensor]:
         """Peak and gradient of a pass over a copy."""
-        twin = copy.deepcopy(self.blocks)
+        twin = copy.deepcopy(self.blocks, {id(block.calls): list[Call]() for block in self.layers})
         for new, old in zip(twin.parameters(), self.blocks.parameters(), strict=True):
             new.grad = None if old.grad is None else torch.zeros_like(old.grad)
         with Recording() as record:
@@ -129,5 +129,7 @@ class Stack:
         return x
 
     def gradient(self) -> torch.Tensor:
-        """What a plain pass from the random state of now adds to the gradients; `masks` are its masks."""
-        return self.run(lambda blocks, x: self.best(blocks, x, 0))[1]
+        """What a plain pass from the random state of now adds to the gradients; `masks` are its masks, and `plain_peak`
+        is its peak."""
+        self.plain_peak, gradient = self.run(lambda blocks, x: self.best(blocks, x, 0))
+        return gradient

@@ -51,7 +51,10 @@ class Recorder(torch.optim.SGD):
 
 def flat_gradient(parameters: Iterable[torch.Tensor]) -> torch.Tensor:
     """All gradients as one vector on the CPU; zeros where there is none."""
-    return torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).detach().flatten().cpu() for p in parameters])
+    rows = [(torch.zeros_like(p) if p.grad is None else p.grad).detach().flatten() for p in parameters]
+    if len({row.device for row in rows}) > 1:
+        rows = [row.cpu() for row in rows]
+    return torch.cat(rows).cpu()
 
 
 def replica(model: nn.Module) -> nn.Module:

@@ -10,6 +10,7 @@ import os
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any, ClassVar
 
 import torch
@@ -293,7 +294,7 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
     got = found[0]["got"]
     if holds(facts, PARTS):
         others = ((way, one_process(model, batches, **given | of(ranks))[0]) for way, of in WAYS.items())
-        found_in = (way for way, its in ((ONE, weights), *others) if are(found, its, before))
+        found_in = (way for way, its in chain([(ONE, weights)], others) if are(found, its, before))
         facts.add(WEIGHTS, next(found_in, "others"), ONE)
     facts.add(KIND, of_all(found, "kind"), f"{scene.steps} of {PAIR}")
     if got and len(got) == scene.steps:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from ...virtual.scope.in_force import backing
 from .. import settings
 from ..base import OPTIMIZERS, SAVING, Trial, check
 from ..contract import Clause, Contract, Facts
@@ -150,8 +151,15 @@ def beside_of(run: Run) -> dict[str, Any]:
 def leaves(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
+    if isinstance(value, list | tuple) and whole(value):
+        return
     for item in value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ():
         yield from leaves(item)
+
+
+def whole(values: Sequence[Any]) -> bool:
+    """Whether they are whole numbers, as the 625 of Python's generator: these are looked at together."""
+    return set(map(type, values)) == {int}
 
 
 def copied(value: Any) -> Any:
@@ -161,7 +169,7 @@ def copied(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: copied(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [*map(copied, value)]
+        return [*value] if whole(value) else [*map(copied, value)]
     return value if isinstance(value, int | float | str) else None
 
 
@@ -179,16 +187,20 @@ def pieces(run: Any) -> dict[str, Any]:
     groups = [{k: v for k, v in group.items() if k != "params"} for group in run.optimizer.param_groups]
     scaler = run.scaler.state_dict()
     numpy: Any = np.random.get_state()
+    with backing, torch.no_grad():  # the values themselves: a copy to the host for each would take as long as a step
+        weights = [p.clone() for p in run.model.parameters()]
+        buffers = [b.clone() for b in run.model.buffers()]
+        moments = [{k: v.clone() for k, v in of.items()} for of in state]
     return {
-        WEIGHTS: [p.detach().cpu() for p in run.model.parameters()],
-        BUFFERS: [b.cpu() for b in run.model.buffers()],
-        MOMENTS: [{k: v.to("cpu", copy=True) for k, v in of.items()} for of in state],
+        WEIGHTS: weights,
+        BUFFERS: buffers,
+        MOMENTS: moments,
         GROUPS: groups,
         SCHEDULE: [run.scheduler.last_epoch, *run.scheduler.get_last_lr()],
         SCALER: [scaler["scale"], scaler["_growth_tracker"]],
         PLACE: [run.epoch, run.place],
         ORDER: run.order if run.order is None else run.order.clone(),
-        PYTHON: random.getstate(),
+        PYTHON: [str(part) for part in random.getstate()],
         NUMPY: (numpy[1].tobytes(), *numpy[2:]),
         CPU: torch.get_rng_state(),
         GPUS: torch.cuda.get_rng_state_all(),
@@ -212,7 +224,9 @@ def equal(a: Any, b: Any) -> bool:
     if isinstance(a, dict):
         return isinstance(b, dict) and a.keys() == b.keys() and all(equal(a[k], b[k]) for k in a)
     if isinstance(a, list | tuple):
-        return isinstance(b, list | tuple) and len(a) == len(b) and all(map(equal, a, b))
+        if not isinstance(b, list | tuple) or len(a) != len(b):
+            return False
+        return [*a] == [*b] if whole(a) and whole(b) else all(map(equal, a, b))
     return bool(type(a) is type(b) and a == b)
 
 

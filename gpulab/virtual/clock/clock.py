@@ -126,7 +126,11 @@ class Clock:
         thread = get_ident()
         if self._inside and self._thread != thread:
             return  # another one is at it already, and what passes is its
-        self._account(real(), True)
+        now = real()
+        if now - self._last > LAUNCHING:
+            self._account(now, True)
+        elif now > self._last:
+            self._last = now
         self._inside, self._thread = True, thread
 
     def leave(self) -> None:

@@ -34,12 +34,15 @@ class Budget:
     def spend(self, start: float, seconds: float, joules: float) -> float:
         """How long work of `seconds` takes that begins at `start` and needs `joules` beside what idles."""
         spare = self.watts - self.idle
+        left, full = self.left, self.full
         if start > self.at:
-            self.left = min(self.full, self.left + (start - self.at) * spare)
-        left = self.left + seconds * spare - joules
+            left += (start - self.at) * spare
+            if left > full:
+                left = full
+        left = left + seconds * spare - joules
         if left < 0:
             seconds -= left / spare
             left = 0.0
-        self.left = min(self.full, left)
+        self.left = left if left < full else full
         self.at = start + seconds
         return seconds

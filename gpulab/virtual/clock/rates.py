@@ -84,6 +84,20 @@ class Rates:
         its result is written its multiprocessor computes nothing, so short products are slower. `aligned` is the power
         of two of bytes, up to 16, that every row of the operands begins at.
         """
+        key = rows, columns, depth, count, dtype, aligned
+        known = self._tilings.get(key)
+        if known is None:
+            if len(self._tilings) >= _MOST_TILINGS:
+                self._tilings.clear()
+            known = self._tilings[key] = self._tiling(*key)
+        return known
+
+    @cached_property
+    def _tilings(self) -> dict[tuple[int, int, int, int, str, int], Tiling]:
+        """Those that were asked for: the products of a step are those of the step before."""
+        return {}
+
+    def _tiling(self, rows: int, columns: int, depth: int, count: int, dtype: str, aligned: int) -> Tiling:
         shares = _ALIGNED_ON_HOPPER if self.capability == (9, 0) else _ALIGNED
         rate = self.tflops[dtype] * 1e12 * (shares[aligned] if dtype in _ON_TENSOR_CORES else 1.0) / self.sms
         size = BYTES[dtype]
@@ -129,6 +143,7 @@ class Rates:
 
 # Parts of a result that one multiprocessor works on; libraries choose among some such.
 _TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64), (64, 32), (32, 64))
+_MOST_TILINGS = 1 << 12
 _LEAST_DEPTH = 256  # of a part of a product that is split
 _FILL = 1e-6  # seconds until a tile's first operands have come: an assumption
 BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp64": 8}

@@ -55,8 +55,10 @@ def _aligned(*matrices: Tensor) -> int:
     """The power of two of bytes, up to 16, that every row (or column, where it is turned) of the matrices begins at."""
     found = 16
     for matrix in matrices:
-        strides = matrix.stride()[-2:]
-        leading = max(strides) * matrix.element_size() if len(strides) == 2 else 16
+        strides = matrix.stride()
+        if len(strides) < 2:
+            continue
+        leading = max(strides[-1], strides[-2]) * matrix.element_size()
         found = min(found, leading & -leading or 16)
     return found
 

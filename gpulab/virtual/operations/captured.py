@@ -165,9 +165,10 @@ class Capture:
     def run(self) -> None:
         """Compute all of it again."""
         quiet: Any = _Quiet(self.device)
-        with backing, torch.inference_mode(), autocast.below():
+        shared: dict[int, Any] = {}
+        with backing, torch.inference_mode(), autocast.below(), _below_modes(), torch._C.DisableTorchFunction():
             for step in self.steps:
-                step.run(self.gpu, quiet)
+                step.run(self.gpu, quiet, shared)
 
 
 @dataclass(frozen=True)
@@ -185,16 +186,21 @@ class _Operand:
     storage: StorageWeakRef | None
     layout: _Layout | None
 
-    def find(self, gpu: VirtualGPU) -> Tensor:
+    def find(self, gpu: VirtualGPU, shared: dict[int, Any]) -> Tensor:
+        """The tensor; `shared` are other storages of the program's bytes, by the program's own: one for each replay."""
         if self.tensor is not None:
             return self.tensor
         assert self.storage is not None
         assert self.layout is not None
-        storage = _Storage._new_with_weak_ptr(self.storage.cdata)
-        if storage is None:
-            warn_once(gpu.told, FREED)
-            return torch.zeros(self.layout.size, dtype=self.layout.dtype, device="cpu")
-        return self.layout.on(_alias(storage) if storage.nbytes() else storage)
+        place = self.storage.cdata
+        alias = shared.get(place)
+        if alias is None:
+            storage = _Storage._new_with_weak_ptr(place)
+            if storage is None:
+                warn_once(gpu.told, FREED)
+                return torch.zeros(self.layout.size, dtype=self.layout.dtype, device="cpu")
+            alias = shared[place] = _alias(storage) if storage.nbytes() else storage
+        return self.layout.on(alias)
 
 
 @dataclass(frozen=True)
@@ -204,8 +210,8 @@ class _Step:
     kwargs: dict[str, Any]
     targets: list[Tensor | None]
 
-    def run(self, gpu: VirtualGPU, device: Device) -> None:
-        args, kwargs = _filled(gpu, self.args), _filled(gpu, self.kwargs)
+    def run(self, gpu: VirtualGPU, device: Device, shared: dict[int, Any]) -> None:
+        args, kwargs = _filled(gpu, self.args, shared), _filled(gpu, self.kwargs, shared)
         out = self.compute(device, args, kwargs)
         for target, value in zip(self.targets, tensors_in(out), strict=True) if self.targets else ():
             if target is not None and target._cdata != value._cdata:
@@ -231,14 +237,20 @@ class _Quiet:
         """It is in the graph's pool."""
 
 
-def _filled(gpu: VirtualGPU, tree: Any) -> Any:
-    if isinstance(tree, _Place):
-        return tree.operand.find(gpu)
-    if isinstance(tree, dict):
-        return {key: _filled(gpu, value) for key, value in tree.items()}
-    if isinstance(tree, (list, tuple)):
-        return type(tree)(_filled(gpu, item) for item in tree)
+def _filled(gpu: VirtualGPU, tree: Any, shared: dict[int, Any]) -> Any:
+    kind = tree.__class__
+    if kind is _Place:
+        return tree.operand.find(gpu, shared)
+    if issubclass(kind, dict):
+        return {key: _filled(gpu, value, shared) for key, value in tree.items()} if tree else tree
+    if issubclass(kind, list | tuple):
+        return kind([_filled(gpu, item, shared) for item in tree])
     return tree
+
+
+def _below_modes() -> Any:
+    """A context in which operations pass no mode of `__torch_dispatch__`: no two of them pass on to each other."""
+    return _torch._ExcludeDispatchKeyGuard(_torch.DispatchKeySet(_torch.DispatchKey.Python))
 
 
 def _bytes(storage: Any) -> Tensor:

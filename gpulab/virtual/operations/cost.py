@@ -29,9 +29,9 @@ aten = torch.ops.aten
 def charge(device: Device, func: Any, args: Args, out: Any) -> None:
     """Put an operation that has been run on the clocks of host and device, in the current stream."""
     try:
-        rule, name, kind = _KNOWN[func]
+        rule, name, kind, _ = _KNOWN[id(func)]
     except KeyError:
-        rule, name, kind = _KNOWN[func] = RULES.get(func) or _rule(func), _name(func), _kind(func)
+        rule, name, kind, _ = _KNOWN[id(func)] = RULES.get(func) or _rule(func), _name(func), _kind(func), func
     timer = device.timer
     clock = timer.clock
     rates, costs = clock.rates, clock.costs
@@ -66,7 +66,8 @@ def charge(device: Device, func: Any, args: Args, out: Any) -> None:
         clock.wait(end, name)
 
 
-_KNOWN: dict[Any, tuple[Rule, str, str]] = {}  # of an operation: its rule, its name, what the host does for it
+# Of an operation: its rule, its name, what the host does for it. By its id, since its hash is computed in Python.
+_KNOWN: dict[int, tuple[Rule, str, str, Any]] = {}
 
 
 def _recorded(args: Any) -> bool:

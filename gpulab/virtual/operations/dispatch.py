@@ -63,9 +63,9 @@ class Dispatch(TorchDispatchMode):
         if types and any(map(_wraps, types)):
             return NotImplemented  # the wrapper's own code comes first, and what it calls is seen
         try:
-            run = _PLANS[func]
+            run = _PLANS[id(func)][0]
         except KeyError:
-            run = _PLANS[func] = _plan_primitive(func) if func.name().startswith("prims::") else _plan(func)
+            run = _planned(func)
         if nested.seen and nested.among((args, kwargs.values() if kwargs else ())):
             run = _run_nested
         out = run(gpu, func, args, kwargs or _NOTHING)
@@ -77,6 +77,12 @@ class Dispatch(TorchDispatchMode):
 NAMESPACES: dict[str, Run] = {}  # of operations that another room runs
 MODE = Dispatch()  # type: ignore[no-untyped-call]
 _NOTHING: dict[str, Any] = {}
+
+
+def _planned(func: Any) -> Run:
+    if id(func) not in _PLANS:
+        _PLANS[id(func)] = (_plan_primitive if func.name().startswith("prims::") else _plan)(func), func
+    return _PLANS[id(func)][0]
 
 
 def _plan(func: Any) -> Run:
@@ -229,7 +235,7 @@ def _run(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
         place(device, out)
     if capture is not None:
         out = capture.note(partial(_again, gpu, func, handler), args, kwargs, out)
-    if func in temporaries.OF and gpu.mirror:
+    if id(func) in temporaries.IDS and gpu.mirror:
         temporaries.take(device, func, _by_place(func, args, kwargs) if kwargs else args, out)
     cost.charge(device, func, args, out)
     clock.leave()
@@ -326,7 +332,7 @@ def _run_nested(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[
             return nested.PARTS[func](*_by_place(func, args, kwargs))
     if func in nested.ASKS:
         return _run_plainly(gpu, func, args, kwargs)
-    run = _PLANS[func]
+    run = _planned(func)
     if run is not _run_composite:
         nested.only_results(gpu, func)
     return run(gpu, func, args, kwargs)
@@ -449,4 +455,5 @@ def _fills(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 _PARTS = layers.PARTS | nested.MAKES
-_PLANS: dict[Any, Run] = {}
+# By the overload's id, since its hash is computed in Python; the overload itself keeps that from being another's.
+_PLANS: dict[int, tuple[Run, Any]] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -79,9 +80,10 @@ def create(gpu: VirtualGPU, device: Device, func: Any, args: tuple[Any, ...], kw
     if generator is not None:
         random.check_generator(generator, device)
     arguments = _with(kwargs, device=device.backing, generator=generator)
+    seeded = torch.Tag.nondeterministic_seeded in func.tags
     with backing:
         label = None
-        if not gpu.compute or not any(isinstance(a, Tensor) for a in args):
+        if not gpu.compute or not (any(isinstance(a, Tensor) for a in args) or (_small(args) and not seeded)):
             given = map_tensors(lambda t: t.to("meta") if t.dim() else t, args)
             named = _with(kwargs, device=torch.device("meta"), generator=None)
             shapes = remembered.run(gpu.remembered, func, given, named)
@@ -91,7 +93,6 @@ def create(gpu: VirtualGPU, device: Device, func: Any, args: tuple[Any, ...], kw
                 return shapes
             if shapes.layout is torch.strided:
                 label = device.allocate(_storage(shapes).nbytes())
-        seeded = torch.Tag.nondeterministic_seeded in func.tags
         out = random.draw(device, func, args, arguments) if seeded else func._op(*args, **arguments)
     if label is not None and storage_of(out) is not None:
         storage = _storage(out)
@@ -101,6 +102,15 @@ def create(gpu: VirtualGPU, device: Device, func: Any, args: tuple[Any, ...], kw
     out = _note(device, func, args, arguments, out)
     _charge_new(gpu, device, func, args, kwargs, out)
     return out
+
+
+def _small(args: tuple[Any, ...]) -> bool:
+    """Whether it is told a size for which this machine has the room in any case: then memory is taken afterwards."""
+    size = args[0] if args else None
+    return size.__class__ is list and math.prod(size) <= _ROOM
+
+
+_ROOM = 1 << 16  # elements
 
 
 def _note(device: Device, func: Any, args: tuple[Any, ...], arguments: Any, out: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -59,6 +60,7 @@ def draw(device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
             host.set_state(kept)
 
 
+@cache
 def takes_generator(func: Any) -> bool:
     return any(argument.name == "generator" for argument in func._schema.arguments)
 

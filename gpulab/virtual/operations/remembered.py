@@ -74,7 +74,9 @@ def _key(func: Any, items: Args) -> Any:
     """What a result's shape can depend on."""
     found: list[Any] = []
     for item in items:
-        if isinstance(item, Tensor):
+        if item.__class__ in _ALIKE:
+            found.append((item.__class__, item))
+        elif isinstance(item, Tensor):
             if item.layout is not torch.strided or item.dtype.is_complex:
                 raise _Cannot
             found.append((item.shape, item.stride(), item.dtype, _is_meta(item)))
@@ -82,8 +84,6 @@ def _key(func: Any, items: Args) -> Any:
             found.append(_key(func, tuple(item)))
         elif item.__class__ is float:
             found.append(float if _by_lists(func) else item)  # the rates of an optimizer change with each step
-        elif item.__class__ in _ALIKE:
-            found.append((item.__class__, item))
         else:
             raise _Cannot
     return tuple(found)

@@ -348,3 +348,4 @@ OF: dict[Any, Rule] = {
     aten._scaled_dot_product_efficient_attention.default: attention.efficient_forward_temporaries,
     aten._scaled_dot_product_efficient_attention_backward.default: attention.efficient_backward_temporaries,
 }
+IDS = frozenset(map(id, OF))  # the hash of an overload is computed in Python

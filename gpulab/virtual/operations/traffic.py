@@ -44,7 +44,8 @@ def traffic(*items: Any) -> int:
 
 def _size(tensor: Tensor) -> int:
     try:
-        return int(_nbytes(tensor))
+        found: int = _nbytes(tensor)
+        return found
     except (RuntimeError, NotImplementedError):  # a sparse tensor: its values
         return int(tensor._values().nbytes if tensor.layout is torch.sparse_coo else tensor.values().nbytes)
 
@@ -54,7 +55,12 @@ def reading(device: Device, *items: Any) -> float:
     seconds = 0.0
     for item in items:
         if isinstance(item, Tensor):
-            seconds += _touch(device, item, False)
+            nbytes = _size(item)
+            if nbytes < _SMALL:  # `_touch`, written out for what most tensors are
+                device.moved += nbytes
+                seconds += nbytes / device.timer.clock.rates.memory_rate
+            else:
+                seconds += _touch(device, item, nbytes, False)
         elif item.__class__ is list or item.__class__ is tuple:
             seconds += reading(device, *item)
     return seconds
@@ -65,24 +71,25 @@ def writing(device: Device, *items: Any) -> float:
     seconds = 0.0
     for item in items:
         if isinstance(item, Tensor):
-            seconds += _touch(device, item, True)
+            nbytes = _size(item)
+            if nbytes < _SMALL:  # as above
+                device.moved += nbytes
+                seconds += nbytes / device.timer.clock.rates.memory_rate
+            else:
+                seconds += _touch(device, item, nbytes, True)
         elif item.__class__ is list or item.__class__ is tuple:
             seconds += writing(device, *item)
     return seconds
 
 
-def _touch(device: Device, tensor: Tensor, writes: bool) -> float:
-    """Seconds of reading or writing a tensor once.
+def _touch(device: Device, tensor: Tensor, nbytes: int, writes: bool) -> float:
+    """Seconds of reading or writing a tensor of so many bytes once.
 
     A cache keeps what was touched last. So a tensor is still in L2 where it and all that has been touched since are
     smaller than that. What is written stays there until it has to go, and its way to memory is saved where it is
     written again before. Small tensors take no time to speak of wherever they are, and are not followed.
     """
-    nbytes = _size(tensor)
     rates = device.timer.clock.rates
-    if nbytes < _SMALL:
-        device.moved += nbytes
-        return nbytes / rates.memory_rate
     try:
         address = _storage(tensor)._gpulab.block.address
     except (RuntimeError, NotImplementedError, AttributeError):
