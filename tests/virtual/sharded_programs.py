@@ -206,12 +206,13 @@ def saved(ranks):
     optimizer = torch.optim.AdamW(model.parameters())
     train(model, optimizer, steps=1)
     before = loss_of(model).detach()
-    folder = os.environ.get("CHECKPOINT") or tempfile.mkdtemp()
     weights, state = get_state_dict(model, optimizer)
-    checkpoint.save({"model": weights, "optimizer": state}, checkpoint_id=folder)
-    train(model, optimizer, steps=1)
-    weights, state = get_state_dict(model, optimizer)
-    checkpoint.load({"model": weights, "optimizer": state}, checkpoint_id=folder)
+    with tempfile.TemporaryDirectory() as alone:
+        folder = os.environ.get("CHECKPOINT") or alone
+        checkpoint.save({"model": weights, "optimizer": state}, checkpoint_id=folder)
+        train(model, optimizer, steps=1)
+        weights, state = get_state_dict(model, optimizer)
+        checkpoint.load({"model": weights, "optimizer": state}, checkpoint_id=folder)
     set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=state)
     return [before, loss_of(model).detach()]
 

@@ -234,6 +234,8 @@ def _run(venv: Venv, lane: Lane, output: IO[bytes] | None = None) -> int:
     with tempfile.TemporaryDirectory() as temporary:
         # not the person's own, and one for each kernel: what one solves must not show in another
         progress = {"GPULAB_PROGRESS": str(Path(temporary) / "progress-{pid}.json")}
+        if "--nbval" in lane.arguments:  # it ends kernels by force: their files would stay, 2 GB of them with each run
+            progress["TMPDIR"] = temporary
         environ = _environ(venv, progress | dict(lane.environ))
         with busy(lane.beside):
             command, errors = [str(venv.python), *lane.arguments], None if output is None else subprocess.STDOUT

@@ -12,7 +12,8 @@ torch.manual_seed(0)
 device = torch.device("cuda")
 model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 4)).to(device)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-folder = tempfile.mkdtemp()
+kept = tempfile.TemporaryDirectory()
+folder = kept.name
 traces = []
 
 
@@ -63,3 +64,4 @@ with torch.autograd.profiler.profile(use_device="cuda") as prof:
     model(torch.randn(8, 32, device=device))
 with torch.cuda.nvtx.range("step"):
     model(torch.randn(8, 32, device=device))
+kept.cleanup()

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-folder = tempfile.mkdtemp()
+kept = tempfile.TemporaryDirectory()
+folder = kept.name
 path = os.path.join(folder, "checkpoint.pt")
 
 
@@ -86,3 +87,4 @@ torch.save(model, os.path.join(folder, "whole.pt"))
 whole = torch.load(os.path.join(folder, "whole.pt"), weights_only=False)
 assert next(whole.parameters()).device.type == device.type
 values = [whole(x).sum().item()]
+kept.cleanup()
