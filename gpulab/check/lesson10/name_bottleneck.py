@@ -96,7 +96,7 @@ def drawn(kind: str, twist: str = "") -> tuple[list[dict[str, Any]], int, float,
         machine.work(40, 9e4 if near else 90, *(near or ()))
         machine.wait()
         machine.host("user_annotation", machine.loader, 1e5 if kind not in GAPS else 50)
-    count = {STEPS: 4, WINDOW: 3, NONE: 1}.get(twist, 3 if kind == "input" else 2)
+    count = {STEPS: 4, WINDOW: 3, NONE: 1, SHORT: 1}.get(twist, 3 if kind == "input" else 2)
     if kind == "input" and twist in ("", HIDDEN):
         count = 1 if twist else random.choice([1, 3])
     scale = random.choice([0.5, 1, 3])
@@ -153,7 +153,7 @@ def step(machine: Machine, kind: str, twist: str, scale: float, other: int) -> N
         machine.host("cpu_op", "aten::linear", (1 - part) * size)
         return
     if twist == SHORT:
-        for _ in range(30):
+        for _ in range(20):
             machine.work(15, 4, 0.2, 0.2)
             machine.host("cuda_runtime", "cudaEventSynchronize", 2)  # for an event that is over
     elif kind == "launches":
