@@ -35,6 +35,7 @@ VIRTUAL = """
     gpus
     memory
     clock
+    release
     scope
     operations
     ranks

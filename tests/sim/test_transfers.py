@@ -181,9 +181,9 @@ class TestTime:
         assert state(gpu="H100", slot=3).link == "PCIe 3 x16, the slot's limit"
 
     def test_each_generation_doubles_the_rate(self):
-        rates = [state(gpu="H100", slot=slot).outcome.rates for slot in (3, 4, 5)]
+        rates = [state(gpu="H200", slot=slot).outcome.rates for slot in (3, 4, 5)]
         assert [r.pinned_gbps for r in rates] == pytest.approx([12, 24, 48])
-        times = [state(gpu="H100", slot=slot).copying for slot in (3, 4, 5)]
+        times = [state(gpu="H200", slot=slot).copying for slot in (3, 4, 5)]
         assert times == sorted(times, reverse=True)
 
 
