@@ -194,9 +194,10 @@ with torch.autocast("cuda", dtype=torch.bfloat16):
     print("LSTM under bf16 autocast:", recurrent.dtype)
 
 # %% autocast-recurrent [markdown]
-# The last line is the fourth, on no list of the documentation: recurrent layers are cast to fp16 **whatever** dtype you
-# choose. So a bf16 training with an `nn.LSTM` or `nn.GRU` has fp16's range in that place, without the scaler that would
-# watch over it. Turn autocast off around them, or use fp16 with a scaler.
+# The last line is the fourth, on no list of the documentation: on CUDA, cuDNN's recurrent layers are cast to fp16
+# **whatever** dtype you choose (recorded on an H100, too). So a bf16 training with an `nn.LSTM` or `nn.GRU` has fp16's range
+# in that place, without the scaler that would watch over it. Turn autocast off around them and give them `x.float()`, or
+# use fp16 with a scaler.
 
 # %% parameters-text [markdown]
 # What about the parameters? Look at one step from all sides:

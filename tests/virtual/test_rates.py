@@ -116,6 +116,13 @@ def test_what_a_recording_lacks_stays_as_published(section):
         assert getattr(found, field) == getattr(published, field)
 
 
+def test_a_library_whose_first_call_was_not_recorded_takes_what_is_published():
+    calls = {name: s for name, s in RECORDING["first_calls"].items() if name.startswith("matmul")}
+    found = rates.recorded(spec("T4"), {**RECORDING, "first_calls": calls})
+    assert found.first_ms["cublas"] == pytest.approx(80)
+    assert found.first_ms["cudnn"] == rates.published(spec("T4")).first_ms["cudnn"]
+
+
 def test_a_recording_of_that_gpu_is_taken_and_one_without_a_gpu_is_not(tmp_path, monkeypatch):
     monkeypatch.setattr(rates, "RECORDINGS", tmp_path)
     rates.of.cache_clear()

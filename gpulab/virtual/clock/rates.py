@@ -262,8 +262,9 @@ def recorded(gpu: Spec, recording: Mapping[str, Any]) -> Rates:
 
     Its sections "copies", "matmul", "host", "first_calls" and "touched" are read.
     """
-    of_machine = _of_machine(recording)
-    return replace(_of_gpu(gpu, recording), **of_machine)
+    rates, of_machine = _of_gpu(gpu, recording), _of_machine(recording)
+    first = {**rates.first_ms, **_first_ms(recording.get("first_calls"))}
+    return replace(rates, first_ms=first, **of_machine)
 
 
 def _of_gpu(gpu: Spec, recording: Mapping[str, Any]) -> Rates:
@@ -296,7 +297,7 @@ def _of_gpu(gpu: Spec, recording: Mapping[str, Any]) -> Rates:
 
 
 def _of_machine(recording: Mapping[str, Any]) -> dict[str, Any]:
-    """What depends on the processor, its memory and the driver: the fields of `Rates` that the recording tells."""
+    """What depends on the processor and its memory: the fields of `Rates` that the recording tells."""
     found: dict[str, Any] = {}
     copies = _copies(recording)
     if len(copies) >= 2:
@@ -310,8 +311,7 @@ def _of_machine(recording: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(costs, Mapping) and "add_us" in costs:
         name = f"the host of {recording.get('device', {}).get('name', 'a GPU')}"
         found["host"] = hosts.recorded({key.removesuffix("_us"): value for key, value in costs.items()}, name)
-    calls = _first_ms(recording.get("first_calls"))
-    return found | ({"first_ms": calls} if calls else {})
+    return found
 
 
 def _copies(recording: Mapping[str, Any]) -> list[Mapping[str, Any]]:

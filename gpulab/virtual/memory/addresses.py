@@ -60,7 +60,8 @@ class Ranges:
                 del self._free[place]
                 break
         else:
-            length = -(-(size + alignment) // _RANGE) * _RANGE if _RANGE % alignment else -(-size // _RANGE) * _RANGE
+            needed = size + alignment if _RANGE % alignment else size
+            length = -(-needed // _RANGE) * _RANGE
             self._lowest -= length
             start = self._lowest
             address = -(-start // alignment) * alignment

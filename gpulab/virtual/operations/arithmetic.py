@@ -142,7 +142,7 @@ def _convolved(device: Device, given: _Convolution, parts: tuple[str, ...], move
     )
     backward = parts != ("forward",)
     # On an H100 a convolution of single points takes images as they lie: it needs no workspace, and not longer.
-    as_it_lies = device.spec.capability >= (9, 0) and all(size == 1 for size in given.weight.shape[2:])
+    as_it_lies = device.spec.capability == (9, 0) and all(size == 1 for size in given.weight.shape[2:])
     plain = 0 if given.depthwise or as_it_lies else plain
     found = work.convolution(rates, done, name, moved, plain, backward=backward)
     return costs(device, found, name, len(parts))

@@ -90,13 +90,8 @@ def workspace_bytes(layer: Layer, algorithm: str, capability: tuple[int, int], *
 
     With a projection only what forward needs is exact.
     """
-    if capability >= (10, 0) and algorithm == PERSIST:
-        algorithm = STANDARD  # as much as that
-    forward, backward = _both_ways if layer.directions == 2 else _BY_ALGORITHM[algorithm]
-    needs = [forward(layer, algorithm)]
-    if training:
-        waves = algorithm == STANDARD and layer.directions == 1 and layer.layers > 1
-        needs.append(_in_waves(layer, capability) if waves else backward(layer, algorithm))
+    forward, backward = _needs(layer, algorithm, capability)
+    needs = [forward, backward] if training else [forward]
     lengths = 0
     if not layer.packed:  # input, output and states as cuDNN packs them, in backward their gradients too
         width = layer.inputs + layer.directions * layer.outputs
@@ -127,64 +122,58 @@ def _wide(layer: Layer) -> int:
     return layer.length * layer.batch * max(layer.inputs, layer.hidden) * layer.itemsize
 
 
-def _both_ways_forward(layer: Layer, algorithm: str) -> int:
-    ends = {"lstm": 10, "gru": 6} if algorithm == SMALL else {"lstm": 16, "gru": 10}
-    steps = (2 * _GATES[layer.cell] + 4) * layer.length
-    return (steps + ends.get(layer.cell, 6) * layer.layers) * layer.row
+def _needs(layer: Layer, algorithm: str, capability: tuple[int, int]) -> tuple[int, int]:
+    """Forward and backward, without weights and what is packed.
+
+    On Blackwell persistent ones need what standard ones do.
+    """
+    if layer.directions == 2:
+        return _both_ways(layer, small=algorithm == SMALL)
+    if algorithm == SMALL:
+        return _small(layer)
+    if algorithm == PERSIST and capability < (10, 0):
+        return _persistent(layer)
+    return _standard(layer, capability)
 
 
-def _both_ways_backward(layer: Layer, algorithm: str) -> int:
-    steps = (2 if layer.layers == 1 else 4) * layer.length
-    return 4 * _wide(layer) + (steps + (10 if layer.cell == "lstm" else 6) * layer.layers) * layer.row
+def _both_ways(layer: Layer, *, small: bool) -> tuple[int, int]:
+    ends = {"lstm": 10, "gru": 6} if small else {"lstm": 16, "gru": 10}
+    forward = (2 * _GATES[layer.cell] + 4) * layer.length + ends.get(layer.cell, 6) * layer.layers
+    backward = (2 if layer.layers == 1 else 4) * layer.length + (10 if layer.cell == "lstm" else 6) * layer.layers
+    return forward * layer.row, 4 * _wide(layer) + backward * layer.row
 
 
-def _standard_forward(layer: Layer, algorithm: str) -> int:
+def _standard(layer: Layer, capability: tuple[int, int]) -> tuple[int, int]:
     steps = _GATES[layer.cell] * min(layer.length, 256) + layer.length * (bool(layer.projected) + layer.dropout)
-    return (steps + {"lstm": 6, "gru": 3}.get(layer.cell, 1) * layer.layers) * layer.row
+    forward = steps + {"lstm": 6, "gru": 3}.get(layer.cell, 1) * layer.layers
+    steps = layer.length if layer.layers == 1 else min(layer.length, _steps_in_waves(layer, capability))
+    backward = steps + (3 if layer.cell == "lstm" else 1) * layer.layers
+    return forward * layer.row, _wide(layer) + backward * layer.row
 
 
-def _standard_backward(layer: Layer, algorithm: str) -> int:
-    return _wide(layer) + (layer.length + (3 if layer.cell == "lstm" else 1)) * layer.row
-
-
-def _in_waves(layer: Layer, capability: tuple[int, int]) -> int:
+def _steps_in_waves(layer: Layer, capability: tuple[int, int]) -> int:
     """Layers one above the other work on different steps at the same time, the fewer the larger the batch is."""
     waves = layer.layers + 1
     if layer.batch < 16:
-        steps = (32 if layer.batch == 1 else 16) * waves
-    elif layer.batch < 24 or (layer.length >= 128 and capability >= (8, 0)):
-        steps = 8 * waves
-    else:
-        steps = 4 * (layer.layers + 2) if layer.batch <= 64 else 8 + 2 * layer.layers
-    states = (3 if layer.cell == "lstm" else 1) * layer.layers
-    return _wide(layer) + (min(layer.length, steps) + states) * layer.row
+        return (32 if layer.batch == 1 else 16) * waves
+    if layer.batch < 24 or (layer.length >= 128 and capability >= (8, 0)):
+        return 8 * waves
+    return 4 * (layer.layers + 2) if layer.batch <= 64 else 8 + 2 * layer.layers
 
 
-def _small_forward(layer: Layer, algorithm: str) -> int:
-    return (_GATES[layer.cell] + layer.dropout) * layer.length * layer.row + _ends(layer)
+def _small(layer: Layer) -> tuple[int, int]:
+    forward = (_GATES[layer.cell] + layer.dropout) * layer.length * layer.row
+    backward = _wide(layer) + (1 if layer.layers == 1 else 2) * layer.length * layer.row
+    return forward + _ends(layer), backward + _ends(layer)
 
 
-def _small_backward(layer: Layer, algorithm: str) -> int:
-    return _wide(layer) + (1 if layer.layers == 1 else 2) * layer.length * layer.row + _ends(layer)
-
-
-def _persist_forward(layer: Layer, algorithm: str) -> int:
-    return (5 * _GATES[layer.cell] + layer.dropout) * layer.length * layer.row + _ends(layer)
-
-
-def _persist_backward(layer: Layer, algorithm: str) -> int:
-    steps = layer.length * {"lstm": 5, "gru": 7}.get(layer.cell, 2)
-    sums = max(8 * layer.length * layer.row, 19 * 256 * layer.hidden + layer.row)
-    return _wide(layer) + steps * layer.row + sums + _ends(layer)
+def _persistent(layer: Layer) -> tuple[int, int]:
+    steps = layer.length * layer.row
+    forward = (5 * _GATES[layer.cell] + layer.dropout) * steps
+    sums = max(8 * steps, 19 * 256 * layer.hidden + layer.row)
+    backward = _wide(layer) + {"lstm": 5, "gru": 7}.get(layer.cell, 2) * steps + sums
+    return forward + _ends(layer), backward + _ends(layer)
 
 
 def _ends(layer: Layer) -> int:
     return (4 if layer.cell == "lstm" else 2) * layer.layers * layer.row
-
-
-_both_ways = _both_ways_forward, _both_ways_backward
-_BY_ALGORITHM = {
-    STANDARD: (_standard_forward, _standard_backward),
-    SMALL: (_small_forward, _small_backward),
-    PERSIST: (_persist_forward, _persist_backward),
-}

@@ -187,7 +187,7 @@ def _turned(device: Device, x: Tensor, weight: Tensor, groups: int, parts: Any) 
     if x.is_contiguous(memory_format=form) and not x.is_contiguous():
         return []
     point = all(size == 1 for size in weight.shape[2:])
-    if point and not (8, 0) <= device.spec.capability < (9, 0):  # an H100 takes none, whatever cuDNN plans for one
+    if point and (device.spec.capability < (8, 0) or device.spec.capability == (9, 0)):  # an H100: as it was recorded
         return []
     return [
         [sum(part.nbytes for part in parts if part is not None and not (point and part.shape == weight.shape)) + 16]
