@@ -42,9 +42,13 @@ def test_no_operation_is_on_two_lists():
         "dropout",
         "one_hot",
         "lstm.input",
+        "lstm.data",
         "gru.input",
+        "gru.data",
         "rnn_tanh.input",
+        "rnn_tanh.data",
         "rnn_relu.input",
+        "rnn_relu.data",
         "quantile.scalar",
         "nanquantile.scalar",
     }

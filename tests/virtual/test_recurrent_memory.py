@@ -152,6 +152,22 @@ def test_recurrent_layers_under_autocast_are_computed_in_float16_whatever_its_dt
             assert x.grad.dtype is torch.float32
 
 
+def test_packed_sequences_are_cast_to_float16_too():
+    with VirtualGPU("T4"):
+        torch.manual_seed(0)
+        for made in (torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN):
+            layer = made(8, 16).to("cuda")
+            x = torch.randn(5, 3, 8, device="cuda")
+            packed = torch.nn.utils.rnn.pack_padded_sequence(x, [5, 3, 2])
+            whole = layer(packed)[0].data
+            with torch.autocast("cuda", torch.bfloat16):
+                out = layer(packed)[0].data
+            assert out.dtype is torch.float16
+            assert (out - whole).abs().max() < 0.01
+            out.float().square().sum().backward()
+            assert {p.grad.dtype for p in layer.parameters()} == {torch.float32}
+
+
 def test_the_first_dropout_between_layers_takes_a_generator_for_every_thread_and_keeps_it():
     with VirtualGPU("H100", compute=False):
         lstm = torch.nn.LSTM(64, 64, 2, dropout=0.5).to("cuda")

@@ -79,7 +79,24 @@ def _halved(params: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
     return flat, [part.detach().copy_(p) for part, p in zip(parts, params, strict=True)]
 
 
-MIRRORS: dict[str, Callable[..., Any]] = {f"{name}.input": _mirror(name) for name in _MODES}
+def _packed(name: str) -> Callable[..., Any]:
+    """Of a PackedSequence: dtypes are those of cuDNN, what is kept is not mirrored."""
+    op = getattr(aten, name).data
+
+    def run(tensor: Tensor, batch_sizes: Tensor, hx: Any, params: list[Tensor], *rest: Any) -> Any:
+        here = in_force.current is not None and in_force.current.mirror and device_of(tensor) is not None
+        with autocast.below(tensor):
+            if here and torch.backends.cudnn.enabled and torch.is_autocast_enabled("cuda"):
+                tensor, hx, params = autocast.cast_last_first((tensor, hx, params), torch.float16)
+            return op(tensor, batch_sizes, hx, params, *rest)
+
+    return run
+
+
+MIRRORS: dict[str, Callable[..., Any]] = {
+    **{f"{name}.input": _mirror(name) for name in _MODES},
+    **{f"{name}.data": _packed(name) for name in _MODES},
+}
 
 
 def _arguments(args: Any) -> tuple[Any, ...]:
