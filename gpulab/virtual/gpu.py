@@ -138,6 +138,7 @@ class VirtualGPU:
         for device in self.devices:
             device.keeps_workspaces = self.keeps_workspaces
             device.plans_convolutions = self.plans_convolutions
+            device.release = self.release
             if self.release < release.TIES_BY_AGE:
                 device.allocator.memory.addresses = addresses.Ranges(device.index)
         self.chosen = in_force.Chosen()

@@ -8,6 +8,7 @@ import torch
 
 KEEPS_NO_WORKSPACES = (2, 15)  # the first that takes cuBLAS's workspaces anew for every call
 TIES_BY_AGE = (2, 12)  # the first whose allocator does not choose between equal blocks by their addresses
+SMALL_RECURRENT_WANTS_LESS = (2, 15)  # the first with a cuDNN (9.26) whose kernels for small hidden sizes want less
 SEEDS_ON_GPU = (2, 14)  # the first whose attention without dropout makes its two empty seeds on the GPU
 
 

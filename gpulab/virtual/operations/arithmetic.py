@@ -187,10 +187,9 @@ def _recurrent(passes: int) -> Rule:
         device.load("cudnn")
         rates = device.timer.clock.rates
         tensor, weights, stride = args[0], args[1], args[2]
-        position = _argument(func, "batch_first")
-        steps, batch = tensor.shape[:2] if tensor.dim() == 3 else (1, tensor.shape[0])
-        if position is not None and args[position]:
-            steps, batch = batch, steps
+        layer = recurrent.layer_of(args, backward=passes == 2)
+        steps, rows_in_all = layer.length, tensor.numel() // tensor.shape[-1]
+        batch = -(-rows_in_all // steps)  # of packed sequences the mean
         algorithm = recurrent.algorithm_of(device, args, backward=passes == 2)
         least = _STEP_US.get(algorithm, _STEP_US_ELSE)[passes - 1] * 1e-6
         seconds = flops = 0.0
@@ -199,13 +198,13 @@ def _recurrent(passes: int) -> Rule:
                 continue
             of_states = position % stride == 1
             rows, depth = weight.shape
-            times, width = (steps, batch) if of_states else (1, steps * batch)
+            times, width = (steps, batch) if of_states else (1, rows_in_all)
             one = max(
                 rates.product_seconds(width, rows, depth, 1, precision(tensor.dtype)),
                 rates.memory_seconds(weight.nbytes),
             )
             seconds += times * max(passes * one + rates.kernel_s, least) if of_states else passes * one
-            flops += 2.0 * steps * batch * rows * depth
+            flops += 2.0 * rows_in_all * rows * depth
         return Cost(seconds + reading(device, args[0]) + writing(device, out), passes * flops)
 
     return found

@@ -6,11 +6,12 @@ whatever dtype it has, bfloat16 too (aten/src/ATen/cudnn/AutocastRNN.cpp).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .. import release
 from ..scope import in_force, ownership
 from ..scope.in_force import backing
 from ..scope.labels import device_of
@@ -31,35 +32,55 @@ _NAMES = {mode: name for name, mode in _MODES.items()}
 
 
 def _mirror(name: str) -> Callable[..., Any]:
+    """Of sequences of one length: (input, hx, params, biases, layers, dropout, train, bidirectional, batch_first)."""
     op = getattr(aten, name).input
-    mode = _MODES[name]
 
-    def run(
-        tensor: Tensor, hx: Any, params: list[Tensor], biases: bool, layers: int, dropout: float, train: bool,
-        bidirectional: bool, batch_first: bool,
-    ) -> Any:  # fmt: skip
-        args = (tensor, hx, params, biases, layers, dropout, train, bidirectional, batch_first)
-        here = in_force.current is not None and in_force.current.mirror and device_of(tensor) is not None
-        if not here or not torch.backends.cudnn.enabled:
+    def run(tensor: Tensor, hx: Any, params: list[Tensor], *rest: Any) -> Any:
+        if not _by_cudnn(tensor):
             with autocast.below(tensor):
-                return op(*args)
-        with autocast.below(tensor):
-            flat = _flat(params)
-            if torch.is_autocast_enabled("cuda") and params[0].dtype not in (torch.float16, torch.float64):
-                flat, params = _halved(params)
-            if torch.is_autocast_enabled("cuda"):
-                tensor, hx = autocast.cast_last_first((tensor, hx), torch.float16)
-            h, c = (hx[0], hx[1]) if name == "lstm" else (hx, None)
-            hidden = params[1].shape[1] if c is None else c.shape[-1]
-            projected = h.shape[-1] if name == "lstm" and h.shape[-1] != hidden else 0
-            each = (4 if biases else 2) + bool(projected)
-            out = aten._cudnn_rnn(
-                tensor, params, each, flat, h, c, mode, hidden, projected, layers, batch_first, dropout, train,
-                bidirectional, [], None,
-            )  # fmt: skip
-            return out[:3] if name == "lstm" else out[:2]
+                return op(tensor, hx, params, *rest)
+        return _cudnn(name, tensor, hx, params, *rest)
 
     return run
+
+
+def _mirror_packed(name: str) -> Callable[..., Any]:
+    """Of a PackedSequence: (data, batch_sizes, hx, params, biases, layers, dropout, train, bidirectional)."""
+    op = getattr(aten, name).data
+
+    def run(tensor: Tensor, batch_sizes: Tensor, hx: Any, params: list[Tensor], *rest: Any) -> Any:
+        if not _by_cudnn(tensor):
+            with autocast.below(tensor):
+                return op(tensor, batch_sizes, hx, params, *rest)
+        return _cudnn(name, tensor, hx, params, *rest, batch_sizes=batch_sizes.tolist())
+
+    return run
+
+
+def _by_cudnn(tensor: Tensor) -> bool:
+    here = in_force.current is not None and in_force.current.mirror and device_of(tensor) is not None
+    return here and torch.backends.cudnn.enabled
+
+
+def _cudnn(
+    name: str, tensor: Tensor, hx: Any, params: list[Tensor], biases: bool, layers: int, dropout: float, train: bool,
+    bidirectional: bool, batch_first: bool = False, *, batch_sizes: Sequence[int] = (),
+) -> Any:  # fmt: skip
+    with autocast.below(tensor):
+        flat = _flat(params)
+        if torch.is_autocast_enabled("cuda") and params[0].dtype not in (torch.float16, torch.float64):
+            flat, params = _halved(params)
+        if torch.is_autocast_enabled("cuda"):
+            tensor, hx = autocast.cast_last_first((tensor, hx), torch.float16)
+        h, c = (hx[0], hx[1]) if name == "lstm" else (hx, None)
+        hidden = params[1].shape[1] if c is None else c.shape[-1]
+        projected = h.shape[-1] if name == "lstm" and h.shape[-1] != hidden else 0
+        each = (4 if biases else 2) + bool(projected)
+        out = aten._cudnn_rnn(
+            tensor, params, each, flat, h, c, _MODES[name], hidden, projected, layers, batch_first, dropout, train,
+            bidirectional, list(batch_sizes), None,
+        )  # fmt: skip
+        return out[:3] if name == "lstm" else out[:2]
 
 
 def _flat(params: list[Tensor]) -> Tensor | None:
@@ -79,33 +100,21 @@ def _halved(params: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
     return flat, [part.detach().copy_(p) for part, p in zip(parts, params, strict=True)]
 
 
-def _packed(name: str) -> Callable[..., Any]:
-    """Of a PackedSequence: dtypes are those of cuDNN, what is kept is not mirrored."""
-    op = getattr(aten, name).data
-
-    def run(tensor: Tensor, batch_sizes: Tensor, hx: Any, params: list[Tensor], *rest: Any) -> Any:
-        here = in_force.current is not None and in_force.current.mirror and device_of(tensor) is not None
-        with autocast.below(tensor):
-            if here and torch.backends.cudnn.enabled and torch.is_autocast_enabled("cuda"):
-                tensor, hx, params = autocast.cast_last_first((tensor, hx, params), torch.float16)
-            return op(tensor, batch_sizes, hx, params, *rest)
-
-    return run
-
-
 MIRRORS: dict[str, Callable[..., Any]] = {
     **{f"{name}.input": _mirror(name) for name in _MODES},
-    **{f"{name}.data": _packed(name) for name in _MODES},
+    **{f"{name}.data": _mirror_packed(name) for name in _MODES},
 }
 
 
-def _arguments(args: Any) -> tuple[Any, ...]:
-    """The arguments of the CPU's operation, from those of `_cudnn_rnn`."""
-    tensor, weights, stride, _, h, c, mode, _, _, layers, batch_first, dropout, train, both = args[:14]
-    name = _NAMES[mode]
-    biases = stride >= 4
-    hx = [h, c] if name == "lstm" else h
-    return getattr(aten, name).input, (tensor, hx, weights, biases, layers, dropout, train, both, batch_first)
+def _arguments(args: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The CPU's operation, a function of input, states, weights and the rest, and these, from those of `_cudnn_rnn`."""
+    tensor, weights, stride, _, h, c, mode, _, _, layers, batch_first, dropout, train, both, batch_sizes = args[:15]
+    op = getattr(aten, _NAMES[mode])
+    rest = [h, c] if c is not None else h, weights, stride >= 4, layers, dropout, train, both
+    if not batch_sizes:
+        return op.input, (tensor, *rest, batch_first)
+    sizes = torch.tensor(batch_sizes, device="cpu")
+    return lambda data, *others: op.data(data, sizes, *others), (tensor, *rest)
 
 
 def _wide(tree: Any) -> Any:
@@ -115,22 +124,21 @@ def _wide(tree: Any) -> Any:
 def forward(gpu: VirtualGPU, device: Device, func: Any, args: Any, kwargs: Any) -> Any:
     """`_cudnn_rnn`: output, h, c, reserve, flat weights."""
     tensor, weights, _, flat, h, c, _, hidden, projected, _, batch_first, dropout, train, both = args[:14]
-    op, cpu_args = _arguments(args)
     layer = _layer(args)
     if dropout and train and device.plans_convolutions and device.dropout_state is None:
         # One for each GPU, and kept (dropout_state_cache in RNN.cpp).
         spec = device.spec
         device.dropout_state = device.allocate(recurrent_memory.dropout_state_bytes(spec.capability, spec.sms))
     with backing:
-        time, batch = layer.length, layer.batch
         if gpu.compute:
             seed = int(torch.randint(0, 2**62, (), generator=device.generator).item()) if dropout and train else 0
+            op, cpu_args = _arguments(args)
             out = _seeded(seed, op, _wide(cpu_args))
             out = [t.to(tensor.dtype).contiguous() for t in out]
         else:
             seed = 0
             width = (projected or hidden) * (2 if both else 1)
-            shape = (batch, time, width) if batch_first else (time, batch, width)
+            shape = (*tensor.shape[:-1], width)
             out = [torch.empty(shape, dtype=tensor.dtype, device="meta"), torch.empty_like(h)]
             out += [] if c is None else [torch.empty_like(c)]
         if batch_first:  # cuDNN works along the time and its result is turned
@@ -148,12 +156,15 @@ def forward(gpu: VirtualGPU, device: Device, func: Any, args: Any, kwargs: Any) 
 
 def _layer(args: Any) -> recurrent_memory.Layer:
     """From the arguments of `_cudnn_rnn`."""
-    tensor, _, _, _, _, _, mode, hidden, projected, layers, batch_first, dropout, train, both = args[:14]
-    batch, length = tensor.shape[:2] if batch_first else tensor.shape[1::-1]
+    tensor, _, _, _, _, _, mode, hidden, projected, layers, batch_first, dropout, train, both, batch_sizes = args[:15]
+    if batch_sizes:  # how many sequences are left at each step
+        batch, length = batch_sizes[0], len(batch_sizes)
+    else:
+        batch, length = tensor.shape[:2] if batch_first else tensor.shape[1::-1]
     return recurrent_memory.Layer(
-        _NAMES[mode], length, batch, tensor.shape[2], hidden, layers, 2 if both else 1, tensor.element_size(),
-        float16=tensor.dtype is torch.float16, projected=projected,
-        dropout=bool(dropout and train),
+        _NAMES[mode], length, batch, tensor.shape[-1], hidden, layers, 2 if both else 1, tensor.element_size(),
+        float16=tensor.dtype is torch.float16, packed=bool(batch_sizes), projected=projected,
+        dropout=bool(dropout and train), sizes=tuple(batch_sizes),
     )  # fmt: skip
 
 
@@ -171,7 +182,7 @@ def _of_backward(device: Device, args: Any, *, of_input: bool) -> list[Any]:
     """The input with time first, for its own gradient the output's too, zeros for what the last states have no
     gradient of, and the workspace."""
     tensor, weights, stride, flat, h, c, _, of_output, of_h, of_c, *rest = args
-    layer = _layer((tensor, weights, stride, flat, h, c, *rest[:8]))
+    layer = _layer((tensor, weights, stride, flat, h, c, *rest[:9]))
     zeros = [state.nbytes for state, of in ((h, of_h), (c, of_c)) if state is not None and of is None]
     turned = _turned(tensor, rest[4])
     if of_input and of_output is not None:
@@ -188,7 +199,12 @@ def _workspace(device: Device, layer: recurrent_memory.Layer, *, training: bool,
     if not device.plans_convolutions:
         return []
     algorithm = _algorithm(device, layer, backward=backward)
-    return [recurrent_memory.workspace_bytes(layer, algorithm, device.spec.capability, training=training)]
+    older = device.release < release.SMALL_RECURRENT_WANTS_LESS
+    return [
+        recurrent_memory.workspace_bytes(
+            layer, algorithm, device.spec.capability, training=training, more_where_small=older
+        )
+    ]
 
 
 def _algorithm(device: Device, layer: recurrent_memory.Layer, *, backward: bool) -> str:
@@ -197,8 +213,12 @@ def _algorithm(device: Device, layer: recurrent_memory.Layer, *, backward: bool)
 
 def algorithm_of(device: Device, args: Any, *, backward: bool) -> str:
     """Which of cuDNN's algorithms a call of `_cudnn_rnn` uses, or of its backward."""
-    of_forward = (*args[:6], *args[10:18]) if backward else args
-    return _algorithm(device, _layer(of_forward), backward=backward)
+    return _algorithm(device, layer_of(args, backward=backward), backward=backward)
+
+
+def layer_of(args: Any, *, backward: bool) -> recurrent_memory.Layer:
+    """What a call of `_cudnn_rnn` is given, or of its backward."""
+    return _layer((*args[:6], *args[10:19]) if backward else args)
 
 
 def _seeded(seed: int, op: Any, args: Any) -> Any:

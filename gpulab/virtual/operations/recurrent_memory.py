@@ -1,13 +1,16 @@
 """How much memory cuDNN's recurrent layers take: the reserve that backward needs, and a workspace while they run.
 
 NVIDIA does not publish either. The rules are read off what cuDNN 9.26 answers when it is asked for sizes
-(cudnnGetRNNTempSpaceSizes; tests/virtual/torch_cuda/recurrent.json); an H100 with cuDNN 9.19 took the same bytes.
+(cudnnGetRNNTempSpaceSizes; tests/virtual/torch_cuda/recurrent.json), and 9.19, 9.22 and 9.24, whose algorithm for
+small hidden sizes wants more. An H100 and an H200 with 9.19 took these bytes; what packed sequences and projections
+both ways take is read off the H200 (recurrent_h200.json).
 Which of its algorithms PyTorch asks for is get_algo in aten/src/ATen/native/cudnn/RNN.cpp.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 
 from .reductions import THREADS_PER_SM
 
@@ -24,6 +27,7 @@ class Layer:
 
     `float16` is whether it is that, and not bfloat16, where a number has two bytes. `packed` is whether the sequences
     are a PackedSequence, which cuDNN takes as they are; others it packs itself. `dropout` is whether any is at work.
+    `length` is the longest sequence's; `sizes` is how many sequences are left at each step, where they are packed.
     """
 
     cell: str
@@ -38,6 +42,16 @@ class Layer:
     packed: bool = False
     projected: int = 0
     dropout: bool = False
+    sizes: tuple[int, ...] = ()
+
+    @property
+    def steps(self) -> int | Fraction:
+        """Of all sequences together, as if all were of one length."""
+        return self.first(self.length)
+
+    def first(self, steps: int) -> int | Fraction:
+        """As many of the steps, or those that there are, likewise."""
+        return Fraction(sum(self.sizes[:steps]), self.batch) if self.sizes else min(steps, self.length)
 
     @property
     def row(self) -> int:
@@ -77,7 +91,7 @@ def reserve_bytes(layer: Layer) -> int:
         step += layer.layers * (layer.row + layer.batch * layer.projected * layer.itemsize)
     mask = -(-layer.length * layer.batch * layer.hidden * layer.directions // 256) * 32  # a bit for each number
     masks = mask * (layer.layers - 1) if layer.dropout else 0
-    return 256 + layer.directions * (layer.length * step + masks)
+    return 256 + layer.directions * (int(layer.steps * step) + masks)
 
 
 def dropout_state_bytes(capability: tuple[int, int], sms: int) -> int:
@@ -85,12 +99,18 @@ def dropout_state_bytes(capability: tuple[int, int], sms: int) -> int:
     return 24 * THREADS_PER_SM[capability] * sms
 
 
-def workspace_bytes(layer: Layer, algorithm: str, capability: tuple[int, int], *, training: bool) -> int:
+def workspace_bytes(
+    layer: Layer, algorithm: str, capability: tuple[int, int], *, training: bool, more_where_small: bool = False
+) -> int:
     """What a call takes and gives back. In training forward takes as much as backward will, where that is more.
 
-    With a projection only what forward needs is exact.
+    With a projection only what forward needs is exact. `more_where_small`: as cuDNN up to 9.24 (PyTorch's up to 2.14).
     """
     forward, backward = _needs(layer, algorithm, capability)
+    if algorithm == SMALL and more_where_small:  # on top, what persistent kernels have that do not say "small"
+        steps = layer.steps * layer.row
+        forward += 4 * _GATES[layer.cell] * steps
+        backward += {"lstm": 12, "gru": 14}.get(layer.cell, 9) * steps
     needs = [forward, backward] if training else [forward]
     lengths = 0
     if not layer.packed:  # input, output and states as cuDNN packs them, in backward their gradients too
@@ -101,7 +121,7 @@ def workspace_bytes(layer: Layer, algorithm: str, capability: tuple[int, int], *
     # cuBLAS's, for each layer and direction. On Ampere and Ada layers one above the other have none.
     alone = layer.layers == 1 or layer.directions == 2
     products = layer.layers * layer.directions if alone or capability[0] != 8 else 0
-    return 256 + lengths + 8 * MiB * products + _weights(layer) + max(needs)
+    return 256 + lengths + 8 * MiB * products + _weights(layer) + int(max(needs))
 
 
 def _weights(layer: Layer) -> int:
@@ -118,11 +138,11 @@ def _states(layer: Layer) -> int:
     return layer.layers * (one + layer.row if layer.cell == "lstm" else one)
 
 
-def _wide(layer: Layer) -> int:
-    return layer.length * layer.batch * max(layer.inputs, layer.hidden) * layer.itemsize
+def _wide(layer: Layer) -> int | Fraction:
+    return layer.steps * layer.batch * max(layer.inputs, layer.hidden) * layer.itemsize
 
 
-def _needs(layer: Layer, algorithm: str, capability: tuple[int, int]) -> tuple[int, int]:
+def _needs(layer: Layer, algorithm: str, capability: tuple[int, int]) -> tuple[int | Fraction, int | Fraction]:
     """Forward and backward, without weights and what is packed.
 
     On Blackwell persistent ones need what standard ones do.
@@ -136,17 +156,18 @@ def _needs(layer: Layer, algorithm: str, capability: tuple[int, int]) -> tuple[i
     return _standard(layer, capability)
 
 
-def _both_ways(layer: Layer, *, small: bool) -> tuple[int, int]:
+def _both_ways(layer: Layer, *, small: bool) -> tuple[int | Fraction, int | Fraction]:
     ends = {"lstm": 10, "gru": 6} if small else {"lstm": 16, "gru": 10}
-    forward = (2 * _GATES[layer.cell] + 4) * layer.length + ends.get(layer.cell, 6) * layer.layers
-    backward = (2 if layer.layers == 1 else 4) * layer.length + (10 if layer.cell == "lstm" else 6) * layer.layers
+    each = 2 * _GATES[layer.cell] + 4 + 2 * bool(layer.projected)
+    forward = each * layer.steps + ends.get(layer.cell, 6) * layer.layers
+    backward = (2 if layer.layers == 1 else 4) * layer.steps + (10 if layer.cell == "lstm" else 6) * layer.layers
     return forward * layer.row, 4 * _wide(layer) + backward * layer.row
 
 
-def _standard(layer: Layer, capability: tuple[int, int]) -> tuple[int, int]:
-    steps = _GATES[layer.cell] * min(layer.length, 256) + layer.length * (bool(layer.projected) + layer.dropout)
+def _standard(layer: Layer, capability: tuple[int, int]) -> tuple[int | Fraction, int | Fraction]:
+    steps = _GATES[layer.cell] * layer.first(256) + layer.steps * (bool(layer.projected) + layer.dropout)
     forward = steps + {"lstm": 6, "gru": 3}.get(layer.cell, 1) * layer.layers
-    steps = layer.length if layer.layers == 1 else min(layer.length, _steps_in_waves(layer, capability))
+    steps = layer.steps if layer.layers == 1 else layer.first(_steps_in_waves(layer, capability))
     backward = steps + (3 if layer.cell == "lstm" else 1) * layer.layers
     return forward * layer.row, _wide(layer) + backward * layer.row
 
@@ -161,14 +182,14 @@ def _steps_in_waves(layer: Layer, capability: tuple[int, int]) -> int:
     return 4 * (layer.layers + 2) if layer.batch <= 64 else 8 + 2 * layer.layers
 
 
-def _small(layer: Layer) -> tuple[int, int]:
-    forward = (_GATES[layer.cell] + layer.dropout) * layer.length * layer.row
-    backward = _wide(layer) + (1 if layer.layers == 1 else 2) * layer.length * layer.row
+def _small(layer: Layer) -> tuple[int | Fraction, int | Fraction]:
+    forward = (_GATES[layer.cell] + layer.dropout) * layer.steps * layer.row
+    backward = _wide(layer) + (1 if layer.layers == 1 else 2) * layer.steps * layer.row
     return forward + _ends(layer), backward + _ends(layer)
 
 
-def _persistent(layer: Layer) -> tuple[int, int]:
-    steps = layer.length * layer.row
+def _persistent(layer: Layer) -> tuple[int | Fraction, int | Fraction]:
+    steps = layer.steps * layer.row
     forward = (5 * _GATES[layer.cell] + layer.dropout) * steps
     sums = max(8 * steps, 19 * 256 * layer.hidden + layer.row)
     backward = _wide(layer) + {"lstm": 5, "gru": 7}.get(layer.cell, 2) * steps + sums

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
+from .. import release
 from ..clock.clock import DeviceClock
 from ..gpus.specs import Spec
 from ..memory.blocks import LIVE, Block
@@ -102,6 +103,7 @@ class Device:
         self.generator.manual_seed(torch.initial_seed())
         self.keeps_workspaces = False
         self.plans_convolutions = True
+        self.release = release.running()
         self.workspaces: dict[Any, Label | None] = {}
         self.dropout_state: Label | None = None  # cuDNN's, of its recurrent layers
         self.fault: str | None = None
