@@ -55,7 +55,8 @@ def plan(
     It returns the step, a function without arguments that does one training step. Both run in a scope of their own,
     `VirtualGPU(gpu, compute=False)`, which takes the place of one that is in force: tensors have shapes and no values,
     so the step must not decide on values. Build may be called more than once. `gpu` is a name such as "T4"; without
-    it, the virtual GPU in force, else the one that GPULAB_GPU names, else a T4.
+    it, the virtual GPU in force, else the one that GPULAB_GPU names, else one of the kind of this machine's GPU, else a
+    T4.
 
     The step runs at least three times: once for what the first step allocates, then until its memory repeats.
     `where=True` also finds the line of the step at which the peak is reached. `largest=True` also finds the largest
@@ -120,7 +121,15 @@ def _spec(gpu: str | None) -> Spec:
     mode, name = choose(gpu)
     if gpu is not None and mode != "virtual":
         raise ValueError(f"gpu={gpu!r}: a plan is for a kind of GPU, one of {', '.join(SPECS)}")
-    return SPECS[name if mode == "virtual" else DEFAULT]
+    return SPECS[name] if mode == "virtual" else _of_this_machine() or SPECS[DEFAULT]
+
+
+def _of_this_machine() -> Spec | None:
+    """The kind of the real GPU that is current, if it is a known one."""
+    import torch
+
+    product = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return next((spec for spec in SPECS.values() if spec.product == product), None)
 
 
 def _measure(build: Any, batch: int, spec: Spec, *, where: bool, told: set[str], ranks: Ranks) -> tuple[bool, Measured]:

@@ -43,7 +43,7 @@ def _profiled(target: Path) -> Iterator[None]:
     from torch.profiler import ProfilerActivity, profile
 
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
-    profiler = profile(activities=activities)
+    profiler = profile(activities=activities, acc_events=True)  # of one cycle; without it PyTorch 2.11 warns of others
     profiler.start()
     try:
         yield

@@ -252,9 +252,11 @@ for name, (part, inputs) in parts.items():
 
 # %% watch-after [markdown]
 # More than the four rows: in backward, the Linear's matrix products borrow room from the library that computes them
-# (cuBLAS), a *workspace* of 8.1 MiB on most GPUs, and on recent PyTorch give it back at once. (Up to PyTorch 2.14 it stays
-# taken, so the second cell shows little there.) Next to a real model it is little; next to this one it is most of the peak. A
-# count by hand misses it, and a tracker does not.
+# (cuBLAS), a *workspace* of 8.1 MiB on most GPUs, 32 on Hopper, and on recent PyTorch give it back at once. Next to a real
+# model it is little; next to this one it is most of the peak. A count by hand misses it, and a tracker does not.
+#
+# (Up to PyTorch 2.14 it stays taken, one for forward and one for backward: 65 of the 67 MiB of this peak on an H200, recorded
+# with 2.11. They are there before the step already, so the second cell shows little.)
 
 # %% check-text [markdown]
 # ## Checks and hints

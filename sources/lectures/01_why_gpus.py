@@ -33,9 +33,8 @@ import gpulab
 gpu = gpulab.setup()
 
 
-def microseconds(function):
-    """Median time of a call on the GPU, in µs; a virtual GPU takes the same time at every call."""
-    repeat = 20 if gpu.numbers == "measured" else 2
+def microseconds(function, repeat=20 if gpu.numbers == "measured" else 2):
+    """Median time of a call on the GPU, in µs; a virtual GPU takes the same time at every call, until it is warm."""
     return gpulab.timing.measure(function, repeat=repeat, warm_up=1).median_ms * 1000
 
 
@@ -65,7 +64,7 @@ relu_guess.compare(round(microseconds(x.relu), 1), gpu.numbers)
 # Far too optimistic, on the virtual T4 by more than a hundred times. So the cores are not what the ReLU waits for. Find out what is, with an experiment that changes one thing at a time.
 #
 # First change the arithmetic. `gelu` computes an error function where `relu` needs one comparison: some twenty
-# instructions for each number in place of one. The tensor is larger now, 64 MiB, so that starting the work does not count.
+# instructions for each number in place of one. The tensor is larger now, 64 MiB, so that starting the work counts little.
 
 # %% question-gelu-predict
 gelu_guess = gpulab.predict("How many times as long as the ReLU does a GELU take?", unit="times")
@@ -86,7 +85,8 @@ gelu_guess.compare(round(times["gelu"] / times["relu"], 2), gpu.numbers)
 # %% question-verdict [markdown]
 # The arithmetic does not matter, and halving the *bytes* halves the time. An elementwise operation waits for memory: 64
 # MiB come in, 64 MiB go out, and the time is these bytes over the memory's bandwidth. The cores have time for dozens of
-# instructions while they wait.
+# instructions while they wait. (A GPU with terabytes a second is done so soon that starting the work counts again: there 16
+# bits save less than half.)
 #
 # (The virtual clock follows that rule, so check it from outside. A T4's lanes do 4 × 10¹² instructions a second: twenty
 # for each of 2²⁴ numbers take 82 µs. Its memory, rated at 320 GB/s, needs 419 µs at the least. Memory wins by five.)
@@ -307,8 +307,9 @@ for name, sheet in sheets.items():
 
 # %% tensor-explain [markdown]
 # From twice (RTX 4090) over four times (L4, which is a data-centre card) to thirty times (B200), and only for products of
-# matrices. The ReLU's gain comes from its bytes, of which there are half as many. The “12 times” that you read compares a
-# V100's tensor cores with the fp32 lanes of its *predecessor*, the P100: 125 / 10.6.
+# matrices. The ReLU's gain comes from its bytes, of which there are half as many. (On a large card it gains next to nothing
+# at this size: starting it takes longer than its bytes.) The “12 times” that you read compares a V100's tensor cores with the
+# fp32 lanes of its *predecessor*, the P100: 125 / 10.6.
 #
 # Note what this does to the balance. From the P100 (21.2 TFLOP/s in fp16, 732 GB/s) to the H100 (989, 3350) the rate of
 # products grew by a factor of 47, the memory's bandwidth by less than five. What was bound by arithmetic yesterday waits
@@ -541,9 +542,9 @@ with gpulab.VirtualGPU("A100-80"):
     for n in sizes:
         host, there = torch.randn(n, n), torch.randn(n, n, device="cuda")
         product, relu = cpu_microseconds(2 * n**3, 12 * n**2), cpu_microseconds(n**2, 8 * n**2)
-        on_gpu = microseconds(lambda there=there: there @ there)
-        there_and_back = microseconds(lambda host=host: (host.to("cuda") @ host.to("cuda")).cpu())
-        relu_and_back = microseconds(lambda host=host: host.to("cuda").relu().cpu())
+        on_gpu = microseconds(lambda there=there: there @ there, repeat=2)
+        there_and_back = microseconds(lambda host=host: (host.to("cuda") @ host.to("cuda")).cpu(), repeat=2)
+        relu_and_back = microseconds(lambda host=host: host.to("cuda").relu().cpu(), repeat=2)
         for values, ratio in zip(ratios.values(), (product / on_gpu, product / there_and_back, relu / relu_and_back)):
             values.append(ratio)
 
@@ -590,6 +591,7 @@ import sys
 sizes_and_calls = {16: 5000, 128: 500, 1024: 2}
 code = f"""
 import timeit, torch
+torch.set_num_threads({torch.get_num_threads()})
 for n, calls in {sizes_and_calls}.items():
     a = torch.randn(n, n)
     print(min(timeit.repeat(lambda: a @ a, number=calls, repeat=5)) / calls * 1e6)
@@ -698,7 +700,7 @@ for name in ("T4", "L4", "RTX4090", "A100-80", "H100"):
     with gpulab.VirtualGPU(name, compute=False):
         a, large = torch.randn(4096, 4096, device="cuda"), torch.randn(2**26, device="cuda")
         h = a.half()
-        table[name] = [microseconds(f) / 1000 for f in (lambda: a @ a, lambda: h @ h, lambda: F.gelu(large))]
+        table[name] = [microseconds(f, repeat=2) / 1000 for f in (lambda: a @ a, lambda: h @ h, lambda: F.gelu(large))]
 print("            fp32 product   fp16 product        GELU")
 for name, row in table.items():
     print(f"{name:<10}", *(f"{time:>11.2f} ms" for time in row), " (virtual)")

@@ -505,13 +505,13 @@ refused_guess.compare(refused)
 # - **`copy_`** is made for crossing.
 #
 # Two kinds of message: one names the two devices, the other the argument (`index`, `tensors`). Three more that you will
-# meet; the last is the write to `g[c > 0]`, whose reading was allowed:
+# meet; the last is given the mask that brackets took:
 
 # %% together-conv
 attempts = {
     "a Linear": lambda: nn.Linear(64, 10).to(device)(pixels[:2]),
     "a convolution": lambda: nn.Conv2d(1, 4, 3).to(device)(images[:2]),
-    "g[c > 0] = 0": lambda: g.__setitem__(c > 0, 0),
+    "g.masked_fill(c > 0, 0)": lambda: g.masked_fill(c > 0, 0),
 }
 for name, attempt in attempts.items():
     try:

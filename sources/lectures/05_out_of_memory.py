@@ -46,12 +46,12 @@ def small_gpu(mib):
     kept = torch.cuda.memory_reserved(device), torch.cuda.memory_allocated(device)
     total = torch.cuda.get_device_properties(device).total_memory
     torch.cuda.set_per_process_memory_fraction((mib * MIB + kept[0]) / total, device)
-    return kept[1]
+    return kept
 
 
 def alive():
     """MiB in live tensors on the GPU."""
-    return (torch.cuda.memory_allocated(device) - workspaces) / MIB
+    return (torch.cuda.memory_allocated(device) - kept_allocated) / MIB
 
 
 def make_model(width=96, depth=12):
@@ -60,7 +60,7 @@ def make_model(width=96, depth=12):
     return nn.Sequential(*layers, nn.Linear(width, 10)).to(device)
 
 
-workspaces = small_gpu(128)
+kept_reserved, kept_allocated = small_gpu(128)
 
 # %% question-text [markdown]
 # ## A question worth asking
@@ -348,7 +348,8 @@ cache_guess = gpulab.predict("How much allocated memory does empty_cache() free 
 
 # %% cache-run
 def state(what):
-    allocated, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
+    allocated = torch.cuda.memory_allocated(device) - kept_allocated
+    reserved = torch.cuda.memory_reserved(device) - kept_allocated
     print(f"{what:<28} allocated {allocated / MIB:5.1f} MiB, reserved {reserved / MIB:5.1f} MiB ({gpu.numbers})")
     return allocated
 
@@ -384,7 +385,7 @@ try:
 except torch.OutOfMemoryError:
     torch.cuda.empty_cache()
     print("40 MiB more do not fit; after empty_cache() free in the limit:", end=" ")
-    print(f"{128 - torch.cuda.memory_reserved(device) / MIB:.0f} MiB ({gpu.numbers})")
+    print(f"{128 - (torch.cuda.memory_reserved(device) - kept_reserved) / MIB:.0f} MiB ({gpu.numbers})")
 del first, whole
 
 # %% retry-explain [markdown]
@@ -623,10 +624,10 @@ peak_guess = gpulab.predict("Peak of three forward passes in a loop, against a s
 # %% previous-run
 def peak_of(run):
     """The most MiB that run() has alive at a time, beyond what was there."""
-    before = alive()
+    before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     run()
-    return torch.cuda.max_memory_allocated(device) / MIB - before
+    return (torch.cuda.max_memory_allocated(device) - before) / MIB
 
 
 def passes(count, forget=False):
@@ -1001,7 +1002,8 @@ print(f"ImageNet's training images at 224 × 224: {imagenet / 1e9:.0f} GB as byt
 # %% web-explain [markdown]
 # Why does in-place ReLU save nothing? ReLU's backward needs its *output*. Out of place, the input goes as soon as
 # nobody needs it, and neither `Linear` nor BatchNorm needs its output; in place, output and input are one. Kept is one
-# tensor in both cases, and the difference is the moment in between. LeakyReLU and ELU save their *input*; in place they
+# tensor in both cases, and the difference is the moment in between (from PyTorch 2.15 on, cuBLAS's workspace of 1 MiB for the
+# moment of a product may hide it). LeakyReLU and ELU save their *input*; in place they
 # save the output instead, which the next layer keeps anyway: one tensor a layer less.
 #
 # ## Common mistakes

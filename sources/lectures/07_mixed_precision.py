@@ -619,16 +619,16 @@ def waits(dtype, fused=False):
     optimizer = torch.optim.Adam(model.parameters(), fused=fused)
     scaler, x = torch.amp.GradScaler("cuda", enabled=dtype is torch.float16), torch.ones(8, 64, device=device)
     for mode in ("default", "warn"):  # the first step sets things up
-        torch.cuda.set_sync_debug_mode(mode)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode(mode)
             with torch.autocast("cuda", dtype=dtype):
                 loss = model(x).sum()
             scaler.scale(loss).backward()
             scaler.step(optimizer)
             scaler.update()
     torch.cuda.set_sync_debug_mode("default")
-    return sum("synchroniz" in str(warning.message) for warning in caught)
+    return sum("synchronizing CUDA operation" in str(warning.message) for warning in caught)
 
 
 print("waits in a step with fp16:", waits(torch.float16), "· with fp16 and fused Adam:", waits(torch.float16, True))

@@ -369,7 +369,8 @@ gpulab.check.memory_tracker(GPUMemoryTracker)
 
 # %% tracker-try [markdown]
 # Your tracker at work: a training step, and inside it the forward pass. The highest moment of the step is not where the
-# forward pass ends.
+# forward pass ends. (Up to PyTorch 2.14 the first backward pass also takes a workspace of cuBLAS, which stays: 8 MiB, on Hopper
+# 32.)
 #
 # Two limits that no such tracker escapes: the counter is one for the process, so what other threads allocate meanwhile
 # counts too; and with `PYTORCH_ALLOC_CONF=backend:cudaMallocAsync` the driver's own allocator keeps the counts, without

@@ -112,10 +112,12 @@ def make_job(width=64):
 
 
 total = torch.cuda.get_device_properties(device).total_memory
-torch.cuda.set_per_process_memory_fraction(64 * 2**20 / total, device)  # a small GPU: 64 MiB
-found = largest_batch(*make_job(), 2**16)
-torch.cuda.set_per_process_memory_fraction(1.0, device)
-print(f"in 64 MiB: batch {found:,} ({gpu.numbers})")
+torch.cuda.set_per_process_memory_fraction(128 * 2**20 / total, device)  # a small GPU: 128 MiB
+try:
+    found = largest_batch(*make_job(), 2**16)
+finally:
+    torch.cuda.set_per_process_memory_fraction(1.0, device)
+print(f"in 128 MiB: batch {found:,} ({gpu.numbers})")
 
 # %% leak-text [markdown]
 # ## 2 · Find the leak

@@ -147,3 +147,11 @@ def test_the_environment_names_the_gpu(monkeypatch):
     assert plan(steps.mlp, 8).gpu == "L4"
     monkeypatch.setenv("GPULAB_GPU", "auto")
     assert plan(steps.mlp, 8).gpu == "T4"
+
+
+@pytest.mark.parametrize(("product", "kind"), [("NVIDIA H200", "H200"), ("NVIDIA of tomorrow", "T4")])
+def test_where_nobody_names_a_gpu_it_is_the_one_of_the_machine(monkeypatch, product, kind):
+    monkeypatch.delenv("GPULAB_GPU", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: product)
+    assert plan(steps.mlp, 8).gpu == kind

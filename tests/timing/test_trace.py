@@ -32,6 +32,16 @@ def test_without_a_gpu_it_is_pytorchs_profile(tmp_path):
     assert "aten::mm" in names(path)
 
 
+def test_pytorch_is_told_that_there_is_one_cycle(tmp_path, monkeypatch):
+    """Else 2.11 warns, with a path of the machine, that it would forget the events of earlier ones."""
+    made = []
+    profile = torch.profiler.profile
+    monkeypatch.setattr(torch.profiler, "profile", lambda **options: made.append(options) or profile(**options))
+    with timing.trace(tmp_path / "step.json"):
+        torch.ones(2).relu()
+    assert [options["acc_events"] for options in made] == [True]
+
+
 @pytest.mark.parametrize("virtual", [True, False])
 def test_it_is_written_after_an_exception_which_passes_through(tmp_path, virtual):
     def fail():

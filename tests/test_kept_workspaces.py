@@ -1,0 +1,78 @@
+"""Lessons that count bytes, where cuBLAS keeps its workspaces: up to PyTorch 2.14, and 65 MiB of them on an H200.
+
+TORCH_CUBLAS_WORKSPACE_CACHE=1 has later releases keep them too, and the virtual GPU does as PyTorch does. What is in a
+sentence of the lesson (three tensors, twice a graph, room below a limit) must hold with them as without.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+CELL = re.compile(r"^# %% (?P<name>[\w-]+)(?! \[markdown\])[^\n]*\n(?P<code>.*?)(?=^# %%|\Z)", re.S | re.M)
+
+
+def printed(source, *names, after=""):
+    """What these cells of a source print on a virtual H200, and the code `after` them."""
+    text = (ROOT / "sources" / source).read_text(encoding="utf-8")
+    cells = {cell["name"]: cell["code"] for cell in CELL.finditer(text)}
+    code = "\n".join([*(cells[name] for name in names), after])
+    machine = {"GPULAB_GPU": "virtual:H200", "TORCH_CUBLAS_WORKSPACE_CACHE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | machine, capture_output=True, text=True, timeout=300, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def out_of_memory():
+    names = "setup", "small", "question-predict", "question-run", "cache-predict", "cache-run", "retry-run"
+    return printed(
+        "lectures/05_out_of_memory.py", *names, "leaks-predict", "leaks-run", "previous-predict", "previous-run"
+    )
+
+
+def test_two_tensors_of_40_mib_are_80(out_of_memory):
+    found = re.search(r"two tensors of 40 MiB +allocated +([\d.]+) MiB, reserved +([\d.]+)", out_of_memory)
+    assert 80 <= float(found[1]) <= float(found[2]) < 84
+
+
+def test_there_is_room_below_the_limit(out_of_memory):
+    assert 0 <= int(re.search(r"free in the limit: (-?\d+) MiB", out_of_memory)[1]) < 40
+
+
+def test_two_graphs_are_alive_at_once(out_of_memory):
+    assert re.search(r"virtual: 1\.9\d* times", out_of_memory)
+
+
+def test_the_peak_of_a_step_has_three_tensors_of_the_logits_size():
+    names = "setup", "gpt-block", "gpt", "buckets-predict", "buckets-count", "buckets-run", "peak-predict", "peak-run"
+    found = re.search(r"([\d.]+) times the logits", printed("lectures/04_memory.py", *names))
+    assert 3 < float(found[1]) < 3.2
+
+
+def test_the_batch_search_of_an_exercise_has_a_gpu_that_is_large_enough():
+    found = printed("solutions/05_out_of_memory.py", "setup", "largest_batch", "search-try")
+    assert int(re.search(r"in 128 MiB: batch ([\d,]+)", found)[1].replace(",", "")) > 1000
+
+
+def test_a_model_that_steps_in_backward_can_go():
+    """C++ holds the hook, and so all that the hook refers to."""
+    after = """
+import gc, weakref
+block = Block(32, 4)
+for parameter in block.parameters():
+    parameter.optimizer = torch.optim.AdamW([parameter])
+    parameter.register_post_accumulate_grad_hook(step_and_free)
+block(torch.randn(1, 4, 32)).sum().backward()
+seen = weakref.ref(parameter)
+del block, parameter
+gc.collect()
+print("gone:", seen() is None)
+"""
+    assert "gone: True" in printed("lectures/06_less_memory.py", "setup", "model", "backward-run", after=after)
