@@ -534,8 +534,8 @@ print("how it ended this time:", ended)
 
 # %% spawn-explain [markdown]
 # Four processes, and two of them claim to be rank 0. Who meets whom is chance: sometimes two pairs find each other and
-# train as if alone, on the same data; sometimes one waits for ever. With `torchrun`, the script takes its rank from the
-# environment and spawns nothing.
+# train as if alone, on the same data; sometimes one waits for ever, or fails (`RankFailed`). With `torchrun`,
+# the script takes its rank from the environment and spawns nothing.
 #
 # **Rank-0 work** is printing, logging, the final save; a download is `LOCAL_RANK` 0's, on each machine. *Not* rank-0 work: anything with a collective in it (a
 # metric that reduces, `model(x)` through DDP, saving a sharded model), since the others do not join it. Where others need
