@@ -670,7 +670,7 @@ print("batches:", len(few), "· steps made:", sum(1 for _ in few))
 with warnings.catch_warnings(record=True) as caught, gpulab.without_gpu():
     warnings.simplefilter("always")
     iter(DataLoader(digits, batch_size=32, pin_memory=True))
-print(*(str(warning.message) for warning in caught))
+print(*(warning.message for warning in caught) if caught else ("no warning: this machine has a GPU",))
 
 # %% mistake-benchmark-text [markdown]
 # **A benchmark that flatters.** It is printed to compare loaders. Find three faults before you read on.

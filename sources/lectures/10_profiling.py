@@ -25,6 +25,7 @@ import os
 import random
 import tempfile
 import time
+import warnings
 
 import matplotlib.pyplot as plt
 import torch
@@ -37,6 +38,7 @@ from torch.utils.data import DataLoader, Dataset
 import gpulab
 
 gpu = gpulab.setup()
+warnings.filterwarnings("ignore", "Warning: Profiler clears")  # older releases say it without a next cycle, too
 folder = tempfile.TemporaryDirectory()  # for traces and a script
 os.chdir(folder.name)
 
@@ -62,9 +64,10 @@ room = f"{about.multi_processor_count} × {about.max_threads_per_multi_processor
 print(f"{one.name}: busy {one.max_utilization:.0f} %, with 1 thread where {room} fit ({gpu.numbers})")
 
 # %% question-answer [markdown]
-# 100 %. The counter is *the share of the last sample period, between 1/6 s and 1 s, in which at least one kernel ran* (NVML's
-# own words, in ours). It says nothing about how many of the multiprocessors work, or at what. So 100 % can be a bad
-# job, and 40 % can have five reasons, of which the loader is one.
+# 100 %, or a little less where a sample began before the kernel. The counter is *the share of the last sample period,
+# between 1/6 s and 1 s, in which at least one kernel ran* (NVML's own words, in ours). It says nothing about how many of
+# the multiprocessors work, or at what. So 100 % can be a bad job, and 40 % can have five reasons, of which the loader is
+# one.
 #
 # The rest of this lesson is what to ask instead: **how long does it take, where does the time go, and how far is that from what
 # the chip can do?**
@@ -602,15 +605,16 @@ for name in ("T4", "L4", "A100-80", "H100"):
 # for both.
 
 # %% mistake-cuda-only
-import warnings
-
 with gpulab.without_gpu(), warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     try:
-        profile(activities=[ProfilerActivity.CUDA]).start()
+        with profile(activities=[ProfilerActivity.CUDA]) as recorded:
+            torch.ones(4, device="cuda") + 1
+        names = [row.key for row in recorded.key_averages()]
+        print(f"with this GPU: {len(names)} names recorded, {sum(name.startswith('aten::') for name in names)} of them of operations")
     except AssertionError as error:
         print("AssertionError ·", error)
-print(caught[0].category.__name__, "·", caught[0].message)
+        print(caught[0].category.__name__, "·", caught[0].message)
 
 # %% mistake-step-text [markdown]
 # **A schedule, and no `step()`.** The schedule stays in its first phase, and nothing is recorded.

@@ -321,6 +321,7 @@ for view in (False, True):
         model = DistributedDataParallel(SmallGPT().cuda(), gradient_as_bucket_view=view)
         weights = sum(p.nbytes for p in model.parameters()) / 2**20
         model(torch.randint(5000, (8, 256), device="cuda")).sum().backward()
+        torch._C._cuda_clearCublasWorkspaces()  # up to PyTorch 2.14 they stay
         held = torch.cuda.memory_allocated() / 2**20
         print(f"gradient_as_bucket_view={view!s:<5}: weights {weights:.1f} MiB, allocated after backward {held:5.1f} MiB (virtual)")
         dist.destroy_process_group()
@@ -534,8 +535,8 @@ print("how it ended this time:", ended)
 
 # %% spawn-explain [markdown]
 # Four processes, and two of them claim to be rank 0. Who meets whom is chance: sometimes two pairs find each other and
-# train as if alone, on the same data; sometimes one waits for ever. With `torchrun`, the script takes its rank from the
-# environment and spawns nothing.
+# train as if alone, on the same data; sometimes one waits for ever, or fails (`RankFailed`). With `torchrun`,
+# the script takes its rank from the environment and spawns nothing.
 #
 # **Rank-0 work** is printing, logging, the final save; a download is `LOCAL_RANK` 0's, on each machine. *Not* rank-0 work: anything with a collective in it (a
 # metric that reduces, `model(x)` through DDP, saving a sharded model), since the others do not join it. Where others need

@@ -75,7 +75,7 @@ found, peak = updates(4, load())
 print(f"peak {peak:.1f} GiB of 14.7 (virtual): it fits")
 
 # %% question-predict
-steps_guess = gpulab.predict("It fits, with a peak of 11.8 GiB. After how many updates will it run out of memory?", unit="updates")
+steps_guess = gpulab.predict("It fits, with a peak of nearly 12 GiB. After how many updates will it run out of memory?", unit="updates")
 
 # %% question-answer
 print("allocated after each update:", ", ".join(f"{gib:.3f}" for gib in found), "GiB (virtual)")

@@ -128,7 +128,7 @@ def trace_of(count):
         model = torchvision.models.mobilenet_v3_large().cuda()
         images, labels = torch.zeros(count, 3, 224, 224).cuda(), torch.zeros(count, dtype=torch.long).cuda()
         both = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
-        with profile(activities=both, schedule=schedule(wait=1, warmup=1, active=2)) as recorded:
+        with profile(activities=both, schedule=schedule(wait=1, warmup=1, active=2), acc_events=True) as recorded:
             for _ in range(4):
                 F.cross_entropy(model(images), labels).backward()
                 torch.cuda.synchronize()

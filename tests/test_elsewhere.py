@@ -1,0 +1,52 @@
+"""Cells of lectures as another machine runs them: one that has a GPU, or an older PyTorch.
+
+The virtual GPU plays the real one, which `without_gpu` does not take away.
+"""
+
+import contextlib
+import os
+import types
+import warnings
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.data import DataLoader, TensorDataset
+
+LECTURES = Path(__file__).resolve().parent.parent / "sources" / "lectures"
+WITH_A_GPU = types.SimpleNamespace(without_gpu=contextlib.nullcontext)
+
+
+def cells(lecture):
+    """The code of a lecture's cells by name, in order."""
+    parts = (LECTURES / f"{lecture}.py").read_text(encoding="utf-8").split("\n# %% ")[1:]
+    named = (part.partition("\n") for part in parts)
+    return {head.split()[0]: code for head, _, code in named if "[markdown]" not in head}
+
+
+def test_the_gpu_s_activity_alone_is_recorded_where_there_is_one(gpu, capsys):
+    names = {"gpulab": WITH_A_GPU, "torch": torch, "warnings": warnings}
+    exec(cells("10_profiling")["mistake-cuda-only"], names | {"profile": profile, "ProfilerActivity": ProfilerActivity})
+    assert capsys.readouterr().out.startswith("with this GPU: ")
+
+
+def test_pinning_warns_of_nothing_where_there_is_a_gpu(gpu, capsys):
+    digits = TensorDataset(torch.zeros(64, 2))
+    names = {"gpulab": WITH_A_GPU, "warnings": warnings, "DataLoader": DataLoader, "digits": digits}
+    exec(cells("09_feeding_the_gpu")["mistake-pin"], names)
+    assert capsys.readouterr().out == "no warning: this machine has a GPU\n"
+
+
+def test_bytes_a_parameter_are_those_of_the_formula_where_workspaces_stay(monkeypatch, capsys):
+    monkeypatch.setenv("TORCH_CUBLAS_WORKSPACE_CACHE", "1")  # as PyTorch up to 2.14 has it
+    monkeypatch.chdir(start := os.getcwd())  # and back, since the lecture goes into a folder of its own
+    code, names = cells("13_sharding"), {}
+    before = list(code)[: list(code).index("seen-run") + 1]
+    for name in before:
+        if "gpulab.VirtualGPU" not in code[name] or name == "seen-run":
+            exec(code[name], names)
+    os.chdir(start)
+    after, _, _ = names["seen"]("fsdp", 64)
+    assert round(after, 2) == names["zero"](3, 64, 4, 4, 8) == 0.25
+    names["folder"].cleanup()
+    names["gpu"].close()
