@@ -1,10 +1,12 @@
-"""Build the notebooks from their text sources: `python tools/build.py [--check] [--force] [NAME ...]`.
+"""Build the notebooks from their text sources: `python tools/build.py [--check] [--force] [--measure] [NAME ...]`.
 
 sources/lectures/NN_topic.py  → notebooks/NN_topic.ipynb   executed, outputs kept
 sources/solutions/NN_topic.py → solutions/NN_topic.ipynb   executed, outputs kept
                               → exercises/NN_topic.ipynb   solutions cleared, no outputs
 
 Only what changed is executed, known by the hash of the source that each notebook carries; `--force` executes all.
+What depends on the machine keeps its saved output while its code is the same; `--measure` takes it anew, on a quiet
+machine: after a change of what such a cell calls, and where a sum was not printed beside what it is the sum of.
 What answers a prediction is folded in a lecture, until its reader runs it. A turn of the reader's is written solved in
 the source; the lecture has the code to change, and the solution folded under it.
 `--check` builds nothing: it fails, and says why, when a notebook is not what its source gives.
@@ -359,14 +361,15 @@ def read(path: Path) -> NotebookNode | None:
     return nbformat.read(path, as_version=4) if path.exists() else None
 
 
-def build(source: Source, *, force: bool) -> str:
+def build(source: Source, *, force: bool = False, measure: bool = False) -> str:
     """Write what `source` gives; returns what was done."""
     old = read(source.notebook)
     notebook = parse(source)
-    if force or old is None or not keep_outputs(notebook, old):
+    if force or measure or old is None or not keep_outputs(notebook, old):
         started = time.monotonic()
         execute(notebook, source.notebook.parent)
-        keep_host_dependent(notebook, old)
+        if not measure:
+            keep_host_dependent(notebook, old)
         fold_answers(notebook, source)
         _write(source.notebook, canonical(notebook))
         done = f"executed in {time.monotonic() - started:.1f} s"
@@ -432,6 +435,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="only sources whose name begins so, e.g. 08")
     parser.add_argument("--check", action="store_true", help="verify, write nothing")
     parser.add_argument("--force", action="store_true", help="execute also what has not changed")
+    parser.add_argument("--measure", action="store_true", help="the same, and keep no saved measurement")
     args = parser.parse_args()
     chosen = sources(args.names)
     if not chosen:
@@ -445,7 +449,7 @@ def main() -> int:
                 print("run: make notebooks")
             return bool(wrong)
         for source in chosen:
-            print(f"{source.notebook.relative_to(ROOT)}: {build(source, force=args.force)}", flush=True)
+            print(f"{source.notebook.relative_to(ROOT)}: {build(source, force=args.force, measure=args.measure)}", flush=True)
     except SourceError as error:
         print(error)
         return 1

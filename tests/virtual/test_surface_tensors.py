@@ -573,3 +573,26 @@ def test_a_deep_copy_of_a_host_tensor_stays_on_the_host_with_its_original():
         moved = copy.deepcopy(there)
         assert moved.device.type == "cuda"
         assert moved.data_ptr() != there.data_ptr()
+
+
+def test_a_mask_of_the_host_may_say_where_a_number_goes():
+    """As an H200 does: the mask is copied over. `masked_fill_` takes none of another device."""
+    with VirtualGPU("T4"):
+        mask = torch.tensor([True, False, True])
+        x = torch.ones(3, 2, device="cuda")
+        x[mask] = 0
+        x[mask, 1] = 5.0
+        assert x.tolist() == [[0, 5], [1, 1], [0, 5]]
+        whole = torch.ones(3, device="cuda", dtype=torch.long)
+        whole[mask] = 3
+        assert whole.tolist() == [3, 1, 3]
+        leaf = torch.ones(3, device="cuda", requires_grad=True)
+        doubled = leaf * 2
+        doubled[mask] = 0.0
+        doubled.sum().backward()
+        assert leaf.grad.tolist() == [0, 2, 0]
+        with pytest.raises(RuntimeError, match="same device"):
+            x.masked_fill_(mask[:, None], 0)
+        host = torch.ones(3)
+        host[mask] = 2.0
+        assert host.tolist() == [2, 1, 2]

@@ -55,6 +55,7 @@ def install(patches: Patches) -> None:
         "apply_": _host_only("apply_"),
         "map_": _host_only("map_"),
         "__bool__": _bool,
+        "__setitem__": _setitem,
         "__repr__": _repr,
     }.items():
         text = getattr(getattr(Tensor, name), "__doc__", None)
@@ -210,6 +211,20 @@ def _bool(self: Tensor) -> bool:
             "Use compute=True, or decide on something that does not come from a tensor."
         )
     return _Base.__bool__(self)
+
+
+def _setitem(self: Tensor, index: Any, value: Any) -> None:
+    """With a mask of the host's and a number: here both lie on the host, so that torch would fill by the mask, which
+    must lie where the tensor does; on CUDA it puts by index, and copies the mask over, as an H200 showed."""
+    device = where(self) if isinstance(value, (bool, int, float, complex)) else None
+    if device is not None:
+        parts = index if isinstance(index, tuple) else (index,)
+        if any(isinstance(part, Tensor) and part.dtype in _MASKS and where(part) is None for part in parts):
+            value = torch.full((), value, dtype=self.dtype, device=device.name)
+    _Base.__setitem__(self, index, value)
+
+
+_MASKS = (torch.bool, torch.uint8)
 
 
 def _unknown(self: Tensor) -> bool:
