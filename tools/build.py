@@ -449,7 +449,10 @@ def main() -> int:
                 print("run: make notebooks")
             return bool(wrong)
         for source in chosen:
-            print(f"{source.notebook.relative_to(ROOT)}: {build(source, force=args.force, measure=args.measure)}", flush=True)
+            print(
+                f"{source.notebook.relative_to(ROOT)}: {build(source, force=args.force, measure=args.measure)}",
+                flush=True,
+            )
     except SourceError as error:
         print(error)
         return 1

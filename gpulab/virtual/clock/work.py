@@ -19,6 +19,7 @@ _ON_TENSOR_CORES = ("fp16", "bf16", "tf32")
 # Part of the memory's rate at which images change their layout: 540 of 800 GB/s on a V100, nchwToNhwcKernel in training
 # ResNet-50 (github.com/PaddlePaddle/Paddle/issues/19425: 5.3 s for 128 steps with 128 images).
 _TRANSPOSED = 0.68
+_TRANSPOSED_ON_HOPPER = 0.5  # 2.0 to 2.3 of 4.3 TB/s, nchwToNhwcKernel on an H200; it always copies
 _GATHERING = 0.75  # part of the rate of a convolution on tensor cores that reads images with channels first: assumed
 _CHANNELS = {"fp16": 8, "bf16": 8, "tf32": 4}  # tensor cores take so many at a time; fewer are filled up
 
@@ -64,6 +65,8 @@ def convolution(
     seconds, flops = sum(part for part, _ in parts), sum(flops for _, flops in parts)
     if dtype not in _ON_TENSOR_CORES or not plain_bytes:
         return Work(seconds, moving, flops)
+    if rates.capability == (9, 0):
+        return Work(seconds, moving, flops, rates.memory_seconds(2 * plain_bytes) / _TRANSPOSED_ON_HOPPER)
     copied = Work(seconds, moving, flops, rates.memory_seconds(2 * plain_bytes) / _TRANSPOSED)
     gathered = Work(seconds / _GATHERING, moving, flops)
     return copied if backward else min(copied, gathered, key=lambda way: way.seconds)
@@ -79,12 +82,14 @@ def convolved(
     groups: int = 1,
     transposed: bool = False,
     by_cudnn: bool = True,
+    last: bool = False,
     parts: Sequence[str] = ("forward",),
 ) -> list[tuple[float, float]]:
     """Seconds and operations of the parts of a convolution, as products of matrices (im2col, without the copies).
 
     `tensor`, `weight` and `out` are shapes as PyTorch has them; `parts` are "forward", or "input" and "weight", the
-    gradients of those. `by_cudnn`: of a depthwise convolution, whether cuDNN does it, or a kernel of PyTorch.
+    gradients of those. Of a depthwise convolution, `by_cudnn`: whether cuDNN does it, or a kernel of PyTorch; `last`:
+    whether its images have channels last.
     """
     sides = convolution_products(tensor, weight, out, groups=groups, transposed=transposed)
     made = {"forward": "big" if transposed else "small", "input": "small" if transposed else "big", "weight": "weight"}
@@ -94,9 +99,15 @@ def convolved(
         if not flops:
             seconds = 0.0
         elif 1 in (sides["small"][1], sides["big"][1]) and groups > 1:  # depthwise: no product of matrices
-            seconds = _depthwise(rates, (out, tensor), math.prod(weight[2:]), part, dtype, by_cudnn)
+            window = math.prod(weight[2:])
+            if rates.capability == (9, 0):
+                seconds = _depthwise_on_hopper((out, tensor), window, part, dtype, by_cudnn, last)
+            else:
+                seconds = _depthwise(rates, (out, tensor), window, part, dtype, by_cudnn)
         else:
             seconds = rates.product_seconds(*_filled(*sides[made[part]], dtype), groups, dtype)
+            if rates.capability == (9, 0) and dtype == "fp32" and not last:
+                seconds /= _share_of_lanes(part, weight, same_size=tuple(tensor[2:]) == tuple(out[2:]))
         found.append((seconds, flops))
     return found
 
@@ -115,6 +126,41 @@ def _depthwise(rates: Rates, sides: tuple[Shape, Shape], window: int, part: str,
         return numbers * BYTES[dtype] / rates.l2_rate if by_cudnn else rates.memory_seconds(numbers * BYTES[dtype])
     adds = math.prod(small) * window
     return max(2 * adds / (rates.tflops["fp32"] * 1e12), adds / (rates.loads_per_us * 1e6))
+
+
+def _share_of_lanes(part: str, weight: Shape, *, same_size: bool) -> float:
+    """The part of a product's rate that a convolution in float32 with channels first reaches on an H200 (cuDNN 9.19,
+    65 shapes of ResNet, MobileNet and ConvNeXt); the weight's gradient of 3 × 3 numbers may go Winograd's way, above 1.
+    """
+    if part != "weight":
+        return {"forward": 0.65, "input": 0.5}[part]
+    window = math.prod(weight[2:])
+    if window == 9 and same_size and min(weight[:2]) >= 128:
+        return 1.8
+    return 0.25 if window == 1 else 0.42
+
+
+# 10¹² multiply-adds per second of depthwise convolutions on an H200 (cuDNN 9.19, torch 2.11, 28 shapes of MobileNet,
+# ConvNeXt and of its own, medians): with 3 × 3 numbers, and with 5 × 5; with 7 × 7 where they are apart.
+_HOPPER_DEPTHWISE: dict[str, dict[str, tuple[float, ...]]] = {
+    "PyTorch's": {"forward": (0.93, 1.5), "input": (0.53, 1.1), "weight": (0.45, 0.62)},
+    "first": {"forward": (2.5, 3.0), "input": (2.0, 2.5), "weight": (1.8, 2.6)},
+    "last, 16 bits": {"forward": (5.0, 6.0, 7.5), "input": (5.0, 4.0, 2.8), "weight": (5.0, 5.0, 8.0)},
+    "last": {"forward": (3.2, 3.2, 2.6), "input": (2.3, 3.0, 2.3), "weight": (3.0, 2.4, 0.21)},
+}
+
+
+def _depthwise_on_hopper(
+    sides: tuple[Shape, Shape], window: int, part: str, dtype: str, by_cudnn: bool, last: bool
+) -> float:
+    """As an H200 was seen to do it: by kernel, and by how much each number of the image is used."""
+    small, big = sides
+    kernel = "PyTorch's"
+    if by_cudnn:
+        kernel = "first" if not last else "last, 16 bits" if BYTES[dtype] == 2 else "last"
+    rates = _HOPPER_DEPTHWISE[kernel][part]
+    rate = rates[min(0 if window <= 9 else 1 if window <= 25 else 2, len(rates) - 1)]
+    return math.prod(big if part == "input" else small) * window / (rate * 1e12)
 
 
 def _filled(rows: int, columns: int, depth: int, dtype: str) -> tuple[int, int, int]:

@@ -9,7 +9,7 @@ import torch
 
 from ..clock import work
 from ..scope import in_force
-from . import recurrent, recurrent_memory
+from . import recurrent, recurrent_memory, temporaries
 from .traffic import Args, Cost, Rule, Tensor, reading, traffic, writes, writing
 
 if TYPE_CHECKING:
@@ -138,11 +138,12 @@ def _convolved(device: Device, given: _Convolution, parts: tuple[str, ...], move
         groups=given.groups,
         transposed=given.transposed,
         by_cudnn=not given.depthwise or given.by_cudnn(bool(plain)),
+        last=not plain,
         parts=parts,
     )
     backward = parts != ("forward",)
-    # On an H100 a convolution of single points takes images as they lie: it needs no workspace, and not longer.
-    as_it_lies = device.spec.capability == (9, 0) and all(size == 1 for size in given.weight.shape[2:])
+    point = all(size == 1 for size in given.weight.shape[2:])
+    as_it_lies = point and device.spec.capability == (9, 0) and temporaries.lie_well(given.tensor, given.stride)
     plain = 0 if given.depthwise or as_it_lies else plain
     found = work.convolution(rates, done, name, moved, plain, backward=backward)
     return costs(device, found, name, len(parts))

@@ -97,7 +97,7 @@ def _form(*tensors: Tensor) -> torch.memory_format:
     return torch.contiguous_format
 
 
-def _by_cudnn(x: Tensor, weight: Tensor | None) -> bool:
+def by_cudnn(x: Tensor, weight: Tensor | None) -> bool:
     """Whether a batch norm is cuDNN's (_select_batch_norm_backend in Normalization.cpp)."""
     float32 = weight is not None and weight.dtype is torch.float32
     kinds = torch.float16, torch.float32
@@ -106,14 +106,14 @@ def _by_cudnn(x: Tensor, weight: Tensor | None) -> bool:
 
 def _batch_norm(device: Device, args: Any, out: Any) -> list[int]:
     x, weight, training = args[0], args[1], args[5]
-    if _by_cudnn(x, weight):
+    if by_cudnn(x, weight):
         return _copies(x, form=_form(x))
     return _across_rows(x, 4) if training and _channels_are_near(x) else []
 
 
 def _batch_norm_backward(device: Device, args: Any, out: Any) -> list[int]:
     grad, x, weight = args[:3]
-    if _by_cudnn(x, weight):
+    if by_cudnn(x, weight):
         return _copies(grad, x, form=_form(x))
     return [4 * x.shape[1]] * 2 + _across_rows(x, 2) if _channels_are_near(x) else []
 
@@ -170,28 +170,74 @@ def _group_norm_backward(device: Device, args: Any, out: Any) -> list[int]:
 
 def _convolution(device: Device, args: Any, out: Any) -> list[Any]:
     x, weight = args[:2]
-    workspace = _turned(device, x, weight, args[8], (x, weight, out if out.dtype in _HALVES else None))
+    beyond_ampere = out.dtype in _HALVES or device.spec.capability == (9, 0)
+    workspace = _turned(device, x, weight, args[3], args[8], (x, weight, out if beyond_ampere else None), "forward")
     return _copies(x, weight, form=_form(x, weight)) + workspace
 
 
-def _turned(device: Device, x: Tensor, weight: Tensor, groups: int, parts: Any) -> list[Any]:
+def _turned(
+    device: Device, x: Tensor, weight: Tensor, stride: list[int], groups: int, parts: Any, kind: str
+) -> list[Any]:
     """cuDNN's tensor cores work on channels last: what lies otherwise is copied into its workspace.
 
     So its plans say for ordinary convolutions; how it splits its sums, and what it plans for others, is not mirrored.
+    `kind` is "forward", or which gradient: "input" or "weight".
     """
     if not device.plans_convolutions or x.dim() < 4 or (groups > 1 and groups == weight.shape[0]):
         return []
+    hopper = device.spec.capability == (9, 0)
     if not (x.dtype in _HALVES or (device.spec.capability >= (8, 0) and torch._C._get_cudnn_allow_tf32())):
-        return []
+        return _on_lanes(x, weight, stride, groups, parts) if hopper and kind == "weight" else []
     form = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
     if x.is_contiguous(memory_format=form) and not x.is_contiguous():
         return []
     point = all(size == 1 for size in weight.shape[2:])
-    if point and (device.spec.capability < (8, 0) or device.spec.capability == (9, 0)):  # an H100: as it was recorded
+    if point and device.spec.capability < (8, 0):
         return []
-    return [
-        [sum(part.nbytes for part in parts if part is not None and not (point and part.shape == weight.shape)) + 16]
-    ]
+    copies = sum(part.nbytes for part in parts if part is not None and not (point and part.shape == weight.shape)) + 16
+    if hopper and x.shape[1] == 3 and x.dtype in _HALVES and groups == 1:
+        return _of_colours(weight, copies, x, kind)
+    if point and hopper and lie_well(x, stride):
+        # As products; the weight's gradient is one for each image, which are then added up.
+        return [[min(copies, 4 * weight.numel() * x.shape[0])]] if kind == "weight" else []
+    return [[copies]]
+
+
+def _of_colours(weight: Tensor, copies: int, x: Tensor, kind: str) -> list[Any]:
+    """An H200 fills three channels up to four where the window is 7 × 7, as ResNet's is; else its forward needs no
+    copy, and the weight's gradient has eight."""
+    large = weight.shape[2] >= 7
+    if kind == "forward" and not large:
+        return []
+    channels = 4 if large else 8
+    return [[copies + (channels - 3) * (x.nbytes + weight.nbytes) // 3]]
+
+
+def lie_well(x: Tensor, stride: list[int]) -> bool:
+    """Whether an H200 takes these images as they lie for a convolution of single points: a product of matrices, whose
+    rows are the images' planes."""
+    pixels = x[0, 0].numel() if x.numel() else 0
+    return max(stride) == 1 and (pixels == 1 or pixels * x.element_size() % 8 == 0)
+
+
+def _on_lanes(x: Tensor, weight: Tensor, stride: list[int], groups: int, parts: Any) -> list[Any]:
+    """The weight's gradient in float32 on an H200 (cuDNN 9.19): by Winograd's way with tiles of 4 × 4, or with channels
+    last where weights are many. With few channels and 3 × 3 numbers also by Fourier's, which is not mirrored."""
+    if x.dtype is not torch.float32 or groups > 1 or x.dim() != 4 or not x.is_contiguous():
+        return []
+    to, into, *window = weight.shape
+    if window == [3, 3] and max(stride) == 1:
+        if min(to, into) < 128:
+            return []
+        tiles = x.shape[0] * -(-x.shape[2] // 4) * -(-x.shape[3] // 4)
+        return [[36 * 4 * (tiles * (to + into) + to * into)]]
+    if weight.numel() < _MANY:
+        return []
+    point = window == [1, 1]
+    return [[sum(part.nbytes for part in parts if not (point and part.shape == weight.shape)) + 16]]
+
+
+_MANY = 1 << 18  # numbers of a weight
 
 
 def _convolution_backward(device: Device, args: Any, out: Any) -> list[Any]:
@@ -199,14 +245,15 @@ def _convolution_backward(device: Device, args: Any, out: Any) -> list[Any]:
 
     A gradient whose channels lie otherwise than the input's is turned once, any other that has gaps for each of both.
     """
-    grad, x, weight, *_, groups, wanted = args
+    grad, x, weight, _, stride, *_, groups, wanted = args
     form = _form(x, weight)
     turned = _form(grad) != _form(x)
     phases: list[Any] = [grad.numel() * grad.element_size()] if turned else []
     for index, parts in enumerate(((grad, weight, x), (x, grad, weight))):
         if wanted[index]:
             strayed = [part for part in parts[:2] if part is not grad or not turned]
-            phases.append([*_copies(*strayed, form=form), *_turned(device, x, weight, groups, parts)])
+            kind = ("input", "weight")[index]
+            phases.append([*_copies(*strayed, form=form), *_turned(device, x, weight, stride, groups, parts, kind)])
     if wanted[2]:
         phases.append(_reduce(device, grad, [d for d in range(grad.dim()) if d != 1], _sum(grad)))
     return phases
