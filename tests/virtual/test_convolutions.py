@@ -3,6 +3,7 @@
 import json
 import statistics
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -46,10 +47,9 @@ def pairs():
         for row in MEASURED["rows"]:
             predicted = measure_convolutions.measured(row)
             layer, x, gradient = measure_convolutions.made(row)
-            predicted["forward_us"], y = event_us(lambda: layer(x))  # noqa: B023
-            predicted["backward_us"], _ = event_us(lambda: y.backward(gradient))  # noqa: B023
+            predicted["forward_us"], y = event_us(partial(layer, x))
+            predicted["backward_us"], _ = event_us(partial(y.backward, gradient))
             found.append((row, predicted))
-            del layer, x, y, gradient
     torch.backends.cudnn.allow_tf32 = allowed
     return found
 

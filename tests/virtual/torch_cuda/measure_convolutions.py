@@ -1,4 +1,4 @@
-"""What every convolution of some networks takes by itself on a real GPU: one row per layer, batch, precision and layout.
+"""What each convolution of some networks takes by itself on a real GPU, by batch, precision and layout.
 
     python tests/virtual/torch_cuda/measure_convolutions.py > tests/virtual/torch_cuda/convolutions_h200.json
 
@@ -30,16 +30,21 @@ RUNS = (
 
 
 def layers():
-    """(row without results) of each different convolution."""
+    """Rows without results, of each different convolution."""
     import torchvision
 
     for names, batch, modes in RUNS:
         seen = {}
+
+        def look(layer, given, _, seen=seen, batch=batch):
+            window = layer.kernel_size, layer.stride, layer.padding
+            seen[(batch, *given[0].shape[1:]), layer.out_channels, *(each[0] for each in window), layer.groups] = True
+
         for name in names:
             network = getattr(torchvision.models, name)().eval()
             for layer in network.modules():
                 if isinstance(layer, nn.Conv2d):
-                    layer.register_forward_hook(lambda layer, given, _: seen.setdefault(_key(layer, given[0], batch)))
+                    layer.register_forward_hook(look)
             with torch.no_grad():
                 network(torch.zeros(1, 3, 224, 224))
         for image, out, window, stride, padding, groups in seen:
@@ -48,11 +53,6 @@ def layers():
                     "image": image, "out": out, "window": window, "stride": stride, "padding": padding,
                     "groups": groups, "mode": mode, "last": last,
                 }  # fmt: skip
-
-
-def _key(layer, x, batch):
-    window = layer.kernel_size, layer.stride, layer.padding
-    return (batch, *x.shape[1:]), layer.out_channels, *(sizes[0] for sizes in window), layer.groups
 
 
 def made(row):
