@@ -50,6 +50,7 @@ def pairs():
             predicted["forward_us"], y = event_us(partial(layer, x))
             predicted["backward_us"], _ = event_us(partial(y.backward, gradient))
             found.append((row, predicted))
+            del layer, x, y, gradient  # the next row finds an empty GPU
     torch.backends.cudnn.allow_tf32 = allowed
     return found
 
