@@ -285,12 +285,12 @@ def _range(errors: Sequence[float]) -> str:
 STEPS_MISSED = """\
 Of what is further off than it should be, the causes that are known:
 
-- **Convolutions in float32** ask cuDNN for more workspace than its plans say: up to 10 % of the peak where the batch is
-  small (ResNet-18, 8 images), 2 % where it is large.
-- **Recomputation with ResNet-50** is at its peak within convolutions, and so in their workspaces: up to 7 %.
-- **Time**: this machine's host is slow, and its steps of 20 ms vary by a factor of 2 from row to row. Where kernels are
-  the limit: transformers 1.0 to 0.8; convolutions with channels first 0.6 to 0.7, since batch norms in 16 bits take as
-  long as in 32, and depthwise ones forward take 3 to 5 times as long as PyTorch's kernel is thought to."""
+- **Convolutions in TF32 and float32**: where cuDNN goes Fourier's way, splits sums or takes Winograd's in TF32 is not
+  mirrored.
+- **Equal blocks**: up to torch 2.11 the allocator chooses between them by CUDA's addresses; a step whose requests are
+  known to the byte may be up to 0.6 % off as it is allocated.
+- **Time**: these machines' hosts are slow, and their steps of 20 ms vary by a factor of 2 from row to row. Where kernels
+  are the limit: transformers 1.0 to 0.8, convolutions 1.2 to 0.7."""
 WHAT = "peak allocated of a training step with AdamW, recorded in MiB, and how much the prediction is off."
 REFERENCE = """\
 The reference below is PyTorch's own CUDA code, run on a stand-in for the driver: its operators, autograd, autocast,
