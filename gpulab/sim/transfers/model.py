@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, replace
 from math import prod
 
-from ...virtual.clock.rates import Rates, of
+from ...virtual.clock.rates import PAGEABLE, Rates, of
 from ...virtual.gpus.specs import PCIE3, PCIE4, PCIE5, SHOWN, Link
 from ...virtual.memory.out_of_memory import OutOfMemory
 
@@ -99,8 +99,10 @@ def link_of(gpu: str, slot: int) -> Link:
 
 
 def rates_over(gpu: str, link: Link) -> Rates:
-    """What the GPU reaches, its copies slowed down as `link` is slower than its own."""
+    """What the GPU reaches, its copies slowed down as `link` is slower than its own; pageable ones where the link is what
+    they wait for."""
     rates, own = of(gpu), GPUS[gpu].host_link
     assert own is not None
     slower = link.both_ways_gbps / own.both_ways_gbps
-    return replace(rates, pinned_gbps=rates.pinned_gbps * slower, pageable_gbps=rates.pageable_gbps * slower)
+    pinned = rates.pinned_gbps * slower
+    return replace(rates, pinned_gbps=pinned, pageable_gbps=min(rates.pageable_gbps, PAGEABLE * pinned))

@@ -174,7 +174,7 @@ _MEMORY_ELSE = 0.85
 _LINK = 0.75  # pinned copies: 12 GB/s over PCIe 3 x16
 # Of pinned copies: an assumption. And no more than the host copies into what is pinned, an assumption too; beside an
 # H100 and an H200 (PCIe 5) it was 7 and 8 GB/s to the GPU, 12 and 14 back.
-_PAGEABLE, _HOST_COPY_GBPS = 0.5, 10.0
+PAGEABLE, HOST_COPY_GBPS = 0.5, 10.0
 _FP64 = {(7, 0): 2, (8, 0): 2, (9, 0): 2, (10, 0): 2, (7, 5): 32}  # fp32 lanes per fp64 result, CUDA programming guide
 _FP64_ELSE = 64
 _LOADS = 32  # numbers per clock that a multiprocessor loads from its own cache: CUDA programming guide
@@ -244,7 +244,7 @@ def published(gpu: Spec) -> Rates:
         l2_bytes=gpu.l2_bytes,
         l2_gbps=_L2_GBPS[gpu.capability],
         pinned_gbps=link * _LINK,
-        pageable_gbps=min(link * _LINK * _PAGEABLE, _HOST_COPY_GBPS),
+        pageable_gbps=min(link * _LINK * PAGEABLE, HOST_COPY_GBPS),
         peer_gbps=(gpu.gpu_link.one_way_gbps if gpu.gpu_link else link) * _LINK,
         # Assumptions of the usual size, to be replaced by a recording.
         copy_us=8.0,
@@ -252,7 +252,7 @@ def published(gpu: Spec) -> Rates:
         launch_us=4.0,
         host=SERVER,
         pin_gbps=2.0,
-        host_copy_gbps=_HOST_COPY_GBPS,
+        host_copy_gbps=HOST_COPY_GBPS,
         malloc_us=100.0,
         first_ms={"cublas": 60.0, "cudnn": 300.0},  # tens and hundreds of milliseconds; hosts and disks differ
         power=_power(gpu, tensor, fp32),
