@@ -99,8 +99,8 @@ def link_of(gpu: str, slot: int) -> Link:
 
 
 def rates_over(gpu: str, link: Link) -> Rates:
-    """What the GPU reaches, its copies slowed down as `link` is slower than its own; pageable ones where the link is what
-    they wait for."""
+    """What the GPU reaches, its copies slowed down as `link` is slower than its own; pageable ones where they wait for
+    the link, not for the host."""
     rates, own = of(gpu), GPUS[gpu].host_link
     assert own is not None
     slower = link.both_ways_gbps / own.both_ways_gbps
