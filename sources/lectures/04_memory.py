@@ -58,7 +58,8 @@ print(f"the driver says that {(total - free) / MIB:,.0f} MiB of the GPU are in u
 # Four answers, and all of them are right: 4 bytes of numbers; 512 bytes, because PyTorch hands out memory in units of
 # 512; 2 MiB, because it fetches memory from the driver in larger pieces and keeps the rest for later; and what the
 # driver counts, which is all that and the *CUDA context*: the GPU's own page tables, stacks and kernels for your
-# process, and what other processes have on a GPU that you share. (On the virtual T4 the context is an assumption, 300 MiB. An H200 had 518, and 700 with the kernels of PyTorch, cuBLAS and cuDNN: recorded.)
+# process, and what other processes have on a GPU that you share. (On the virtual T4 the context is an assumption,
+# 300 MiB. An H200 had 518, and 700 with the kernels of PyTorch, cuBLAS and cuDNN: recorded.)
 #
 # Most confusion about GPU memory is a confusion of these numbers. Take them apart first; then find out what fills them.
 
