@@ -39,6 +39,8 @@ class Parts:
                 self._parts[""] = []
         if "" in self._parts or any(map(self._reaches_out, chain(*self._parts.values()))):
             self._always, self._parts = [text], {}
+        self._texts = {name: [ast.dump(part) for part in parts] for name, parts in self._parts.items()}
+        self._names = {name: set(chain(*map(_names_in, parts))) for name, parts in self._parts.items()}
 
     def met(self, roots: Iterable[str]) -> set[str]:
         """The names of the parts that a probe which calls `roots` can come to."""
@@ -47,13 +49,12 @@ class Parts:
             name = left.pop()
             if name in self._parts and name not in met:
                 met.add(name)
-                left += [node.id for part in self._parts[name] for node in ast.walk(part) if isinstance(node, ast.Name)]
+                left += self._names[name]
         return met
 
     def text(self, roots: Iterable[str]) -> str:
         """These parts as text, and what stands beside all parts; without comments, places and line numbers."""
-        parts = [ast.dump(part) for name in sorted(self.met(roots)) for part in self._parts[name]]
-        return "\n".join([*self._always, *parts])
+        return "\n".join([*self._always, *chain(*(self._texts[name] for name in sorted(self.met(roots))))])
 
     def _reaches_out(self, part: ast.stmt) -> bool:
         for node in ast.walk(part):
@@ -69,6 +70,10 @@ class Parts:
                 if not isinstance(owner, ast.Name) or owner.id in self._parts:
                     return True
         return False
+
+
+def _names_in(part: ast.stmt) -> set[str]:
+    return {node.id for node in ast.walk(part) if isinstance(node, ast.Name)}
 
 
 def _defines(statement: ast.stmt) -> list[str]:

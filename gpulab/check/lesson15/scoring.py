@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
@@ -57,7 +58,7 @@ def findings(text: str, path: str, trial: Trial, seed: int, places: Iterable[str
     """
     with virtual_gpu():
         script: ModuleType = trial.call(lambda: module_of(text, path), who="your script", **AS_A_PROCESS)
-    parts = Parts(text)
+    parts = _parts_of(text)
     found: dict[str, Finding] = {}
     for number, place in enumerate(PLACES):
         if place in places:
@@ -75,6 +76,7 @@ def findings(text: str, path: str, trial: Trial, seed: int, places: Iterable[str
     return found
 
 
+_parts_of = lru_cache(maxsize=8)(Parts)  # the script as it was found comes with each check
 Inputs = tuple[str, int, bool, str]  # the place, the seed, whether the notebook has no GPU, and the parts
 _known: dict[Inputs, Finding] = {}
 _MOST_KNOWN = 2000
