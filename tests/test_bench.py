@@ -4,17 +4,17 @@ import json
 import math
 import socket
 import subprocess
-import sys
 
 import pytest
 from courselib.patience import HANG_SECONDS
+from courselib.ready import python_here
 from courselib.venv import ROOT
 
 
 @pytest.mark.slow
 def test_a_quick_benchmark_writes_its_rows_as_json_and_prints_them(tmp_path):
     file = tmp_path / "figures.json"
-    command = [sys.executable, str(ROOT / "tools" / "bench.py"), "--quick", "--json", str(file)]
+    command = [*python_here(), str(ROOT / "tools" / "bench.py"), "--quick", "--json", str(file)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=HANG_SECONDS)
     assert done.returncode == 0, done.stderr
     document = json.loads(file.read_text(encoding="utf-8"))

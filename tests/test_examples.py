@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent
+PLUGIN = "_hypothesis_pytestplugin"
 A_TEST = """
 import json, random, sys
 from pathlib import Path
@@ -33,7 +34,8 @@ def drawn(folder, *options, **environment):
     (below.parent / "conftest.py").write_text((TESTS / "conftest.py").read_text())
     (below / "test_it.py").write_text(A_TEST)
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("GPULAB_", "PYTEST_"))}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *options, "tests"]
+    environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # others than Hypothesis take seconds to import
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", PLUGIN, *options, "tests"]
     done = subprocess.run(command, cwd=folder, env=environ | environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return (folder / "drawn.json").read_text()

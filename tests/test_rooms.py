@@ -6,6 +6,7 @@ Imports at run time count, also those inside functions; imports for annotations 
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -77,7 +78,10 @@ def imports(name: str) -> set[str]:
     return (found & MODULES.keys()) - {name}
 
 
-IMPORTS = {name: imports(name) for name in MODULES}
+@functools.cache
+def all_imports() -> dict[str, set[str]]:
+    """Those of each module. Read when it is asked for: each process that runs tests loads this file."""
+    return {name: imports(name) for name in MODULES}
 
 
 def order(house: str) -> dict[str, int]:
@@ -95,7 +99,7 @@ def test_imports_run_downwards(of: str, house: str) -> None:
     assert {room(name, of) for name in MODULES if name == of or name.startswith(of + ".")} == set(level)
     upwards = [
         f"{name} imports {other}"
-        for name, others in IMPORTS.items()
+        for name, others in all_imports().items()
         if name == of or name.startswith(of + ".")
         for other in others
         if other == of or other.startswith(of + ".")
@@ -106,7 +110,7 @@ def test_imports_run_downwards(of: str, house: str) -> None:
 
 def test_no_module_imports_itself_by_a_detour() -> None:
     try:
-        TopologicalSorter(IMPORTS).prepare()
+        TopologicalSorter(all_imports()).prepare()
     except CycleError as error:
         pytest.fail(" -> ".join(reversed(error.args[1])))
 
@@ -133,6 +137,6 @@ def test_a_model_knows_no_picture_and_a_picture_no_controls(simulator: str) -> N
     here = f"gpulab.sim.{simulator}."
     for name in (name for name in MODULES if name.startswith(here)):
         above = {"controls": set(), "picture": {"controls"}}.get(name.removeprefix(here), {"controls", "picture"})
-        assert not {here + part for part in above} & IMPORTS[name], name
-        elsewhere = [other for other in IMPORTS[name] if other.startswith("gpulab.sim.")]
+        assert not {here + part for part in above} & all_imports()[name], name
+        elsewhere = [other for other in all_imports()[name] if other.startswith("gpulab.sim.")]
         assert all(other.startswith((here, "gpulab.sim.base")) for other in elsewhere), name

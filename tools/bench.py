@@ -88,9 +88,9 @@ def rows(effort: Effort) -> Iterator[Row]:
 
 def importing(effort: Effort) -> Iterator[Row]:
     """What `import gpulab` adds to a bare interpreter, and `setup()` to torch's own import."""
-    bare, package = _in_turns(effort.repeats, "pass", "import gpulab")
+    bare, package = _in_turns(effort, "pass", "import gpulab")
     yield Row("import gpulab, above a bare interpreter", 1000 * _median_difference(package, bare), "ms", 50)
-    torch, setup = _in_turns(effort.repeats, "import torch", "import gpulab; gpulab.setup()")
+    torch, setup = _in_turns(effort, "import torch", "import gpulab; gpulab.setup()")
     yield Row("import torch, above a bare interpreter", statistics.median(torch) - statistics.median(bare), "s")
     yield Row("gpulab.setup(), above import torch", _median_difference(setup, torch), "s", 0.2)
 
@@ -258,14 +258,15 @@ def notebooks(effort: Effort) -> Iterator[Row]:
         timings.write(runs)
 
 
-def _in_turns(repeats: int, *programs: str) -> list[list[float]]:
+def _in_turns(effort: Effort, *programs: str) -> list[list[float]]:
     """The seconds of each program in a fresh interpreter, one after the other, so that all see the same machine."""
     times: list[list[float]] = [[] for _ in programs]
-    for repeat in range(repeats + 1):
+    fills = 0 if effort.quick else 1  # the first one fills the disk cache
+    for repeat in range(fills + effort.repeats):
         for mine, program in zip(times, programs, strict=True):
             command = [sys.executable, "-c", program]
             seconds = _seconds(lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL))  # noqa: B023
-            if repeat > 0:  # the first one fills the disk cache
+            if repeat >= fills:
                 mine.append(seconds)
     return times
 

@@ -13,7 +13,7 @@ import dataclasses
 import operator
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Any, Literal
 
@@ -44,7 +44,7 @@ _CONTAINERS = {dict, list, tuple}
 _OBJECT = "object "
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(slots=True)
 class Fact:
     """One thing that must stay; `words` of the old and the new value say what is wrong when it has not."""
 
@@ -85,13 +85,17 @@ class _Items:
 
     __slots__ = ("keys", "values")
 
-    def __init__(self, items: dict[Any, Any]) -> None:
-        self.keys = [key if type(key) in _PLAIN else _token(key) for key in items]
-        self.values = [item if type(item) in _PLAIN else _Which(_token(item)) for item in items.values()]
+    def __init__(self, keys: Iterable[Any], values: Collection[Any]) -> None:
+        self.keys = [key if type(key) in _PLAIN else _token(key) for key in keys]
+        self.values = [*values]
+        if not _PLAIN.issuperset(map(type, values)):
+            self.values = [item if type(item) in _PLAIN else _Which(_token(item)) for item in values]
 
     def same(self, other: _Items) -> bool:
         """The order counts, and so do the types of numbers; NaN is equal to NaN."""
-        if len(self.keys) == len(other.keys) and all(map(operator.is_, self.values, other.values)):
+        if len(self.keys) == len(other.keys) and (
+            all(map(operator.is_, self.values, other.values)) or all(map(_is_the_same, self.values, other.values))
+        ):
             return self.keys == other.keys
         return list(self.tokens().items()) == list(other.tokens().items())
 
@@ -104,6 +108,10 @@ class _Which(str):
     """What stands for an object, in the place of it."""
 
     __slots__ = ()
+
+
+def _is_the_same(old: Any, new: Any) -> bool:
+    return old is new or (type(old) is _Which and type(new) is _Which and old == new)
 
 
 class Picture:
@@ -241,31 +249,37 @@ class Picture:
 
     def _container(self, path: str, value: Any) -> None:
         """The class's own way of iterating is asked, not a subclass's, which may count or use up what it gives."""
-        items: dict[Any, Any]
-        if type(value) is dict:
-            items = value
-        elif isinstance(value, dict):
-            items = dict(dict.items(value))
+        keys: Collection[Any]
+        values: Collection[Any]
+        named = False
+        if isinstance(value, dict):
+            items = value if type(value) is dict else dict(dict.items(value))
+            keys, values = items.keys(), items.values()
+        elif type(value) in (list, tuple):
+            keys, values = range(len(value)), value
         elif isinstance(value, list | tuple | deque):
             base = next(kind for kind in (list, tuple, deque) if isinstance(value, kind))
-            items = dict(enumerate(base.__iter__(value)))  # type: ignore[arg-type]
+            values = [*base.__iter__(value)]  # type: ignore[arg-type]
+            keys = range(len(values))
         elif isinstance(value, set | frozenset):
             return self._fact(path, "items", value, frozenset(map(_token, value)), partial(_changed, path))
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-            items = {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
+            named, keys = True, [field.name for field in dataclasses.fields(value)]
+            values = [getattr(value, key, None) for key in keys]
         else:
             return None
-        form = f"{path}.{{}}" if dataclasses.is_dataclass(value) else f"{path}[{{!r}}]"
-        known = _Items(items)
-        self._fact(path, "items", value, known, partial(_items, form))
-        for key, item in zip(known.keys, items.values(), strict=True):
-            if not _is_plain(item):  # a list of numbers may be a long one
-                self.look(form.format(key), item)
+        known = _Items(keys, values)
+        self._fact(path, "items", value, known, partial(_items, path, named))
+        if not _PLAIN.issuperset(map(type, values)):
+            for key, item in zip(known.keys, values, strict=True):
+                if type(item) not in _PLAIN:  # a list of numbers may be a long one
+                    self.look(f"{path}.{key}" if named else f"{path}[{key!r}]", item)
+        return None
 
 
 def _is_plain(value: Any) -> bool:
     """Whether nothing of it can change: its text says what it is."""
-    return type(value) in _PLAIN or (type(value) is tuple and all(type(item) in _PLAIN for item in value))
+    return type(value) in _PLAIN or (type(value) is tuple and _PLAIN.issuperset(map(type, value)))
 
 
 def _token(value: Any) -> str:
@@ -311,8 +325,8 @@ def _hooks(who: str, old: tuple[Any, ...], new: tuple[Any, ...]) -> str:
     return f"{who} has {'a hook that it did not have' if len(new) > len(old) else 'lost a hook'}"
 
 
-def _items(form: str, old: _Items, new: _Items) -> str:
-    return _entries(form, old.tokens(), new.tokens())
+def _items(path: str, named: bool, old: _Items, new: _Items) -> str:
+    return _entries(f"{path}.{{}}" if named else f"{path}[{{!r}}]", old.tokens(), new.tokens())
 
 
 def _entries(form: str, old: dict[Any, str], new: dict[Any, str]) -> str:

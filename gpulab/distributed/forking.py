@@ -29,9 +29,6 @@ from typing import Any, TypeAlias
 
 READY, RUN, IMPORT, RETIRE = b"r", b"f", b"i", b"q"  # what is said on the channel
 
-# What any rank that trains imports: an optimizer and DistributedDataParallel alone need torch._dynamo, for seconds.
-_IMPORTED = ("torch.distributed", "torch.distributed.fsdp", "torch.distributed.tensor", "torch._dynamo")
-
 _LOOK = 0.02  # seconds between two looks at the ranks
 _FIRST = 60.0  # seconds that it waits at least for the run that it was started for
 _PARENT = 1.0  # seconds between two looks at whether the notebook lives
@@ -51,12 +48,12 @@ processes: Any = keeper.processes
 # -- the server ------------------------------------------------------------------------------------------------------
 
 
-def serve(channel: socket.socket, notebook: int, idle: float) -> Job | None:
+def serve(channel: socket.socket, notebook: int, idle: float, imported: Sequence[str]) -> Job | None:
     """Fork a launcher for each socket that comes; None when it is time to end, in a launcher what that has to do.
 
-    `idle` is in seconds without a run.
+    `idle` is in seconds without a run. The modules `imported` are, before the first.
     """
-    _import(_IMPORTED)
+    _import(imported)
     processes.adopt_orphans()
     woken, wake = os.pipe()
     os.set_blocking(woken, False)
@@ -314,6 +311,7 @@ def _see_to(ranks: Ranks, store: socket.socket, enough: Callable[[], bool]) -> N
 
 
 if __name__ == "__main__":
-    job: Job | None = partial(serve, socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), float(sys.argv[3]))
+    number, notebook, idle, *modules = sys.argv[1:]
+    job: Job | None = partial(serve, socket.socket(fileno=int(number)), int(notebook), float(idle), modules)
     while job is not None:
         job = job()

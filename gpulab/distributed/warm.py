@@ -31,6 +31,8 @@ IDLE = 600.0  # seconds that a server waits for the next run
 
 _READY, _RUN, _IMPORT, _RETIRE = b"r", b"f", b"i", b"q"  # as forking.py has them
 
+# What any rank that trains imports: an optimizer and DistributedDataParallel alone need torch._dynamo, for seconds.
+IMPORTED = ("torch.distributed", "torch.distributed.fsdp", "torch.distributed.tensor", "torch._dynamo")
 # What ranks with a virtual GPU import; gpulab itself is found where this file is.
 VIRTUAL = ("gpulab.virtual.gpu", "gpulab.virtual.ranks.forked")
 _GPULAB = str(Path(__file__).parents[2])
@@ -69,7 +71,7 @@ class Server:
         file = str(Path(__file__).with_name("forking.py"))
         with its, kept_out():
             self.process = subprocess.Popen(
-                [sys.executable, "-u", file, str(its.fileno()), str(self.owner), str(IDLE)],
+                [sys.executable, "-u", file, str(its.fileno()), str(self.owner), str(IDLE), *IMPORTED],
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=self._log,

@@ -1,8 +1,10 @@
 """The capstone: faults that come together at will, each seen in its place alone, and each repair scored by itself."""
 
+import inspect
 import itertools
 import json
 import random
+import threading
 
 import pytest
 
@@ -12,7 +14,9 @@ from gpulab.capstone.faults import FAULTS, FIRST, LECTURE, places_of, sound, wit
 from gpulab.capstone.places import PLACES
 from gpulab.check import settings
 from gpulab.check.base import Trial
+from gpulab.check.lesson15 import scoring
 from gpulab.check.lesson15.capstone import _read
+from gpulab.check.lesson15.reach import Parts
 from gpulab.check.lesson15.scoring import PROBES, findings
 from tests.wrong_answers.lesson15.repairs import RIGHT, WRONG
 
@@ -182,3 +186,31 @@ def test_a_file_that_python_cannot_read_is_told_so(tmp_path, progress):
     file.write_bytes(f"# für alle\n{sound()}".encode("latin-1"))
     with pytest.raises(gpulab.CheckFailed, match="this file is no text that Python reads"):
         gpulab.check.capstone(file)
+
+
+def called(place, text):
+    """The parts of the script that run while this place is measured, and those that are taken to matter for it."""
+    seen = set()
+
+    def note(frame, event, arg):
+        code = frame.f_code
+        if event == "call" and code.co_filename == "watched.py" and code.co_flags & inspect.CO_OPTIMIZED:  # a function
+            seen.add(code.co_qualname.partition(".")[0])
+
+    trial = Trial("capstone", 15)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scoring, "_known", {})
+        threading.setprofile(note)
+        try:
+            settings.in_clean_state(lambda: findings(text, "watched.py", trial, 1, [place]), seed=1)
+        finally:
+            threading.setprofile(None)
+    return seen, Parts(text).met(PROBES[place][1])
+
+
+@pytest.mark.parametrize("names", [FIRST, LECTURE], ids=["exercise", "lecture"])
+def test_what_a_probe_comes_to_is_known_before(names):
+    for place in PLACES:
+        seen, known = called(place, with_faults(names))
+        assert seen
+        assert seen <= known, place

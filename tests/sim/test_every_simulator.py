@@ -1,5 +1,6 @@
 """What holds for every simulator; a new one is tested by being listed in `gpulab.sim.__all__`."""
 
+import functools
 import inspect
 import json
 import math
@@ -74,22 +75,27 @@ class TestEverySimulator:
             assert value
 
     def test_the_text_is_the_same_in_another_process(self, simulator):
-        name = simulator._name()
-        code = f"import gpulab; s = gpulab.sim.{name}(); print(repr(s), s.svg(), s._still(), sep='\\n')"
         sim = simulator()
         here = f"{sim!r}\n{sim.svg()}\n{sim._still()}\n"
-        assert run(code, PYTHONHASHSEED="1") == run(code, PYTHONHASHSEED="2") == here
+        assert elsewhere(hash_seed=1)[simulator._name()] == elsewhere(hash_seed=2)[simulator._name()] == here
 
     def test_the_widget_view_stays_out_of_the_saved_sizes(self, simulator):
         bundle = simulator()._repr_mimebundle_()
         assert len(json.dumps(bundle)) < 70_000
 
 
-def run(code: str, **environment: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **environment}, check=True
-    )
-    return done.stdout
+@functools.cache
+def elsewhere(hash_seed: int) -> dict[str, str]:
+    """What each simulator is in another process."""
+    code = """
+import gpulab, json
+sims = {name: getattr(gpulab.sim, name)() for name in gpulab.sim.__all__}
+print(json.dumps({name: f"{s!r}\\n{s.svg()}\\n{s._still()}\\n" for name, s in sims.items()}))
+"""
+    environ = {**os.environ, "PYTHONHASHSEED": str(hash_seed)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environ, check=True)
+    texts: dict[str, str] = json.loads(done.stdout)
+    return texts
 
 
 def ends(control: Control) -> list[object]:

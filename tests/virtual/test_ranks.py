@@ -321,7 +321,7 @@ def test_a_collective_takes_the_time_of_its_topology(begin, compute):
 @MODES
 def test_what_is_waited_for_later_runs_beside_kernels(begin, compute):
     gpu = begin(8, compute=compute)
-    a, x = torch.ones(2048, 2048, device="cuda"), torch.ones(1 << 20, device="cuda")
+    a, x = torch.ones(1024, 1024, device="cuda"), torch.ones(1 << 20, device="cuda")
     a @ a  # a library's first call takes long
     for asynchronous in (True, False):
         torch.cuda.synchronize()
@@ -399,7 +399,7 @@ def test_what_is_sent_and_what_is_received_go_beside_each_other(begin):
 def test_a_barrier(begin, compute, asynchronous, backend):
     """The GPU's is an all-reduce in the stream, for which the host waits; the hosts' leaves the GPU alone."""
     gpu = begin(8, compute=compute, backend=backend)
-    a = torch.ones(4096, 4096, device="cuda")
+    a = torch.ones(1536, 1536, device="cuda")
     a @ a
     torch.cuda.synchronize()
     with gpu.timeline() as timeline:

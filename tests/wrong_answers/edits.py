@@ -85,7 +85,8 @@ def _indented(line: str, like: str) -> str:
     return like[: len(like) - len(like.lstrip())] + line.lstrip()
 
 
-def _code(cell: str) -> list[str]:
+@functools.cache
+def _code(cell: str) -> tuple[str, ...]:
     """The lines of a solution without its docstrings, the markers and the hints of the stub."""
     lines = cell.splitlines()
     for node in ast.walk(ast.parse(cell)):
@@ -96,7 +97,7 @@ def _code(cell: str) -> list[str]:
         ):
             first = node.body[0]
             lines[first.lineno - 1 : first.end_lineno] = [""] * (first.end_lineno - first.lineno + 1)
-    return [line for line in lines if line.strip() and not line.lstrip().startswith(("### ", "# TODO"))]
+    return tuple(line for line in lines if line.strip() and not line.lstrip().startswith(("### ", "# TODO")))
 
 
 @functools.cache
@@ -120,7 +121,7 @@ def text_of_exercise(lesson: int, name: str) -> str:
 def solution(lesson: int, name: str, *edits: Edit, called: str = "") -> Any:
     """The solution's own object called `name`, after these edits; `called` is the name that it goes by."""
     imports, cell = _solution(lesson, name)
-    lines = _code(cell)
+    lines = [*_code(cell)]
     for edit in edits:
         edit(lines)
     file = f"<{called or name}>"

@@ -17,6 +17,7 @@ from ..base import Trial, check
 from ..measure import SavedBytes
 from ..wording import show
 from .common import (
+    Backward,
     Batch,
     Loop,
     Passes,
@@ -55,7 +56,7 @@ def draw(sizes: list[int], dtype: torch.dtype = torch.float64) -> list[Batch]:
 
 
 def epoch(
-    model: nn.Module,
+    backward: Backward,
     batches: list[Batch],
     steps: int,
     losses: list[tuple[float, int]] | None = None,
@@ -80,8 +81,8 @@ def epoch(
               · before: between backward and step · group: in the first group only
     loss      given · own: plain cross-entropy
     """
-    model = replica(model)
-    optimizer = Recorder(model)
+    parameters = backward.parameters()
+    optimizer = Recorder(parameters)
     alone = len(batches) % steps == 1 and 1 < steps < len(batches)  # in the last window
     if zero == "window":
         optimizer.zero_grad()
@@ -93,9 +94,6 @@ def epoch(
         window = batches[i - i % steps : i - i % steps + steps] if boundary != "every" else batches[i : i + 1]
         if boundary == "merge" and alone and i >= len(batches) - 1 - steps:
             window = batches[-1 - steps :]
-        mean = (given if loss == "given" else F.cross_entropy)(model(x), y)
-        if losses is not None:
-            losses.append((mean.item(), len(x)))
         share = {
             "samples": len(x) / sum(len(a) for a, _ in window),
             "micro": 1 / len(window),
@@ -104,9 +102,16 @@ def epoch(
             "all": 1 / len(batches),
             "again": 1.0,
         }[weight]
-        (mean * share).backward()
+
+        def both(model: nn.Module, x: Any = x, y: Any = y, share: float = share) -> tuple[torch.Tensor, torch.Tensor]:
+            mean = (given if loss == "given" else F.cross_entropy)(model(x), y)
+            return mean, mean * share
+
+        mean = backward.run(parameters, (i, share, loss), both)
+        if losses is not None:
+            losses.append((mean, len(x)))
         if weight == "again":
-            for p in model.parameters():
+            for p in parameters:
                 p.grad = None if p.grad is None else p.grad / len(window)
         last, full, first = i == len(batches) - 1, (i + 1) % steps == 0, i % steps == 0
         steps_now = {
@@ -154,7 +159,7 @@ def prepare(sizes: list[int], steps: int, loss_fn: Any) -> Case:
     for p in model.parameters():
         p.grad = torch.randn_like(p)  # left by the caller; must not count
     losses: list[tuple[float, int]] = []
-    loop = partial(epoch, replica(model), batches, steps, given=loss_fn)
+    loop = partial(epoch, Backward(model), batches, steps, given=loss_fn)
     with SavedBytes(model.parameters()) as single:
         loss_fn(model(batches[0][0]), batches[0][1])
     start, want, trained = (

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn, Protocol
 
 import torch
@@ -31,8 +31,8 @@ class Recorder(torch.optim.SGD):
     """SGD that keeps a copy of the whole gradient at each of its steps; with two groups, so that who sees to the first
     alone forgets parameters."""
 
-    def __init__(self, model: nn.Module, lr: float = 0.1) -> None:
-        parameters = [*model.parameters()]
+    def __init__(self, model: nn.Module | Sequence[nn.Parameter], lr: float = 0.1) -> None:
+        parameters = [*(model.parameters() if isinstance(model, nn.Module) else model)]
         half = (len(parameters) + 1) // 2
         super().__init__([{"params": part} for part in (parameters[:half], parameters[half:]) if part], lr=lr)
         self.gradients: list[torch.Tensor] = []
@@ -63,6 +63,43 @@ def replica(model: nn.Module) -> nn.Module:
     for new, old in zip(twin.parameters(), model.parameters(), strict=True):
         new.grad = None if old.grad is None else old.grad.clone()
     return twin
+
+
+class Backward:
+    """The backward passes of the reference loops of one epoch, each with its own mistakes.
+
+    Where two of them come to the same micro-batch with the same weights and the same share, it is run once.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model, self._start = replica(model), [*replica(model).parameters()]
+        self._known: dict[tuple[Hashable, bytes], tuple[float, tuple[torch.Tensor, ...]]] = {}
+
+    def parameters(self) -> list[nn.Parameter]:
+        """The weights to begin with, and the gradients that the caller has left."""
+        new = [nn.Parameter(p.detach().clone()) for p in self._start]
+        for p, old in zip(new, self._start, strict=True):
+            p.grad = None if old.grad is None else old.grad.clone()
+        return new
+
+    def run(
+        self,
+        parameters: Sequence[nn.Parameter],
+        of: Hashable,
+        losses: Callable[[nn.Module], tuple[torch.Tensor, torch.Tensor]],
+    ) -> float:
+        """Add the gradients to these parameters, and return the loss. `losses(model)` are the loss and what backward
+        starts from; `of` says what they depend on besides the weights."""
+        weights = nn.utils.parameters_to_vector(parameters).detach()
+        inputs = of, weights.numpy().tobytes()
+        if inputs not in self._known:
+            nn.utils.vector_to_parameters(weights, self._model.parameters())
+            loss, start = losses(self._model)
+            self._known[inputs] = loss.item(), torch.autograd.grad(start, [*self._model.parameters()])
+        loss_value, gradients = self._known[inputs]
+        for p, gradient in zip(parameters, gradients, strict=True):
+            p.grad = gradient.clone() if p.grad is None else p.grad + gradient
+        return loss_value
 
 
 def windows(batches: Sequence[Batch], steps: int) -> list[Sequence[Batch]]:
