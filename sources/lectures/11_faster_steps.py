@@ -556,8 +556,8 @@ for name in ("conv1x1", "conv3x3", "grouped32_3x3", "depthwise3x3", "depthwise7x
 # %% layout-layers-explain [markdown]
 # Grouped convolutions win by now, the slow case is another one: 7 × 7 depthwise in fp32. A 1 × 1 convolution is a product
 # of matrices in either layout. And a good part of the gain is not the convolution's: with channels first **a batch norm
-# gives each channel to one block**, so that a layer of 64 channels keeps 64 of 132 SMs busy, and a depthwise convolution
-# is PyTorch's own kernel, not cuDNN's. A rule that was measured in 2022 is a rule about the libraries of 2022.
+# gives each channel to one block**, so that a layer of 64 channels keeps 64 of 132 SMs busy, and a depthwise convolution in
+# fp32 or bf16 is PyTorch's own kernel, not cuDNN's. A rule that was measured in 2022 is a rule about the libraries of 2022.
 #
 # **Autotuning.** cuDNN itself is on from the start. `cudnn.benchmark` is another thing: for every new shape it *tries* the
 # convolution algorithms and keeps the fastest.
