@@ -115,10 +115,11 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def to_the_byte(recording: dict[str, Any], steps: Sequence[predict.Trained]) -> str:
-    """One line: what of a real GPU's bytes is predicted exactly."""
-    events, saved = list(predict.allocator(recording)), list(predict.saved(recording))
-    asked = [step.requested for step in steps if step.requested is not None]
+def to_the_byte(recordings: Sequence[tuple[dict[str, Any], Sequence[predict.Trained]]]) -> str:
+    """One line: what of the bytes of these real GPUs is predicted exactly."""
+    events = [pair for recording, _ in recordings for pair in predict.allocator(recording)]
+    saved = [pair for recording, _ in recordings for pair in predict.saved(recording)]
+    asked = [step.requested for _, steps in recordings for step in steps if step.requested is not None]
     counts = [
         f"{sum(pair.recorded == pair.predicted for pair in pairs):,} of {len(pairs):,} {what}"
         for pairs, what in (
@@ -127,7 +128,8 @@ def to_the_byte(recording: dict[str, Any], steps: Sequence[predict.Trained]) -> 
             (asked, "peaks of training steps, as the program asks for them"),
         )
     ]
-    return f"- {recording['device']['name']}, to the byte: {', '.join(counts)}."
+    names = " and ".join(recording["device"]["name"] for recording, _ in recordings)
+    return f"- {names}, to the byte: {', '.join(counts)}."
 
 
 def _percent(error: float) -> str:
@@ -232,17 +234,17 @@ def report(capabilities: Sequence[str], *, quick: bool, rows_of_a_set: int = 24,
     real = [(path, predict.load(path)) for path in predict.recordings()]
     real = [(path, recording) for path, recording in real if predict.is_of_a_gpu(recording)]
     out.add("## Real GPUs")
+    done: list[tuple[dict[str, Any], list[predict.Trained]]] = []
     for path, recording in real:
         steps = list(predict.steps(recording, lambda row: row["mode"] in COLUMNS and row["optimizer"] == "adamw"))
         rows, device = [measured_row(step, recording["device"]["name"]) for step in steps], recording["device"]
-        exact = to_the_byte(recording, steps)
+        done.append((recording, steps))
         out.add(f"Measured on {device['name']}, torch {device['torch']} (`{path.name}`): {WHAT}")
         out.add(table(rows))
-        out.add("\n".join([exact, summary(rows, device["name"]), times(steps)]))
-        out.add(STEPS_MISSED)
-        out.brief += [exact, times(steps)]
-    if not real:
-        out.add("No real GPU has been recorded yet.")
+        out.add("\n".join([to_the_byte(done[-1:]), summary(rows, device["name"]), times(steps)]))
+    if done:
+        out.brief += [to_the_byte(done), times([step for _, steps in done for step in steps])]
+    out.add(STEPS_MISSED if real else "No real GPU has been recorded yet.")
     out.add("## PyTorch's own CUDA code, without a GPU")
     out.add(REFERENCE)
     everything: list[Row] = []
@@ -289,8 +291,8 @@ Of what is further off than it should be, the causes that are known:
   mirrored.
 - **Equal blocks**: up to torch 2.11 the allocator chooses between them by CUDA's addresses; a step whose requests are
   known to the byte may be up to 0.6 % off as it is allocated.
-- **Time**: these machines' hosts are slow, and their steps of 20 ms vary by a factor of 2 from row to row. Where kernels
-  are the limit: transformers 1.0 to 0.8, convolutions 1.2 to 0.7."""
+- **Time**: this machine's host is slow, and its steps of 20 ms vary by a factor of 2 from row to row. Where kernels are
+  the limit: transformers 1.0 to 0.8, convolutions 1.2 to 0.7."""
 WHAT = "peak allocated of a training step with AdamW, recorded in MiB, and how much the prediction is off."
 REFERENCE = """\
 The reference below is PyTorch's own CUDA code, run on a stand-in for the driver: its operators, autograd, autocast,
