@@ -11,10 +11,8 @@ backward                bytes at the end, and at the peak, more than before
 forward_us, backward_us microseconds that kernels run
 """
 
-import json
-import sys
-
 import torch
+from measure_recurrent import write
 from torch import nn
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16}
@@ -105,13 +103,5 @@ def _together(profile):
     return round(sum(event.device_time for event in kernels), 2)
 
 
-def main():
-    rows = [row | measured(row) | timed(row) for row in layers()]
-    head = {"what": "measured on a real GPU", "device": torch.cuda.get_device_name(0)}
-    head |= {"torch": torch.__version__, "cudnn": torch.backends.cudnn.version()}
-    lines = ",\n".join(json.dumps(row, separators=(",", ":")) for row in rows)
-    sys.stdout.write(json.dumps(head)[:-1] + ', "rows": [\n' + lines + "\n]}\n")
-
-
 if __name__ == "__main__":
-    main()
+    write(rows=[row | measured(row) | timed(row) for row in layers()])

@@ -8,12 +8,11 @@ batch_norms     channels, side, batch, dtype, last (channels last), train; forwa
 depthwise       channels, side, window, stride, batch, dtype, last; forward, and the gradients of input and weight
 """
 
-import json
 import statistics
-import sys
 from itertools import product
 
 import torch
+from measure_recurrent import write
 from torch import nn
 
 DTYPES = "float32", "float16", "bfloat16"
@@ -82,13 +81,7 @@ def main():
         depthwise(*shape, batch, dtype, last)
         for shape, dtype, last, batch in product(DEPTHWISE, DTYPES, flags, (8, 64))
     ]
-    head = {"what": "measured on a real GPU", "device": torch.cuda.get_device_name(0)}
-    head |= {"torch": torch.__version__, "cudnn": torch.backends.cudnn.version()}
-    tables = [
-        f'"{name}": [\n' + ",\n".join(json.dumps(row, separators=(",", ":")) for row in rows) + "\n]"
-        for name, rows in (("batch_norms", norms), ("depthwise", apart))
-    ]
-    sys.stdout.write(json.dumps(head)[:-1] + ", " + ", ".join(tables) + "}\n")
+    write(batch_norms=norms, depthwise=apart)
 
 
 if __name__ == "__main__":

@@ -91,14 +91,21 @@ def measured(kind, inputs, hidden, depth, both, projected, length, batch, dropou
     return row
 
 
-def main():
-    keep = warm_up()
-    rows = [measured(*layer) for layer in layers()]
-    del keep
+def write(**tables):
+    """One JSON object on standard output: which GPU, and the tables with one row per line."""
     head = {"what": "measured on a real GPU", "device": torch.cuda.get_device_name(0)}
     head |= {"torch": torch.__version__, "cudnn": torch.backends.cudnn.version()}
-    lines = ",\n".join(json.dumps(row, separators=(",", ":")) for row in rows)
-    sys.stdout.write(json.dumps(head)[:-1] + ', "rows": [\n' + lines + "\n]}\n")
+    parts = [
+        f'"{name}": [\n' + ",\n".join(json.dumps(row, separators=(",", ":")) for row in rows) + "\n]"
+        for name, rows in tables.items()
+    ]
+    sys.stdout.write(json.dumps(head)[:-1] + ", " + ", ".join(parts) + "}\n")
+
+
+def main():
+    keep = warm_up()
+    write(rows=[measured(*layer) for layer in layers()])
+    del keep
 
 
 if __name__ == "__main__":
