@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from gpulab import VirtualGPU
 from gpulab.virtual import release
@@ -74,3 +75,38 @@ def test_kernels_take_about_as_long_as_on_an_h200(pairs, kind, way):
     recorded, predicted = (sum(one[index][f"{way}_us"] for one in rows) for index in (0, 1))
     assert 0.65 < predicted / recorded < 1.25
     assert 0.6 < statistics.median(p[f"{way}_us"] / r[f"{way}_us"] for r, p in rows) < 1.4
+
+
+def extra_mib(layer, shape):
+    """What the weight's gradient takes beside its results, on an H200, in float32."""
+    with VirtualGPU("H200", compute=False), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        layer, x = layer.cuda(), torch.empty(shape, device="cuda")  # no gradient of the input
+        y = layer(x)
+        gradient = torch.empty_like(y)
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        y.backward(gradient)
+        return (torch.cuda.max_memory_allocated() - before - layer.weight.nbytes) / 2**20
+
+
+def test_only_an_ordinary_convolution_goes_winograds_way():
+    """As measured: stride and dilation 1, nothing transposed, one group."""
+    shape, channels = (8, 256, 28, 28), (256, 256, 3)
+    assert extra_mib(nn.Conv2d(*channels, padding=1, bias=False), shape) > 30
+    for other in (
+        nn.Conv2d(*channels, padding=2, dilation=2, bias=False),
+        nn.ConvTranspose2d(*channels, padding=1, bias=False),
+        nn.Conv2d(*channels, padding=1, groups=32, bias=False),
+    ):
+        assert extra_mib(other, shape) < 1
+
+
+@pytest.mark.parametrize(("side", "stride", "turned"), [(28, 1, False), (14, 1, False), (7, 1, True), (28, 2, True)])
+def test_single_points_are_a_product_where_planes_begin_at_8_bytes(side, stride, turned):
+    with VirtualGPU("H200", compute=False), torch.no_grad():
+        layer = nn.Conv2d(256, 64, 1, stride, bias=False).cuda().half()
+        x = torch.empty(8, 256, side, side, device="cuda", dtype=torch.float16)
+        torch.cuda.reset_peak_memory_stats()
+        y = layer(x)
+        extra = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
+    assert extra == (-(-(x.nbytes + y.nbytes + 16) // 512) * 512 if turned else 0)

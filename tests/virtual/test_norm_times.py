@@ -69,3 +69,16 @@ def test_few_channels_first_take_longer_than_many_of_the_same_bytes(ratios):
             for channels, side in ((64, 112), (256, 56))
         )
     assert few > 1.5 * many  # an H200: 0.46 and 0.21 ms
+
+
+@pytest.mark.parametrize("shape", [(4096, 512), (4096, 512, 1, 1)], ids=["rows", "images of one pixel"])
+@pytest.mark.parametrize("train", [True, False], ids=["training", "evaluation"])
+def test_what_was_not_measured_is_bound_by_memory(shape, train):
+    """Rows have no planes that one block could have."""
+    took = {}
+    for name in ("A100-80", "H100"):
+        with VirtualGPU(name, compute=False):
+            layer = (torch.nn.BatchNorm1d if len(shape) == 2 else torch.nn.BatchNorm2d)(512).cuda().train(train)
+            x = torch.empty(shape, device="cuda")
+            took[name] = once(lambda layer=layer, x=x: layer(x))
+    assert took["H100"] < 2 * took["A100-80"]

@@ -83,13 +83,14 @@ def convolved(
     transposed: bool = False,
     by_cudnn: bool = True,
     last: bool = False,
+    unit: bool = False,
     parts: Sequence[str] = ("forward",),
 ) -> list[tuple[float, float]]:
     """Seconds and operations of the parts of a convolution, as products of matrices (im2col, without the copies).
 
     `tensor`, `weight` and `out` are shapes as PyTorch has them; `parts` are "forward", or "input" and "weight", the
     gradients of those. Of a depthwise convolution, `by_cudnn`: whether cuDNN does it, or a kernel of PyTorch; `last`:
-    whether its images have channels last.
+    whether its images have channels last; `unit`: whether stride and dilation are 1 and nothing is transposed.
     """
     sides = convolution_products(tensor, weight, out, groups=groups, transposed=transposed)
     made = {"forward": "big" if transposed else "small", "input": "small" if transposed else "big", "weight": "weight"}
@@ -101,13 +102,13 @@ def convolved(
         elif 1 in (sides["small"][1], sides["big"][1]) and groups > 1:  # depthwise: no product of matrices
             window = math.prod(weight[2:])
             if rates.capability == (9, 0):
-                seconds = _depthwise_on_hopper((out, tensor), window, part, dtype, by_cudnn, last)
+                seconds = _depthwise_on_hopper((out, tensor), window, part, dtype, by_cudnn, last) * 132 / rates.sms
             else:
                 seconds = _depthwise(rates, (out, tensor), window, part, dtype, by_cudnn)
         else:
             seconds = rates.product_seconds(*_filled(*sides[made[part]], dtype), groups, dtype)
-            if rates.capability == (9, 0) and dtype == "fp32" and not last:
-                seconds /= _share_of_lanes(part, weight, same_size=tuple(tensor[2:]) == tuple(out[2:]))
+            if rates.capability == (9, 0) and dtype == "fp32" and groups == 1 and not last:
+                seconds /= _share_of_lanes(part, weight, unit=unit)
         found.append((seconds, flops))
     return found
 
@@ -128,14 +129,14 @@ def _depthwise(rates: Rates, sides: tuple[Shape, Shape], window: int, part: str,
     return max(2 * adds / (rates.tflops["fp32"] * 1e12), adds / (rates.loads_per_us * 1e6))
 
 
-def _share_of_lanes(part: str, weight: Shape, *, same_size: bool) -> float:
+def _share_of_lanes(part: str, weight: Shape, *, unit: bool) -> float:
     """The part of a product's rate that a convolution in float32 with channels first reaches on an H200 (cuDNN 9.19,
     65 shapes of ResNet, MobileNet and ConvNeXt); the weight's gradient of 3 × 3 numbers may go Winograd's way, above 1.
     """
     if part != "weight":
         return {"forward": 0.65, "input": 0.5}[part]
     window = math.prod(weight[2:])
-    if window == 9 and same_size and min(weight[:2]) >= 128:
+    if window == 9 and unit and min(weight[:2]) >= 128:
         return 1.8
     return 0.25 if window == 1 else 0.42
 
@@ -153,7 +154,7 @@ _HOPPER_DEPTHWISE: dict[str, dict[str, tuple[float, ...]]] = {
 def _depthwise_on_hopper(
     sides: tuple[Shape, Shape], window: int, part: str, dtype: str, by_cudnn: bool, last: bool
 ) -> float:
-    """As an H200 was seen to do it: by kernel, and by how much each number of the image is used."""
+    """As an H200 (132 multiprocessors) was seen to do it: by kernel, and by how often a number of the image is used."""
     small, big = sides
     kernel = "PyTorch's"
     if by_cudnn:

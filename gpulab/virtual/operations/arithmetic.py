@@ -129,6 +129,8 @@ def _convolved(device: Device, given: _Convolution, parts: tuple[str, ...], move
     rates = device.timer.clock.rates
     name = precision(given.tensor.dtype, convolution=True)
     plain = traffic([image for image in images if image.is_contiguous()])
+    point = all(size == 1 for size in given.weight.shape[2:])
+    unit = not given.transposed and max(*given.stride, *given.dilation) == 1
     done = work.convolved(
         rates,
         given.tensor.shape,
@@ -139,11 +141,11 @@ def _convolved(device: Device, given: _Convolution, parts: tuple[str, ...], move
         transposed=given.transposed,
         by_cudnn=not given.depthwise or given.by_cudnn(bool(plain)),
         last=not plain,
+        unit=unit,
         parts=parts,
     )
     backward = parts != ("forward",)
-    point = all(size == 1 for size in given.weight.shape[2:])
-    as_it_lies = point and device.spec.capability == (9, 0) and temporaries.lie_well(given.tensor, given.stride)
+    as_it_lies = point and unit and device.spec.capability == (9, 0) and temporaries.lie_well(given.tensor)
     plain = 0 if given.depthwise or as_it_lies else plain
     found = work.convolution(rates, done, name, moved, plain, backward=backward)
     return costs(device, found, name, len(parts))

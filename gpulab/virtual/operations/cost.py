@@ -225,11 +225,11 @@ def _of_planes(device: Device, x: Tensor, weight: Tensor | None, passes: int) ->
 
     With channels first each channel is one block's, so that few channels leave multiprocessors idle.
     """
-    if device.spec.capability != (9, 0) or not x.numel() or x.dim() < 2:
+    if device.spec.capability != (9, 0) or not x.numel() or x.dim() < 3:
         return 0.0
-    last, by_cudnn, backward = not x.is_contiguous(), temporaries.by_cudnn(x, weight), passes == 5
+    by_cudnn, backward = temporaries.by_cudnn(x, weight), passes == 5
     plane = x.numel() // x.shape[1]
-    if last:
+    if _channels_last(x):
         kind = "pytorch backward" if backward else "pytorch"
         return 0.0 if by_cudnn else x.numel() * passes / (device.spec.sms * _PASSED[kind]) * 1e-6
     kind = "backward" if backward else "cudnn" if by_cudnn else "pytorch"
@@ -241,14 +241,19 @@ def _of_planes(device: Device, x: Tensor, weight: Tensor | None, passes: int) ->
 
 def _in_evaluation(device: Device, x: Tensor, weight: Tensor | None) -> float:
     """The same where the batch norm is a scale and a shift."""
-    if device.spec.capability != (9, 0) or not x.numel() or x.dim() < 2:
+    if device.spec.capability != (9, 0) or not x.numel() or x.dim() < 3:
         return 0.0
-    if x.is_contiguous():
-        planes = x.shape[0] * x.shape[1]
-        numbers = planes * -(-x.numel() // (planes * _TAKEN)) * _TAKEN
-        return numbers / (device.spec.sms * _PASSED["evaluation"]) * 1e-6
-    by_cudnn = temporaries.by_cudnn(x, weight)
-    return x.numel() / (device.spec.sms * _PASSED["evaluation, last"]) * 1e-6 if by_cudnn else 0.0
+    if _channels_last(x):
+        by_cudnn = temporaries.by_cudnn(x, weight)
+        return x.numel() / (device.spec.sms * _PASSED["evaluation, last"]) * 1e-6 if by_cudnn else 0.0
+    planes = x.shape[0] * x.shape[1]
+    numbers = planes * -(-x.numel() // (planes * _TAKEN)) * _TAKEN
+    return numbers / (device.spec.sms * _PASSED["evaluation"]) * 1e-6
+
+
+def _channels_last(x: Tensor) -> bool:
+    """Also of images of one pixel."""
+    return not x.is_contiguous() or x.numel() == x.shape[0] * x.shape[1]
 
 
 def _gathered_statistics(device: Device, func: Any, args: Args, out: Any) -> Cost:
@@ -274,9 +279,7 @@ RULES: dict[Any, Rule] = {
     aten.native_group_norm.default: _norm,  # a layer norm's rows are short: their second reading is the cache's
     **dict.fromkeys((aten.dropout.default, aten.dropout_.default, aten.feature_dropout.default), _dropped),
     **dict.fromkeys(
-        (
-            aten.native_layer_norm_backward.default, aten.native_group_norm_backward.default,
-        ),
+        (aten.native_layer_norm_backward.default, aten.native_group_norm_backward.default),
         _norm_backward,
     ),
     **dict.fromkeys(

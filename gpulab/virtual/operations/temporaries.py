@@ -7,6 +7,7 @@ that they count for the peak only. Operations that are not listed take nothing o
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -171,23 +172,27 @@ def _group_norm_backward(device: Device, args: Any, out: Any) -> list[int]:
 def _convolution(device: Device, args: Any, out: Any) -> list[Any]:
     x, weight = args[:2]
     beyond_ampere = out.dtype in _HALVES or device.spec.capability == (9, 0)
-    workspace = _turned(device, x, weight, args[3], args[8], (x, weight, out if beyond_ampere else None), "forward")
+    parts = x, weight, out if beyond_ampere else None
+    workspace = _turned(device, x, weight, args[8], _plain_stride(*args[3:7]), parts, "forward")
     return _copies(x, weight, form=_form(x, weight)) + workspace
 
 
-def _turned(
-    device: Device, x: Tensor, weight: Tensor, stride: list[int], groups: int, parts: Any, kind: str
-) -> list[Any]:
+def _plain_stride(stride: list[int], padding: list[int], dilation: list[int], transposed: bool) -> int:
+    """The largest stride of a convolution without gaps in its window, and 0 of any other or a transposed one."""
+    return 0 if transposed or max(dilation) > 1 else max(stride)
+
+
+def _turned(device: Device, x: Tensor, weight: Tensor, groups: int, stride: int, parts: Any, kind: str) -> list[Any]:
     """cuDNN's tensor cores work on channels last: what lies otherwise is copied into its workspace.
 
     So its plans say for ordinary convolutions; how it splits its sums, and what it plans for others, is not mirrored.
-    `kind` is "forward", or which gradient: "input" or "weight".
+    `stride` is `_plain_stride`'s, `kind` is "forward", or which gradient: "input" or "weight".
     """
     if not device.plans_convolutions or x.dim() < 4 or (groups > 1 and groups == weight.shape[0]):
         return []
     hopper = device.spec.capability == (9, 0)
     if not (x.dtype in _HALVES or (device.spec.capability >= (8, 0) and torch._C._get_cudnn_allow_tf32())):
-        return _on_lanes(x, weight, stride, groups, parts) if hopper and kind == "weight" else []
+        return _on_lanes(x, weight, stride, parts) if hopper and kind == "weight" and groups == 1 else []
     form = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
     if x.is_contiguous(memory_format=form) and not x.is_contiguous():
         return []
@@ -195,9 +200,9 @@ def _turned(
     if point and device.spec.capability < (8, 0):
         return []
     copies = sum(part.nbytes for part in parts if part is not None and not (point and part.shape == weight.shape)) + 16
-    if hopper and x.shape[1] == 3 and x.dtype in _HALVES and groups == 1:
+    if hopper and x.shape[1] == 3 and x.dtype in _HALVES and groups == 1 and stride:
         return _of_colours(weight, copies, x, kind)
-    if point and hopper and lie_well(x, stride):
+    if point and hopper and stride == 1 and lie_well(x):
         # As products; the weight's gradient is one for each image, which are then added up.
         return [[min(copies, 4 * weight.numel() * x.shape[0])]] if kind == "weight" else []
     return [[copies]]
@@ -213,20 +218,20 @@ def _of_colours(weight: Tensor, copies: int, x: Tensor, kind: str) -> list[Any]:
     return [[copies + (channels - 3) * (x.nbytes + weight.nbytes) // 3]]
 
 
-def lie_well(x: Tensor, stride: list[int]) -> bool:
-    """Whether an H200 takes these images as they lie for a convolution of single points: a product of matrices, whose
-    rows are the images' planes."""
-    pixels = x[0, 0].numel() if x.numel() else 0
-    return max(stride) == 1 and (pixels == 1 or pixels * x.element_size() % 8 == 0)
+def lie_well(x: Tensor) -> bool:
+    """Whether an H200 takes these images as they lie for a convolution of single points with stride 1: a product of
+    matrices, whose rows are the images' planes."""
+    pixels = math.prod(x.shape[2:])
+    return pixels == 1 or pixels * x.element_size() % 8 == 0
 
 
-def _on_lanes(x: Tensor, weight: Tensor, stride: list[int], groups: int, parts: Any) -> list[Any]:
+def _on_lanes(x: Tensor, weight: Tensor, stride: int, parts: Any) -> list[Any]:
     """The weight's gradient in float32 on an H200 (cuDNN 9.19): by Winograd's way with tiles of 4 × 4, or with channels
     last where weights are many. With few channels and 3 × 3 numbers also by Fourier's, which is not mirrored."""
-    if x.dtype is not torch.float32 or groups > 1 or x.dim() != 4 or not x.is_contiguous():
+    if not stride or x.dtype is not torch.float32 or x.dim() != 4 or not x.is_contiguous():
         return []
     to, into, *window = weight.shape
-    if window == [3, 3] and max(stride) == 1:
+    if window == [3, 3] and stride == 1:
         if min(to, into) < 128:
             return []
         tiles = x.shape[0] * -(-x.shape[2] // 4) * -(-x.shape[3] // 4)
@@ -245,15 +250,16 @@ def _convolution_backward(device: Device, args: Any, out: Any) -> list[Any]:
 
     A gradient whose channels lie otherwise than the input's is turned once, any other that has gaps for each of both.
     """
-    grad, x, weight, _, stride, *_, groups, wanted = args
+    grad, x, weight, _, *way, _, groups, wanted = args
     form = _form(x, weight)
     turned = _form(grad) != _form(x)
+    stride = _plain_stride(*way)
     phases: list[Any] = [grad.numel() * grad.element_size()] if turned else []
     for index, parts in enumerate(((grad, weight, x), (x, grad, weight))):
         if wanted[index]:
             strayed = [part for part in parts[:2] if part is not grad or not turned]
             kind = ("input", "weight")[index]
-            phases.append([*_copies(*strayed, form=form), *_turned(device, x, weight, stride, groups, parts, kind)])
+            phases.append([*_copies(*strayed, form=form), *_turned(device, x, weight, groups, stride, parts, kind)])
     if wanted[2]:
         phases.append(_reduce(device, grad, [d for d in range(grad.dim()) if d != 1], _sum(grad)))
     return phases
