@@ -543,21 +543,26 @@ gpulab.style.show(figure, alt="Two histograms of the gain over some 400 and 600 
 # small: one line for the model, one for each batch, and a `view` that relies on the old order fails (*Common mistakes*).
 #
 # Is that still so? The same question layer by layer: 64 images of 256 channels and 56 × 56 pixels, forward and backward, on
-# an H200 with PyTorch 2.11:
+# two GPUs with PyTorch 2.11. The last row, a ReLU, does not care for the layout:
 
 # %% layout-layers
-rows = [row for row in gpulab.data.recorded("H200")["layers"] if row.get("train") and "both_ms" in row]
-ms = {(row["name"], row["mode"]): row["both_ms"] for row in rows}
-print(f"{'gain by channels_last (recorded)':<34}{'fp32':>6}{'bf16':>7}")
-for name in ("conv1x1", "conv3x3", "grouped32_3x3", "depthwise3x3", "depthwise7x7", "batch_norm", "relu"):
-    gains_here = [ms[name, mode] / ms[f"{name}_channels_last", mode] for mode in ("fp32", "amp_bf16")]
-    print(f"  {name:<32}" + "".join(f"{gain:>6.2f} " for gain in gains_here))
+ms = {}
+for name in ("H100", "H200"):
+    for row in gpulab.data.recorded(name)["layers"]:
+        if row["train"]:
+            ms[name, row["name"], row["mode"]] = row["both_ms"]
+columns = [(name, mode) for mode in ("fp32", "amp_bf16") for name in ("H100", "H200")]
+print(f"{'gain by channels_last (recorded)':<34}" + "".join(f"{mode[-4:] + ' ' + name:>11}" for name, mode in columns))
+for layer in ("conv1x1", "conv3x3", "grouped32_3x3", "depthwise3x3", "depthwise7x7", "batch_norm", "relu"):
+    both = [ms[name, layer, mode] / ms[name, f"{layer}_channels_last", mode] for name, mode in columns]
+    print(f"  {layer:<32}" + "".join(f"{gain:>11.2f}" for gain in both))
 
 # %% layout-layers-explain [markdown]
-# Grouped convolutions win by now, the slow case is another one: 7 × 7 depthwise in fp32. A 1 × 1 convolution is a product
-# of matrices in either layout. And a good part of the gain is not the convolution's: with channels first **a batch norm
+# So far do such numbers scatter: by a quarter. Beyond that, grouped convolutions win by now, and the slow case is
+# another one: 7 × 7 depthwise in fp32. A good part of the gain is not the convolution's: with channels first **a batch norm
 # gives each channel to one block**, so that a layer of 64 channels keeps 64 of 132 SMs busy, and a depthwise convolution in
-# fp32 or bf16 is PyTorch's own kernel, not cuDNN's. A rule that was measured in 2022 is a rule about the libraries of 2022.
+# fp32 or bf16 is PyTorch's own kernel, not cuDNN's. (Seen with CUDA 13 and cuDNN 9.19; a 1 × 1 convolution of 7 × 7 pixels,
+# or with stride 2, turns its images in there too.) A rule that was measured in 2022 is a rule about the libraries of 2022.
 #
 # **Autotuning.** cuDNN itself is on from the start. `cudnn.benchmark` is another thing: for every new shape it *tries* the
 # convolution algorithms and keeps the fastest.
