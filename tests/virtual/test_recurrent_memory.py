@@ -268,3 +268,23 @@ def test_the_dropout_of_packed_sequences_is_the_same_in_backward():
         step[1, 0, 2] = 1e-6
         slope = (total(x + step) - total(x - step)).item() / 2e-6
         assert slope == pytest.approx(x.grad[1, 0, 2].item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_cudnn_has_no_backward_of_evaluation(packed):
+    """Of the GPU alone: on the CPU, and without cuDNN, there is one."""
+    with VirtualGPU("T4"):
+        lstm = torch.nn.LSTM(4, 4).eval()
+        x = torch.randn(3, 2, 4)
+
+        def backward(layer, given):
+            given = torch.nn.utils.rnn.pack_padded_sequence(given, [3, 1]) if packed else given
+            out = layer(given)[0]
+            (out.data if packed else out).sum().backward()
+
+        backward(lstm, x)
+        lstm.cuda()
+        with pytest.raises(RuntimeError, match="cudnn RNN backward can only be called in training mode"):
+            backward(lstm, x.cuda())
+        with torch.backends.cudnn.flags(enabled=False):
+            backward(lstm, x.cuda())

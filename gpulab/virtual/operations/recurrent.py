@@ -238,6 +238,8 @@ def backward(gpu: VirtualGPU, device: Device, func: Any, args: Any, kwargs: Any)
     tensor, weights, stride, flat, h, c, _, of_output, of_h, of_c, *rest = args
     forward_args = (tensor, weights, stride, flat, h, c, *rest[:9])
     reserve, wanted = args[20], args[21]
+    if not rest[6]:  # of a layer in evaluation, which has kept nothing for it
+        raise RuntimeError("cudnn RNN backward can only be called in training mode")
     with backing:
         if not gpu.compute:
             grads = [torch.empty_like(t) for t in (tensor, h, *([] if c is None else [c]), *weights)]
