@@ -13,11 +13,29 @@ import threading
 
 import hypothesis
 import pytest
+from hypothesis.internal.conjecture import providers
 
 # No test is about time: a slow machine must not fail one.
 hypothesis.settings.register_profile("gpulab", deadline=None, derandomize=True, database=None)
 hypothesis.settings.register_profile("explore", deadline=None, derandomize=False, database=None, print_blob=True)
 hypothesis.settings.load_profile("gpulab")
+
+
+def _of_no_module():
+    """Hypothesis draws some numbers and texts from the source of every module of ours that is imported by then: which
+    those are hangs on the tests that ran before in this process. Where it explores, it may."""
+    own = getattr(providers, "_get_local_constants", None)
+    if own is None:  # before 6.131 it did not
+        return
+    none = providers.Constants()
+
+    def get():
+        return own() if hypothesis.settings.get_current_profile_name() == "explore" else none
+
+    providers._get_local_constants = get
+
+
+_of_no_module()
 
 # A suite that a shell has started in the background ignores Ctrl-C, and so would all that it starts.
 if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -258,7 +258,7 @@ class TestLanes:
         meets = (
             "import pathlib, sys, time; here = pathlib.Path(sys.argv[1]); (here / sys.argv[2]).touch()\n"
             "while not (here / sys.argv[3]).exists(): time.sleep(0.01)\n"
-            "print('met by', sys.argv[2]); print('told by', sys.argv[2], file=sys.stderr)\n"
+            "print('met by', sys.argv[2], flush=True); print('told by', sys.argv[2], file=sys.stderr)\n"
             "raise SystemExit(int(sys.argv[4]))"
         )
         one = Lane("one", "waits", ("-c", meets, str(tmp_path), "a", "b", "0"))

@@ -160,7 +160,8 @@ class TestEnvironmentYml:
         (course / "condaenv.requirements.txt").write_text("\n".join(conda_parts()[1]))
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "env"], check=True)
         python = tmp_path / "env" / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-        packages = subprocess.check_output([python, "-c", "import site; print(site.getsitepackages()[-1])"], text=True)
+        where = "import sysconfig; print(sysconfig.get_path('purelib'))"
+        packages = subprocess.check_output([python, "-c", where], text=True)
         # What is installed here counts as installed there, so that nothing is downloaded.
         Path(packages.strip(), "outer.pth").write_text(str(Path(pytest.__file__).parents[1]))
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}

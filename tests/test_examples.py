@@ -10,16 +10,17 @@ import pytest
 TESTS = Path(__file__).parent
 PLUGIN = "_hypothesis_pytestplugin"
 A_TEST = """
-import json, random, sys
+import importlib, json, os, random
 from pathlib import Path
 from hypothesis import given, settings, strategies as st
 
 drawn = []
+importlib.import_module(os.environ.get("ALSO", "json"))
 
 @settings(max_examples=30)
-@given(st.integers(0, 10**9))
-def test_property(n):
-    drawn.append(n)
+@given(st.tuples(*[st.integers(0, 10**9)] * 5))
+def test_property(numbers):
+    drawn.extend(numbers)
 
 def test_after():
     other = random.random()
@@ -49,9 +50,15 @@ def folder(tmp_path):
 
 def test_every_run_draws_the_same_examples_and_random_numbers(folder):
     first = drawn(folder)
-    assert first.count(",") >= 30
+    assert first.count(",") >= 150
     assert drawn(folder, PYTHONHASHSEED="7") == first
     assert not (folder / ".hypothesis").exists()
+
+
+def test_they_hang_on_no_module_that_happens_to_be_imported(folder):
+    alone = drawn(folder)
+    (folder / "ours.py").write_text("NUMBERS = " + ", ".join(map(str, range(123_456, 123_556))))
+    assert drawn(folder, PYTHONPATH=str(folder), ALSO="ours") == alone
 
 
 def test_exploring_draws_new_ones_and_more_of_them(folder):
@@ -59,5 +66,5 @@ def test_exploring_draws_new_ones_and_more_of_them(folder):
     first = drawn(folder, explore, GPULAB_EXAMPLES="10")
     second = drawn(folder, explore, GPULAB_EXAMPLES="10", GPULAB_CHECK_SEED="5")
     assert first != second
-    assert first.count(",") >= 290
+    assert first.count(",") >= 1450
     assert first.partition("]")[2] != second.partition("]")[2]
