@@ -125,10 +125,11 @@ class Seen:
         return {row[1 + source] for batch in self.epochs[epoch][worker :: self.workers] for row in batch}
 
 
-def _states(data: Drawing) -> dict[str, str]:
+def _states(data: Drawing) -> dict[str, Any]:
     states = settings.random_states()
-    found = (states["torch"].tolist(), states["numpy"], states["python"], data.rng.bit_generator.state)
-    return dict(zip(SOURCES, map(repr, found), strict=True))
+    kind, words, *rest = states["numpy"]
+    found = bytes(states["torch"].numpy()), (kind, words.tobytes(), *rest), states["python"]
+    return dict(zip(SOURCES, (*found, repr(data.rng.bit_generator.state)), strict=True))
 
 
 def stir() -> None:
