@@ -28,9 +28,9 @@ from .sections import AUTOCAST, SAVES, SCALER, TF32
 PARAMETERS = ("make_model", "loss_fn", "x", "y", "steps", "warm_up")
 KEYS = ("ms", "peak_bytes", "losses", "skipped")
 NAMES = {None: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
-WIDTH, ROWS, STEPS, WARM_UP, LR = 256, 512, 4, 3, 0.01
+WIDTH, ROWS, STEPS, WARM_UP, LR = 256, 512, 3, 2, 0.01
 CYCLES = {"fp32": 800_000_000, "fp16": 400_000_000, "bf16": 500_000_000}  # about half a second and less on a T4
-SLOW = 6  # times as long in the warm-up
+SLOW = 8  # times as long in the warm-up
 ENOUGH, SLACK = 2**18, 2**20  # bytes: less than a model has; what the optimizer's way of stepping may add
 
 
