@@ -12,6 +12,7 @@ import random
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -253,13 +254,14 @@ class Trial:
 
 
 def check(
-    *, lesson: int, says: str, imports: Sequence[str] = ()
+    *, lesson: int, says: str, imports: Sequence[str] = (), draws_once: bool = False
 ) -> Callable[[Callable[[Any, Trial], None]], Callable[..., None]]:
     """Make a check of `lesson` out of a function `(student, trial)` that raises when the answer is wrong.
 
     `says` is the line that a right answer is told. `imports` names what PyTorch imports when the answer first needs
     it, such as `OPTIMIZERS`: it is imported before the student's time runs. The check takes the student's object and,
-    to draw the same inputs again, `seed=`.
+    to draw the same inputs again, `seed=`. One that `draws_once` has the same inputs each time in a process, so that
+    what it has measured of an answer need not be measured again.
     """
 
     def decorate(body: Callable[[Any, Trial], None]) -> Callable[..., None]:
@@ -268,7 +270,7 @@ def check(
             raise ValueError(f"check {name!r} is not in the course table of lesson {lesson:02d}")
 
         def run(student: Any, *, seed: int | None = None) -> None:
-            drawn = drawn_seed() if seed is None else seed
+            drawn = drawn_seed(once=draws_once) if seed is None else seed
             if not isinstance(drawn, int) or isinstance(drawn, bool):
                 raise TypeError(f"seed must be a whole number, as a failed check prints it, not {show(drawn)}")
             trial = Trial(name, lesson)
@@ -298,14 +300,20 @@ def check(
     return decorate
 
 
-def drawn_seed() -> int:
-    """A new one for each check; where GPULAB_CHECK_SEED is set, as in the course's own tests, that one."""
+def drawn_seed(*, once: bool = False) -> int:
+    """A new one for each check, or `once` for all of this process; where GPULAB_CHECK_SEED is set, as in the course's
+    own tests, that one."""
     fixed = os.environ.get("GPULAB_CHECK_SEED")
     if not fixed:
-        return random.SystemRandom().randrange(2**31)
+        return _seed_of_this_process() if once else random.SystemRandom().randrange(2**31)
     if not fixed.isdecimal():
         raise ValueError(f"the environment variable GPULAB_CHECK_SEED must be a whole number, not {fixed!r}")
     return int(fixed)
+
+
+@cache
+def _seed_of_this_process() -> int:
+    return random.SystemRandom().randrange(2**31)
 
 
 def _is_plain_stub(error: BaseException | None) -> bool:

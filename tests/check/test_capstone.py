@@ -188,6 +188,28 @@ def test_a_file_that_python_cannot_read_is_told_so(tmp_path, progress):
         gpulab.check.capstone(file)
 
 
+def test_after_a_repair_only_what_can_come_to_it_is_measured(tmp_path, progress, monkeypatch):
+    """Each check of a process has the same inputs, unless it is given others."""
+    measured, own = [], scoring._finding
+    monkeypatch.delenv("GPULAB_CHECK_SEED")
+    monkeypatch.setattr(scoring, "_finding", lambda *given: measured.append(given[-1]) or own(*given))
+
+    def check(left, **inputs):
+        measured.clear()
+        (tmp_path / "train.py").write_text(with_faults(left), encoding="utf-8")
+        with pytest.raises(gpulab.CheckFailed, match="of 12 faults are repaired"):
+            gpulab.check.capstone(tmp_path / "train.py", **inputs)
+        return sorted(measured)
+
+    left = [name for name in FIRST if name != "printed_loss"]
+    assert len(check(left)) >= len(PLACES)
+    assert check(left) == []
+    repaired = [name for name in left if name != "mean_of_means"]
+    parts = Parts(sound())
+    assert check(repaired) == sorted(place for place, (_, roots) in PROBES.items() if "evaluate" in parts.met(roots))
+    assert len(check(repaired, seed=12345)) >= len(PLACES)
+
+
 def called(place, text):
     """The parts of the script that run while this place is measured, and those that are taken to matter for it."""
     seen = set()

@@ -23,13 +23,23 @@ from .scoring import findings
 from .table import Row, as_html, as_text
 
 
-@check(lesson=15, says="twelve faults are repaired, and nothing else is broken", imports=[SAVING, OPTIMIZERS])
+@check(
+    lesson=15,
+    says="twelve faults are repaired, and nothing else is broken",
+    imports=[SAVING, OPTIMIZERS],
+    draws_once=True,  # it is asked again after each repair
+)
 def capstone(student: Any, trial: Trial) -> None:
     """Check a file: the script of lesson 15, with its faults repaired."""
     judge(student, trial, FIRST)
 
 
-@check(lesson=15, says="the twelve faults of your own script are repaired", imports=[SAVING, OPTIMIZERS])
+@check(
+    lesson=15,
+    says="the twelve faults of your own script are repaired",
+    imports=[SAVING, OPTIMIZERS],
+    draws_once=True,
+)
 def capstone_drawn(student: Any, trial: Trial) -> None:
     """Check what `gpulab.capstone.draw` has returned: the script in its file, with the faults repaired."""
     student = _returned(student, trial)

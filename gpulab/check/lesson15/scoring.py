@@ -54,7 +54,8 @@ def findings(text: str, path: str, trial: Trial, seed: int, places: Iterable[str
     """What the probes of these places find in a script. Where a function of it raises, that is a finding; a script that
     cannot be loaded fails the check, and so does a function that never returns.
 
-    What a probe has found with the same inputs and the same parts of a script is not measured again.
+    What a probe has found with the same inputs and the same parts of a script is not measured again: after a repair,
+    those that can come to it are.
     """
     with virtual_gpu():
         script: ModuleType = trial.call(lambda: module_of(text, path), who="your script", **AS_A_PROCESS)
