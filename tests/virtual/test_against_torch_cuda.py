@@ -8,6 +8,7 @@ difference is not declared below, with its reason.
 import json
 import sys
 import warnings
+from functools import cache
 from pathlib import Path
 from statistics import median
 
@@ -70,11 +71,14 @@ def recorders():
         sys.path.remove(str(HERE))
 
 
+@cache
+def rows_with(short):
+    return json.loads((HERE / "ops.json").read_text().replace('"16"', f'"{short}"'))["rows"]
+
+
 def rows_of(capability, mode):
-    short = "f16" if "fp16" in mode else "bf16"
-    for row in json.loads((HERE / "ops.json").read_text())["rows"]:
-        if capability in row["capability"] and mode in row["mode"]:
-            yield json.loads(json.dumps(row).replace('"16"', f'"{short}"'))
+    rows = rows_with("f16" if "fp16" in mode else "bf16")
+    return [row for row in rows if capability in row["capability"] and mode in row["mode"]]
 
 
 def kept(row):
@@ -82,7 +86,7 @@ def kept(row):
     return sorted((str(shape), dtype, size, owner) for shape, dtype, size, _, owner in row["saved_tensors"] if size)
 
 
-def run(recorders, capability, mode, compute, only=None):
+def run(recorders, capability, mode, compute, only=None, warm_up=False):
     """(operation, recorded, here) for all of them; an error is a dictionary with its text."""
     record_ops, _ = recorders
     dtype, autocast = record_ops.MODES[mode]
@@ -95,7 +99,7 @@ def run(recorders, capability, mode, compute, only=None):
                 continue
             torch.manual_seed(0)
             try:
-                mine = record_ops.record(table[name], autocast)
+                mine = record_ops.record(table[name], autocast, warm_up)
             except Exception as error:
                 mine = {"error": f"{type(error).__name__}: {error}"}
             yield name, row, mine
