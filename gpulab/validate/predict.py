@@ -190,7 +190,10 @@ def saved(recording: Mapping[str, Any], only: Collection[str] | None = None) -> 
 
 
 def steps(
-    recording: Mapping[str, Any], only: Callable[[Mapping[str, Any]], bool] = lambda row: True, *, peaks_only: bool = False
+    recording: Mapping[str, Any],
+    only: Callable[[Mapping[str, Any]], bool] = lambda row: True,
+    *,
+    peaks_only: bool = False,
 ) -> Iterator[Trained]:
     """Every recorded step that this package has the model of, in order, of the rows that `only` takes; with
     `peaks_only` without times and cuDNN's part, for which further steps are made.

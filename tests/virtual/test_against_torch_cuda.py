@@ -166,6 +166,7 @@ STEPS = [
     ("8.0", "mlp", 4096), ("8.0", "resnet18", 8), ("7.5", "mobilenet_v3_large", 64), ("8.0", "vit_b_16", 8),
     ("8.0", "convnext_tiny", 8), ("7.5", "swin_t", 8), ("8.0", "gpt2_small", 2), ("9.0", "gpt2_small_ckpt", 8),
 ]  # fmt: skip
+ONCE = {"vit_b_16", "convnext_tiny", "gpt2_small"}  # gradients add up as those of the others; four times the work
 
 
 @recorded
@@ -183,7 +184,7 @@ def test_peaks_of_training_steps_are_those_of_cuda(recorders):
             for step in record_steps.plan():
                 key = tuple(step.names.values())
                 wanted = step.model.name == model and step.batch == batch and step.mode != "tf32"
-                if not wanted or step.optimizer != "adamw":
+                if not wanted or step.optimizer != "adamw" or (step.mode == "accum4_bf16" and model in ONCE):
                     continue
                 theirs = next(
                     r for r in rows
