@@ -45,16 +45,6 @@ if threading.current_thread() is threading.main_thread() and signal.getsignal(si
 os.environ.setdefault("GPULAB_CHECK_SEED", "0")
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_collection():
-    """What collecting makes stays, all of it: to look through it again and again is two seconds of each process."""
-    gc.disable()
-    try:
-        return (yield)
-    finally:
-        gc.enable()
-
-
 def pytest_collection_modifyitems(items):
     """More examples of every property, also of those that say how many they take."""
     times = float(os.environ.get("GPULAB_EXAMPLES", "1"))
