@@ -6,6 +6,7 @@ decimal, so that the same numbers give the same text on every machine. Nothing h
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from xml.sax.saxutils import escape, quoteattr
@@ -148,8 +149,12 @@ def key(x: float, y: float, words: str, *, fill: str, hatched: bool = False) -> 
 
 def length(words: str, size: float = BODY, *, bold: bool = False) -> float:
     """About how wide `words` are, on the generous side."""
-    ems = sum(NARROW_EM if c in NARROW else WIDE_EM if c in WIDE else LETTER_EM for c in words)
-    return ems * size * (BOLD if bold else 1)
+    return _ems(words) * size * (BOLD if bold else 1)
+
+
+@functools.lru_cache(maxsize=4096)  # lines are broken anew, word by word, until they are about equally long
+def _ems(words: str) -> float:
+    return sum(NARROW_EM if c in NARROW else WIDE_EM if c in WIDE else LETTER_EM for c in words)
 
 
 def balance(words: str, width: float, size: float = BODY, *, bold: bool = False) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ The lectures as saved, with the code that is given, are run by the lane `noteboo
 """
 
 import dis
+import functools
 import logging
 import math
 import os
@@ -1341,9 +1342,10 @@ def test_inputs_are_drawn_afresh(monkeypatch, tell):
     assert len({tell("update_count", counts_micro_batches, "without") for _ in range(5)}) > 1
 
 
-def names_of(cell):
+@functools.cache
+def names_in(source):
     """The names of the notebook that the code of a cell reads, and those that it gives."""
-    code = compile("" if cell.source.startswith("%%") else cell.source, cell.id, "exec")
+    code = compile("" if source.startswith("%%") else source, "cell", "exec")
     inner, reads = [code], set()
     for one in inner:
         inner += [constant for constant in one.co_consts if hasattr(constant, "co_code")]
@@ -1360,10 +1362,10 @@ def test_no_other_cell_reads_what_a_turn_defines(path):
     """So all else prints the same, solved or not; a turn leaves random numbers alone (above)."""
     cells = [cell for cell in NOTEBOOKS[path].cells if cell.cell_type == "code"]
     for turn in filter(is_turn, cells):
-        _, mine = names_of(turn)
+        _, mine = names_in(turn.source)
+        imported = set().union(*(names_in(c.source)[1] for c in cells if not is_turn(c)))
         for cell in cells[cells.index(turn) + 1 :]:
-            reads, _ = names_of(cell)
-            imported = set().union(*(names_of(c)[1] for c in cells if not is_turn(c)))
+            reads, _ = names_in(cell.source)
             assert not reads & mine - imported, f"{cell.id} reads {reads & mine - imported}"
 
 
@@ -1371,7 +1373,7 @@ def with_what_they_need(cells):
     """The turns among the code cells, and before each name that is read the cell that has defined it last."""
     kept, wanted = [], set()
     for cell in reversed(cells):
-        reads, defined = names_of(cell)
+        reads, defined = names_in(cell.source)
         if is_turn(cell) or defined & wanted or cell is cells[0]:
             kept.insert(0, cell)
             wanted = wanted - defined | reads

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -125,13 +126,10 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 def _all(*kinds: type) -> dict[type, list[Any]]:
     """Every object of each kind, but for frozen ones."""
     found: dict[type, list[Any]] = {kind: [] for kind in kinds}
-    # By type(), since objects may lie about their class, and some warn when they are asked.
-    lists: dict[type, list[Any] | None] = {}
-    for item in gc.get_objects():
-        kind = type(item)
-        if kind not in lists:
-            lists[kind] = next((found[k] for k in kinds if issubclass(kind, k)), None)
-        wanted = lists[kind]
-        if wanted is not None:
-            wanted.append(item)
+    # By type(), since objects may lie about their class, and some warn when they are asked; and in C, one and all.
+    objects = gc.get_objects()
+    types = list(map(type, objects))
+    wanted = {kind: next(k for k in kinds if issubclass(kind, k)) for kind in set(types) if issubclass(kind, kinds)}
+    for item in itertools.compress(objects, map(wanted.__contains__, types)):
+        found[wanted[type(item)]].append(item)
     return found

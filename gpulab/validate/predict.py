@@ -190,9 +190,13 @@ def saved(recording: Mapping[str, Any], only: Collection[str] | None = None) -> 
 
 
 def steps(
-    recording: Mapping[str, Any], only: Callable[[Mapping[str, Any]], bool] = lambda row: True
+    recording: Mapping[str, Any],
+    only: Callable[[Mapping[str, Any]], bool] = lambda row: True,
+    *,
+    peaks_only: bool = False,
 ) -> Iterator[Trained]:
-    """Every recorded step that this package has the model of, in order, of the rows that `only` takes.
+    """Every recorded step that this package has the model of, in order, of the rows that `only` takes; with
+    `peaks_only` without times and cuDNN's part, for which further steps are made.
 
     Left out are a step that failed when recorded, for example for want of memory, and one whose first gradients were
     too large for float16: the scaler left the optimizer out, which hangs on values.
@@ -200,10 +204,12 @@ def steps(
     with virtual(recording):
         memory.warm_up()
         with memory.quick_collections():
-            yield from _steps(recording["steps"], only)
+            yield from _steps(recording["steps"], only, peaks_only)
 
 
-def _steps(rows: Sequence[Mapping[str, Any]], only: Callable[[Mapping[str, Any]], bool]) -> Iterator[Trained]:
+def _steps(
+    rows: Sequence[Mapping[str, Any]], only: Callable[[Mapping[str, Any]], bool], peaks_only: bool
+) -> Iterator[Trained]:
     known = by_name()
     for row in rows:
         if "error" in row or row["model"] not in known or row["mode"] not in memory.STEP_MODES or not only(row):
@@ -211,8 +217,9 @@ def _steps(rows: Sequence[Mapping[str, Any]], only: Callable[[Mapping[str, Any]]
         if overflowed(row):
             continue
         step = memory.Step(known[row["model"]], row["batch"], row["mode"], row["optimizer"])
-        then = _timed if "step_ms" in row else None
-        yield Trained(row, memory.trained(step, cudnn="cudnn_at_peak" in row, then=then), row.get("cudnn_at_peak"))
+        then = _timed if "step_ms" in row and not peaks_only else None
+        cudnn = "cudnn_at_peak" in row and not peaks_only
+        yield Trained(row, memory.trained(step, cudnn=cudnn, then=then), row["cudnn_at_peak"] if cudnn else None)
 
 
 def overflowed(row: Mapping[str, Any]) -> bool:

@@ -112,7 +112,7 @@ def ends(control: Control) -> list[object]:
 class TestOverTheWholeRange:
     """States drawn from the controls, whatever they are."""
 
-    @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(data=st.data())
     def test_the_picture_is_whole_and_its_title_has_room(self, name, check_picture, data):
         simulator = getattr(gpulab.sim, name)
@@ -123,7 +123,7 @@ class TestOverTheWholeRange:
         room = picture.width - 2 * svg.MARGIN
         assert len(svg.wrap(picture.title, room, svg.HEAD, bold=True)) <= picture.head_lines
 
-    @settings(max_examples=25)
+    @settings(max_examples=12)
     @given(data=st.data())
     def test_every_number_says_where_it_comes_from_and_none_is_lost(self, name, data):
         simulator = getattr(gpulab.sim, name)

@@ -1,7 +1,7 @@
 import math
 import random
-import statistics
 
+import numpy as np
 import pytest
 from hypothesis import strategies as st
 
@@ -80,12 +80,11 @@ class TestMonteCarlo:
             ("restarting", restarting),
             ("interruptions", expected.mean / between),
         ):
-            seen = [run[name] for run in runs]
-            error = statistics.stdev(seen) / math.sqrt(len(seen))
-            assert statistics.mean(seen) == pytest.approx(mean, abs=3 * error + 1e-9), name
-        seen = [run["hours"] for run in runs]
-        variance = statistics.variance(seen)
-        fourth = statistics.mean((hours - statistics.mean(seen)) ** 4 for hours in seen)
+            seen = np.array([run[name] for run in runs])
+            error = seen.std(ddof=1) / math.sqrt(len(seen))
+            assert seen.mean() == pytest.approx(mean, abs=3 * error + 1e-9), name
+        seen = np.array([run["hours"] for run in runs])
+        variance, fourth = seen.var(ddof=1), ((seen - seen.mean()) ** 4).mean()
         error = math.sqrt((fourth - variance**2) / len(seen))
         assert variance == pytest.approx(expected.variance, abs=3 * error)
         assert writing == pytest.approx(math.ceil(work / interval - 1e-9) * checkpoint)

@@ -10,7 +10,7 @@ from evidence import bert_large
 @pytest.fixture(scope="module")
 def mib():
     """Process memory in MiB by the name of the training."""
-    return {row.training.name: row for row in bert_large.predicted(steps=2)}
+    return {row.training.name: row for row in bert_large.predicted(steps=2, accumulation=2)}
 
 
 @pytest.mark.slow

@@ -80,7 +80,7 @@ def predicted_rows(recording):
         plain = row["optimizer"] == "adamw" and row["batch"] == least[row["model"]]
         return mode and plain and compared(recording, row["model"])
 
-    return list(predict.steps(recording, wanted))
+    return list(predict.steps(recording, wanted, peaks_only=True))
 
 
 @each

@@ -59,7 +59,7 @@ def differences(record_layers, capability, mode, *, compute):
         for name, make in table.items():
             if compute and "long" in name:
                 continue
-            mine = record_layers.record(make)
+            mine = record_layers.record(make, warm_up=False)
             missing = Counter(theirs[name]["events"])
             missing.subtract(mine["events"])
             left = {size for size, count in missing.items() if count}

@@ -5,6 +5,8 @@ It counts what it is told; `allocate` and `free` update the three counts of ever
 
 from __future__ import annotations
 
+import functools
+
 # Counted for the small pool, the large pool and both. "active" is what is allocated, and what is held: freed, while
 # another stream still uses it.
 _NAMES = (
@@ -117,9 +119,9 @@ class Statistics:
             if name in _SAME:
                 self._add_held(name, *pools, total)
             for pool, values in zip(("small_pool", "large_pool", "all"), (*pools, total), strict=True):
-                out.update(_named(f"{name}.{pool}", values))
-        out.update(_named("oversize_allocations", _values(self.oversize_allocations)))
-        out.update(_named("oversize_segments", _values(self.oversize_segments)))
+                out.update(zip(_named(f"{name}.{pool}"), values, strict=True))
+        out.update(zip(_named("oversize_allocations"), _values(self.oversize_allocations), strict=True))
+        out.update(zip(_named("oversize_segments"), _values(self.oversize_segments), strict=True))
         return dict(sorted(out.items()))
 
     def _add_held(self, name: str, *rows: list[int]) -> None:
@@ -142,5 +144,6 @@ def _values(stat: Stat) -> list[int]:
     return [stat.current, stat.peak, stat.current + stat.freed - stat.offset, stat.freed]
 
 
-def _named(prefix: str, values: list[int]) -> dict[str, int]:
-    return {f"{prefix}.{name}": n for name, n in zip(("current", "peak", "allocated", "freed"), values, strict=True)}
+@functools.cache
+def _named(prefix: str) -> tuple[str, ...]:
+    return tuple(f"{prefix}.{name}" for name in ("current", "peak", "allocated", "freed"))

@@ -135,10 +135,10 @@ def _as_bias(mask: Tensor, like: Tensor) -> Tensor:
 def _scores(q: Tensor, k: Tensor, bias: Tensor | None, causal: bool, scale: float) -> Tensor:
     scores = (q * scale) @ k.transpose(-1, -2)
     if bias is not None:
-        scores = scores + bias
+        scores.add_(bias)
     if causal:
         keep = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
-        scores = scores.masked_fill(~keep, -math.inf)
+        scores.masked_fill_(~keep, -math.inf)
     return scores
 
 
@@ -159,9 +159,9 @@ def _forward(
     bias = None if bias is None else bias.float()
     scores = _scores(q, k, bias, causal, scale)
     total = scores.logsumexp(-1)
-    weights = (scores - total.unsqueeze(-1)).exp().nan_to_num(0.0)
+    weights = scores.sub_(total.unsqueeze(-1)).exp_().nan_to_num_(0.0)
     if p:
-        weights = weights * _mask_of(weights.shape, p, seed)
+        weights.mul_(_mask_of(weights.shape, p, seed))
     return weights @ v, total
 
 
@@ -173,13 +173,13 @@ def _backward(
     heads, shared = q.shape[1], k.shape[1]
     q, k, v, grad = q.float(), _shared(q, k.float()), _shared(q, v.float()), grad.float()
     scores = _scores(q, k, None if bias is None else bias.float(), causal, scale)
-    weights = scores.softmax(-1).nan_to_num(0.0)
+    weights = scores.softmax(-1).nan_to_num_(0.0)
     kept = _mask_of(weights.shape, p, seed) if p else None
     of_value = (weights if kept is None else weights * kept).transpose(-1, -2) @ grad
     of_weights = grad @ v.transpose(-1, -2)
     if kept is not None:
-        of_weights = of_weights * kept
-    of_scores = weights * (of_weights - (grad * out.float()).sum(-1, keepdim=True))
+        of_weights.mul_(kept)
+    of_scores = of_weights.sub_((grad * out.float()).sum(-1, keepdim=True)).mul_(weights)
     of_query = of_scores @ k * scale
     of_key = of_scores.transpose(-1, -2) @ q * scale
     if heads != shared:

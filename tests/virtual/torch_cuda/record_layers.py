@@ -140,11 +140,12 @@ def cases(dtype):
     return made
 
 
-def record(make):
+def record(make, warm_up=True):
     """One row: the call is run once to warm up, and once measured."""
     with torch.no_grad():
         run = make()
-        run()
+        if warm_up:
+            run()
         with record_ops.Traced() as traced:
             result = run()
     shapes = [list(t.shape) for t in record_ops.tensors(result)]

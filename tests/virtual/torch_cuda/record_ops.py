@@ -90,8 +90,11 @@ class Calls(TorchDispatchMode):
         return call(*args, **kwargs or {})
 
 
-def record(make, autocast):
-    """One row: the call is run once to warm up, once to see its operators, once measured with its backward."""
+def record(make, autocast, warm_up=True):
+    """One row: the call is run once to warm up, once to see its operators, once measured with its backward.
+
+    Without `warm_up` once only, and there are no `calls`.
+    """
 
     def context():
         return torch.autocast("cuda", dtype=autocast) if autocast else contextlib.nullcontext()
@@ -109,19 +112,18 @@ def record(make, autocast):
                 torch.autograd.backward(differentiable, [gradient])
             return traced
 
-    for warm_up in (contextlib.nullcontext(), Calls()):
-        with warm_up, context():
+    row = {}
+    for before in (contextlib.nullcontext(), Calls()) if warm_up else ():
+        with before, context():
             result = case.call(*case.inputs)
-        if not isinstance(warm_up, Calls):
-            backward_error = None
-            try:
+        if isinstance(before, Calls):
+            row["calls"] = before.seen
+        else:
+            with contextlib.suppress(RuntimeError):  # the measured one says it
                 backward(result)
-            except RuntimeError as error:
-                backward_error = f"{type(error).__name__}: {error}"[:300]
         del result
         for leaf in leaves:
             leaf.grad = None
-    row = {"calls": warm_up.seen}
 
     owners = {t.untyped_storage().data_ptr(): "parameter" for t in parameters}
     owners |= {t.untyped_storage().data_ptr(): "buffer" for t in buffers}
@@ -151,9 +153,12 @@ def record(make, autocast):
     row["saved_own"] = sum(nbytes for nbytes, owner in unique.values() if owner in (None, "output"))
     row["forward"] = [forward.delta, forward.peak]
     row["forward_events"] = forward.events
-    if backward_error:
-        row["backward_error"] = backward_error
-    elif traced := backward(result):
+    traced = None
+    try:
+        traced = backward(result)
+    except RuntimeError as error:
+        row["backward_error"] = f"{type(error).__name__}: {error}"[:300]
+    if traced:
         row["backward"] = [traced.delta, traced.peak]
         row["backward_events"] = traced.events
         gradients = [t.grad.untyped_storage() for t in leaves if t.grad is not None and not t.grad.is_sparse]

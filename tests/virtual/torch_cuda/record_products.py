@@ -48,7 +48,7 @@ class Engine:
         torch.autograd.grad(self.copy, self.leaf, self.given, retain_graph=True)
 
 
-def record(engine, make, call, gradient, autocast):
+def record(engine, make, call, gradient, autocast, warm_up=True):
     """One row: the call is run once to warm up, with its backward, and once measured."""
     inputs = [tensor.detach().requires_grad_() for tensor in make()]
 
@@ -62,12 +62,13 @@ def record(engine, make, call, gradient, autocast):
             engine.settle()
         return traced, gradients
 
-    with context():
-        result = call(*inputs)
-    if result.requires_grad:
-        backward(result)
-    engine.settle()
-    del result
+    if warm_up:
+        with context():
+            result = call(*inputs)
+        if result.requires_grad:
+            backward(result)
+        engine.settle()
+        del result
     with record_ops.Traced() as forward, context():
         result = call(*inputs)
     row = {"forward": compact(forward.events, autocast or result.dtype)}

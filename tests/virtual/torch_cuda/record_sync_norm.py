@@ -76,18 +76,19 @@ def kernels(shape, dtype, weight, last, gradient_last):
     }
 
 
-def record(case):
+def record(case, warm_up=True):
     """One row, without its name."""
-    return {name: measured(call) for name, call in kernels(*case).items()}
+    return {name: measured(call, warm_up) for name, call in kernels(*case).items()}
 
 
-def measured(call):
+def measured(call, warm_up):
     try:
-        call()
+        if warm_up:
+            call()
+        with record_ops.Traced() as traced:
+            result = call()
     except RuntimeError as error:
         return {"error": f"{type(error).__name__}: {error}".split("\n")[0]}
-    with record_ops.Traced() as traced:
-        result = call()
     found = result if isinstance(result, (list, tuple)) else [result]
     short = {kind: name for name, kind in DTYPES.items()}
     out = [None if t is None else [list(t.shape), list(t.stride()), short[t.dtype]] for t in found]
