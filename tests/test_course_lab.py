@@ -16,6 +16,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -321,10 +322,11 @@ class TestLanes:
     def test_one_lane_can_be_named_and_an_unknown_one_is_answered_with_the_names(
         self, ready: Venv, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        ran: list[str] = []
-        monkeypatch.setattr(lanes, "_run", lambda venv, lane: ran.append(lane.name) or 0)
+        ran: list[tuple[str, object]] = []
+        monkeypatch.setattr(lanes, "libraries_ready", lambda venv: nullcontext({"PLACE": "here"}))
+        monkeypatch.setattr(lanes, "_run", lambda venv, lane: ran.append((lane.name, lane.environ.get("PLACE"))) or 0)
         assert run_tests(ready, "unit") == 0
-        assert ran == ["unit"]
+        assert ran == [("unit", "here")]
         with pytest.raises(Stop, match="LANE=units is not known: use one of unit, browser, notebooks, exercises,"):
             run_tests(ready, "units")
 

@@ -7,10 +7,11 @@ sentence of the lesson (three tensors, twice a graph, room below a limit) must h
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from courselib.patience import HANG_SECONDS
+from courselib.ready import python_here
 
 ROOT = Path(__file__).resolve().parent.parent
 CELL = re.compile(r"^# %% (?P<name>[\w-]+)(?! \[markdown\])[^\n]*\n(?P<code>.*?)(?=^# %%|\Z)", re.S | re.M)
@@ -20,11 +21,10 @@ def printed(source, *names, after=""):
     """What these cells of a source print on a virtual H200, and the code `after` them."""
     text = (ROOT / "sources" / source).read_text(encoding="utf-8")
     cells = {cell["name"]: cell["code"] for cell in CELL.finditer(text)}
-    code = "\n".join([*(cells[name] for name in names), after])
-    machine = {"GPULAB_GPU": "virtual:H200", "TORCH_CUBLAS_WORKSPACE_CACHE": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | machine, capture_output=True, text=True, timeout=300, cwd=ROOT
-    )
+    kept = "import os; os.environ['TORCH_CUBLAS_WORKSPACE_CACHE'] = '1'"  # which a Python that has torch has not read
+    command = [*python_here(), "-c", "\n".join([kept, *(cells[name] for name in names), after])]
+    env = os.environ | {"GPULAB_GPU": "virtual:H200"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=HANG_SECONDS, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

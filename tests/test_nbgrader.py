@@ -10,6 +10,7 @@ from pathlib import Path
 import nbformat
 import pytest
 from courselib.patience import HANG_SECONDS
+from courselib.ready import python_here
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOK = "08_accumulation.ipynb"
@@ -26,7 +27,7 @@ def nbgrader(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
 
     def run(*arguments):
-        command = [sys.executable, "-m", "nbgrader", *arguments]
+        command = [*python_here(), "-m", "nbgrader", *arguments]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=HANG_SECONDS)
         assert done.returncode == 0, done.stderr[-2000:]
 

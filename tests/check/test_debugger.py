@@ -8,7 +8,6 @@ from types import ModuleType
 
 import pytest
 from courselib.patience import HANG_SECONDS
-from courselib.ready import kernels_here
 from jupyter_client.manager import KernelManager
 
 from gpulab import debugger
@@ -37,6 +36,7 @@ class Debugged:
         self.client.start_channels()
         self.client.wait_for_ready(HANG_SECONDS)
         self.asked = 0
+        self.run(SETUP)  # imports, which take six times as long in a debugger
         self.ask(
             "initialize", clientID="test", adapterID="", pathFormat="path", linesStartAt1=True, columnsStartAt1=True
         )
@@ -75,15 +75,15 @@ class Debugged:
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory):
     progress = tmp_path_factory.mktemp("progress") / "progress.json"
-    environ = {**os.environ, **kernels_here(), "GPULAB_PROGRESS": str(progress)}
+    environ = {**os.environ, "GPULAB_PROGRESS": str(progress)}
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in kernels_here().items():
-            patch.setenv(name, value)
+        # An ordinary Python: the debugger asks of each function whether it is of a module that the kernel began with.
+        patch.setenv("JUPYTER_PATH", os.path.join(sys.prefix, "share", "jupyter"))
         manager = KernelManager(kernel_name="python3")
         manager.start_kernel(env=environ)
     try:
         debugged = Debugged(manager)
-        debugged.run(SETUP)
+        debugged.run("machine = gpulab.setup('T4')\nmachine.close()")
         yield debugged
         debugged.client.stop_channels()
     finally:
@@ -128,6 +128,8 @@ def test_ranks_are_not_debugged(kernel, warm):
     script = "import os, sys\nprint(os.environ['RANK'], sys.gettrace(), 'pydevd' in sys.modules)"
     said = kernel.run(f"""
         import pathlib, tempfile
+        from gpulab.distributed import warm
+        warm.IMPORTED = ("torch.distributed",)
         with tempfile.TemporaryDirectory() as folder:
             file = pathlib.Path(folder, "ranks.py")
             file.write_text({script!r})

@@ -214,7 +214,7 @@ def test_a_wait_that_computes_nothing_is_told_sooner_than_one_that_does(monkeypa
 
 def test_a_call_that_waits_for_a_process_at_work_is_not_idle(monkeypatch):
     monkeypatch.setattr(guard, "IDLE_SECONDS", 2.0)  # a cold disk holds up its start for longer than half a second
-    code = "import time\nwhile time.process_time() < 5: sum(range(100_000))"
+    code = "import time\nwhile time.process_time() < 3: sum(range(100_000))"
     outcome = run(subprocess.run, [sys.executable, "-c", code])
     assert outcome.over == ""
     assert outcome.value.returncode == 0
@@ -242,15 +242,16 @@ def test_a_call_that_sleeps_is_left_behind_and_ends_when_it_wakes(catches, short
 
 @pytest.mark.slow
 def test_a_right_answer_beside_many_busy_processes_is_not_taken_for_an_endless_one(monkeypatch):
+    monkeypatch.setattr(guard, "LIMIT_SECONDS", 1.0)
     monkeypatch.setattr(guard, "WALL_SECONDS", 30.0)
 
-    def half_a_second():
-        while time.thread_time() < 0.5:
+    def a_third_of_that():
+        while time.thread_time() < 0.3:
             pass
         return "done"
 
     with busy(6 * (os.cpu_count() or 1)):
-        assert run(half_a_second).value == "done"
+        assert run(a_third_of_that).value == "done"
 
 
 def test_stop_while_the_thread_is_being_started_leaves_none_behind():

@@ -16,6 +16,7 @@ from os import replace
 import numpy as np
 import pytest
 import torch
+from courselib.ready import python_here
 
 import gpulab
 from gpulab.crash import NotSeen
@@ -144,7 +145,7 @@ def test_a_state_is_opened_as_it_is(way, folder):
 
 KILLED = """
 import os, signal, sys, pathlib
-sys.path.insert(0, {tests!r})
+sys.path[:] = {path!r}
 import gpulab, test_crash
 from gpulab.crash.journal import Journal
 folder, left, add = pathlib.Path(sys.argv[1]), int(sys.argv[2]), Journal.add
@@ -171,8 +172,8 @@ def test_a_killed_process_leaves_that_state(way, folder, tmp_path):
         again = tmp_path / f"killed_{number}"
         again.mkdir()
         (again / "a.pt").write_bytes(b"what was there before")
-        code = KILLED.format(tests=str(pathlib.Path(__file__).parent))
-        done = subprocess.run([sys.executable, "-c", code, str(again), str(number), way.__name__])
+        code = KILLED.format(path=[str(pathlib.Path(__file__).parent), *sys.path])
+        done = subprocess.run([*python_here(), "-c", code, str(again), str(number), way.__name__])
         assert done.returncode == -signal.SIGKILL
         last = next(n for n in range(number, 0, -1) if n in states)  # an fsync leaves what was there before it
         assert on_disk(again) == states[last].tree

@@ -11,6 +11,7 @@ import time
 import psutil
 import pytest
 from courselib.patience import HANG_SECONDS
+from courselib.ready import ranks_here
 
 from gpulab import distributed
 from gpulab.distributed import processes, running
@@ -91,17 +92,22 @@ def test_a_rank_finds_what_torchruns_ranks_find(tmp_path, monkeypatch):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     env = {"TMPDIR": str(elsewhere), "TZ": "Asia/Tokyo", "MINE": "ü"}
-    both = [distributed.run("finds.py", 2, args=["--a", "b c"], env=env, warm=way) for way in (True, False)]
+    runs = [distributed.run("finds.py", 2, env=env | {"TZ": "UTC"})]
     monkeypatch.chdir(elsewhere)
-    both += [distributed.run("../finds.py", 2, env=env | {"TZ": "UTC"}, warm=way) for way in (True, False)]
-    found = [[json.loads(rank.output) for rank in run.ranks] for run in both]
-    for warms, torchruns in zip([*found[0], *found[2]], [*found[1], *found[3]], strict=True):
-        for what, value in torchruns.items():
-            assert warms[what] == value, what
-    assert found[0][1]["environment"]["MINE"] == "ü"
-    assert found[0][1]["temporary"] == str(elsewhere)
-    assert found[0][1]["zone"][0] == "JST"
-    assert (found[0][1]["arguments"][2], found[2][1]["arguments"][2]) == (str(tmp_path), str(elsewhere))
+    runs += [distributed.run("../finds.py", 2, args=["--a", "b c"], env=env, warm=way) for way in (True, False)]
+    before, now, torchruns = ([json.loads(rank.output) for rank in run.ranks] for run in runs)
+    for rank, of_torchrun in enumerate(torchruns):
+        for what, value in of_torchrun.items():
+            assert now[rank][what] == value, what
+            if what not in ("environment", "main", "arguments", "zone"):
+                assert before[rank][what] == value, what
+    assert now[1]["environment"]["MINE"] == "ü"
+    assert now[1]["temporary"] == str(elsewhere)
+    assert (before[1]["zone"][0], now[1]["zone"][0]) == ("UTC", "JST")
+    assert (before[1]["main"][1], now[1]["main"][1]) == ("finds.py", "../finds.py")
+    (argv, path, folder, flags), there = before[1]["arguments"], now[1]["arguments"]
+    assert (argv, folder, there[2]) == (["finds.py"], str(tmp_path), str(elsewhere))
+    assert (path, flags) == (there[1], there[3])
 
 
 def test_of_torchruns_own_variables_only_those_that_the_store_needs_are_there():
@@ -142,6 +148,9 @@ def test_processes_that_a_rank_starts_work():
             queue.put(x * x)
 
         if __name__ == "__main__":
+            if ready := os.environ["READY"]:  # a Python that has torch
+                multiprocessing.set_executable(ready)
+                del os.environ["PYTHONIOENCODING"]  # which that one has not read
             dist.init_process_group("gloo")
             totals = {}
             for method in ("fork", "spawn"):
@@ -158,7 +167,8 @@ def test_processes_that_a_rank_starts_work():
             dist.destroy_process_group()
         """,
     )
-    for rank in distributed.run("starts.py", 2).ranks:
+    ready = ranks_here().get("PYTHON_EXEC", "")
+    for rank in distributed.run("starts.py", 2, env={"READY": ready}).ranks:
         assert rank.output == "{'fork': 140.0, 'spawn': 140.0} 18.0\n"
 
 
@@ -206,7 +216,6 @@ def quick():
     """From here on servers import only what a launcher needs, and start in a third of the time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(warm, "IMPORTED", ("torch.distributed",))
-        warm.stop()
         yield
     warm.stop()
 
@@ -257,22 +266,20 @@ def test_another_environment_at_the_start_takes_another_server(tmp_path):
     first = warm.server_pid()
     distributed.run("threads.py", 1, env={"ANY": "2"})
     assert warm.server_pid() == first
-    env = {"OMP_NUM_THREADS": "2"}
-    assert distributed.run("threads.py", 1, env=env).ranks[0].output == fresh(env, "threads.py")
-    assert warm.server_pid() != first
-    wait_until(lambda: gone(first))
     (tmp_path / "library").mkdir()
     write("library/mine.py", "value = 5")
-    write("uses.py", "import mine, sys\nprint(mine.value, hash('a'))")
-    found = {distributed.run("uses.py", 1, env={"PYTHONPATH": path, "PYTHONHASHSEED": "0"}).ranks[0].output
-             for path in ("library", str(tmp_path / "library"))}  # fmt: skip
-    assert found == {"5 " + fresh({"PYTHONHASHSEED": "0"}, "-c", "print(hash('a'))")}
-
-
-def fresh(env, *words):
-    """What a new Python prints."""
-    command = [sys.executable, *words]
-    return subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, check=True).stdout
+    write("uses.py", "import mine, torch\nprint(mine.value, hash('a'), torch.get_num_threads())")
+    env, usual = {"OMP_NUM_THREADS": "2", "PYTHONHASHSEED": "1", "PYTHONPATH": "library"}, running.environment({})
+    for name, value in env.items():
+        assert warm.ground(usual | {name: value}) != warm.ground(usual), name
+    command = [sys.executable, "uses.py"]
+    fresh = subprocess.run(command, env=os.environ | env, capture_output=True, text=True, check=True).stdout
+    assert distributed.run("uses.py", 1, env=env).ranks[0].output == fresh
+    second = warm.server_pid()
+    wait_until(lambda: gone(first))
+    env["PYTHONPATH"] = str(tmp_path / "library")
+    assert distributed.run("uses.py", 1, env=env).ranks[0].output == fresh
+    assert first != second == warm.server_pid()
 
 
 @starts_servers
@@ -293,7 +300,6 @@ def test_ranks_with_a_virtual_gpu_are_forked_from_a_process_that_has_imported_it
     write("finds.py", "import sys; before = 'gpulab.virtual.gpu' in sys.modules; import gpulab; gpulab.setup()")
     with open("finds.py", "a", encoding="utf-8") as file:
         file.write("\nimport torch\nprint(before, torch.cuda.get_device_name(), torch.cuda.memory_allocated())")
-    warm.stop()
     others = {"GPULAB_GPU": ""}
     warm.server(running.environment(others)).imports(["gpulab.check.on_rank"])
     write("other.py", "import sys; print('gpulab.check.on_rank' in sys.modules, 'gpulab.data' in sys.modules)")
@@ -315,7 +321,8 @@ def test_what_the_server_cannot_import_is_told():
 
 
 @starts_servers
-def test_a_server_with_threads_is_not_forked(tmp_path):
+def test_a_server_with_threads_is_not_forked(tmp_path, monkeypatch):
+    monkeypatch.setattr(warm, "IMPORTED", ("json",))  # it is not about the threads of torch
     (tmp_path / "threads").mkdir()
     write(
         "threads/sitecustomize.py",

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from courselib.ready import ranks_here
 
 from gpulab import VirtualGPU
 from gpulab.__main__ import main
@@ -20,10 +21,16 @@ def quiet(text):
     pass
 
 
+def a_python_that_has_torch(patch):
+    """For the process of the first calls: no GPU has been asked there."""
+    patch.setattr(host, "sys", SimpleNamespace(executable=ranks_here().get("PYTHON_EXEC", sys.executable)))
+
+
 @pytest.fixture(scope="module")
 def recording(tmp_path_factory):
     path = tmp_path_factory.mktemp("validate") / "virtual.json"
-    with VirtualGPU("L4", compute=False):
+    with pytest.MonkeyPatch.context() as patch, VirtualGPU("L4", compute=False):
+        a_python_that_has_torch(patch)
         made = recorder.record(path, kind="virtual", effort=LITTLE, tell=quiet)
     assert json.loads(path.read_text()) == json.loads(json.dumps(made))
     return made
@@ -83,7 +90,8 @@ class TestSections:
         assert names >= {"add", "matmul_fp32", "matmul_fp16", "convolution", "attention_fp16"}
         assert all(f"{name}_second_s" in found for name in names)
 
-    def test_a_process_for_first_calls_that_fails_says_why(self):
+    def test_a_process_for_first_calls_that_fails_says_why(self, monkeypatch):
+        a_python_that_has_torch(monkeypatch)
         with pytest.raises(RuntimeError, match="ValueError: name is 'P4000'"):
             host.first_calls("P4000")
 

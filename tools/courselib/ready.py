@@ -25,7 +25,7 @@ PLACE = "READY_PYTHON"  # the socket to ask at; what else is ready lies beside i
 # Read at the start, by Python, the loader or a library: a fork cannot begin otherwise than what it is a fork of.
 _AT_THE_START = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC", "OMP_", "GOMP_", "MKL_", "KMP_", "OPENBLAS_", "TORCH_")
 _OR_LATER = ("PYTHONPATH", "PYTHON_EXEC", "TORCH_NCCL_ASYNC_ERROR_HANDLING")  # these make no difference
-_IMPORTED = ("torch", "torch._dynamo", "torchvision", "ipykernel.ipkernel", "ipykernel.kernelapp")
+_IMPORTED = ("torch", "torch._dynamo", "torchvision", "ipykernel.ipkernel", "ipykernel.kernelapp", "nbformat")
 ASKING = ("-S", "-E", os.path.abspath(__file__))  # Python's arguments, before those that are meant
 _MOST_FILES = 200  # open ones that a fork is given; the kernel takes 253
 _HEAD, _NUMBER = 4, 16  # bytes: of a request's length, and more than any number in an answer has

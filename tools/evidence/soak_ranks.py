@@ -4,7 +4,7 @@
 
 Ranks that finish, raise, are killed, hang until the time limit, and are interrupted, in turn; each has a child in a
 session of its own and a DataLoader's worker. After every one it looks for processes, listening ports, shared memory,
-folders of runs, and file descriptors and threads of the caller. `tests/distributed/test_soak.py` makes five. It needs
+folders of runs, and file descriptors and threads of the caller. `tests/distributed/test_soak.py` makes some. It needs
 Linux, and a main thread to interrupt.
 """
 
@@ -17,8 +17,9 @@ import sys
 import tempfile
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import cycle, islice
 from pathlib import Path
 
 import psutil
@@ -143,14 +144,13 @@ class Soak:
                     yield process
 
 
-def soak(starts: int, warm: bool) -> Iterator[tuple[str, list[str]]]:
-    """(end, what is left) of each of `starts` starts."""
+def soak(ends: Iterable[str], warm: bool) -> Iterator[tuple[str, list[str]]]:
+    """(end, what is left) of a start that comes to each of these ends."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as where a shell has started this in the background
         signal.signal(signal.SIGINT, signal.default_int_handler)
     with tempfile.TemporaryDirectory() as folder:
         of = Soak(Path(folder), warm)
-        for number in range(starts):
-            end = list(ENDS)[number % len(ENDS)]
+        for end in ends:
             of.start(end)
             yield end, of.left()
         warm_server.stop()
@@ -160,7 +160,7 @@ def main(starts: int) -> int:
     total = 0
     for warm in (True, False):
         ends = dict.fromkeys(ENDS, 0)
-        for end, left in soak(starts, warm):
+        for end, left in soak(islice(cycle(ENDS), starts), warm):
             ends[end] += 1
             total += len(left)
             for thing in left:
