@@ -47,6 +47,7 @@ BY_TENSOR = "the optimizer launches kernels for one tensor after another"
 CLIP = "        nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
 SUMS = "        total, right, words = total + loss, right + hits, words + targets.numel()\n"
 STEP = "        scaler.step(optimizer)\n"
+UNSCALE = "        scaler.unscale_(optimizer)\n"
 EACH = "        for block in self.blocks:\n            x = checkpoint(block, x, use_reentrant=False)\n"
 COUNTED = "        for i, block in enumerate(self.blocks):\n            x = checkpoint(block, x, use_reentrant=False"
 MOVES = 'yield tokens.to("cuda", non_blocking=True), targets.to("cuda", non_blocking=True)'
@@ -259,7 +260,13 @@ WRONG = (
     ),
     Repair("counts_one_step", "clock", "the speed is another one", (("return 10 * words", "return words"),)),
     Repair("clips_after_the_step", "clipping", "the gradient is not clipped", ((CLIP, ""), (STEP, STEP + CLIP))),
-    Repair("forgets_to_unscale", "clipping", SCALED, (("        scaler.unscale_(optimizer)\n", ""),)),
+    Repair("forgets_to_unscale", "clipping", SCALED, ((UNSCALE, ""),)),
+    Repair(
+        "leaves_all_to_the_optimizer",
+        "clipping",
+        "the optimizer is given scaled gradients",
+        ((UNSCALE, ""), (CLIP, ""), (f"{STEP}        scaler.update()\n", "        optimizer.step()\n")),
+    ),
     Repair(
         "clips_to_a_half",
         "clipping",
