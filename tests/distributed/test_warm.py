@@ -301,8 +301,8 @@ def test_ranks_with_a_virtual_gpu_are_forked_from_a_process_that_has_imported_it
     with open("finds.py", "a", encoding="utf-8") as file:
         file.write("\nimport torch\nprint(before, torch.cuda.get_device_name(), torch.cuda.memory_allocated())")
     others = {"GPULAB_GPU": ""}
-    warm.server(running.environment(others)).imports(["gpulab.check.on_rank"])
-    write("other.py", "import sys; print('gpulab.check.on_rank' in sys.modules, 'gpulab.data' in sys.modules)")
+    warm.server(running.environment(others)).imports(["gpulab.svg"])
+    write("other.py", "import sys; print('gpulab.svg' in sys.modules, 'gpulab.data' in sys.modules)")
     assert distributed.run("other.py", 1, env=others).ranks[0].output == "True False\n"
     for run in range(2):
         output = distributed.run("finds.py", 2, env={"GPULAB_GPU": "virtual:L4"}).ranks[1].output
