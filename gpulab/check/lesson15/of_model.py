@@ -102,7 +102,7 @@ def _same_gradients(script: ModuleType) -> bool:
 
 
 def log(script: ModuleType) -> Finding:
-    model, after = script.GPT(WORDS, 64, 1, 2, 32).cuda(), []
+    model, after = script.GPT(WORDS, 64, 2, 2, 32).cuda(), []
     tokens = torch.randint(WORDS, (8, 32)).cuda()
     for _ in range(3):
         model(tokens).mean().backward()
