@@ -44,7 +44,7 @@ OWN_GPU = {  # the checks whose answers never see the notebook's GPU; a test bel
 # Whose answers are given plain data, and have no use for one.
 NO_GPU = {"odd_rank", "bytes_per_rank", "fewest_gpus", "name_bottleneck", "atomic_checkpoint", "best_interval"}
 SLOW_GUARDS = "ignore:Guards may run slower on Python 3.13.0"  # torch.compile says so of that one Python
-ALL_SCENES = {"bytes_per_rank", "save_whole"}  # the banks for which nothing is left to what is stored
+ALL_SCENES = {"bytes_per_rank", "honest_timer"}  # the banks for which nothing is left to what is stored
 MOST_CALLS = 12  # of the same ranks
 MOST_LINES = 10  # wrapped, so that a message is seen without scrolling
 BASE = int(os.environ["GPULAB_CHECK_SEED"])  # another one in each `make explore`
