@@ -150,7 +150,10 @@ class TestEnvironmentYml:
         assert set(package[1].split(",")) == set(PROJECT["optional-dependencies"])
 
     @pytest.mark.slow
-    def test_its_pip_part_installs_the_package_as_conda_would_run_it(self, tmp_path: Path) -> None:
+    def test_its_pip_part_installs_the_package_as_conda_would_run_it(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv("PYTHONPATH", raising=False)  # it may name this checkout
         course = tmp_path / "course"
         ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
         shutil.copytree(ROOT / "gpulab", course / "gpulab", ignore=ignored)
