@@ -4,7 +4,9 @@ import inspect
 import itertools
 import json
 import random
+import sys
 import threading
+import types
 
 import pytest
 
@@ -210,6 +212,25 @@ def test_after_a_repair_only_what_can_come_to_it_is_measured(tmp_path, progress,
     parts = Parts(sound())
     assert check(repaired) == sorted(place for place, (_, roots) in PROBES.items() if "evaluate" in parts.met(roots))
     assert len(check(repaired, seed=12345)) >= len(PLACES)
+
+
+@pytest.mark.parametrize(
+    "edits",
+    [
+        ("import torch\n", "import torch\nimport helper_of_mine\n"),
+        ("    model.eval()\n", "    model.eval()\n    open(__file__).close()\n"),
+    ],
+    ids=["another module", "a file"],
+)
+def test_what_hangs_on_more_than_its_text_is_measured_each_time(edits, monkeypatch):
+    measured, own = [], scoring._finding
+    monkeypatch.setattr(scoring, "_finding", lambda *given: measured.append(given[-1]) or own(*given))
+    monkeypatch.setitem(sys.modules, "helper_of_mine", types.ModuleType("helper_of_mine"))
+    text = sound().replace(*edits, 1)
+    assert text != sound()
+    for _ in range(2):
+        wrong_places(text, places=["clock"])
+    assert measured == ["clock", "clock"]
 
 
 def called(place, text):

@@ -7,21 +7,24 @@ that can come to it, and not the others.
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Iterable
 from itertools import chain
 
-# By these a function can come to a part that it does not name, or leave something there for the next probe.
+# By these a function can come to a part that it does not name, or to a file, or leave something for the next probe.
 _BY_OTHER_WAYS = {
+    *("open", "os", "pathlib", "Path"),
     *("globals", "vars", "locals", "setattr", "delattr", "getattr", "exec", "eval", "compile", "__import__", "type"),
     *("sys", "gc", "builtins", "importlib", "inspect"),
 }
+_KNOWN = {"torch", *sys.stdlib_module_names}  # another module may be edited, and the script stays as it is
 
 
 class Parts:
     """The parts of a script: its functions, classes and constants by name, and what each of them names.
 
     A script is taken apart only where nothing but these and imports stands in it, and no part changes what is outside
-    itself; any other one is a single part.
+    itself; any other one is a single part, and its text may not be all that it hangs on: `apart` says which it is.
     """
 
     def __init__(self, text: str) -> None:
@@ -33,11 +36,14 @@ class Parts:
             if not _defines(statement):
                 self._always.append(ast.dump(statement))
             if isinstance(statement, ast.Import | ast.ImportFrom):
+                if not _KNOWN.issuperset(_modules(statement)):
+                    self._parts[""] = []
                 for alias in statement.names:
                     self._parts.setdefault(alias.asname or alias.name.partition(".")[0], [])
             elif not _defines(statement) and not _does_nothing(statement):
                 self._parts[""] = []
-        if "" in self._parts or any(map(self._reaches_out, chain(*self._parts.values()))):
+        self.apart = "" not in self._parts and not any(map(self._reaches_out, chain(*self._parts.values())))
+        if not self.apart:
             self._always, self._parts = [text], {}
         self._texts = {name: [ast.dump(part) for part in parts] for name, parts in self._parts.items()}
         self._names = {name: set(chain(*map(_names_in, parts))) for name, parts in self._parts.items()}
@@ -70,6 +76,13 @@ class Parts:
                 if not isinstance(owner, ast.Name) or owner.id in self._parts:
                     return True
         return False
+
+
+def _modules(statement: ast.Import | ast.ImportFrom) -> set[str]:
+    """The packages that are imported; "" for a relative one."""
+    if isinstance(statement, ast.ImportFrom):
+        return {"" if statement.level else (statement.module or "").partition(".")[0]}
+    return {alias.name.partition(".")[0] for alias in statement.names}
 
 
 def _names_in(part: ast.stmt) -> set[str]:

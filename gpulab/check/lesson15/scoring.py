@@ -65,7 +65,7 @@ def findings(text: str, path: str, trial: Trial, seed: int, places: Iterable[str
         if place in places:
             probe, roots = PROBES[place]
             inputs = place, seed, in_force.current is None, parts.text(roots)
-            if inputs in _known:
+            if parts.apart and inputs in _known:
                 found[place] = _known[inputs]
                 continue
             torch.default_generator.manual_seed(seed + number)  # so that each draws the same, whichever are asked for
