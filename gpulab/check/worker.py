@@ -76,7 +76,8 @@ class Worker:
 
         A bare `except` in a loop catches what strikes inside its try. So after a while each exception brings the next
         as it is caught, which strikes in the handler, and so on outwards. (Python 3.12 takes the jump at the end of a
-        handler for a part of the try: there a loop with `except: pass` may go on.)
+        handler for a part of the try: there a loop with `except: pass` may go on.) A destructor that runs in the thread
+        meanwhile, also one of other code's garbage, is struck as everything is.
 
         An import is waited for, `for_imports` seconds long. Between the look at the import's locks and the exception
         it does not run: Python gives another thread its turn after 5 ms, and this one has only just got it.
