@@ -47,8 +47,8 @@ _READ_ONCE = (
 def ground(env: dict[str, str]) -> tuple[object, ...]:
     """What a process with the environment `env`, started now, would have from its start and not be able to change."""
     once = {name: value for name, value in env.items() if name.startswith(_READ_ONCE)}
-    folders = env.get("PYTHONPATH", "").split(os.pathsep)
-    once["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, folders))  # "" is the current folder
+    path = env.get("PYTHONPATH", "")  # an empty entry is the current folder, an empty variable is none
+    once["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, path.split(os.pathsep))) if path else ""
     packages = {sysconfig.get_path(kind) for kind in ("purelib", "platlib")}
     installed = [os.stat(folder).st_mtime_ns for folder in sorted(packages) if os.path.isdir(folder)]
     limits = [resource.getrlimit(n) for name, n in vars(resource).items() if name.startswith("RLIMIT_")]

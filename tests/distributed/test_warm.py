@@ -282,6 +282,15 @@ def test_another_environment_at_the_start_takes_another_server(tmp_path):
     assert first != second == warm.server_pid()
 
 
+@pytest.mark.parametrize(("path", "same"), [(None, True), ("", True), (":", False), ("library", False), ("/", True)])
+def test_in_another_folder_a_server_serves_where_nothing_is_found_by_the_folder(tmp_path, monkeypatch, path, same):
+    env = {} if path is None else {"PYTHONPATH": path}
+    (tmp_path / "elsewhere").mkdir()
+    here = warm.ground(env)
+    monkeypatch.chdir("elsewhere")
+    assert (warm.ground(env) == here) is same
+
+
 @starts_servers
 def test_a_server_that_cannot_start_is_told_with_its_last_words(tmp_path):
     (tmp_path / "broken").mkdir()

@@ -21,9 +21,9 @@ ROOT = Path(__file__).resolve().parents[2]
 def figures(*, quick: bool) -> Iterator[tuple[str, float, str, float | None, str]]:
     """(name, value, unit, target, note) of each figure."""
     yield from steps(batch=2 if quick else 8, side=32 if quick else 224, rounds=1 if quick else 7)
-    yield from single_operations(repeats=2_000 if quick else 20_000)
-    yield from clock(repeats=2_000 if quick else 20_000)
-    yield from tracker(repeats=300 if quick else 3_000)
+    yield from single_operations(repeats=100 if quick else 20_000)
+    yield from clock(repeats=100 if quick else 20_000)
+    yield from tracker(repeats=30 if quick else 3_000)
     yield from without_values(rounds=1 if quick else 9)
     if not quick:
         yield from planning()
