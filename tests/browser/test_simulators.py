@@ -4,7 +4,7 @@ One notebook with all of them; what they compute is tested without a browser.
 """
 
 import pytest
-from browser.reading import LOWEST_CONTRAST, OPERABLE, nameless, picture, slider, wait_until
+from browser.reading import LOWEST_CONTRAST, OPERABLE, nameless, picture, settled, slider, wait_until
 
 from gpulab import sim
 
@@ -42,16 +42,9 @@ playing = pytest.mark.parametrize(
 )
 
 
-def settled(notebook, box):
-    """What the picture says once the kernel has answered all that was asked, and nothing more comes."""
-    last = None
-    for _ in range(1000):
-        notebook.at_rest()
-        said = picture(box)
-        if said == last:
-            return said
-        last = said
-    pytest.fail("the picture does not come to rest")
+def ends_and_middle(places):
+    """Of a menu: each of its options is drawn in the tests of the simulators, and here it is seen to answer."""
+    return sorted({places[place] for place in (0, len(places) // 2, -1) if places})
 
 
 def whole(box):
@@ -62,7 +55,7 @@ def whole(box):
 def test_moving_a_control_changes_what_the_picture_says(opened, shoot):
     notebook, box, simulator = opened
     shoot(notebook, f"sim_{simulator.__name__.lower()}")
-    before = settled(notebook, box)
+    before = settled(box)
     control = next(c for c in simulator.controls if hasattr(c, "low") and not hasattr(c, "frames_per_second"))
     slider(box, control.label).focus()
     notebook.page.keyboard.press("Home" if control.value == control.high else "End")
@@ -77,16 +70,16 @@ def test_play_moves_the_picture_and_stop_goes_back(opened):
     handle = slider(box, control.label)
     handle.focus()
     notebook.page.keyboard.press("Home")
-    settled(notebook, box)
+    settled(box)
     start = handle.get_attribute("aria-valuenow")
     box.get_by_role("button", name="Play", exact=True).click()
     wait_until(notebook.page, lambda: handle.get_attribute("aria-valuenow") != start, "the next frame")
     notebook.page.wait_for_timeout(600)
     box.get_by_role("button", name="Pause", exact=True).click()
-    settled(notebook, box)
+    settled(box)
     paused = handle.get_attribute("aria-valuenow")
     notebook.page.wait_for_timeout(400)
-    settled(notebook, box)
+    settled(box)
     assert handle.get_attribute("aria-valuenow") == paused
     box.get_by_role("button", name="Step", exact=True).click()
     wait_until(notebook.page, lambda: handle.get_attribute("aria-valuenow") != paused, "one step")
@@ -118,27 +111,27 @@ def test_every_control_goes_to_both_ends_and_the_middle(opened, shoot):
             for key in ("End", "Home"):
                 handle.focus()
                 keyboard.press(key)
-                settled(notebook, box)
+                settled(box)
                 assert whole(box), (control.name, key)
             for key in ("PageUp", "PageUp", "ArrowRight"):
                 keyboard.press(key)
-            settled(notebook, box)
+            settled(box)
         elif hasattr(control, "options"):
             menu = box.get_by_label(control.label, exact=True)
-            for option in range(len(control.options)):
+            for option in ends_and_middle(range(len(control.options))):
                 menu.select_option(index=option)
-                settled(notebook, box)
+                settled(box)
                 assert whole(box), (control.name, option)
         elif hasattr(control, "examples"):
             menu = box.get_by_label("Example", exact=True)
-            for option in range(1, 1 + len(control.examples)):
+            for option in ends_and_middle(range(1, 1 + len(control.examples))):
                 menu.select_option(index=option)
-                settled(notebook, box)
+                settled(box)
                 assert whole(box), (control.name, option)
         else:
             for _ in range(2):
                 box.get_by_label(control.label, exact=True).press("Space")
-                settled(notebook, box)
+                settled(box)
                 assert whole(box), control.name
     shoot(notebook, f"sim_{simulator.__name__.lower()}_moved")
     assert notebook.console == []

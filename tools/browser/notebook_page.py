@@ -138,6 +138,25 @@ class NotebookPage:
         )
         return found
 
+    def leaf_through(self) -> None:
+        """Scroll to each cell in turn, so that JupyterLab has drawn all of them once."""
+        self.page.evaluate(
+            f"""async (limit) => {{
+                const {{ content }} = {_PANEL};
+                const frame = () => new Promise(requestAnimationFrame);
+                for (let cell = 0; cell < content.widgets.length; cell++) {{
+                    const end = performance.now() + 1000 * limit;
+                    content.scrollToItem(cell, 'start');
+                    do {{
+                        await frame();
+                        if (performance.now() > end) throw new Error(`cell ${{cell}} is not drawn in ${{limit}} s`);
+                    }} while (!content.widgets[cell].node.isConnected);
+                    await frame();
+                }}
+            }}""",
+            HANG_SECONDS,
+        )
+
     def theme(self, name: str) -> None:
         """Change JupyterLab's theme: "JupyterLab Light" or "JupyterLab Dark"."""
         self._command("apputils:change-theme", {"theme": name})

@@ -49,6 +49,31 @@ def picture(box: Locator) -> tuple[str | None, ...]:
     return tuple(box.locator(f".gpulab-picture svg > {part}").text_content() for part in ("title", "desc"))
 
 
+def settled(box: Locator) -> tuple[str, str]:
+    """The same once the kernel has answered all that was asked, and nothing more comes."""
+    title, numbers = box.evaluate(_SETTLED, HANG_SECONDS)
+    return title, numbers
+
+
+# An answer may lead to another question, so it asks until it finds what it found before; all in the page, since each
+# way there and back costs as much as the kernel's answer.
+_SETTLED = """async (box, limit) => {
+    const frame = () => new Promise(requestAnimationFrame);
+    const part = (name) => box.querySelector(`.gpulab-picture svg > ${name}`)?.textContent ?? '';
+    const kernel = window.jupyterapp.shell.currentWidget.sessionContext.session.kernel;
+    const end = performance.now() + 1000 * limit;
+    for (let last = null; performance.now() < end; ) {
+        await kernel.requestExecute({ code: '', silent: true, store_history: false }).done;
+        do await frame(); while (kernel.status !== 'idle' && performance.now() < end);
+        await frame();
+        const said = [part('title'), part('desc')];
+        if (last && said.every((text, index) => text === last[index])) return said;
+        last = said;
+    }
+    throw new Error(`the picture does not come to rest in ${limit} s`);
+}"""
+
+
 def wait_until(page: Page, condition: Callable[[], Any], what: str) -> None:
     """Wait for something in the kernel or on disk that the page cannot wait for."""
     end = time.monotonic() + HANG_SECONDS
