@@ -81,6 +81,13 @@ def _counted_once():
 
 _counted_once()
 
+gc.disable()  # while tests are collected, half of the time would go to looking through torch
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop():
+    gc.enable()
+
 
 @pytest.fixture(autouse=True, scope="module")
 def quick_to_collect():

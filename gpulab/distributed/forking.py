@@ -112,8 +112,9 @@ def _import(modules: Sequence[str], path: Sequence[str] = ()) -> None:
     before = sys.path[:]
     sys.path[:] = [*path, *before[0 if sys.flags.safe_path else 1 :]]  # this file's folder, which nobody imports from
     try:
-        for name in modules:
-            importlib.import_module(name)
+        with processes.uncollected():
+            for name in modules:
+                importlib.import_module(name)
     except Exception:
         traceback.print_exc()
         os._exit(1)  # what libraries print at a regular end would hide it

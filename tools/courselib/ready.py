@@ -144,8 +144,10 @@ def serve(place: str) -> Callable[[], None]:
     door.listen(64)  # who asks waits until there is something to fork
     at_the_start = _read_at_the_start(os.environ)  # before libraries set some
     del sys.path[0]  # this folder, which has no libraries
+    gc.disable()  # it would look through all of that again and again
     for name in _IMPORTED:
         importlib.import_module(name)
+    gc.enable()
     gc.collect()
     gc.freeze()  # what is not looked at by the forks' garbage collection stays shared memory
     if (trial := os.fork()) == 0:  # before a fork OpenBLAS ends its own threads, until they are needed again
