@@ -33,22 +33,22 @@ FOCUS = "() => ({ tag: document.activeElement.tagName, type: document.activeElem
 
 @pytest.fixture(scope="module")
 def opened(open_notebook):
-    """A notebook that nothing is run in, each opened once."""
+    """Each notebook opened once; nothing is run in it before the tests below ask for that."""
     return functools.cache(open_notebook)
 
 
 @pytest.fixture(scope="module")
-def start_here(open_notebook):
+def start_here(opened):
     """00, opened and run."""
-    notebook = open_notebook(START)
+    notebook = opened(START)
     notebook.run_all()
     return notebook
 
 
 @pytest.fixture(scope="module")
-def lecture(open_notebook):
+def lecture(opened):
     """08, opened and run."""
-    notebook = open_notebook(LECTURE)
+    notebook = opened(LECTURE)
     notebook.run_all()
     return notebook
 

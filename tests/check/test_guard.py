@@ -215,7 +215,7 @@ def test_a_wait_that_computes_nothing_is_told_sooner_than_one_that_does(monkeypa
 
 def test_a_call_that_waits_for_a_process_at_work_is_not_idle(monkeypatch):
     monkeypatch.setattr(guard, "IDLE_SECONDS", 2.0)  # a cold disk holds up its start for longer than half a second
-    code = "import time\nwhile time.process_time() < 5: sum(range(100_000))"
+    code = "import time\nwhile time.process_time() < 4: sum(range(100_000))"
     outcome = run(subprocess.run, [sys.executable, "-c", code])
     assert outcome.over == ""
     assert outcome.value.returncode == 0
