@@ -77,12 +77,14 @@ def launch(folder: str, ranks: str, script: str, *args: str) -> None:
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """For an import of torch: a fifth of its time Python looks through what has come for garbage, and finds none."""
+    """For an import of torch: a fifth of its time would go to looking for garbage in what has just come."""
+    usual = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
+        if usual:
+            gc.enable()
 
 
 def _end() -> None:

@@ -59,7 +59,7 @@ def settled(box: Locator) -> tuple[str, str]:
 # way there and back costs as much as the kernel's answer.
 _SETTLED = """async (box, limit) => {
     const frame = () => new Promise(requestAnimationFrame);
-    const part = (name) => box.querySelector(`.gpulab-picture svg > ${name}`)?.textContent ?? '';
+    const part = (name) => box.querySelector(`.gpulab-picture svg > ${name}`)?.textContent;
     const kernel = window.jupyterapp.shell.currentWidget.sessionContext.session.kernel;
     const end = performance.now() + 1000 * limit;
     for (let last = null; performance.now() < end; ) {
@@ -67,7 +67,7 @@ _SETTLED = """async (box, limit) => {
         do await frame(); while (kernel.status !== 'idle' && performance.now() < end);
         await frame();
         const said = [part('title'), part('desc')];
-        if (last && said.every((text, index) => text === last[index])) return said;
+        if (last && said.every((text, index) => text && text === last[index])) return said;
         last = said;
     }
     throw new Error(`the picture does not come to rest in ${limit} s`);
