@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO
@@ -23,6 +23,7 @@ from typing import IO
 from . import ready
 from .busy import busy
 from .patience import HANG_SECONDS
+from .slices import long_turns
 from .terminal import Stop, say
 from .venv import Venv
 
@@ -225,12 +226,13 @@ def libraries_ready(venv: Venv) -> Iterator[dict[str, str]]:
         if not os.access(program, os.X_OK):  # a folder for temporary files where no program may be
             yield {}
             return
-        server = subprocess.Popen(
-            [venv.python, ready.__file__, "serve", place],
-            stdin=subprocess.PIPE,
-            cwd=venv.root,
-            env=_environ(venv, EVERY_TIME_THE_SAME),
-        )
+        with long_turns():
+            server = subprocess.Popen(
+                [venv.python, ready.__file__, "serve", place],
+                stdin=subprocess.PIPE,
+                cwd=venv.root,
+                env=_environ(venv, EVERY_TIME_THE_SAME),
+            )
         jupyter = os.pathsep.join([folder, venv.environ()["JUPYTER_PATH"]])
         try:
             yield {ready.PLACE: place, "JUPYTER_PATH": jupyter}
@@ -250,6 +252,7 @@ def _run(venv: Venv, lane: Lane, output: IO[bytes] | None = None) -> int:
         if "--nbval" in lane.arguments:  # it ends kernels by force: their files would stay, 2 GB of them with each run
             progress["TMPDIR"] = temporary
         environ = _environ(venv, progress | dict(lane.environ))
-        with busy(lane.beside):
+        # not for a browser: what has short turns need not wait for those that have long ones
+        with busy(lane.beside), nullcontext() if lane.meanwhile else long_turns():
             command, errors = [str(venv.python), *lane.arguments], None if output is None else subprocess.STDOUT
             return subprocess.call(command, cwd=venv.root, env=environ, stdout=output, stderr=errors)
