@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -29,6 +30,7 @@ from courselib.busy import busy
 from courselib.cluster import lanes_for_cluster, missing
 from courselib.lanes import Lane, lanes_for_exploring, lanes_for_tests, run_exploring, run_lanes, run_tests
 from courselib.patience import HANG_SECONDS
+from courselib.ready import ASKING
 from courselib.slices import LONG, long_turns, turn
 from courselib.terminal import Stop
 from courselib.venv import Stamp, Venv
@@ -349,9 +351,23 @@ class TestLanes:
     ) -> None:
         ran: list[tuple[str, object]] = []
         monkeypatch.setattr(lanes, "libraries_ready", lambda venv: nullcontext({"PLACE": "here"}))
-        monkeypatch.setattr(lanes, "_run", lambda venv, lane: ran.append((lane.name, lane.environ.get("PLACE"))) or 0)
+        commands: list[tuple[str, ...]] = []
+
+        def run(venv: Venv, lane: Lane) -> int:
+            ran.append((lane.name, lane.environ.get("PLACE")))
+            commands.append(lane.arguments)
+            return 0
+
+        monkeypatch.setattr(lanes, "_run", run)
+        monkeypatch.delenv("WORKERS", raising=False)
         assert run_tests(ready, "unit") == 0
         assert ran == [("unit", "here")]
+        assert commands[0][:3] == ("-m", "pytest", "tests")
+        assert "-n" not in commands[0]
+        started = commands[0][commands[0].index("--tx") + 1]
+        assert started.startswith("3*popen//python=")
+        assert shlex.split(started.partition("=")[2]) == [str(ready.python), *ASKING]
+        assert commands[0][-4:] == next(lane for lane in lanes_for_tests(None) if lane.name == "unit").arguments[-4:]
         with pytest.raises(Stop, match="LANE=units is not known: use one of unit, browser, notebooks, exercises,"):
             run_tests(ready, "units")
 

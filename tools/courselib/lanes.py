@@ -124,7 +124,20 @@ def run_tests(venv: Venv, only: str | None) -> int:
     found = next(filter(None, map(shutil.which, CHROMIUM)), None)
     lanes = chosen(lanes_for_tests(found), only)
     with bytecode_kept(), libraries_ready(venv) as environ:
+        if environ:
+            lanes = [replace(lane, arguments=_workers_ready(venv, lane.arguments)) for lane in lanes]
         return run_lanes(venv, [replace(lane, environ={**lane.environ, **environ}) for lane in lanes])
+
+
+def _workers_ready(venv: Venv, arguments: tuple[str, ...]) -> tuple[str, ...]:
+    """The same, but that the processes side by side begin with torch imported, as all that they start."""
+    if "-n" not in arguments:
+        return arguments
+    at = arguments.index("-n")
+    number = int(arguments[at + 1])
+    started = f"{number}*popen//python={shlex.join([str(venv.python), *ready.ASKING])}"
+    restarts = ("--max-worker-restart", str(4 * number))  # which -n has by itself
+    return *arguments[:at], "--tx", started, *restarts, *arguments[at + 2 :]
 
 
 def run_exploring(venv: Venv, only: str | None) -> int:
