@@ -1,5 +1,9 @@
-"""Two real ranks, each a process with a virtual GPU: values over Gloo, one virtual time for what they do together."""
+"""Two real ranks, each a process with a virtual GPU: values over Gloo, one virtual time for what they do together.
 
+In each mode the same two processes run all programs, one after the other.
+"""
+
+import functools
 import json
 import warnings
 from pathlib import Path
@@ -14,16 +18,42 @@ from .sharded_programs import PROGRAMS, WIDTH, alone
 SCRIPT = Path(__file__).parent / "scripts" / "real_ranks.py"
 
 
-def run(folder, mode, program):
-    """What both ranks have to say."""
-    file = folder / program
-    env = {"CHECKPOINT": str(folder / "checkpoint")}
-    distributed.run(SCRIPT, 2, args=[mode, program, str(file)], env=env, timeout=900, warm=True)
-    return [json.loads(Path(f"{file}.rank{rank}").read_text()) for rank in (0, 1)]
+# In values, and on shapes alone.
+RUN = {
+    "values": (
+        *("collectives", "small_numbers", "forgotten", "straggler", "normalised", "fsdp", "clipped"),
+        *("tensor_parallel", "sequence_parallel", "redundancy", "saved", "pipeline"),
+    ),
+    "shapes": ("fsdp", "saved", "small_numbers", "forgotten", "straggler", "normalised"),
+}
 
 
-def test_every_collective_brings_what_the_other_has(tmp_path):
-    first, second = run(tmp_path, "values", "collectives")
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Of a mode, the folder in which its ranks have run all its programs."""
+
+    @functools.cache
+    def folder(mode):
+        folder = tmp_path_factory.mktemp(mode)
+        env = {"CHECKPOINT": str(folder / "checkpoint")}
+        distributed.run(SCRIPT, 2, args=[mode, str(folder), *RUN[mode]], env=env, timeout=900, warm=True)
+        return folder
+
+    return folder
+
+
+@pytest.fixture
+def run(folders):
+    """What both ranks have to say of a program."""
+
+    def said(mode, program):
+        return [json.loads((folders(mode) / f"{program}.rank{rank}").read_text()) for rank in (0, 1)]
+
+    return said
+
+
+def test_every_collective_brings_what_the_other_has(run):
+    first, second = run("values", "collectives")
     for found in (first, second):
         assert found["objects"] == [{"rank": 0}, {"rank": 1}]
         assert found["all_reduce SUM"] == found["bfloat16"] == [10, 12, 14, 16]
@@ -50,9 +80,9 @@ def test_every_collective_brings_what_the_other_has(tmp_path):
     assert {name: (first[name], second[name]) for name in pairs} == pairs
 
 
-def test_small_numbers_are_carried_on_shapes_too(tmp_path):
-    said = run(tmp_path, "values", "small_numbers")
-    on_shapes = run(tmp_path, "shapes", "small_numbers")
+def test_small_numbers_are_carried_on_shapes_too(run):
+    said = run("values", "small_numbers")
+    on_shapes = run("shapes", "small_numbers")
     for found, known in zip(said, on_shapes, strict=True):
         assert found["all_reduce"] == known["all_reduce"] == [10, 12, 14, 16]
         assert found["all_gather"] == known["all_gather"] == [0, 1, 2, 3, 10, 11, 12, 13]
@@ -63,8 +93,8 @@ def test_small_numbers_are_carried_on_shapes_too(tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["values", "shapes"])
-def test_what_nobody_waits_for_gives_its_memory_back(tmp_path, mode):
-    for found in run(tmp_path, mode, "forgotten"):
+def test_what_nobody_waits_for_gives_its_memory_back(run, mode):
+    for found in run(mode, "forgotten"):
         assert found["held"] < 70  # of 301
         assert found["left"] == 1 << 18
         assert mode == "shapes" or found["sum"] == [2, 2]
@@ -72,11 +102,13 @@ def test_what_nobody_waits_for_gives_its_memory_back(tmp_path, mode):
 
 
 @pytest.mark.parametrize("mode", ["values", "shapes"])
-def test_what_ranks_do_together_begins_when_the_last_has_come(tmp_path, mode):
-    first, second = run(tmp_path, mode, "straggler")
+def test_what_ranks_do_together_begins_when_the_last_has_come(run, folders, tmp_path, mode):
+    first, second = run(mode, "straggler")
     assert first["ends"] == second["ends"]
     assert first["ends"][0] > 0.001  # rank 1 has computed before
-    merged = timing.merge_traces([tmp_path / f"straggler.trace{rank}.json" for rank in (0, 1)], tmp_path / "all.json")
+    merged = timing.merge_traces(
+        [folders(mode) / f"straggler.trace{rank}.json" for rank in (0, 1)], tmp_path / "all.json"
+    )
     events = json.loads(merged.read_text())["traceEvents"]
     together = [event for event in events if event.get("cat") == "ranks"]
     assert len({event["pid"] for event in together}) == 2  # one on each rank, in the same moment
@@ -85,9 +117,9 @@ def test_what_ranks_do_together_begins_when_the_last_has_come(tmp_path, mode):
     assert {"rank 0: virtual cuda:0", "rank 1: virtual cuda:1"} <= lanes
 
 
-def test_a_batch_in_two_parts_is_normalised_as_one(tmp_path):
+def test_a_batch_in_two_parts_is_normalised_as_one(run):
     """Plain batch norm of the whole batch on the CPU is the measure; a rank without a batch only takes part."""
-    first, second = run(tmp_path, "values", "normalised")
+    first, second = run("values", "normalised")
     for name, dtype, tolerance in (("uneven", "float32", 1e-5), ("half", "bfloat16", 1e-2), ("empty", "float32", 1e-5)):
         norm = torch.nn.BatchNorm1d(3, momentum=0.3)
         with torch.no_grad():
@@ -109,8 +141,8 @@ def test_a_batch_in_two_parts_is_normalised_as_one(tmp_path):
             torch.testing.assert_close(found[-1], norm.running_var, rtol=tolerance, atol=tolerance)
 
 
-def test_it_sends_the_same_on_shapes_alone(tmp_path):
-    said, on_shapes = (run(tmp_path, mode, "normalised") for mode in ("values", "shapes"))
+def test_it_sends_the_same_on_shapes_alone(run):
+    said, on_shapes = (run(mode, "normalised") for mode in ("values", "shapes"))
     for found, known in zip(said, on_shapes, strict=True):
         assert [nbytes for _, nbytes in found["sent"]] == 3 * [2 * 4 * (2 * 3 + 1), 4 * 2 * 3]
         assert found["sent"] == known["sent"]
@@ -118,6 +150,7 @@ def test_it_sends_the_same_on_shapes_alone(tmp_path):
         assert (found["allocated"], found["peak"]) == (known["allocated"], known["peak"])
 
 
+@functools.cache
 def single(program, ranks, compute):
     with warnings.catch_warnings(), VirtualGPU("H100", ranks=ranks, compute=compute, host="reference"):
         warnings.simplefilter("ignore")
@@ -128,9 +161,9 @@ def single(program, ranks, compute):
 
 
 @pytest.mark.parametrize("name", ["fsdp", "clipped", "tensor_parallel", "sequence_parallel", "redundancy"])
-def test_two_ranks_learn_what_one_alone_learns(tmp_path, name):
+def test_two_ranks_learn_what_one_alone_learns(run, name):
     """The same batch on both: its gradient is the mean of two equal ones. The bytes are those of imagined ranks."""
-    said = run(tmp_path, "values", name)
+    said = run("values", name)
     if name != "clipped":
         wanted, _ = single(alone, 1, True)
         for found in said:
@@ -141,20 +174,20 @@ def test_two_ranks_learn_what_one_alone_learns(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["fsdp", "saved"])
-def test_on_shapes_alone_too(tmp_path, name):
-    said = run(tmp_path, "shapes", name)
+def test_on_shapes_alone_too(run, name):
+    said = run("shapes", name)
     _, memory = single(PROGRAMS[name], 2, False)
     assert [(found["allocated"], found["peak"]) for found in said] == [memory, memory]
 
 
-def test_a_checkpoint_of_two_ranks_is_whole(tmp_path):
-    for found in run(tmp_path, "values", "saved"):
+def test_a_checkpoint_of_two_ranks_is_whole(run):
+    for found in run("values", "saved"):
         before, after = found["losses"]
         assert before == after
 
 
-def test_a_pipeline_of_two(tmp_path):
-    first, second = run(tmp_path, "values", "pipeline")
+def test_a_pipeline_of_two(run):
+    first, second = run("values", "pipeline")
     assert first["losses"] == []
     assert len(second["losses"]) == 4
     kinds = [name.split(" ")[0] for name, nbytes in first["sent"] if nbytes == 2 * WIDTH * 4]

@@ -1,16 +1,22 @@
-"""What two real ranks do, each with a virtual GPU: `python real_ranks.py values|shapes program [file]` under torchrun.
+"""What two real ranks do, each with a virtual GPU: `python real_ranks.py values|shapes folder program...`.
 
-Writes to `file`.rankN what rank N has to say as JSON.
+Each program has a virtual GPU and a process group of its own. What rank N has to say of it is written as JSON to
+`program`.rankN in that folder, and its trace to `program`.traceN.json.
 """
 
+import contextlib
+import gc
 import json
 import os
 import sys
 import warnings
+from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore
+from torch.distributed import distributed_c10d as c10d
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -172,10 +178,32 @@ def normalised(ranks):
 OTHERS = {f.__name__: f for f in (alone, collectives, small_numbers, forgotten, straggler, normalised)}
 
 
-def main(mode, name, file):
+@contextlib.contextmanager
+def meeting(name):
+    """The ranks meet in a part of their own of the launcher's store, where an earlier program has left nothing, and
+    part together: who leaves early resets a connection that the other still reads from."""
+    own, stores = c10d.rendezvous, []
+
+    def rendezvous(*where, **options):
+        store, rank, ranks = next(own(*where, **options))
+        stores.append(PrefixStore(name, store))
+        stores[0].set_timeout(timedelta(minutes=15))
+        return iter([(stores[0], rank, ranks)])
+
+    c10d.rendezvous = rendezvous
+    try:
+        yield
+        if dist.is_initialized():
+            stores[0].set(f"over on {dist.get_rank()}", "")
+            stores[0].wait([f"over on {rank}" for rank in range(dist.get_world_size())])
+            dist.destroy_process_group()
+    finally:
+        c10d.rendezvous = own
+
+
+def run(mode, name, file):
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    warnings.simplefilter("ignore")
-    with VirtualGPU("H100", count=ranks, compute=mode == "values", host="reference") as gpu:
+    with VirtualGPU("H100", count=ranks, compute=mode == "values", host="reference") as gpu, meeting(name):
         torch.cuda.set_device(rank)
         torch.manual_seed(0)
         with gpu.timeline() as timeline:
@@ -191,8 +219,13 @@ def main(mode, name, file):
         }
         timeline.save(f"{file}.trace{rank}.json")
         Path(f"{file}.rank{rank}").write_text(json.dumps(said))
-        if dist.is_initialized():
-            dist.destroy_process_group()
+
+
+def main(mode, folder, *names):
+    warnings.simplefilter("ignore")
+    for name in names:
+        run(mode, name, os.path.join(folder, name))
+        gc.collect()
 
 
 if __name__ == "__main__":
