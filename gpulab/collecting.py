@@ -18,7 +18,9 @@ def of_what_is_new(*, for_long: bool = False) -> Iterator[None]:
     Where somebody else has frozen objects, what has come since is looked through as well; or, for a block that is
     entered `for_long`, frozen too, and stays so with the rest."""
     global _inside
-    outermost, frozen = not _inside, gc.get_freeze_count() > 0 if for_long else _somebody_else_does()
+    outermost = not _inside
+    # Within another of these blocks nothing depends on it, and there it takes the longest.
+    frozen = outermost and (gc.get_freeze_count() > 0 if for_long else _somebody_else_does())
     _inside += 1
     if outermost and frozen and for_long:
         gc.collect()

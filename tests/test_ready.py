@@ -187,7 +187,7 @@ def test_a_signal_to_who_asked_ends_the_fork(number):
 )
 def test_what_is_read_at_the_start_takes_an_ordinary_python(different):
     assert is_forked()
-    assert is_forked(PYTHONPATH="/nowhere", CUDA_VISIBLE_DEVICES="")
+    assert is_forked(PYTHONPATH="/nowhere", CUDA_VISIBLE_DEVICES="", TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
     assert not is_forked(**different)
 
 
@@ -206,3 +206,4 @@ def test_without_a_place_the_command_is_python_alone(monkeypatch):
     monkeypatch.delenv(ready.PLACE)
     assert ready.python_here() == [sys.executable]
     assert ready.ranks_here() == ready.kernels_here() == {}
+    assert ready.ranks_here({ready.PLACE: "/there/ready"}) == {"PYTHON_EXEC": "/there/python"}

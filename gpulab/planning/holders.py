@@ -126,10 +126,19 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 def _all(*kinds: type) -> dict[type, list[Any]]:
     """Every object of each kind, but for frozen ones."""
     found: dict[type, list[Any]] = {kind: [] for kind in kinds}
+    wanted = {cls: kind for kind in reversed(kinds) for cls in _classes(kind)}
     # By type(), since objects may lie about their class, and some warn when they are asked; and in C, one and all.
     objects = gc.get_objects()
-    types = list(map(type, objects))
-    wanted = {kind: next(k for k in kinds if issubclass(kind, k)) for kind in set(types) if issubclass(kind, kinds)}
-    for item in itertools.compress(objects, map(wanted.__contains__, types)):
+    for item in itertools.compress(objects, map(wanted.__contains__, map(type, objects))):
         found[wanted[type(item)]].append(item)
+    return found
+
+
+def _classes(kind: type) -> set[type]:
+    """`kind` and what is derived from it: hundreds of classes, where it is hundreds of thousands of objects."""
+    found, new = {kind}, [kind]
+    while new:
+        more: set[type] = set(type.__subclasses__(new.pop())) - found
+        found |= more
+        new += more
     return found

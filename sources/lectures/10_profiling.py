@@ -231,7 +231,7 @@ def seconds(**options):
 
 # %% overhead-run tags=["host-dependent"]
 with gpulab.without_gpu():
-    small, x = nn.Sequential(*[nn.Linear(16, 16) for _ in range(40)]), torch.randn(4, 16)
+    small, x = nn.Sequential(*[nn.Linear(16, 16) for _ in range(20)]), torch.randn(4, 16)
     plain = seconds()
     print(f"a profiler without options: {seconds(with_flops=False) / plain:.1f} times the time without one (measured)")
     for name in ("record_shapes", "profile_memory", "with_stack"):

@@ -426,7 +426,7 @@ with gpulab.without_gpu():
 # ## What compiling buys, and when it pays
 #
 # Now with Inductor, for this machine's processor (or your GPU). The first candidate is a GELU written out: eight operations
-# that each read and write everything, and which become one kernel. The second is a stage of ResNet-18, whose convolutions
+# that each read and write everything, and which become one kernel. The second is a block of ResNet-18, whose convolutions
 # are calls of a library, before and after.
 
 # %% inductor-run tags=["host-dependent"]
@@ -451,7 +451,7 @@ with gpulab.without_gpu(), torch.no_grad():
     more = 16 if where == "cuda" else 1  # with as little as a CPU gets, a GPU would wait for launches
     candidates = {
         "GELU": (gelu, torch.randn(more * 2048, 1024, device=where), torch.randn(1024, device=where)),
-        "ResNet": (torchvision.models.resnet18().layer2.eval().to(where), torch.randn(more * 4, 64, 28, 28, device=where)),
+        "ResNet": (torchvision.models.resnet18().layer2[1].eval().to(where), torch.randn(more * 4, 128, 14, 14, device=where)),
     }
     for name, (function, *args) in candidates.items():
         print(f"{name:<6}", end=" ")

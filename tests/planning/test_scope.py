@@ -9,7 +9,7 @@ import torch
 from torch.optim import optimizer as of_torch
 
 import gpulab
-from gpulab.planning import plan
+from gpulab.planning import holders, plan
 from gpulab.virtual.scope import in_force
 
 from . import steps
@@ -47,6 +47,22 @@ def test_an_exception_passes_through_and_nothing_stays(when):
     assert (gc.get_freeze_count(), torch.nn.Module._apply) == (0, apply)
     assert not of_torch._global_optimizer_pre_hooks
     assert not torch.is_anomaly_enabled()
+
+
+def test_holders_are_known_by_their_type_however_far_derived():
+    class Both(torch.nn.Linear, torch.optim.Optimizer):
+        def __init__(self):
+            torch.nn.Linear.__init__(self, 2, 2)
+
+    class Lies:
+        __class__ = torch.nn.Module
+
+    kinds = torch.Tensor, torch.nn.Module, torch.optim.Optimizer
+    made = [Both(), torch.nn.Parameter(torch.ones(2)), torch.optim.SGD([torch.ones(2)]), torch.nn.Sequential(), Lies()]
+    found = {kind: {id(item) for item in items} for kind, items in holders._all(*kinds).items()}
+    expected = [torch.nn.Module, torch.Tensor, torch.optim.Optimizer, torch.nn.Module, None]
+    assert [next((kind for kind in kinds if id(item) in found[kind]), None) for item in made] == expected
+    assert id(made[0]) not in found[torch.optim.Optimizer]
 
 
 def test_out_of_memory_that_the_user_raises_is_the_users():

@@ -265,6 +265,7 @@ def _run(venv: Venv, lane: Lane, output: IO[bytes] | None = None) -> int:
         progress = {"GPULAB_PROGRESS": str(Path(temporary) / "progress-{pid}.json")}
         if "--nbval" in lane.arguments:  # it ends kernels by force: their files would stay, 2 GB of them with each run
             progress["TMPDIR"] = temporary
+            progress |= ready.ranks_here(lane.environ)  # a lecture's torchrun; others choose for themselves
         environ = _environ(venv, progress | dict(lane.environ))
         # not for a browser: what has short turns need not wait for those that have long ones
         with busy(lane.beside), nullcontext() if lane.meanwhile else long_turns():

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 PLACE = "READY_PYTHON"  # the socket to ask at; what else is ready lies beside it
 # Read at the start, by Python, the loader or a library: a fork cannot begin otherwise than what it is a fork of.
 _AT_THE_START = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC", "OMP_", "GOMP_", "MKL_", "KMP_", "OPENBLAS_", "TORCH_")
-_OR_LATER = ("PYTHONPATH", "PYTHON_EXEC", "TORCH_NCCL_ASYNC_ERROR_HANDLING")  # these make no difference
+# These make no difference: the last is read by torchrun, when it starts ranks.
+_OR_LATER = ("PYTHONPATH", "PYTHON_EXEC", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE")
 _IMPORTED = ("torch", "torch._dynamo", "torchvision", "ipykernel.ipkernel", "ipykernel.kernelapp", "nbformat")
 ASKING = ("-S", "-E", os.path.abspath(__file__))  # Python's arguments, before those that are meant
 _MOST_FILES = 200  # open ones that a fork is given; the kernel takes 253
@@ -36,9 +37,9 @@ def python_here() -> list[str]:
     return [sys.executable, *(ASKING if os.environ.get(PLACE) else ())]
 
 
-def ranks_here() -> dict[str, str]:
-    """The variables by which torchrun starts its ranks so."""
-    place = os.environ.get(PLACE)
+def ranks_here(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The variables by which torchrun starts its ranks so, where these are its variables."""
+    place = environ.get(PLACE)
     return {"PYTHON_EXEC": os.path.join(os.path.dirname(place), "python")} if place else {}
 
 
