@@ -6,6 +6,7 @@ Whoever starts the ranks, torchrun or the warm server, all of it is the same.
 import contextlib
 import io
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -386,7 +387,7 @@ def test_a_collective_more_on_one_rank_is_told_as_ranks_that_disagree(warm):
     lines = str(caught.value).splitlines()
     assert lines[0] == "disagree.py on 2 ranks: rank 1 failed with RuntimeError"
     assert lines[1].endswith("do all ranks make the same collective calls, in the same order?")
-    assert "Connection closed by peer" in str(caught.value)
+    assert re.search("Connection (closed|reset) by peer|Broken pipe", str(caught.value))  # which of them, is a race
     assert any(line.startswith("With NCCL a rank that waits for one on another node that is gone") for line in lines)
     assert "Rank 0 finished." in lines
     assert caught.value.run.ranks[0].output == "2.0\n"

@@ -8,6 +8,7 @@ import sys
 import xml.etree.ElementTree as ET
 from dataclasses import dataclass
 
+import comm
 import pytest
 
 import gpulab.sim
@@ -240,6 +241,7 @@ class TestLive:
         assert (steps.disabled, steps.value, steps.max) == (False, 4, 4)
 
     def test_the_browser_hears_of_a_range_before_the_value_it_makes_room_for(self, monkeypatch):
+        monkeypatch.setattr(comm, "create_comm", comm.DummyComm)  # ipykernel's, once imported, sends in a kernel alone
         kettle = Kettle(cups=16)
         kettle._live = live = Live(kettle)
         kettle.set(litres=1)

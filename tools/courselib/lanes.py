@@ -36,6 +36,9 @@ TIMES, BUSY = 10, 8  # `make explore`: so many times the examples; so many busy 
 
 NOT_UNIT = ("--ignore=tests/browser", "--ignore=tests/cluster")  # a lane, and a command, of their own
 
+# Memory of tensors that come and go stays with the process: half of the time of some cells went to asking for it anew.
+_KEEPS_MEMORY = {"MALLOC_TRIM_THRESHOLD_": "100000000000", "MALLOC_MMAP_THRESHOLD_": "100000000000"}
+
 # Processes that run tests side by side: one more than two cores, since each waits for ranks and kernels at times.
 WORKERS = 3  # WORKERS=8 on a larger machine
 
@@ -256,7 +259,7 @@ def libraries_ready(venv: Venv) -> Iterator[dict[str, str]]:
 
 def _environ(venv: Venv, more: Mapping[str, str]) -> dict[str, str]:
     """The variables of what runs here; two notebooks run side by side, and more threads than cores slow both down."""
-    return venv.environ() | {"GPULAB_GPU": "virtual:T4", "OMP_NUM_THREADS": "1", **more}
+    return venv.environ() | {"GPULAB_GPU": "virtual:T4", "OMP_NUM_THREADS": "1", **_KEEPS_MEMORY, **more}
 
 
 def _run(venv: Venv, lane: Lane, output: IO[bytes] | None = None) -> int:
