@@ -47,6 +47,7 @@ _ENDLESS = (
     "a loop that never ends; or a request of isend or irecv that nobody has waited for: keep it, and call its wait()"
 )
 _HUNG, _BUSY = "has not returned: it waits", "was still computing"
+_ENDED = Answer(ended="ended its process")
 
 
 class Ranks:
@@ -160,9 +161,13 @@ class _Crew:
         self._ranks[rank], self._pids[rank] = connection, pid
 
     def answers(self, calls: Sequence[Call]) -> list[Answer]:
+        answers = dict[int, Answer]()
         for rank, call in enumerate(calls):
-            self._ranks[rank].send_bytes(pickle.dumps(call))
-        answers, watch = dict[int, Answer](), _Watch([self._pids[rank] for rank in range(len(calls))])
+            try:
+                self._ranks[rank].send_bytes(pickle.dumps(call))
+            except OSError:  # the end of another, in this call, has brought it down
+                answers[rank] = _ENDED
+        watch = _Watch([self._pids[rank] for rank in range(len(calls))])
         while waiting := [rank for rank in range(len(calls)) if rank not in answers]:
             for connection in wait([self._ranks[rank] for rank in waiting], TICK):
                 rank = next(rank for rank in waiting if self._ranks[rank] is connection)
@@ -178,7 +183,7 @@ class _Crew:
         try:
             said = self._ranks[rank].recv_bytes()
         except (EOFError, OSError):
-            return Answer(ended="ended its process")
+            return _ENDED
         answer: Answer = pickle.loads(said[1:])
         return answer
 
@@ -213,7 +218,10 @@ class _Watch:
     """How long the ranks have been at work."""
 
     def __init__(self, pids: Sequence[int]) -> None:
-        self._clock, self._processes = FairClock(), {pid: psutil.Process(pid) for pid in pids}
+        self._clock, self._pids, self._processes = FairClock(), pids, dict[int, psutil.Process]()
+        for pid in pids:
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has ended in this call, before this began to watch
+                self._processes[pid] = psutil.Process(pid)
         self._began = self._then = self._used()
         self._since = 0.0
 
@@ -230,7 +238,7 @@ class _Watch:
 
     def _used(self) -> dict[int, float]:
         """Seconds of processor time, 0 of a rank that has ended."""
-        used = dict.fromkeys(self._processes, 0.0)
+        used = dict.fromkeys(self._pids, 0.0)
         for pid, process in self._processes.items():
             with contextlib.suppress(psutil.Error):
                 times = process.cpu_times()

@@ -232,6 +232,36 @@ def test_a_rank_that_ends_is_named(trial, end, summary):
     assert not descendants()
 
 
+def test_a_rank_that_ends_before_anybody_watches_it_is_named(trial, monkeypatch):
+    """On a busy machine the notebook may stand still for as long as that takes."""
+
+    def late(pids):
+        while any(map(psutil.pid_exists, pids)):
+            time.sleep(0.01)
+        return watch(pids)
+
+    def student():
+        os._exit(3)
+
+    watch = module._Watch
+    monkeypatch.setattr(module, "_Watch", late)
+    assert failure(trial, student).summary.endswith("failed with exit code 3")
+
+
+def test_a_call_finds_that_a_rank_has_ended_since_the_last(trial):
+    def student():
+        return os.getpid()
+
+    with Ranks(2, trial):
+        _, pid = call(trial, student, (), ())
+        os.kill(pid, 9)
+        while any(map(processes.lives, trial.ranks._crew._pids.values())):
+            time.sleep(0.01)
+        with pytest.raises(CheckFailed) as caught:
+            call(trial, student, (), ())
+    assert caught.value.summary == "rank 1 of 2 was killed by SIGKILL"
+
+
 def test_what_a_rank_starts_does_not_outlive_the_check(trial):
     def student():
         if os.fork() == 0:
