@@ -31,15 +31,10 @@ from courselib.cluster import lanes_for_cluster, missing
 from courselib.lanes import Lane, lanes_for_exploring, lanes_for_tests, run_exploring, run_lanes, run_tests
 from courselib.patience import HANG_SECONDS
 from courselib.ready import ASKING
-from courselib.slices import LONG, long_turns, turn
 from courselib.terminal import Stop
 from courselib.venv import Stamp, Venv
 
 ROOT = Path(__file__).resolve().parents[1]
-
-
-def _kernel() -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"\d+", os.uname().release)[:2])
 
 
 @pytest.fixture
@@ -281,26 +276,6 @@ class TestLanes:
         (tmp_path / "a").touch()
         assert run_lanes(ready, [two]) == 1  # alone, where it is asked for by name
         assert "met by b" in capfd.readouterr().out
-
-    def test_a_lane_has_long_turns_and_one_beside_it_its_own(
-        self, ready: Venv, capfd: pytest.CaptureFixture[str]
-    ) -> None:
-        before, nice = turn(), os.nice(0)
-        with long_turns():
-            there, same = turn(), os.nice(0)
-        assert (turn(), same, os.nice(0)) == (before, nice, nice)
-        if before is None:
-            pytest.skip("this kernel does not say how long a turn is")
-        tell = "import sys; sys.path.insert(0, 'tools'); from courselib.slices import turn; print('turn', turn())"
-        run_lanes(ready, [Lane("one", "long", ("-c", tell)), Lane("two", "short", ("-c", tell), meanwhile=True)])
-        assert re.findall(r"turn (\d+)", capfd.readouterr().out) == [str(there), str(before)]
-        assert there == LONG or sys.platform != "linux" or _kernel() < (6, 12)
-
-    def test_where_no_turn_can_be_asked_for_nothing_is_done(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("platform.machine", lambda: "pdp11")
-        assert turn() is None
-        with long_turns():
-            assert turn() is None
 
     def test_without_chromium_the_browser_tests_are_visibly_not_run(self) -> None:
         without = {lane.name: lane.missing for lane in lanes_for_tests(None)}

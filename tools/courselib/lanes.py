@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO
@@ -23,7 +23,6 @@ from typing import IO
 from . import ready
 from .busy import busy
 from .patience import HANG_SECONDS
-from .slices import long_turns
 from .terminal import Stop, say
 from .venv import Venv
 
@@ -243,13 +242,12 @@ def libraries_ready(venv: Venv) -> Iterator[dict[str, str]]:
         if not os.access(program, os.X_OK):  # a folder for temporary files where no program may be
             yield {}
             return
-        with long_turns():
-            server = subprocess.Popen(
-                [venv.python, ready.__file__, "serve", place],
-                stdin=subprocess.PIPE,
-                cwd=venv.root,
-                env=_environ(venv, EVERY_TIME_THE_SAME),
-            )
+        server = subprocess.Popen(
+            [venv.python, ready.__file__, "serve", place],
+            stdin=subprocess.PIPE,
+            cwd=venv.root,
+            env=_environ(venv, EVERY_TIME_THE_SAME),
+        )
         jupyter = os.pathsep.join([folder, venv.environ()["JUPYTER_PATH"]])
         try:
             yield {ready.PLACE: place, "JUPYTER_PATH": jupyter}
@@ -270,7 +268,6 @@ def _run(venv: Venv, lane: Lane, output: IO[bytes] | None = None) -> int:
             progress["TMPDIR"] = temporary
             progress |= ready.ranks_here(lane.environ)  # a lecture's torchrun; others choose for themselves
         environ = _environ(venv, progress | dict(lane.environ))
-        # not for a browser: what has short turns need not wait for those that have long ones
-        with busy(lane.beside), nullcontext() if lane.meanwhile else long_turns():
+        with busy(lane.beside):
             command, errors = [str(venv.python), *lane.arguments], None if output is None else subprocess.STDOUT
             return subprocess.call(command, cwd=venv.root, env=environ, stdout=output, stderr=errors)
