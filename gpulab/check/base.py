@@ -26,6 +26,7 @@ from .wording import clip, frames, parameters_of, show, signature_of, text_of
 
 SAVING = "torch.utils.serialization.config"  # by the first torch.save or torch.load
 OPTIMIZERS = "torch._dynamo"  # imported by the first optimizer of a process: some seconds, more from a slow disk
+ATTENTION = "torch.utils.flop_counter"  # by the first attention that is timed
 
 # A call that did not return: after what, what it did instead, and what that likely means.
 _OVER = {

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ..audit import ANYTHING, Kind
-from ..base import Trial, check
+from ..base import OPTIMIZERS, Trial, check
 from ..contract import Clause, Contract, Facts, Near
 from ..lesson08.common import flat_gradient
 from ..measure import virtual_gpu
@@ -316,7 +316,11 @@ CONTRACT = Contract(
 )
 
 
-@check(lesson=6, says="large activations wait on the host, weights and small tensors stay, the gradients are the same")
+@check(
+    lesson=6,
+    says="large activations wait on the host, weights and small tensors stay, the gradients are the same",
+    imports=[OPTIMIZERS],
+)
 def offload_activations(student: Any, trial: Trial) -> None:
     """Check a function of (model, min_bytes) that returns a context manager: within it, what autograd keeps of at least
     `min_bytes` goes to the host, but for parameters, and backward gets it back."""

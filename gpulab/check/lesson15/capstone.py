@@ -14,7 +14,7 @@ from ...capstone.faults import FIRST, places_of, with_faults
 from ...capstone.places import PLACES
 from ...display import show
 from ...furniture.progress import record
-from ..base import OPTIMIZERS, SAVING, NotAttempted, Trial, check
+from ..base import ATTENTION, OPTIMIZERS, SAVING, NotAttempted, Trial, check
 from ..measure import virtual_gpu
 from ..wording import show as words_for
 from ..wording import text_of
@@ -26,7 +26,7 @@ from .table import Row, as_html, as_text
 @check(
     lesson=15,
     says="twelve faults are repaired, and nothing else is broken",
-    imports=[SAVING, OPTIMIZERS],
+    imports=[SAVING, OPTIMIZERS, ATTENTION],
     draws_once=True,  # it is asked again after each repair
 )
 def capstone(student: Any, trial: Trial) -> None:
@@ -37,7 +37,7 @@ def capstone(student: Any, trial: Trial) -> None:
 @check(
     lesson=15,
     says="the twelve faults of your own script are repaired",
-    imports=[SAVING, OPTIMIZERS],
+    imports=[SAVING, OPTIMIZERS, ATTENTION],
     draws_once=True,
 )
 def capstone_drawn(student: Any, trial: Trial) -> None:
