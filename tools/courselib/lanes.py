@@ -38,8 +38,8 @@ NOT_UNIT = ("--ignore=tests/browser", "--ignore=tests/cluster")  # a lane, and a
 # Memory of tensors that come and go stays with the process: half of the time of some cells went to asking for it anew.
 _KEEPS_MEMORY = {"MALLOC_TRIM_THRESHOLD_": "100000000000", "MALLOC_MMAP_THRESHOLD_": "100000000000"}
 
-# Processes that run tests side by side: one more than two cores, since each waits for ranks and kernels at times.
-WORKERS = 3  # WORKERS=8 on a larger machine
+# Processes that run tests side by side. On two cores a third takes longer: beside the browser all three wait for turns.
+WORKERS = 2  # WORKERS=8 on a larger machine
 
 
 def _side_by_side() -> tuple[str, ...]:
@@ -69,7 +69,6 @@ def lanes_for_tests(chromium: str | None) -> list[Lane]:
     # In the order of the files: modules of one long test, which would come last otherwise, leave no process idle.
     beside = (*_side_by_side(), "--no-loadscope-reorder")
     unit = ("-m", "pytest", "tests", *NOT_UNIT, "-m", "not browser and not unsolved", *beside)
-    one_by_one = (*_side_by_side()[:-1], "load")  # each exercise is a test, and all of them are in one module
     strict = ("--nbval", "--nbval-sanitize-with", "tests/nbval_sanitize.cfg", "notebooks", "solutions")
     no_browser = "browser tests NOT run: no Chromium on PATH (" + ", ".join(CHROMIUM) + ")"
     return [
@@ -85,7 +84,8 @@ def lanes_for_tests(chromium: str | None) -> list[Lane]:
         Lane(
             "exercises",
             "exercises run without a solution, and say that nothing was attempted",
-            ("-m", "pytest", "tests/test_notebooks.py", "-m", "unsolved", *one_by_one),
+            ("-m", "pytest", "tests/test_notebooks.py", "-m", "unsolved", "-p", "no:cacheprovider"),
+            meanwhile=True,  # one kernel after another, of which each waits to be started
         ),
     ]
 
