@@ -281,8 +281,9 @@ class TestLanes:
         without = {lane.name: lane.missing for lane in lanes_for_tests(None)}
         assert without.pop("browser").startswith("browser tests NOT run: no Chromium on PATH")
         assert set(without.values()) == {""}
-        assert {lane.missing for lane in lanes_for_tests("/usr/bin/chromium")} == {""}
-        assert [lane.name for lane in lanes_for_tests("/usr/bin/chromium") if lane.meanwhile] == ["browser", "exercises"]
+        with_it = lanes_for_tests("/usr/bin/chromium")
+        assert {lane.missing for lane in with_it} == {""}
+        assert [lane.name for lane in with_it if lane.meanwhile] == ["browser", "exercises"]
 
     def test_the_tests_of_the_cluster_are_another_command_s(self) -> None:
         every = [lane.arguments for lane in lanes_for_tests("chromium") + lanes_for_exploring(1, 0, 5)]
