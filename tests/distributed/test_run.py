@@ -14,6 +14,7 @@ import sys
 import textwrap
 import threading
 import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -26,20 +27,47 @@ from gpulab.distributed.running import environment
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="torchrun starts the ranks elsewhere")
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="torchrun's own support for Windows is partial")
 
-SUM = """
-    import os, sys
+# Each start of torch takes seconds of the processor: two runs at once, "here" and "there", show all that does not need
+# one of its own. Both meet in a sum; here a model is then trained on the virtual GPU, there a rank is killed.
+TALK = """
+    import contextlib, gc, io, os, signal, sys
     import torch, torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
 
-    dist.init_process_group("gloo")
+    here = os.environ["WHERE"] == "here"
+    if here:
+        import gpulab
+
+        with contextlib.redirect_stdout(io.StringIO()):
+            gpulab.setup(seed=int(os.environ["RANK"]))
+    dist.init_process_group("nccl" if here else "gloo")
     rank = dist.get_rank()
     x = torch.tensor([float(rank + len(os.environ["WHERE"]))])  # another sum than in the other run, and with it
-    dist.all_reduce(x)
+    dist.all_reduce(x, group=dist.new_group(backend="gloo") if here else None)
     print(f"rank {rank} of {dist.get_world_size()}: sum {x.item():g}, {sys.argv[1:]}, {os.environ['WHERE']}")
     print("Grüße → 🏖", file=sys.stderr)
     print("then stdout", __name__, os.path.basename(__file__), helper_value := __import__("helper").value)
+    if not here:
+        dist.barrier()
+        print("before")
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.barrier()
     if rank == 1:
         for line in range(50_000):
             print("line", line)
+
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    model = DistributedDataParallel(torch.nn.Linear(4, 2).to(device), device_ids=[device.index])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        model(torch.randn(8, 4, device=device)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    print(torch.cuda.get_device_name(), torch.cuda.device_count(), dist.get_backend(), device)
+    print("parameters", [p.tolist() for p in model.parameters()])
+    del model, optimizer
+    gc.collect()
     dist.destroy_process_group()
 """
 
@@ -59,30 +87,60 @@ STAYS = """
 """
 
 
-@pytest.fixture(params=[False, pytest.param(True, marks=LINUX)], ids=["torchrun", "warm"])
+@pytest.fixture(scope="module", params=[False, pytest.param(True, marks=LINUX)], ids=["torchrun", "warm"])
 def warm(request):
     return request.param
 
 
-@pytest.fixture(autouse=True)
-def nothing_stays(tmp_path, monkeypatch):
+@contextlib.contextmanager
+def leaving_nothing(folder):
     """No process, no thread and no file of a run is there after it; the warm server stays, and has no child."""
-    temporary = tmp_path / "temporary"
+    temporary = folder / "temporary"
     temporary.mkdir()
-    monkeypatch.setenv("TMPDIR", str(temporary))
-    monkeypatch.setattr("tempfile.tempdir", str(temporary))
-    monkeypatch.chdir(tmp_path)
-    # No rank has to be quick: only where a test asks for a limit there is one.
-    monkeypatch.setitem(distributed.run.__kwdefaults__, "timeout", HANG_SECONDS)
-    before, threads, me = set(psutil.Process().children(recursive=True)), set(threading.enumerate()), psutil.Process()
-    server, files = server_pid(), me.num_fds()
-    yield
-    now = set(psutil.Process().children(recursive=True))
-    assert {one.pid for one in now - before if processes.lives(one.pid)} <= server_pid()
-    # One that was there before may end meanwhile: what ends is not what stays.
-    assert set(threading.enumerate()) <= threads
-    assert of_runs(temporary) == []
-    assert me.num_fds() <= files or server_pid() != server  # another server has another channel
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(temporary))
+        patch.setattr("tempfile.tempdir", str(temporary))
+        patch.chdir(folder)
+        # No rank has to be quick: only where a test asks for a limit there is one.
+        patch.setitem(distributed.run.__kwdefaults__, "timeout", HANG_SECONDS)
+        before, threads = set(psutil.Process().children(recursive=True)), set(threading.enumerate())
+        me, server = psutil.Process(), server_pid()
+        files = me.num_fds()
+        yield
+        now = set(psutil.Process().children(recursive=True))
+        assert {one.pid for one in now - before if processes.lives(one.pid)} <= server_pid()
+        # One that was there before may end meanwhile: what ends is not what stays.
+        assert set(threading.enumerate()) <= threads
+        assert of_runs(temporary) == []
+        assert me.num_fds() <= files or server_pid() != server  # another server has another channel
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays(tmp_path):
+    with leaving_nothing(tmp_path):
+        yield
+
+
+@pytest.fixture(scope="module")
+def talk(warm, tmp_path_factory):
+    """What two runs of TALK at once leave: the one here all its output, and what it showed live; there the error."""
+    runs, shown = {}, io.StringIO()
+
+    def second():
+        with pytest.raises(distributed.RankFailed) as runs["there"]:
+            distributed.run("talk.py", 2, env={"WHERE": "there"}, timeout=None, warm=warm)
+
+    with leaving_nothing(tmp_path_factory.mktemp("talk")):
+        write("talk.py", TALK)
+        write("helper.py", "value = 5")
+        beside = threading.Thread(target=second)
+        with VirtualGPU("L4"):
+            beside.start()
+            with contextlib.redirect_stdout(shown):
+                given = {"args": ["--name", "a b"], "env": {"WHERE": "here"}}
+                here = distributed.run("talk.py", 2, **given, live=True, warm=warm)
+            beside.join()
+    return SimpleNamespace(here=here, shown=shown.getvalue(), there=runs["there"].value)
 
 
 def server_pid():
@@ -128,21 +186,8 @@ def test_a_limit_shorter_than_the_start_says_so(warm):
         distributed.run("quick.py", 2, timeout=0.2, warm=warm)
 
 
-def test_ranks_talk_to_each_other_and_two_runs_do_not_meet(warm):
-    write("sum.py", SUM)
-    write("helper.py", "value = 5")
-    runs, shown = {}, io.StringIO()
-
-    def second():
-        runs["there"] = distributed.run("sum.py", 2, env={"WHERE": "there"}, timeout=None, warm=warm)
-
-    beside = threading.Thread(target=second)
-    beside.start()
-    with contextlib.redirect_stdout(shown):
-        runs["here"] = distributed.run("sum.py", 2, args=["--name", "a b"], env={"WHERE": "here"}, live=True, warm=warm)
-    beside.join()
-
-    run = runs["here"]
+def test_ranks_talk_to_each_other_and_two_runs_do_not_meet(talk):
+    run = talk.here
     assert [rank.rank for rank in run.ranks] == [0, 1]
     assert [rank.exit_code for rank in run.ranks] == [0, 0]
     assert len({rank.pid for rank in run.ranks}) == 2
@@ -150,44 +195,18 @@ def test_ranks_talk_to_each_other_and_two_runs_do_not_meet(warm):
     for rank in run.ranks:
         lines = rank.output.splitlines()
         assert lines[0] == f"rank {rank.rank} of 2: sum 9, ['--name', 'a b'], here"
-        assert lines[1:3] == ["Grüße → 🏖", "then stdout __main__ sum.py 5"]  # both streams, in order
-        assert len(lines) == (50_003 if rank.rank == 1 else 3)
-    assert shown.getvalue() == run.ranks[0].output
-    assert "... 49,963 lines are left out; run.ranks[1].output has them ..." in repr(run)
-    assert [rank.output.splitlines()[0] for rank in runs["there"].ranks] == [
+        assert lines[1:3] == ["Grüße → 🏖", "then stdout __main__ talk.py 5"]  # both streams, in order
+        assert len(lines) == (50_005 if rank.rank == 1 else 5)
+    assert talk.shown == run.ranks[0].output
+    assert "... 49,965 lines are left out; run.ranks[1].output has them ..." in repr(run)
+    assert [rank.output.splitlines()[0] for rank in talk.there.run.ranks] == [
         "rank 0 of 2: sum 11, [], there",
         "rank 1 of 2: sum 11, [], there",
     ]
 
 
-def test_a_model_in_ddp_on_the_virtual_gpu_of_the_notebook(warm):
-    write(
-        "ddp.py",
-        """
-        import gc, os
-        import torch, torch.distributed as dist
-        from torch.nn.parallel import DistributedDataParallel
-        import gpulab
-
-        gpulab.setup(seed=int(os.environ["RANK"]))
-        dist.init_process_group("nccl")
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        model = DistributedDataParallel(torch.nn.Linear(4, 2).to(device), device_ids=[device.index])
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for _ in range(3):
-            model(torch.randn(8, 4, device=device)).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        print(torch.cuda.get_device_name(), torch.cuda.device_count(), dist.get_backend(), device)
-        print("parameters", [p.tolist() for p in model.parameters()])
-        del model, optimizer
-        gc.collect()
-        dist.destroy_process_group()
-        """,
-    )
-    with VirtualGPU("L4"):
-        run = distributed.run("ddp.py", 2, warm=warm)
-    lines = [rank.output.splitlines()[-2:] for rank in run.ranks]
+def test_a_model_in_ddp_on_the_virtual_gpu_of_the_notebook(talk):
+    lines = [rank.output.splitlines()[-2:] for rank in talk.here.ranks]
     assert [line[0] for line in lines] == ["NVIDIA L4 2 nccl cuda:0", "NVIDIA L4 2 nccl cuda:1"]
     assert lines[0][1].startswith("parameters [[[")
     assert lines[0][1] == lines[1][1]  # from different seeds: the gradients were averaged
@@ -247,28 +266,13 @@ def test_a_rank_that_raises_brings_the_others_down(warm):
     assert still_there(pids_of_ranks()) == []
 
 
-def test_a_rank_that_is_killed_is_named_with_its_signal(warm):
-    write(
-        "killed.py",
-        """
-        import os, signal
-        import torch.distributed as dist
-
-        dist.init_process_group("gloo")
-        dist.barrier()
-        print("before")
-        if dist.get_rank() == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        dist.barrier()
-        """,
-    )
-    with pytest.raises(distributed.RankFailed) as caught:
-        distributed.run("killed.py", 2, warm=warm)
-    assert caught.value.rank.exit_code == -signal.SIGKILL
-    message = str(caught.value)
-    assert message.startswith("killed.py on 2 ranks: rank 1 was killed by SIGKILL\n")
+def test_a_rank_that_is_killed_is_named_with_its_signal(talk):
+    assert talk.there.rank.exit_code == -signal.SIGKILL
+    message = str(talk.there)
+    assert message.startswith("talk.py on 2 ranks: rank 1 was killed by SIGKILL\n")
     assert "out of memory killer" in message
-    assert "It last printed:\n    before\nRank 0 went down with it.\nWith NCCL a rank that waits" in message
+    assert "It last printed:\n    rank 1 of 2: sum 11" in message
+    assert "\n    before\nRank 0 went down with it.\nWith NCCL a rank that waits" in message
     assert "NCCL error: remote process exited or there was a network error" in message
 
 
@@ -300,7 +304,12 @@ def test_a_rank_ends_as_python_does(warm):
     write(
         "ends.py",
         """
-        import atexit, sys, threading, time
+        import atexit, os, sys, threading, time
+
+        # Open as long as the process lives: a rank that fails does so when the other has ended.
+        pipe = os.open("pipe", os.O_WRONLY if os.environ["RANK"] == "0" else os.O_RDONLY)
+        if os.environ["RANK"] == "1":
+            os.read(pipe, 1)
 
         class Own:
             def __del__(self):
@@ -311,16 +320,18 @@ def test_a_rank_ends_as_python_does(warm):
         atexit.register(print, "at exit")
         threading.Thread(target=lambda: (time.sleep(0.3), print("thread over"))).start()
         print("main over")
-        if len(sys.argv) > 1:
+        if os.environ["RANK"] == "1":
             sys.exit(5)
         """,
     )
-    run = distributed.run("ends.py", 2, warm=warm)
-    assert [rank.output for rank in run.ranks] == ["main over\nthread over\nat exit\nlet go\n"] * 2
+    os.mkfifo("pipe")
     with pytest.raises(distributed.RankFailed) as caught:
-        distributed.run("ends.py", 1, args=["fails"], warm=warm)
-    assert caught.value.rank.exit_code == 5
-    assert caught.value.rank.output == run.ranks[0].output
+        distributed.run("ends.py", 2, warm=warm)
+    ranks = caught.value.run.ranks
+    assert [rank.output for rank in ranks] == ["main over\nthread over\nat exit\nlet go\n"] * 2
+    assert [rank.exit_code for rank in ranks] == [0, 5]
+    assert not any(rank.stopped for rank in ranks)
+    assert caught.value.rank is ranks[1]
 
 
 def test_a_script_that_is_no_python_is_told_without_gpulabs_own_lines(warm):
