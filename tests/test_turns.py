@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import torch
 from courselib.lanes import lanes_for_tests
+from courselib.ready import python_here
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
@@ -1396,6 +1397,6 @@ def test_nbval_runs_the_turns_solved(tmp_path):
     arguments = [*(a for a in lane.arguments if a not in ("notebooks", "solutions")), "-n", "0"]
     environ = os.environ | lane.environ | {"GPULAB_GPU": "virtual:T4", "OMP_NUM_THREADS": "1"}
     environ["GPULAB_PROGRESS"] = str(tmp_path / "progress-{pid}.json")
-    command = [sys.executable, *arguments, str(tmp_path)]
+    command = [*python_here(), *arguments, str(tmp_path)]
     run = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr
