@@ -122,7 +122,8 @@ def alone(options: argparse.Namespace) -> Alone:
     """What the script takes as one rank alone: it runs in a process of its own, and what it prints is dropped."""
     from .report import Alone
 
-    command = [sys.executable, "-m", "gpulab", "run", "--ranks", "1"]
+    python = os.environ.get("PYTHON_EXEC", sys.executable)  # as torchrun finds the Python of its ranks
+    command = [python, "-m", "gpulab", "run", "--ranks", "1"]
     command += ["--gpu", options.gpu] if options.gpu is not None else []
     command += ["--shapes-only"] if options.shapes_only else []
     with tempfile.TemporaryDirectory() as folder:
