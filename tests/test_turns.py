@@ -10,7 +10,6 @@ import math
 import os
 import re
 import subprocess
-import sys
 import traceback
 from contextlib import nullcontext
 from pathlib import Path
