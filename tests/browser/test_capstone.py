@@ -9,9 +9,16 @@ DRAWN = 'gpulab.capstone.draw("Ada Lovelace", "mine.py")'
 QUIZ = "gpulab.quiz(15)"
 
 
-def test_the_drawn_script_comes_in_a_new_cell_below_and_is_written_from_there(open_notebook, shoot):
+@pytest.fixture(scope="module")
+def notebook(open_notebook):
+    """One window for both tests, as small as a reader's may be."""
     notebook = open_notebook(EXERCISE)
     notebook.page.set_viewport_size({"width": 1280, "height": 720})
+    return notebook
+
+
+def test_the_drawn_script_comes_in_a_new_cell_below_and_is_written_from_there(notebook, shoot):
+    notebook.switch_to(EXERCISE)
     notebook.run(notebook.find("gpulab.setup("))
     notebook.run(notebook.find("def job("))
     cell, before = notebook.find(DRAWN), len(notebook.cells())
@@ -29,8 +36,8 @@ def test_the_drawn_script_comes_in_a_new_cell_below_and_is_written_from_there(op
     shoot(notebook, "15_drawn")
 
 
-def test_the_link_of_a_question_opens_its_lesson_in_jupyterlab(open_notebook, shoot):
-    notebook = open_notebook(LECTURE)
+def test_the_link_of_a_question_opens_its_lesson_in_jupyterlab(notebook, shoot):
+    notebook.switch_to(LECTURE)
     notebook.run(notebook.find("gpulab.setup("))
     quiz = notebook.find(QUIZ)
     notebook.run(quiz)
