@@ -225,8 +225,8 @@ def test_a_call_that_waits_for_a_process_at_work_is_not_idle(monkeypatch, tmp_pa
         return looks[-1]
 
     monkeypatch.setattr(processor.ProcessorTime, "of_children", staticmethod(of_children))
-    # A fifth of the time at work: what counts as idle is a hundredth.
-    code = "import os, sys, time\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.01) or sum(range(200_000))"
+    # Half of the time at work, or more: what counts as idle is a hundredth.
+    code = "import os, sys, time\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.003) or sum(range(200_000))"
     try:
         outcome = run(subprocess.run, [sys.executable, "-c", code, enough])
     finally:
