@@ -283,7 +283,7 @@ class TestLanes:
         assert set(without.values()) == {""}
         with_it = lanes_for_tests("/usr/bin/chromium")
         assert {lane.missing for lane in with_it} == {""}
-        assert [lane.name for lane in with_it if lane.meanwhile] == ["browser", "exercises"]
+        assert [lane.name for lane in with_it if lane.meanwhile] == ["browser"]
 
     def test_the_tests_of_the_cluster_are_another_command_s(self) -> None:
         every = [lane.arguments for lane in lanes_for_tests("chromium") + lanes_for_exploring(1, 0, 5)]

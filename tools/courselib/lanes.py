@@ -69,6 +69,7 @@ def lanes_for_tests(chromium: str | None) -> list[Lane]:
     # In the order of the files: modules of one long test, which would come last otherwise, leave no process idle.
     beside = (*_side_by_side(), "--no-loadscope-reorder")
     unit = ("-m", "pytest", "tests", *NOT_UNIT, "-m", "not browser and not unsolved", *beside)
+    one_by_one = (*_side_by_side()[:-1], "load")  # each exercise is a test, and all of them are in one module
     strict = ("--nbval", "--nbval-sanitize-with", "tests/nbval_sanitize.cfg", "notebooks", "solutions")
     no_browser = "browser tests NOT run: no Chromium on PATH (" + ", ".join(CHROMIUM) + ")"
     return [
@@ -84,8 +85,7 @@ def lanes_for_tests(chromium: str | None) -> list[Lane]:
         Lane(
             "exercises",
             "exercises run without a solution, and say that nothing was attempted",
-            ("-m", "pytest", "tests/test_notebooks.py", "-m", "unsolved", "-p", "no:cacheprovider"),
-            meanwhile=True,  # one kernel after another, of which each waits to be started
+            ("-m", "pytest", "tests/test_notebooks.py", "-m", "unsolved", *one_by_one),
         ),
     ]
 
