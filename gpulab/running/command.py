@@ -122,8 +122,7 @@ def alone(options: argparse.Namespace) -> Alone:
     """What the script takes as one rank alone: it runs in a process of its own, and what it prints is dropped."""
     from .report import Alone
 
-    python = os.environ.get("PYTHON_EXEC", sys.executable)  # as torchrun finds the Python of its ranks
-    command = [python, "-m", "gpulab", "run", "--ranks", "1"]
+    command = [sys.executable, "-m", "gpulab", "run", "--ranks", "1"]
     command += ["--gpu", options.gpu] if options.gpu is not None else []
     command += ["--shapes-only"] if options.shapes_only else []
     with tempfile.TemporaryDirectory() as folder:
