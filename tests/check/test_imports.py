@@ -36,7 +36,7 @@ with contextlib.redirect_stdout(sys.stderr):
         getattr(gpulab.check, name)
         if name not in IMPORT_IT:
             bank_of(name)
-assert base.OPTIMIZERS not in sys.modules
+            assert base.OPTIMIZERS not in sys.modules, f"the bank of {name} imports {base.OPTIMIZERS}: IMPORT_IT"
 run = guard.Guard.run
 
 def watched(self, function, args, inside):

@@ -41,7 +41,6 @@ OWN_GPU = {  # the checks whose answers never see the notebook's GPU; a test bel
     *("graphs_per_call", "graphed_step"),
     *("capstone", "capstone_drawn"),
 }
-ON_RANKS = {"ddp_training", "mean_over_ranks", "evaluate_once", "ring_all_reduce", "save_whole", "train_sharded"}
 # Whose answers are given plain data, and have no use for one.
 NO_GPU = {"odd_rank", "bytes_per_rank", "fewest_gpus", "name_bottleneck", "atomic_checkpoint", "best_interval"}
 SLOW_GUARDS = "ignore:Guards may run slower on Python 3.13.0"  # torch.compile says so of that one Python
@@ -242,16 +241,16 @@ class Cases:
                 self.bank.check(empty)
 
 
-def far_apart(names):
-    """The banks on ranks in equal distances among the others: of the processes that run tests side by side no two
-    should wait for ranks at the same time."""
-    others = [name for name in names if name not in ON_RANKS]
-    waiting = [name for name in names if name in ON_RANKS]
-    for index, name in enumerate(waiting):
-        others.insert(index * len(names) // len(waiting), name)
-    return others
+def far_apart(banks):
+    """Those on ranks in equal distances among the others: of the processes that run tests side by side no two should
+    wait for ranks at the same time."""
+    waiting = [bank for bank in banks if bank.contract and bank.contract.ranks]
+    found = [bank for bank in banks if bank not in waiting]
+    for index, bank in enumerate(waiting):
+        found.insert(index * len(banks) // len(waiting), bank)
+    return found
 
 
-for name in far_apart(BANKS):
-    title = "Test" + name.title().replace("_", "")
-    globals()[title] = type(title, (Cases,), {"bank": BANKS[name]})
+for its_bank in far_apart(BANKS.values()):
+    title = "Test" + its_bank.name.title().replace("_", "")
+    globals()[title] = type(title, (Cases,), {"bank": its_bank})
