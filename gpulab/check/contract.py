@@ -301,16 +301,18 @@ class Contract:
 
     def store(self, solution: Any, answers: Sequence[tuple[str, str, str, Any]]) -> str:
         """The text of the file of fingerprints, of `answers` as (name, summary, likely, answer)."""
-        with self._on_ranks(trial := Trial(self.path.stem, 0)):
-            return self._store(solution, answers, trial)
 
-    def _store(self, solution: Any, answers: Sequence[tuple[str, str, str, Any]], trial: Trial) -> str:
-        right = self.fingerprint(solution, trial)
+        def alone(answer: Any) -> Fingerprint:
+            """On ranks of its own: those that were called often before are never quiet, and none of them seems to wait."""
+            with self._on_ranks(trial := Trial(self.path.stem, 0)):
+                return self.fingerprint(answer, trial)
+
+        right = alone(solution)
         if right.broken:
             raise ValueError(f"the solution of {self.path.stem} breaks {sorted(right.broken)}")
         mistakes = []
         for name, summary, likely, answer in answers:
-            found = self.fingerprint(answer, trial)
+            found = alone(answer)
             differs = {key: found.seen.get(key) for key in found.broken}
             for key, value in found.seen.items():
                 within = right.within.get(key[1], _CLOSE)

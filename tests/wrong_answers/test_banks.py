@@ -21,7 +21,7 @@ from gpulab.course import LESSONS
 from gpulab.virtual.scope import in_force
 
 from .bank import Bank
-from .stored import partly_stored
+from .stored import draws_the_fixed_scenes, plays_one_fixed_scene
 
 BANKS = {
     name: import_module(f".lesson{lesson.number:02d}.{name}", __package__).BANK
@@ -44,7 +44,7 @@ OWN_GPU = {  # the checks whose answers never see the notebook's GPU; a test bel
 # Whose answers are given plain data, and have no use for one.
 NO_GPU = {"odd_rank", "bytes_per_rank", "fewest_gpus", "name_bottleneck", "atomic_checkpoint", "best_interval"}
 SLOW_GUARDS = "ignore:Guards may run slower on Python 3.13.0"  # torch.compile says so of that one Python
-ALL_SCENES = {"bytes_per_rank", "honest_timer"}  # the banks for which nothing is left to what is stored
+ALL_SCENES = {"bytes_per_rank"}  # the bank for which nothing is left to what is stored
 MOST_CALLS = 12  # of the same ranks
 MOST_LINES = 10  # wrapped, so that a message is seen without scrolling
 BASE = int(os.environ["GPULAB_CHECK_SEED"])  # another one in each `make explore`
@@ -92,11 +92,14 @@ class Told:
     text: str
 
 
-def failure(bank, wrong):
+def failure(bank, wrong, drawn):
+    """Of the check with the fixed scenes of its contract, or with such as are `drawn`."""
     with pytest.MonkeyPatch.context() as patch:
         if bank.contract and bank.name not in ALL_SCENES and not explores():
-            known = partly_stored(bank.contract, wrong.name, bank.wrong_answers.index(wrong))
-            patch.setattr(bank.contract, "fingerprint", known)
+            if drawn:
+                plays_one_fixed_scene(patch, bank.contract, wrong.name, bank.wrong_answers.index(wrong))
+            else:
+                draws_the_fixed_scenes(patch, bank.contract, wrong.name)
         with pytest.raises(gpulab.CheckFailed) as caught:
             bank.check(wrong.answer, seed=SEED)
     failed = caught.value
@@ -143,7 +146,7 @@ def failure_here(tmp_path_factory, ranks_stay):
     def ask(bank, wrong):
         file = folder / f"{bank.name}-{bank.wrong_answers.index(wrong)}.json"
         if not file.exists():
-            told = failure(bank, wrong)
+            told = failure(bank, wrong, drawn=False)
             part = file.with_suffix(f".{os.getpid()}")
             part.write_text(json.dumps(asdict(told)))
             part.rename(file)
@@ -210,7 +213,7 @@ class Cases:
 
     def test_a_wrong_answer_fails_in_the_same_words_with_a_virtual_gpu_in_force(self, wrong_anywhere):
         with gpulab.VirtualGPU("T4"):
-            assert_its_own_words(failure(self.bank, wrong_anywhere), wrong_anywhere, self.bank)
+            assert_its_own_words(failure(self.bank, wrong_anywhere, drawn=True), wrong_anywhere, self.bank)
 
     def test_no_two_wrong_answers_are_told_the_same(self, failure_here):
         """Unless the bank says that they are the same misconception."""
