@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gpulab.capstone.faults import FIRST, places_of, sound
 
-from ..bank import Bank, Wrong
+from ..bank import ENDLESS_SECONDS, Bank, Wrong
 from .repairs import RIGHT, WRONG, edited
 
 BANK = Bank("capstone", ())
@@ -78,5 +78,5 @@ wrong("cannot_be_read", sound().replace("import time\n", "import tme\n"), "your 
 wrong(
     "never_ends",
     sound().replace("    model.train()\n", "    model.train()\n    while True:\n        pass\n"),
-    "your script did not return after 5 s of processor time, while “history” was measured",
+    f"your script did not return after {ENDLESS_SECONDS:g} s of processor time, while “history” was measured",
 )
