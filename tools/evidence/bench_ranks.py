@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from time import perf_counter
 
@@ -39,23 +39,32 @@ def started(warm: bool) -> tuple[float, float]:
     return seconds, max(int(rank.output) for rank in run.ranks) / 1e6
 
 
-def ranks(*, quick: bool) -> Iterator[tuple[str, float, str, float | None, str]]:
-    """(name, value, unit, target, note) of each figure."""
+def _median(values: Iterable[float]) -> float | None:
+    values = [*values]
+    return statistics.median(values) if values else None
+
+
+def ranks(*, quick: bool) -> Iterator[tuple[str, float | None, str, float | None, str]]:
+    """(name, value, unit, target, note) of each figure; with `quick` torchrun starts none."""
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         Path("sum.py").write_text(SCRIPT, encoding="utf-8")
         first, cold, later = [], [], []
         for _ in range(1 if quick else 7):
             stop()
             first.append(started(warm=True))
-            cold.append(started(warm=False))
+            if not quick:
+                cold.append(started(warm=False))
             later.append(started(warm=True))
         server = psutil.Process(server_pid()).memory_full_info().uss / 1e6
-    took = [statistics.median(seconds for seconds, _ in runs) for runs in (cold, first, later)]
-    ratio = statistics.median(a[0] / b[0] for a, b in zip(cold, later, strict=True))
-    yield "2 ranks that all-reduce, by torchrun", took[0], "s", None, ""
-    yield "2 ranks that all-reduce, by the warm server's first", took[1], "s", None, "the server starts"
-    yield "2 ranks that all-reduce, by the warm server", took[2], "s", None, f"torchrun takes {ratio:.1f} times as long"
-    yield "memory of a rank, by torchrun", max(mb for _, mb in cold), "MB", None, "its own, without what it shares"
+    by_torchrun, at_first, warm_later = (_median(seconds for seconds, _ in runs) for runs in (cold, first, later))
+    ratio = _median(a[0] / b[0] for a, b in zip(cold, later, strict=not quick))
+    left_out = "--quick" if quick else ""
+    yield "2 ranks that all-reduce, by torchrun", by_torchrun, "s", None, left_out
+    yield "2 ranks that all-reduce, by the warm server's first", at_first, "s", None, "the server starts"
+    compared = "" if ratio is None else f"torchrun takes {ratio:.1f} times as long"
+    yield "2 ranks that all-reduce, by the warm server", warm_later, "s", None, compared
+    most = max((mb for _, mb in cold), default=None)
+    yield "memory of a rank, by torchrun", most, "MB", None, left_out or "its own, without what it shares"
     yield (
         "memory of a rank, by the warm server",
         max(mb for _, mb in later),
@@ -70,4 +79,4 @@ def ranks(*, quick: bool) -> Iterator[tuple[str, float, str, float | None, str]]
 
 if __name__ == "__main__":
     for name, value, unit, _, note in ranks(quick=False):
-        print(f"{name:<60} {value:8.2f} {unit:<3} {note}")
+        print(f"{name:<60} {'' if value is None else f'{value:.2f}':>8} {unit:<3} {note}")
