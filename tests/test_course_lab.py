@@ -5,6 +5,7 @@ Finding a Python and setting up are in test_course_tool.py.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -254,28 +255,68 @@ class TestLanes:
         assert re.fullmatch(r"  passed +\d+ s  three: passes", summary[2])
         assert run_lanes(ready, here[1:]) == 0
 
-    def test_a_lane_runs_beside_the_one_before_it_and_is_shown_after_it(
+    MEETS = (
+        "import pathlib, sys, time; here = pathlib.Path(sys.argv[1]); (here / sys.argv[2]).touch()\n"
+        "while not all((here / other).exists() for other in sys.argv[3]): time.sleep(0.01)\n"
+        "print('met by', sys.argv[2], flush=True); print('told by', sys.argv[2], file=sys.stderr)\n"
+        "raise SystemExit(int(sys.argv[4]))"
+    )
+
+    def test_lanes_run_side_by_side_and_are_shown_one_after_the_other(
         self, ready: Venv, capfd: pytest.CaptureFixture[str], tmp_path: Path
     ) -> None:
-        """Each waits until the other has begun."""
-        meets = (
-            "import pathlib, sys, time; here = pathlib.Path(sys.argv[1]); (here / sys.argv[2]).touch()\n"
-            "while not (here / sys.argv[3]).exists(): time.sleep(0.01)\n"
-            "print('met by', sys.argv[2], flush=True); print('told by', sys.argv[2], file=sys.stderr)\n"
-            "raise SystemExit(int(sys.argv[4]))"
-        )
-        one = Lane("one", "waits", ("-c", meets, str(tmp_path), "a", "b", "0"))
-        two = Lane("two", "waits too", ("-c", meets, str(tmp_path), "b", "a", "3"), meanwhile=True)
-        assert run_lanes(ready, [one, two, Lane("three", "is last", ("-c", "print('alone')"))]) == 1
+        """Each of three waits until the others have begun; the last can only begin when one of two has ended."""
+
+        def meets(name: str, others: str, code: str = "0", meanwhile: bool = False) -> Lane:
+            arguments = ("-c", self.MEETS, str(tmp_path), name, others, code)
+            return Lane(name, "waits", arguments, meanwhile=meanwhile)
+
+        here = [meets("a", "bc"), meets("b", "ac", "3"), meets("c", "ab", meanwhile=True), meets("d", "")]
+        assert run_lanes(ready, here, at_once=2) == 1
         said = capfd.readouterr()
-        places = [said.out.index(text) for text in ("=== one", "met by a", "=== two", "met by b", "told by b", "alone")]
+        shown = [text for name in "abcd" for text in (f"=== {name}: waits", f"met by {name}", f"told by {name}")]
+        places = [said.out.index(text) for text in shown]
         assert places == sorted(places)
-        assert said.err.strip() == "told by a"
+        assert said.err == ""
         summary = said.out.split("=== summary\n")[1].splitlines()
-        assert [line.split()[0] for line in summary] == ["passed", "FAILED", "passed"]
-        (tmp_path / "a").touch()
-        assert run_lanes(ready, [two]) == 1  # alone, where it is asked for by name
-        assert "met by b" in capfd.readouterr().out
+        assert [line.split()[0] for line in summary] == ["passed", "FAILED", "passed", "passed"]
+        assert run_lanes(ready, [here[2]]) == 0  # alone, where it is asked for by name
+        assert "met by c" in capfd.readouterr().out
+
+    def test_what_a_lane_says_is_shown_as_it_comes(
+        self, ready: Venv, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        """It ends when the beginning of its line has been shown, which ends within a letter."""
+        seen = tmp_path / "seen"
+
+        class Shown(io.StringIO):
+            def write(self, text: str) -> int:
+                if "begun" in text:
+                    seen.touch()
+                return super().write(text)
+
+        waits = (
+            "import pathlib, sys, time; sys.stdout.buffer.write('begun ü'.encode()[:-1]); sys.stdout.flush()\n"
+            "while not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.01)\n"
+            "sys.stdout.buffer.write('ü'.encode()[-1:])"
+        )
+        monkeypatch.setattr(sys, "stdout", Shown())
+        assert run_lanes(ready, [Lane("one", "waits", ("-c", waits, str(seen)))], at_once=2) == 0
+        assert "begun ü\n" in sys.stdout.getvalue()
+
+    def test_stopped_the_lanes_that_wait_for_their_turn_do_not_begin(
+        self, ready: Venv, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        ran: list[str] = []
+        monkeypatch.setattr(lanes, "_run", lambda venv, lane, output: ran.append(lane.name) or time.sleep(0.2) or 0)
+
+        def stopped(*of_lane: object) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(lanes, "_follow", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            run_lanes(ready, [Lane(name, "", ()) for name in "abcd"], at_once=2)
+        assert set(ran) <= {"a", "b"}
 
     def test_without_chromium_the_browser_tests_are_visibly_not_run(self) -> None:
         without = {lane.name: lane.missing for lane in lanes_for_tests(None)}
@@ -308,43 +349,70 @@ class TestLanes:
         assert missing(("strace",), False) == why
         assert {lane.name: lane.missing for lane in lanes_for_cluster()}["slurm"] == f"slurm NOT run: {command}"
 
-    def test_as_many_run_side_by_side_as_asked_for(self, monkeypatch):
-        monkeypatch.delenv("WORKERS", raising=False)
-        assert self.workers() == {"2"}
-        monkeypatch.setenv("WORKERS", "8")
-        assert self.workers() == {"8"}
-        monkeypatch.setenv("WORKERS", "many")
-        with pytest.raises(Stop, match="WORKERS=many is no number from 1 to 64: give one, such as WORKERS=2"):
-            self.workers()
+    def test_every_test_is_in_one_lane(self) -> None:
+        """Collected lane by lane, but for the browser's own and the exercises, which a marker tells from the rest."""
+        run = [lane for lane in lanes_for_tests("chromium") if "--nbval" not in lane.arguments]
+        files: dict[Path, set[str]] = {}
+        for lane in run:
+            skipped = [ROOT / a.partition("=")[2] for a in lane.arguments if a.startswith("--ignore=")]
+            for place in (ROOT / argument for argument in lane.arguments if argument.startswith("tests")):
+                for file in place.rglob("test_*.py") if place.is_dir() else [place]:
+                    if not any(file.is_relative_to(folder) for folder in skipped):
+                        files.setdefault(file, set()).add(lane.name)
+        assert files.pop(ROOT / "tests" / "test_notebooks.py") == {"unit", "exercises"}
+        assert {len(names) for names in files.values()} == {1}
+        every = {*(ROOT / "tests").rglob("test_*.py")} - {*(ROOT / "tests" / "cluster").rglob("test_*.py")}
+        assert every - {ROOT / "tests" / "test_notebooks.py"} == files.keys()
 
-    @staticmethod
-    def workers():
-        lanes = [lane.arguments for lane in lanes_for_tests(None)]
-        return {arguments[arguments.index("-n") + 1] for arguments in lanes if "-n" in arguments}
+    @pytest.fixture
+    def ran(self, monkeypatch: pytest.MonkeyPatch) -> list[Lane]:
+        """The lanes that run, in place of running them."""
+        ran: list[Lane] = []
 
-    def test_one_lane_can_be_named_and_an_unknown_one_is_answered_with_the_names(
-        self, ready: Venv, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        ran: list[tuple[str, object]] = []
-        monkeypatch.setattr(lanes, "libraries_ready", lambda venv: nullcontext({"PLACE": "here"}))
-        commands: list[tuple[str, ...]] = []
-
-        def run(venv: Venv, lane: Lane) -> int:
-            ran.append((lane.name, lane.environ.get("PLACE")))
-            commands.append(lane.arguments)
+        def run(venv: Venv, lane: Lane, output: object = None) -> int:
+            ran.append(lane)
             return 0
 
+        monkeypatch.setattr(lanes, "libraries_ready", lambda venv: nullcontext({"PLACE": "here"}))
         monkeypatch.setattr(lanes, "_run", run)
         monkeypatch.delenv("WORKERS", raising=False)
+        return ran
+
+    def test_as_many_run_at_once_as_asked_for(
+        self, ready: Venv, monkeypatch: pytest.MonkeyPatch, ran: list[Lane]
+    ) -> None:
+        asked: list[int] = []
+        monkeypatch.setattr(lanes, "run_lanes", lambda venv, found, at_once: asked.append(at_once) or 0)
+        run_tests(ready, None)
+        monkeypatch.setenv("WORKERS", "8")
+        run_tests(ready, None)
+        run_tests(ready, "unit")
+        assert asked == [2, 8, 1]
+        monkeypatch.setenv("WORKERS", "many")
+        with pytest.raises(Stop, match="WORKERS=many is no number from 1 to 64: give one, such as WORKERS=2"):
+            run_tests(ready, None)
+
+    def test_all_lanes_begin_with_torch_imported(self, ready: Venv, ran: list[Lane]) -> None:
+        assert run_tests(ready, None) == 0
+        wanted = {lane.name: lane.arguments for lane in lanes_for_tests("chromium")}
+        assert len(ran) >= len(wanted) - 1  # the browser's perhaps not
+        for lane in ran:
+            assert lane.arguments == (*ASKING, *wanted[lane.name])
+            assert lane.environ["PLACE"] == "here"
+
+    def test_one_lane_can_be_named_and_an_unknown_one_is_answered_with_the_names(
+        self, ready: Venv, ran: list[Lane]
+    ) -> None:
         assert run_tests(ready, "unit") == 0
-        assert ran == [("unit", "here")]
-        assert commands[0][:3] == ("-m", "pytest", "tests")
-        assert "-n" not in commands[0]
-        started = commands[0][commands[0].index("--tx") + 1]
+        ((name, arguments),) = [(lane.name, lane.arguments) for lane in ran]
+        assert (name, arguments[:2]) == ("unit", ("-m", "pytest"))
+        started = arguments[arguments.index("--tx") + 1]
         assert started.startswith("2*popen//python=")
         assert shlex.split(started.partition("=")[2]) == [str(ready.python), *ASKING]
-        assert commands[0][-3:] == lanes_for_tests(None)[0].arguments[-3:]
-        with pytest.raises(Stop, match="LANE=units is not known: use one of unit, browser, notebooks, exercises,"):
+        assert arguments[-3:] == lanes_for_tests(None)[0].shared
+        assert lanes._shared(ready, lanes_for_tests(None)[0], 3, False)[-5:-3] == ("-n", "3")
+        names = "unit, browser, notebooks, answers, virtual, exercises"
+        with pytest.raises(Stop, match=f"LANE=units is not known: use one of {names},"):
             run_tests(ready, "units")
 
     def test_the_lanes_name_files_that_exist(self) -> None:

@@ -271,8 +271,8 @@ def test_nbval_compares_an_output_that_is_folded(tmp_path, saved, code):
     path = tmp_path / "folded.ipynb"
     nbformat.write(notebook, path)
     (lane,) = [lane for lane in lanes_for_tests(None) if lane.name == "notebooks"]
-    # As `make test` runs it, but in one process: a single notebook leaves a second one idle.
-    arguments = [*(a for a in lane.arguments if a not in ("notebooks", "solutions")), "-n", "0"]
+    # As `make test` runs it.
+    arguments = [a for a in lane.arguments if a not in ("notebooks", "solutions")]
     run = subprocess.run(
         [sys.executable, *arguments, str(path)], cwd=ROOT, env=os.environ | lane.environ, capture_output=True, text=True
     )

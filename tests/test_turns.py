@@ -1392,8 +1392,8 @@ def test_nbval_runs_the_turns_solved(tmp_path):
         assert len(notebook.cells) > sum(map(is_turn, notebook.cells))
         nbformat.write(notebook, tmp_path / path.name)
     (lane,) = [lane for lane in lanes_for_tests(None) if lane.name == "notebooks"]
-    # As `make test` runs it, but in one process: another test runs in the second one.
-    arguments = [*(a for a in lane.arguments if a not in ("notebooks", "solutions")), "-n", "0"]
+    # As `make test` runs it.
+    arguments = [a for a in lane.arguments if a not in ("notebooks", "solutions")]
     environ = os.environ | lane.environ | {"GPULAB_GPU": "virtual:T4", "OMP_NUM_THREADS": "1"}
     environ["GPULAB_PROGRESS"] = str(tmp_path / "progress-{pid}.json")
     command = [*python_here(), *arguments, str(tmp_path)]

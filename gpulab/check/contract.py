@@ -303,7 +303,7 @@ class Contract:
         """The text of the file of fingerprints, of `answers` as (name, summary, likely, answer)."""
 
         def alone(answer: Any) -> Fingerprint:
-            """On ranks of its own: those that were called often before are never quiet, and none of them seems to wait."""
+            """On ranks of its own: those that were called often are never quiet, and none of them seems to wait."""
             with self._on_ranks(trial := Trial(self.path.stem, 0)):
                 return self.fingerprint(answer, trial)
 

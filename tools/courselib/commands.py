@@ -102,7 +102,8 @@ def help_text() -> str:
     return (
         f"{rows}\n\n"
         "Settings, after the command: TORCH=cpu (torch's smaller build, without CUDA), PORT=8890, LANE=unit,\n"
-        "WORKERS=8 (tests side by side); for explore EXAMPLES=20 (times as many as the tests draw), BUSY=16.\n"
+        "WORKERS=8 (lanes at once, or processes of one); for explore EXAMPLES=20 (times as many as the tests draw),\n"
+        "BUSY=16.\n"
         "Without make: python tools/course.py lab, and likewise for the others."
     )
 

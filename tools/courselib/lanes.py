@@ -1,9 +1,10 @@
 """Run several programs and sum them up: the tests, and the linters.
 
-Each lane runs even if one before it failed; the whole fails if any did. The browser's runs beside the unit tests: no
-verdict hangs on how busy the machine is.
+Each lane runs even if one before it failed; the whole fails if any did. Those of the tests run side by side, each in
+one process, and are shown one after the other: no verdict hangs on how busy the machine is.
 """
 
+import codecs
 import json
 import os
 import random
@@ -14,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -34,21 +35,26 @@ EVERY_TIME_THE_SAME = {"GPULAB_CHECK_SEED": "0", "PYTHONHASHSEED": "0"}
 TIMES, BUSY = 10, 8  # `make explore`: so many times the examples; so many busy processes
 
 NOT_UNIT = ("--ignore=tests/browser", "--ignore=tests/cluster")  # a lane, and a command, of their own
+ANSWERS = ("tests/wrong_answers",)
+VIRTUAL = ("tests/virtual", "tests/validate", "tests/timing")
 
 # Memory of tensors that come and go stays with the process: half of the time of some cells went to asking for it anew.
 _KEEPS_MEMORY = {"MALLOC_TRIM_THRESHOLD_": "100000000000", "MALLOC_MMAP_THRESHOLD_": "100000000000"}
 
-# Processes that run tests side by side. On two cores a third takes longer: beside the browser all three wait for turns.
+# Programs that run tests at once, and the browser's beside them. On two cores a third would wait for turns.
 WORKERS = 2  # WORKERS=8 on a larger machine
+# Of a lane that runs alone so many processes share the modules, in the order of the files: those of one long test would
+# come last otherwise, and leave a process idle.
+_BY_MODULE = ("--dist", "loadscope", "--no-loadscope-reorder")
+_ONE_BY_ONE = ("--dist", "load")  # where all tests are in one module
+
+
+def _workers() -> int:
+    return int(_number("WORKERS", WORKERS, 1, 64))
 
 
 def _side_by_side() -> tuple[str, ...]:
-    return "-n", str(int(_number("WORKERS", WORKERS, 1, 64))), "--dist", "loadscope"
-
-
-def _nbval() -> tuple[str, ...]:
-    limit = f"--nbval-cell-timeout={HANG_SECONDS}"
-    return "-m", "pytest", "--nbval-kernel-name=python3", limit, *_side_by_side(), "-p", "no:cacheprovider"
+    return "-n", str(_workers()), *_BY_MODULE[:2]
 
 
 @dataclass(frozen=True)
@@ -61,31 +67,42 @@ class Lane:
     missing: str = ""  # why it cannot run here; printed, and no failure
     environ: Mapping[str, str] = field(default_factory=lambda: EVERY_TIME_THE_SAME)
     beside: int = 0  # processes that keep the machine busy meanwhile
-    meanwhile: bool = False  # starts with the lane before it, and shows what it said when that one has ended
+    meanwhile: bool = False  # waits half of its time, so that it runs beside the others from the start
+    shared: tuple[str, ...] = ()  # how several processes share its tests where it runs alone
 
 
 def lanes_for_tests(chromium: str | None) -> list[Lane]:
-    """What `make test` runs, in order."""
-    # In the order of the files: modules of one long test, which would come last otherwise, leave no process idle.
-    beside = (*_side_by_side(), "--no-loadscope-reorder")
-    unit = ("-m", "pytest", "tests", *NOT_UNIT, "-m", "not browser and not unsolved", *beside)
-    one_by_one = (*_side_by_side()[:-1], "load")  # each exercise is a test, and all of them are in one module
-    strict = ("--nbval", "--nbval-sanitize-with", "tests/nbval_sanitize.cfg", "notebooks", "solutions")
+    """What `make test` runs, in this order; the longest begin first."""
+    pytest = ("-m", "pytest", "-p", "no:cacheprovider")
+    rest = ("tests", *NOT_UNIT, *(f"--ignore={folder}" for folder in (*ANSWERS, *VIRTUAL)))
+    cells = ("--nbval-kernel-name=python3", f"--nbval-cell-timeout={HANG_SECONDS}", "--nbval")
+    strict = (*cells, "--nbval-sanitize-with", "tests/nbval_sanitize.cfg", "notebooks", "solutions")
     no_browser = "browser tests NOT run: no Chromium on PATH (" + ", ".join(CHROMIUM) + ")"
+    solved = ("-m", "not unsolved")
     return [
-        Lane("unit", "unit and property tests, wrong answers", unit),
+        Lane("unit", "unit and property tests", (*pytest, *rest, *solved), shared=_BY_MODULE),
         Lane(
             "browser",
             "JupyterLab in Chromium, as a student uses it",
-            ("-m", "pytest", "tests/browser", "-p", "no:cacheprovider"),
+            (*pytest, "tests/browser"),
             missing="" if chromium else no_browser,
-            meanwhile=True,  # it waits for pages and kernels half of its time, and uses one core
+            meanwhile=True,
         ),
-        Lane("notebooks", "lectures and solutions print what is stored in them", (*_nbval(), *strict)),
+        Lane(
+            "notebooks",
+            "lectures and solutions print what is stored in them",
+            (*pytest, *strict),
+            shared=_BY_MODULE[:2],
+        ),
+        Lane("answers", "the checks pass right answers, and tell wrong ones", (*pytest, *ANSWERS), shared=_BY_MODULE),
+        Lane(
+            "virtual", "the virtual GPU is as PyTorch's CUDA code and real GPUs", (*pytest, *VIRTUAL), shared=_BY_MODULE
+        ),
         Lane(
             "exercises",
             "exercises run without a solution, and say that nothing was attempted",
-            ("-m", "pytest", "tests/test_notebooks.py", "-m", "unsolved", *one_by_one),
+            (*pytest, "tests/test_notebooks.py", "-m", "unsolved"),
+            shared=_ONE_BY_ONE,
         ),
     ]
 
@@ -124,22 +141,25 @@ LINT_LANES = (
 def run_tests(venv: Venv, only: str | None) -> int:
     """The test lanes, or the one named `only`; 1 if any failed."""
     found = next(filter(None, map(shutil.which, CHROMIUM)), None)
-    lanes = chosen(lanes_for_tests(found), only)
+    lanes, workers = chosen(lanes_for_tests(found), only), _workers()
     with bytecode_kept(), libraries_ready(venv) as environ:
-        if environ:
-            lanes = [replace(lane, arguments=_workers_ready(venv, lane.arguments)) for lane in lanes]
-        return run_lanes(venv, [replace(lane, environ={**lane.environ, **environ}) for lane in lanes])
+        if only is not None:
+            lanes = [replace(lane, arguments=_shared(venv, lane, workers, bool(environ))) for lane in lanes]
+        elif environ:
+            lanes = [replace(lane, arguments=(*ready.ASKING, *lane.arguments)) for lane in lanes]
+        lanes = [replace(lane, environ={**lane.environ, **environ}) for lane in lanes]
+        return run_lanes(venv, lanes, workers if only is None else 1)
 
 
-def _workers_ready(venv: Venv, arguments: tuple[str, ...]) -> tuple[str, ...]:
-    """The same, but that the processes side by side begin with torch imported, as all that they start."""
-    if "-n" not in arguments:
-        return arguments
-    at = arguments.index("-n")
-    number = int(arguments[at + 1])
+def _shared(venv: Venv, lane: Lane, number: int, is_ready: bool) -> tuple[str, ...]:
+    """The arguments by which so many processes share the tests of a lane; with torch imported, if that is ready."""
+    if not lane.shared:
+        return lane.arguments
+    if not is_ready:
+        return *lane.arguments, "-n", str(number), *lane.shared
     started = f"{number}*popen//python={shlex.join([str(venv.python), *ready.ASKING])}"
     restarts = ("--max-worker-restart", str(4 * number))  # which -n has by itself
-    return *arguments[:at], "--tx", started, *restarts, *arguments[at + 2 :]
+    return *lane.arguments, "--tx", started, *restarts, *lane.shared
 
 
 def run_exploring(venv: Venv, only: str | None) -> int:
@@ -173,32 +193,53 @@ def chosen(lanes: list[Lane], only: str | None) -> list[Lane]:
     return lanes
 
 
-def run_lanes(venv: Venv, lanes: Sequence[Lane]) -> int:
-    """Run each lane and print a line on each at the end; 1 if any failed."""
+def run_lanes(venv: Venv, lanes: Sequence[Lane], at_once: int = 1) -> int:
+    """Run each lane, so many `at_once` and beside them those that may, and print a line on each at the end; 1 if any
+    failed. What they say is shown one after the other, of each as it comes."""
     summary = []
     failed = False
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor() as beside:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ThreadPoolExecutor(at_once) as turns,
+        ThreadPoolExecutor() as beside,
+    ):
         begun: dict[str, Future[tuple[int, float]]] = {}
-        for number, lane in enumerate(lanes):
-            say(f"\n=== {lane.name}: {lane.title}")
-            if lane.missing:
-                say(lane.missing)
-                summary.append(f"  not run        {lane.name}: {lane.missing}")
-                continue
-            for other in lanes[number + 1 : number + 2]:
-                if other.meanwhile and not other.missing:
-                    say(f"({other.name} runs beside it and is shown below)")
-                    begun[other.name] = beside.submit(_timed, venv, other, Path(folder, other.name))
-            if lane.name in begun:
-                code, seconds = begun[lane.name].result()
-                say(Path(folder, lane.name).read_text(encoding="utf-8", errors="replace"))
-            else:
-                code, seconds = _timed(venv, lane, None)
-            failed = failed or code != 0
-            summary.append(f"  {'passed' if code == 0 else 'FAILED'} {seconds:5.0f} s  {lane.name}: {lane.title}")
+        for lane in lanes if at_once > 1 else ():
+            if not lane.missing:
+                Path(folder, lane.name).touch()
+                pool = beside if lane.meanwhile else turns
+                begun[lane.name] = pool.submit(_timed, venv, lane, Path(folder, lane.name))
+        try:
+            for lane in lanes:
+                say(f"\n=== {lane.name}: {lane.title}")
+                if lane.missing:
+                    say(lane.missing)
+                    summary.append(f"  not run        {lane.name}: {lane.missing}")
+                    continue
+                if lane.name in begun:
+                    _follow(Path(folder, lane.name), begun[lane.name])
+                    code, seconds = begun[lane.name].result()
+                else:
+                    code, seconds = _timed(venv, lane, None)
+                failed = failed or code != 0
+                summary.append(f"  {'passed' if code == 0 else 'FAILED'} {seconds:5.0f} s  {lane.name}: {lane.title}")
+        finally:  # where somebody has stopped it, those that wait for their turn do not begin
+            turns.shutdown(wait=False, cancel_futures=True)
     say("\n=== summary")
     say("\n".join(summary))
     return int(failed)
+
+
+def _follow(file: Path, lane: Future[tuple[int, float]]) -> None:
+    """Show what a lane writes into this file until it has ended."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    with file.open("rb") as said:
+        over = False
+        while not over:
+            over = lane.done()
+            sys.stdout.write(decoder.decode(said.read()))
+            sys.stdout.flush()
+            wait([lane], 0.2)
 
 
 def _timed(venv: Venv, lane: Lane, said: Path | None) -> tuple[int, float]:
@@ -269,5 +310,12 @@ def _run(venv: Venv, lane: Lane, output: IO[bytes] | None = None) -> int:
             progress |= ready.ranks_here(lane.environ)  # a lecture's torchrun; others choose for themselves
         environ = _environ(venv, progress | dict(lane.environ))
         with busy(lane.beside):
-            command, errors = [str(venv.python), *lane.arguments], None if output is None else subprocess.STDOUT
-            return subprocess.call(command, cwd=venv.root, env=environ, stdout=output, stderr=errors)
+            command, shown = [str(venv.python), *lane.arguments], output is None
+            return subprocess.call(
+                command,
+                cwd=venv.root,
+                env=environ,
+                stdin=None if shown else subprocess.DEVNULL,
+                stdout=output,
+                stderr=None if shown else subprocess.STDOUT,
+            )
