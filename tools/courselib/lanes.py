@@ -41,8 +41,8 @@ VIRTUAL = ("tests/virtual", "tests/validate", "tests/timing")
 # Memory of tensors that come and go stays with the process: half of the time of some cells went to asking for it anew.
 _KEEPS_MEMORY = {"MALLOC_TRIM_THRESHOLD_": "100000000000", "MALLOC_MMAP_THRESHOLD_": "100000000000"}
 
-# Programs that run tests at once, and the browser's beside them. On two cores a third would wait for turns.
-WORKERS = 2  # WORKERS=8 on a larger machine
+# Programs that run tests at once: on two cores a third fills the time in which others wait for pages, kernels or ranks.
+WORKERS = 3  # WORKERS=8 on a larger machine
 # Of a lane that runs alone so many processes share the modules, in the order of the files: those of one long test would
 # come last otherwise, and leave a process idle.
 _BY_MODULE = ("--dist", "loadscope", "--no-loadscope-reorder")
@@ -67,7 +67,6 @@ class Lane:
     missing: str = ""  # why it cannot run here; printed, and no failure
     environ: Mapping[str, str] = field(default_factory=lambda: EVERY_TIME_THE_SAME)
     beside: int = 0  # processes that keep the machine busy meanwhile
-    meanwhile: bool = False  # waits half of its time, so that it runs beside the others from the start
     shared: tuple[str, ...] = ()  # how several processes share its tests where it runs alone
 
 
@@ -86,7 +85,6 @@ def lanes_for_tests(chromium: str | None) -> list[Lane]:
             "JupyterLab in Chromium, as a student uses it",
             (*pytest, "tests/browser"),
             missing="" if chromium else no_browser,
-            meanwhile=True,
         ),
         Lane(
             "notebooks",
@@ -194,21 +192,18 @@ def chosen(lanes: list[Lane], only: str | None) -> list[Lane]:
 
 
 def run_lanes(venv: Venv, lanes: Sequence[Lane], at_once: int = 1) -> int:
-    """Run each lane, so many `at_once` and beside them those that may, and print a line on each at the end; 1 if any
-    failed. What they say is shown one after the other, of each as it comes."""
+    """Run each lane, so many `at_once`, and print a line on each at the end; 1 if any failed.
+
+    What they say is shown one after the other, of each as it comes.
+    """
     summary = []
     failed = False
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        ThreadPoolExecutor(at_once) as turns,
-        ThreadPoolExecutor() as beside,
-    ):
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(at_once) as turns:
         begun: dict[str, Future[tuple[int, float]]] = {}
         for lane in lanes if at_once > 1 else ():
             if not lane.missing:
                 Path(folder, lane.name).touch()
-                pool = beside if lane.meanwhile else turns
-                begun[lane.name] = pool.submit(_timed, venv, lane, Path(folder, lane.name))
+                begun[lane.name] = turns.submit(_timed, venv, lane, Path(folder, lane.name))
         try:
             for lane in lanes:
                 say(f"\n=== {lane.name}: {lane.title}")
