@@ -197,14 +197,8 @@ class Trial:
             raise failed from outcome.error
         if put_back:
             self.left(put_back, who)
-        if outcome.seeded and not may_seed:
-            self.fail(
-                f"{who} seeds a global random generator",
-                expected="random numbers that go on where the caller's were",
-                got=f"a new seed, as by {' and '.join(outcome.seeded)} (put back now)",
-                likely="with a seed inside, every call draws the same numbers, and so does all that the caller draws "
-                "after it: take a generator of your own, torch.Generator().manual_seed(…), or torch.random.fork_rng()",
-            )
+        if not may_seed:
+            self.unseeded(outcome.seeded, who)
         if inspect.iscoroutine(outcome.value) or inspect.isgenerator(outcome.value):
             outcome.value.close()
             self.fail(
@@ -232,6 +226,18 @@ class Trial:
             expected="the settings that were there before the call",
             got=settings,
             likely="a switch was set for the work inside and not set back: use it as a context manager",
+        )
+
+    def unseeded(self, calls: Sequence[str], who: str = "your function") -> None:
+        """Fail if the call has seeded global generators by these calls."""
+        if not calls:
+            return
+        self.fail(
+            f"{who} seeds a global random generator",
+            expected="random numbers that go on where the caller's were",
+            got=f"a new seed, as by {' and '.join(calls)} (put back now)",
+            likely="with a seed inside, every call draws the same numbers, and so does all that the caller draws "
+            "after it: take a generator of your own, torch.Generator().manual_seed(…), or torch.random.fork_rng()",
         )
 
     def unchanged(self, changes: Sequence[Change], who: str = "your function") -> None:

@@ -122,8 +122,8 @@ class Contract:
     function that is asked for. Where another object is asked for, as a class, `accept(student, trial)` judges what kind
     of object came, and returns the function that `call` calls. With `ranks`, at most so many of them, the function is
     called on real ones: `call(on_rank, args of rank 0, …)` is the list of what `on_rank(student, *args)` returned; then
-    `may_change` says, as in `Trial.call`, what the student may change of what `on_rank` hands over. `alike` is by how
-    much a mistake's numbers may differ on another processor.
+    `may_change` says, as in `Trial.call`, what the student may change of what `on_rank` hands over, and the one option
+    of `call` is `may_seed`. `alike` is by how much a mistake's numbers may differ on another processor.
     """
 
     def __init__(
@@ -224,7 +224,8 @@ class Contract:
             if self.ranks:
                 on_rank, *of_ranks = args
                 watched = Watched(function, self.parameters, self.may_change)
-                return trial.ranks.call(trial, [partial(on_rank, watched, *args) for args in of_ranks], function)
+                functions = [partial(on_rank, watched, *args) for args in of_ranks]
+                return trial.ranks.call(trial, functions, function, **options)
             return trial.call(partial(through, function) if through else function, *args, **options)
 
         return self.play(call, scene)

@@ -54,9 +54,10 @@ class Answer:
     inside: str = ""  # what the student's line has called that does not return
     changes: tuple[Any, ...] = ()  # of what it was handed, as an audit found them
     left: str = ""  # settings of the rank that it has changed
+    seeded: tuple[str, ...] = ()  # the calls that seed those global generators that it has seeded
 
 
-_changes, _left = list[Any](), list[str]()  # of the call that runs
+_changes, _left, _seeded = list[Any](), list[str](), list[str]()  # of the call that runs
 
 
 @dataclass(frozen=True)
@@ -76,9 +77,11 @@ class Watched:
 
         audit, grad = Audit(named(args, self.names), self.may_change), torch.is_grad_enabled()
         shared, local = settings.shared(), settings.local()
+        states, seeds = settings.random_states(), settings.seeds()
         try:
             got = self.student(*args)
             left = settings.changed(shared | local, settings.shared() | settings.local())
+            _seeded.extend(settings.seeded(states, seeds))
         finally:  # for what the check does next, and for the next call
             torch.set_grad_enabled(grad)
             settings.put_back(shared)
@@ -153,9 +156,10 @@ def _answer(call: Call) -> Answer:
     random.seed(call.seed)
     _changes.clear()
     _left.clear()
+    _seeded.clear()
     try:
         value = pickle.loads(call.function)()
-        return Answer(value, changes=tuple(_changes), left="; ".join(_left))
+        return Answer(value, changes=tuple(_changes), left="; ".join(_left), seeded=tuple(_seeded))
     except SystemExit as end:
         return Answer(raised="SystemExit", text=text_of(end), frames=tuple(frames(end)))
     except Exception as error:

@@ -75,8 +75,11 @@ class Ranks:
         lines = [(rank, " ".join(output.split())) for rank, output in enumerate(self._outputs)]
         return [f"(rank {rank} printed: {clip(line, 200)})" for rank, line in lines if line]
 
-    def call(self, trial: Trial, functions: Sequence[Callable[[], Any]], student: Any) -> list[Any]:
-        """What each of `functions` returned on its rank, the first on rank 0. `student` is the function within them."""
+    def call(
+        self, trial: Trial, functions: Sequence[Callable[[], Any]], student: Any, *, may_seed: bool = False
+    ) -> list[Any]:
+        """What each of `functions` returned on its rank, the first on rank 0. `student` is the function within them;
+        the body of a script `may_seed` the global generators of its process."""
         trial.called = True
         try:
             pickled = _pickled(functions, student)
@@ -100,6 +103,8 @@ class Ranks:
         if all(not answer.raised and not answer.ended for answer in answers):
             if left := next((answer.left for answer in answers if answer.left), ""):
                 trial.left(left)
+            if not may_seed:
+                trial.unseeded(next((answer.seeded for answer in answers if answer.seeded), ()))
             trial.unchanged(next((answer.changes for answer in answers if answer.changes), ()))
             return [answer.value for answer in answers]
         crew, waiting = self._crew, {_HUNG, _BUSY}

@@ -1,6 +1,7 @@
 """A student's function on real ranks: what comes back, what is told where it goes wrong, and that nothing stays."""
 
 import os
+import random
 import sys
 import threading
 import time
@@ -36,8 +37,8 @@ def on_machine(student, *args):
         return student(*args)
 
 
-def call(trial, student, *of_ranks, through=alone):
-    return trial.ranks.call(trial, [partial(through, student, *args) for args in of_ranks], student)
+def call(trial, student, *of_ranks, through=alone, **options):
+    return trial.ranks.call(trial, [partial(through, student, *args) for args in of_ranks], student, **options)
 
 
 def failure(trial, student, count=2, through=in_group):
@@ -157,6 +158,33 @@ def test_a_setting_that_stays_changed_on_a_rank_is_told_and_is_put_back(trial, s
         assert caught.value.summary == "your function left a setting changed"
         assert caught.value.rows["got"].startswith(said)
         assert call(trial, settings, ()) == [(torch.float32, False)]
+
+
+@pytest.mark.parametrize(
+    ("seeds", "told"),
+    [
+        (lambda: torch.manual_seed(3), "torch.manual_seed"),
+        (lambda: torch.cuda.manual_seed(3), "torch.cuda.manual_seed (GPU 1)"),
+        (lambda: random.seed(3), "random.seed"),
+    ],
+    ids=["torch", "the GPU", "Python"],
+)
+def test_a_generator_that_is_seeded_on_a_rank_is_told_unless_it_may_be(trial, seeds, told):
+    def student():
+        if int(os.environ["RANK"]) == 1:
+            seeds()
+
+    def draws():
+        torch.rand(5, device="cuda"), torch.rand(5), random.random(), torch.randperm(9)
+        with torch.random.fork_rng():
+            torch.manual_seed(3)
+
+    with Ranks(2, trial):
+        call(trial, watched(draws), (), (), through=in_group)
+        call(trial, watched(student), (), (), through=in_group, may_seed=True)
+        with pytest.raises(CheckFailed, match="your function seeds a global random generator") as caught:
+            call(trial, watched(student), (), (), through=in_group)
+        assert told in caught.value.rows["got"]
 
 
 def watched(student):

@@ -196,7 +196,8 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
             home.mkdir()
         of_ranks = zip(models, homes, strict=True)
         rest = (Samples(data), epochs, each * ranks, rate)
-        found = call(on_rank, *[(scene.machines, model, *rest, str(home / "model.pt")) for model, home in of_ranks])
+        given = [(scene.machines, model, *rest, str(home / "model.pt")) for model, home in of_ranks]
+        found = call(on_rank, *given, may_seed=True)  # the body of a script
     all_of = {name: [told[name] for told in found] for name in found[0]}
     where = "one machine" if scene.machines == "one" else "a machine each"
     facts = Facts(f"{length} samples on {ranks} ranks, {where}, batch_size {each * ranks}, epochs {epochs}")
