@@ -174,8 +174,9 @@ def _current() -> dict[str, str]:
     return {_GPU: f"cuda:{torch.cuda.current_device()}", **streams}
 
 
-def _sync_debug_mode() -> str | None:
-    return ("default", "warn", "error")[torch.cuda.get_sync_debug_mode()] if _has_gpu() else None
+def _sync_debug_mode() -> str:
+    """The default one until a GPU is in use: to read it would take one into use."""
+    return ("default", "warn", "error")[torch.cuda.get_sync_debug_mode() if _has_gpu() else 0]
 
 
 def _set_sync_debug_mode(mode: str) -> None:

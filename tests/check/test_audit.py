@@ -651,3 +651,12 @@ def test_the_text_of_a_member_of_an_enum_of_texts_is_its_value():
 def test_a_number_of_numpy_is_shown_as_one():
     assert show(np.float64(1.5)) == "1.5 (a NumPy float64)"
     assert show(np.int64(7)) == "7 (a NumPy int64)"
+
+
+def test_a_call_that_takes_the_first_gpu_into_use_leaves_no_setting_changed(monkeypatch):
+    """On a machine with a GPU, an answer may be the first that asks for one."""
+    in_use = []
+    monkeypatch.setattr(settings, "_has_gpu", lambda: bool(in_use))
+    with virtual_gpu():
+        assert call(lambda: in_use.append(True)) is None
+        assert call(lambda: torch.cuda.set_sync_debug_mode("warn")).summary == "your function left a setting changed"

@@ -33,6 +33,11 @@ def on(device: Device) -> Finding:
     return only(judge_devices(dataclasses.replace(BUILT, devices=(device,))))
 
 
+def without_what_is_free(reading: Torch) -> Torch:
+    """Of a GPU that is here, other processes take memory meanwhile."""
+    return dataclasses.replace(reading, devices=tuple(dataclasses.replace(d, free=None) for d in reading.devices))
+
+
 # Reading
 
 
@@ -40,7 +45,7 @@ def test_reading_here_and_in_a_process_of_its_own_agree() -> None:
     here = pytorch.read()
     assert here.version == real_torch.__version__
     assert here.broken is None
-    assert apart.read_apart() == here
+    assert without_what_is_free(apart.read_apart()) == without_what_is_free(here)
 
 
 def test_a_reading_survives_the_crossing() -> None:

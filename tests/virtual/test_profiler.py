@@ -300,3 +300,24 @@ def test_waits_bear_the_names_of_cudas_calls(gpu, tmp_path):
     assert [e["ts"] + e["dur"] for e in waits if e["name"] == "cudaEventSynchronize"] == pytest.approx(
         [ends[1]], rel=1e-6
     )
+
+
+def test_the_gpu_s_activity_alone_shows_calls_of_cuda_and_kernels_as_a_real_one(gpu, tmp_path):
+    """An H200 shows `cudaLaunchKernel` and kernels then, and neither operations nor named ranges."""
+    step = training()
+    with profile(activities=BOTH) as both:
+        step()
+    with profile(activities=[ProfilerActivity.CUDA]) as alone:
+        step()
+    host = {event.name for event in alone.events() if event.device_type == torch.autograd.DeviceType.CPU}
+    assert "cudaLaunchKernel" in host
+    assert not [name for name in host if not name.startswith("cuda")]
+    kernels = [
+        sorted(event.name for event in one.events() if event.device_type == torch.autograd.DeviceType.CUDA)
+        for one in (both, alone)
+    ]
+    assert kernels[0] == kernels[1] != []
+    events = trace_of(alone, tmp_path / "trace.json")
+    assert not of(events, "cpu_op", "user_annotation")
+    assert of(events, "cuda_runtime")
+    assert sorted(e["name"] for e in of(events, "kernel", "gpu_memcpy")) == kernels[0]

@@ -5,6 +5,7 @@ Only what PyTorch answers to "what is there?" is replaced; nothing computes else
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -60,6 +61,20 @@ def with_another_accelerator() -> Iterator[Asked]:
 
     with _answers(asked, accelerator, available, lambda: 1, lambda *args: 0):
         yield asked
+
+
+@contextmanager
+def with_cores(count: int) -> Iterator[None]:
+    """A machine of so many cores, all of them for this process, whatever is asked for their number."""
+    with ExitStack() as stack:
+        for name, answer in (
+            ("cpu_count", lambda: count),
+            ("process_cpu_count", lambda: count),
+            ("sched_getaffinity", lambda pid: set(range(count))),
+        ):
+            if hasattr(os, name):
+                stack.enter_context(patch.object(os, name, answer))
+        yield
 
 
 @contextmanager

@@ -135,7 +135,10 @@ def network(scene: Scene) -> nn.Module:
     """Each norm has an eps and a bias of its own, and a weight, but for the last two, which share it; some are frozen.
     A norm stands twice in the Sequential, one in two modules, a block twice, and a weight in two layers."""
     kind, other, *_ = KINDS[scene.kind]
-    mix = partial(Mix, bias=False, dtype=scene.dtype)
+
+    def mix(before: int, after: int) -> nn.Module:  # drawn in float32: PyTorch's versions draw 16-bit numbers otherwise
+        return Mix(before, after, bias=False).to(scene.dtype)
+
     norm = partial(kind, dtype=torch.promote_types(scene.dtype, torch.float32))
     first, last, inner = norm(8, 1e-3), norm(24, 2e-3), norm(8, 3e-3, track_running_stats=False)
     after = norm(24, 5e-3)
@@ -178,7 +181,7 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
         if not facts.seen["weights and biases elsewhere"]:
             compare_outputs(facts, norms, scene, call)
         if facts.hold() and scene.device == "cpu":
-            x = torch.randn(4, 3, *sizes, dtype=scene.dtype)
+            x = torch.randn(4, 3, *sizes).to(scene.dtype)
             seen = call(new, x, through=lambda _, new, x: run(new, x), may_change={"new": ANYTHING}, who="the copy")
             for _, norm, _ in norms:
                 norm.register_forward_hook(lambda old, args, out: group_norm(old, args[0], groups))

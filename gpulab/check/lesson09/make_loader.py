@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..base import Trial, check
 from ..contract import Clause, Contract, Facts, holds
-from ..lesson02.machines import without_gpu
+from ..lesson02.machines import with_cores, without_gpu
 from ..measure import virtual_gpu
 from ..scenes import Scene
 from ..wording import is_number
@@ -21,6 +21,7 @@ from .sections import MISTAKES, SAMPLER, WORKERS
 from .workers import none_started, quiet
 
 EPOCHS = 5
+CORES_HERE = 2  # of the machine that an answer may ask in place of its argument
 KIND, DEFAULTS = "kind of what is returned", "without ranks, rank and train"
 STRANGE = "items that are no samples of the dataset"
 COUNT, LIVE, PINNED = "num_workers", "persistent_workers", "pin_memory"
@@ -211,7 +212,7 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
     )
 
     def looked_at(student: Callable[..., Any], *args: Any) -> Seen:
-        with quiet(), none_started():
+        with quiet(), none_started(), with_cores(CORES_HERE):
             return Seen(student(*args))
 
     def of_rank(rank: int) -> Seen:

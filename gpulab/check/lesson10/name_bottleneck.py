@@ -142,7 +142,7 @@ def step(machine: Machine, kind: str, twist: str, scale: float, other: int) -> N
     if kind in GAPS and twist == STREAMS:
         streams += [(machine.gpu, 13 + n) for n in range(4)]
     if kind in GAPS and twist == GPUS:
-        machine.work(5, size / busy, 0.3, 0.3, (other, 7))
+        machine.work(5, size / busy, 0.3, 0.36, (other, 7))
     if twist == COPIES:
         machine.copy(0.9 * size / busy, within=kind not in GAPS)
     if twist == NONE:
@@ -154,28 +154,28 @@ def step(machine: Machine, kind: str, twist: str, scale: float, other: int) -> N
         return
     if twist == SHORT:
         for _ in range(20):
-            machine.work(15, 4, 0.2, 0.2)
+            machine.work(15, 4, 0.2, 0.25)
             machine.host("cuda_runtime", "cudaEventSynchronize", 2)  # for an event that is over
     elif kind == "launches":
         pace = size / count / busy
         if twist == HIDDEN:  # one kernel, behind which the host loads and then waits
-            machine.work(9, 0.9 * size / busy, 0.3, 0.3)
+            machine.work(9, 0.9 * size / busy, 0.3, 0.36)
             machine.host("user_annotation", machine.loader, 0.4 * size / busy)
             machine.wait("cudaStreamSynchronize")
             kernel = 0.6 * pace
         for _ in range(count):
-            machine.work(pace, kernel, 0.2, 0.2, *streams)
+            machine.work(pace, kernel, 0.2, 0.25, *streams)
             if twist == HIDDEN:  # from behind the kernel into the gap, of which it fills a third
                 machine.host("user_annotation", machine.loader, 0.74 * pace + 4)
                 machine.wait("cudaStreamSynchronize")  # for what is done already
     elif kind == "waits":
         if twist == HIDDEN:
-            machine.work(9, size / busy, 0.3, 0.3)
+            machine.work(9, size / busy, 0.3, 0.36)
             machine.host("user_annotation", machine.loader, 0.97 * size / busy)
             kernel *= 0.3
         for _ in range(count):
             pause = size / count / busy - size / count - 13
-            machine.work(8, kernel, 0.2, 0.2, *streams)
+            machine.work(8, kernel, 0.2, 0.25, *streams)
             machine.wait(machine.waits)
             machine.host("cpu_op", "aten::item", 1.0)
             machine.now += max(pause, 1.0)  # Python, which no operation shows
@@ -183,7 +183,7 @@ def step(machine: Machine, kind: str, twist: str, scale: float, other: int) -> N
         gap = size * (1 / busy - 1)
         pieces, rest = [0.7 * gap], 0.3 * gap
         if twist == HIDDEN:  # the batch is fetched last, in pieces, the first from behind the kernel into the gap
-            machine.work(9, size, 0.2, 0.2)
+            machine.work(9, size, 0.2, 0.25)
             machine.now += size - 0.2 * gap
             pieces, rest, count = [0.45 * gap, 0.22 * gap, 0.22 * gap], 0.31 * gap, 0
         for us in pieces:
@@ -192,7 +192,7 @@ def step(machine: Machine, kind: str, twist: str, scale: float, other: int) -> N
         machine.now += rest  # what Python does with the batch
         for _ in range(count):
             # Where there are many, each comes a little too late.
-            machine.work(1.03 * kernel if twist == NUMBER else min(9.0, 0.5 * kernel), kernel, 0.2, 0.2, *streams)
+            machine.work(1.03 * kernel if twist == NUMBER else min(9.0, 0.5 * kernel), kernel, 0.2, 0.25, *streams)
     else:
         of_roof(machine, kind, twist, size, count, busy, other)
     if near:

@@ -77,7 +77,7 @@ class Machine:
         mine = [e for e in self.events if e.get("cat") == "kernel" and e["ts"] >= begin]
         before = max(self.now + 0.8 * 9.0 + _LAUNCH, self._free[self.gpu, 7]) + _RETURN - begin
         gaps = before - sum(e["dur"] for e in mine)
-        self.work(9.0, gaps / part - before, 0.3, 0.3)
+        self.work(9.0, gaps / part - before, 0.3, 0.36)
 
     def _on_gpu(
         self, cat: str, name: str, gpu: int, stream: int, launched: float, us: float, counts: dict[str, float]

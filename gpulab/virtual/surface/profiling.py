@@ -84,9 +84,9 @@ def _next(numbers: Sequence[float], after: float, otherwise: float) -> float:
 class Seen(list[Span]):
     """What a clock records while a profiler runs, each with a mark among the profiler's own events."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, *, operations: bool = True) -> None:
         super().__init__()
-        self.clock = clock
+        self.clock, self.operations = clock, operations  # whether the host's are shown, or its calls of CUDA alone
         self.at: list[tuple[float, float]] = []  # at each mark the time of launches and waits, and the host's own
         self.marked: dict[int, int] = {}  # the number of a span, by its mark's
         self.waits: dict[int, tuple[int, str]] = {}  # by the mark before a wait: that after it, and its name
@@ -164,6 +164,7 @@ class Seen(list[Span]):
         for of_thread in threads.values():
             kept += self._of_thread(of_thread)
         axis = Axis(marks, [(e.time_range.start, e.time_range.end) for e in kept if e.scope == 0])
+        kept = [event for event in kept if self._shows(event.name)]  # the axis has been told by all of them
         for event in kept:
             event.time_range.start, event.time_range.end = axis(event.time_range.start), axis(event.time_range.end)
         for span in self:
@@ -214,6 +215,10 @@ class Seen(list[Span]):
                 within.append(event)
         return kept
 
+    def _shows(self, name: str) -> bool:
+        """Whether the one who asked for this recording wants to see what the host does under this name."""
+        return self.operations or _is_call(name)
+
     def _span(self, mark: str) -> Span | None:
         number = self.marked.get(_number(mark))
         return None if number is None else self[number]
@@ -259,7 +264,7 @@ class Seen(list[Span]):
                 if span is None:
                     continue
                 event |= {"name": _CALLS[span.where], "cat": "cuda_runtime"}
-            elif end <= ends.get(thread, -1.0) or name == _DISPATCH or _is_own(name):
+            elif end <= ends.get(thread, -1.0) or name == _DISPATCH or _is_own(name) or not self._shows(name):
                 continue
             event |= {"ts": axis(start), "dur": axis(end) - axis(start)}
             kept.append(event)
@@ -306,6 +311,11 @@ def _wait_call(name: str) -> str | None:
     return None if name.endswith(inside) else "cudaStreamSynchronize"
 
 
+def _is_call(name: str) -> bool:
+    """Whether it is one of CUDA's or NCCL's, which a profiler of the GPU's activity alone shows too."""
+    return name.startswith(("cuda", "nccl"))
+
+
 def _is_ours(name: str) -> bool:
     return name.startswith((_MARK, _WORK, _DISPATCH))
 
@@ -342,11 +352,11 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
             own_init(self, enabled, use_device=use_device, **kwargs)
             return
         # The CPU's activity also where only CUDA's is asked for: kernels are found by what launches them.
-        kwargs["use_cpu"] = True
+        operations, kwargs["use_cpu"] = kwargs.get("use_cpu", True), True
         if kwargs.get("profile_memory"):
             warn_once(gpu.told, _MEMORY)
         own_init(self, enabled, use_device=None, **kwargs)
-        self.use_device, self._seen = "cuda", Seen(gpu.clock)
+        self.use_device, self._seen = "cuda", Seen(gpu.clock, operations=operations)
         parse, export = self._parse_kineto_results, self.export_chrome_trace
 
         def _parse_kineto_results(*args: Any, **kwargs: Any) -> list[Any]:

@@ -1,0 +1,45 @@
+"""A mistake is told in its own words on other machines than the one that has stored its fingerprint."""
+
+import math
+import os
+import types
+
+import pytest
+
+import gpulab
+from gpulab.check.contract import CALL, Fingerprint
+
+from .test_banks import BANKS, SEED, failure
+
+
+@pytest.mark.parametrize("count", [1, 16, 192])
+def test_however_many_cores_it_has(count, monkeypatch):
+    bank = BANKS["make_loader"]
+    wrong = next(wrong for wrong in bank.wrong_answers if wrong.name == "this_machine")
+    monkeypatch.setattr(os, "cpu_count", lambda: count)
+    for drawn in (True, False):
+        assert failure(bank, wrong, drawn=drawn).summary == wrong.summary
+
+
+def test_whatever_marks_its_pytorch_puts_into_an_error():
+    """2.11 says "aten._foreach_norm.Scalar: got mixed", 2.15 leaves the colon out."""
+    contract = BANKS["train_sharded"].contract
+    mistake = next(mistake for mistake in contract.stored.mistakes if mistake.name == "rest_moved")
+    (said,) = {value for (_, fact), value in mistake.differs.items() if fact == CALL}
+    for instead, told in ((said.replace(" got", ": got"), True), (said.replace("got", "met"), False)):
+        assert instead != said
+        found = Fingerprint()
+        for key in mistake.differs:
+            found.seen[key] = instead
+            found.broken.add(key)
+        assert ([one.name for one in contract.explained(found)[0]] == ["rest_moved"]) == told
+
+
+def test_whichever_python_sums_numbers():
+    """Python 3.12 sums without the errors of rounding: no answer may hang on which of two equal sums is larger."""
+    bank = BANKS["name_bottleneck"]
+    for name in ("a_third", "half_idle", "of_the_longest"):
+        wrong = next(wrong for wrong in bank.wrong_answers if wrong.name == name)
+        answer = types.FunctionType(wrong.answer.__code__, wrong.answer.__globals__ | {"sum": math.fsum})
+        with pytest.raises(gpulab.CheckFailed, match=wrong.summary):
+            bank.check(answer, seed=SEED)
