@@ -31,6 +31,7 @@ class Effort:
     cudnn: bool = True
     times: bool = True
     host_calls: int = 500
+    new_shapes: int | None = None  # the first so many convolutions; None: all
     shapes: tuple[tuple[int, int, int], ...] = kernels.SHAPES
     touched_mib: tuple[float, ...] = kernels.TOUCHED
     layers: tuple[str, ...] | None = None
@@ -69,6 +70,7 @@ QUICK = Effort(
     models=("mlp",),
     sizes=1,
     host_calls=2,
+    new_shapes=1,
     shapes=((16, 16, 17),),
     touched_mib=(0.5, 1),
     layers=("depthwise3x3", "batch_norm_channels_last"),

@@ -1,7 +1,8 @@
 """What the host spends on a GPU's work: microseconds a call while the GPU keeps up, and what first calls take.
 
 First calls are measured in a process of their own, in which nothing has touched the GPU: the context, then the first
-and the second call of each library.
+and the second call of each library. A convolution's first call of each new shape is slow too: cuDNN plans it then, or
+tries what it has if `torch.backends.cudnn.benchmark` is on.
 """
 
 from __future__ import annotations
@@ -162,3 +163,39 @@ def _first_calls() -> Iterator[tuple[str, float]]:
             call()
             torch.cuda.synchronize()
             yield f"{name}_{which}_s", time.perf_counter() - began
+
+
+NEW = ((16, 3, 56), (32, 3, 28), (48, 5, 28), (64, 1, 28), (96, 3, 14), (128, 7, 14))  # channels, window, pixels a side
+
+
+def new_shapes(few: int | None = None) -> Iterator[dict[str, Any]]:
+    """Milliseconds until a convolution of 8 images is done, the first and the second time, forward and backward.
+
+    Where cuDNN tries its algorithms (`benchmark`) the images are four rows higher: it keeps what it knows of a shape.
+    """
+    before = torch.backends.cudnn.benchmark
+    try:
+        for benchmark in (False, True):
+            torch.backends.cudnn.benchmark = benchmark
+            for dtype in (torch.float32, torch.float16):
+                for channels, window, side in NEW[:few]:
+                    found: dict[str, list[float]] = {"forward_ms": [], "backward_ms": []}
+                    layer = nn.Conv2d(channels, channels, window, padding=window // 2, device=DEVICE, dtype=dtype)
+                    x = torch.randn(8, channels, side + 4 * benchmark, side, device=DEVICE, dtype=dtype)
+                    x.requires_grad_()
+                    for _ in range(2):
+                        torch.cuda.synchronize()
+                        began = time.perf_counter()
+                        out = layer(x)
+                        torch.cuda.synchronize()
+                        found["forward_ms"].append((time.perf_counter() - began) * 1e3)
+                        grad = torch.ones_like(out)
+                        torch.cuda.synchronize()
+                        began = time.perf_counter()
+                        out.backward(grad)
+                        torch.cuda.synchronize()
+                        found["backward_ms"].append((time.perf_counter() - began) * 1e3)
+                    about = {"benchmark": benchmark, "dtype": str(dtype), "channels": channels, "window": window}
+                    yield about | {"pixels": list(x.shape[2:])} | found
+    finally:
+        torch.backends.cudnn.benchmark = before

@@ -100,6 +100,16 @@ def _first_calls(run: Run) -> dict[str, float]:
     return host.first_calls(None if scope is None else scope.spec.name)
 
 
+def _new_shapes(run: Run) -> list[Any]:
+    rows: list[Any] = []
+    for row in host.new_shapes(run.effort.new_shapes):
+        rows.append(row)
+        run.keep(rows)
+        if run.over:
+            break
+    return rows
+
+
 def _host(run: Run) -> dict[str, float]:
     """Microseconds of the host by call; which host it is."""
     out: dict[str, Any] = {"processor": _processor(), "cores": os.cpu_count()}
@@ -256,6 +266,7 @@ SECTIONS: dict[str, Callable[[Run], Any]] = {
     "device": _device,
     "first_calls": _first_calls,
     "host": _host,
+    "new_shapes": _new_shapes,
     "copies": _copies,
     "matmul": _matmul,
     "products": _products,

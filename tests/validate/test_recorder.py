@@ -102,6 +102,16 @@ class TestSections:
         assert {f"AdamW_{kind}_100_us" for kind in ("plain", "foreach", "fused")} <= set(found)
         assert all(value >= 0 for name, value in found.items() if name.endswith("_us"))
 
+    def test_new_shapes_are_called_twice_without_and_with_benchmark(self, recording):
+        rows = recording["new_shapes"]
+        assert [(row["benchmark"], row["dtype"], row["pixels"]) for row in rows] == [
+            (benchmark, dtype, [60 if benchmark else 56, 56])
+            for benchmark in (False, True)
+            for dtype in ("torch.float32", "torch.float16")
+        ]
+        assert all(len(row[way]) == 2 and min(row[way]) > 0 for row in rows for way in ("forward_ms", "backward_ms"))
+        assert not torch.backends.cudnn.benchmark
+
     def test_products_have_their_shape_and_their_precision(self, recording):
         assert [(row["mnk"], row["precision"]) for row in recording["products"]] == [
             ([16, 16, 17], name) for name in ("fp32", "tf32", "fp16", "bf16")

@@ -208,7 +208,8 @@ def _softmax_backward(gpu: VirtualGPU, device: Device, func: Any, args: Args, kw
 
 def _reduced_loss(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """The output is allocated at full size and resized to a scalar: its storage stays as large as the elements."""
-    if gpu.compute or (len(args) > 2 and not args[2]):
+    place = 3 if func is aten.binary_cross_entropy.default else 2  # behind a weight
+    if gpu.compute or (len(args) > place and not args[place]):
         return plain(gpu, device, func, args, kwargs)
     with backing:
         return torch.empty(
@@ -268,6 +269,7 @@ HANDLERS |= {
     aten._log_softmax_backward_data.default: _softmax_backward,
     aten.mse_loss.default: _reduced_loss,
     aten.smooth_l1_loss.default: _reduced_loss,
+    aten.binary_cross_entropy.default: _reduced_loss,
     aten.native_layer_norm_backward.default: _backward_in_float(5),
     aten.native_batch_norm_backward.default: _backward_in_float(2),
     aten._scaled_dot_product_flash_attention.default: attention.flash_forward,
