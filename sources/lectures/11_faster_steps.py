@@ -24,6 +24,7 @@
 # %% setup
 import logging
 import os
+import statistics
 import tempfile
 import time
 
@@ -576,9 +577,15 @@ recorded = {  # seconds per iteration, without and with benchmark
 for name, (off, on) in recorded.items():
     print(f"{name}: {off / on:.2f} × (recorded)")
 print(f"ResNet-50, P40, with benchmark: 0.023 s at a fixed size, {2.3 / 0.023:.0f} × that at many a new size (pytorch#2759, recorded)")
+for on in (False, True):
+    rows = [row for row in gpulab.data.recorded("H200")["new_shapes"] if row["benchmark"] == on]
+    first, later = (statistics.median(row["forward_ms"][turn] + row["backward_ms"][turn] for row in rows) for turn in (0, 1))
+    print(f"H200, a convolution of a new shape, benchmark {on!s:<5}: {first:4.0f} ms, the second time {later:.1f} (recorded)")
 
 # %% layout-cudnn-explain [markdown]
-# On where shapes are fixed, off where they vary; the choice, and with it the last digits, may differ from run to run.
+# A layer of a new shape is slow in any case: cuDNN plans it, and code of kernels is loaded. With `benchmark` it takes the
+# better part of a second, forward and backward. So: on where shapes are fixed, off where they vary; the choice, and with
+# it the last digits, may differ from run to run.
 
 # %% numbers-text [markdown]
 # ## Numbers and shapes

@@ -342,6 +342,16 @@ def test_what_does_not_wait_is_not_told(gpu, busy, name):
     torch.cuda.synchronize()
 
 
+def test_repeats_whose_sum_is_said_are_not_waited_for(gpu):
+    """As on an H200: the shape does not depend on values then."""
+    x, repeats = torch.ones(3, device="cuda"), torch.tensor([1, 2, 3]).cuda()
+    torch.cuda.set_sync_debug_mode("error")
+    assert torch.repeat_interleave(x, repeats, output_size=6).shape == (6,)
+    with pytest.raises(RuntimeError, match="called a synchronizing CUDA operation"):
+        torch.repeat_interleave(x, repeats)
+    torch.cuda.set_sync_debug_mode("default")
+
+
 def test_counting_the_hosts_time_shows_a_slow_pipeline():
     def step(counts):
         with VirtualGPU("T4", counts_host=counts):

@@ -5,6 +5,7 @@ import os
 import types
 
 import pytest
+import torch
 
 import gpulab
 from gpulab.check.contract import CALL, Fingerprint
@@ -43,3 +44,18 @@ def test_whichever_python_sums_numbers():
         answer = types.FunctionType(wrong.answer.__code__, wrong.answer.__globals__ | {"sum": math.fsum})
         with pytest.raises(gpulab.CheckFailed, match=wrong.summary):
             bank.check(answer, seed=SEED)
+
+
+def test_a_machine_without_a_gpu_has_none_on_a_machine_with_one(monkeypatch):
+    """There `moves_the_data_to_the_gpu` would have worked, and slept on the real one until its time was up."""
+    asked = []
+    bank = BANKS["precision_comparison"]
+    right = bank.right_answers[0]
+
+    def compare(make_model, loss_fn, x, y, steps, warm_up):
+        asked.append((x.device.type, torch.cuda.is_available()))
+        return right(make_model, loss_fn, x, y, steps, warm_up)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    bank.check(compare, seed=SEED)
+    assert {("cpu", False), ("cpu", True), ("cuda", True)} == set(asked)

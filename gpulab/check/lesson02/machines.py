@@ -13,6 +13,8 @@ from unittest.mock import patch
 
 import torch
 
+from ...virtual import gpu as virtual
+
 STAND_IN = "meta"  # PyTorch computes shapes there on any machine, so it can stand for a device that is not here
 
 
@@ -44,6 +46,13 @@ def without_gpu() -> Iterator[Asked]:
 
     with _answers(asked, accelerator, available, lambda: 0, no_gpu):
         yield asked
+
+
+@contextmanager
+def on_the_cpu() -> Iterator[None]:
+    """The same, and without the notebook's virtual GPU, which would look at every operation."""
+    with virtual.without_gpu(), without_gpu():
+        yield
 
 
 @contextmanager

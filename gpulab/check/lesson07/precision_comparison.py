@@ -19,8 +19,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ...virtual.gpu import without_gpu
 from ..base import OPTIMIZERS, CheckFailed, Trial, check
+from ..lesson02.machines import on_the_cpu
 from ..measure import virtual_gpu
 from ..wording import as_float, is_finite, is_number, is_whole, show
 from .sections import AUTOCAST, SAVES, SCALER, TF32
@@ -174,7 +174,7 @@ def precision_comparison(student: Any, trial: Trial) -> None:
             x, y = torch.randn(ROWS, WIDTH).to("cuda"), torch.randint(0, 10, (ROWS,)).to("cuda")
             _try(student, trial, x, y, ("fp32", "fp16", "bf16"))
         small = 64
-        for where in without_gpu(), virtual_gpu():  # the data are on the CPU, where there is a GPU too
+        for where in on_the_cpu(), virtual_gpu():  # the data are on the CPU, where there is a GPU too
             with where, _tf32(False):
                 _try(student, trial, torch.randn(small, WIDTH), torch.randint(0, 10, (small,)), ("fp32", "bf16"))
         with virtual_gpu():

@@ -397,10 +397,13 @@ def _run_resizing(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dic
     return out
 
 
+_REPEAT = torch.ops.aten.repeat_interleave.Tensor
+
+
 def _run_synchronising(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Operations that the host waits for: their result is a Python number, or its shape depends on values."""
     device = device_of(args[0]) if isinstance(args[0], Tensor) else None
-    if device is None:
+    if device is None or (func is _REPEAT and kwargs.get("output_size") is not None):  # the shape is known then
         return _run(gpu, func, args, kwargs)
     _, other, _ = look(args, None, None, None)
     if other is not None:
