@@ -113,6 +113,9 @@ ATTEMPTS = 24  # more than twice the 9 that halving the interval takes
 ENOUGH = ATTEMPTS + 2  # then the search is ended
 
 
+_FITS: dict[tuple[Any, ...], bool] = {}  # what has been tried, in this process
+
+
 class Activations(torch.autograd.Function):
     """Bytes that a forward pass saves, and a gradient of the same size in backward: taken, and never touched, so that
     they cost no time here. `piece` is the size of each tensor, 0 for eight that grow with the batch."""
@@ -222,15 +225,19 @@ class Job:
             self.optimizer.zero_grad()
 
     def fits(self, batch: int, steps: int = 2, *, backward: bool = True) -> bool:
-        """Tried on a GPU of its own."""
-        with limited():
-            self.prepare()
-            try:
-                for _ in range(steps):
-                    self.step(batch, backward=backward)
-            except torch.OutOfMemoryError:
-                return False
-            return True
+        """Tried on a GPU of its own, once for each kind of scene: bytes do not hang on what is drawn."""
+        tried = (*vars(self.scene).values(), batch, steps, backward)
+        if tried not in _FITS:
+            with limited():
+                self.prepare()
+                try:
+                    for _ in range(steps):
+                        self.step(batch, backward=backward)
+                except torch.OutOfMemoryError:
+                    _FITS[tried] = False
+                else:
+                    _FITS[tried] = True
+        return _FITS[tried]
 
 
 def state_of(job: Job) -> dict[str, Any]:
