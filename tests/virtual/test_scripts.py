@@ -83,7 +83,7 @@ ALL = [
     Script("moving", shapes=False),
     Script("needs_values", shapes=False),
     Script("norms"),
-    Script("optimizers"),
+    Script("optimizers", warns=("Sparse invariant checks",)),
     Script("out_of_memory", host=False),
     Script(
         "profile_schedule",
