@@ -2,7 +2,10 @@
 
 import math
 import os
+import subprocess
+import sys
 import types
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +14,8 @@ import gpulab
 from gpulab.check.contract import CALL, Fingerprint
 
 from .test_banks import BANKS, SEED, failure
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("count", [1, 16, 192])
@@ -59,3 +64,21 @@ def test_a_machine_without_a_gpu_has_none_on_a_machine_with_one(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     bank.check(compare, seed=SEED)
     assert {("cpu", False), ("cpu", True), ("cuda", True)} == set(asked)
+
+
+WITHOUT_AVX = """
+from gpulab.check.base import Trial
+from wrong_answers.lesson08.batch_norm_free import BANK
+
+answer = next(wrong.answer for wrong in BANK.wrong_answers if wrong.name == "takes_all_channels")
+contract = BANK.contract
+print([one.name for one in contract.explained(contract.fingerprint(answer, Trial(BANK.name, 8)))[0]])
+"""
+
+
+def test_whatever_its_processor_rounds():
+    """A norm of single values gives nothing but how the processor rounds: of that nothing may be told."""
+    paths = os.pathsep.join(map(str, (ROOT, ROOT / "tests")))
+    env = {**os.environ, "ATEN_CPU_CAPABILITY": "default", "PYTHONPATH": paths}
+    done = subprocess.run([sys.executable, "-c", WITHOUT_AVX], capture_output=True, text=True, env=env)
+    assert (done.stdout, done.returncode) == ("['takes_all_channels']\n", 0), done.stderr

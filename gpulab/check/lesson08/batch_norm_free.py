@@ -24,6 +24,7 @@ from .misconceptions import BATCH_NORM
 VALUES = "what the norms give"
 MEASURED = "groups of the norms", "eps of the norms", "weights of the norms", "biases of the norms", VALUES
 LARGE, SMALL = 1e3, 0.05  # inputs to which eps is nothing, and to which it is not
+FLAT = 0.1  # of outputs where the weights are 1 and more
 NONE = "a norm with affine=False has no weight and no bias: both are None"
 PROMISES = (  # a sentence, its facts, what is told of an answer that breaks it, and why that is likely so
     ("Returns the copy", ["what came back"], "a model is wanted back", "return the whole copy"),
@@ -349,10 +350,13 @@ def measure(outs: list[torch.Tensor]) -> tuple[Any, ...]:
         zero, large, small = out[0], out[1] - out[0], out[2] - out[0]
         reached = int(((out[3:5] - out[5:]).abs().amax((0, 2)) > 1e-4).sum())  # channels that channel 0 has a part in
         gain = float(large.norm() / small.norm().clamp(1e-30))  # sqrt(1 + eps / SMALL**2)
+        eps = SMALL**2 * (gain**2 - 1)
+        if large.abs().max() < FLAT:  # each value is its own mean: what is left is how this processor rounds
+            large, eps = 0 * large, math.inf
         weight = (large * signs(*large.shape)).mean(1)
-        rows.append((len(zero) / max(reached, 1), SMALL**2 * (gain**2 - 1), weight, zero.mean(1), out.flatten()))
-    groups, eps, *vectors = map(list, zip(*rows, strict=True))
-    return groups, eps, *map(torch.cat, vectors)
+        rows.append((len(zero) / max(reached, 1), eps, weight, zero.mean(1), out.flatten()))
+    groups, every_eps, *vectors = map(list, zip(*rows, strict=True))
+    return groups, every_eps, *map(torch.cat, vectors)
 
 
 CONTRACT = Contract(__file__, parameters=("model", "groups"), clauses=CLAUSES, edges=EDGES, play=play)
