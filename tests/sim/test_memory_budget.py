@@ -27,6 +27,7 @@ from gpulab.virtual.scope.device import CONTEXT_BYTES as VIRTUAL_CONTEXT_BYTES
 
 from . import states
 
+TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
 DEFAULT = {control.name: control.value for control in MemoryBudget.controls}
 PLANNED = ("resnet50", "vit_b_16", "gpt2", "llama_7b")
 GIB = 2**30
@@ -111,6 +112,7 @@ class TestFormulas:
         assert found["adafactor"] < found["adam8"]
 
 
+@pytest.mark.skipif(TORCH < (2, 15), reason="made with torch 2.15; an older one keeps cuBLAS's workspaces")
 class TestPlans:
     """The presets' numbers are those of gpulab.plan."""
 

@@ -15,6 +15,7 @@ from gpulab.virtual.gpus.specs import SPECS
 
 from . import states
 
+TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
 DEFAULT = {
     "gpu": "T4", "dtype": "fp16", "op": "matmul", "rows": 4096, "columns": 4096, "depth": 4096, "channels_last": False
 }  # fmt: skip
@@ -119,7 +120,9 @@ class TestAgainstTheClock:
         assert op.kernels == len(kernels)
         seconds = sum(seconds for seconds, _ in kernels)
         if op.kernels == 1:
-            assert op.seconds == pytest.approx(seconds, rel=1e-12)
+            # torch 2.11 returns other states of the random numbers beside attention, some bytes of them
+            exact = op.name != "attention" or TORCH >= (2, 15)
+            assert op.seconds == pytest.approx(seconds, rel=1e-12 if exact else 1e-4)
         else:  # one finds in L2 what another has written
             assert 0.2 * op.seconds < seconds <= op.seconds * (1 + 1e-12)
         if op.name in ("matmul", "attention", "conv"):

@@ -51,9 +51,12 @@ NOTEBOOKS = ("00_start_here", "02_devices", "04_memory", "07_mixed_precision", "
 # What depends on the versions: torch's allocator, dispatcher, profiler and processes as the virtual GPU meets them;
 # Python's own processes, tracebacks and names as a check meets them; what lectures print.
 PARTS = {
-    "virtual GPU, memory, timing, processes, checks": (
+    "virtual GPU, memory, timing, processes, checks, simulators": (
         *PYTEST,
-        *(f"tests/{name}" for name in ("virtual", "memory", "timing", "transfers", "distributed", "check", "running")),
+        *(
+            f"tests/{name}"
+            for name in ("virtual", "memory", "timing", "transfers", "distributed", "check", "running", "sim")
+        ),
     ),
     "answers pass, or are told what is wrong": (*PYTEST, "tests/wrong_answers", "tests/test_turns.py"),
 }
