@@ -183,7 +183,7 @@ def _make(lane: LaneVenv, version: Version, python: Sequence[str]) -> None:
         limits = Path(temporary) / "constraints.txt"
         tested = (lane.root / "constraints.txt").read_text(encoding="utf-8")
         limits.write_text(constraints(tested, version.instead), encoding="utf-8")
-        for what in (("pip",), ("-e", ".[lab,test]")):
+        for what in (("pip",), ("-e", ".[author,lab,test]")):
             run_pip(lane, ["-c", str(limits), *what], temporary=Path(temporary), keep_open=lock)
 
 
