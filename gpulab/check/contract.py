@@ -386,7 +386,7 @@ def _says(a: Any, b: Any) -> bool:
     and so in where a long text is cut."""
     one, other = (re.findall(r"\w+", str(text)) for text in (a, b))
     both_cut = str(a).endswith("…") and str(b).endswith("…")
-    count = min(len(one), len(other)) - 1 if both_cut else None
+    count = max(1, min(len(one), len(other)) - 1) if both_cut else None
     return one[:count] == other[:count]
 
 

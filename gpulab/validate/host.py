@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -168,34 +169,34 @@ def _first_calls() -> Iterator[tuple[str, float]]:
 NEW = ((16, 3, 56), (32, 3, 28), (48, 5, 28), (64, 1, 28), (96, 3, 14), (128, 7, 14))  # channels, window, pixels a side
 
 
-def new_shapes(few: int | None = None) -> Iterator[dict[str, Any]]:
+def new_shape(shape: tuple[int, int, int], dtype: torch.dtype, benchmark: bool) -> dict[str, Any]:
     """Milliseconds until a convolution of 8 images is done, the first and the second time, forward and backward.
 
     Where cuDNN tries its algorithms (`benchmark`) the images are four rows higher: it keeps what it knows of a shape.
     """
+    channels, window, side = shape
+    layer = nn.Conv2d(channels, channels, window, padding=window // 2, device=DEVICE, dtype=dtype)
+    x = torch.randn(8, channels, side + 4 * benchmark, side, device=DEVICE, dtype=dtype).requires_grad_()
+    forward, backward = [], []
     before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = benchmark
     try:
-        for benchmark in (False, True):
-            torch.backends.cudnn.benchmark = benchmark
-            for dtype in (torch.float32, torch.float16):
-                for channels, window, side in NEW[:few]:
-                    found: dict[str, list[float]] = {"forward_ms": [], "backward_ms": []}
-                    layer = nn.Conv2d(channels, channels, window, padding=window // 2, device=DEVICE, dtype=dtype)
-                    x = torch.randn(8, channels, side + 4 * benchmark, side, device=DEVICE, dtype=dtype)
-                    x.requires_grad_()
-                    for _ in range(2):
-                        torch.cuda.synchronize()
-                        began = time.perf_counter()
-                        out = layer(x)
-                        torch.cuda.synchronize()
-                        found["forward_ms"].append((time.perf_counter() - began) * 1e3)
-                        grad = torch.ones_like(out)
-                        torch.cuda.synchronize()
-                        began = time.perf_counter()
-                        out.backward(grad)
-                        torch.cuda.synchronize()
-                        found["backward_ms"].append((time.perf_counter() - began) * 1e3)
-                    about = {"benchmark": benchmark, "dtype": str(dtype), "channels": channels, "window": window}
-                    yield about | {"pixels": list(x.shape[2:])} | found
+        for _ in range(2):
+            ms, out = _until_done(lambda: layer(x))
+            forward.append(ms)
+            grad = torch.ones_like(out)
+            ms, _ = _until_done(partial(out.backward, grad))
+            backward.append(ms)
     finally:
         torch.backends.cudnn.benchmark = before
+    about = {"benchmark": benchmark, "dtype": str(dtype), "channels": channels, "window": window}
+    return about | {"pixels": list(x.shape[2:]), "forward_ms": forward, "backward_ms": backward}
+
+
+def _until_done(call: Callable[[], Any]) -> tuple[float, Any]:
+    """Milliseconds until what `call()` has launched is done, and what it returned."""
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    returned = call()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - began) * 1e3, returned

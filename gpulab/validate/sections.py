@@ -100,16 +100,6 @@ def _first_calls(run: Run) -> dict[str, float]:
     return host.first_calls(None if scope is None else scope.spec.name)
 
 
-def _new_shapes(run: Run) -> list[Any]:
-    rows: list[Any] = []
-    for row in host.new_shapes(run.effort.new_shapes):
-        rows.append(row)
-        run.keep(rows)
-        if run.over:
-            break
-    return rows
-
-
 def _host(run: Run) -> dict[str, float]:
     """Microseconds of the host by call; which host it is."""
     out: dict[str, Any] = {"processor": _processor(), "cores": os.cpu_count()}
@@ -143,6 +133,11 @@ def _rows(run: Run, makers: Iterator[Callable[[], Any]]) -> list[Any]:
             rows.append({"error": short(error)})
         run.keep(rows)
     return rows
+
+
+def _new_shapes(run: Run) -> list[Any]:
+    cases = product((False, True), (torch.float32, torch.float16), host.NEW[: run.effort.new_shapes])
+    return _rows(run, (partial(host.new_shape, shape, dtype, benchmark) for benchmark, dtype, shape in cases))
 
 
 def _products(run: Run) -> list[Any]:

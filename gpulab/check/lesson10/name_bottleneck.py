@@ -127,7 +127,8 @@ def drawn(kind: str, twist: str = "") -> tuple[list[dict[str, Any]], int, float,
 
 
 def step(machine: Machine, kind: str, twist: str, scale: float, other: int) -> None:
-    """One step of the job; at its end the host waits, as for a loss that is printed."""
+    """One step of the job; at its end the host waits, as for a loss that is printed. Kernels between gaps are nearer to
+    one roof: where both are as near, a wrong answer's word would hang on how Python sums."""
     near = twist == NEAR
     busy = random.uniform(*((0.55, 0.6) if near else (0.3, 0.5))) if kind in GAPS else random.uniform(0.92, 0.97)
     if near and kind not in GAPS:

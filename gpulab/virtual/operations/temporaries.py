@@ -65,23 +65,19 @@ def _dims(place: int, kernel: Callable[[Tensor], Kernel]) -> Rule:
 def _loss(device: Device, args: Any, out: Any) -> list[int]:
     """Element by element first, then the mean or sum of it."""
     reduction = args[2] if len(args) > 2 else 1
-    return [_bytes(args[0]), *_flat(device, args[0])] if reduction else []
+    return [args[0].nbytes, *_flat(device, args[0])] if reduction else []
 
 
-def _cross_entropy(device: Device, args: Any, out: Any) -> list[int]:
+def _binary_cross_entropy(device: Device, args: Any, out: Any) -> list[int]:
     """The same, but that its result has the memory of the elements, and the mean or sum is made beside it."""
     reduction = args[3] if len(args) > 3 else 1
     return [args[0].element_size(), *_flat(device, args[0])] if reduction else []
 
 
-def _cross_entropy_with_logits(device: Device, args: Any, out: Any) -> list[int]:
+def _binary_cross_entropy_with_logits(device: Device, args: Any, out: Any) -> list[int]:
     """Logarithms of the sigmoid, then the elements, which are the result where nothing reduces them (Loss.cpp)."""
     reduction = args[4] if len(args) > 4 else 1
-    return [_bytes(args[0])] * (2 if reduction else 1) + (_flat(device, args[0]) if reduction else [])
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
+    return [args[0].nbytes] * (2 if reduction else 1) + (_flat(device, args[0]) if reduction else [])
 
 
 def _flat(device: Device, big: Tensor) -> list[int]:
@@ -372,9 +368,9 @@ OF: dict[Any, Rule] = {
     aten.mse_loss.default: _loss,
     aten.smooth_l1_loss.default: _loss,
     aten.huber_loss.default: _loss,
-    aten.binary_cross_entropy.default: _cross_entropy,
-    aten.binary_cross_entropy_with_logits.default: _cross_entropy_with_logits,
-    aten.logsumexp.default: lambda device, args, out: [_bytes(args[0]), _bytes(out)],  # less its maximum; that maximum
+    aten.binary_cross_entropy.default: _binary_cross_entropy,
+    aten.binary_cross_entropy_with_logits.default: _binary_cross_entropy_with_logits,
+    aten.logsumexp.default: lambda device, args, out: [args[0].nbytes, out.nbytes],  # less its maximum; that maximum
     aten.convolution.default: _convolution,
     aten.convolution_backward.default: _convolution_backward,
     aten.native_layer_norm.default: _in_order(0),
