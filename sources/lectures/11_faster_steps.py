@@ -580,12 +580,12 @@ print(f"ResNet-50, P40, with benchmark: 0.023 s at a fixed size, {2.3 / 0.023:.0
 for on in (False, True):
     rows = [row for row in gpulab.data.recorded("H200")["new_shapes"] if row["benchmark"] == on]
     first, later = (statistics.median(row["forward_ms"][turn] + row["backward_ms"][turn] for row in rows) for turn in (0, 1))
-    print(f"H200, a convolution of a new shape, benchmark {on!s:<5}: {first:4.0f} ms, the second time {later:.1f} (recorded)")
+    print(f"H200, {len(rows)} convolutions of new shapes, benchmark {on!s:<5}: {first:4.0f} ms, the second time {later:.1f} ms (medians, recorded)")
 
 # %% layout-cudnn-explain [markdown]
-# A layer of a new shape is slow in any case: cuDNN plans it, and code of kernels is loaded. With `benchmark` it takes the
-# better part of a second, forward and backward. So: on where shapes are fixed, off where they vary; the choice, and with
-# it the last digits, may differ from run to run.
+# A layer of a new shape is slow in any case: cuDNN plans it, and code of kernels is loaded. With `benchmark` it took nearly
+# a second there, forward and backward. So: on where shapes are fixed, off where they vary; the choice, and with it the
+# last digits, may differ from run to run.
 
 # %% numbers-text [markdown]
 # ## Numbers and shapes
