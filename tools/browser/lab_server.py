@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import secrets
 import shutil
 import socket
@@ -39,10 +40,24 @@ _ARGUMENTS = (
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 )
 
+# An entry of the server that tells of an error, with the lines that belong to it; any traceback, with its last line.
+_ERROR = re.compile(r"^(?:\[E .*(?:\n .*)*|( *)Traceback \(.*(?:\n\1 .*)*(?:\n\1\S.*)?)", re.MULTILINE)
+# A page is closed while the server writes to it; a kernel is ended (interrupted first) with a message in its hand.
+_ENDS = (
+    *("tornado.websocket.WebSocketClosedError", "tornado.iostream.StreamClosedError: Stream is closed"),
+    *("KeyboardInterrupt", "zmq.error.ZMQError: Socket operation on non-socket"),
+)
+
 
 def chromium_path() -> str | None:
     """The first Chromium on PATH, None where there is none."""
     return next(filter(None, map(shutil.which, CHROMIUM)), None)
+
+
+def errors_of(log: str) -> list[str]:
+    """The errors that a log of JupyterLab tells of, each whole; not those of what Jupyter itself has ended."""
+    told = [found[0] for found in _ERROR.finditer(log)]
+    return [error for error in told if not error.rsplit("\n", 1)[-1].lstrip().startswith(_ENDS)]
 
 
 @contextmanager
@@ -76,9 +91,8 @@ class LabServer:
         return f"http://127.0.0.1:{self._port}/lab/tree/{path}?reset&token={self._environ['JUPYTER_TOKEN']}"
 
     def complaints(self) -> list[str]:
-        """The lines of the server's and the kernels' log that tell of an error, since it has begun (anew)."""
-        lines = self._log.read_bytes()[self._read :].decode("utf-8", errors="replace").splitlines()
-        return [line for line in lines if "Traceback" in line or line.startswith("[E ")]
+        """The entries of the server's and the kernels' log that tell of an error, since it has begun (anew)."""
+        return errors_of(self._log.read_bytes()[self._read :].decode("utf-8", errors="replace"))
 
     def write(self, path: str, *cells: str) -> str:
         """Make a notebook of these code cells in the course; returns `path`."""
