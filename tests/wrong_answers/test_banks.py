@@ -1,9 +1,9 @@
 """Every check passes the right answers of its bank, and tells every wrong one what it is.
 
-All are tried without a GPU, and with a virtual one in force, as students have it. Where the check opens a virtual GPU
+They are tried without a GPU, and with a virtual one in force, as students have it. Where the check opens a virtual GPU
 of its own for every call, or gives plain data, an answer meets the same in both: one right answer is tried in the
-second alone, and one wrong answer in both. Elsewhere all right ones are and every fourth wrong one; in `make explore`
-all.
+second alone, and one wrong answer in both. Elsewhere right ones are in turn tried in the one or the other, the first in
+both, and wrong ones in the first, every fourth in both. In `make explore` all are tried in both.
 """
 
 import contextlib
@@ -57,10 +57,10 @@ SEED = BASE + 1  # of the wrong answers; the right ones are tried with several
 
 # What a test asks for by the name of its argument: of each bank these answers, one by one.
 ANSWERS = {
-    "right": lambda bank: bank.right_answers[1 if alike(bank) and not explores() else 0 :],
-    "right_anywhere": lambda bank: some(bank, bank.right_answers) + bank.right_on_gpu,
+    "right": lambda bank: right_here(bank),
+    "right_anywhere": lambda bank: right_in_force(bank) + bank.right_on_gpu,
     "wrong": lambda bank: [wrong for wrong in bank.wrong_answers if not wrong.on_gpu],
-    "wrong_anywhere": lambda bank: every_fourth(some(bank, bank.wrong_answers)),
+    "wrong_anywhere": lambda bank: every_fourth(bank.wrong_answers[:1] if alike(bank) else bank.wrong_answers),
 }
 
 
@@ -69,9 +69,19 @@ def alike(bank):
     return bank.name in OWN_GPU | NO_GPU
 
 
-def some(bank, answers):
-    """Those that are tried with a GPU in force."""
-    return answers[:1] if alike(bank) else answers
+def right_here(bank):
+    """The right answers that are tried without a GPU."""
+    if explores():
+        return bank.right_answers
+    return bank.right_answers[1:] if alike(bank) else bank.right_answers[::2]
+
+
+def right_in_force(bank):
+    """And those that are with one in force."""
+    first, others = bank.right_answers[:1], bank.right_answers[1:]
+    if alike(bank):
+        return first
+    return first + (others if explores() else others[::2])
 
 
 def every_fourth(wrong_answers):
