@@ -3,7 +3,7 @@
 They are tried without a GPU, and with a virtual one in force, as students have it. Where the check opens a virtual GPU
 of its own for every call, or gives plain data, an answer meets the same in both: one right answer is tried in the
 second alone, and one wrong answer in both. Elsewhere right ones are in turn tried in the one or the other, the first in
-both, and wrong ones in the first, every fourth in both. In `make explore` all are tried in both.
+both, and wrong ones in the first, every fourth in both; in `make explore` all of these in both.
 """
 
 import contextlib
