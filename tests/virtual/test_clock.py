@@ -130,6 +130,7 @@ def ticking(monkeypatch):
     """Clocks of the given kinds, and a function that lets this machine's time pass for them."""
     now = [100.0]
     monkeypatch.setattr(clocks, "real", lambda: now[0])
+    monkeypatch.setattr(clocks, "queued", lambda: 0.0)
 
     def pass_(seconds):
         now[0] += seconds
@@ -155,6 +156,39 @@ def test_perf_counter_has_the_hosts_own_time_and_not_that_of_a_gpus_work(ticking
     assert clock.own == pytest.approx(0.75)
     clock.devices[0].synchronize()
     assert clock.perf_counter() - before == pytest.approx(0.75 + clock.host)
+
+
+def test_what_other_programs_take_of_the_processor_is_not_the_hosts_own(ticking, monkeypatch):
+    make, pass_ = ticking
+    waited = [7.0]
+    monkeypatch.setattr(clocks, "queued", lambda: waited[0])
+    clock = make()
+    operation(clock, pass_, 1.0)
+    waited[0] += 0.5
+    pass_(0.75)
+    operation(clock, pass_, 1.0)
+    assert clock.own == pytest.approx(0.25)
+    pass_(0.75)  # and now nobody else wants it
+    operation(clock, pass_, 1.0)
+    assert clock.own == pytest.approx(1.0)
+    waited[0] += 0.5  # within an operation it is nobody's
+    operation(clock, pass_, 1.0)
+    pass_(0.5)
+    operation(clock, pass_, 1.0)
+    assert clock.own == pytest.approx(1.5)
+
+
+def test_a_stopped_clock_counts_nothing_of_what_this_thread_does(ticking):
+    make, pass_ = ticking
+    clock = make(counts_host=True)
+    pass_(0.5)
+    with clock.stopped():
+        pass_(3.0)
+        operation(clock, pass_, 1.0)
+        pass_(3.0)
+    pass_(0.25)
+    operation(clock, pass_, 1.0)
+    assert clock.own == pytest.approx(0.75)
 
 
 def test_a_check_can_leave_out_the_hosts_own_time(ticking):

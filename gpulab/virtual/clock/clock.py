@@ -7,19 +7,21 @@ what it leaves out: small kernels of several streams do not run side by side, an
 from __future__ import annotations
 
 import bisect
+import contextlib
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from threading import get_ident
 
 from .graphs import Recording
 from .hosts import Costs
 from .power import Budget
+from .processor import queued
 from .rates import Rates
 
 real = time.perf_counter  # as it was before a scope replaced it
-LAUNCHING = 100e-6  # seconds: a shorter pause before or after an operation is taken to be Python's part of the launch
+LAUNCHING = 100e-6  # seconds: so much of a pause beside an operation is taken to be Python's part of the launch
 QUEUE = 1024  # launches that a GPU takes before the host has to wait: what is observed, NVIDIA does not document it
 
 
@@ -80,8 +82,8 @@ class Clock:
     """The host's clock, and one `DeviceClock` for each of `count` GPUs.
 
     `host`: the host's time in launches and waits, `waited` of it in waits; `own`: the real time that this machine
-    spent between GPU operations. With `counts_host` that counts in `host` too, so that a slow input pipeline shows on
-    the GPUs' clocks, and nothing repeats exactly.
+    spent between GPU operations, less what other programs took of it (`processor`). With `counts_host` that counts in
+    `host` too, so that a slow input pipeline shows on the GPUs' clocks, and nothing repeats exactly.
     """
 
     def __init__(self, count: int, rates: Rates, *, counts_host: bool = False) -> None:
@@ -92,12 +94,14 @@ class Clock:
         self.ignores_own = False  # for a check: then what a program measures does not hang on how busy this machine is
         self.record: list[Span] | deque[Span] | None = None
         self.devices = [DeviceClock(self, index) for index in range(count)]
-        self._began = self._last = real()  # until `_last` the host's own time is accounted for
+        self._began = self._last = self._entered = real()  # until `_last` the host's own time is accounted for
+        self._queued = 0, 0.0  # the thread that last asked how long it had waited for a processor, and the answer
         self._after_operation = False
         self._asked, self._asked_after = False, 0.0  # the host's last call was a question, and the pause before it
         self._asker = 0  # the thread that asked it
         self._inside, self._thread = False, 0  # whether a thread is doing a GPU's work, and which
         self._shown = 0.0
+        self._stopped = 0
 
     def now(self, index: int = 0) -> float:
         """When all that GPU `index` has been given will be done."""
@@ -119,6 +123,10 @@ class Clock:
         """Floating-point operations in matrix products, convolutions and attention."""
         return self.devices[index].flops
 
+    def flop_seconds(self, index: int = 0) -> float:
+        """Seconds that the kernels with these operations take or have taken."""
+        return self.devices[index].flop_seconds
+
     # -- the host ----------------------------------------------------------------------------------------------------
 
     def enter(self) -> None:
@@ -131,27 +139,52 @@ class Clock:
             self._account(now, True)
         elif now > self._last:
             self._last = now
-        self._inside, self._thread = True, thread
+        self._inside, self._thread, self._entered = True, thread, now
 
     def leave(self) -> None:
         """The work of a GPU is done."""
         if self._thread == get_ident():
-            self._last = real()
+            now = self._last = real()
+            if now - self._entered > LAUNCHING:  # in less, nobody takes a processor away and gives it back
+                self._queued = self._thread, queued()
             self._after_operation, self._inside, self._asked = True, False, False
+
+    @contextlib.contextmanager
+    def stopped(self) -> Iterator[None]:
+        """What this thread does within the block takes none of the host's time: for what watches a program."""
+        self.enter()
+        self._stopped += 1
+        try:
+            yield
+        finally:
+            self._stopped -= 1
+            self.leave()
 
     def skip(self, seconds: float) -> None:
         """So much of the time since the last operation was spent on watching, not by the host."""
         self._last += seconds
 
     def _account(self, now: float, before_operation: bool) -> None:
-        """What has passed is the host's own time, unless it is so short that the model's launch stands for it."""
+        """What has passed is the host's own time, but for what the model's launch stands for beside an operation."""
         gap = now - self._last
         if gap > 0:
-            if gap > LAUNCHING or not (before_operation or self._after_operation):
+            self._last = now
+            if self._stopped:
+                return
+            if gap > LAUNCHING:
+                gap -= self._taken()
+            if gap < 10 * LAUNCHING and (before_operation or self._after_operation):
+                gap -= LAUNCHING  # of a longer pause it is too little to matter
+            if gap > 0:
                 self.own += 0.0 if self.ignores_own else gap
                 if self.counts_host:
                     self.host += gap
-            self._last = now
+
+    def _taken(self) -> float:
+        """Seconds that this thread has waited for a processor since it last asked; 0 where another thread did."""
+        (asker, before), thread, now = self._queued, get_ident(), queued()
+        self._queued = thread, now
+        return now - before if asker == thread else 0.0
 
     def spend(self, seconds: float) -> None:
         """The host works."""
@@ -220,8 +253,8 @@ class Clock:
 
 class DeviceClock:
     """Streams and engines of one GPU. `busy`, `kernels`, `flops` and `copied` (bytes) add up what it was given,
-    `launching` what its kernels' launches took of the host's time; `communicating` seconds of `collectives`, `sent`
-    their bytes."""
+    `flop_seconds` the time of kernels with flops, `launching` what its kernels' launches took of the host's time;
+    `communicating` seconds of `collectives`, `sent` their bytes."""
 
     def __init__(self, clock: Clock, index: int) -> None:
         self.clock = clock
@@ -233,7 +266,7 @@ class DeviceClock:
         self.queue: deque[float] = deque(maxlen=QUEUE)
         self.budget = None if clock.rates.power is None else Budget(clock.rates.power)
         self.done = 0.0
-        self.busy = self.flops = self.launching = 0.0
+        self.busy = self.flops = self.flop_seconds = self.launching = 0.0
         self.kernels = self.copied = 0
         self.communicating = 0.0
         self.collectives = self.sent = 0
@@ -282,7 +315,9 @@ class DeviceClock:
         if end > self.done:
             self.done = end
         self.busy += seconds
-        self.flops += flops
+        if flops:
+            self.flops += flops
+            self.flop_seconds += seconds
         self.kernels += 1
         if clock.record is not None:
             clock.record.append(Span(name, "host", self.index, stream, began, host - began))
@@ -390,7 +425,9 @@ class DeviceClock:
                 begin = self.compute.take(ready, seconds, clock.host) if self.several else ready
                 at[node.stream] = begin + seconds
                 self.busy += seconds
-                self.flops += node.flops
+                if node.flops:
+                    self.flops += node.flops
+                    self.flop_seconds += seconds
                 self.kernels += 1
                 if clock.record is not None:
                     span = Span(node.name, "kernels", self.index, stream, begin, seconds, node.flops, node.nbytes)
