@@ -61,7 +61,7 @@ def tell(ledger: Ledger) -> list[torch.Tensor]:
         leaves |= {id(p): p for p in _parameters(optimizer) if p.is_leaf}
     ledger.hold("weights", leaves.values())
     for optimizer in found[torch.optim.Optimizer]:
-        ledger.hold("optimizer_state", _tensors(optimizer.state))
+        ledger.hold("optimizer_state", tensors(optimizer.state))
     ledger.hold("gradients", (t.grad for t in leaves.values()))
     return [t for t in leaves.values() if t.requires_grad]
 
@@ -111,16 +111,16 @@ def _parameters(optimizer: Any) -> Iterator[torch.Tensor]:
         yield from group["params"]
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def tensors(value: Any) -> Iterator[torch.Tensor]:
     """The tensors somewhere in an optimizer's state."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, dict):
         for item in value.values():
-            yield from _tensors(item)
+            yield from tensors(item)
     elif isinstance(value, (list, tuple)):
         for item in value:
-            yield from _tensors(item)
+            yield from tensors(item)
 
 
 def _all(*kinds: type) -> dict[type, list[Any]]:

@@ -1,11 +1,13 @@
-"""What a GPU's memory was for, at the peak of one step: the third of the first optimizer, when all that stays is there.
+"""What a GPU's memory was for, at the peak of one step: an optimizer's third, when all that stays is there.
 
-It uses the planner's ledger (`gpulab.planning`), for one step only: looking for who holds what takes time.
+It uses the planner's ledger (`gpulab.planning`), for one step only: looking for who holds what takes time. It keeps
+nothing of the script alive: the optimizer that it follows is the first one, and after its death the next.
 """
 
 from __future__ import annotations
 
 import contextlib
+import weakref
 from typing import Any
 
 from ..planning import holders
@@ -17,12 +19,12 @@ AFTER = 2  # steps
 
 
 class Categories:
-    """Told of every step of an optimizer on `device` (`step`); `found` is there after the third of the first."""
+    """Told of every step of an optimizer on `device` (`step`); `found` is there after the third of one of them."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
         self.found: dict[str, int] = {}
-        self._optimizer: Any = None
+        self._optimizer: weakref.ref[Any] | None = None
         self._steps = 0
         self._ledger: Ledger | None = None
         self._telling = contextlib.ExitStack()
@@ -36,9 +38,11 @@ class Categories:
         """An optimizer has taken a step; `alive` are the blocks that there are."""
         if self._ledger is not None:
             self._ledger.optimizing = False
-        if self._optimizer is None:
-            self._optimizer = optimizer
-        if optimizer is not self._optimizer:
+        followed = None if self._optimizer is None else self._optimizer()
+        if followed is None:
+            self.end()
+            self._optimizer, self._steps, followed = weakref.ref(optimizer), 0, optimizer
+        if optimizer is not followed or self.found:
             return
         self._steps += 1
         if self._steps == AFTER and self.device.observer is None:
