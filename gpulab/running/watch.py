@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from ..virtual.memory.out_of_memory import OutOfMemory
 from .categories import Categories
 from .places import Line, Place, Places
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from ..virtual.memory.blocks import Block
     from ..virtual.memory.private import PrivatePool
     from ..virtual.scope.device import Device
+    from .backwards import Backwards
 
 _SHARES = 5
 _NOWHERE = ("", 0)
@@ -25,16 +28,19 @@ _NOWHERE = ("", 0)
 class Watch:
     """One virtual GPU, from now on; nothing may be allocated on it yet."""
 
-    def __init__(self, device: Device, places: Places) -> None:
+    def __init__(self, device: Device, places: Places, backwards: Backwards | None = None) -> None:
         self.device = device
-        self._places = places
+        self._places, self._backwards = places, backwards
         self._allocator = device.allocator
         self._allocate, self._free = self._allocator.allocate, self._allocator.free
         free, self.total = self._allocator.memory_info()
         self._at_start = self._least_free = free
         self._blocks: dict[Block, Place] = {}
+        self._again: set[Block] = set()  # those that backward has computed again
+        self._recomputed = self._recomputed_at_peak = 0
         self._held: Counter[Place] = Counter()
         self.allocated = self.peak = 0
+        self.began = 0.0  # the host's time at the first allocation
         self._peak_place: Place | None = None
         self._at_peak: dict[Place, int] | None = {}  # None while the peak is now: `_held` is what it is made of
         self.shortage: Shortage | None = None
@@ -67,11 +73,17 @@ class Watch:
         if block is None:
             return None
         place = self._places.here() or _NOWHERE
+        if not self.peak:
+            self.began = self.device.timer.clock.host
         self._blocks[block] = place
         self._held[place] += block.size
         self.allocated += block.size
+        if torch.is_grad_enabled() and torch._C._current_graph_task_id() != -1 and not self._builds_graph():
+            self._again.add(block)
+            self._recomputed += block.size
         if self.allocated > self.peak:
             self.peak, self._peak_place, self._at_peak = self.allocated, place, None
+            self._recomputed_at_peak = self._recomputed
         free, _ = self._allocator.memory_info()
         if free < self._least_free:
             self._least_free = free
@@ -84,7 +96,13 @@ class Watch:
                 self._at_peak = dict(self._held)
             self._held[place] -= block.size
             self.allocated -= block.size
+            if block in self._again:
+                self._again.remove(block)
+                self._recomputed -= block.size
         self._free(block)
+
+    def _builds_graph(self) -> bool:
+        return self._backwards is not None and self._backwards.building
 
     def _see_failure(self, error: OutOfMemory) -> None:
         known = error.shortage
@@ -112,6 +130,7 @@ class Watch:
                 failures=events["num_ooms"],
                 peak_line=self._line(self._peak_place),
                 peak_shares=self._shares(self._held if self._at_peak is None else self._at_peak),
+                recomputed=self._recomputed_at_peak,
                 categories=tuple(self._categories.found.items()),
             )
 

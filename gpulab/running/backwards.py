@@ -1,0 +1,63 @@
+"""Backward passes that build a graph of their own (`create_graph=True`), and whether each leaves memory behind.
+
+A gradient that `backward` stores with its graph is part of a cycle: the graph keeps the parameter, whose `.grad` keeps
+the graph. Python's garbage collector does not see it (accumulate_grad.h), so it stays until `.grad` is set anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .places import Place, Places
+from .report import Cycles
+from .steps import growth
+
+_MOST = 20_000  # calls whose memory is kept
+
+
+class Backwards:
+    """From now on. `allocated()` gives the bytes that are allocated on the GPU, None where there is none."""
+
+    def __init__(self, allocated: Callable[[], int | None], places: Places) -> None:
+        self.building = False  # whether such a pass runs now
+        self._allocated, self._places = allocated, places
+        self._held = array("q")
+        self._place: Place | None = None
+        self._undo = contextlib.ExitStack()
+        for name in ("backward", "grad"):
+            own = getattr(torch.autograd, name)
+            self._undo.callback(setattr, torch.autograd, name, own)
+            setattr(torch.autograd, name, self._seeing(own, stores=name == "backward"))
+
+    def end(self) -> None:
+        """See no more."""
+        self._undo.close()
+
+    def cycles(self) -> Cycles | None:
+        """What such calls of `backward` leave, if memory grows with them."""
+        grows = growth(self._held)
+        if not grows:
+            return None
+        return Cycles(len(self._held), grows, None if self._place is None else self._places.line(self._place))
+
+    def _seeing(self, own: Callable[..., Any], *, stores: bool) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            # tensors, grad_tensors, retain_graph, create_graph; or outputs, inputs, grad_outputs, and these two
+            if not kwargs.get("create_graph", args[3 if stores else 4] if len(args) > (3 if stores else 4) else False):
+                return own(*args, **kwargs)
+            held = self._allocated() if stores else None
+            if held is not None and len(self._held) < _MOST:
+                self._held.append(held)
+                self._place = self._places.here() or self._place
+            outer, self.building = self.building, True
+            try:
+                return own(*args, **kwargs)
+            finally:
+                self.building = outer
+
+        return call
