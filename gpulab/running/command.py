@@ -28,7 +28,9 @@ USAGE = (
 )
 _EPILOG = """\
 Bytes and GPU times are virtual: your own PyTorch calls, counted by the rules of PyTorch's CUDA allocator and timed by
-a model of the GPU. Values are computed on this machine. With --gpu real they are measured.
+a model of the GPU. Values are computed on this machine, which takes no virtual time. What the script does beside
+PyTorch's calls (loading data, Python of its own) takes the time that it takes here, while the GPU works on;
+--repeatable leaves it out. With --gpu real all numbers are measured.
 Steps are those of the optimizers: every optimizer.step() is a mark.
 With several ranks: torchrun --nproc-per-node 2 -m gpulab run script.py; each rank has a report of its own. Or
 imagined: --ranks 64 --gpu H100; then this process is rank 0, and the others are taken to do what it does. With
@@ -52,6 +54,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--scaling", action="store_true", help="run it first as one rank alone, and compare the steps")
     parser.add_argument("--shapes-only", action="store_true", help="no values: any size of model, and much faster")
+    parser.add_argument("--repeatable", action="store_true", help="no time of this machine's: the same in every run")
     parser.add_argument("--json", metavar="FILE", help="write the report there too, - for standard output")
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="run a module, as python -m does")
     parser.add_argument("script", nargs=argparse.REMAINDER, metavar="script.py args", help="all of it the script's")
@@ -93,7 +96,7 @@ def prepare(options: argparse.Namespace) -> Session:
     if options.scaling and (options.ranks or 0) < 2:
         raise target.CannotRun("--scaling compares several ranks with one: it needs --ranks N, of two or more.")
     if mode == "real":
-        named = ("gpus", "shapes_only", "ranks", "nodes", "link", "adapters")
+        named = ("gpus", "shapes_only", "repeatable", "ranks", "nodes", "link", "adapters")
         for option, given in ((f"--{name.replace('_', '-')}", getattr(options, name) or False) for name in named):
             if given:
                 raise target.CannotRun(f"{option} is for virtual GPUs, and --gpu real is not one.")
@@ -110,6 +113,7 @@ def prepare(options: argparse.Namespace) -> Session:
         name,
         count=count,
         compute=not options.shapes_only,
+        counts_host=not options.repeatable,
         ranks=options.ranks,
         nodes=options.nodes,
         link=options.link,
@@ -125,6 +129,7 @@ def alone(options: argparse.Namespace) -> Alone:
     command = [sys.executable, "-m", "gpulab", "run", "--ranks", "1"]
     command += ["--gpu", options.gpu] if options.gpu is not None else []
     command += ["--shapes-only"] if options.shapes_only else []
+    command += ["--repeatable"] if options.repeatable else []
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "alone.json"
         what = ["--", *options.script] if options.module is None else ["-m", *options.module]

@@ -8,13 +8,16 @@ from __future__ import annotations
 from ..memory.curve import mib
 from ..virtual.gpus.specs import SPECS
 from .report import Gpu, Report, ran_out
+from .text import duration
 
 _FULL = 0.9  # of the driver's memory
 _GAP = 0.25  # of what is reserved
 _GAP_BYTES = 256 << 20
 _LITTLE = 1 << 30  # every GPU of the table has it many times
 _IDLE = 0.5  # of the time between steps
+_RECOMPUTED = 0.5  # of the peak
 _WAITS = 0.1  # of the time between steps
+_PYTHON = 0.25  # of the time between steps
 _STEPS = 3  # fewer say little
 _CUT_SHORT = "These numbers go as far as the script came, and nothing else follows from them."
 _NO_STEP = "No optimizer step was seen: what training takes is not in these numbers."
@@ -33,6 +36,7 @@ def hints(report: Report) -> tuple[str, ...]:
         elif report.numbers == "virtual":
             found += _room(report, gpu)
         found += _reserve(report, gpu)
+        found += _recomputed(gpu)
     found += _growth(report)
     found += _starved(report)
     found += _idle(report)
@@ -120,38 +124,66 @@ def _reserve(report: Report, gpu: Gpu) -> list[str]:
     return found
 
 
-def _growth(report: Report) -> list[str]:
+def _recomputed(gpu: Gpu) -> list[str]:
+    memory = gpu.memory
+    if memory.recomputed < max(_GAP_BYTES, _RECOMPUTED * memory.peak_allocated):
+        return []
     return [
-        f"Allocated memory grew with every step of {steps.optimizer}, by {mib(steps.growth)} a step: the script keeps "
-        "tensors of every step."
+        f"At the peak {memory.recomputed / memory.peak_allocated:.0%} of the memory, {mib(memory.recomputed)}, is what "
+        "backward computes again for a checkpoint: a checkpoint around each block holds one block's at a time."
+    ]
+
+
+def _growth(report: Report) -> list[str]:
+    cycles = report.cycles
+    if cycles is not None:
+        return [
+            f"Allocated memory grows by {mib(cycles.growth)} a call of backward(create_graph=True) on average"
+            f"{f', at {cycles.line.file}:{cycles.line.line}' if cycles.line else ''}: .grad keeps its graph, and the "
+            "graph .grad. torch.autograd.grad(…, create_graph=True) makes no such cycle; or set .grad to None after use."
+        ]
+    return [
+        f"Allocated memory grows by {mib(steps.growth)} a step of {steps.optimizer} on average: "
+        + (
+            f"the optimizer's own state does, by {mib(steps.state_growth)}."
+            if 2 * steps.state_growth >= steps.growth
+            else "the script keeps tensors of its steps."
+        )
         for steps in report.steps
         if steps.growth
     ]
 
 
 def _starved(report: Report) -> list[str]:
-    """On a virtual GPU the steps compute on the processors that the loader needs, so that nothing follows."""
-    if report.numbers == "virtual":
-        return []
-    return [
-        f"Of the time between steps of {steps.optimizer} the loop waited {steps.waited_share:.0%} for data. The same "
-        "loop with one batch again and again shows what that costs."
-        for steps in report.steps
-        if steps.waited_share is not None and steps.waited_share >= _WAITS and steps.count >= _STEPS
-    ]
+    found = []
+    for steps in report.steps:
+        share = steps.waited_share
+        if share is None or share < _WAITS or steps.count < _STEPS:
+            continue
+        idle = "" if steps.busy_share is None else f", and the GPU is idle {1 - steps.busy_share:.0%} of it (virtual)"
+        found.append(
+            f"Of the time between steps of {steps.optimizer} the loop waits {share:.0%} for data{idle}. The same loop "
+            "with one batch again and again shows what that costs."
+        )
+    return found
 
 
 def _idle(report: Report) -> list[str]:
+    """Why the GPU waits, where it is not for data."""
     known = [steps for steps in report.steps if steps.busy_share is not None and steps.count >= _STEPS]
     if not known:
         return []
     steps = min(known, key=lambda steps: steps.busy_share or 0.0)
     share = steps.busy_share
-    if share is None or share >= _IDLE:
+    if share is None or share >= _IDLE or (steps.waited_share or 0.0) >= _WAITS:
         return []
     text = f"From step to step the GPU computes {share:.0%} of the virtual time and waits {1 - share:.0%} of it"
     times = [gpu.time for gpu in report.used if gpu.time is not None and gpu.time.kernels]
-    if times and (mean := sum(t.busy for t in times) / sum(t.kernels for t in times)) < times[0].launch:
+    if steps.python and steps.median and steps.python >= _PYTHON * steps.median:
+        text += (
+            f": beside PyTorch's calls, the script takes {duration(steps.python)} a step on the host (measured here)"
+        )
+    elif times and (mean := sum(t.busy for t in times) / sum(t.kernels for t in times)) < times[0].launch:
         text += (
             f": a kernel takes {mean * 1e6:.1f} µs on average, its launch {times[0].launch * 1e6:.1f} µs. Larger "
             "batches or fewer operations fill it"

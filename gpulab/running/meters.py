@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..virtual.clock.timeline import communication
@@ -13,7 +14,13 @@ if TYPE_CHECKING:
 
 
 class Meter(Protocol):
-    """What reads a GPU at a mark. The times of `reading` may be anything that `seconds` can turn into seconds."""
+    """What reads a GPU at a mark. The times of `reading` may be anything that `seconds` can turn into seconds.
+
+    `counts_host`: whether the host's own work, such as loading data, is in these times.
+    """
+
+    @property
+    def counts_host(self) -> bool: ...
 
     def reading(self, device: Any) -> tuple[Any, int]:
         """The time on the GPU's clock and the allocated bytes."""
@@ -27,12 +34,19 @@ class Meter(Protocol):
     def busy(self, marks: list[Any]) -> float | None:
         """The share of the time from the first to the last mark in which kernels ran, None where it is not known."""
 
+    def python(self, marks: list[Any]) -> float | None:
+        """Seconds of the host's own work, beside PyTorch's calls, between these marks; None where it is not known."""
+
+    def aside(self) -> contextlib.AbstractContextManager[None]:
+        """A block whose work is the watcher's, and takes none of the time that is read."""
+
 
 class VirtualMeter:
-    """A scope's clock, and what its watches count. A mark is (all done at, kernels busy until now)."""
+    """A scope's clock, and what its watches count. A mark is (all done at, kernels busy until now, the host's own)."""
 
     def __init__(self, gpu: VirtualGPU, watches: list[Watch]) -> None:
         self.clock = gpu.clock
+        self.counts_host = gpu.counts_host
         self.source = gpu.rates.source
         self.watches = watches
 
@@ -42,19 +56,20 @@ class VirtualMeter:
         watch = self.watches[index]
         with watch.device.lock:
             watch.device.drain()
-        return (self.clock.now(index), self.clock.busy(index)), watch.allocated
+        return (self.clock.now(index), self.clock.busy(index), self.clock.own), watch.allocated
 
     def seconds(self, marks: list[Any]) -> list[float] | None:
         """When all was done, at each mark."""
-        return [done for done, _ in marks]
+        return [done for done, *_ in marks]
 
     def time(self, index: int) -> GpuTime:
         """What the clock says of GPU `index` up to now."""
         clock = self.clock
-        elapsed = max(clock.now(index), clock.host)
+        elapsed = max(clock.now(index), clock.host) - self.watches[index].began
         kernels = clock.kernels(index)
         launch = clock.launching(index) / kernels if kernels else 0.0
-        return GpuTime(elapsed, clock.busy(index), clock.waited, launch, kernels, clock.flops(index), self.source)
+        flops = clock.flops(index), clock.flop_seconds(index)
+        return GpuTime(elapsed, clock.busy(index), clock.waited, launch, kernels, *flops, self.source)
 
     def between(self, device: Any, marks: list[Any]) -> Between | None:
         """The collectives of the last steps, as many as the record holds."""
@@ -62,7 +77,7 @@ class VirtualMeter:
         if not spans:
             return None
         began = spans[0].start
-        ends = [done for done, _ in marks if done >= began]
+        ends = [done for done, *_ in marks if done >= began]
         if len(ends) < 2:
             return None
         found = communication([s for s in spans if s.start < ends[-1]], device.index or 0, ends[0])
@@ -74,12 +89,22 @@ class VirtualMeter:
 
     def busy(self, marks: list[Any]) -> float | None:
         """The share of the GPU's time between first and last mark that its kernels took."""
-        (began, busy), (ended, busy_then) = marks[0], marks[-1]
+        (began, busy, _), (ended, busy_then, _) = marks[0], marks[-1]
         return (busy_then - busy) / (ended - began) if ended > began else None
+
+    def python(self, marks: list[Any]) -> float | None:
+        """What the clock has counted as the host's own, where it counts it."""
+        return marks[-1][2] - marks[0][2] if self.counts_host else None
+
+    def aside(self) -> contextlib.AbstractContextManager[None]:
+        """The clock stands still."""
+        return self.clock.stopped()
 
 
 class RealMeter:
     """torch.cuda; a mark is an event on the current stream."""
+
+    counts_host = True
 
     def reading(self, device: Any) -> tuple[Any, int]:
         """The event, and the allocated bytes."""
@@ -105,3 +130,11 @@ class RealMeter:
     def busy(self, marks: list[Any]) -> float | None:
         """Only a profiler could tell."""
         return None
+
+    def python(self, marks: list[Any]) -> float | None:
+        """Only a profiler could tell."""
+        return None
+
+    def aside(self) -> contextlib.AbstractContextManager[None]:
+        """No clock can be stopped; what watches a real GPU takes microseconds a step."""
+        return contextlib.nullcontext()

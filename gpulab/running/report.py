@@ -50,8 +50,9 @@ class Memory:
     """The memory of one GPU over the run, in bytes.
 
     `peak_used` is the driver's: PyTorch's reserve and the context (None where it was not watched). `peak_line` is where
-    the peak of allocated memory was reached, `peak_shares` which lines had allocated it. `categories` says what the
-    memory was for, at the peak of the third step.
+    the peak of allocated memory was reached, `peak_shares` which lines had allocated it; `recomputed` are the bytes of
+    it that backward had computed again, as checkpointing asks. `categories` says what the memory was for, at the peak
+    of a third step.
     """
 
     total: int
@@ -64,15 +65,26 @@ class Memory:
     failures: int
     peak_line: Line | None = None
     peak_shares: tuple[Share, ...] = ()
+    recomputed: int = 0
     categories: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)
+class Cycles:
+    """Calls of `backward(create_graph=True)`, the last of them at `line`, and the bytes that each leaves on average."""
+
+    calls: int
+    growth: int
+    line: Line | None
+
+
+@dataclass(frozen=True)
 class GpuTime:
-    """The modelled time of one virtual GPU: seconds until all was done, and what its kernels took of them.
+    """The modelled time of one virtual GPU: seconds from its first allocation until all was done, and what its kernels
+    took of them.
 
     `waited` is the time the host waited for GPUs, `launch` what a kernel's launch took it on average; `flops` are those
-    of matrix products, convolutions and attention. `source` says where the rates come from.
+    of matrix products, convolutions and attention, which took `flop_seconds`. `source` says where the rates come from.
     """
 
     elapsed: float
@@ -81,6 +93,7 @@ class GpuTime:
     launch: float
     kernels: int
     flops: float
+    flop_seconds: float
     source: str
 
 
@@ -89,10 +102,13 @@ class Steps:
     """The steps of one optimizer: how many, and the median seconds from one to the next on its GPU's clock.
 
     `parameters` are the numbers it optimizes, as it began. `busy_share` is the part of the time between the first and
-    the last step in which kernels ran; `growth` the bytes by which allocated memory grew with every step (on average,
-    from the third on), 0 where there was a step without. `waited` are the seconds that the host spent for each step in
-    `DataLoader.__next__`, `waited_share` their part of the time from the first step to the last: both by this machine's
-    clock, whatever the GPU; None without a DataLoader.
+    the last step in which kernels ran; `growth` the bytes by which allocated memory grew a step on average from the
+    third on, 0 where there is no trend, `state_growth` those of the optimizer's own state.
+
+    `waited` are the seconds of each step in `DataLoader.__next__`, `waited_share` their part of the time from the first
+    step to the last; loading takes what it takes on this machine, whatever the GPU; None without a DataLoader. `python`
+    are the seconds of a step in which the host does other things than PyTorch's calls, loading without workers among
+    them (this machine's; None where the clock leaves them out).
     """
 
     optimizer: str
@@ -103,6 +119,8 @@ class Steps:
     host_median: float | None = None
     busy_share: float | None = None
     growth: int = 0
+    state_growth: int = 0
+    python: float | None = None
     waited: float | None = None
     waited_share: float | None = None
     between: Between | None = None
@@ -169,6 +187,7 @@ class Report:
     notes: tuple[str, ...] = ()
     host_steps: int = 0
     alone: Alone | None = None
+    cycles: Cycles | None = None
 
     @property
     def scaling(self) -> float | None:

@@ -18,9 +18,11 @@ from typing import Any, TextIO
 import torch
 
 from .. import machine
+from ..virtual.clock.clock import Clock
 from ..virtual.gpu import VirtualGPU
 from ..virtual.scope import in_force
 from . import hints, text
+from .backwards import Backwards
 from .children import Children
 from .feeding import Feeding
 from .meters import Meter, RealMeter, VirtualMeter
@@ -65,6 +67,8 @@ class Session:
         """Put the GPU in force and watch what happens."""
         undo = self._undo
         recipe = None
+        self._backwards = Backwards(self._allocated, self._places)
+        undo.callback(self._backwards.end)
         self._follow_scopes()
         if self.gpu is not None:
             self.gpu.start()
@@ -75,7 +79,7 @@ class Session:
         else:
             self._real = RealWatch()
             undo.callback(self._real.end)
-        feeding = Feeding()
+        feeding = Feeding(self._counting)
         undo.callback(feeding.end)
         self._steps = StepMarks(self._meter, self._stepped, feeding)
         undo.callback(self._steps.end)
@@ -124,6 +128,7 @@ class Session:
             world_size=self.world_size,
             torch=torch.__version__,
             alone=self.alone,
+            cycles=self._backwards.cycles(),
             **where,
         )
 
@@ -167,6 +172,18 @@ class Session:
             return RealMeter()
         return next((meter for scope, _, meter in self._scopes if scope is in_force.current), None)
 
+    def _allocated(self) -> int | None:
+        """The bytes that are allocated on all GPUs of the scope that is in force."""
+        watches = next((watches for scope, watches, _ in self._scopes if scope is in_force.current), None)
+        if watches is not None:
+            return sum(watch.allocated for watch in watches)
+        return torch.cuda.memory_allocated() if self._real is not None and torch.cuda.is_initialized() else None
+
+    def _counting(self) -> Clock | None:
+        """The clock of the GPU that is in force, if it counts the host's own time."""
+        scope = in_force.current
+        return scope.clock if scope is not None and scope.counts_host and self._meter() is not None else None
+
     def _stepped(self, optimizer: Any, device: Any, over: bool) -> None:
         """An optimizer begins a step on the GPU that is in force, or has taken it."""
         for scope, watches, _ in self._scopes:
@@ -192,7 +209,7 @@ class Session:
             self._undo.callback(setattr, VirtualGPU, name, before)
 
     def _see_scope(self, gpu: VirtualGPU) -> None:
-        watches = [Watch(device, self._places) for device in gpu.devices]
+        watches = [Watch(device, self._places, self._backwards) for device in gpu.devices]
         for watch in watches:
             self._undo.callback(watch.end)
         if gpu.world is not None or self.world_size > 1:

@@ -6,6 +6,7 @@ two series of marks. Intervals are between a step and the next of the same optim
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import statistics
 import time
@@ -14,6 +15,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..planning import holders
 from .feeding import Feeding
 from .meters import Meter
 from .report import Steps
@@ -33,14 +35,16 @@ class _Series:
         self.marks: list[Any] = []
         self.host = array("d")
         self.waited, self.batches = array("d"), array("q")  # seconds in loaders until then, and what they gave
-        self.held = array("q")
+        self.held, self.state = array("q"), array("q")
 
-    def mark(self) -> None:
+    def mark(self, optimizer: Any) -> None:
         self.count += 1
         if len(self.marks) < _MOST:
             mark, allocated = self.meter.reading(self.device)
             self.marks.append(mark)
             self.host.append(time.monotonic())  # which no scope replaces
+            more = bool(self.held) and allocated > self.held[-1]
+            self.state.append(sum(t.nbytes for t in holders.tensors(optimizer.state)) if more else -1)
             self.held.append(allocated)
             if self.feeding is not None:
                 self.waited.append(self.feeding.seconds)
@@ -50,14 +54,15 @@ class _Series:
         what = self.name, self.parameters, str(self.device), self.count
         if len(self.marks) < 2:
             return Steps(*what)
-        held = self.held[_SETTLED - 1 :]
-        grew = len(held) > _SETTLED and all(b > a for a, b in itertools.pairwise(held))
         times = self.meter.seconds(self.marks)
+        python = self.meter.python(self.marks)
         waited = waited_share = None
-        passed = self.host[-1] - self.host[0]
-        if self.waited and self.batches[-1] > self.batches[0] and passed > 0:
+        if self.waited and self.batches[-1] > self.batches[0] and times is not None:
             waiting = self.waited[-1] - self.waited[0]
-            waited, waited_share = waiting / (len(self.marks) - 1), waiting / passed
+            passed = times[-1] - times[0] + (0.0 if self.meter.counts_host else waiting)
+            waited, waited_share = waiting / (len(self.marks) - 1), waiting / passed if passed > 0 else None
+        held = self.held[_SETTLED - 1 :]
+        state = [(at, nbytes) for at, nbytes in enumerate(self.state) if at >= _SETTLED - 1 and nbytes >= 0]
         return Steps(
             *what,
             median=None if times is None else _median(times),
@@ -66,8 +71,28 @@ class _Series:
             between=self.meter.between(self.device, self.marks),
             waited=waited,
             waited_share=waited_share,
-            growth=(held[-1] - held[0]) // (len(held) - 1) if grew else 0,
+            python=None if python is None else python / (len(self.marks) - 1),
+            growth=growth(held),
+            state_growth=(state[-1][1] - state[0][1]) // (state[-1][0] - state[0][0]) if len(state) > 1 else 0,
         )
+
+
+def growth(held: Sequence[int]) -> int:
+    """The bytes by which `held`, read at each step, grows a step on average; 0 where there is no trend.
+
+    A trend: of stretches of some steps the least that is held never falls, rises at least twice, and does so in the
+    second half too. What is kept at every fifth step only makes one, and what is allocated once does not.
+    """
+    if len(held) <= _SETTLED:
+        return 0
+    stretches = len(held) if len(held) < 8 else min(max(5, len(held) // 4), 20)
+    edges = [at * len(held) // stretches for at in range(stretches + 1)]
+    least = [min(held[a:b]) for a, b in itertools.pairwise(edges)]
+    rises = [at for at, (a, b) in enumerate(itertools.pairwise(least)) if b > a]
+    needed = len(least) - 1 if len(held) < 8 else 2
+    if any(b < a for a, b in itertools.pairwise(least)) or len(rises) < needed or rises[-1] < (len(least) - 1) // 2:
+        return 0
+    return (least[-1] - least[0]) // edges[-2]
 
 
 def _median(times: Sequence[float]) -> float:
@@ -105,22 +130,25 @@ class StepMarks:
         return tuple(series.steps() for series in self._all)
 
     def _begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        device = _device(optimizer)
+        meter, device = self._meter(), _device(optimizer)
         if device is not None:
-            self._also(optimizer, device, False)
+            with contextlib.nullcontext() if meter is None else meter.aside():
+                self._also(optimizer, device, False)
 
     def _step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         series = self._series.get(optimizer)
-        if series is None:
-            meter = self._meter()
-            device = _device(optimizer)
-            if meter is None or device is None:
-                self.elsewhere += 1
-                return
-            series = self._series[optimizer] = _Series(optimizer, device, meter, self._feeding)
-            self._all.append(series)
-        series.mark()
-        self._also(optimizer, series.device, True)
+        meter, device = self._meter(), _device(optimizer)
+        if series is not None:
+            meter = series.meter
+        elif meter is None or device is None:
+            self.elsewhere += 1
+            return
+        with meter.aside():
+            if series is None:
+                series = self._series[optimizer] = _Series(optimizer, device, meter, self._feeding)
+                self._all.append(series)
+            series.mark(optimizer)
+            self._also(optimizer, series.device, True)
 
 
 def _device(optimizer: Any) -> Any:

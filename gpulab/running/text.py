@@ -150,9 +150,10 @@ def _time(report: Report, gpu: Gpu, where: str) -> list[tuple[str, str]]:
     share = f", {time.busy / time.elapsed:.0%} of {duration(time.elapsed)}" if time.elapsed else ""
     kernels = f"{time.kernels:,} kernel{'s' * (time.kernels > 1)}"
     rows = [("GPU time", f"{where}{duration(time.busy)} in {kernels}{share} (virtual, {time.source})")]
-    if time.flops and time.elapsed:
+    if time.flop_seconds:
         peaks = ", ".join(f"{rate:g} {dtype}" for dtype, rate in report.tflops)
-        reached = f"{amount(time.flops / time.elapsed)}FLOP/s in matrix products (virtual)"
+        rate = f"{amount(time.flops / time.flop_seconds)}FLOP/s"
+        reached = f"{rate} in matrix products, while they run (virtual)"
         rows.append(("", reached + (f"; peaks: {peaks}" if peaks else "")))
     return rows
 
@@ -167,13 +168,11 @@ def _steps(report: Report, steps: Steps) -> str:
 
 
 def _waited(steps: Steps) -> list[tuple[str, str]]:
-    """What the loop waited for its data: this machine's time, on a virtual GPU too."""
+    """What the loop waited for its data, which is loaded here, for a virtual GPU too."""
     if steps.waited is None or steps.waited_share is None:
         return []
     share = f"{steps.waited_share:.0%} of the time from step to step"
-    return [
-        ("waited for data", f"{duration(steps.waited)} a step in DataLoader.__next__, {share} (this machine's clock)")
-    ]
+    return [("waited for data", f"{duration(steps.waited)} a step in DataLoader.__next__, {share} (measured here)")]
 
 
 def amount(number: float) -> str:

@@ -85,6 +85,15 @@ def test_what_is_wrong_is_said_before_anything_runs(arguments, says):
     assert in_force.current is None
 
 
+def test_the_hosts_own_time_counts_unless_times_are_to_repeat(run):
+    assert command.prepare(options_of(LOOP)).gpu.counts_host
+    assert not command.prepare(options_of("--repeatable", LOOP)).gpu.counts_host
+    again = [run("loop", options=["--repeatable"]).report for _ in range(2)]
+    assert again[0].steps[0].median == again[1].steps[0].median
+    assert again[0].gpus == again[1].gpus
+    assert again[0].steps[0].python is None
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real GPU")
 def test_a_real_gpu_is_asked_for_where_there_is_none(capfd):
     assert command.main(options_of("--gpu", "real", LOOP)) == 2

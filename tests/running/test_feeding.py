@@ -1,5 +1,6 @@
 """What a run waits for its data: counted in `DataLoader.__next__`, of the main thread, each moment once."""
 
+import contextlib
 import threading
 
 import pytest
@@ -96,7 +97,7 @@ def steps_of(loop, clock):
     with VirtualGPU("T4"):
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2, device="cuda"))])
         found = Feeding()
-        marks = StepMarks(lambda: Meter(), feeding=found)
+        marks = StepMarks(lambda: Meter(clock), feeding=found)
         try:
             loop(optimizer)
         finally:
@@ -107,8 +108,19 @@ def steps_of(loop, clock):
 
 
 class Meter:
+    counts_host = True
+
+    def __init__(self, clock):
+        self.clock = clock
+
     def reading(self, device):
-        return 0.0, 0
+        return self.clock.now, 0
+
+    def python(self, marks):
+        return None
+
+    def aside(self):
+        return contextlib.nullcontext()
 
     def seconds(self, marks):
         return marks
@@ -148,3 +160,74 @@ def test_a_script_with_workers_gets_the_line(run):
     assert 0 < steps.waited_share < 1
     assert "  waited for data   " in done.text
     assert "waited for data" not in run("loop").text  # it has no loader
+
+
+@pytest.mark.parametrize(
+    ("workers", "seconds", "step", "waits"),
+    [
+        (1, 1.0, 0.25, 0.75),  # a worker gives a batch every second
+        (2, 1.0, 0.25, 0.25),  # two of them every half
+        (4, 1.0, 0.25, 0.0),  # and four as many as are asked for
+        (4, 0.0, 0.25, 0.0),
+    ],
+)
+def test_a_loop_waits_on_the_virtual_clock_for_workers_of_the_measured_speed(workers, seconds, step, waits):
+    times = torch.tensor([[10 * seconds, 10.0]] * workers, dtype=torch.float64)
+    found, now, waited = feeding._Workers(times, prefetch=2), 0.0, []
+    found.last = now
+    for _ in range(40):
+        now += step
+        waited.append(found.wait(now))
+        now += waited[-1]
+        found.last = now
+    assert waited[20:] == pytest.approx([waits] * 20)
+
+
+def test_what_workers_load_ahead_is_there_after_a_long_step():
+    found = feeding._Workers(torch.tensor([[1.0, 1.0]] * 2, dtype=torch.float64), prefetch=2)
+    found.last = 0.0
+    assert found.wait(100.0) == 0  # four batches, and no more
+    found.last = 100.0
+    assert [found.wait(100.0) for _ in range(5)] == pytest.approx([0, 0, 0, 0.5, 0.5])
+
+
+LOADING = """
+import sys, time, torch
+from torch.utils.data import DataLoader, Dataset
+
+class Slow(Dataset):
+    def __len__(self):
+        return 12
+    def __getitem__(self, index):
+        time.sleep(0.05)
+        return torch.zeros(64)
+
+if __name__ == "__main__":
+    layer = torch.nn.Linear(64, 64).cuda()
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    workers, context = int(sys.argv[1]), sys.argv[2] if sys.argv[1:][1:] else None
+    loader = DataLoader(Slow(), 2, num_workers=workers, multiprocessing_context=context)
+    for batch in loader:
+        time.sleep(float(sys.argv[3]) if sys.argv[3:] else 0.0)
+        layer(batch.cuda()).sum().backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("arguments", [("0",), ("1", "fork"), ("1", "spawn")])
+def test_loading_is_compared_with_the_step_of_the_gpu(arguments, run, tmp_path):
+    (tmp_path / "loading.py").write_text(LOADING)
+    done = run(tmp_path / "loading.py", *arguments)
+    (steps,) = done.report.steps
+    assert steps.waited > 0.05  # two samples of 50 ms, less what the loop does meanwhile
+    assert steps.median >= 0.1
+    assert steps.busy_share < 0.1
+    assert steps.waited_share > 0.5
+    assert "for data, and the GPU is idle 9" in done.text or "for data, and the GPU is idle 100%" in done.text
+
+
+def test_workers_that_are_fast_enough_are_not_blamed_for_a_slow_host(run, tmp_path):
+    (tmp_path / "loading.py").write_text(LOADING)
+    steps = run(tmp_path / "loading.py", "1", "fork", "0.5").report.steps[0]
+    assert steps.python > 0.4
+    assert steps.waited < 0.2

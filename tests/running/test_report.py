@@ -19,7 +19,10 @@ MEMORY = Memory(
     end_reserved=1000 * MiB, retries=0, failures=0, peak_line=LINE,
     peak_shares=(Share(LINE, 600 * MiB), Share(Line("train.py", 9, "out = model(x)"), 250 * MiB)),
 )  # fmt: skip
-TIME = GpuTime(elapsed=4.0, busy=3.0, waited=1.0, launch=5e-6, kernels=30_000, flops=8e12, source="published rates")
+TIME = GpuTime(
+    elapsed=4.0, busy=3.0, waited=1.0, launch=5e-6, kernels=30_000, flops=8e12, flop_seconds=2.0,
+    source="published rates",
+)  # fmt: skip
 STEPS = Steps("AdamW", 1_200_000, "cuda:0", 20, median=0.2, host_median=1.5, busy_share=0.8)
 REPORT = Report(
     name="train.py", argv=("train.py",), ending=Ending(0), gpu="T4", numbers="virtual", shapes_only=False,
@@ -43,7 +46,7 @@ def test_the_text_of_a_plain_run():
         "                        50.0 MiB  other lines",
         "  at the end        400.0 MiB allocated, 1,000 MiB reserved (virtual)",
         "  GPU time          3.00 s in 30,000 kernels, 75% of 4.00 s (virtual, published rates)",
-        "                    2.00 TFLOP/s in matrix products (virtual); peaks: 8.1 fp32, 65 fp16",
+        "                    4.00 TFLOP/s in matrix products, while they run (virtual); peaks: 8.1 fp32, 65 fp16",
         "  steps             20 of AdamW (1.20 M parameters, cuda:0), every 200 ms (virtual median), "
         "1.50 s here (measured)",
     ]
@@ -64,16 +67,18 @@ def test_every_number_of_a_real_gpu_is_measured():
 def test_waiting_for_data_is_this_machines_whatever_the_gpu():
     waits = (replace(STEPS, waited=0.0123, waited_share=0.41),)
     line = (
-        "  waited for data   12.3 ms a step in DataLoader.__next__, 41% of the time from step to step "
-        "(this machine's clock)"
+        "  waited for data   12.3 ms a step in DataLoader.__next__, 41% of the time from step to step (measured here)"
     )
     virtual, real = replace(REPORT, steps=waits), replace(REPORT, steps=waits, gpu="NVIDIA H200", numbers="measured")
     for report in (virtual, real):
         assert line in as_text(report, ()).splitlines()
     assert "waited for data" not in as_text(REPORT, ())
-    hint = "Of the time between steps of AdamW the loop waited 41% for data. The same loop with one batch"
-    assert any(found.startswith(hint) for found in hints(real))
-    assert hints(virtual) == hints(REPORT)
+    hint = (
+        "Of the time between steps of AdamW the loop waits 41% for data, and the GPU is idle 20% of it (virtual). The"
+    )
+    assert any(found.startswith(hint) for found in hints(virtual))
+    unknown = replace(real, steps=(replace(waits[0], busy_share=None),))
+    assert any("waits 41% for data. The same loop with one batch" in found for found in hints(unknown))
     little = replace(real, steps=(replace(STEPS, waited=0.001, waited_share=0.05),))
     assert hints(little) == hints(replace(REPORT, gpu="NVIDIA H200", numbers="measured"))
 
@@ -138,9 +143,9 @@ def test_a_full_gpu_that_gave_its_cache_back_is_told():
     assert any("Memory was full 12 times" in hint for hint in hints(with_memory(retries=12)))
 
 
-def idle(share, busy=0.1, count=20):
+def idle(share, busy=0.1, count=20, **more):
     time = replace(TIME, busy=busy)
-    steps = (replace(STEPS, busy_share=share, count=count),)
+    steps = (replace(STEPS, busy_share=share, count=count, **more),)
     return hints(replace(REPORT, gpu="RTX3060", gpus=(replace(REPORT.gpus[0], time=time),), steps=steps))
 
 
@@ -152,13 +157,19 @@ def test_a_gpu_that_waits_is_told_with_the_reason_where_it_is_known():
     assert hint.endswith("waits 91% of it.")
     assert idle(0.6) == ()
     assert idle(0.09, count=2) == ()
+    (hint,) = idle(0.09, python=0.15)  # of 0.2 s from step to step
+    assert hint.endswith("beside PyTorch's calls, the script takes 150 ms a step on the host (measured here).")
+    (hint,) = idle(0.09, waited=0.1, waited_share=0.5)  # for data, and that is said once
+    assert hint.startswith("Of the time between steps of AdamW the loop waits 50% for data, and the GPU is idle 91%")
 
 
 def test_memory_that_grows_is_told():
     (hint,) = hints(replace(REPORT, gpu="RTX3060", steps=(replace(STEPS, growth=3 * MiB),)))
     assert hint == (
-        "Allocated memory grew with every step of AdamW, by 3.0 MiB a step: the script keeps tensors of every step."
+        "Allocated memory grows by 3.0 MiB a step of AdamW on average: the script keeps tensors of its steps."
     )
+    (hint,) = hints(replace(REPORT, gpu="RTX3060", steps=(replace(STEPS, growth=3 * MiB, state_growth=3 * MiB),)))
+    assert hint.endswith("on average: the optimizer's own state does, by 3.0 MiB.")
 
 
 SHORT = Shortage(
