@@ -140,7 +140,7 @@ def _growth(report: Report) -> list[str]:
         return [
             f"Allocated memory grows by {mib(cycles.growth)} a call of backward(create_graph=True) on average"
             f"{f', at {cycles.line.file}:{cycles.line.line}' if cycles.line else ''}: .grad keeps its graph, and the "
-            "graph .grad. torch.autograd.grad(…, create_graph=True) makes no such cycle; or set .grad to None after use."
+            "graph .grad. torch.autograd.grad(…, create_graph=True) makes none; or set .grad to None after its use."
         ]
     return [
         f"Allocated memory grows by {mib(steps.growth)} a step of {steps.optimizer} on average: "
