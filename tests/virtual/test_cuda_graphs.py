@@ -154,6 +154,38 @@ def test_numbers_of_the_host_are_as_they_were_and_pinned_memory_is_read_again(co
     assert y.tolist() == back.tolist() == other.tolist() == [3, 6]
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: torch.empty(4, device="cuda"),
+        torch.empty_like,
+        lambda x: x.new_empty(4),
+        lambda x: torch.empty_strided((4,), (1,), device="cuda"),
+    ],
+)
+def test_what_is_only_allocated_in_a_capture_holds_what_the_last_replay_left(computes, make):
+    x = torch.ones(4, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = make(x)
+        y.copy_(x)
+    x.fill_(3)
+    graph.replay()
+    assert y.tolist() == [3, 3, 3, 3]
+
+
+def test_a_number_beside_a_tensor_is_in_each_replay_and_dies_with_its_operation(gpu):
+    x = torch.tensor([-1.0, 2.0, -3.0]).cuda()
+    graph = torch.cuda.CUDAGraph()
+    before = torch.cuda.memory_allocated()
+    with torch.cuda.graph(graph):
+        y = torch.where(x > 0, 5.0, x)
+    assert torch.cuda.memory_allocated() - before == 512  # of y
+    for _ in range(2):
+        graph.replay()
+        assert not gpu.compute or y.tolist() == [-1, 5, -3]
+
+
 def test_batch_norm_counts_only_replays(computes):
     norm = nn.BatchNorm1d(4, device="cuda")
     x = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))

@@ -89,12 +89,12 @@ class Capture:
                 self._before[storage._cdata] = StorageWeakRef(storage), _bytes(storage).clone()
 
     def note(
-        self, compute: Compute, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, *, live: bool = False
+        self, compute: Compute | None, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, *, live: bool = False
     ) -> Any:
         """An operation that has run: its results on storages that the graph shares.
 
-        `compute` gives its results again. Tensors of the host are taken as they are now, unless a copy of them is what
-        goes into the graph (`live`).
+        `compute` gives its results again; None is for what only allocates, and a replay finds there what the last one
+        left. Tensors of the host are taken as they are now, unless a copy of them is what goes into the graph (`live`).
         """
         if not self.gpu.compute:
             return out
@@ -112,26 +112,36 @@ class Capture:
                     targets.append(None)
                     return tensor
                 if storage._cdata not in shared:
-                    shared[storage._cdata] = self._share(storage)
+                    shared[storage._cdata] = _for_the_program(storage)
+                    self._own[storage._cdata] = storage
                 targets.append(tensor)
                 return _on(shared[storage._cdata], tensor)
 
             out = map_tensors(share, out)
-        self.steps.append(_Step(compute, found[0], found[1], targets))
+        if compute is not None:
+            self.steps.append(_Step(compute, found[0], found[1], targets))
         return out
+
+    def float_(self, tensor: Tensor) -> Tensor:
+        """What C++ makes without saying where: should it join the GPU, the graph has its bytes."""
+        storage = storage_of(tensor)
+        if storage is None or not storage.nbytes() or not self.gpu.compute:
+            return tensor
+        with backing:
+            return _on(_for_the_program(storage), tensor)
+
+    def join(self, storage: Any) -> None:
+        """What floated has joined the GPU: each replay fills it with what it holds now."""
+        own = getattr(storage, BYTES, None)
+        if own is not None and own._cdata not in self._own:
+            self._own[own._cdata] = own
+            with backing:
+                values = _bytes(own).clone()
+                self.steps.append(_Step(lambda device, args, kwargs: values, (), {}, [_bytes(own)]))
 
     def copied(self, into: Tensor, source: Tensor) -> None:
         """A copy that no operation makes: from the GPU to pinned memory."""
         self.note(lambda device, args, kwargs: args[0].copy_(args[1]), (into, source), {}, None, live=True)
-
-    def _share(self, storage: Any) -> Any:
-        """The program's storage of the bytes of one that is new, with its label."""
-        alias = _alias(storage)
-        setattr(alias, NAME, getattr(storage, NAME))
-        setattr(storage, NAME, None)
-        setattr(alias, BYTES, storage)
-        self._own[storage._cdata] = storage
-        return alias
 
     def _operand(self, tensor: Tensor, live: bool) -> _Operand:
         storage = storage_of(tensor)
@@ -260,6 +270,15 @@ def _bytes(storage: Any) -> Tensor:
 def _alias(storage: Any) -> Any:
     """Another storage of the same bytes, which keeps them."""
     return _torch._from_dlpack(_torch._to_dlpack(_bytes(storage))).untyped_storage()
+
+
+def _for_the_program(storage: Any) -> Any:
+    """The program's storage of the bytes of one that is new, with its label."""
+    alias = _alias(storage)
+    setattr(alias, NAME, getattr(storage, NAME))
+    setattr(storage, NAME, None)
+    setattr(alias, BYTES, storage)
+    return alias
 
 
 @dataclass(frozen=True)

@@ -199,7 +199,7 @@ def _run(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
         gpu.clock.skip(real() - began)
         out = func._op(*args, **kwargs)
         if floating is not None and (host is None or not host.dim()):
-            float_(out)
+            out = float_(gpu, out)
         return out
     clock = gpu.clock
     clock.enter()

@@ -47,7 +47,7 @@ def run(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
             return host_shapes.run(func, args, kwargs)
         out = func._op(*args, **kwargs)
         if not any(isinstance(a, Tensor) for a in args):
-            float_(out)
+            out = float_(gpu, out)
         return out
     if wanted.type != "cpu":
         return func._op(*args, **kwargs)
@@ -124,7 +124,7 @@ def _note(device: Device, func: Any, args: tuple[Any, ...], arguments: Any, out:
         return random.draw(device, func, args, kwargs) if seeded else func._op(*args, **kwargs)
 
     if func.name().startswith(_EMPTY):
-        return capture.note(lambda device, args, kwargs: None, (), {}, out)
+        return capture.note(None, (), {}, out)
     from_elsewhere = func is torch.ops.aten._to_copy.default and device_of(args[0]) is not device
     return capture.note(again, args, arguments, out, live=from_elsewhere)
 

@@ -10,6 +10,7 @@ import torch
 from ..scope.labels import FLOATING, NAME, STAYS, parts_of, storage_of
 
 if TYPE_CHECKING:
+    from ..gpu import VirtualGPU
     from ..scope.device import Device
 
 Tensor = torch.Tensor
@@ -86,21 +87,33 @@ def place(device: Device, out: Any) -> None:
             place(device, item)
 
 
-def float_(out: Any) -> None:
-    if isinstance(out, Tensor):
-        storage = storage_of(out)
-        if storage is not None and storage._gpulab is None:
-            storage._gpulab = FLOATING
-    elif isinstance(out, (list, tuple)):
-        for item in out:
-            float_(item)
+def float_(gpu: VirtualGPU, out: Any) -> Any:
+    """`out`, made by C++ without saying where: it joins the first GPU that it meets."""
+    capture = _capture(gpu.device(None))
+
+    def mark(tensor: Tensor) -> Tensor:
+        storage = storage_of(tensor)
+        if storage is None or storage._gpulab is not None:
+            return tensor
+        storage._gpulab = FLOATING
+        return tensor if capture is None else capture.float_(tensor)
+
+    return map_tensors(mark, out)
 
 
 def join(device: Device, floating: list[Tensor]) -> None:
+    """Put what C++ made for an operation without saying where on the GPU that the operation runs on."""
     for tensor in floating:
         storage = _storage(tensor)
         if storage._gpulab is FLOATING:
             device.put(storage)
+            if (capture := _capture(device)) is not None:
+                capture.join(storage)
+
+
+def _capture(device: Device) -> Any:
+    """The CUDA graph that the current stream's work goes into."""
+    return device.capture if device.capture is not None and device.capture.covers(device.stream) else None
 
 
 def resized(storage: Any) -> None:
