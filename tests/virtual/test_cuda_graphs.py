@@ -186,6 +186,50 @@ def test_a_number_beside_a_tensor_is_in_each_replay_and_dies_with_its_operation(
         assert not gpu.compute or y.tolist() == [-1, 5, -3]
 
 
+@pytest.mark.parametrize("elements", [0, 2])
+def test_a_tensor_from_before_that_an_operation_resizes_has_the_graphs_memory(computes, elements):
+    x, y = torch.arange(4.0, device="cuda"), torch.empty(elements, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch's, of the elements that are lost
+        with torch.cuda.graph(graph):
+            torch.add(x, 1, out=y)
+            z = y.view(2, 2)[1] * 2
+    for first in (0, 10):
+        x.copy_(torch.arange(4) + first)
+        graph.replay()
+        assert y.tolist() == [first + n for n in (1, 2, 3, 4)]
+        assert z.tolist() == [2 * first + 6, 2 * first + 8]
+
+
+def test_what_is_filled_by_out_in_the_capture_and_dies_there_is_the_graphs(computes):
+    x, graph = torch.arange(4.0, device="cuda"), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = torch.add(x, 1, out=torch.empty(0, device="cuda")) * 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        graph.replay()
+    assert y.tolist() == [2, 4, 6, 8]
+
+
+def test_what_is_made_in_a_capture_keeps_its_size(computes):
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = torch.ones(2, device="cuda")
+    with pytest.raises(NotMirrored, match="made in the capture of a CUDA graph that changes its size"):
+        y.resize_(4)
+
+
+def test_what_has_no_elements_is_not_missed(computes):
+    x, graph = torch.ones(0, device="cuda"), torch.cuda.CUDAGraph()
+    with pytest.warns(UserWarning, match="CUDA Graph is empty"), torch.cuda.graph(graph):
+        y = nn.functional.softsign(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        graph.replay()
+    assert y.shape == (0,)
+
+
 def test_batch_norm_counts_only_replays(computes):
     norm = nn.BatchNorm1d(4, device="cuda")
     x = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))

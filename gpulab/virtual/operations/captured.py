@@ -139,6 +139,17 @@ class Capture:
                 values = _bytes(own).clone()
                 self.steps.append(_Step(lambda device, args, kwargs: values, (), {}, [_bytes(own)]))
 
+    def resized(self, tensor: Tensor) -> None:
+        """An operation has given a tensor's storage other memory, which is the graph's: `out=` of an empty tensor."""
+        storage = storage_of(tensor)
+        if not self.gpu.compute or not storage.nbytes():
+            return
+        self._before.pop(storage._cdata, None)
+        self._own[storage._cdata] = storage
+        with backing, torch.no_grad():
+            lies = _Layout.of(tensor)
+            tensor.set_(_for_the_program(storage), lies.offset, lies.size, lies.stride)
+
     def copied(self, into: Tensor, source: Tensor) -> None:
         """A copy that no operation makes: from the GPU to pinned memory."""
         self.note(lambda device, args, kwargs: args[0].copy_(args[1]), (into, source), {}, None, live=True)
@@ -150,7 +161,7 @@ class Capture:
         mine = getattr(storage, BYTES, None)
         if mine is not None:  # of this graph, or of another, whose pool lasts
             return _Operand(_on(mine, tensor), None, None)
-        if getattr(storage, NAME, None) is None:  # the host's
+        if getattr(storage, NAME, None) is None or not storage.nbytes():  # the host's, or nothing that could be freed
             return _Operand(tensor if live else tensor.clone(), None, None)
         return _Operand(None, StorageWeakRef(storage), _Layout.of(tensor))
 
@@ -179,6 +190,12 @@ class Capture:
         with backing, torch.inference_mode(), autocast.below(), _below_modes(), torch._C.DisableTorchFunction():
             for step in self.steps:
                 step.run(self.gpu, quiet, shared)
+
+
+def refuse_to_resize(tensors: list[Tensor]) -> None:
+    """Raise NotMirrored if one of them lies on memory of a graph, which keeps its size here."""
+    if any(getattr(storage_of(tensor), BYTES, None) is not None for tensor in tensors):
+        raise NotMirrored("a tensor made in the capture of a CUDA graph that changes its size is not mirrored")
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from ..scope.in_force import backing, thread
 from ..scope.labels import FLOATING, device_of, parts_of, storage_of, wraps
 from ..scope.refusals import NotMirrored
 from . import (
+    captured,
     copies,
     cost,
     factories,
@@ -34,7 +35,7 @@ from . import (
     shapes_only,
     temporaries,
 )
-from .results import float_, join, look, map_tensors, place, resized
+from .results import capture_of, float_, join, look, map_tensors, place, resized, tensors_in
 
 if TYPE_CHECKING:
     from ..gpu import VirtualGPU
@@ -369,11 +370,9 @@ def _run_copy(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[st
         join(device, floating)
     if device.fault is not None:
         device.raise_fault()
-    capture: Any = device.capture
-    if capture is not None and capture.covers(device.stream):
+    capture = capture_of(device)
+    if capture is not None:
         capture.before(func, args, kwargs)
-    else:
-        capture = None
     out = func._op(*args, **kwargs) if gpu.compute else shapes_only.copy_without_values(gpu, func, args, kwargs)
     if capture is not None:
         capture.note(partial(_again, gpu, func, None), args, kwargs, out, live=True)
@@ -389,11 +388,16 @@ def _run_resizing(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dic
     """Operations that may change the size of a storage they are given."""
     if func.name().startswith("aten::set_") and look(args, None, None, None)[0] is None:
         return func._op(*args, **kwargs)  # a storage of the host stays one, whoever points to it
-    out = _run(gpu, func, args, kwargs)
-    for item in [*args, *kwargs.values(), out]:
-        for tensor in item if isinstance(item, (list, tuple)) else [item]:
-            if isinstance(tensor, Tensor):
-                resized(storage_of(tensor))
+    try:
+        out = _run(gpu, func, args, kwargs)
+    except RuntimeError as error:
+        if "storage that is not resizable" in str(error):
+            captured.refuse_to_resize(tensors_in((args, tuple(kwargs.values()))))
+        raise
+    for tensor in tensors_in((args, tuple(kwargs.values()), out)):
+        device = resized(storage_of(tensor))
+        if device is not None and (capture := capture_of(device)) is not None:
+            capture.resized(tensor)
     return out
 
 

@@ -10,7 +10,7 @@ import torch
 from ..scope.in_force import backing
 from ..scope.labels import device_of, storage_of
 from . import copies, cost, host_shapes, random, remembered
-from .results import float_, look, map_tensors, place
+from .results import capture_of, float_, look, map_tensors, place
 
 if TYPE_CHECKING:
     from ..gpu import VirtualGPU
@@ -115,8 +115,8 @@ _ROOM = 1 << 16  # elements
 
 def _note(device: Device, func: Any, args: tuple[Any, ...], arguments: Any, out: Any) -> Any:
     """It goes into the CUDA graph that is captured, if one is; what is only allocated computes nothing."""
-    capture: Any = device.capture
-    if capture is None or not capture.covers(device.stream):
+    capture = capture_of(device)
+    if capture is None:
         return out
 
     def again(device: Device, args: Any, kwargs: Any) -> Any:

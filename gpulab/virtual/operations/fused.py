@@ -12,7 +12,7 @@ import torch
 from ..scope.in_force import backing
 from ..scope.labels import device_of
 from . import cost
-from .results import place
+from .results import capture_of, place
 
 Tensor = torch.Tensor
 
@@ -23,10 +23,10 @@ def placed(device: Any, run: Any, given: tuple[Any, ...], *made: Tensor | None) 
         return list(made)
     for tensor in made:
         place(device, tensor)
-    if device.capture is not None and device.capture.covers(device.stream):
-        found: list[Tensor | None] = device.capture.note(lambda device, args, kwargs: run(*args), given, {}, list(made))
-        return found
-    return list(made)
+    capture = capture_of(device)
+    return (
+        list(made) if capture is None else capture.note(lambda device, args, kwargs: run(*args), given, {}, list(made))
+    )
 
 
 def norm(tensor: Tensor, shape: list[int], weight: Tensor | None, eps: float | None) -> list[Any]:

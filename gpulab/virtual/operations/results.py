@@ -89,7 +89,7 @@ def place(device: Device, out: Any) -> None:
 
 def float_(gpu: VirtualGPU, out: Any) -> Any:
     """`out`, made by C++ without saying where: it joins the first GPU that it meets."""
-    capture = _capture(gpu.device(None))
+    capture = capture_of(gpu.device(None))
 
     def mark(tensor: Tensor) -> Tensor:
         storage = storage_of(tensor)
@@ -107,17 +107,20 @@ def join(device: Device, floating: list[Tensor]) -> None:
         storage = _storage(tensor)
         if storage._gpulab is FLOATING:
             device.put(storage)
-            if (capture := _capture(device)) is not None:
+            if (capture := capture_of(device)) is not None:
                 capture.join(storage)
 
 
-def _capture(device: Device) -> Any:
+def capture_of(device: Device) -> Any:
     """The CUDA graph that the current stream's work goes into."""
     return device.capture if device.capture is not None and device.capture.covers(device.stream) else None
 
 
-def resized(storage: Any) -> None:
-    """Take the memory anew for a storage whose size has changed."""
+def resized(storage: Any) -> Device | None:
+    """Take the memory anew for a storage whose size has changed, on the GPU that is returned."""
     label = None if storage is None else storage._gpulab
     if label is not None and label is not FLOATING and label.device.active and label.nbytes != storage.nbytes():
         label.device.put(storage)
+        device: Device = label.device
+        return device
+    return None
