@@ -394,10 +394,12 @@ def _run_resizing(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dic
         if "storage that is not resizable" in str(error):
             captured.refuse_to_resize(tensors_in((args, tuple(kwargs.values()))))
         raise
-    for tensor in tensors_in((args, tuple(kwargs.values()), out)):
-        device = resized(storage_of(tensor))
-        if device is not None and (capture := capture_of(device)) is not None:
-            capture.resized(tensor)
+    for item in [*args, *kwargs.values(), out]:
+        for tensor in item if isinstance(item, (list, tuple)) else [item]:
+            if isinstance(tensor, Tensor):
+                device = resized(storage_of(tensor))
+                if device is not None and (capture := capture_of(device)) is not None:
+                    capture.resized(tensor)
     return out
 
 
