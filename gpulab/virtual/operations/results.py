@@ -89,16 +89,14 @@ def place(device: Device, out: Any) -> None:
 
 def float_(gpu: VirtualGPU, out: Any) -> Any:
     """`out`, made by C++ without saying where: it joins the first GPU that it meets."""
+    if isinstance(out, (list, tuple)):
+        return type(out)(float_(gpu, item) for item in out)
+    storage = storage_of(out) if isinstance(out, Tensor) else None
+    if storage is None or storage._gpulab is not None:
+        return out
+    storage._gpulab = FLOATING
     capture = capture_of(gpu.device(None))
-
-    def mark(tensor: Tensor) -> Tensor:
-        storage = storage_of(tensor)
-        if storage is None or storage._gpulab is not None:
-            return tensor
-        storage._gpulab = FLOATING
-        return tensor if capture is None else capture.float_(tensor)
-
-    return map_tensors(mark, out)
+    return out if capture is None else capture.float_(out)
 
 
 def join(device: Device, floating: list[Tensor]) -> None:
