@@ -95,7 +95,7 @@ def float_(gpu: VirtualGPU, out: Any) -> Any:
     if storage is None or storage._gpulab is not None:
         return out
     storage._gpulab = FLOATING
-    capture = capture_of(gpu.device(None))
+    capture = capture_of(gpu.devices[gpu.chosen.number])  # not `gpu.device`, which a forked process must not ask
     return out if capture is None else capture.float_(out)
 
 
