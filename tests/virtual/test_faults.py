@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from gpulab.virtual.gpu import VirtualGPU
+from gpulab.virtual.operations import assertions
 
 MiB, GiB = 1 << 20, 1 << 30
 
@@ -47,7 +48,24 @@ FAULTS = {
     "embedding_bag": (lambda x: F.embedding_bag(ids(4)[None], x), "input[emb] < numRows"),
     "index_add": (lambda x: x.index_add(0, ids(4), x[:1]), "dstIndex < dstAddDimSize"),
     "take": (lambda x: x.take(ids(16)), "idx < numel && idx >= -numel"),
-    "binary_cross_entropy": (lambda x: F.binary_cross_entropy(x + 2, x), "input_val >= zero && input_val <= one"),
+    "take from the end": (lambda x: x.take(ids(-17)), "idx < numel && idx >= -numel"),
+    "index with a mask before it": (lambda x: x[None][mask(True), ids(4)], "-sizes[i] <= index && index < sizes[i]"),
+    "index on the host": (lambda x: x[torch.tensor([-5])], "-sizes[i] <= index && index < sizes[i]"),
+    "index_put": (
+        lambda x: x.index_put((ids(4),), x[0], accumulate=True),
+        "-sizes[i] <= index && index < sizes[i]",
+    ),
+    "scatter_reduce": (lambda x: x.scatter_reduce(0, ids(-1)[None], x, "sum"), SCATTERED),
+    "index_reduce": (lambda x: x.index_reduce(0, ids(4), x[:1], "prod"), "dstIndex < dstAddDimSize"),
+    "multi_margin_loss": (lambda x: F.multi_margin_loss(x, ids(0, 0, 0, 4)), "target_k >= 0 && target_k < dim"),
+    "labels of a text, moved on by one": (
+        lambda x: F.cross_entropy(x, F.pad(ids(0, 1, 2, 4), (0, 1), value=-100)[1:]),
+        "t >= 0 && t < n_classes",
+    ),
+    "binary_cross_entropy": (
+        lambda x: F.binary_cross_entropy(torch.full((4, 4), 2.0, device="cuda"), x),
+        "input_val >= zero && input_val <= one",
+    ),
 }
 WAITS = {
     "synchronize": lambda x: torch.cuda.synchronize(),
@@ -70,6 +88,10 @@ def ids(*values):
     return torch.tensor(values, device="cuda")
 
 
+def mask(*values):
+    return torch.tensor(values, device="cuda")
+
+
 def polled(what):
     while not what.query():
         pass
@@ -79,6 +101,14 @@ def polled(what):
 def x(monkeypatch):
     monkeypatch.delenv("CUDA_LAUNCH_BLOCKING", raising=False)
     with VirtualGPU("T4", count=2):
+        yield torch.zeros(4, 4, device="cuda")
+
+
+@pytest.fixture
+def shape(monkeypatch):
+    """`x` without values."""
+    monkeypatch.delenv("CUDA_LAUNCH_BLOCKING", raising=False)
+    with VirtualGPU("T4", compute=False):
         yield torch.zeros(4, 4, device="cuda")
 
 
@@ -144,11 +174,59 @@ def test_an_ignored_label_is_no_fault(x):
     F.cross_entropy(x, ids(-100, 1, 2, 3)).item()
 
 
-def test_without_values_there_are_no_faults():
-    with VirtualGPU("T4", compute=False):
-        loss = F.cross_entropy(torch.zeros(4, 4, device="cuda"), ids(1, 9, 0, 0))
+@pytest.mark.parametrize("call", FAULTS)
+def test_on_shapes_alone_an_index_that_is_known_is_asked_too(shape, call, capfd):
+    run, condition = FAULTS[call]
+    run(shape)
+    assert condition in capfd.readouterr().err
+    with pytest.raises(torch.AcceleratorError, match="device-side assert triggered"):
         torch.cuda.synchronize()
-        assert loss.shape == ()
+
+
+WITHIN = {
+    "cross_entropy": lambda x: F.cross_entropy(x, ids(-100, 1, 2, 3)),
+    "cross_entropy that ignores another": lambda x: F.cross_entropy(x, ids(9, 1, 2, 3), ignore_index=9),
+    "embedding": lambda x: F.embedding(ids(0, 3), x),
+    "no ids": lambda x: F.embedding(torch.empty(0, dtype=torch.long, device="cuda"), x),
+    "from the end": lambda x: x[:, ids(-4)],
+    "take": lambda x: x.take(ids(-16, 15)),
+    "scatter of a number": lambda x: x.scatter(1, ids(3)[None], 1.0),
+    "a mask and an index": lambda x: x.expand(9, 4, 4)[torch.ones(9, 4, dtype=torch.bool, device="cuda"), ids(3)],
+    "of one number": lambda x: x[0, 0].gather(0, ids(0)[0]),
+}
+
+
+@pytest.mark.parametrize("compute", [True, False])
+@pytest.mark.parametrize("call", WITHIN)
+def test_an_index_within_its_range_is_no_fault(call, compute, capfd):
+    with VirtualGPU("T4", compute=compute):
+        WITHIN[call](torch.zeros(4, 4, device="cuda"))
+        torch.cuda.synchronize()
+    assert not capfd.readouterr().err
+
+
+def test_on_shapes_alone_what_nobody_knows_is_within_its_range(shape):
+    drawn = torch.randint(90, (4,), device="cuda")
+    F.cross_entropy(shape, drawn)
+    F.embedding(drawn, shape)
+    shape[drawn], shape.gather(0, drawn[None])
+    F.binary_cross_entropy(shape + 2, shape)
+    torch.cuda.synchronize()
+
+
+def test_every_assertion_has_failed_here(shape, monkeypatch):
+    own, met = assertions.condition, set()
+
+    def condition(func, *given):
+        met.add(func._schema.name.removeprefix("aten::").rstrip("_"))
+        return own(func, *given)
+
+    monkeypatch.setattr(assertions, "condition", condition)
+    for run, _ in FAULTS.values():
+        with VirtualGPU("T4", compute=False):
+            run(torch.zeros(4, 4, device="cuda"))
+    others = {"_embedding_bag", "_index_put_impl", "_unsafe_index", "_unsafe_index_put"}  # alike with those of the name
+    assert assertions._ASSERTIONS.keys() - met == others
 
 
 # -- memory ----------------------------------------------------------------------------------------------------------

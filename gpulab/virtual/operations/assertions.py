@@ -7,7 +7,9 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch import Tensor
+import torch
+
+Tensor = torch.Tensor
 
 _BOUNDS = '"index out of bounds"'
 _PLACED = f"-sizes[i] <= index && index < sizes[i] && {_BOUNDS}"
@@ -49,41 +51,110 @@ def _index(source: Tensor, indices: Sequence[Tensor | None]) -> str:
     return _GATHERED if one and _rows(source, list(indices).index(given[0])) else _PLACED
 
 
-# The conditions as ATen/native/cuda states them; names without overload and the underscore of the in-place form. A
-# function chooses by the arguments, as the launch does: PyTorch 2.8 and later.
-_CONDITIONS: dict[str, str | Callable[..., str]] = {
-    "nll_loss_forward": "t >= 0 && t < n_classes",
-    "nll_loss2d_forward": "t >= 0 && t < n_classes",
-    "multi_margin_loss": 'target_k >= 0 && target_k < dim && "target index is out of bounds"',
-    "binary_cross_entropy": "input_val >= zero && input_val <= one",
-    "embedding": lambda weight, indices, *_, **__: _taken(weight, 0, indices),
-    "_embedding_bag": "input[emb] < numRows",
-    "_embedding_bag_forward_only": "input[emb] < numRows",
-    "index_select": lambda source, dim, index: _taken(source, dim % max(source.dim(), 1), index),
-    "gather": lambda source, dim, index, **_: _gather(source, dim, index),
-    "scatter": _SCATTERED,
-    "scatter_add": _SCATTERED,
-    "scatter_reduce": _SCATTERED,
-    "index": _index,
-    "_unsafe_index": _index,
-    "index_put": _PLACED,
-    "_unsafe_index_put": _PLACED,
-    "_index_put_impl": _PLACED,
-    "index_fill": f"idx >= -self_dim_size && idx < self_dim_size && {_BOUNDS}",
-    "index_copy": 'idx >= 0 && idx < self_dim_size && "index_copy_(): index out of bounds"',
-    "index_add": _ADDED,
-    "index_reduce": _ADDED,
-    "take": _TAKEN,
-    "put": _TAKEN,
+Reads = Sequence[tuple[Tensor, int, int]]  # tensors, each with the least and the greatest value that passes
+
+
+def _of_rows(weight: Tensor, indices: Tensor, *_: Any) -> Reads:
+    return [(indices, 0, weight.shape[0] - 1)]
+
+
+def _along(source: Tensor, dim: int, index: Tensor, *_: Any) -> Reads:
+    return [(index, 0, _size(source, dim) - 1)]
+
+
+def _along_from_the_end_too(source: Tensor, dim: int, index: Tensor, *_: Any) -> Reads:
+    return [(index, -_size(source, dim), _size(source, dim) - 1)]
+
+
+def _size(source: Tensor, dim: int) -> int:
+    return source.shape[dim] if source.dim() else 1
+
+
+def _places(source: Tensor, indices: Sequence[Tensor | None], *_: Any) -> Reads:
+    found: list[tuple[Tensor, int, int]] = []
+    dim = 0
+    for index in indices:
+        if index is not None and index.dtype in (torch.bool, torch.uint8):  # its shape is checked, not its values
+            dim += index.dim()
+            continue
+        if index is not None:
+            found.append((index, -source.shape[dim], source.shape[dim] - 1))
+        dim += 1
+    return found
+
+
+def _elements(source: Tensor, index: Tensor, *_: Any) -> Reads:
+    return [(index, -source.numel(), source.numel() - 1)]
+
+
+def _classes(scores: Tensor, target: Tensor, *_: Any) -> Reads:
+    return [(target, 0, scores.shape[1 if scores.dim() > 1 else 0] - 1)]
+
+
+def _probabilities(given: Tensor, *_: Any) -> Reads:
+    return [(given, 0, 1)]
+
+
+# The conditions as ATen/native/cuda states them, and what they are asked of; names without overload and the underscore
+# of the in-place form. A function chooses by the arguments, as the launch does: PyTorch 2.8 and later.
+_ASSERTIONS: dict[str, tuple[str | Callable[..., str], Callable[..., Reads]]] = {
+    "nll_loss_forward": ("t >= 0 && t < n_classes", _classes),
+    "nll_loss2d_forward": ("t >= 0 && t < n_classes", _classes),
+    "multi_margin_loss": ('target_k >= 0 && target_k < dim && "target index is out of bounds"', _classes),
+    "binary_cross_entropy": ("input_val >= zero && input_val <= one", _probabilities),
+    "embedding": (lambda weight, indices, *_, **__: _taken(weight, 0, indices), _of_rows),
+    "_embedding_bag": ("input[emb] < numRows", _of_rows),
+    "_embedding_bag_forward_only": ("input[emb] < numRows", _of_rows),
+    "index_select": (lambda source, dim, index: _taken(source, dim % max(source.dim(), 1), index), _along),
+    "gather": (lambda source, dim, index, *_, **__: _gather(source, dim, index), _along),
+    "scatter": (_SCATTERED, _along),
+    "scatter_add": (_SCATTERED, _along),
+    "scatter_reduce": (_SCATTERED, _along),
+    "index": (_index, _places),
+    "_unsafe_index": (_index, _places),
+    "index_put": (_PLACED, _places),
+    "_unsafe_index_put": (_PLACED, _places),
+    "_index_put_impl": (_PLACED, _places),
+    "index_fill": (f"idx >= -self_dim_size && idx < self_dim_size && {_BOUNDS}", _along_from_the_end_too),
+    "index_copy": ('idx >= 0 && idx < self_dim_size && "index_copy_(): index out of bounds"', _along),
+    "index_add": (_ADDED, _along),
+    "index_reduce": (_ADDED, _along),
+    "take": (_TAKEN, _elements),
+    "put": (_TAKEN, _elements),
 }
 _REFUSALS = re.compile("out of (range|(DATA )?bounds)|not in the valid range|should be between 0 and 1")
 
 
+def asserts(func: Any) -> bool:
+    """Whether the kernel of `func` asserts something of the values that it is given."""
+    return _name(func) in _ASSERTIONS
+
+
+def reads(func: Any, args: Sequence[Any]) -> Reads:
+    """What the kernel of `func` asserts of its arguments, all of the schema's in their order."""
+    return _ASSERTIONS[_name(func)][1](*args)
+
+
+def ignored(func: Any, args: Sequence[Any]) -> int | None:
+    """The value that passes although it is out of range, None where there is none: a loss's `ignore_index`."""
+    return args[4] if _name(func).startswith("nll_loss") else None
+
+
+def condition(func: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None) -> str:
+    """What the kernel of `func` says of values out of range."""
+    found = _ASSERTIONS[_name(func)][0]
+    if func._schema.overload_name.startswith("value") and found == _SCATTERED:
+        return _FILLED
+    return found if isinstance(found, str) else found(*args, **(kwargs or {}))
+
+
 def failed(func: Any, error: Exception, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None) -> str | None:
     """The condition that fails in the kernel of `func` where the CPU has raised `error`; None where none does."""
-    condition = _CONDITIONS.get(func._schema.name.removeprefix("aten::").rstrip("_"))
-    if condition is None or not _REFUSALS.search(str(error)):
+    if not asserts(func) or not _REFUSALS.search(str(error)):
         return None
-    if func._schema.overload_name.startswith("value") and condition == _SCATTERED:
-        return _FILLED
-    return condition if isinstance(condition, str) else condition(*args, **(kwargs or {}))
+    return condition(func, args, kwargs)
+
+
+def _name(func: Any) -> str:
+    name: str = func._schema.name
+    return name.removeprefix("aten::").rstrip("_")

@@ -21,6 +21,7 @@ from ..scope.in_force import backing, thread
 from ..scope.labels import FLOATING, device_of, parts_of, storage_of, wraps
 from ..scope.refusals import NotMirrored
 from . import (
+    assertions,
     captured,
     copies,
     cost,
@@ -82,7 +83,9 @@ _NOTHING: dict[str, Any] = {}
 
 def _planned(func: Any) -> Run:
     if id(func) not in _PLANS:
-        _PLANS[id(func)] = (_plan_primitive if func.name().startswith("prims::") else _plan)(func), func
+        plan = (_plan_primitive if func.name().startswith("prims::") else _plan)(func)
+        asserts = plan is not _run_higher and assertions.asserts(func)
+        _PLANS[id(func)] = partial(_run_asserting, plan) if asserts else plan, func
     return _PLANS[id(func)][0]
 
 
@@ -143,6 +146,17 @@ def _plan_primitive(func: Any) -> Run:
         return (with_values if gpu.compute else _run_plainly)(gpu, func, args, kwargs)
 
     return run
+
+
+def _run_asserting(plan: Run, gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """An operation whose kernel asserts: without values it asks those that are known, of `plan`'s arguments."""
+    out = plan(gpu, func, args, kwargs)
+    if not gpu.compute and (device := device_of(args[0])) is not None and device.fault is None:
+        given = _by_place(func, args, kwargs)
+        ignored = assertions.ignored(func, given)
+        if any(known_values.outside(*each, ignored) for each in assertions.reads(func, given)):
+            handlers.fail(device, assertions.condition(func, args, kwargs))
+    return out
 
 
 def _run_higher(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

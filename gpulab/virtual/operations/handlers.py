@@ -6,7 +6,7 @@ Values are computed here; where they go is `dispatch`'s business.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,7 +33,7 @@ def recover(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwar
     text = str(error)
     condition = assertions.failed(func, error, args, kwargs)
     if condition is not None:
-        _fail(device, condition)
+        fail(device, condition)
         with backing:
             return _on_meta(func, args, kwargs, device)
     if "not implemented for 'Half'" in text or "not implemented for 'BFloat16'" in text:
@@ -44,7 +44,8 @@ def recover(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwar
         del error  # it knows this frame: both, and the tensors in it, would live until Python looks for cycles
 
 
-def _fail(device: Device, condition: str) -> None:
+def fail(device: Device, condition: str) -> None:
+    """An assertion has failed in a kernel: CUDA prints it, and whoever waits for the GPU is told."""
     assertion = f"Assertion `{condition}` failed."
     print(f"virtual cuda:{device.index}: block: [0,0,0], thread: [0,0,0] {assertion}", file=sys.stderr)
     device.fail(assertion)
@@ -55,8 +56,18 @@ def _on_meta(func: Any, args: Args, kwargs: Kwargs, device: Device) -> Any:
     mutated = [a for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
     if mutated:
         return args[0]
+    args = tuple([*_whole(item)] if isinstance(item, list) else item for item in args)
     shapes = func._op(*map_tensors(lambda t: t.to("meta"), args), **map_tensors(lambda t: t.to("meta"), kwargs))
     return map_tensors(lambda t: torch.zeros(t.shape, dtype=t.dtype), shapes)
+
+
+def _whole(indices: list[Any]) -> Iterator[Any]:
+    """`indices` with the places that masks take, of which shapes alone do not know how many there are."""
+    for index in indices:
+        if isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8):
+            yield from index.nonzero(as_tuple=True)
+        else:
+            yield index
 
 
 # -- operations with kernels of their own ----------------------------------------------------------------------------

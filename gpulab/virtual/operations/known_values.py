@@ -69,6 +69,24 @@ def value(tensor: Tensor) -> Tensor | None:
         return empty.set_(shadow, tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
+def outside(tensor: Tensor, least: int, greatest: int, ignored: int | None = None) -> bool:
+    """Whether an element of `tensor`, on the GPU or the host, is known and below `least` or above `greatest`.
+
+    One that is `ignored` is not asked.
+    """
+    try:
+        found = _real(tensor)
+    except _Unknown:
+        return False
+    with backing:
+        if ignored is not None:
+            found = found[found != ignored]
+        if not found.numel():
+            return False
+        low, high = found.aminmax()
+        return bool(low < least or high > greatest)
+
+
 def follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
     """`func` has been run on shapes: do the same with the values, where all are known."""
     written, makes, asks = _nature(func)
