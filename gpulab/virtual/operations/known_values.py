@@ -23,6 +23,7 @@ from ..scope.labels import NAME, storage_of
 from .results import tensors_in
 
 Tensor = torch.Tensor
+_item: Any = torch._C.TensorBase.item
 _SHADOW = "_gpulab_shadow"  # on a storage without values: one of as many bytes with them
 _ASSUMED = "_gpulab_assumed"  # on a storage without values: what all its elements are taken to be
 _MOST = 1 << 16  # elements
@@ -83,7 +84,7 @@ def outside(tensor: Tensor, least: int, greatest: int, ignored: int | None = Non
             found = found[found != ignored]
         if not found.numel():
             return False
-        low, high = found.aminmax()
+        low, high = map(_item, found.aminmax())
         return bool(low < least or high > greatest)
 
 
