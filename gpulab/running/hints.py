@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ..memory.curve import mib
 from ..virtual.gpus.specs import SPECS
-from .report import Gpu, Report, ran_out
+from .report import Gpu, Report, Tried, ran_out
 from .text import duration
 
 _FULL = 0.9  # of the driver's memory
@@ -69,20 +69,46 @@ def _values(report: Report) -> tuple[str, ...]:
 def _out_of_memory(report: Report, gpu: Gpu) -> list[str]:
     short = gpu.shortage
     assert short is not None
-    found = []
-    if short.reserved - short.allocated >= short.requested:
+    if report.numbers != "virtual":
+        return []
+    found, tried = [], short.tried
+    if short.fragmented:
         found.append(
-            f"{mib(short.reserved - short.allocated)} were reserved and not allocated, more than was asked for, but not"
-            " in one piece: PYTORCH_ALLOC_CONF=expandable_segments:True may help, and can be tried here."
+            f"Memory is fragmented: {mib(short.allocated)} are allocated, {mib(short.requested)} were asked for, and "
+            f"the allocator may have {mib(short.room)} (virtual); but what it has free is in pieces that are too small."
         )
-    if report.numbers == "virtual":
-        need = gpu.memory.total - short.free + short.requested
-        larger = _smallest(need)
-        has = f"the smallest GPU of the table with so much is {larger}" if larger else "no GPU of the table has so much"
-        try_it = f": --gpu {larger.split()[0]} --shapes-only shows what the whole run takes" if larger else ""
-        early = "" if report.trained else ", before the first optimizer step,"
-        found.append(f"Up to that line{early} the run needs {mib(need)}; {has}{try_it}.")
-    return found
+    if tried is None:
+        return [*found, _needed(report, gpu.memory.total - short.free + short.requested)]
+    if tried.expandable is not None:
+        found.append(
+            f"With PYTORCH_ALLOC_CONF=expandable_segments:True it fits on the {report.gpu}, with a peak of "
+            f"{mib(tried.expandable)} (virtual): tried with the same allocations{_REACH[tried.until]}."
+        )
+    elif not tried.expands and (short.fragmented or short.reserved - short.allocated >= short.requested):
+        found.append(
+            f"PYTORCH_ALLOC_CONF=expandable_segments:True does not help: tried with the same allocations"
+            f"{_REACH[tried.until]}, it runs out of memory, too."
+        )
+    return [*found, _needed(report, tried.used, tried)]
+
+
+_REACH = {"": " up to that line", "step": " to the end of a step", "end": " to the script's end"}
+
+
+def _needed(report: Report, nbytes: int, tried: Tried | None = None) -> str:
+    """What the run needs, and the smallest GPU that has it: by trying it there, or by its memory up to that line."""
+    early = "" if report.trained else ", before the first optimizer step,"
+    if tried is not None and tried.until:
+        what = f"Let go on over the limit{_REACH[tried.until]}, the run needs {mib(nbytes)} at its peak (virtual)"
+    else:
+        what = f"Up to that line{early} the run needs {mib(nbytes)} (virtual)"
+    name = _smallest(nbytes) if tried is None else tried.gpu
+    if name is None:
+        return f"{what}; no GPU of the table has so much."
+    has = f"{name} ({mib(SPECS[name].memory_bytes)})"
+    return (
+        f"{what}; the smallest GPU of the table with so much is {has}: --gpu {name} --shapes-only shows the whole run."
+    )
 
 
 def _room(report: Report, gpu: Gpu) -> list[str]:
@@ -95,19 +121,16 @@ def _room(report: Report, gpu: Gpu) -> list[str]:
     if not report.trained or memory.peak_used <= _LITTLE:
         return []
     smaller = _smallest(memory.peak_used)
-    if smaller is None or smaller.split()[0] == report.gpu or SPECS[smaller.split()[0]].memory_bytes >= memory.total:
+    if smaller is None or smaller == report.gpu or SPECS[smaller].memory_bytes >= memory.total:
         return []
     peak = "this peak" if report.ending.code == 0 else "the peak until then"
-    return [f"The smallest GPU of the table with room for {peak} is {smaller}."]
+    return [f"The smallest GPU of the table with room for {peak} is {smaller} ({mib(SPECS[smaller].memory_bytes)})."]
 
 
 def _smallest(nbytes: int) -> str | None:
-    """The GPU with the least memory that has so much, with its memory."""
+    """The GPU with the least memory that has so much."""
     fitting = [spec for spec in SPECS.values() if spec.memory_bytes >= nbytes]
-    if not fitting:
-        return None
-    spec = min(fitting, key=lambda spec: spec.memory_bytes)
-    return f"{spec.name} ({mib(spec.memory_bytes)})"
+    return min(fitting, key=lambda spec: spec.memory_bytes).name if fitting else None
 
 
 def _reserve(report: Report, gpu: Gpu) -> list[str]:

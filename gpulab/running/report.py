@@ -26,23 +26,49 @@ class Share:
 
 
 @dataclass(frozen=True)
+class Tried:
+    """What a run that ran out would have taken, in bytes: its allocations in order, tried in other allocators.
+
+    `until`: how far the run was let go on over the limit, to the end of the "step", of the script ("end"), or not ("").
+    `gpu` is the smallest larger GPU of the table that holds it, None where none does; `used` the peak there, or without
+    a limit, with the context and the allocator's cache. `expandable` is the peak with expandable segments on the GPU of
+    the run, None where they do not help; `expands`: they were in force.
+    """
+
+    until: str
+    allocated: int
+    used: int
+    gpu: str | None
+    expands: bool
+    expandable: int | None
+
+
+@dataclass(frozen=True)
 class Shortage:
     """One allocation that failed, in bytes: what was asked for, and how things stood.
 
-    `free` is what the driver still had, after PyTorch's allocator had given its cache back.
+    `free` is what the driver still had, after PyTorch's allocator had given its cache back; `room` is what that may
+    reserve in all. `tried` is known where the run ended with it, and all that was asked of the allocator is known.
     """
 
     requested: int
     free: int
     allocated: int
     reserved: int
+    room: int
     line: Line | None
     shares: tuple[Share, ...]
+    tried: Tried | None = None
 
     @property
     def missing(self) -> int:
         """How much more the driver would have had to have."""
         return max(0, self.requested - self.free)
+
+    @property
+    def fragmented(self) -> bool:
+        """Whether there was room for it, but not in one piece."""
+        return self.allocated + self.requested <= self.room
 
 
 @dataclass(frozen=True)
@@ -213,7 +239,7 @@ class Report:
 
 def ran_out(report: Report) -> bool:
     """Whether the run ended for want of memory."""
-    return report.ending.kind == "error" and report.ending.why.startswith("OutOfMemoryError")
+    return report.ending.out_of_memory
 
 
 def as_json(report: Report, hints: tuple[str, ...]) -> dict[str, Any]:

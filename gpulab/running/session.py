@@ -26,6 +26,7 @@ from .backwards import Backwards
 from .children import Children
 from .feeding import Feeding
 from .meters import Meter, RealMeter, VirtualMeter
+from .overrun import Overrun
 from .places import Places
 from .real import RealWatch
 from .report import Alone, Gpu, Report, as_json, json_path
@@ -55,6 +56,7 @@ class Session:
         self._process = os.getpid()
         self._places = Places(target.first_on_path, os.getcwd())
         self._scopes: list[tuple[VirtualGPU, list[Watch], VirtualMeter]] = []
+        self._overruns: list[Overrun] = []
         self._real: RealWatch | None = None
         self._ending: Ending | None = None
         self._outer = in_force.current
@@ -91,6 +93,8 @@ class Session:
     def execute(self) -> int:
         """Run the target; its exit code."""
         self._ending = execute(self.target)
+        for overrun in self._overruns:
+            overrun.ended(self._ending)
         return self._ending.code
 
     def finish(self) -> None:
@@ -210,7 +214,11 @@ class Session:
 
     def _see_scope(self, gpu: VirtualGPU) -> None:
         watches = [Watch(device, self._places, self._backwards) for device in gpu.devices]
+        overrun = Overrun(gpu, watches)
+        self._overruns.append(overrun)
+        self._undo.callback(overrun.dismiss)
         for watch in watches:
+            watch.overrun = overrun
             self._undo.callback(watch.end)
         if gpu.world is not None or self.world_size > 1:
             gpu.clock.record = deque(maxlen=_SPANS)

@@ -55,6 +55,11 @@ class Ending:
     kind: Literal["finished", "exit", "error", "interrupted", "terminated"] = "finished"
     why: str = ""
 
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether a GPU's memory was short, and the code did not catch that."""
+        return self.kind == "error" and self.why.startswith("OutOfMemoryError")
+
 
 def script(path: str, arguments: Sequence[str] = ()) -> Target:
     """The script at `path`; raises CannotRun where there is none, or none that can be read."""

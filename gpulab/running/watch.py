@@ -13,6 +13,7 @@ import torch
 from ..virtual.memory.out_of_memory import OutOfMemory
 from .categories import Categories
 from .places import Line, Place, Places
+from .replay import Record
 from .report import Memory, Share, Shortage
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from ..virtual.memory.private import PrivatePool
     from ..virtual.scope.device import Device
     from .backwards import Backwards
+    from .overrun import Overrun
 
 _SHARES = 5
 _NOWHERE = ("", 0)
@@ -44,9 +46,15 @@ class Watch:
         self._peak_place: Place | None = None
         self._at_peak: dict[Place, int] | None = {}  # None while the peak is now: `_held` is what it is made of
         self.shortage: Shortage | None = None
+        self.record = Record()
+        self.overrun: Overrun | None = None
         self._categories = Categories(device)
+        self._in_allocate = False
         allocator: Any = self._allocator
+        self._own = {name: getattr(allocator, name) for name in ("hold", "empty_cache", "set_memory_fraction")}
         allocator.allocate, allocator.free = self._see_allocate, self._see_free
+        allocator.hold, allocator.empty_cache = self._see_hold, self._see_empty_cache
+        allocator.set_memory_fraction = self._see_memory_fraction
 
     def stepping(self, optimizer: Any) -> None:
         """An optimizer begins a step on this GPU."""
@@ -55,23 +63,34 @@ class Watch:
     def stepped(self, optimizer: Any) -> None:
         """An optimizer has taken a step on this GPU."""
         self._categories.step(optimizer, self._blocks)
+        if self.overrun is not None:
+            self.overrun.stepped(optimizer)
 
     def end(self) -> None:
         """Watch no longer."""
         self._categories.end()
         allocator: Any = self._allocator
-        del allocator.allocate, allocator.free
+        for name in ("allocate", "free", *self._own):
+            delattr(allocator, name)
 
-    # Both are called under the device's lock.
+    # All are called under the device's lock.
 
     def _see_allocate(self, nbytes: int, stream: int = 0, private: PrivatePool | None = None) -> Block | None:
+        self._in_allocate = True
         try:
             block = self._allocate(nbytes, stream, private)
         except OutOfMemory as error:
             self._see_failure(error)
-            raise
+            if self.overrun is None or not self.overrun.failed(self, nbytes, stream):
+                raise
+            block = self._allocate(nbytes, stream, private)
+        finally:
+            self._in_allocate = False
         if block is None:
             return None
+        self.record.took(block, nbytes, stream)
+        if private is not None:
+            self.record.whole = False
         place = self._places.here() or _NOWHERE
         if not self.peak:
             self.began = self.device.timer.clock.host
@@ -96,6 +115,7 @@ class Watch:
                 self._at_peak = dict(self._held)
             self._held[place] -= block.size
             self.allocated -= block.size
+            self.record.freed(block)
             if block in self._again:
                 self._again.remove(block)
                 self._recomputed -= block.size
@@ -104,11 +124,31 @@ class Watch:
     def _builds_graph(self) -> bool:
         return self._backwards is not None and self._backwards.building
 
+    def _see_hold(self, block: Block) -> None:
+        self.record.held(block)
+        self._own["hold"](block)
+
+    def _see_empty_cache(self) -> None:
+        if not self._in_allocate:  # where memory is short, the allocator calls it itself
+            self.record.emptied()
+        self._own["empty_cache"]()
+
+    def _see_memory_fraction(self, fraction: float) -> None:
+        self.record.whole = False
+        self._own["set_memory_fraction"](fraction)
+
     def _see_failure(self, error: OutOfMemory) -> None:
         known = error.shortage
         place = self._places.here()
+        room = known.total - self._allocator.memory.context_bytes - known.private
         self.shortage = Shortage(
-            known.tried, known.free, known.allocated, known.reserved, self._line(place), self._shares(self._held)
+            requested=known.tried,
+            free=known.free,
+            allocated=known.allocated,
+            reserved=known.reserved,
+            room=room if known.allowed is None else min(room, known.allowed),
+            line=self._line(place),
+            shares=self._shares(self._held),
         )
 
     # -- what it saw -------------------------------------------------------------------------------------------------

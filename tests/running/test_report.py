@@ -7,7 +7,7 @@ import pytest
 
 from gpulab.running.hints import hints
 from gpulab.running.places import Line
-from gpulab.running.report import Gpu, GpuTime, Memory, Report, Share, Shortage, Steps, as_json, json_path
+from gpulab.running.report import Gpu, GpuTime, Memory, Report, Share, Shortage, Steps, Tried, as_json, json_path
 from gpulab.running.target import Ending
 from gpulab.running.text import amount, as_text, duration
 
@@ -173,8 +173,9 @@ def test_memory_that_grows_is_told():
 
 
 SHORT = Shortage(
-    requested=6 * GiB, free=2 * GiB, allocated=10 * GiB, reserved=11 * GiB, line=LINE, shares=(Share(LINE, 9 * GiB),)
-)
+    requested=6 * GiB, free=2 * GiB, allocated=10 * GiB, reserved=11 * GiB, room=T4 - 300 * MiB, line=LINE,
+    shares=(Share(LINE, 9 * GiB),),
+)  # fmt: skip
 OUT = Ending(1, "error", "OutOfMemoryError: CUDA out of memory. Tried to allocate")
 
 
@@ -189,8 +190,11 @@ def test_out_of_memory_says_what_was_missing_and_which_gpu_has_it():
     assert "asked at          train.py:12  loss.backward()" in text
     assert "held then by         9,216 MiB  train.py:12  loss.backward()" in text
     # 15,095 - 2,048 + 6,144 MiB; an RTX 3060, a T4 and a V100-16 have less.
-    assert "Up to that line the run needs 19,191 MiB; the smallest GPU of the table with so much is L4" in text
-    assert "--gpu L4 --shapes-only" in " ".join(text.split())
+    text = " ".join(text.split())
+    assert (
+        "Up to that line the run needs 19,191 MiB (virtual); the smallest GPU of the table with so much is L4" in text
+    )
+    assert "--gpu L4 --shapes-only" in text
     assert "expandable_segments" not in text
 
 
@@ -199,8 +203,50 @@ def test_out_of_memory_beyond_every_gpu():
     assert hint.endswith("no GPU of the table has so much.")
 
 
-def test_out_of_memory_with_enough_in_pieces():
-    assert any("expandable_segments" in hint for hint in hints(short(replace(SHORT, reserved=17 * GiB))))
+# What 13_fragmentation.py of pytorch#35901 meets on a T4.
+PIECES = replace(SHORT, requested=9 * GiB, free=5579 * MiB, allocated=800 * MiB, reserved=9216 * MiB)
+TRIED = Tried("end", 9 * GiB, 18_732 * MiB, "L4", expands=False, expandable=10_320 * MiB)
+
+
+def test_memory_in_pieces_is_told_from_too_little_memory():
+    found = hints(short(PIECES))
+    assert found[0] == (
+        "Memory is fragmented: 800.0 MiB are allocated, 9,216 MiB were asked for, and the allocator may have "
+        "14,795 MiB (virtual); but what it has free is in pieces that are too small."
+    )
+    assert not any("fragmented" in hint for hint in hints(short()))
+    full = replace(PIECES, allocated=T4 - 300 * MiB - PIECES.requested)
+    assert full.fragmented
+    assert not replace(full, allocated=full.allocated + 1).fragmented
+
+
+def test_a_setting_that_was_not_tried_is_not_advised():
+    assert "expandable_segments" not in " ".join(hints(short(PIECES)))
+
+
+def test_what_was_tried_is_told_with_how_far_it_came():
+    assert hints(short(replace(PIECES, tried=TRIED)))[1:] == (
+        "With PYTORCH_ALLOC_CONF=expandable_segments:True it fits on the T4, with a peak of 10,320 MiB (virtual): "
+        "tried with the same allocations to the script's end.",
+        "Let go on over the limit to the script's end, the run needs 18,732 MiB at its peak (virtual); the smallest "
+        "GPU of the table with so much is L4 (22,518 MiB): --gpu L4 --shapes-only shows the whole run.",
+    )
+    (step,) = hints(short(replace(SHORT, tried=replace(TRIED, until="step", expandable=None))))
+    assert step.startswith("Let go on over the limit to the end of a step, the run needs 18,732 MiB at its peak")
+    (line,) = hints(short(replace(SHORT, tried=replace(TRIED, until="", expandable=None, gpu=None))))
+    assert line == (
+        "Up to that line, before the first optimizer step, the run needs 18,732 MiB (virtual); no GPU of the table has "
+        "so much."
+    )
+
+
+def test_a_setting_that_would_not_help_is_told_where_pytorch_s_own_text_names_it():
+    useless = "PYTORCH_ALLOC_CONF=expandable_segments:True does not help: tried with the same allocations"
+    for much in (PIECES, replace(SHORT, reserved=17 * GiB)):
+        found = hints(short(replace(much, tried=replace(TRIED, expandable=None))))
+        assert sum(hint.startswith(useless) for hint in found) == 1
+    on = replace(TRIED, expandable=None, expands=True)
+    assert "expandable_segments" not in " ".join(hints(short(replace(PIECES, tried=on))))
 
 
 def test_out_of_memory_that_the_script_survived():
@@ -212,7 +258,7 @@ def test_out_of_memory_that_the_script_survived():
 
 def test_out_of_memory_before_the_first_step_says_so():
     (hint,) = hints(short())
-    assert hint.startswith("Up to that line, before the first optimizer step, the run needs 19,191 MiB; the smallest")
+    assert hint.startswith("Up to that line, before the first optimizer step, the run needs 19,191 MiB (virtual); the")
 
 
 NO_STEP = "No optimizer step was seen: what training takes is not in these numbers."

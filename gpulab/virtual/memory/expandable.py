@@ -35,8 +35,14 @@ class Expandable:
         self._account = account
         self._unmapped: list[Block] = []
         self._first: list[int] = []  # addresses of the segments, which are all of one length
-        # An eighth more than the memory, so that pages unmapped in the middle can come back at the end.
-        self._length = self._up(memory.capacity_bytes + memory.capacity_bytes // 8)
+        self.lift_limit()
+
+    def lift_limit(self) -> None:
+        """Let new segments have room for all of the memory, of which there may be more by now.
+
+        An eighth more than the memory, so that pages unmapped in the middle can come back at the end.
+        """
+        self._length = self._up(self.memory.capacity_bytes + self.memory.capacity_bytes // 8)
 
     def obtain(self, size: int) -> Block | None:
         """A free block of at least `size` in the pool; None if the memory for it cannot be had."""

@@ -32,6 +32,7 @@ from .statistics import Statistics
 
 Watcher = Callable[[str, int, int, int], None]
 _NO_LIMIT = sys.maxsize
+_LIFTED = 1 << 50  # bytes
 
 
 class Segments:
@@ -75,6 +76,13 @@ class Segments:
         # As in PyTorch, blocks are collected only under a fraction below 1: the threshold is a part of that part.
         self._collects = self._allowed is not None and self.settings.garbage_collection_threshold > 0
         self._choosy = self._collects or self._expands or self._max_split < _NO_LIMIT
+
+    def lift_limit(self) -> None:
+        """From now on there is as much memory as is asked for: so a run can show what it would need."""
+        self.memory.capacity_bytes = _LIFTED
+        self._allowed, self._collects = None, False
+        for expandable in self._expandable.values():
+            expandable.lift_limit()
 
     def empty_cache(self) -> None:
         """Give back every segment without a live block, and every free page of an expandable segment."""
