@@ -121,7 +121,14 @@ class Overrun:
         parent, drawn = os.getpid(), random.getstate()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of other threads: what may hang is ended
-            process = os.fork()
+            try:
+                process = os.fork()
+            except OSError:  # the system gives no more processes, or no memory for one
+                process = None
+        if process is None:
+            for end in (asked, ask, answer, answered):
+                os.close(end)
+            return False
         if process:
             os.close(asked)
             os.close(answered)

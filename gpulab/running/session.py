@@ -24,6 +24,7 @@ from ..virtual.scope import in_force
 from . import hints, text
 from .backwards import Backwards
 from .children import Children
+from .early import Early
 from .feeding import Feeding
 from .meters import Meter, RealMeter, VirtualMeter
 from .overrun import Overrun
@@ -57,6 +58,7 @@ class Session:
         self._places = Places(target.first_on_path, os.getcwd())
         self._scopes: list[tuple[VirtualGPU, list[Watch], VirtualMeter]] = []
         self._overruns: list[Overrun] = []
+        self._early: dict[VirtualGPU, Early] = {}
         self._real: RealWatch | None = None
         self._ending: Ending | None = None
         self._outer = in_force.current
@@ -160,7 +162,7 @@ class Session:
             "tflops": tuple((dtype, rate) for dtype, rate in spec.tflops.items() if rate is not None),
             "imagined": scope.world is not None,
             "joined": "" if scope.world is None else scope.world.topology.describe(),
-            "notes": () if scope is self.gpu else (own,),
+            "notes": (*(() if scope is self.gpu else (own,)), *self._early[scope].sentences()),
         }
 
     def _outside_scopes(self) -> contextlib.AbstractContextManager[None]:
@@ -223,6 +225,8 @@ class Session:
         if gpu.world is not None or self.world_size > 1:
             gpu.clock.record = deque(maxlen=_SPANS)
         self._scopes.append((gpu, watches, VirtualMeter(gpu, watches)))
+        gpu.under_way = self._early[gpu] = Early(gpu.clock, self._places)
+        self._undo.callback(setattr, gpu, "under_way", None)
 
     def _stop(self) -> None:
         """End the scope, and what the script left in force above it."""

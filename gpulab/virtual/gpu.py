@@ -25,7 +25,7 @@ from .gpus.specs import Spec, spec
 from .memory import addresses
 from .memory.settings import Settings
 from .operations import above_autograd, products, remembered, watched
-from .operations.copies import PinnedCache
+from .operations.copies import PinnedCache, UnderWay
 from .ranks import world
 from .scope import in_force, ownership
 from .scope.device import Device
@@ -89,6 +89,7 @@ class VirtualGPU:
         self.rates = found if host is None else replace(found, host=hosts.host(host))
         self.clock = Clock(count, self.rates)
         self.pinned = PinnedCache()
+        self.under_way: UnderWay | None = None
         self.sync_debug_mode = 0
         self.active = False
         self.told: set[str] = set()

@@ -227,6 +227,14 @@ def test_what_only_this_process_can_do_is_known_up_to_that_line(written, monkeyp
     assert (found.until, found.gpu) == ("", "V100-16")
 
 
+def test_where_the_system_gives_no_process_it_is_known_up_to_that_line(written, monkeypatch):
+    def fork():
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", fork)
+    assert tried(written(TRAIN.format(steps=2, batch=60_000), "--gpu", "T4")).until == ""
+
+
 @CONFINES
 def test_a_copy_that_does_not_end_is_ended(written, monkeypatch):
     monkeypatch.setattr(overrun, "SECONDS", 0.5)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -74,7 +74,11 @@ def _over_the_link(
         _in_between(origin, device, source, nbytes)
     host, as_it_is = (source, source_as_it_is) if to is not None else (into, into_as_it_is)
     way, address = ("to GPU", _address(into) if into_as_it_is else 0) if to is not None else ("to host", 0)
-    _cross(device, nbytes, way, as_it_is and _pinned(host), not non_blocking, address)
+    pinned = as_it_is and _pinned(host)
+    end = _cross(device, nbytes, way, pinned, not non_blocking, address)
+    gpu = in_force.current
+    if pinned and non_blocking and gpu is not None and gpu.under_way is not None:
+        gpu.under_way.began(storage_of(host), way, end)
     if not into_as_it_is:
         _in_between(to, device, into, nbytes)
 
@@ -97,13 +101,34 @@ def _address(tensor: torch.Tensor) -> int:
     return 0 if block is None else int(block.address + tensor.storage_offset() * tensor.element_size())
 
 
-def _cross(device: Device, nbytes: int, way: str, pinned: bool, wait: bool, address: int = 0) -> None:
+def _cross(device: Device, nbytes: int, way: str, pinned: bool, wait: bool, address: int = 0) -> float:
     if wait or not pinned:
         device.check_capture()
-    device.timer.copy(device.stream, nbytes, way, pinned=pinned, wait=wait, address=address)
+    end = device.timer.copy(device.stream, nbytes, way, pinned=pinned, wait=wait, address=address)
     if wait:  # what the driver stages for a pageable copy that should not wait, PyTorch does not tell
         told.host_waits_for_stream(device.stream)
         waited_unasked()
+    return end
+
+
+class UnderWay(Protocol):
+    """Who is told of copies of pinned memory that the host does not wait for, and of the host's use of its memory."""
+
+    def began(self, storage: Any, way: str, end: float) -> None:
+        """A copy `way` "to GPU" or "to host" ends at `end` of the clock."""
+
+    def waits(self) -> bool:
+        """Whether any is under way: whether to be told of uses."""
+
+    def used(self, storage: Any, *, writes: bool) -> None:
+        """The host reads a storage, or writes to it."""
+
+
+def used_on_host(storage: Any) -> None:
+    """Python reads a storage of the host, or lets others read it."""
+    gpu = in_force.current
+    if gpu is not None and gpu.under_way is not None and not in_force.thread.inside and gpu.under_way.waits():
+        gpu.under_way.used(storage, writes=False)
 
 
 def send_indices(device: Device, indices: Any) -> None:

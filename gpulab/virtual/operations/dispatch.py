@@ -70,10 +70,28 @@ class Dispatch(TorchDispatchMode):
             run = _planned(func)
         if nested.seen and nested.among((args, kwargs.values() if kwargs else ())):
             run = _run_nested
+        if gpu.under_way is not None and run not in _SEEN_WITHIN and gpu.under_way.waits():
+            _tell_uses(gpu.under_way, func, args, kwargs or _NOTHING)
         out = run(gpu, func, args, kwargs or _NOTHING)
         if not gpu.compute and run is not _run_higher:
             known_values.follow(func, args, kwargs or _NOTHING, out)
         return out
+
+
+def _tell_uses(under_way: copies.UnderWay, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Tell of the host's memory that an operation reads or writes; where it is copied to the GPU, the GPU does."""
+    name = func.name()
+    if "_like" in name or "::new_" in name:
+        return  # of what these are given they take the shape
+    if name == "aten::_to_copy" or name in _COPYING:
+        device = kwargs.get("device")
+        if (device is not None and device.type == "cuda") or look(args, None, None, None)[0] is not None:
+            return
+    written = known_values.written_by(func)
+    for argument, item in (*enumerate(args), *kwargs.items()):
+        for tensor in tensors_in(item):
+            if device_of(tensor) is None:
+                under_way.used(storage_of(tensor), writes=argument in written)
 
 
 NAMESPACES: dict[str, Run] = {}  # of operations that another room runs
@@ -120,7 +138,7 @@ def _plan(func: Any) -> Run:
         return _run_handled
     if name.startswith("aten::record_stream"):
         return _run_plainly
-    if name in ("aten::copy_", "aten::_copy_from", "aten::_foreach_copy_"):
+    if name in _COPYING:
         return _run_copy
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     if has(name, "CompositeImplicitAutograd") and not has(name, "CPU"):
@@ -478,5 +496,8 @@ def _fills(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 _PARTS = layers.PARTS | nested.MAKES
+_COPYING = {"aten::copy_", "aten::_copy_from", "aten::_foreach_copy_"}
+# What reads no values, and what calls operations that do.
+_SEEN_WITHIN = {_run_plainly, _run_higher, _run_composite, _run_custom}
 # By the overload's id, since its hash is computed in Python; the overload itself keeps that from being another's.
 _PLANS: dict[int, tuple[Run, Any]] = {}

@@ -342,6 +342,11 @@ def _nature(func: Any) -> tuple[frozenset[Any], bool, str]:
     return frozenset(written), not (views or _drawn(func)), name if asks else ""
 
 
+def written_by(func: Any) -> frozenset[Any]:
+    """Places and names of the arguments that `func` writes to."""
+    return _nature(func)[0]
+
+
 def _drawn(func: Any) -> bool:
     """Whether its results do not follow from its arguments."""
     return torch.Tag.nondeterministic_seeded in func.tags or "empty" in func._schema.name

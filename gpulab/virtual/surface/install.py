@@ -65,9 +65,9 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
     patches.set(torch.autograd, "_make_grads", _gradients_there(torch.autograd._make_grads))
     patches.set(torch, "clear_autocast_cache", _clearing(torch.clear_autocast_cache))
     patches.set(threading.Thread, "_bootstrap_inner", _in_threads(vars(threading.Thread)["_bootstrap_inner"]))
+    saving.install(patches, gpu.compute)
     if not gpu.compute:
         host_shapes.install(patches)
-        saving.install(patches)
 
 
 def _parse_to(*args: Any, **kwargs: Any) -> tuple[Any, Any, bool, Any]:

@@ -1,7 +1,6 @@
-"""`torch.save` where numbers may be unknown: files hold plain ones, so that they can be loaded anywhere.
+"""`torch.save`, whose C++ reads the host's memory itself; and where numbers may be unknown, it writes plain ones.
 
-In force on shapes alone only. What `GradScaler` says of its scale goes into checkpoints, and `torch.load` takes no
-classes of others.
+What `GradScaler` says of its scale goes into checkpoints, and `torch.load` takes no classes of others.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ..operations import copies
 from ..operations.unknown import UnknownFloat, UnknownInt
 from ..scope.patches import Patches
 
@@ -22,12 +22,28 @@ _ways = {**_own.dispatch, UnknownFloat: _own.save_float, UnknownInt: _own.save_l
 _PlainPickler = type("_PlainPickler", (_own,), {"dispatch": _ways})
 
 
-def install(patches: Patches) -> None:
-    """Replace the function for as long as a virtual GPU without values is in force."""
+class _Writer:
+    """PyTorch's writer of a file: whose memory it reads is told."""
+
+    def __init__(self, own: Any) -> None:
+        self._own = own
+
+    def write_record(self, name: str, data: Any, nbytes: int) -> None:
+        if isinstance(data, torch.UntypedStorage):
+            copies.used_on_host(data)
+        self._own.write_record(name, data, nbytes)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own, name)
+
+
+def install(patches: Patches, compute: bool) -> None:
+    """Replace the function for as long as a virtual GPU, with values or not (`compute`), is in force."""
     own: Any = vars(torch.serialization)["_save"]
     plain = SimpleNamespace(Pickler=_PlainPickler)
 
     def _save(obj: Any, zip_file: Any, pickle_module: Any, *args: Any) -> Any:
-        return own(obj, zip_file, plain if pickle_module is pickle else pickle_module, *args)
+        unknown = not compute and pickle_module is pickle
+        return own(obj, _Writer(zip_file), plain if unknown else pickle_module, *args)
 
     patches.set(torch.serialization, "_save", _save)

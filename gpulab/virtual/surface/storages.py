@@ -74,6 +74,8 @@ def _refuse_shape(storage: Any, asked: str) -> None:
     label = shape_of_host(storage)
     if label is not None:
         raise NoValues(f"{asked} {label}: with compute=False it has none")
+    if label_of(storage) is None:
+        copies.used_on_host(storage)
 
 
 def _new(cls: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
@@ -121,6 +123,8 @@ def _write_file(self: Any, *args: Any) -> None:
     """Pickling writes a GPU's storage itself, without a copy on the host."""
     label = label_of(self)
     with_values = shape_of_host(self) is None if label is None else label.device.compute
+    if label is None:
+        copies.used_on_host(self)
     _own["_write_file"](self if with_values else zeros(self), *args)
 
 

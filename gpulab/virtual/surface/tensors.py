@@ -12,7 +12,7 @@ import torch
 
 from ..operations import copies, host_shapes, known_values, shapes_only, unknown
 from ..scope.in_force import backing, thread
-from ..scope.labels import FLOATING, device_of, inside
+from ..scope.labels import FLOATING, device_of, inside, storage_of
 from ..scope.numbering import device_at
 from ..scope.patches import Patches
 from ..scope.refusals import NoValues
@@ -145,9 +145,10 @@ def _refuse_host(self: Tensor) -> None:
 
 
 def _refuse_shape(self: Tensor, asked: str) -> None:
-    """NoValues for a host tensor without values."""
+    """NoValues for a host tensor without values; of one that has them, the host reads the memory."""
     if not thread.inside and host_shapes.label_of(self) is not None:
         raise host_shapes.refusal((self,), asked)
+    copies.used_on_host(storage_of(self))
 
 
 def _numpy(self: Tensor, *, force: bool = False) -> Any:
@@ -262,7 +263,9 @@ def _repr(self: Tensor, *, tensor_contents: Any = None) -> str:
         with backing:
             return str(_own_repr(self.to("meta"))).replace("device='meta', ", "")
     if device is None or device.compute:
-        if device is not None and not self.dim():
+        if device is None:
+            copies.used_on_host(storage_of(self))
+        elif not self.dim():
             copies.read_back(device)  # PyTorch prints with modes off, so nobody sees it read the number
         return str(_own_repr(self, tensor_contents=tensor_contents))
     with backing:
