@@ -77,8 +77,9 @@ def _out_of_memory(report: Report, gpu: Gpu) -> list[str]:
             f"Memory is fragmented: {mib(short.allocated)} are allocated, {mib(short.requested)} were asked for, and "
             f"the allocator may have {mib(short.room)} (virtual); but what it has free is in pieces that are too small."
         )
+    needed = _needed(report, gpu.memory.total - short.free + short.requested, tried)
     if tried is None:
-        return [*found, _needed(report, gpu.memory.total - short.free + short.requested)]
+        return [*found, needed]
     if tried.expandable is not None:
         found.append(
             f"With PYTORCH_ALLOC_CONF=expandable_segments:True it fits on the {report.gpu}, with a peak of "
@@ -89,19 +90,18 @@ def _out_of_memory(report: Report, gpu: Gpu) -> list[str]:
             f"PYTORCH_ALLOC_CONF=expandable_segments:True does not help: tried with the same allocations"
             f"{_REACH[tried.until]}, it runs out of memory, too."
         )
-    return [*found, _needed(report, tried.used, tried)]
+    return [*found, needed]
 
 
 _REACH = {"": " up to that line", "step": " to the end of a step", "end": " to the script's end"}
 
 
-def _needed(report: Report, nbytes: int, tried: Tried | None = None) -> str:
-    """What the run needs, and the smallest GPU that has it: by trying it there, or by its memory up to that line."""
+def _needed(report: Report, nbytes: int, tried: Tried | None) -> str:
+    """What the run takes, or needs up to that line (`nbytes`), and the smallest GPU that has it, tried where it can."""
     early = "" if report.trained else ", before the first optimizer step,"
+    what = f"Up to that line{early} the run needs {mib(nbytes)} (virtual)"
     if tried is not None and tried.until:
-        what = f"Let go on over the limit{_REACH[tried.until]}, the run needs {mib(nbytes)} at its peak (virtual)"
-    else:
-        what = f"Up to that line{early} the run needs {mib(nbytes)} (virtual)"
+        what = f"Let go on over the limit{_REACH[tried.until]}, the run takes {mib(tried.used)} at its peak (virtual)"
     name = _smallest(nbytes) if tried is None else tried.gpu
     if name is None:
         return f"{what}; no GPU of the table has so much."

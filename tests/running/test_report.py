@@ -228,14 +228,14 @@ def test_what_was_tried_is_told_with_how_far_it_came():
     assert hints(short(replace(PIECES, tried=TRIED)))[1:] == (
         "With PYTORCH_ALLOC_CONF=expandable_segments:True it fits on the T4, with a peak of 10,320 MiB (virtual): "
         "tried with the same allocations to the script's end.",
-        "Let go on over the limit to the script's end, the run needs 18,732 MiB at its peak (virtual); the smallest "
+        "Let go on over the limit to the script's end, the run takes 18,732 MiB at its peak (virtual); the smallest "
         "GPU of the table with so much is L4 (22,518 MiB): --gpu L4 --shapes-only shows the whole run.",
     )
     (step,) = hints(short(replace(SHORT, tried=replace(TRIED, until="step", expandable=None))))
-    assert step.startswith("Let go on over the limit to the end of a step, the run needs 18,732 MiB at its peak")
+    assert step.startswith("Let go on over the limit to the end of a step, the run takes 18,732 MiB at its peak")
     (line,) = hints(short(replace(SHORT, tried=replace(TRIED, until="", expandable=None, gpu=None))))
     assert line == (
-        "Up to that line, before the first optimizer step, the run needs 18,732 MiB (virtual); no GPU of the table has "
+        "Up to that line, before the first optimizer step, the run needs 19,191 MiB (virtual); no GPU of the table has "
         "so much."
     )
 

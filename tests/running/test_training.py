@@ -7,6 +7,7 @@ import runpy
 import pytest
 import torch
 
+from gpulab.running import confined
 from gpulab.virtual.gpu import VirtualGPU
 from gpulab.virtual.operations.products import keeps_workspaces
 
@@ -158,7 +159,13 @@ NO_STEP = "No optimizer step was seen: what training takes is not in these numbe
 CUT_SHORT = "These numbers go as far as the script came, and nothing else follows from them."
 ROOM = "The smallest GPU of the table with room for this peak is RTX3060 (12,004 MiB)."
 SO_MUCH = 1_049_902 + 20 * keeps_workspaces()  # before 2.15 cuBLAS's workspace stays, in a segment of 20 MiB
-NEED = f"Up to that line{{}} the run needs {SO_MUCH:,} MiB; no GPU of the table has so much."
+NEED = f"the run needs {SO_MUCH:,} MiB (virtual); no GPU of the table has so much."
+# On shapes a copy of the run goes on over the limit; with values that ends where this machine's memory does. What the
+# allocator has cached, 20 MiB after training, it gives back only where it must.
+ON = (
+    "Let go on over the limit to the script's end, the run takes {} MiB at its peak (virtual); no GPU of the table has "
+    "so much."
+)
 
 
 @pytest.mark.parametrize("options", [[], SHAPES], ids=["values", "shapes"])
@@ -172,11 +179,13 @@ NEED = f"Up to that line{{}} the run needs {SO_MUCH:,} MiB; no GPU of the table 
         ("load raise", 1, CUT_SHORT),
         ("train raise", 1, CUT_SHORT),
         ("train exit", 3, CUT_SHORT),
-        ("infer memory", 1, NEED.format(", before the first optimizer step,")),
-        ("train memory", 1, NEED.format("")),
+        ("infer memory", 1, f"Up to that line, before the first optimizer step, {NEED}"),
+        ("train memory", 1, f"Up to that line {NEED}"),
     ],
 )
 def test_conclusions_go_no_further_than_what_was_seen(run, tmp_path, options, arguments, code, hint):
+    if options and arguments.endswith("memory"):
+        hint = ON.format(f"{SO_MUCH + 20 * arguments.startswith('train'):,}") if confined.possible() else hint
     options = [*options, "--gpu", "A100-40", "--json", tmp_path / "report.json"]
     done = run("stages", *arguments.split(), options=options)
     assert done.code == code
