@@ -23,7 +23,6 @@ _NO_LIMIT = 1 << 50  # bytes
 _TAKE, _FREE, _HOLD, _STREAM, _EMPTY = range(5)
 _BITS = 3
 
-
 Run = tuple[Sequence[int], CachingAllocator]  # a record's events, and the allocator that they are of
 
 
@@ -34,9 +33,8 @@ class Record:
     """
 
     def __init__(self) -> None:
-        self.events = array(
-            "q"
-        )  # number << 3 | kind; the number is of bytes, of the block among all taken, or a stream
+        # number << _BITS | kind; the number is of bytes, of the block among all taken, or of a stream
+        self.events = array("q")
         self.whole = True
         self._numbers: dict[Block, int] = {}
         self._taken = self._stream = 0
