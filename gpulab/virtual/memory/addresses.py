@@ -26,12 +26,16 @@ class Addresses(Protocol):
         """What `reserve` gave is free again."""
         ...
 
+    def covers(self, address: int) -> bool:
+        """Whether it has ever given this one."""
+        ...
+
 
 class Rising:
     """Each above the one before, and none twice."""
 
     def __init__(self, device: int = 0) -> None:
-        self._next = _FIRST_ADDRESS + device * _APART
+        self._first = self._next = _FIRST_ADDRESS + device * _APART
 
     def reserve(self, size: int, alignment: int) -> int:
         address = -(-self._next // alignment) * alignment
@@ -40,6 +44,9 @@ class Rising:
 
     def give_back(self, address: int, size: int) -> None:
         """No address is given twice."""
+
+    def covers(self, address: int) -> bool:
+        return self._first <= address < self._next
 
 
 class Ranges:
@@ -50,7 +57,7 @@ class Ranges:
     """
 
     def __init__(self, device: int = 0) -> None:
-        self._lowest = _FIRST_ADDRESS + (device + 1) * _APART
+        self._lowest = self._end = _FIRST_ADDRESS + (device + 1) * _APART
         self._free: list[tuple[int, int]] = []  # address, size; no two touch
 
     def reserve(self, size: int, alignment: int) -> int:
@@ -82,6 +89,9 @@ class Ranges:
             place -= 1
             del self._free[place]
         self._free[place] = (address, size)
+
+    def covers(self, address: int) -> bool:
+        return self._lowest <= address < self._end
 
 
 class DeviceMemory:

@@ -12,7 +12,6 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._library import custom_ops
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..clock.clock import real
@@ -26,6 +25,7 @@ from . import (
     copies,
     cost,
     factories,
+    foreign,
     handlers,
     host_shapes,
     known_values,
@@ -111,12 +111,17 @@ def _plan(func: Any) -> Run:
     """How an overload is run."""
     if isinstance(func, torch._ops.HigherOrderOperator):
         return _run_higher
+    if func.name() in shapes_only.SYNCHRONISING:
+        return _run_synchronising
+    if foreign.is_foreign(func):
+        return _run_foreign
+    return _plan_native(func)
+
+
+def _plan_native(func: Any) -> Run:
+    """How an operation is run whose kernels are PyTorch's, or in C++."""
     schema = func._schema
     name = func.name()
-    if name in shapes_only.SYNCHRONISING:
-        return _run_synchronising
-    if _custom(func) is not None:
-        return _run_custom
     if name.partition("::")[0] in NAMESPACES:
         return NAMESPACES[name.partition("::")[0]]
     if func in _PARTS:
@@ -371,18 +376,9 @@ def _run_nested(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[
     return run(gpu, func, args, kwargs)
 
 
-def _custom(func: Any) -> Callable[..., Any] | None:
-    """What `torch.library.custom_op` was given for this overload, for CUDA or any device; but PyTorch's own prims."""
-    name = func._schema.name
-    definition = None if name.startswith("prims::") else custom_ops.OPDEFS.get(name)
-    backends = {} if definition is None else definition._backend_fns
-    return backends.get("cuda") or backends.get(None)
-
-
-def _run_custom(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """An operation written in Python: its parts are seen."""
-    with MODE:
-        return _custom(func)(*args, **kwargs)  # type: ignore[misc]
+def _run_foreign(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """An operator of a library: what runs it may be registered at any time."""
+    return foreign.run(MODE, _native(func), gpu, func, args, kwargs)
 
 
 def _run_handled(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -496,8 +492,9 @@ def _fills(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 _PARTS = layers.PARTS | nested.MAKES
+_native = cache(_plan_native)
 _COPYING = {"aten::copy_", "aten::_copy_from", "aten::_foreach_copy_"}
 # What reads no values, and what calls operations that do.
-_SEEN_WITHIN = {_run_plainly, _run_higher, _run_composite, _run_custom}
+_SEEN_WITHIN = {_run_plainly, _run_higher, _run_composite, _run_foreign}
 # By the overload's id, since its hash is computed in Python; the overload itself keeps that from being another's.
 _PLANS: dict[int, tuple[Run, Any]] = {}

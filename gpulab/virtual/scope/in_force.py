@@ -6,7 +6,7 @@ One scope is current at a time, in all threads; an inner one replaces the outer 
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..gpu import VirtualGPU
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 class _Thread(threading.local):
     inside = 0  # above 0, tensors answer with the device that really holds them
     functional = False  # within a functional collective, whose results are a program's, not buffers
+    kernel: Any = None  # of a library's operator, while it runs
     watched = False  # whether its operations pass the dispatch mode
 
 

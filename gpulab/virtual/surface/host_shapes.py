@@ -12,15 +12,12 @@ import torch
 
 from ..operations import host_shapes
 from ..scope.in_force import backing
-from ..scope.labels import NAME, inside
+from ..scope.labels import NAME, storage_of
 from ..scope.patches import Patches
 from . import storages
 from .tensors import where
 
 Tensor = torch.Tensor
-
-
-_own_swap: Any = torch.utils.swap_tensors
 
 
 def install(patches: Patches) -> None:
@@ -36,8 +33,8 @@ def install(patches: Patches) -> None:
     }
     patches.set(ForkingPickler, "_extra_reducers", reducers | changed)
     # Else `Module.to` would make new parameters: tied weights apart, optimizers without theirs.
-    patches.set(torch.__future__, "_swap_module_params_on_conversion", True)
-    patches.set(torch.utils, "swap_tensors", swap_tensors)
+    own: Any = torch._has_compatible_shallow_copy_type
+    patches.set(torch, "_has_compatible_shallow_copy_type", _has_compatible_shallow_copy_type(own))
     patches.set(Tensor, "data", _data(torch._C.TensorBase.data))
     init = torch.nn.init
     patches.set(init, "_no_grad_trunc_normal_", _without_values(vars(init)["_no_grad_trunc_normal_"]))
@@ -93,36 +90,34 @@ def _rebuild(kind: type, shape: tuple[int, ...], stride: tuple[int, ...], dtype:
     return torch.nn.Parameter(made, grad) if kind is torch.nn.Parameter else made.requires_grad_(grad)
 
 
-def swap_tensors(t1: Tensor, t2: Tensor) -> None:
-    """What `Module.to` does with a parameter and the one that has been moved: `t1.data = t2.data`, as on a GPU.
+def _has_compatible_shallow_copy_type(own: Any) -> Any:
+    """Whether `.data` of a parameter may be set to another tensor: as from host to GPU, whatever is behind them.
 
-    PyTorch's own refuses where a graph or a weak reference holds the tensor, and leaves its hooks behind.
+    Of gradients not: they are assigned, since a parameter's own does not survive that its data goes elsewhere.
     """
-    if inside(t1) is not None:
-        _own_swap(t1, t2)
-        return
-    with backing:
-        if t1.device == t2.device:
-            t1.data = t2.data
-            return
-    hooks = {name: getattr(t1, name) for name in ("_backward_hooks", "_post_accumulate_grad_hooks")}
-    torch._C._swap_tensor_impl(t1, t2)
-    for name, found in hooks.items():
-        if found:
-            setattr(t1, name, found)
+
+    def _has_compatible_shallow_copy_type(input: Tensor, from_: Tensor) -> bool:  # torch._dynamo looks at the names
+        parameter = isinstance(input, torch.nn.Parameter) and None not in (storage_of(input), storage_of(from_))
+        return parameter or own(input, from_)
+
+    return _has_compatible_shallow_copy_type
 
 
 def _data(own: Any) -> property:
-    """`Tensor.data`, which may be set to a tensor of another device."""
+    """`Tensor.data`, which may be set to a tensor of another device; its hooks stay with the tensor."""
 
     def put(self: Tensor, value: Tensor) -> None:
         with backing:
             same = self.device == value.device
         if same:
             own.__set__(self, value)
-        else:
-            with torch.no_grad():
-                swap_tensors(self, value.detach().requires_grad_(self.requires_grad))
+            return
+        hooks = {name: getattr(self, name) for name in ("_backward_hooks", "_post_accumulate_grad_hooks")}
+        with torch.no_grad():
+            torch._C._swap_tensor_impl(self, value.detach().requires_grad_(self.requires_grad))
+        for name, found in hooks.items():
+            if found:
+                setattr(self, name, found)
 
     return property(own.__get__, put, doc=own.__doc__)
 

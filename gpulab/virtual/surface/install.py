@@ -13,6 +13,7 @@ from ..scope.numbering import indexed
 from ..scope.patches import Patches
 from . import (
     accelerator,
+    c_functions,
     compiling,
     creation,
     cuda,
@@ -55,7 +56,8 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
     sharded.install(patches)
     sharing.install(gpu, patches)
     host_clock.install(gpu, patches)
-    later.install(gpu, patches, sharded.CHANGES | kernels.CHANGES | flex.CHANGES)
+    c_functions.install(patches)
+    later.install(gpu, patches, sharded.CHANGES | kernels.CHANGES | flex.CHANGES | c_functions.CHANGES)
     patches.set(torch, "Generator", streams.Generator)
     for module in (torch, torch.random):
         patches.set(module, "set_rng_state", streams.set_rng_state(module.set_rng_state))

@@ -1,6 +1,7 @@
 """Programs for a GPU's own cores, which a virtual GPU has not: Triton's kernels, and extensions in CUDA's C++.
 
-They are refused by name where they are launched or compiled. Triton's interpreter (TRITON_INTERPRET=1) runs its kernels
+They are refused by name where they are launched or compiled; an operator of a library may go on without its kernel of
+Triton (`operations/foreign.py`). Triton's interpreter (TRITON_INTERPRET=1) runs its kernels
 on the host's memory, and that works.
 """
 
@@ -14,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ..scope.labels import device_of
+from ..operations import foreign
 from ..scope.patches import Patches
 from ..scope.refusals import NotMirrored
 
@@ -37,15 +38,13 @@ def _subscripted(own: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _launch(kernel: Any, launch: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    _refuse(kernel, (*args, *kwargs.values()))
-    return launch(*args, **kwargs)
+    return None if _reaches_gpu(kernel, (*args, *kwargs.values())) else launch(*args, **kwargs)
 
 
 def _refusing(own: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(own)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        _refuse(self, (*args, *kwargs.values()))
-        return own(self, *args, **kwargs)
+        return None if _reaches_gpu(self, (*args, *kwargs.values())) else own(self, *args, **kwargs)
 
     return run
 
@@ -65,15 +64,17 @@ def _interpreted(kernel: Any) -> bool:
     return False
 
 
-def _refuse(kernel: Any, arguments: Iterable[Any]) -> None:
+def _reaches_gpu(kernel: Any, arguments: Iterable[Any]) -> bool:
+    """Whether a kernel is given a tensor on a virtual GPU: then it is refused, or an operator goes on without it."""
     for item in arguments:
         tensor = item if isinstance(item, torch.Tensor) else getattr(item, "base", None)  # of a descriptor
-        if isinstance(tensor, torch.Tensor) and device_of(tensor) is not None:
-            name = getattr(_inner(kernel), "__name__", "?")
-            raise NotMirrored(
-                f"{name}, a kernel of @triton.jit, is not mirrored by the virtual GPU, which runs PyTorch's operations "
-                "only. Its interpreter works: TRITON_INTERPRET=1, set before triton is imported"
-            )
+        if isinstance(tensor, torch.Tensor) and foreign.on_gpu(tensor):
+            foreign.reach(f"{getattr(_inner(kernel), '__name__', '?')}, a kernel of @triton.jit", _INTERPRETER)
+            return True
+    return False
+
+
+_INTERPRETER = "Its interpreter works: TRITON_INTERPRET=1, set before triton is imported"
 
 
 def extensions(module: ModuleType, patches: Patches) -> None:
