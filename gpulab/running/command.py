@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import faulthandler
 import json
 import os
 import subprocess
@@ -70,6 +71,8 @@ def main(options: argparse.Namespace) -> int:
     if options.scaling:
         session.alone = alone(options)
     session.begin()
+    if not faulthandler.is_enabled():
+        faulthandler.enable()  # C that reads an address of the virtual GPU unseen: at least the script's line is told
     atexit.register(session.finish)  # before the script registers anything, so after all of that
     return session.execute()
 

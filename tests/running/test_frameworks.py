@@ -22,7 +22,10 @@ from .starting import SCRIPTS, start
 FOLDER = SCRIPTS / "frameworks"
 GPU = "A100-40"
 PRECISIONS = {"--fp16", "--bf16", "--amp", "fp16", "bf16", "16-mixed", "bf16-mixed", "float16", "bfloat16"}
-NEEDS = {"trainer": "transformers accelerate", "lit": "lightning", "accelerated": "accelerate", "timm_step": "timm"}
+NEEDS = {
+    "trainer": "transformers accelerate", "lit": "lightning", "accelerated": "accelerate", "timm_step": "timm",
+    "qlora": "bitsandbytes peft transformers accelerate",
+}  # fmt: skip
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(torch.cuda.is_available(), reason="the scripts take the real GPU, and not the CPU"),
@@ -77,6 +80,8 @@ def on_gpu(script, *arguments, compute):
         losses = names["losses"]
         names.clear()
         gc.collect()
+        if "bitsandbytes" in sys.modules:
+            sys.modules["bitsandbytes"].functional.name2qmap.clear()  # a table, for as long as the program runs
         torch._C._cuda_clearCublasWorkspaces()  # of PyTorch before 2.15, for as long as the program runs
         assert torch.cuda.memory_allocated() == 0  # nothing of it stays
     return losses, memory
@@ -88,6 +93,7 @@ def on_gpu(script, *arguments, compute):
         "trainer", "trainer --fp16", "trainer --bf16", "lit", "lit 16-mixed", "lit bf16-mixed", "accelerated",
         "accelerated fp16", "timm_step resnet10t --amp", "timm_step vit_tiny_patch16_224", "nanogpt",
         "nanogpt float16", "nanogpt bfloat16", "encoder", "encoder float16", "diffusion", "diffusion float16",
+        "qlora", "qlora bf16 double",
     ],
 )  # fmt: skip
 def test_the_memory_is_the_same_in_both_modes_and_the_losses_are_the_cpu_s(words):
@@ -111,12 +117,32 @@ def test_a_detector_runs_with_values_and_names_what_needs_them():
         on_gpu("detection", compute=False)
 
 
-@pytest.mark.parametrize(("script", "steps"), [("trainer", 8), ("lit", 8), ("accelerated", 6)])
+def test_what_a_model_in_four_bits_takes_by_hand():
+    """A Llama of two layers of 256, 4 heads and 512 within, 512 tokens; each tensor takes a multiple of 512 bytes."""
+    needed("qlora")
+
+    def linear(weights):
+        blocks = weights // 64  # a scale of 8 bits each, with a scale of 32 bits for 256 of them, and their mean
+        return weights // 2 + blocks + taken(blocks // 256 * 4) + 512 + 1024 + taken(16 * 4)  # and the two tables
+
+    layer = 4 * linear(256 * 256) + 3 * linear(256 * 512) + 2 * taken(256 * 2)
+    embeddings = 2 * 512 * 256 * 2  # what reads tokens and what gives them stay as they are, in bfloat16
+    others = 2 * taken(32 * 4) + 256 * 4  # rotary frequencies, and bitsandbytes' table for all layers
+    with VirtualGPU(GPU, compute=False):
+        assert names_of("qlora", "bf16", "double")["loaded"] == 2 * layer + embeddings + taken(256 * 2) + others
+
+
+def taken(nbytes):
+    return -(-nbytes // 512) * 512
+
+
+@pytest.mark.parametrize(("script", "steps"), [("trainer", 8), ("lit", 8), ("accelerated", 6), ("qlora", 3)])
 def test_the_report_of_a_library_s_loop(run, script, steps):
     needed(script)
     done = run(FOLDER / f"{script}.py", options=["--shapes-only", "--gpu", GPU])
     assert done.code == 0, done.err
-    assert [(each.optimizer, each.count) for each in done.report.steps] == [("AdamW", steps)]
+    optimizer = "PagedAdamW8bit" if script == "qlora" else "AdamW"
+    assert [(each.optimizer, each.count) for each in done.report.steps] == [(optimizer, steps)]
     memory = done.report.used[0].memory
     assert f"{script}.py" in str(memory.peak_line)  # the line of the script, not of the library
     _, (peak, reserved, _) = on_gpu(script, compute=True)

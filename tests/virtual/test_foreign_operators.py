@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from gpulab.virtual.memory.addresses import Ranges, Rising
 from gpulab.virtual.scope.refusals import NotMirrored, NoValues
 
 from .surface_scope import scope
@@ -229,6 +230,16 @@ def test_nothing_of_ctypes_stays_replaced():
     assert (vars(ctypes.CDLL)["__init__"], ctypes.CFUNCTYPE, vars(kind).get("__call__")) == before
 
 
+@pytest.mark.parametrize("kind", [Rising, Ranges])
+def test_an_address_is_the_gpu_s_that_has_given_it(kind):
+    first, second = kind(0), kind(1)
+    assert not first.covers(first.reserve(0, 1))
+    address = first.reserve(2 << 20, 2 << 20)
+    first.give_back(address, 2 << 20)
+    assert all(first.covers(place) for place in (address, address + (2 << 20) - 1))
+    assert not any(each.covers(place) for each, place in ((first, address - 1), (second, address), (first, 0)))
+
+
 def filled(x):
     out = torch.empty_like(x, dtype=torch.uint8)
     kept = torch.ones(1024, device=x.device)  # what the kernel takes beside its result
@@ -250,6 +261,21 @@ def test_in_an_operator_it_is_left_out_and_the_kernel_for_the_cpu_gives_the_valu
     assert torch.cuda.max_memory_allocated() - before == 512 + 4096
     assert torch.cuda.memory_allocated() - before == 512
     assert not gpu.compute or out.tolist() == [1] * 300
+
+
+def test_a_graph_would_not_replay_it(gpu, name):
+    torch.library.register_kernel(name, "cuda", filled)
+    torch.library.register_kernel(name, "cpu", lambda x: torch.full(x.shape, 1, dtype=torch.uint8))
+    x = torch.zeros(300, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    if gpu.compute:
+        with pytest.raises(NotMirrored, match=r"in a CUDA graph .* calls memset"), torch.cuda.graph(graph):
+            operator(name)(x)
+    else:
+        with torch.cuda.graph(graph):
+            out = operator(name)(x)
+        graph.replay()
+        assert out.shape == x.shape
 
 
 def test_what_a_kernel_has_written_before_it_calls_c_is_not_written_twice(gpu):

@@ -156,6 +156,11 @@ def _on_gpu(mode: Any, gpu: VirtualGPU, device: Device, func: Any, args: Args, k
     if gpu.compute:
         if _written_in(func, "CPU") is None:
             raise _refusal(func, kernel.left_out)
+        if device.capture is not None and device.capture.covers(device.stream):
+            raise NotMirrored(
+                f"{func} is not mirrored in a CUDA graph by the virtual GPU with values: its kernel for CUDA calls"
+                f" {kernel.left_out}, which a replay would leave out. Without a graph it runs; with {SHAPES_ONLY}"
+            )
         with backing, _running(func, last=True):
             for tensor, kept in zip(written, before, strict=True):
                 tensor.copy_(kept)

@@ -113,8 +113,10 @@ def _kernels(module: ModuleType, patches: Patches) -> None:
 
         return __getattr__
 
-    for kind in (module.BNBNativeLibrary, module.ErrorHandlerMockBNBNativeLibrary):
-        patches.set(kind, "__getattr__", guarded(vars(kind)["__getattr__"]))
+    for name in ("BNBNativeLibrary", "ErrorHandlerMockBNBNativeLibrary"):
+        kind = vars(module).get(name)
+        if kind is not None:  # they have come with 0.46
+            patches.set(kind, "__getattr__", guarded(vars(kind)["__getattr__"]))
 
 
 def _managed(module: ModuleType, patches: Patches) -> None:
@@ -132,6 +134,7 @@ def _managed(module: ModuleType, patches: Patches) -> None:
         tensor.fill_(value)
         torch.cuda.synchronize()
 
+    patches.set(module, "name2qmap", {})  # a table that is kept on the first GPU that there was
     patches.set(module, "get_paged", get_paged)
     patches.set(module, "fill", fill)
     patches.set(module, "prefetch_tensor", lambda tensor, to_cpu=False: None)
@@ -139,12 +142,21 @@ def _managed(module: ModuleType, patches: Patches) -> None:
 
 
 def _registered(module: ModuleType, patches: Patches) -> None:
-    """`bitsandbytes`: imported without a GPU, it has not registered its kernels for CUDA."""
-    importlib.import_module("bitsandbytes.backends.cuda.ops")
+    """`bitsandbytes`: imported without a GPU, it has not registered its kernels for CUDA (operators since 0.46)."""
+    if hasattr(module, "default_ops"):
+        importlib.import_module("bitsandbytes.backends.cuda.ops")
+
+
+def _chosen(module: ModuleType, patches: Patches) -> None:
+    """`bitsandbytes.backends.cuda.ops`: what it has remembered of the GPU, and of which kernel is best there."""
+    for remembers in [value for value in vars(module).values() if isinstance(value, functools._lru_cache_wrapper)]:
+        remembers.cache_clear()
+        patches.undo(remembers.cache_clear)
 
 
 CHANGES = {
     "bitsandbytes.cextension": _kernels,
     "bitsandbytes.functional": _managed,
+    "bitsandbytes.backends.cuda.ops": _chosen,
     "bitsandbytes": _registered,
 }
