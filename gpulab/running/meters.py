@@ -42,7 +42,10 @@ class Meter(Protocol):
 
 
 class VirtualMeter:
-    """A scope's clock, and what its watches count. A mark is (all done at, kernels busy until now, the host's own)."""
+    """A scope's clock, and what its watches count.
+
+    A mark is (all done at, seconds with a kernel running, seconds of the host's own work).
+    """
 
     def __init__(self, gpu: VirtualGPU, watches: list[Watch]) -> None:
         self.clock = gpu.clock
@@ -69,7 +72,8 @@ class VirtualMeter:
         kernels = clock.kernels(index)
         launch = clock.launching(index) / kernels if kernels else 0.0
         flops = clock.flops(index), clock.flop_seconds(index)
-        return GpuTime(elapsed, clock.busy(index), clock.waited, launch, kernels, *flops, self.source)
+        computing = clock.computing(index)
+        return GpuTime(elapsed, computing, clock.waited, launch, kernels, *flops, self.source)
 
     def between(self, device: Any, marks: list[Any]) -> Between | None:
         """The collectives of the last steps, as many as the record holds."""
@@ -84,7 +88,7 @@ class VirtualMeter:
         if not found.collectives:
             return None
         steps = len(ends) - 1
-        parts = found.seconds, found.exposed, found.collectives, found.nbytes
+        parts = found.seconds, found.exposed, found.collectives, found.nbytes, found.waited
         return Between(steps, *(part / steps for part in parts))
 
     def busy(self, marks: list[Any]) -> float | None:

@@ -107,7 +107,7 @@ class Cycles:
 @dataclass(frozen=True)
 class GpuTime:
     """The modelled time of one virtual GPU: seconds from its first allocation until all was done, and what its kernels
-    took of them.
+    took of them (without those of collectives, which `Steps.between` tells).
 
     `waited` is the time the host waited for GPUs, `launch` what a kernel's launch took it on average; `flops` are those
     of matrix products, convolutions and attention, which took `flop_seconds`. `source` says where the rates come from.
@@ -128,8 +128,8 @@ class Steps:
     """The steps of one optimizer: how many, and the median seconds from one to the next on its GPU's clock.
 
     `parameters` are the numbers it optimizes, as it began. `busy_share` is the part of the time between the first and
-    the last step in which kernels ran; `growth` the bytes by which allocated memory grew a step on average from the
-    third on, 0 where there is no trend, `state_growth` those of the optimizer's own state.
+    the last step in which kernels ran, those of collectives too; `growth` the bytes by which allocated memory grew a
+    step on average from the third on, 0 where there is no trend, `state_growth` those of the optimizer's own state.
 
     `waited` are the seconds of each step in `DataLoader.__next__`, `waited_share` their part of the time from the first
     step to the last; loading takes what it takes on this machine, whatever the GPU; None without a DataLoader. `python`
@@ -154,14 +154,16 @@ class Steps:
 
 @dataclass(frozen=True)
 class Between:
-    """What goes on between ranks in a step, on average over `steps` of them: seconds in which collectives run, those
-    in which nothing else runs on this GPU meanwhile, how many there are, and bytes."""
+    """What goes on between ranks in a step, on average over `steps` of them: `seconds` in which kernels of collectives
+    run, those of them in which no other kernel runs on this GPU (`exposed`), how many there are, and bytes. In `waited`
+    of the `seconds` this rank is there and another is not yet: the rank that waits least is the one that is late."""
 
     steps: int
     seconds: float
     exposed: float
     collectives: float
     nbytes: float
+    waited: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ _LABEL = 18
 _WIDTH = 118
 _SHARES = 3
 _OPTIMIZERS = 3
+_LATE = 0.01  # of the time in collectives: what ranks wait for each other that is told
 
 
 def as_text(report: Report, hints: Iterable[str]) -> str:
@@ -66,6 +67,8 @@ def _between(report: Report, steps: Steps) -> list[tuple[str, str]]:
         f"{duration(found.exposed)} exposed, {duration(found.seconds - found.exposed)} beside kernels (virtual)"
     )
     rows = [("between ranks", text)]
+    if found.waited > _LATE * found.seconds:
+        rows.append(("", f"in {duration(found.waited)} of it this rank is there and another is not yet (virtual)"))
     if report.joined:
         rows.append(("", report.joined))
     return rows

@@ -34,9 +34,9 @@ def worker(rank, folder, compute, unequal):
             for _ in range(2):
                 ddp.zero_grad()
                 ddp.eval()(data[4 * rank : 4 * rank + 4].cuda()).square().mean().backward()
-        ends = [(span.name, span.start + span.seconds) for span in timeline.spans if span.where == "ranks"]
+        spans = [(s.name, s.start, s.seconds, s.waited, s.nbytes) for s in timeline.spans if s.where == "ranks"]
         gradients = [parameter.grad.cpu().tolist() if compute else None for parameter in ddp.parameters()]
-        (folder / f"{rank}.json").write_text(json.dumps([ends, started, gradients]))
+        (folder / f"{rank}.json").write_text(json.dumps([spans, started, gradients]))
         del ddp
         gc.collect()
         dist.destroy_process_group()

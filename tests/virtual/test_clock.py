@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from gpulab.virtual.clock import clock as clocks
 from gpulab.virtual.clock import hosts, rates
-from gpulab.virtual.clock.clock import QUEUE, Clock, Engine, Span
-from gpulab.virtual.clock.timeline import as_trace, recording
+from gpulab.virtual.clock.clock import QUEUE, Clock, Covered, Engine, Span
+from gpulab.virtual.clock.timeline import as_trace, communication, recording
 
 US = 1e-6
 HOST_US = 5.0
@@ -123,6 +123,61 @@ def test_two_gpus_work_side_by_side_and_share_the_host(clock):
     ends = [gpu.kernel(0, 1e-3, "k") for gpu in clock.devices]
     assert max(ends) < 1.1e-3
     assert clock.host == pytest.approx(2 * HOST_US * US)
+
+
+MS = 1e-3
+
+
+def exchange(clock, arrived, ready):
+    """An all-reduce of 8 MB in 2 ms to which this rank comes at `arrived` and the last one at `ready`."""
+    return clock.devices[0].collective(7, arrived, ready, 2 * MS, "all_reduce", 8_000_000)
+
+
+def test_the_kernel_of_an_early_rank_spins_until_the_last_has_come_and_all_end_together(clock):
+    """As NCCL's do: long on the early rank, short on the late one, whose bytes move in the same time."""
+    late = Clock(1, T4)
+    with recording(clock) as early_one, recording(late) as late_one:
+        ends = exchange(clock, 1 * MS, 11 * MS), exchange(late, 11 * MS, 11 * MS)
+    assert ends[0] == ends[1] == pytest.approx(13 * MS)
+    (long,), (short,) = early_one.spans, late_one.spans
+    assert (long.start, long.seconds, long.waited) == pytest.approx((1 * MS, 12 * MS, 10 * MS))
+    assert (short.start, short.seconds, short.waited) == pytest.approx((11 * MS, 2 * MS, 0))
+    shown = [next(e for e in as_trace(t.spans)["traceEvents"] if e["ph"] == "X") for t in (early_one, late_one)]
+    assert [event["args"]["GB/s"] for event in shown] == [4.0, 4.0]  # of the transfer, not of the wait before it
+    assert shown[0]["args"]["waited for other ranks (us)"] == pytest.approx(10_000)
+    assert "waited for other ranks (us)" not in shown[1]["args"]
+
+
+def test_a_gpu_that_waits_in_a_collective_is_busy_and_computes_nothing(clock):
+    gpu = clock.devices[0]
+    gpu.joins()
+    gpu.kernel(0, 4 * MS, "k")
+    began = gpu.done - 4 * MS
+    with recording(clock) as timeline:
+        exchange(clock, began + 2 * MS, began + 8 * MS)  # half of the kernel lies beside it, which ends at 10 ms
+        gpu.kernel(0, 1 * MS, "k")  # from 4 to 5 ms
+    assert clock.computing() == pytest.approx(5 * MS)
+    assert clock.busy() == pytest.approx(10 * MS)
+    found = communication(timeline.spans)
+    assert (found.seconds, found.waited, found.exposed) == pytest.approx((8 * MS, 6 * MS, 7 * MS))
+
+
+def test_what_was_queued_before_the_first_collective_counts_once(clock):
+    gpu = clock.devices[0]
+    gpu.kernel(0, 4 * MS, "k")
+    began = gpu.done - 4 * MS
+    exchange(clock, began + 3 * MS, began + 3 * MS)
+    assert clock.busy() == pytest.approx(5 * MS, rel=0.01)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 9)), max_size=40))
+def test_time_in_which_several_things_run_counts_once(wanted):
+    covered = Covered()
+    for start, length in wanted:
+        covered.add(start, start + length)
+    assert covered.seconds == len({at for start, length in wanted for at in range(start, start + length)})
+    assert covered.spans == sorted(covered.spans)
 
 
 @pytest.fixture

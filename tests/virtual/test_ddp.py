@@ -350,9 +350,17 @@ def two_ranks(folder, compute, unequal=False):
 @pytest.mark.slow
 @pytest.mark.parametrize("compute", [True, False])
 def test_two_real_ranks_see_each_collective_end_at_the_same_time(tmp_path, compute):
-    (ends, started, gradients), other = two_ranks(tmp_path, compute)
-    assert ends == other[0]
-    assert len([name for name, _ in ends if name.startswith("all_reduce")]) == 2
+    (early, started, gradients), other = two_ranks(tmp_path, compute)
+    late = other[0]
+    ends = [[(name, round((start + took) * 1e9)) for name, start, took, *_ in spans] for spans in (early, late)]
+    assert ends[0] == ends[1]
+    assert [name.split()[0] for name, *_ in early].count("all_reduce") == 2
+    # The kernel of who waits for the other is as much longer as it waits, and the bytes move in the same time.
+    for (_, start, took, waited, _), (_, other_start, other_took, other_waited, _) in zip(early, late, strict=True):
+        assert took - waited == pytest.approx(other_took - other_waited)
+        assert start + waited == pytest.approx(other_start + other_waited)
+        assert min(waited, other_waited) == pytest.approx(0, abs=1e-12)
+    assert early[0][3] > 10 * (early[0][2] - early[0][3])  # rank 1 is late for the first of them
     if compute:
         assert other[1:] == [started, gradients]
         alone = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)).eval()

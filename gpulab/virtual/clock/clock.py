@@ -31,7 +31,8 @@ class Span:
 
     `nbytes` are those that a copy or a collective moves, and of a kernel those that it reads from the GPU's memory and
     writes there (not what the L2 cache gives). `address` is where on the GPU a copy to it begins; 0 where it is not
-    written as it crosses the link.
+    written as it crosses the link. A collective's kernel starts when this rank has come to it; for `waited` seconds it
+    spins until the last rank has come, and then the bytes move.
     """
 
     name: str
@@ -43,6 +44,34 @@ class Span:
     flops: float = 0.0
     nbytes: int = 0
     address: int = 0
+    waited: float = 0.0
+
+
+class Covered:
+    """The time in which at least one of several things runs, `seconds` in all, in whatever order they are told."""
+
+    __slots__ = ("seconds", "spans")
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.spans: list[tuple[float, float]] = []  # in order, apart from each other; the oldest are forgotten
+
+    def add(self, start: float, end: float) -> None:
+        """Something runs from `start` to `end`."""
+        spans = self.spans
+        if not spans or start > spans[-1][1]:
+            spans.append((start, end))
+            self.seconds += end - start
+            if len(spans) > 2 * QUEUE:
+                del spans[:QUEUE]
+            return
+        first = bisect.bisect_left(spans, start, key=lambda span: span[1])
+        after = bisect.bisect_right(spans, end, lo=first, key=lambda span: span[0])
+        known = spans[first:after]
+        if known:
+            start, end = min(start, known[0][0]), max(end, known[-1][1])
+        self.seconds += end - start - sum(b - a for a, b in known)
+        spans[first:after] = [(start, end)]
 
 
 class Engine:
@@ -108,7 +137,12 @@ class Clock:
         return self.devices[index].done
 
     def busy(self, index: int = 0) -> float:
-        """Seconds that kernels of GPU `index` take or have taken."""
+        """Seconds in which kernels of GPU `index` run or have run, those of collectives too."""
+        device = self.devices[index]
+        return device.busy if device.covered is None else device.covered.seconds
+
+    def computing(self, index: int = 0) -> float:
+        """Seconds of the kernels of GPU `index`, without those of collectives."""
         return self.devices[index].busy
 
     def kernels(self, index: int = 0) -> int:
@@ -252,9 +286,9 @@ class Clock:
 
 
 class DeviceClock:
-    """Streams and engines of one GPU. `busy`, `kernels`, `flops` and `copied` (bytes) add up what it was given,
-    `flop_seconds` the time of kernels with flops, `launching` what its kernels' launches took of the host's time;
-    `communicating` seconds of `collectives`, `sent` their bytes."""
+    """Streams and engines of one GPU. `busy`, `kernels`, `flops` and `copied` (bytes) add up what it was given but
+    for collectives, `flop_seconds` the time of kernels with flops, `launching` what its kernels' launches took of the
+    host's time. `covered` is the time in which any kernel runs, a collective's too; None before it has any."""
 
     def __init__(self, clock: Clock, index: int) -> None:
         self.clock = clock
@@ -268,8 +302,7 @@ class DeviceClock:
         self.done = 0.0
         self.busy = self.flops = self.flop_seconds = self.launching = 0.0
         self.kernels = self.copied = 0
-        self.communicating = 0.0
-        self.collectives = self.sent = 0
+        self.covered: Covered | None = None
         self.recording: Recording | None = None  # of a CUDA graph that is being captured
         self.unsettled: dict[object, Callable[[], None]] = {}  # collectives: what waits for them
 
@@ -315,6 +348,8 @@ class DeviceClock:
         if end > self.done:
             self.done = end
         self.busy += seconds
+        if self.covered is not None:
+            self.covered.add(start, end)
         if flops:
             self.flops += flops
             self.flop_seconds += seconds
@@ -365,21 +400,33 @@ class DeviceClock:
             clock.wait(end, name)
         return end
 
-    def collective(self, stream: int, ready: float, seconds: float, name: str, nbytes: int) -> float:
-        """What the ranks do together, all of them there from `ready` on; when it will be done.
+    def joins(self) -> Covered:
+        """This GPU takes part in collectives: from now on it is known when each kernel runs."""
+        if self.covered is None:
+            self.covered = Covered()
+            if self.done > self.clock.host:
+                self.covered.spans.append((self.clock.host, self.done))
+            self.covered.seconds = self.busy
+        return self.covered
 
+    def collective(self, stream: int, arrived: float, ready: float, seconds: float, name: str, nbytes: int) -> float:
+        """What the ranks do together, this one there from `arrived` on and all of them from `ready` on; when it will
+        be done.
+
+        Its kernel starts when this rank's stream has come to it, and spins until the last rank has, as NCCL's does.
         Kernels run meanwhile at their full rate: that a collective takes some of the SMs is left out.
         """
+        covered = self.joins()
         if stream != 0 and not self.several:
             self._begin_several()
-        start = max(ready, self.streams.get(stream, 0.0))
-        end = self.streams[stream] = start + seconds
+        free = self.streams.get(stream, 0.0)
+        start, moves = max(arrived, free), max(arrived, ready, free)
+        end = self.streams[stream] = moves + seconds
         self.done = max(self.done, end)
-        self.communicating += seconds
-        self.collectives += 1
-        self.sent += nbytes
+        covered.add(start, end)
         if self.clock.record is not None:
-            self.clock.record.append(Span(name, "ranks", self.index, stream, start, seconds, nbytes=nbytes))
+            span = Span(name, "ranks", self.index, stream, start, end - start, nbytes=nbytes, waited=moves - start)
+            self.clock.record.append(span)
         return end
 
     def launch_graph(self, stream: int, recorded: Recording) -> None:
@@ -425,6 +472,8 @@ class DeviceClock:
                 begin = self.compute.take(ready, seconds, clock.host) if self.several else ready
                 at[node.stream] = begin + seconds
                 self.busy += seconds
+                if self.covered is not None:
+                    self.covered.add(begin, begin + seconds)
                 if node.flops:
                     self.flops += node.flops
                     self.flop_seconds += seconds

@@ -43,13 +43,16 @@ class Timeline:
 class Communication:
     """What a GPU did together with the other ranks' in a stretch of time, in seconds and bytes.
 
-    `seconds` are those in which a collective ran, `exposed` those of them in which no kernel of this GPU ran.
+    `seconds` are those in which a collective's kernel ran, from when this rank had come to it; `waited` those of them
+    in which it spun until the last rank had come, `exposed` those in which no other kernel of this GPU ran: what the
+    exchange and late ranks cost this one. Only in the rest of `seconds` without `waited` do the `nbytes` move.
     """
 
     seconds: float
     exposed: float
     collectives: int
     nbytes: int
+    waited: float = 0.0
 
     @property
     def hidden(self) -> float:
@@ -60,16 +63,22 @@ def communication(spans: Iterable[Span], device: int = 0, since: float = 0.0) ->
     """The collectives of a GPU that began at `since` or later."""
     mine = [span for span in spans if span.device == device and span.start >= since]
     between = [span for span in mine if span.where == "ranks"]
-    together = _merged(between)
-    seconds = sum(end - start for start, end in together)
-    both = _overlap(together, _merged([span for span in mine if span.where == "kernels"]))
-    return Communication(seconds, seconds - both, len(between), sum(span.nbytes for span in between))
+    together = _merged((span.start, span.start + span.seconds) for span in between)
+    kernels = _merged((span.start, span.start + span.seconds) for span in mine if span.where == "kernels")
+    waits = _merged((span.start, span.start + span.waited) for span in between)
+    seconds = _length(together)
+    exposed = seconds - _overlap(together, kernels)
+    return Communication(seconds, exposed, len(between), sum(span.nbytes for span in between), _length(waits))
 
 
-def _merged(spans: Iterable[Span]) -> list[tuple[float, float]]:
-    """Intervals that the spans cover, in order and apart from each other."""
+def _length(intervals: list[tuple[float, float]]) -> float:
+    return sum(end - start for start, end in intervals)
+
+
+def _merged(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """What the intervals cover, in order and apart from each other."""
     found: list[tuple[float, float]] = []
-    for start, end in sorted((span.start, span.start + span.seconds) for span in spans):
+    for start, end in sorted(intervals):
         if found and start <= found[-1][1]:
             found[-1] = found[-1][0], max(end, found[-1][1])
         else:
@@ -117,7 +126,10 @@ def as_trace(spans: Sequence[Span]) -> dict[str, Any]:
         if span.flops:
             about |= {"flops": span.flops, "TFLOP/s": round(span.flops / span.seconds / 1e12, 3)}
         if span.nbytes:
-            about |= {"bytes": span.nbytes, "GB/s": round(span.nbytes / span.seconds / 1e9, 3)}
+            moving = span.seconds - span.waited
+            about |= {"bytes": span.nbytes, "GB/s": round(span.nbytes / moving / 1e9, 3)}
+        if span.waited:
+            about["waited for other ranks (us)"] = round(span.waited * 1e6, 3)
         events.append(
             {
                 "ph": "X", "name": span.name, "cat": span.where, "pid": pid, "tid": lane,

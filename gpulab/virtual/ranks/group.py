@@ -68,8 +68,9 @@ class VirtualGroup(_Group):  # type: ignore[misc]
 
     # -- time --------------------------------------------------------------------------------------------------------
 
-    def place(self, call: Call, device: Device, stream: int | None, ready: float) -> float:
-        """Give a collective for which all ranks are `ready` its place in time; when it will be done.
+    def place(self, call: Call, device: Device, stream: int | None, arrived: float, ready: float) -> float:
+        """Give a collective to which this rank has `arrived`, and for which all are `ready`, its place in time; when
+        it will be done.
 
         Without a `stream` it runs in NCCL's own. A communicator does one collective at a time, in whatever streams they
         were asked for; messages to and from other ranks have communicators of their own.
@@ -83,7 +84,8 @@ class VirtualGroup(_Group):  # type: ignore[misc]
         way = collectives.choice(kind, call.nbytes, call.ranks, self.world.topology)
         name = f"{call.kind} of {len(call.ranks)} ranks ({way})"
         free = self._free.get(lane, 0.0)
-        end = self._free[lane] = device.timer.collective(stream, max(ready, free), way.seconds, name, call.nbytes)
+        arrived, ready = max(arrived, free), max(ready, free)
+        end = self._free[lane] = device.timer.collective(stream, arrived, ready, way.seconds, name, call.nbytes)
         return end
 
     def settle_next(self, call: Call) -> None:
@@ -129,16 +131,18 @@ class VirtualGroup(_Group):  # type: ignore[misc]
         if device is None or ready is None:
             with backing:
                 values, latest = self.carrier.begin(call, ready)
-            return Pending(self, call, None, values, latest), latest
+            return Pending(self, call, None, 0.0, values, latest), latest
         clock = device.timer.clock
+        device.timer.joins()
         clock.enter()
         try:
             clock.spend(clock.costs.plain + clock.costs.event)
+            arrived = max(ready, clock.host + clock.launch_s)
             with backing:
-                values, latest = self.carrier.begin(call, max(ready, clock.host + clock.launch_s))
+                values, latest = self.carrier.begin(call, arrived)
         finally:
             clock.leave()
-        pending = Pending(self, call, device, values, latest)
+        pending = Pending(self, call, device, arrived, values, latest)
         unsettled = device.timer.unsettled
         if len(unsettled) >= KEPT:
             for other in [other for other in unsettled if isinstance(other, Pending) and other.come]:

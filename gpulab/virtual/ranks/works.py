@@ -64,12 +64,21 @@ class VirtualWork(_C.Work):
 
 
 class Pending:
-    """A collective on its way: what ends it, and when it will be done, which is known once all ranks have come."""
+    """A collective on its way: what ends it, and when it will be done, which is known once all ranks have come.
+
+    This rank's stream `arrived` at it then, in seconds on the clock; from then on its kernel runs.
+    """
 
     def __init__(
-        self, group: VirtualGroup, call: Call, device: Device | None, values: Awaited[None], latest: Awaited[float]
+        self,
+        group: VirtualGroup,
+        call: Call,
+        device: Device | None,
+        arrived: float,
+        values: Awaited[None],
+        latest: Awaited[float],
     ) -> None:
-        self.group, self.call, self.device = group, call, device
+        self.group, self.call, self.device, self.arrived = group, call, device, arrived
         self._values: Awaited[None] | None = values
         self._latest = latest
         self.end = 0.0
@@ -106,7 +115,7 @@ class Pending:
         assert self.device is not None
         with backing:
             ready = self._latest.take()
-        self.end = self.group.place(self.call, self.device, self.stream, ready)
+        self.end = self.group.place(self.call, self.device, self.stream, self.arrived, ready)
         self._let_go()
 
     def _let_go(self) -> None:
