@@ -36,7 +36,8 @@ Steps are those of the optimizers: every optimizer.step() is a mark.
 With several ranks: torchrun --nproc-per-node 2 -m gpulab run script.py; each rank has a report of its own. Or
 imagined: --ranks 64 --gpu H100; then this process is rank 0, and the others are taken to do what it does. With
 --scaling the script runs twice, and writes twice what it writes.
-SIGTERM (timeout 60 python -m gpulab run …) and Ctrl-C end the script, and the report still comes.
+SIGTERM (timeout 60 python -m gpulab run …) and Ctrl-C end the script, and the report still comes; of a rank that waits
+for others it says in what, and for whom.
 """
 
 

@@ -192,7 +192,8 @@ class Report:
     `gpu` is the name of a virtual GPU such as "T4", or a real one's product name. `rank` is None without torchrun; of
     `imagined` ranks, `joined` as it says, only this one ran.
     On shapes alone, `operations` were asked for their results' shapes, and of `remembered` they were known already.
-    `steps` are those of optimizers on the GPU, `host_steps` counts those of the others.
+    `steps` are those of optimizers on the GPU, `host_steps` counts those of the others. `ended_at` is the line at which
+    SIGTERM found the script; `waits_in` says what this rank waits in when it is ended, and for which others.
     """
 
     name: str
@@ -216,6 +217,8 @@ class Report:
     host_steps: int = 0
     alone: Alone | None = None
     cycles: Cycles | None = None
+    ended_at: Line | None = None
+    waits_in: str = ""
 
     @property
     def scaling(self) -> float | None:

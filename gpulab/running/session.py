@@ -20,6 +20,7 @@ import torch
 from .. import machine
 from ..virtual.clock.clock import Clock
 from ..virtual.gpu import VirtualGPU
+from ..virtual.ranks import waiting
 from ..virtual.scope import in_force
 from . import hints, text
 from .backwards import Backwards
@@ -28,7 +29,7 @@ from .early import Early
 from .feeding import Feeding
 from .meters import Meter, RealMeter, VirtualMeter
 from .overrun import Overrun
-from .places import Places
+from .places import Line, Places
 from .real import RealWatch
 from .report import Alone, Gpu, Report, as_json, json_path
 from .steps import StepMarks
@@ -63,6 +64,7 @@ class Session:
         self._ending: Ending | None = None
         self._outer = in_force.current
         self._done = False
+        self._at: Line | None = None
         self._undo = contextlib.ExitStack()
 
     # -- its beginning and its end -----------------------------------------------------------------------------------
@@ -135,6 +137,8 @@ class Session:
             torch=torch.__version__,
             alone=self.alone,
             cycles=self._backwards.cycles(),
+            ended_at=self._at,
+            waits_in="" if self._ending is not None and self._ending.code == 0 else waiting.here.text(),
             **where,
         )
 
@@ -252,6 +256,8 @@ class Session:
 
     def _terminated(self, number: int, frame: Any) -> None:
         self._give_sigterm()
+        place = self._places.here()
+        self._at = None if place is None else self._places.line(place)
         self.finish()
         os.kill(os.getpid(), number)
 

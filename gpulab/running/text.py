@@ -18,6 +18,11 @@ _LATE = 0.01  # of the time in collectives: what ranks wait for each other that 
 def as_text(report: Report, hints: Iterable[str]) -> str:
     """The lines, each with its end."""
     rows = [("ended", _ending(report))]
+    rows += [("at", _cut(str(report.ended_at)))] if report.ended_at is not None else []
+    rows += [
+        ("waits in" if not at else "", line)
+        for at, line in enumerate(textwrap.wrap(report.waits_in, _WIDTH - _LABEL - 2))
+    ]
     used = report.used
     several = len(used) > 1
     most = max(used, key=lambda gpu: gpu.memory.peak_allocated, default=None)

@@ -1,6 +1,7 @@
 """Scripts through `gpulab run`: in this process, which is quick, or in one of their own, as a user starts it."""
 
 import argparse
+import contextlib
 import os
 import subprocess
 from dataclasses import dataclass, field
@@ -38,9 +39,26 @@ def options_of(*arguments):
 
 
 def start(*arguments, env=None, module="gpulab", **how):
-    """`python -m gpulab run …` in a process of its own."""
-    words = ["run", *arguments] if module == "gpulab" else arguments
-    words = [*python_here(), "-m", module, *map(str, words)]
-    kept = {name: value for name, value in os.environ.items() if name not in ("GPULAB_GPU", "RANK", "WORLD_SIZE")}
-    env = {**kept, **ranks_here(), "OMP_NUM_THREADS": "1", **(env or {})}
+    """`python -m gpulab run …` in a process of its own, to its end."""
+    words, env = _command(arguments, env, module)
     return subprocess.run(words, capture_output=True, text=True, timeout=HANG_SECONDS, env=env, **how)
+
+
+@contextlib.contextmanager
+def begun(*arguments, env=None, module="gpulab"):
+    """The same, begun; it ends with the block."""
+    words, env = _command(arguments, env, module)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(words, text=True, env=env, **pipes) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def _command(arguments, env, module):
+    words = ["run", *arguments] if module == "gpulab" else arguments
+    kept = {name: value for name, value in os.environ.items() if name not in ("GPULAB_GPU", "RANK", "WORLD_SIZE")}
+    return [*python_here(), "-m", module, *map(str, words)], {
+        **kept, **ranks_here(), "OMP_NUM_THREADS": "1", **(env or {})
+    }  # fmt: skip

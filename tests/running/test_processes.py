@@ -1,5 +1,6 @@
 """What needs a process of its own: how it ends, the processes it starts, ranks; and what a shell sees of it."""
 
+import contextlib
 import json
 import os
 import re
@@ -8,8 +9,9 @@ import subprocess
 import sys
 
 import pytest
+from courselib.patience import HANG_SECONDS
 
-from .starting import SCRIPTS, start
+from .starting import SCRIPTS, begun, start
 
 ENDINGS = SCRIPTS / "endings.py"
 
@@ -107,3 +109,58 @@ def test_without_a_script_the_way_to_call_it_is_shown():
     assert done.returncode == 2
     assert "python -m gpulab run [options] script.py [args ...]" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+WAITING = SCRIPTS / "waiting.py"
+
+
+def waits_in(text):
+    """What each report says its rank waits in, by rank; lines are joined again."""
+    found = {}
+    for block in text.split("gpulab run: ")[1:]:
+        rows = re.search(r"^  waits in +(.*(?:\n {20}.*)*)", block, re.MULTILINE)
+        found[int(re.search(r"rank (\d) of 2", block)[1])] = " ".join(rows[1].split())
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [[], ["--shapes-only"]], ids=["values", "shapes"])
+def test_ranks_that_hang_say_in_what_and_for_whom(more):
+    """Rank 1 has one batch less: as with NCCL both wait for good, and SIGTERM, which torchrun sends on, ends them."""
+    words = ["--standalone", "--nproc-per-node", "2", "-m", "gpulab", "run", *more, WAITING, "batches"]
+    with begun(*words, module="torch.distributed.run") as hung:
+        assert [hung.stdout.readline() for _ in range(2)] == ["waits\n"] * 2
+        hung.send_signal(signal.SIGTERM)
+        _, err = hung.communicate(timeout=HANG_SECONDS)
+    assert waits_in(err) == {
+        0: "all_reduce of 260 bytes (collective 8 of ranks 0, 1), for rank 1, which waits in barrier "
+        "(collective 8 of ranks 0, 1)",
+        1: "barrier (collective 8 of ranks 0, 1), for rank 0, which waits in all_reduce of 260 bytes "
+        "(collective 8 of ranks 0, 1)",
+    }
+    assert re.search(r"^  at .*waiting.py:\d+ +dist.barrier\(\)$", err, re.MULTILINE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("for_what", ["message", "meeting"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+def test_a_rank_that_waits_handles_signals(tmp_path, for_what, number):
+    reports = []
+    with contextlib.ExitStack() as all_ranks:
+        started = [
+            all_ranks.enter_context(
+                begun(WAITING, for_what, tmp_path, env={"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0"})
+            )
+            for rank in range(2 if for_what == "message" else 1)
+        ]
+        for rank in started:
+            assert rank.stdout.readline() == "waits\n"
+        for rank in started:
+            rank.send_signal(number)
+            reports.append(rank.communicate(timeout=HANG_SECONDS)[1])
+            assert rank.returncode == (130 if number == signal.SIGINT else -number)
+    where = waits_in(reports[0])[0]
+    if for_what == "meeting":
+        assert where.startswith("the making of a process group of 2 ranks, for rank 1, which waits for nobody")
+    else:
+        assert where.startswith("a message of 400 bytes from rank 1 to rank 0, for rank 1, which waits in barrier")

@@ -5,18 +5,21 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import torch
 
 from ..operations.results import place
 from ..scope.labels import device_of
+from .waiting import Wait
 
 if TYPE_CHECKING:
     from ..scope.device import Device
 
 Tensor = torch.Tensor
 _T = TypeVar("_T", covariant=True)
+_NAMED = 8  # ranks of a group that a text names one by one
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,8 @@ class Call:
     """A collective: `kind` and `nbytes` as `clock.collectives` takes them, `ranks` the global ones that take part.
 
     `outputs` and `inputs` are what goes to and comes from each rank of the group in turn, or one tensor where all have
-    the same. `root`: the rank within the group that has or gets all; `peer` that of a message.
+    the same. `root`: the rank within the group that has or gets all; `peer` that of a message. `number` counts the
+    group's collectives of the GPU from 1; it is 0 for others.
     """
 
     kind: str
@@ -55,6 +59,7 @@ class Call:
     root: int = 0
     peer: int = 0
     tag: int = 0
+    number: int = 0
 
     @property
     def in_place(self) -> bool:
@@ -69,6 +74,18 @@ class Call:
     def queue(self) -> tuple[str, int]:
         """What the ranks agree on in turn: the messages of a pair do not wait for other ranks."""
         return (self.lane, self.peer if self.lane else 0)
+
+    @cached_property
+    def wait(self) -> Wait:
+        """The wait for it, in words that are the same on all ranks; of a message, on both."""
+        if self.lane:
+            return Wait(
+                f"a message of {self.nbytes:,} bytes from rank {self.ranks[0]} to rank {self.ranks[1]}", self.ranks
+            )
+        size = "" if self.kind == "barrier" else f" of {self.nbytes:,} bytes"
+        group = f"{len(self.ranks)} ranks" if len(self.ranks) > _NAMED else f"ranks {', '.join(map(str, self.ranks))}"
+        which = f"collective {self.number} of {group}" if self.number else f"on the host, {group}"
+        return Wait(f"{self.kind}{size} ({which})", self.ranks)
 
 
 def reduction(op: Any) -> tuple[str, float]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-import threading
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +14,7 @@ import torch._C._distributed_c10d as _C
 import torch.distributed as dist
 
 from ..operations import known_values
+from . import waiting
 from .calls import Awaited
 
 if TYPE_CHECKING:
@@ -28,8 +30,12 @@ class OverGloo:
 
     def __init__(self, gloo: Any, count: int, rank: int) -> None:
         self.gloo, self.count, self.rank = gloo, count, rank
+        self._begun = 0  # collectives of the GPU, which all ranks count alike
 
     def begin(self, call: Call, ready: float | None) -> tuple[Awaited[None], Awaited[float]]:
+        if not call.lane and ready is not None:
+            self._begun += 1
+            call.number = self._begun
         tensors = [*call.outputs, *call.inputs]
         with torch.no_grad(), _unseen():  # Gloo's threads take over what is in force here
             if ready is None:  # tensors of the host
@@ -49,13 +55,13 @@ class OverGloo:
         """When this rank is ready, and whether it does not know its values: the latest, and whether any does not."""
         at = torch.tensor([ready, unknown], dtype=torch.float64, device="cpu")
         if call.kind == "send":
-            come = _message(self.gloo.send([at], call.peer, call.tag + TIMES))
+            come = _message(call, self.gloo.send([at], call.peer, call.tag + TIMES))
         elif call.kind == "recv":
-            come = _message(self.gloo.recv([at], call.peer, call.tag + TIMES))
+            come = _message(call, self.gloo.recv([at], call.peer, call.tag + TIMES))
         else:
             options = _C.AllreduceOptions()
             options.reduceOp = dist.ReduceOp.MAX
-            come = _carried(self.gloo.allreduce([at], options))
+            come = _carried(call, self.gloo.allreduce([at], options))
 
         def said() -> list[float]:
             come.take()
@@ -80,7 +86,7 @@ class OverGloo:
 
     def _all_reduce(self, call: Call) -> Awaited[None]:
         tensor = call.outputs[0]
-        return _carried(self.gloo.allreduce([tensor], self._summing(call, tensor)))
+        return _carried(call, self.gloo.allreduce([tensor], self._summing(call, tensor)))
 
     def _summing(self, call: Call, *tensors: torch.Tensor) -> Any:
         """Gloo's options for a reduction. Like NCCL, an average is a sum of what was divided before."""
@@ -96,7 +102,7 @@ class OverGloo:
     def _broadcast(self, call: Call) -> Awaited[None]:
         options = _C.BroadcastOptions()
         options.rootRank = call.root
-        return _carried(self.gloo.broadcast(call.outputs, options))
+        return _carried(call, self.gloo.broadcast(call.outputs, options))
 
     def _reduce(self, call: Call) -> Awaited[None]:
         tensor = call.outputs[0].clone()  # on the other ranks Gloo sums in it, and NCCL leaves them what they have
@@ -107,24 +113,24 @@ class OverGloo:
             if self.rank == call.root:
                 call.outputs[0].copy_(tensor)
 
-        return _carried(self.gloo.reduce([tensor], options), finish)
+        return _carried(call, self.gloo.reduce([tensor], options), finish)
 
     def _all_gather(self, call: Call) -> Awaited[None]:
         mine = call.inputs[0].contiguous().view(-1)
         if all(out.numel() == mine.numel() for out in call.outputs):
             flat = [out.view(-1) for out in call.outputs]
-            return _carried(self.gloo.allgather([flat], [mine], _C.AllgatherOptions()))
-        return self._all_to_all_flat([mine.clone() for _ in range(self.count)], call.outputs)
+            return _carried(call, self.gloo.allgather([flat], [mine], _C.AllgatherOptions()))
+        return self._all_to_all_flat(call, [mine.clone() for _ in range(self.count)], call.outputs)
 
     def _gather(self, call: Call) -> Awaited[None]:
         options = _C.GatherOptions()
         options.rootRank = call.root
-        return _carried(self.gloo.gather([call.outputs] if self.rank == call.root else [], call.inputs, options))
+        return _carried(call, self.gloo.gather([call.outputs] if self.rank == call.root else [], call.inputs, options))
 
     def _scatter(self, call: Call) -> Awaited[None]:
         options = _C.ScatterOptions()
         options.rootRank = call.root
-        return _carried(self.gloo.scatter(call.outputs, [call.inputs] if self.rank == call.root else [], options))
+        return _carried(call, self.gloo.scatter(call.outputs, [call.inputs] if self.rank == call.root else [], options))
 
     def _reduce_scatter(self, call: Call) -> Awaited[None]:
         parts = [tensor.contiguous().view(-1) for tensor in call.inputs]
@@ -136,12 +142,13 @@ class OverGloo:
             output = call.outputs[0]
             output.copy_(whole[begin : begin + output.numel()].view_as(output))
 
-        return _carried(work, finish)
+        return _carried(call, work, finish)
 
     def _all_to_all(self, call: Call) -> Awaited[None]:
-        return self._all_to_all_flat([tensor.contiguous().view(-1) for tensor in call.inputs], call.outputs)
+        parts = [tensor.contiguous().view(-1) for tensor in call.inputs]
+        return self._all_to_all_flat(call, parts, call.outputs)
 
-    def _all_to_all_flat(self, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> Awaited[None]:
+    def _all_to_all_flat(self, call: Call, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> Awaited[None]:
         given = torch.cat(inputs)
         got = torch.empty(sum(out.numel() for out in outputs), dtype=given.dtype, device="cpu")
         splits = [out.numel() for out in outputs], [tensor.numel() for tensor in inputs]
@@ -151,16 +158,16 @@ class OverGloo:
             for output, part in zip(outputs, got.split(splits[0]), strict=True):
                 output.copy_(part.view_as(output))
 
-        return _carried(work, finish)
+        return _carried(call, work, finish)
 
     def _send(self, call: Call) -> Awaited[None]:
-        return _message(self.gloo.send(call.inputs, call.peer, call.tag))
+        return _message(call, self.gloo.send(call.inputs, call.peer, call.tag))
 
     def _recv(self, call: Call) -> Awaited[None]:
-        return _message(self.gloo.recv(call.outputs, call.peer, call.tag))
+        return _message(call, self.gloo.recv(call.outputs, call.peer, call.tag))
 
     def _barrier(self, call: Call) -> Awaited[None]:
-        return _carried(self.gloo.barrier(_C.BarrierOptions()))
+        return _carried(call, self.gloo.barrier(_C.BarrierOptions()))
 
 
 def _apart(call: Call) -> Call:
@@ -197,39 +204,27 @@ def _both(first: Callable[[], object], second: Callable[[], object]) -> Callable
     return both
 
 
-def _carried(work: Any, finish: Callable[[], None] = _nothing) -> Awaited[None]:
+def _carried(call: Call, work: Any, finish: Callable[[], None] = _nothing) -> Awaited[None]:
     """What Gloo does, and what is to be done after it. RuntimeError with Gloo's text where a rank is gone."""
-    return Awaited(_both(work.wait, finish), work.is_completed)
 
-
-def _message(work: Any) -> Awaited[None]:
-    """A message, of which Gloo tells only who waits for it that it is there: where that is asked, a thread waits."""
-    lock, over = threading.Lock(), threading.Event()
-    threads: list[threading.Thread] = []
-    errors: list[RuntimeError] = []
-
-    def wait() -> None:
-        with lock:
-            if over.is_set():
-                return
-            try:
-                work.wait()
-            except RuntimeError as error:
-                errors.append(error)
-            over.set()
+    def over(seconds: float) -> bool:
+        if not work.is_completed():
+            with contextlib.suppress(RuntimeError):  # the slice is over; Gloo's own error is raised below
+                work.wait(timedelta(seconds=seconds))
+        return bool(work.is_completed())
 
     def take() -> None:
-        wait()
-        if errors:
-            raise errors[0]
+        waiting.here.until(over, call.wait)
+        work.wait()
+        finish()
 
-    def there() -> bool:
-        if not threads:
-            threads.append(threading.Thread(target=wait, daemon=True))
-            threads[0].start()
-        return over.wait(1e-3)
+    return Awaited(take, work.is_completed)
 
-    return Awaited(take, there)
+
+def _message(call: Call, work: Any) -> Awaited[None]:
+    """A message, of which Gloo tells only who waits for it that it is there: a thread waits."""
+    apart = waiting.Apart(work.wait)
+    return Awaited(lambda: apart.take(call.wait), apart.there)
 
 
 _CARRIED: dict[str, Callable[[OverGloo, Call], Awaited[None]]] = {

@@ -49,8 +49,9 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
         dist.Backend.register_backend(_NAME, _make_group, extended_api=True, devices=["cpu", "cuda"])
     asked: set[str] = set()  # names of the groups that real GPUs would join through NCCL alone
     patches.set(c10d, "_new_process_group_helper", _making(gpu, c10d, c10d._new_process_group_helper, asked))
+    meeting = _meeting(vars(c10d)["rendezvous"]) if gpu.world is None else _meeting_nobody(gpu.world)
+    patches.set(c10d, "rendezvous", meeting)
     if gpu.world is not None:
-        patches.set(c10d, "rendezvous", _meeting_nobody(gpu.world))
         patches.set(sys, "excepthook", sys.excepthook)  # a group puts the rank before every line of an error
         for name, value in gpu.world.environment.items():
             patches.item(os.environ, name, value)
@@ -136,7 +137,7 @@ def _make_group(options: Any, _: Any) -> Any:
     """A process group on the virtual GPUs in force, as PyTorch's registry of backends asks for one."""
     import torch.distributed as dist
 
-    from ..ranks import functional, group, imagined, over_gloo, world
+    from ..ranks import functional, group, imagined, over_gloo, waiting, world
 
     functional.install()
     gpu = current()
@@ -147,7 +148,11 @@ def _make_group(options: Any, _: Any) -> Any:
             warn_once(gpu.told, f"{others} sends: sums are multiples of its own values")
         ranks = world.members(options.global_ranks_in_group, gpu.world.size)
         return group.VirtualGroup(gpu.world, ranks, rank, imagined.Imagined(size, rank), _fake(rank, size))
-    gloo = dist.ProcessGroupGloo(options.store, rank, size, timeout=options.timeout)
+    if not dist.is_initialized():
+        waiting.here.meet(options.store, rank)
+    members = tuple(options.global_ranks_in_group) or tuple(range(size))
+    wait = waiting.Wait(f"the making of a process group of {len(members)} ranks", members)
+    gloo = waiting.Apart(lambda: dist.ProcessGroupGloo(options.store, rank, size, timeout=options.timeout)).take(wait)
     if dist.is_initialized():
         there = world.real(gpu.spec.name, dist.get_world_size(), dist.get_rank(), link=gpu.link, adapters=gpu.adapters)
     else:
@@ -175,6 +180,19 @@ def _fake(rank: int, size: int) -> Any:
     from torch._C._distributed_c10d import FakeProcessGroup
 
     return FakeProcessGroup._create_internal(rank, size)
+
+
+def _meeting(own: Callable[..., Any]) -> Callable[..., Any]:
+    """The meeting of the ranks, in which this one handles signals."""
+
+    @functools.wraps(own)
+    def rendezvous(*args: Any, **kwargs: Any) -> Any:
+        from ..ranks.waiting import Apart, Wait
+
+        met = own(*args, **kwargs)
+        yield Apart(lambda: next(met)).take(Wait("init_process_group"))
+
+    return rendezvous
 
 
 def _meeting_nobody(world: Any) -> Callable[..., Any]:
