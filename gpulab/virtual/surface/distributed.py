@@ -49,9 +49,10 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
         dist.Backend.register_backend(_NAME, _make_group, extended_api=True, devices=["cpu", "cuda"])
     asked: set[str] = set()  # names of the groups that real GPUs would join through NCCL alone
     patches.set(c10d, "_new_process_group_helper", _making(gpu, c10d, c10d._new_process_group_helper, asked))
-    meeting = _meeting(vars(c10d)["rendezvous"]) if gpu.world is None else _meeting_nobody(gpu.world)
-    patches.set(c10d, "rendezvous", meeting)
+    stores: Any = importlib.import_module("torch.distributed.rendezvous")
+    patches.set(stores, "_create_c10d_store", _meeting(stores._create_c10d_store))
     if gpu.world is not None:
+        patches.set(c10d, "rendezvous", _meeting_nobody(gpu.world))
         patches.set(sys, "excepthook", sys.excepthook)  # a group puts the rank before every line of an error
         for name, value in gpu.world.environment.items():
             patches.item(os.environ, name, value)
@@ -148,16 +149,14 @@ def _make_group(options: Any, _: Any) -> Any:
             warn_once(gpu.told, f"{others} sends: sums are multiples of its own values")
         ranks = world.members(options.global_ranks_in_group, gpu.world.size)
         return group.VirtualGroup(gpu.world, ranks, rank, imagined.Imagined(size, rank), _fake(rank, size))
-    if not dist.is_initialized():
-        waiting.here.meet(options.store, rank)
-    members = tuple(options.global_ranks_in_group) or tuple(range(size))
-    wait = waiting.Wait(f"the making of a process group of {len(members)} ranks", members)
-    gloo = waiting.Apart(lambda: dist.ProcessGroupGloo(options.store, rank, size, timeout=options.timeout)).take(wait)
     if dist.is_initialized():
         there = world.real(gpu.spec.name, dist.get_world_size(), dist.get_rank(), link=gpu.link, adapters=gpu.adapters)
     else:
         there = world.real(gpu.spec.name, size, rank, link=gpu.link, adapters=gpu.adapters)
+        waiting.here.meet(options.store, rank)
     ranks = world.members(options.global_ranks_in_group, there.size)
+    wait = waiting.Wait(f"the making of a process group of {size} ranks", ranks)
+    gloo = waiting.Apart(lambda: dist.ProcessGroupGloo(options.store, rank, size, timeout=options.timeout)).take(wait)
     return group.VirtualGroup(there, ranks, rank, over_gloo.OverGloo(gloo, size, rank), gloo)
 
 
@@ -183,16 +182,15 @@ def _fake(rank: int, size: int) -> Any:
 
 
 def _meeting(own: Callable[..., Any]) -> Callable[..., Any]:
-    """The meeting of the ranks, in which this one handles signals."""
+    """What makes the ranks' store over TCP, for which rank 0 waits for all others, and they for it."""
 
     @functools.wraps(own)
-    def rendezvous(*args: Any, **kwargs: Any) -> Any:
+    def make(*args: Any, **kwargs: Any) -> Any:
         from ..ranks.waiting import Apart, Wait
 
-        met = own(*args, **kwargs)
-        yield Apart(lambda: next(met)).take(Wait("init_process_group"))
+        return Apart(lambda: own(*args, **kwargs)).take(Wait("init_process_group"))
 
-    return rendezvous
+    return make
 
 
 def _meeting_nobody(world: Any) -> Callable[..., Any]:
