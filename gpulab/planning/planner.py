@@ -86,7 +86,7 @@ def _plan(build: Any, batch: int, spec: Spec, others: Ranks, *, where: bool, lar
     told: set[str] = set()
     fits, measured = _measure(build, batch, spec, where=where, told=told, ranks=others)
     found = _largest(build, batch, spec, fits, measured, told, others) if largest else Largest(None, {})
-    alone_ms, why = _alone(build, batch, spec, others)
+    alone_ms, ddp_alone_ms, why = _alone(build, batch, spec, others)
     notes = (*_notes(measured, fits), *([found.note] if found.note else []), *([why] if why else []))
     seconds = measured.time.seconds
     return Plan(
@@ -111,6 +111,7 @@ def _plan(build: Any, batch: int, spec: Spec, others: Ranks, *, where: bool, lar
         communication_ms=measured.time.communication.seconds * 1e3,
         exposed_ms=measured.time.communication.exposed * 1e3,
         alone_ms=alone_ms,
+        ddp_alone_ms=ddp_alone_ms,
         sent=measured.time.communication.nbytes,
     )
 
@@ -146,22 +147,25 @@ def _measure(build: Any, batch: int, spec: Spec, *, where: bool, told: set[str],
     return False, run(build, batch, roomy, where=where, told=told, ranks=ranks)
 
 
-def _alone(build: Any, batch: int, spec: Spec, ranks: Any) -> tuple[float | None, str]:
-    """The step of one rank alone in ms, or why it cannot be told; neither where there are no others."""
+def _alone(build: Any, batch: int, spec: Spec, ranks: Any) -> tuple[float | None, float | None, str]:
+    """The step on one GPU in ms, without DistributedDataParallel and with it, or why it cannot be told; nothing where
+    there are no other ranks."""
     import torch
 
     from .run import Ranks, run
 
     if ranks.ranks is None or ranks.ranks == 1:
-        return None, ""
+        return None, None, ""
+    one = Ranks(1, ranks.link)
     try:
-        measured = run(build, batch, spec, where=False, told=set(), ranks=Ranks(1, ranks.link))
+        plain = run(build, batch, spec, where=False, told=set(), ranks=one, skips_ddp=True)
+        with_ddp = run(build, batch, spec, where=False, told=set(), ranks=one) if plain.skipped_ddp else plain
     except torch.OutOfMemoryError:
-        return None, "no scaling: one rank alone has no room for it"
+        return None, None, "no scaling: one rank alone has no room for it"
     except Exception as error:
         first = str(error).strip().split("\n")[0]
-        return None, f"no scaling: with one rank build does not run ({type(error).__name__}: {first:.80})"
-    return measured.time.seconds * 1e3, ""
+        return None, None, f"no scaling: with one rank build does not run ({type(error).__name__}: {first:.80})"
+    return plain.time.seconds * 1e3, with_ddp.time.seconds * 1e3, ""
 
 
 def _fits(measured: Measured, spec: Spec) -> bool | None:

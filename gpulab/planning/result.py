@@ -55,14 +55,16 @@ class Plan:
     allocator giving back what it can. Where they do not, the other numbers are those of a larger GPU of the same kind.
 
     `step_ms` is how long a step takes among others, by the clock of the GPU: what the host does between its launches
-    (reading data, say) is not in it. `gpu_busy` is the part of it, 0 to 1, in which kernels run. `fits_on` says of each
-    known GPU whether this step, with the memory it takes here, would fit there: True, False, or None where only a plan
-    for that GPU can tell. `where` is there if it was asked for, and so is `largest_batch`: None if it was not, or could
-    not be found, as `notes` then say.
+    (reading data, say) is not in it. `gpu_busy` is the part of it, 0 to 1, in which kernels run, those of collectives
+    too. `fits_on` says of each known GPU whether this step, with the memory it takes here, would fit there: True,
+    False, or None where only a plan for that GPU can tell. `where` is there if it was asked for, and so is
+    `largest_batch`: None if it was not, or could not be found, as `notes` then say.
 
     With several `ranks`, `joined` as it says, `batch` and all else is one rank's. Of a step, collectives run for
-    `communication_ms`, in `exposed_ms` of them no kernel runs beside them, and `sent` bytes go through them. One rank
-    alone takes `alone_ms` for the same build: None where it does not run so, as `notes` then say.
+    `communication_ms`, in `exposed_ms` of them no kernel runs beside them, and `sent` bytes go through them. One GPU
+    takes `alone_ms` for the same build where DistributedDataParallel does nothing, as in a script without it, and
+    `ddp_alone_ms` with its buckets and copies: None where it does not run on one, as `notes` then say. What shards a
+    module (FSDP) does in both what it does on one rank.
     """
 
     gpu: str
@@ -93,6 +95,7 @@ class Plan:
     communication_ms: float = 0.0
     exposed_ms: float = 0.0
     alone_ms: float | None = None
+    ddp_alone_ms: float | None = None
     sent: int = 0
 
     @property
@@ -115,9 +118,9 @@ class Plan:
 
     @property
     def scaling(self) -> float | None:
-        """How much more the ranks do in the same time than one alone, each with `batch`; None where that is not known.
+        """How much more the ranks do in the same time than one GPU, each with `batch`; None where that is not known.
 
-        `ranks` would be perfect (weak scaling); one alone runs the same build with `ranks=1`.
+        `ranks` would be perfect (weak scaling); the one GPU runs the same build without DistributedDataParallel.
         """
         return self.ranks * self.alone_ms / self.step_ms if self.alone_ms is not None and self.step_ms else None
 
@@ -196,7 +199,8 @@ class Plan:
                 f"{_mib(self.sent)} MiB go through collectives"
             )
             if self.scaling is not None:
-                yield f"scaling      {self.scaling:,.2f} times one rank alone, whose step takes {self.alone_ms:,.1f} ms"
+                with_ddp = "" if self.ddp_alone_ms == self.alone_ms else f", {self.ddp_alone_ms:,.1f} ms with DDP"
+                yield f"scaling      {self.scaling:,.2f} times one GPU with a step of {self.alone_ms:,.1f} ms{with_ddp}"
         if self.where is not None:
             first, *further = str(self.where).splitlines()
             yield f"peak         {first}"

@@ -60,7 +60,7 @@ class Measured:
     the start of build, `in_use` the most that the driver showed, of which `context` is the CUDA context. `growth` is
     what a step leaves allocated more than the one before. `retries` counts how often, in that step, the allocator gave
     its reserve back to find room, and `traffic` is all that was allocated in it. `steady` says whether a further step
-    was like it, `rates` where the clock has its rates from.
+    was like it, `rates` where the clock has its rates from, `skipped_ddp` how many DistributedDataParallel did nothing.
     """
 
     at_peak: dict[Role, int]
@@ -76,6 +76,7 @@ class Measured:
     time: StepTime
     rates: str
     world: World | None
+    skipped_ddp: int
     where: Where | None
 
 
@@ -99,14 +100,24 @@ class _Record:
         return self.peak, self.end, self.in_use
 
 
-def run(build: Build, batch: int, spec: Spec, *, where: bool, told: set[str], ranks: Ranks = ALONE) -> Measured:
+def run(
+    build: Build,
+    batch: int,
+    spec: Spec,
+    *,
+    where: bool,
+    told: set[str],
+    ranks: Ranks = ALONE,
+    skips_ddp: bool = False,
+) -> Measured:
     """Run `build(batch)` and its step on one virtual GPU with `spec`, the first of `ranks`.
 
-    `told` holds the warnings that were given already. Raises TypeError where build returns no function,
-    torch.OutOfMemoryError where it does not fit; what build or step raise passes through.
+    With `skips_ddp`, DistributedDataParallel does nothing: the step is that of a script without it. `told` holds the
+    warnings that were given already. Raises TypeError where build returns no function, torch.OutOfMemoryError where it
+    does not fit; what build or step raise passes through.
     """
     scope = VirtualGPU(spec.name, compute=False, **dataclasses.asdict(ranks))
-    scope.spec, scope.told = spec, told
+    scope.spec, scope.told, scope.skips_ddp = spec, told, skips_ddp
     with holders.others_left_alone(), torch.random.fork_rng(devices=[]), scope, _groups_ended():
         free, total = scope.devices[0].allocator.memory_info()
         ledger = Ledger(scope.devices[0], Watch(_call.__code__) if where else None)
@@ -139,6 +150,7 @@ def run(build: Build, batch: int, spec: Spec, *, where: bool, told: set[str], ra
                 chosen.events[0].elapsed_time(chosen.events[1]) / 1e3, chosen.busy_seconds, chosen.communication
             ),
             world=scope.world,
+            skipped_ddp=scope.skipped_ddp,
             rates=scope.rates.source,
             where=None if chosen.moment is None else chosen.moment.where(),
         )

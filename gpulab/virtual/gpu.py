@@ -82,6 +82,8 @@ class VirtualGPU:
         self.mirror = bool(mirror)
         self.backing = torch.device("cpu" if compute else "meta")
         self.plans_convolutions = True  # False leaves out the workspaces of cuDNN's convolutions
+        self.skips_ddp = False  # True lets DistributedDataParallel do nothing, and counts how often it was asked for
+        self.skipped_ddp = 0
         self.keeps_workspaces = products.keeps_workspaces()
         self.release = release.running()
         self.counts_host = bool(counts_host)

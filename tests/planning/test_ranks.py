@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 import gpulab
 
@@ -17,7 +18,8 @@ def model():
 
 def training(wrap):
     def build(batch):
-        dist.init_process_group("nccl")
+        if wrap is not plain:
+            dist.init_process_group("nccl")
         wrapped = wrap(model().cuda())
         optimizer, x = torch.optim.AdamW(wrapped.parameters()), torch.randn(batch, WIDTH, device="cuda")
 
@@ -39,7 +41,43 @@ def sharded(module):
     return fully_shard(module)
 
 
+def plain(module):
+    return module
+
+
 parallel = training(nn.parallel.DistributedDataParallel)
+
+
+@pytest.mark.parametrize("batch", [8, 4096])
+def test_ranks_are_compared_with_the_script_without_ddp(batch):
+    """What DistributedDataParallel itself costs, buckets and copies, is no work: two ranks do less than that of two."""
+    plan, one = gpulab.plan(parallel, batch, "A100-80", ranks=2), gpulab.plan(training(plain), batch, "A100-80")
+    on_one = gpulab.plan(parallel, batch, "A100-80", ranks=1)
+    assert plan.alone_ms == pytest.approx(one.step_ms, rel=1e-9)
+    assert plan.ddp_alone_ms == pytest.approx(on_one.step_ms, rel=1e-9)
+    assert plan.scaling == pytest.approx(2 * one.step_ms / plan.step_ms)
+    assert plan.alone_ms < plan.ddp_alone_ms
+    assert f"one GPU with a step of {plan.alone_ms:,.1f} ms, {plan.ddp_alone_ms:,.1f} ms with DDP" in str(plan)
+
+
+def test_without_ddp_its_whole_interface_is_still_there():
+    def with_all_of_it(module):
+        module = nn.Sequential(module, nn.BatchNorm1d(WIDTH).cuda())  # of buffers, which DDP broadcasts each time
+        wrapped = nn.parallel.DistributedDataParallel(module, device_ids=[0], find_unused_parameters=True)
+        wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
+        with wrapped.no_sync():
+            wrapped(torch.randn(8, WIDTH)).sum().backward()  # moved to the GPU
+        assert wrapped._get_ddp_logging_data() is not None
+        assert next(iter(wrapped.state_dict())).startswith("module.")
+        return wrapped
+
+    def without(module):
+        return nn.Sequential(module, nn.BatchNorm1d(WIDTH).cuda())
+
+    one = gpulab.plan(training(without), 64, "T4", ranks=1)
+    plan = gpulab.plan(training(with_all_of_it), 64, "T4", ranks=2)
+    assert plan.alone_ms is not None, plan.notes
+    assert plan.alone_ms == pytest.approx(one.step_ms)
 
 
 def test_ddp_keeps_buckets_and_sends_every_gradient():
@@ -69,6 +107,8 @@ def test_fsdp_keeps_a_share(ranks):
     plan = gpulab.plan(training(sharded), 64, "H100", ranks=ranks)
     assert plan.optimizer_state == pytest.approx(2 * WEIGHTS / ranks, rel=0.05, abs=512 * 4 * LAYERS)
     assert plan.scaling > 0.5 * ranks
+    assert plan.ddp_alone_ms == plan.alone_ms
+    assert "with DDP" not in str(plan)
 
 
 def test_what_only_many_ranks_have_room_for_is_not_compared_with_one():

@@ -26,6 +26,9 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
     """Replace what DistributedDataParallel calls in C++ as long as `gpu` is in force."""
     import torch.distributed as dist
 
+    if gpu.skips_ddp:
+        _skip(gpu, patches)
+        return
     if not gpu.compute:
         patches.set(batchnorm, "sync_batch_norm", _sync_batch_norm(batchnorm.sync_batch_norm))  # type: ignore[attr-defined]
     known = vars(dist)
@@ -37,6 +40,40 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
     builtin = _registering_builtin(own["_register_builtin_comm_hook"])
     patches.set(dist, "_register_builtin_comm_hook", builtin)
     patches.set(dist, "_verify_params_across_processes", _verifying(known["_verify_params_across_processes"]))
+
+
+# -- without it ------------------------------------------------------------------------------------------------------
+
+
+class _Nobody:
+    """In place of a reducer or its logger: every method does nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *args, **kwargs: None
+
+    def _get_ddp_logging_data(self) -> Any:
+        from ..ranks.logger import Data
+
+        return Data()
+
+
+def _skip(gpu: VirtualGPU, patches: Patches) -> None:
+    """DistributedDataParallel wraps a module and does nothing: no buckets, no exchange, no broadcast of buffers."""
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    def reducer(*args: Any, **kwargs: Any) -> Any:
+        gpu.skipped_ddp += 1
+        return _Nobody()
+
+    for name in ("_register_comm_hook", "_register_builtin_comm_hook", "_verify_params_across_processes"):
+        patches.set(dist, name, lambda *args, **kwargs: None)
+    patches.set(dist, "Reducer", reducer)
+    patches.set(dist, "Logger", lambda of: _Nobody())
+    patches.set(DistributedDataParallel, "will_sync_module_buffers", lambda self: False)
+    patches.set(DistributedDataParallel, "_post_forward", lambda self, output: output)
 
 
 # -- with values -----------------------------------------------------------------------------------------------------
