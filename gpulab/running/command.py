@@ -35,7 +35,7 @@ PyTorch's calls (loading data, Python of its own) takes the time that it takes h
 Steps are those of the optimizers: every optimizer.step() is a mark.
 With several ranks: torchrun --nproc-per-node 2 -m gpulab run script.py; each rank has a report of its own. Or
 imagined: --ranks 64 --gpu H100; then this process is rank 0, and the others are taken to do what it does. With
---scaling the script runs twice, and writes twice what it writes.
+--scaling the script runs twice, and writes twice what it writes: first on one GPU as --ranks 1 --skip-ddp has it.
 SIGTERM (timeout 60 python -m gpulab run …) and Ctrl-C end the script, and the report still comes; of a rank that waits
 for others it says in what, and for whom.
 """
@@ -54,7 +54,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--adapters", metavar="WHAT", help="what joins machines: 1, HDR, '4 x HDR' (default: the usual)"
     )
-    parser.add_argument("--scaling", action="store_true", help="run it first as one rank alone, and compare the steps")
+    parser.add_argument(
+        "--scaling", action="store_true", help="run it first on one GPU, without DDP's own cost, and compare"
+    )
+    parser.add_argument(
+        "--skip-ddp", action="store_true", help="let DistributedDataParallel wrap modules and do nothing"
+    )
     parser.add_argument("--shapes-only", action="store_true", help="no values: any size of model, and much faster")
     parser.add_argument("--repeatable", action="store_true", help="no time of this machine's: the same in every run")
     parser.add_argument("--json", metavar="FILE", help="write the report there too, - for standard output")
@@ -99,8 +104,10 @@ def prepare(options: argparse.Namespace) -> Session:
         mode = "real" if options.gpu is not None and torch.cuda.device_count() else "virtual"
     if options.scaling and (options.ranks or 0) < 2:
         raise target.CannotRun("--scaling compares several ranks with one: it needs --ranks N, of two or more.")
+    if options.skip_ddp and options.ranks != 1:
+        raise target.CannotRun("--skip-ddp leaves out the exchange of gradients: it needs --ranks 1.")
     if mode == "real":
-        named = ("gpus", "shapes_only", "repeatable", "ranks", "nodes", "link", "adapters")
+        named = ("gpus", "shapes_only", "repeatable", "ranks", "nodes", "link", "adapters", "skip_ddp")
         for option, given in ((f"--{name.replace('_', '-')}", getattr(options, name) or False) for name in named):
             if given:
                 raise target.CannotRun(f"{option} is for virtual GPUs, and --gpu real is not one.")
@@ -123,14 +130,16 @@ def prepare(options: argparse.Namespace) -> Session:
         link=options.link,
         adapters=adapters,
     )
+    gpu.skips_ddp = options.skip_ddp
     return Session(what, gpu, keep=options.gpu is not None, json_to=options.json)
 
 
 def alone(options: argparse.Namespace) -> Alone:
-    """What the script takes as one rank alone: it runs in a process of its own, and what it prints is dropped."""
+    """What the script takes on one GPU, DistributedDataParallel doing nothing: it runs in a process of its own, and
+    what it prints is dropped."""
     from .report import Alone
 
-    command = [sys.executable, "-m", "gpulab", "run", "--ranks", "1"]
+    command = [sys.executable, "-m", "gpulab", "run", "--ranks", "1", "--skip-ddp"]
     command += ["--gpu", options.gpu] if options.gpu is not None else []
     command += ["--shapes-only"] if options.shapes_only else []
     command += ["--repeatable"] if options.repeatable else []
@@ -139,12 +148,13 @@ def alone(options: argparse.Namespace) -> Alone:
         what = ["--", *options.script] if options.module is None else ["-m", *options.module]
         done = subprocess.run([*command, "--json", str(file), *what], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         if not file.exists():
-            raise target.CannotRun(f"--scaling: as one rank alone: {done.stderr.decode(errors='replace').strip()}")
+            raise target.CannotRun(f"--scaling: on one GPU: {done.stderr.decode(errors='replace').strip()}")
         found = json.loads(file.read_text(encoding="utf-8"))
     if found["ending"]["code"]:
         return Alone(None, f"alone it ended with exit code {found['ending']['code']}: {found['ending']['why']}")
     median = next((steps["median"] for steps in found["steps"]), None)
-    return Alone(median, "" if median else "alone it took no two steps of an optimizer on the GPU")
+    why = "" if median else "alone it took no two steps of an optimizer on the GPU"
+    return Alone(median, why, found["skipped_ddp"])
 
 
 def _script(command: list[str]) -> target.Target:

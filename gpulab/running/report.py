@@ -168,10 +168,12 @@ class Between:
 
 @dataclass(frozen=True)
 class Alone:
-    """The same script as one rank alone: the median seconds of a step, or why there are none."""
+    """The same script on one GPU: the median seconds of a step, or why there are none. `skipped_ddp` counts modules in
+    DistributedDataParallel, which did nothing there."""
 
     median: float | None
     why: str = ""
+    skipped_ddp: int = 0
 
 
 @dataclass(frozen=True)
@@ -194,6 +196,7 @@ class Report:
     On shapes alone, `operations` were asked for their results' shapes, and of `remembered` they were known already.
     `steps` are those of optimizers on the GPU, `host_steps` counts those of the others. `ended_at` is the line at which
     SIGTERM found the script; `waits_in` says what this rank waits in when it is ended, and for which others.
+    `skipped_ddp` modules were in a DistributedDataParallel that did nothing.
     """
 
     name: str
@@ -219,10 +222,11 @@ class Report:
     cycles: Cycles | None = None
     ended_at: Line | None = None
     waits_in: str = ""
+    skipped_ddp: int = 0
 
     @property
     def scaling(self) -> float | None:
-        """How much more the ranks do in the same time than one alone, each with its own batch, where that is known.
+        """How much more the ranks do in the same time than one GPU, each with its own batch, where that is known.
 
         `world_size` would be perfect (weak scaling).
         """

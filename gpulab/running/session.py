@@ -166,6 +166,7 @@ class Session:
             "tflops": tuple((dtype, rate) for dtype, rate in spec.tflops.items() if rate is not None),
             "imagined": scope.world is not None,
             "joined": "" if scope.world is None else scope.world.topology.describe(),
+            "skipped_ddp": scope.skipped_ddp,
             "notes": (*(() if scope is self.gpu else (own,)), *self._early[scope].sentences()),
         }
 

@@ -80,13 +80,14 @@ def _between(report: Report, steps: Steps) -> list[tuple[str, str]]:
 
 
 def _scaling(report: Report) -> list[tuple[str, str]]:
-    """What the ranks do together, against one of them alone."""
+    """What the ranks do together, against the script on one GPU."""
     alone = report.alone
     if alone is None:
         return []
     if report.scaling is None or alone.median is None:
         return [("scaling", f"not known: {alone.why or 'no two steps of an optimizer on the GPU'}")]
-    text = f"{report.scaling:.2f} of {report.world_size}: alone, one rank takes a step every {duration(alone.median)}"
+    without = " without DistributedDataParallel" if alone.skipped_ddp else ""
+    text = f"{report.scaling:.2f} of {report.world_size}: one GPU{without} takes a step every {duration(alone.median)}"
     return [("scaling", f"{text} (virtual)")]
 
 

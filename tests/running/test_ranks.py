@@ -40,13 +40,16 @@ def test_one_rank_has_no_others(tmp_path):
     assert "imagined" not in done.stderr
 
 
-def test_scaling_is_against_the_script_as_one_rank(tmp_path):
+def test_scaling_is_against_the_script_without_ddp(tmp_path):
     file = tmp_path / "report.json"
     done = start("--gpu", "T4", "--ranks", "4", "--scaling", "--shapes-only", "--json", file, DDP)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "rank 0 of 4\n"  # what it prints alone is dropped
-    assert "of 4: alone, one rank takes a step every" in done.stderr
+    assert "of 4: one GPU without DistributedDataParallel takes a step every" in done.stderr
     report = json.loads(file.read_text())
+    plain = start("--gpu", "T4", "--shapes-only", "--json", file, SCRIPTS / "plain.py")
+    assert plain.returncode == 0, plain.stderr
+    assert report["alone"]["median"] == json.loads(file.read_text())["steps"][0]["median"]
     assert report["scaling"] == pytest.approx(4 * report["alone"]["median"] / report["steps"][0]["median"])
     assert 1 < report["scaling"] < 4
 
@@ -65,6 +68,12 @@ def test_scaling_that_is_not_known_says_why(tmp_path, script, words):
     assert done.returncode == 0, done.stderr
     assert "not known" in done.stderr
     assert words in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [[], ["--ranks", "2"]])
+def test_without_ddp_there_is_one_rank(arguments):
+    with pytest.raises(CannotRun, match="--skip-ddp leaves out the exchange of gradients: it needs --ranks 1"):
+        prepared("--gpu", "H100", "--skip-ddp", *arguments, DDP)
 
 
 @pytest.mark.parametrize("arguments", [["--scaling"], ["--scaling", "--ranks", "1"]])
