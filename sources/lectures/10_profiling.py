@@ -432,8 +432,8 @@ cast_guess.compare(sum(changes[key] > 0 for key in largest), "virtual")
 
 # %% compare-explain [markdown]
 # Convolutions gain, and so does everything that only moves bytes, since activations are half as wide. Casts (`aten::_to_copy`)
-# are new. On several GPUs each rank writes a trace of its own; `gpulab.timing.merge_traces` puts them on one page, as
-# lesson 12 does: there a gap means that *another* rank was late. Here two real ranks, recorded with `torch.profiler`:
+# are new. On several GPUs each rank writes a trace; `gpulab.timing.merge_traces` puts them on one page. NCCL's kernel starts
+# with its own rank and spins for the others: the rank with the *shortest* ones is late. Here rank 1 gets more samples:
 
 # %% ranks-write
 # %%writefile ranks.py
@@ -449,7 +449,7 @@ with gpulab.VirtualGPU("A100-80", count=2, link="pcie4", compute=False):
     model = nn.parallel.DistributedDataParallel(layers, device_ids=[rank])
     for _ in range(2):  # the second one stays
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as recorded:
-            model(torch.randn(1024, 4096, device="cuda")).sum().backward()
+            model(torch.randn(1024 + 512 * rank, 4096, device="cuda")).sum().backward()
     recorded.export_chrome_trace(f"rank{rank}.json")
     dist.destroy_process_group()
 

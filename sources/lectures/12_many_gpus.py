@@ -293,7 +293,7 @@ import matplotlib.pyplot as plt
 gpulab.style.use()
 figure, both = plt.subplots(2, 1, figsize=(8, 4.4), sharex=True)
 lanes = [("rank 0", "kernels"), ("rank 0", "ranks"), ("rank 1", "kernels"), ("rank 1", "ranks")]
-for axes, spans, title in zip(both, (even, straggling), ("Even: most buckets hide", "Straggler: rank 0 has computed at 29 ms, and waits")):
+for axes, spans, title in zip(both, (even, straggling), ("Even: most buckets hide", "Straggler: rank 0 waits in its all-reduces, rank 1 is late")):
     for row, lane in enumerate(lanes):
         bars = [(start, length) for *of, start, length in spans if tuple(of) == lane]
         axes.broken_barh(bars, (row - 0.4, 0.8), color="#E69F00" if row % 2 else "#0072B2")
@@ -302,14 +302,14 @@ for axes, spans, title in zip(both, (even, straggling), ("Even: most buckets hid
     axes.set_title(title)
 both[1].set_xlabel("ms (virtual, forward and backward of one step)")
 gpulab.style.show(figure, alt="Lanes of two ranks over one step, twice. All-reduces of both ranks stand at the same times, "
-    "most of them under backward's kernels, the last after it. With the straggler rank 0's kernels end early and its "
-    "all-reduces begin only when rank 1 has come.")
+    "most of them under backward's kernels, the last after it. With the straggler rank 0's kernels end early, and its "
+    "all-reduces are long: they begin before rank 1's, which are short, and end with them.")
 
 # %% buckets-explain [markdown]
-# Blue is compute, orange the exchange. On both ranks a bucket travels at the same time, since an all-reduce begins when
-# the last rank has come. Most of it lies under backward; only what comes after the last gradient is **exposed** and costs
-# time. Below, rank 1 is late and the step of *both* is as long as rank 1's. In a real job the slowest of 64 ranks sets the
-# pace: a hot GPU, a slow disk, a longer sentence.
+# Blue is compute, orange the exchange. An all-reduce's kernel starts with its own rank and spins until the last one has
+# come; all end together. Most of it lies under backward; only what comes after the last gradient is **exposed** and costs
+# time. Below, rank 1 is late: *its* kernels are the short ones, and the step of both is as long as its own. In a real job
+# the slowest of 64 ranks sets the pace: a hot GPU, a slow disk, a longer sentence.
 #
 # Buckets cost memory: each gradient is copied into its bucket and back. `gradient_as_bucket_view=True` makes `.grad` a
 # view of the bucket, and the copies are gone.
@@ -332,7 +332,7 @@ for view in (False, True):
 # What a link carries decides whether the exchange hides. Below, a GPT of 75 million parameters with 8 samples on each
 # rank, under autocast, on two A100s: joined by NVLink; by PCIe 4.0; by PCIe where the GPUs may not reach each other (*no
 # peer-to-peer*: each byte goes through host memory, as between consumer cards); and in two machines with an office
-# network. How much work of one GPU do two do?
+# network. How much of the work of one GPU without DDP do two do?
 
 # %% links-predict
 link_guess = gpulab.predict("Over 10 Gb/s Ethernet, two A100s do the work of how many?")
@@ -346,20 +346,22 @@ def build(batch, **options):
     return lambda: train_step(torch.autocast("cuda", torch.bfloat16)(model), optimizer, tokens)
 
 
-for name, link in {
-    "NVLink": {},
-    "PCIe 4.0": {"link": "pcie4"},
-    "PCIe 4.0, no peer-to-peer": {"link": "pcie4-host"},
-    "10 Gb/s Ethernet": {"nodes": 2, "adapters": "10G"},
-}.items():
-    plan = gpulab.plan(build, batch=8, gpu="A100-80", ranks=2, **link)
+for name, batch, link in (
+    ("NVLink, 1 sample on each", 1, {}),
+    ("NVLink, 64 on each", 64, {}),
+    ("NVLink", 8, {}),
+    ("PCIe 4.0", 8, {"link": "pcie4"}),
+    ("PCIe 4.0, no peer-to-peer", 8, {"link": "pcie4-host"}),
+    ("10 Gb/s Ethernet", 8, {"nodes": 2, "adapters": "10G"}),
+):
+    plan = gpulab.plan(build, batch, gpu="A100-80", ranks=2, **link)
     worth = 2 * plan.alone_ms / plan.step_ms
     print(f"{name:<26} step {plan.step_ms:5.1f} ms, {plan.exposed_ms:5.1f} exposed: the work of {worth:.2f} (virtual)")
 link_guess.compare(round(worth, 2), "virtual")
 
 # %% links-explain [markdown]
-# Over the office network two GPUs are far slower than one. The same script, the same GPUs. *Recorded* by Hugging Face on
-# two TITAN RTX: GPT-2 took 101.9 s with DDP over NVLink, 131.4 s with `NCCL_P2P_DISABLE=1`, and 110.6 s with
+# Even over NVLink two are not 2: DDP's copies into buckets take time. Over the office network they are far slower than one.
+# *Recorded* by Hugging Face on two TITAN RTX: GPT-2 took 101.9 s with DDP over NVLink, 131.4 s with `NCCL_P2P_DISABLE=1`, and 110.6 s with
 # DataParallel, which had kept peer-to-peer.
 #
 # `nvidia-smi topo -m` says what your machine has. Recorded, a DGX A100 (NVIDIA/nccl#1505), most columns left out:
@@ -835,7 +837,7 @@ for ranks in (8, 64):
 # are short, the host's launches and the exchange remain.
 #
 # The virtual number is too good. *Recorded* by NVIDIA for ResNet-50 on 8 GPUs: 7.7 times one GPU in fp32 and TF32, but
-# 6.9 in mixed precision on V100s; ours says 8.0 there too. The recorded runs also read and decode up to 16,600 images a
+# 6.9 in mixed precision on V100s; ours says 7.9 and 7.4. The recorded runs also read and decode up to 16,600 images a
 # second on one machine, and each step waits for its slowest rank. So measure yours: samples per second on 1, 2, 4, 8.
 
 # %% web-text [markdown]
@@ -882,7 +884,7 @@ gpulab.quiz(12)
 # ## Take-aways
 #
 # 1. DDP: one process for each GPU, equal weights, different data, averaged gradients: the same result to rounding.
-# 2. A ring all-reduce sends 2(N−1)/N of the gradients from each rank. What hides behind backward is free; the link decides.
+# 2. A ring all-reduce sends 2(N−1)/N of the gradients from each rank. What hides behind backward costs little; the link decides.
 # 3. The sampler pads and needs `set_epoch`; an evaluation deals without padding and adds up sums and counts.
 # 4. Every rank makes the same collectives in the same order. A rank that does not is a hang, or worse, a wrong number.
 # 5. Look at all ranks: stacks, flight recorder, a checksum of the weights.
