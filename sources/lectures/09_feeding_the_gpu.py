@@ -584,8 +584,8 @@ gpulab.turn.gpu_batches(gpu_batches)
 # %% report-text [markdown]
 # ## In your own script
 #
-# `python -m gpulab run train.py` runs a script unchanged and reports what it took. If it uses a `DataLoader`, a line says what it
-# waited, by this machine's clock, also where the GPU is virtual:
+# `python -m gpulab run train.py` runs a script unchanged and reports what it took. If it uses a `DataLoader`, a line says how
+# long a step waits for data:
 
 # %% report-write
 # %%writefile train.py
@@ -614,8 +614,8 @@ run = subprocess.run([*command, "train.py", files[0].parents[1]], capture_output
 print(*(line for line in run.stderr.splitlines() if line.split()[:1] in (["gpulab"], ["steps"], ["waited"])), sep="\n")
 
 # %% report-explain [markdown]
-# On a virtual GPU the share is of the time *here*, in which the step is worked out by your processor. The milliseconds are the
-# loader's, and they stand beside the virtual step. With `--gpu real` the share is the real one.
+# Loading takes what it takes on this machine, the rest of a step the time of a virtual H100; the share is of both together. With
+# `--gpu real` all of it is measured.
 
 # %% web-text [markdown]
 # ## What the web says
