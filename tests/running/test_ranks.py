@@ -42,12 +42,13 @@ def test_one_rank_has_no_others(tmp_path):
 
 def test_scaling_is_against_the_script_without_ddp(tmp_path):
     file = tmp_path / "report.json"
-    done = start("--gpu", "T4", "--ranks", "4", "--scaling", "--shapes-only", "--json", file, DDP)
+    common = "--gpu", "T4", "--shapes-only", "--repeatable", "--json", file
+    done = start(*common, "--ranks", "4", "--scaling", DDP)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "rank 0 of 4\n"  # what it prints alone is dropped
     assert "of 4: one GPU without DistributedDataParallel takes a step every" in done.stderr
     report = json.loads(file.read_text())
-    plain = start("--gpu", "T4", "--shapes-only", "--json", file, SCRIPTS / "plain.py")
+    plain = start(*common, SCRIPTS / "plain.py")
     assert plain.returncode == 0, plain.stderr
     assert report["alone"]["median"] == json.loads(file.read_text())["steps"][0]["median"]
     assert report["scaling"] == pytest.approx(4 * report["alone"]["median"] / report["steps"][0]["median"])

@@ -14,7 +14,7 @@ from gpulab.virtual.ranks import waiting
 def say():
     while not waiting.here.text():
         time.sleep(0.01)
-    print("waits", flush=True)
+    os.write(1, b"waits\n")  # in one piece: another rank writes there too
 
 
 for_what, *folder = sys.argv[1:]
