@@ -7,7 +7,19 @@ import pytest
 
 from gpulab.running.hints import hints
 from gpulab.running.places import Line
-from gpulab.running.report import Gpu, GpuTime, Memory, Report, Share, Shortage, Steps, Tried, as_json, json_path
+from gpulab.running.report import (
+    Between,
+    Gpu,
+    GpuTime,
+    Memory,
+    Report,
+    Share,
+    Shortage,
+    Steps,
+    Tried,
+    as_json,
+    json_path,
+)
 from gpulab.running.target import Ending
 from gpulab.running.text import amount, as_text, duration
 
@@ -81,6 +93,32 @@ def test_waiting_for_data_is_this_machines_whatever_the_gpu():
     assert any("waits 41% for data. The same loop with one batch" in found for found in hints(unknown))
     little = replace(real, steps=(replace(STEPS, waited=0.001, waited_share=0.05),))
     assert hints(little) == hints(replace(REPORT, gpu="NVIDIA H200", numbers="measured"))
+
+
+def test_what_goes_between_ranks_says_what_is_waiting():
+    def shown(waited):
+        between = Between(2, 0.010, 0.006, 3.0, 5 * MiB, waited)
+        return as_text(replace(REPORT, steps=(replace(STEPS, between=between),)), ())
+
+    row = "between ranks     10.0 ms of a step in 3 collectives of 5.0 MiB, 6.00 ms exposed, 4.00 ms beside kernels"
+    assert row in shown(0.0)
+    assert "is there" not in shown(0.0)
+    assert f"{row} (virtual)\n{' ' * 20}in 4.00 ms of it this rank is there and another is not yet (virtual)" in shown(
+        0.004
+    )
+
+
+def test_a_rank_that_is_ended_in_a_wait_says_where_and_for_whom():
+    for_whom = "for rank 1, which waits in barrier (collective 9 of ranks 0, 1)"
+    waits = f"all_reduce of 260 bytes (collective 9 of ranks 0, 1), {for_whom}"
+    ended = Ending(143, "terminated", "SIGTERM")
+    report = replace(REPORT, ending=ended, ended_at=LINE, waits_in=waits)
+    assert as_text(report, ()).splitlines()[2:5] == [
+        "  at                train.py:12  loss.backward()",
+        "  waits in          all_reduce of 260 bytes (collective 9 of ranks 0, 1), for rank 1, which waits in barrier",
+        "                    (collective 9 of ranks 0, 1)",
+    ]
+    assert as_json(report, ())["waits_in"] == waits
 
 
 def test_ranks_and_several_gpus_are_named():
