@@ -200,7 +200,7 @@ def _idle(report: Report) -> list[str]:
     share = steps.busy_share
     if share is None or share >= _IDLE or (steps.waited_share or 0.0) >= _WAITS:
         return []
-    text = f"From step to step the GPU computes {share:.0%} of the virtual time and waits {1 - share:.0%} of it"
+    text = f"From step to step the GPU is busy {share:.0%} of the virtual time and waits {1 - share:.0%} of it"
     times = [gpu.time for gpu in report.used if gpu.time is not None and gpu.time.kernels]
     if steps.python and steps.median and steps.python >= _PYTHON * steps.median:
         text += (

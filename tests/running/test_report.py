@@ -189,7 +189,7 @@ def idle(share, busy=0.1, count=20, **more):
 
 def test_a_gpu_that_waits_is_told_with_the_reason_where_it_is_known():
     (hint,) = idle(0.09)
-    assert hint.startswith("From step to step the GPU computes 9% of the virtual time and waits 91% of it")
+    assert hint.startswith("From step to step the GPU is busy 9% of the virtual time and waits 91% of it")
     assert "a kernel takes 3.3 µs on average, its launch 5.0 µs" in hint
     (hint,) = idle(0.09, busy=30.0)  # large kernels: launches are not the reason
     assert hint.endswith("waits 91% of it.")
