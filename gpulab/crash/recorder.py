@@ -7,7 +7,7 @@ import io
 import os
 import stat
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -23,8 +23,8 @@ class NotSeen(RuntimeError):
 class Recorder:
     """What is told to it as done under `root` goes into its `journal`; `os` and `open` are the system's own."""
 
-    def __init__(self, root: str, own_disk: bool, fsync: bool) -> None:
-        self.root, self.own_disk, self.fsync = root, own_disk, fsync
+    def __init__(self, root: str, own_disk: bool, fsync: bool, unreadable: Collection[str]) -> None:
+        self.root, self.own_disk, self.fsync, self.unreadable = root, own_disk, fsync, unreadable
         self.lock, self.done = threading.RLock(), False
         self.os = {name: getattr(os, name) for name in dir(os) if callable(getattr(os, name))}  # as they were
         self.open = io.open
@@ -103,6 +103,10 @@ class Recorder:
     def refuse_other_disk(self, src: Any, dst: Any, old: str | None, new: str | None) -> None:
         if self.own_disk and (old is None) != (new is None):
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), os.fspath(src), None, os.fspath(dst))
+
+    def refuse_unreadable(self, place: str | None) -> None:
+        if place in self.unreadable:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), self._real(str(place)))
 
     # What was done.
 

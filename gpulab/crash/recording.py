@@ -13,7 +13,7 @@ import io
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,6 +30,7 @@ def record(
     *,
     own_disk: bool = False,
     fsync: bool = True,
+    unreadable: Collection[str] = (),
     names: Sequence[MutableMapping[str, Any]] = (),
 ) -> Iterator[Journal]:
     """What Python does under `folder`, which is there, until the end of the `with`; from all threads of this process.
@@ -37,7 +38,8 @@ def record(
     Seen are open() and what is written to its files, the functions of os, and what is made of them: pathlib, shutil,
     tempfile, pickle, json; also torch.save of a path, whose bytes come in at most 16 pieces when it is through. With
     `own_disk` a file can't be renamed into the folder or out of it, as where it is mounted by itself: OSError (EXDEV).
-    With `fsync=False` an fsync is written down and not made: a disk takes its time for each.
+    With `fsync=False` an fsync is written down and not made: a disk takes its time for each. The files in the folder
+    whose paths are in `unreadable` can't be opened, as where a file server has been restarted: OSError (ESTALE).
     A function that a notebook has imported by its name (`from os import replace`) is seen, also where it stands in one
     of `names`, the globals of other code. Recordings may be nested, of one folder or of two.
 
@@ -46,7 +48,7 @@ def record(
     root = os.path.realpath(folder)
     if not os.path.isdir(root):
         raise NotADirectoryError(f"folder must be one that exists, not {os.fspath(folder)!r}")
-    recorder = Recorder(root, own_disk, fsync)
+    recorder = Recorder(root, own_disk, fsync, unreadable)
     of_notebook = [vars(sys.modules[name]) for name in ("__main__", _KEEPS_OPEN) if name in sys.modules]
     undo = _install(recorder, [*of_notebook, *names])
     try:

@@ -24,6 +24,7 @@ def functions(recorder: Recorder) -> dict[str, Callable[..., Any]]:
         place = recorder.place(path, dir_fd, follow=True)
         if place is None or recorder.done:
             return int(real["open"](path, flags, mode, dir_fd=dir_fd))
+        recorder.refuse_unreadable(place)
         with lock:
             recorder.gone()
             before = recorder.journal.now.node(place)
@@ -223,6 +224,8 @@ def open_file(
     refused = (binary and (encoding, errors, newline) != (None, None, None)) or (not binary and buffering == 0)
     kind = "".join(letter for letter in mode if letter in "rwxa")
     fits = len(kind) == 1 and len(set(mode)) == len(mode) and not set(mode) - set("rwxabt+") and not {*"bt"} <= {*mode}
+    if isinstance(inside, str) and not recorder.done:
+        recorder.refuse_unreadable(inside)
     if recorder.done or inside is None or mode.strip("bt") == "r" or refused or not fits:
         return recorder.open(file, mode, buffering, encoding, errors, newline, closefd, opener)
     flags = {"r": 0, "w": os.O_CREAT | os.O_TRUNC, "x": os.O_CREAT | os.O_EXCL, "a": os.O_CREAT | os.O_APPEND}[kind]

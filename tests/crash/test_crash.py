@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import zipfile
 from os import replace
 
 import numpy as np
@@ -308,6 +309,24 @@ def test_a_file_from_elsewhere(folder, tmp_path):
             os.replace(tmp_path / "outside", folder / "b.pt")
         shutil.move(tmp_path / "outside", folder / "b.pt")  # copies
     assert b"" in [state.files.get("b.pt") for state in journal.kills]
+
+
+def test_a_file_that_cannot_be_read_is_refused_to_whoever_opens_it_and_stays(folder):
+    before = (folder / "a.pt").read_bytes()
+    reads = (
+        lambda path: open(path, "rb"),  # noqa: SIM115
+        lambda path: os.open(path, os.O_RDONLY),
+        pathlib.Path.read_bytes,
+        torch.load,
+        zipfile.ZipFile,
+    )
+    for read in reads:
+        with (
+            gpulab.crash.record(folder, unreadable=["a.pt"]),
+            pytest.raises(OSError, match=os.strerror(errno.ESTALE)),
+        ):
+            read(folder / "a.pt")
+    assert (folder / "a.pt").read_bytes() == before
 
 
 def test_what_is_not_seen_is_an_error(folder):
