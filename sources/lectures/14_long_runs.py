@@ -170,10 +170,13 @@ gpulab.style.show(figure, alt="Two curves of the loss. To step 37 there is one; 
 # %% checkpoints-write
 # %%writefile checkpoints.py
 """Checkpoints that are whole or not there, and where the random generators stand."""
+import io
 import os
 import pathlib
 import random
+import shutil
 import zipfile
+import zlib
 import numpy as np
 import torch
 
@@ -273,27 +276,41 @@ gpulab.turn.rest_of_epoch(batches)
 # to be cut, and one with a wrong *bit* none. But it is a zip archive, and that has a checksum for each part; the list of
 # the parts has none, and damage there only `torch.load` finds. So ask both.
 
-# %% checkpoints-write-newest
+# %% checkpoints-write-whole
 # %%writefile -a checkpoints.py
 
 
 def whole(path):
+    """Are the bytes those that were written? An OSError is raised: a disk that does not answer says nothing of them."""
+    content = pathlib.Path(path).read_bytes()
     try:
-        with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip()
-        torch.load(path, map_location="meta", weights_only=True)  # finds a damaged list of parts, which has no checksum
-        return not damaged
-    except Exception:  # whatever zipfile or torch.load finds
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            if archive.testzip():
+                return False
+        torch.load(io.BytesIO(content), map_location="meta", weights_only=True)  # the list of the parts has no checksum
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError):  # what damaged bytes raise, and no more
         return False
+    return True
+
+# %% checkpoints-write-newest
+# %%writefile -a checkpoints.py
+
+
+def listed(folder, ending):
+    """In the order of their steps. Unlike glob, os.listdir raises where the folder cannot be read."""
+    names = (name for name in os.listdir(folder) if name.startswith("step") and name.endswith(ending))
+    return [pathlib.Path(folder, name) for name in sorted(names)]
 
 
 def newest(folder):
-    """The newest whole checkpoint's path, None without one; a damaged one is set aside."""
-    for path in sorted(pathlib.Path(folder).glob("step*.pt"), reverse=True):
+    """The newest whole checkpoint's path; None where none was ever saved. A damaged one is set aside."""
+    for path in reversed(listed(folder, ".pt")):
         if whole(path):
             return path
         print(f"{path.name} is damaged, and set aside", flush=True)
         path.replace(path.with_suffix(".damaged"))
+    if listed(folder, ".damaged"):
+        raise RuntimeError(f"all checkpoints in {folder} are damaged: beginning at step 0 would lose the run")
     return None
 
 # %% files-flip
@@ -359,20 +376,32 @@ killed_guess.compare(round(100 * counts["none"] / counts.total()), "computed")
 # %%writefile -a checkpoints.py
 
 
+def too_many(paths, keep, milestone=1000):
+    """All but the last `keep`, and every `milestone`th step."""
+    return [path for path in paths[:-keep] if int(path.stem[4:]) % milestone]
+
+
 def save(state, folder, step, keep=3):
-    """Write folder/step00000040.pt, whole or not at all; the last `keep` stay."""
+    """Write folder/step00000040.pt, whole or not at all; its path. The last `keep` stay."""
     folder = pathlib.Path(folder)
     path, temporary = folder / f"step{step:08}.pt", folder / "unfinished.tmp"  # in one folder: one file system
-    with open(temporary, "wb") as file:
-        torch.save(state, file)
-        file.flush()  # from Python to the system,
-        os.fsync(file.fileno())  # from the system to the disk
+    try:
+        with open(temporary, "wb") as file:
+            torch.save(state, file)
+            file.flush()  # from Python to the system,
+            os.fsync(file.fileno())  # from the system to the disk
+    except BaseException:  # as where the disk is full
+        temporary.unlink()
+        raise
+    for later in [other for other in listed(folder, ".pt") if other > path]:  # the run has gone back behind these
+        later.replace(later.with_suffix(".left"))
     os.replace(temporary, path)
     if os.name == "posix":  # Windows opens no folders
         os.fsync(descriptor := os.open(folder, os.O_RDONLY))
         os.close(descriptor)
-    for old in sorted(folder.glob("step*.pt"))[:-keep]:
+    for old in too_many(listed(folder, ".pt"), keep):
         old.unlink()
+    return path
 
 # %% files-safe tags=["host-dependent"]
 importlib.reload(checkpoints)
@@ -391,36 +420,52 @@ for crash in ("kills", "power_cuts"):
 # `weights_only=True`, the default since PyTorch 2.6, builds tensors, numbers and plain containers only. With `False` a file
 # may run any code, and a checkpoint from elsewhere is a program from elsewhere.
 #
-# ### Who waits for the disk
+# ### Where the file goes
 #
-# A step need not wait for the disk, only for a copy that the next step does not change:
+# A spot machine's disk goes with it. So save to the local disk, train on, and copy the file to a **second tier**. An object
+# store has neither rename nor `fsync`; a mark that is written last says that a file is all there.
 
-# %% async-define
-def in_background(state, folder, step):
-    copy = {name: tensor.to("cpu", copy=True) for name, tensor in state.items()}
-    writer = threading.Thread(target=checkpoints.save, args=(copy, folder, step))
-    writer.start()
-    return writer
+# %% checkpoints-write-upload
+# %%writefile -a checkpoints.py
 
-# %% async-run tags=["host-dependent"]
-state, target = {f"layer {i}": torch.randn(2_000_000) for i in range(8)}, pathlib.Path("async")
-target.mkdir()
-waits = {"saved at once": [], "in the background": []}
-with gpulab.without_gpu():
-    for _ in range(3):
-        times = [time.perf_counter()]
-        for save in (checkpoints.save, in_background):
-            writer = save(state, target, 1)
-            times.append(time.perf_counter())
-        writer.join()
-        for name, begin, end in zip(waits, times, times[1:]):
-            waits[name].append(1e3 * (end - begin))
-print("64 MB: the step waits", ", ".join(f"{min(ms):.0f} ms {name}" for name, ms in waits.items()), "(measured)")
 
-# %% async-explain [markdown]
-# The price is a copy in the host's memory. Wait for one writer before you start the next, and look whether it succeeded:
-# an exception in a thread stops nobody. `torch.distributed.checkpoint.async_save` does this for a sharded model (lesson
-# 13), and returns a future that tells.
+def upload(path, store, keep=3):
+    """Copy a checkpoint into `store`; a mark, written last, says that it is whole."""
+    store, mark = pathlib.Path(store), path.with_suffix(".done").name
+    for later in [other for other in listed(store, ".done") if other.name >= mark]:
+        later.unlink()
+    shutil.copyfile(path, store / path.name)
+    (store / mark).touch()
+    for old in too_many(listed(store, ".done"), keep):
+        old.unlink()
+        old.with_suffix(".pt").unlink()
+
+
+def fetch(store, folder):
+    """Bring the newest with a mark into `folder`, where it is not there."""
+    for mark in listed(store, ".done")[-1:]:
+        path = pathlib.Path(folder, mark.with_suffix(".pt").name)
+        if not path.exists():
+            shutil.copyfile(mark.with_suffix(".pt"), path.with_name("unfinished.tmp"))
+            os.replace(path.with_name("unfinished.tmp"), path)
+
+# %% tiers-run
+importlib.reload(checkpoints)
+local, store = pathlib.Path("local"), pathlib.Path("store")
+for new in (local, store):
+    new.mkdir()
+for step in (10, 20):
+    checkpoints.upload(checkpoints.save({"step": step}, local, step), store)
+(store / "step00000020.done").unlink()  # as if the machine had gone in the middle of the second upload,
+shutil.rmtree(local)  # with its disk
+local.mkdir()
+checkpoints.fetch(store, local)
+print("the next machine goes on from", checkpoints.newest(local).name)
+
+# %% tiers-text [markdown]
+# AdamW's state and fp32 weights are 12 bytes a parameter: 84 GB for 7B, 42 s at 2 GB/s (computed). A step need not wait
+# for the disk either, only for a copy in the host's memory: `torch.distributed.checkpoint.async_save` (lesson 13) makes
+# one, and returns a future that tells whether the save succeeded. Wait for it before the next.
 
 # %% notice-text [markdown]
 # ## The notice
@@ -442,10 +487,10 @@ print("64 MB: the step waits", ", ".join(f"{min(ms):.0f} ms {name}" for name, ms
 # %%writefile train.py
 """Train alone or on N ranks; stop after any step, and go on to the bit."""
 import argparse
+import concurrent.futures
 import os
 import pathlib
 import signal
-import sys
 import torch
 import torch.distributed as dist
 import checkpoints
@@ -460,7 +505,7 @@ for name in {"SIGTERM", "SIGUSR1"} & {one.name for one in signal.Signals}:  # Wi
 # %%writefile -a train.py
 
 parser = argparse.ArgumentParser()
-for name, value in (("folder", "kept"), ("steps", 60), ("every", 10), ("device", "cuda")):
+for name, value in (("folder", "kept"), ("store", ""), ("steps", 60), ("every", 10), ("device", "cuda")):
     parser.add_argument(f"--{name}", type=type(value), default=value)
 args = parser.parse_args()
 if args.device == "cuda":
@@ -478,6 +523,8 @@ job.seed(1 + rank)  # each rank has dropout and augmentation of its own
 # %% train-write-save
 # %%writefile -a train.py
 
+pool, uploads = concurrent.futures.ThreadPoolExecutor(1), []
+
 
 def save(step):
     states = [checkpoints.random_state()]
@@ -485,7 +532,11 @@ def save(step):
         dist.all_gather_object(states := [None] * ranks, checkpoints.random_state())  # every rank's
     if rank == 0:
         state = {name: part.state_dict() for name, part in parts.items()}
-        checkpoints.save(state | {"step": step, "random": states}, args.folder, step)
+        path = checkpoints.save(state | {"step": step, "random": states}, args.folder, step)
+        while uploads:
+            uploads.pop().result()  # of the save before: raises what went wrong
+        if args.store:
+            uploads.append(pool.submit(checkpoints.upload, path, args.store))
     if ranks > 1:
         dist.barrier()  # nobody ends before the file is there
 
@@ -495,6 +546,8 @@ def save(step):
 
 def resume():
     """The step to go on with."""
+    if args.store and rank == 0:
+        checkpoints.fetch(args.store, args.folder)
     path = [checkpoints.newest(args.folder) if rank == 0 else None]
     if ranks > 1:
         dist.broadcast_object_list(path)  # one rank chooses for all
@@ -512,7 +565,8 @@ def resume():
 # %%writefile -a train.py
 
 
-pathlib.Path(args.folder).mkdir(parents=True, exist_ok=True)
+for name in filter(None, (args.folder, args.store)):
+    pathlib.Path(name).mkdir(parents=True, exist_ok=True)
 done, told = resume(), torch.zeros((), device=device)
 net = parts["model"]
 model = torch.nn.parallel.DistributedDataParallel(net) if ranks > 1 else net  # after loading: all take rank 0's weights
@@ -529,10 +583,13 @@ while done < args.steps and not told:
 
 # %% train-write-end
 # %%writefile -a train.py
+if rank == 0:
+    for upload in uploads:
+        upload.result()
+    if done < args.steps:
+        pathlib.Path(args.folder, "again").touch()  # for whoever has started this: torchrun passes no exit code on
 if ranks > 1:
     dist.destroy_process_group()
-if done < args.steps:
-    sys.exit(75)  # EX_TEMPFAIL, "try again": 1 would say that it has failed
 
 # %% notice-run-text [markdown]
 # A real process, and a real SIGTERM in the middle of it:
@@ -617,12 +674,14 @@ with open("train.sbatch", "w", newline="\n") as file:
 #SBATCH --time=08:00:00 --signal=B:USR1@60 --requeue
 export WORLD_SIZE=$SLURM_NTASKS MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))
 export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+rm -f kept/again
 srun --wait=60 bash -c 'RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID \
     LOCAL_WORLD_SIZE=$SLURM_NTASKS_PER_NODE exec python train.py --folder kept' &
-trap 'kill -USR1 $!' USR1
-wait $!
-wait $!
-if [ $? -eq 75 ]; then scontrol requeue "$SLURM_JOB_ID"; fi
+run=$!
+trap 'kill -USR1 $run' USR1
+while wait $run; code=$?; kill -0 $run 2>/dev/null; do :; done
+if [ -e kept/again ]; then scontrol requeue "$SLURM_JOB_ID"; fi
+exit $code
 """)
 
 # %% slurm-explain [markdown]
