@@ -17,6 +17,7 @@ import random
 import signal
 import tempfile
 import zipfile
+import zlib
 
 import numpy as np
 import torch
@@ -174,8 +175,8 @@ class Checkpoints:
     save(state, step)   writes state with torch.save, as f"step{step}.pt"; each step is larger than those before. The
                         keep newest stay, in as many files, and nothing else but what latest() has set aside: also
                         what a killed save has left goes with the next one.
-    latest()            the state with the largest step, read with torch.load(…, weights_only=True); None where there is
-                        none
+    latest()            the state with the largest step, read with torch.load(…, weights_only=True); None where nothing
+                        was ever saved
 
     Other programs read these files: at every moment each file whose name ends in .pt is whole. Whatever operation of
     save a process is killed at, latest() then gives the state of the save before, or the new one. The same holds after
@@ -183,7 +184,9 @@ class Checkpoints:
     Where a state cannot be saved, save raises what torch.save raises, and all is as it was before.
     A disk may damage a file: cut it off, or put zeros in the place of some of its bytes. latest() then takes the one
     before it, and the damaged file is set aside under a name with another ending, and stays there, so that somebody
-    can look at it.
+    can look at it. Where all are damaged, latest() raises at every call: None would begin the run at step 0.
+    A file that cannot be opened is not damaged, nor is one that is whole and that torch.load refuses: latest() raises,
+    and the file keeps its name.
     The next call may be made by another process, which has an object of its own.
     """
 
@@ -193,8 +196,8 @@ class Checkpoints:
         self.folder, self.keep = folder, keep
 
     def files(self):
-        """The newest first, by the number in the name."""
-        steps = {int(path.stem.removeprefix("step")): path for path in self.folder.glob("step*.pt")}
+        """The newest first, by the number in the name. glob would hide that the folder cannot be read."""
+        steps = {int(path.stem.removeprefix("step")): path for path in self.folder.iterdir() if path.match("step*.pt")}
         return [steps[step] for step in sorted(steps, reverse=True)]
 
     def save(self, state, step):
@@ -221,15 +224,23 @@ class Checkpoints:
 
     def latest(self):
         for path in self.files():
-            try:
-                with zipfile.ZipFile(path) as archive:
-                    damaged = archive.testzip()  # torch.load does not look at the checksums
-                if not damaged:  # on the host: that a GPU is full is no fault of the file
-                    return torch.load(path, map_location="cpu", weights_only=True)  # raises at a damaged list of parts
-            except Exception:  # whatever zipfile or torch.load finds
-                pass
+            content = path.read_bytes()  # raises where the disk does not answer, which says nothing of the file
+            if self.whole(content):
+                return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
             os.replace(path, path.with_suffix(".damaged"))
+        if any(self.folder.glob("*.damaged")):
+            raise RuntimeError(f"all checkpoints in {self.folder} are damaged")
         return None
+
+    def whole(self, content):
+        try:
+            with zipfile.ZipFile(io.BytesIO(content)) as archive:
+                if archive.testzip():  # torch.load does not look at the checksums
+                    return False
+            torch.load(io.BytesIO(content), map_location="meta", weights_only=True)  # the list of parts has none
+        except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError):  # what damaged bytes raise
+            return False
+        return True
         ### END SOLUTION
 
 # %% check-atomic tags=["check"]
@@ -253,7 +264,8 @@ gpulab.check.atomic_checkpoint(Checkpoints)
 #
 # `torch.load` finds a file that is cut off, and not one with zeros in the middle. What `torch.save` writes is a zip archive:
 # `zipfile.ZipFile(path).testzip()` compares the checksum of each part, and `zipfile.BadZipFile` says that it is no archive.
-# The list of the parts, at the end, has no checksum: zeros there are found by `torch.load`, which raises one of several errors.
+# The list of the parts, at the end, has no checksum: zeros there are found by `torch.load`, which raises RuntimeError, ValueError
+# or EOFError. An `except Exception` sets healthy files aside too, as when a file server is gone for a minute.
 # Sort by `int(...)` of the step: as text, 9 comes after 10.
 #
 # </details>

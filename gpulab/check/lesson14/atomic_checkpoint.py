@@ -47,11 +47,13 @@ FILES, LEFT, FOLDERS, RAISES, OLDER = (
     "a failed save",
     "latest() after a failed save",
 )
-DAMAGED, SEVERAL, ALL = (
+DAMAGED, SEVERAL, ONLY, ALL = (
     "latest() with a damaged file",
     "latest() with all but the oldest damaged",
-    "latest() with damaged files alone",
+    "latest() with the only file damaged, twice",
+    "latest() with damaged files alone, twice",
 )
+CLOSED, REFUSED = "a file that cannot be opened", "a whole file that torch.load refuses"
 ASIDE, LOOKED_AT = "a damaged file", "the damaged files, after another save"
 OLD, NEW, OLDEST, STAYS = (
     "the state before",
@@ -59,6 +61,7 @@ OLD, NEW, OLDEST, STAYS = (
     "the oldest state",
     "is kept, and ends in something else",
 )
+TWICE, TOLD = "an error, and an error", "an error, and keeps its name"
 CLAUSES = [
     Clause(quote, facts, summary, likely, WHOLE)
     for quote, facts, summary, likely in (
@@ -72,7 +75,7 @@ CLAUSES = [
             "by step, as a number",
         ),
         ("weights_only=True", [CODE], "latest() runs code that stands in a file", "weights_only=True"),
-        ("None where there is none", [NONE, ALL], "latest() of a folder without a whole file is not None", ""),
+        ("None where nothing was ever saved", [NONE], "latest() of an empty folder is not None", ""),
         ("a disk of its own", [DISK], "a file is renamed from another disk", "write in the same folder"),
         ("each file whose name ends in .pt is whole", [PARTS], "a kill leaves a part of a file", "another name first"),
         (
@@ -109,6 +112,24 @@ CLAUSES = [
             [LOOKED_AT],
             "a damaged file is not there any more",
             "a name of its own for each, and save leaves them alone",
+        ),
+        (
+            "Where all are damaged, latest() raises at every call",
+            [ONLY, ALL],
+            "latest() does not raise where all files are damaged",
+            "None is for a folder that has no damaged file either",
+        ),
+        (
+            "A file that cannot be opened is not damaged",
+            [CLOSED],
+            "a file that could not be opened is passed over or set aside",
+            "catch what damaged bytes raise, and no OSError",
+        ),
+        (
+            "nor is one that is whole and that torch.load refuses",
+            [REFUSED],
+            "a whole file is passed over or set aside",
+            "catch what damaged bytes raise, and no UnpicklingError",
         ),
     )
 ]
@@ -192,6 +213,15 @@ class Folder:
         if state.keys() != state_of(step).keys():
             return "a state with other entries"
         return known.get(step, "a state before that") if is_state(state, step) else "a damaged state"
+
+    def tried(self) -> str:
+        """Whether latest() raises, and what else it gives."""
+        got = self.latest({})
+        return "an error" if got.startswith("an error") else got
+
+    def keeps(self, path: Path) -> str:
+        """What latest() does about the newest, which it is not to pass over, and whether that keeps its name."""
+        return f"{self.tried()}, and {'keeps its name' if path.exists() else 'is set aside'}"
 
     def files(self) -> list[Path]:
         return sorted(path for path in self.path.rglob("*") if path.is_file())
@@ -324,7 +354,10 @@ def damaged(folder: Folder, facts: Facts, kinds: Sequence[str], steps: list[int]
     """The newest is damaged; there is another save; then more are damaged at once."""
     files = folder.whole()
     data = [damage(files[0], kinds[0])]
-    facts.add(DAMAGED, folder.latest({steps[-3]: OLD, steps[-2]: NEW}), OLD if folder.keep > 1 else "None")
+    if folder.keep == 1:
+        facts.add(ONLY, f"{folder.tried()}, and {folder.tried()}", TWICE)
+    else:
+        facts.add(DAMAGED, folder.latest({steps[-3]: OLD, steps[-2]: NEW}), OLD)
     if facts.hold():
         kept = [path.name for path in folder.files() if path.read_bytes() == data[0]]
         left = any(name.endswith(".pt") for name in kept)
@@ -338,14 +371,16 @@ def damaged(folder: Folder, facts: Facts, kinds: Sequence[str], steps: list[int]
     if not facts.hold():
         return
     data.append(damage(oldest, kinds[1]))
-    facts.add(ALL, folder.latest({}), "None")
+    facts.add(ALL, f"{folder.tried()}, and {folder.tried()}", TWICE)
     if facts.hold():
         there = Counter(path.read_bytes() for path in folder.files())
         facts.add(LOOKED_AT, (there & Counter(data)).total(), len(data))
-        torch.save({"w": Program()}, folder.path / f"step{steps[-1] + 1}.pt")
+        torch.save({"w": Program()}, whole := folder.path / f"step{steps[-1] + 1}.pt")
         Program.ran.clear()
-        folder.latest({})
+        told = folder.keeps(whole)
         facts.add(CODE, "is run" if Program.ran else "is not run", "is not run")
+        if facts.hold():
+            facts.add(REFUSED, told, TOLD)
 
 
 def play(call: Callable[..., Any], scene: Scene) -> Facts:
@@ -392,6 +427,12 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
             for path in folder.files():  # as a copy of the folder leaves them
                 os.utime(path, (now, now - torch.load(path)["done"]))
             facts.add(ORDER, folder.latest(known), NEW)
+            newest = folder.whole()[0]
+            with crash.record(folder.path, fsync=False, unreadable=[newest.name], names=names):
+                told = folder.keeps(newest)
+            facts.add(CLOSED, told, TOLD)
+            if not facts.hold():
+                return
             failed_save(folder, facts, steps[-1], known, error)
             if facts.hold():
                 damaged(folder, facts, scene.damage, steps)

@@ -21,9 +21,13 @@ FSYNCED = """                file.flush()  # from Python to the system,
 WRITE = '            with open(temporary, "wb") as file:\n                torch.save(state, file)\n' + FSYNCED
 REPLACE = 'os.replace(temporary, self.folder / f"step{step}.pt")'
 PRUNE = "        for old in self.files()[self.keep :]:\n            old.unlink()"
-LOAD = 'return torch.load(path, map_location="cpu", weights_only=True)  # raises at a damaged list of parts'
-CHECKED = f"                if not damaged:  # on the host: that a GPU is full is no fault of the file\n                    {LOAD}"
-CATCH = "except Exception:  # whatever zipfile or torch.load finds"
+READ = "content = path.read_bytes()  # raises where the disk does not answer, which says nothing of the file"
+LOAD = 'return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)'
+WHOLE = "            if self.whole(content):\n                " + LOAD
+CATCH = "except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError):  # what damaged bytes raise"
+NONE_LEFT = """        if any(self.folder.glob("*.damaged")):
+            raise RuntimeError(f"all checkpoints in {self.folder} are damaged")
+"""
 ASIDE = 'os.replace(path, path.with_suffix(".damaged"))'
 
 
@@ -69,6 +73,8 @@ class ByDescriptor:
             except (zipfile.BadZipFile, RuntimeError, ValueError, EOFError):
                 pass
             os.rename(self.path(step), self.path(step) + ".bad")
+        if any(name.endswith(".bad") for name in os.listdir(self.folder)):
+            raise ValueError("no checkpoint is whole")
         return None
 
 
@@ -76,6 +82,7 @@ BANK.variant(
     "by_pathlib",
     change(REPLACE, 'temporary.replace(self.folder / f"step{step}.pt")'),
     change(ASIDE, 'path.rename(path.with_name(f"{path.name}.bad"))'),
+    change('self.folder.glob("*.damaged")', 'self.folder.glob("*.bad")'),
 )
 BANK.variant(
     "saves_by_path",
@@ -86,11 +93,11 @@ BANK.variant(
 )
 BANK.variant("torch_flushes", drop("file.flush()"))
 BANK.variant(
-    "by_load_and_testzip",
-    change(
-        CHECKED,
-        "                state = torch.load(path, weights_only=True)\n                if not damaged:\n                    return state",
-    ),
+    "by_path",
+    change(READ, "content = path"),
+    change(LOAD, "return torch.load(path, weights_only=True)"),
+    change("zipfile.ZipFile(io.BytesIO(content))", "zipfile.ZipFile(content)"),
+    change('torch.load(io.BytesIO(content), map_location="meta"', "torch.load(content"),
 )
 
 
@@ -346,13 +353,13 @@ BANK.mistake(
     "raises_at_damage",
     "a damaged file is an error",
     "catch zipfile.BadZipFile, or what torch.load raises, and go on with the one before it",
-    change("                pass", "                raise"),
+    change(CATCH + "\n            return False", CATCH + "\n            raise"),
 )
 BANK.mistake(
     "no_checksums",
     "zeros in the middle of a file are not seen",
     "torch.load does not compare the checksums: zipfile.ZipFile(path).testzip() does",
-    change("damaged = archive.testzip()", "damaged = None"),
+    change("if archive.testzip():", "if not archive.namelist():"),
 )
 BANK.mistake(
     "checksum_of_a_tensor",
@@ -364,7 +371,7 @@ BANK.mistake(
     "many_zeros",
     "zeros in the middle of a file are not seen",
     "torch.load does not compare the checksums: zipfile.ZipFile(path).testzip() does",
-    change("archive.testzip()", "bytes(512) in path.read_bytes()"),
+    change("archive.testzip()", "bytes(512) in content"),
     same_as="no_checksums",
 )
 BANK.mistake(
@@ -374,8 +381,57 @@ BANK.mistake(
     change(CATCH, "except zipfile.BadZipFile:"),
 )
 BANK.mistake(
+    "catches_everything",
+    "a file that could not be opened, or that torch.load refuses, is set aside as if it were damaged",
+    "except Exception takes a disk that is gone for damage: catch what damaged bytes raise",
+    change(READ, "content = path"),
+    change("zipfile.ZipFile(io.BytesIO(content))", "zipfile.ZipFile(content)"),
+    change('torch.load(io.BytesIO(content), map_location="meta"', "torch.load(content"),
+    change(CATCH, "except Exception:"),
+)
+BANK.mistake(
+    "no_disk_is_damage",
+    "a file that could not be opened is set aside as if it were damaged",
+    "an OSError says nothing of the file: let it out",
+    change(
+        READ,
+        "try:\n                content = path.read_bytes()\n            except OSError:\n                content = b''",
+    ),
+)
+BANK.mistake(
+    "passes_over_what_is_closed",
+    "a file that could not be opened is passed over, and work that is saved is done again",
+    "an OSError says nothing of the file: let it out",
+    change(
+        READ,
+        "try:\n                content = path.read_bytes()\n            except OSError:\n                continue",
+    ),
+)
+BANK.mistake(
+    "refused_is_damage",
+    "a whole file that torch.load refuses is set aside as if it were damaged",
+    "UnpicklingError comes from what was saved, as NumPy's state: the checksums have said that it is whole",
+    change(CATCH, "except Exception:"),
+)
+BANK.mistake(
+    "begins_at_step_0",
+    "latest() gives None where all files are damaged, and the run begins at step 0",
+    "raise: somebody has to look, and None is for a folder without any",
+    change(NONE_LEFT, ""),
+)
+BANK.mistake(
+    "raises_once",
+    "where all files are damaged latest() raises once, and gives None the next time",
+    "a job that is put back calls it again: look for files that were set aside before as well",
+    change(
+        "        for path in self.files():\n            content",
+        "        found = self.files()\n        for path in found:\n            content",
+    ),
+    change('        if any(self.folder.glob("*.damaged")):', "        if found:"),
+)
+BANK.mistake(
     "the_two_newest",
-    "two damaged files are the end: latest() gives None",
+    "two damaged files are the end: latest() looks at no other",
     "all of them, until one is whole",
     change("for path in self.files():", "for path in self.files()[:2]:"),
 )
@@ -383,7 +439,7 @@ BANK.mistake(
     "one_name_for_damage",
     "a damaged file is written over by the next one",
     "a name of its own for each: path.with_suffix",
-    change('path.with_suffix(".damaged")', 'self.folder / "damaged.bin"'),
+    change('path.with_suffix(".damaged")', 'self.folder / "last.damaged"'),
 )
 BANK.mistake(
     "removes_what_was_set_aside",
@@ -398,13 +454,14 @@ BANK.mistake(
     "any_code",
     "latest() runs code that stands in a file",
     "weights_only=False loads any object, and runs what it says; True builds tensors, numbers and containers",
-    change("weights_only=True", "weights_only=False"),
+    *(change(f'"{place}", weights_only=True', f'"{place}", weights_only=False') for place in ("meta", "cpu")),
 )
 BANK.mistake(
     "left_there",
     "a damaged file is left where it is",
     "with .pt it counts as one of the keep: rename it",
     drop("os.replace(path, path.with_suffix"),
+    change('any(self.folder.glob("*.damaged"))', "self.files()"),
 )
 BANK.mistake(
     "removed",
