@@ -1148,11 +1148,12 @@ def forgets_to_yield(data, epoch, size, done):
 def by_a_table(early, late):
     signs = {
         "overflow": late["scale"] * 100 < early["scale"],
-        "diverged": late["loss"] > 1.2 * early["loss"],
+        "diverged": late["loss"] > 1.2 * early["loss"] or math.isnan(late["loss"]),
         "leak": late["memory"] > 1.2 * early["memory"],
         "data": late["wait"] / late["step"] > 0.5,
+        "throttled": late["step"] > 1.3 * early["step"],
     }
-    return next((name for name, there in signs.items() if there), "throttled")
+    return next((name for name, there in signs.items() if there), "healthy")
 
 
 @wrong("illness", "a case without a return")
@@ -1179,6 +1180,17 @@ def the_scale_last(early, late):
 def a_wait_that_grows(early, late):
     said = by_a_table(early, late)
     return "throttled" if said == "data" and late["wait"] < 2 * early["wait"] else said
+
+
+@wrong("illness", 'expected: "healthy"', "as fast as before")
+def what_is_left_over_is_throttled(early, late):
+    said = by_a_table(early, late)
+    return "throttled" if said == "healthy" else said
+
+
+@wrong("illness", 'expected: "diverged"', "not larger than anything")
+def forgets_nan(early, late):
+    return "healthy" if math.isnan(late["loss"]) else by_a_table(early, late)
 
 
 @wrong("illness", 'expected: "throttled"', "without a wait")

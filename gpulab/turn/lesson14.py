@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
@@ -100,10 +101,11 @@ Means = dict[str, float]
 
 _LIKELY = {
     "overflow": "every step is skipped, so that the loss falls no more, and the scale halves each time: ask it first",
-    "diverged": "the loss is higher than in the beginning, and the scale holds",
+    "diverged": "the loss is higher than in the beginning, or nan, which is not larger than anything; the scale holds",
     "leak": "memory grows, and nothing else is wrong",
     "data": "most of the step is a wait, whether it has become longer or not",
-    "throttled": "it has become slower without a wait for data",
+    "throttled": "it has become slower without a wait for data: both, since a healthy run has no wait either",
+    "healthy": "nothing is wrong: as fast as before, and the loss falls",
 }
 
 
@@ -131,19 +133,19 @@ def _case(name: str) -> tuple[Means, Means]:
     if name == "overflow":
         late |= {"scale": early["scale"] / 2.0 ** random.randint(10, 40), "loss": early["loss"] * draw(0.9, 1.1)}
     elif name == "diverged":
-        late["loss"] = early["loss"] * draw(1.5, 20)
+        late["loss"] = random.choice([math.nan, early["loss"] * draw(1.5, 20)])
     elif name == "leak":
         late["memory"] = early["memory"] * draw(1.4, 3)
     elif name == "throttled":
         late["step"] *= draw(1.6, 4)
-    else:
+    elif name == "data":
         early["wait"], late["wait"] = early["step"] * draw(0.6, 0.9), late["step"] * draw(0.6, 0.9)
     return early, late
 
 
 @turn("the scale first, then the loss, then memory and time")
 def illness(answer: Any) -> None:
-    """A function (early, late) that returns one of five words."""
+    """A function (early, late) that returns one of six words."""
     cases = _cases()
     got = {name: [answer(dict(early), dict(late)) for early, late in found] for name, found in cases.items()}
     if got == {n: ["diverged" if late["loss"] > 1 else "data" for _, late in found] for n, found in cases.items()}:
