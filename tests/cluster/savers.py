@@ -3,8 +3,8 @@
     python savers.py        in a folder with the lesson's checkpoints.py and train.py; commands are read from stdin
 
 `save WAY FOLDER STEP` forks a process that stops itself (SIGSTOP), and, once it is continued, saves step STEP. `load
-FOLDER` forks one that loads the newest checkpoint, and answers with its step: 0 without one, `damaged: …` where it
-cannot be loaded, or is not what was saved. `train LOG ARGUMENTS` forks one that runs train.py, which prints into
+FOLDER` forks one that loads the newest checkpoint, and answers with its step: 0 without one, `all damaged` where none
+is whole, `damaged: …` where it cannot be loaded, or is not what was saved. `train LOG ARGUMENTS` forks one that runs train.py, which prints into
 LOG. Each of `save` and `train` is
 answered with the process's number; `ended` waits for it, and is answered with its exit code, negative for a signal.
 """
@@ -51,8 +51,11 @@ def save(way: str, folder: str, step: str) -> None:
 
 
 def load(folder: str) -> str:
-    with redirect_stdout(sys.stderr):  # what it says of damaged files is not our answer
-        path = checkpoints.newest(folder)
+    try:
+        with redirect_stdout(sys.stderr):  # what it says of damaged files is not our answer
+            path = checkpoints.newest(folder)
+    except RuntimeError:
+        return "all damaged"
     if path is None:
         return "0"
     try:

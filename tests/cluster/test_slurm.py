@@ -109,6 +109,22 @@ def test_before_its_time_limit_it_saves_is_put_back_and_ends_with_the_same_losse
     job.is_resumed_and_ends_as(wanted)
 
 
+def test_however_many_signals_come_it_waits_for_its_ranks_and_is_put_back(cluster, wanted, tmp_path):
+    job = Job(cluster, tmp_path / "job", "--partition=long")
+    job.wait_for_the_middle()
+    for _ in range(2):
+        cluster.run("scancel", "--signal=USR1", "--batch", job.number)
+    job.is_resumed_and_ends_as(wanted)
+
+
+def test_a_job_whose_ranks_fail_has_failed_and_is_not_put_back(cluster, tmp_path):
+    job = Job(cluster, tmp_path / "job", "--partition=long")
+    job.wait_for_the_middle()
+    cluster.run("scancel", "--signal=KILL", f"{job.number}.0")
+    about = cluster.wait_until(job.number, "COMPLETED", "FAILED", "TIMEOUT", "CANCELLED")
+    assert (about["JobState"], about["Restarts"]) == ("FAILED", "0"), job.printed
+
+
 @pytest.fixture
 def recorded(cluster, tmp_path):
     """Submits the recorders; answers with the job and with what they have written down."""
