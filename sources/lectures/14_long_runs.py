@@ -603,7 +603,7 @@ with open("torchrun.log", "w") as log:
         text += line
         if line.startswith("step 25:") and "goes on" not in text:
             next(p for p in psutil.Process(pair.pid).children() if p.environ()["RANK"] == "1").kill()
-        elif line.startswith("step 25:"):
+        elif "rank 0 goes on" in line:
             pair.send_signal(signal.SIGTERM)
 print("torchrun:", re.search(r"failed \(exitcode: -?\d+\) local_rank: \d", pathlib.Path("torchrun.log").read_text())[0])
 print(*sorted(line for line in text.splitlines() if "goes on" in line), sep="\n")

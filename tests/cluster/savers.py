@@ -4,9 +4,9 @@
 
 `save WAY FOLDER STEP` forks a process that stops itself (SIGSTOP), and, once it is continued, saves step STEP. `load
 FOLDER` forks one that loads the newest checkpoint, and answers with its step: 0 without one, `all damaged` where none
-is whole, `damaged: …` where it cannot be loaded, or is not what was saved. `train LOG ARGUMENTS` forks one that runs train.py, which prints into
-LOG. Each of `save` and `train` is
-answered with the process's number; `ended` waits for it, and is answered with its exit code, negative for a signal.
+is whole, `damaged: …` where it cannot be loaded, or is not what was saved. `train LOG ARGUMENTS` forks one that runs
+train.py, which prints into LOG. Each of `save` and `train` is answered with the process's number; `ended` waits for it,
+and is answered with its exit code, negative for a signal.
 """
 
 import io

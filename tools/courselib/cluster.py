@@ -49,7 +49,7 @@ def lanes_for_cluster() -> list[Lane]:
         ("apart", "nothing that a part starts outlives it", (), False),
         ("kills", "killed at every system call of a save, and at a hundred moments of a run", ("strace",), False),
         ("power", "the power fails at every system call of a save, on a real ext4", disk, True),
-        ("elastic", "a rank is killed, and torchrun starts all of them again", (), False),
+        ("elastic", "a rank is killed, or a notice comes, under torchrun", (), False),
         ("nodes", "two nodes, which are network namespaces, and a real rendezvous", (), False),
         ("slurm", "the course's batch file on a real SLURM", daemons, True),
     )
