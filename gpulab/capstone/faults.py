@@ -32,15 +32,16 @@ class Fault:
 
 
 _ATTENTION = "        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)\n"
-_BLOCKS = "        for block in self.blocks:\n            x = checkpoint(block, x, use_reentrant=False)\n"
+_BLOCKS = "        for block in self.blocks:\n            x = block(x)\n"
+_IMPORT = "from torch.utils.data import DataLoader, Dataset\n"
 _LOSS = "            loss, _ = loss_of(model, tokens, targets)\n"
+_IN_WINDOW = "sum(targets.numel() for _, targets in window)"
 _SUMS = "        total, right, words = total + loss, right + hits, words + targets.numel()\n"
 _PARTS = (
     '    for name, part in {"model": model, "optimizer": optimizer, "scaler": scaler, "schedule": schedule}.items():\n'
 )
 _STATE = '    parts = {"model": model, "optimizer": optimizer, "scaler": scaler, "schedule": schedule}\n'
 _CLIP = "        scaler.unscale_(optimizer)\n        nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
-_COUNTED = "        if scaler.get_scale() >= before:\n            schedule.step()\n"
 
 FAULTS = (
     Fault(
@@ -55,13 +56,15 @@ FAULTS = (
             ),
         ),
     ),
+    # The two mean the same, but autocast runs `pow` in float32 and keeps a float32 copy of what is squared.
+    Fault("squared_as_power", "activation", (("hidden * hidden", "hidden**2"),)),
     Fault(
-        "not_recomputed", "recomputation", ((_BLOCKS, "        for block in self.blocks:\n            x = block(x)\n"),)
-    ),
-    Fault(
-        "one_segment",
+        "blocks_recomputed",
         "recomputation",
-        ((_BLOCKS, "        x = checkpoint(nn.Sequential(*self.blocks), x, use_reentrant=False)\n"),),
+        (
+            (_IMPORT, "from torch.utils.checkpoint import checkpoint\n" + _IMPORT),
+            (_BLOCKS, _BLOCKS.replace("block(x)", "checkpoint(block, x, use_reentrant=False)")),
+        ),
     ),
     Fault(
         "norms_with_graph",
@@ -195,7 +198,7 @@ FAULTS = (
         ),
     ),
     Fault("step_past_scaler", "overflow", (("        scaler.step(optimizer)\n", "        optimizer.step()\n"),)),
-    Fault("schedule_always", "overflow", ((_COUNTED, "        schedule.step()\n"),)),
+    Fault("schedule_always", "overflow", ((">= before:", ">= before / 2:"),)),
     Fault(
         "last_dropped",
         "window",
@@ -206,8 +209,8 @@ FAULTS = (
             ),
         ),
     ),
-    Fault("last_as_if_full", "window", (("loss / in_window", "loss / (targets.numel() * accumulate)"),)),
-    Fault("not_divided", "window", (("loss / in_window", "loss / targets.numel()"),)),
+    Fault("last_as_if_full", "window", ((_IN_WINDOW, "window[0][1].numel() * accumulate"),)),
+    Fault("not_divided", "window", ((_IN_WINDOW, _IN_WINDOW.replace("sum", "max")),)),
     Fault(
         "mean_of_means",
         "mean",
@@ -226,8 +229,8 @@ FAULTS = (
         "parameters",
         (
             (
-                '    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]\n',
-                '    groups = [{"params": matrices, "weight_decay": 0.1}]\n',
+                "vectors = [p for p in model.parameters() if p.ndim < 2]",
+                "vectors = [p for p in model.parameters() if p.ndim < 1]",
             ),
         ),
     ),
@@ -260,7 +263,7 @@ FAULTS = (
 
 # Of the exercise: four of each kind; together they are slow, leak, run out of memory and do not train.
 FIRST = (
-    *("scores_kept", "not_recomputed", "retained", "graph_in_evaluation"),
+    *("scores_kept", "squared_as_power", "retained", "graph_in_evaluation"),
     *("bfloat16", "printed_loss", "one_by_one", "pageable"),
     *("clipped_while_scaled", "last_as_if_full", "mean_of_means", "weights_alone"),
 )

@@ -19,11 +19,12 @@ PLACES = {
     place.name: place
     for place in (
         Place("attention", "memory", "gpulab.memory.timeline() over a Block, at two lengths", 6),
-        Place("recomputation", "memory", "gpulab.memory.timeline() over a step, at two depths", 6),
+        Place("activation", "memory", "torch.autograd.graph.saved_tensors_hooks: what a Block keeps, by type", 7),
         Place("log", "memory", "memory_allocated() after each step, then a snapshot", 5),
         Place("history", "memory", "memory_allocated() at each batch of train()", 5),
         Place("graph", "memory", "memory_allocated() at each batch of evaluate()", 5),
         Place("search", "memory", "memory_allocated() at the start of each attempt", 5),
+        Place("recomputation", "speed", "FLOPs of backward beside those of the forward pass, and the peak without", 6),
         Place("vocabulary", "speed", "torch.profiler: TFLOP/s of the largest product", 11),
         Place("precision", "speed", "torch.profiler: TFLOP/s of the Linear layers", 7),
         Place("optimizer", "speed", "torch.profiler: kernels of one optimizer.step()", 6),

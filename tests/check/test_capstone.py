@@ -1,14 +1,24 @@
 """The capstone: faults that come together at will, each seen in its place alone, and each repair scored by itself."""
 
+import contextlib
 import inspect
+import io
 import itertools
 import json
+import os
 import random
+import re
+import runpy
+import subprocess
 import sys
 import threading
 import types
+import warnings
+from pathlib import Path
 
 import pytest
+import torch
+from courselib.patience import HANG_SECONDS
 
 import gpulab
 from gpulab.capstone.drawing import Drawn, draw, faults_of, script
@@ -22,6 +32,7 @@ from gpulab.check.lesson15.reach import Parts
 from gpulab.check.lesson15.scoring import PROBES, findings
 from tests.wrong_answers.lesson15.repairs import RIGHT, WRONG
 
+EXERCISE = Path(__file__).parents[2] / "sources" / "solutions" / "15_capstone.py"
 BY_PLACE = {place: [fault.name for fault in FAULTS if fault.place == place] for place in PLACES}
 
 
@@ -84,6 +95,84 @@ def test_one_repair_alone_gives_its_point(name):
     assert tuple(wrong_places(with_faults(left))) == places_of(left)
 
 
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_no_fault_can_be_found_by_a_name_that_is_not_used(fault, tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text(with_faults([fault.name]), encoding="utf-8")
+    ruff = [sys.executable, "-m", "ruff", "check", "--isolated", "--select=F", str(file)]
+    linted = subprocess.run(ruff, capture_output=True, text=True, check=False, timeout=HANG_SECONDS)
+    assert linted.returncode == 0, linted.stdout
+
+
+@pytest.fixture(scope="module")
+def job_of_exercise(tmp_path_factory):
+    """The functions of the exercise's cell `job`, asked for what a script with these faults prints there."""
+    cells = dict(re.findall(r"^# %% (\S+).*\n((?:(?!# %%).*\n)*)", EXERCISE.read_text(encoding="utf-8"), re.MULTILINE))
+    names = {"contextlib": contextlib, "os": os, "runpy": runpy, "torch": torch, "gpulab": gpulab}
+    exec(cells["job"], names)
+    file, printed = tmp_path_factory.mktemp("job") / "train.py", {}
+
+    def job(faults):
+        if faults not in printed:
+            file.write_text(with_faults(faults), encoding="utf-8")
+            output = io.StringIO()
+            with contextlib.chdir(file.parent), contextlib.redirect_stdout(output), warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "with compute=False")
+                names["job"](file)
+            printed[faults] = output.getvalue()
+        return printed[faults]
+
+    return job
+
+
+def without(name):
+    return tuple(other for other in FIRST if other != name)
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_a_single_repair_moves_a_number_of_the_job(name, job_of_exercise):
+    if name == "last_as_if_full":  # all gradients are of one length while they are clipped scaled
+        assert job_of_exercise(without(name)) == job_of_exercise(FIRST)
+        scaled = without("clipped_while_scaled")
+        assert job_of_exercise(tuple(other for other in scaled if other != name)) != job_of_exercise(scaled)
+    else:
+        assert job_of_exercise(without(name)) != job_of_exercise(FIRST)
+
+
+@pytest.mark.parametrize(
+    ("fault", "line"),
+    [
+        ("squared_as_power", "main:      peak 9.14 GiB, 2.51 s"),
+        ("blocks_recomputed", "main:      peak 5.45 GiB, 2.75 s"),
+    ],
+)
+def test_what_reading_does_not_show_costs_something_at_full_size(fault, line, job_of_exercise):
+    """Recomputation lowers a peak that fits in any case, and takes a sixth more time."""
+    assert job_of_exercise(()).startswith("main:      peak 8.01 GiB, 2.37 s")
+    assert job_of_exercise((fault,)).startswith(line)
+
+
+def test_a_job_that_does_not_fit_shows_the_whole_message_and_the_numbers_of_four_rows(job_of_exercise):
+    main, four_rows, small = job_of_exercise(FIRST).splitlines()
+    assert "CUDA out of memory. Tried to allocate 1.54 GiB. GPU 0 has a total capacity of 14.74 GiB" in main
+    assert "GiB is allocated by PyTorch, and" in main
+    assert four_rows.startswith("four rows: peak 10.17 GiB, in evaluation 9.30 GiB; ")
+    assert small.startswith("small:     loss ")
+
+
+def test_the_job_runs_with_any_drawn_script(job_of_exercise):
+    for name in ("Ada Lovelace", "student 1", "student 2"):
+        assert len(job_of_exercise(faults_of(name)).splitlines()) == 3
+    assert (
+        len(job_of_exercise(("scores_kept", "norms_with_graph", "retained", "float32", "odd_rows")).splitlines()) == 3
+    )
+
+
+def test_the_exercise_says_how_many_faults_the_pool_has():
+    assert len(FAULTS) == 36
+    assert "faults drawn for this name from a\n# pool of thirty-six" in EXERCISE.read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_any_repairs_of_any_script_give_exactly_their_points(seed):
     dice = random.Random(seed)
@@ -110,7 +199,7 @@ def test_every_place_has_two_wrong_repairs_or_more_but_those_that_are_one_line()
 
 def test_a_name_draws_the_same_script_everywhere_and_another_one_another():
     assert faults_of("Ada Lovelace") == faults_of("  ada   LOVELACE ")
-    assert faults_of("Ada Lovelace")[:3] == ("scores_kept", "graph_in_evaluation", "retained")
+    assert faults_of("Ada Lovelace")[:3] == ("squared_as_power", "scores_kept", "retained")
     drawn = {faults_of(f"student {n}") for n in range(300)}
     assert len(drawn) == 300
     assert all(len(places_of(faults)) == 12 for faults in drawn)

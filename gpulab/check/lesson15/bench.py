@@ -21,6 +21,7 @@ from torch import nn
 
 from ...capstone.faults import sound
 from ...virtual.clock.clock import Clock
+from ...virtual.clock.timeline import Timeline
 from ...virtual.scope import in_force
 from ..measure import virtual_gpu
 
@@ -122,6 +123,12 @@ def clock() -> Clock:
     return in_force.current.clock
 
 
+def timeline() -> contextlib.AbstractContextManager[Timeline]:
+    """What runs on the virtual GPU in force within the block."""
+    assert in_force.current is not None
+    return in_force.current.timeline()
+
+
 def busy(seconds: float = 1.0) -> None:
     """Queue so much work on the GPU: whoever waits for it, waits long."""
     clock().devices[0].kernel(0, seconds, "work")
@@ -164,10 +171,9 @@ def mib(nbytes: float) -> str:
 
 def products(run: Callable[[], Any]) -> tuple[float, float]:
     """TFLOP/s of the matrix products in `run()`, and of the largest of them alone."""
-    assert in_force.current is not None
-    with in_force.current.timeline() as timeline:
+    with timeline() as trace:
         run()
-    spans = [span for span in timeline.spans if span.where == "kernels" and span.flops]
+    spans = [span for span in trace.spans if span.where == "kernels" and span.flops]
     if not spans:
         return 0.0, 0.0
     largest = max(spans, key=lambda span: span.flops)

@@ -1,15 +1,26 @@
-"""Probes of the script's model: attention, recomputation, the log, the vocabulary, and waits in a forward pass."""
+"""Probes of the script's model: attention, the MLP, recomputation, the log, the vocabulary, waits in a forward pass."""
 
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any
-from unittest import mock
 
 import torch
-from torch.utils import checkpoint
+from torch.autograd.graph import saved_tensors_hooks
 
-from .bench import WORDS, Finding, busy, found, gradient_of, held, mib, products, shapes_only, sound_module, waits
+from .bench import (
+    WORDS,
+    Finding,
+    busy,
+    found,
+    gradient_of,
+    held,
+    mib,
+    products,
+    shapes_only,
+    sound_module,
+    timeline,
+    waits,
+)
 
 
 def attention(script: ModuleType) -> Finding:
@@ -40,7 +51,7 @@ def attention(script: ModuleType) -> Finding:
         (
             not torch.allclose(out, wanted, atol=1e-3),
             "a block has another result",
-            "its input is added to what attention gives, and that to what the MLP gives",
+            "its input is added to what attention gives, and that to what the MLP gives: ReLU, then its square",
         ),
         (
             growth > 2.4,
@@ -50,55 +61,64 @@ def attention(script: ModuleType) -> Finding:
     )
 
 
-def recomputation(script: ModuleType) -> Finding:
-    rows, length, width = 32, 128, 128
-    peaks = []
+def activation(script: ModuleType) -> Finding:
+    rows, width = 1024, 128
+    kept, casts = [], set[torch.Size]()
+
+    def note(saved: torch.Tensor) -> torch.Tensor:
+        if saved.dtype is torch.float32 and saved.numel() >= rows * 4 * width:
+            casts.add(saved.shape)
+        return saved
+
     with shapes_only():
-        for depth in (2, 4):
-            model = script.GPT(WORDS, width, depth, 2, length).cuda()
-            tokens = torch.zeros(rows, length, dtype=torch.long, device="cuda")
-            before = held() + sum(p.nbytes for p in model.parameters())  # their gradients
-            torch.cuda.reset_peak_memory_stats()
-            with torch.autocast("cuda", dtype=torch.float16):
-                loss = model(tokens).float().mean()
-            loss.backward()
-            peaks.append(torch.cuda.max_memory_allocated() - before)
-            del model, loss
-    units = (peaks[1] - peaks[0]) / 2 / (4 * rows * length * width)
+        for each in (sound_module(), script):
+            block, x = each.Block(width, 2).cuda(), torch.empty(rows, 1, width, device="cuda", requires_grad=True)
+            casts.clear()
+            for _ in range(2):  # the first call also makes what stays
+                before = held()
+                with torch.autocast("cuda", dtype=torch.float16), saved_tensors_hooks(note, lambda saved: saved):
+                    out = block(x)  # of one word: attention keeps next to nothing
+                nbytes = held() - before
+                del out
+            kept.append(nbytes / x.numel())
     return found(
-        f"the peak of a step grows by {units:.1f} activations a block",
+        f"a block keeps {kept[1]:.0f} bytes for each number that it is given",
         (
-            units > 3,
-            "each block adds all its activations to the peak",
-            "what is recomputed in one piece is there in one piece",
+            casts and kept[1] > kept[0] + 4,
+            "a float32 copy of the MLP's hidden layer is kept for backward",
+            "autocast runs pow in float32, which ** and square() call too, and casts what they are given",
         ),
         (
-            not _same_gradients(script),
-            "recomputation gives other gradients",
-            "dropout draws anew there: preserve_rng_state is True by default",
+            kept[1] > kept[0] + 4,
+            "a block keeps more than the hidden layer of its MLP and the square of it",
+            "each operation keeps what its own backward needs",
         ),
     )
 
 
-def _same_gradients(script: ModuleType) -> bool:
-    """With recomputation and without, dropout included."""
-    model = script.GPT(WORDS, 32, 2, 2, 8).cuda()
-    tokens = torch.randint(WORDS, (2, 8)).cuda()
-
-    def gradient() -> torch.Tensor:
-        torch.cuda.manual_seed(1)
-        model.zero_grad()
-        model(tokens).square().mean().backward()
-        return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
-
-    def plainly(function: Any, *args: Any, **_: Any) -> Any:
-        return function(*args)
-
-    with_it, own = gradient(), checkpoint.checkpoint
-    bound = {name: plainly for name, value in vars(script).items() if value is own}
-    with mock.patch.object(checkpoint, "checkpoint", plainly), mock.patch.dict(vars(script), bound):
-        without = gradient()
-    return with_it.shape == without.shape and torch.allclose(with_it, without, atol=1e-5)
+def recomputation(script: ModuleType) -> Finding:
+    with shapes_only():
+        model = script.GPT(WORDS, 128, 4, 2, 1).cuda()
+        tokens = torch.zeros(1024, 1, dtype=torch.long, device="cuda")  # of one word: the products are those of layers
+        with timeline() as forward, torch.autocast("cuda", dtype=torch.float16):
+            loss = model(tokens).float().mean()
+        with timeline() as backward:
+            loss.backward()
+        flops = [sum(span.flops for span in trace.spans) for trace in (forward, backward)]
+    again = flops[1] / flops[0] - 2  # each product of a layer has two in its backward
+    return found(
+        f"backward computes {abs(again):.0%} of the forward pass again",
+        (
+            again > 0.75,
+            "backward computes all blocks again, and what it saves is not needed",
+            "recomputation is for a step that does not fit: see what it takes without",
+        ),
+        (
+            again > 0.02,
+            "backward still computes a part of the blocks again",
+            "what it saves is not needed: the step fits without",
+        ),
+    )
 
 
 def log(script: ModuleType) -> Finding:

@@ -22,6 +22,7 @@ Probe = Callable[[ModuleType], Finding]
 # Each with the parts of the script that it calls.
 PROBES: dict[str, tuple[Probe, tuple[str, ...]]] = {
     "attention": (of_model.attention, ("Block",)),
+    "activation": (of_model.activation, ("Block",)),
     "recomputation": (of_model.recomputation, ("GPT",)),
     "log": (of_model.log, ("GPT",)),
     "history": (of_training.history, ("train",)),

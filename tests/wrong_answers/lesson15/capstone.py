@@ -36,7 +36,9 @@ for right in RIGHT:
 # Those that show what the fault showed are told so; the others in their place's words.
 AS_FOUND = {
     "masks_in_place": "memory",
-    "all_in_one_piece": "memory",
+    "calls_square": "memory",
+    "casts_back": "memory",
+    "squares_in_float32": "memory",
     "deletes_the_name": "memory",
     "copies_the_sum": "memory",
     "only_evaluates": "memory",

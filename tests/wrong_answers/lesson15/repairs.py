@@ -37,7 +37,7 @@ def edited(text: str, *edits: tuple[str, str]) -> str:
 
 
 GROWS = "what attention keeps grows with the square of the length"
-BLOCKS = "each block adds all its activations to the peak"
+CAST = "a float32 copy of the MLP's hidden layer is kept for backward"
 STAYS = "the graph of every batch stays alive"
 EVALUATED = "the graph of every batch of the evaluation stays alive"
 WAITS = "the host waits for the GPU at each batch"
@@ -48,8 +48,9 @@ CLIP = "        nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
 SUMS = "        total, right, words = total + loss, right + hits, words + targets.numel()\n"
 STEP = "        scaler.step(optimizer)\n"
 UNSCALE = "        scaler.unscale_(optimizer)\n"
-EACH = "        for block in self.blocks:\n            x = checkpoint(block, x, use_reentrant=False)\n"
-COUNTED = "        for i, block in enumerate(self.blocks):\n            x = checkpoint(block, x, use_reentrant=False"
+EACH = "        for block in self.blocks:\n            x = block(x)\n"
+COUNTED = "        for i, block in enumerate(self.blocks):\n            x = block(x)"
+RECOMPUTED = "torch.utils.checkpoint.checkpoint"
 MOVES = 'yield tokens.to("cuda", non_blocking=True), targets.to("cuda", non_blocking=True)'
 
 WRONG = (
@@ -67,24 +68,32 @@ WRONG = (
         "a block has another result",
         (("        return x + self.drop(self.mlp", "        return self.drop(self.mlp"),),
     ),
-    Repair("all_in_one_piece", "recomputation", BLOCKS, (), "one_segment"),
+    Repair("calls_square", "activation", CAST, (("hidden * hidden", "hidden.square()"),)),
+    Repair("casts_back", "activation", CAST, (("hidden * hidden", "(hidden**2).to(hidden.dtype)"),)),
+    Repair("squares_in_float32", "activation", CAST, (("hidden * hidden", "hidden.float() * hidden.float()"),)),
     Repair(
-        "draws_dropout_anew",
-        "recomputation",
-        "recomputation gives other gradients",
-        (("use_reentrant=False", "use_reentrant=False, preserve_rng_state=False"),),
+        "makes_the_hidden_layer_twice",
+        "activation",
+        "a block keeps more than the hidden layer of its MLP and the square of it",
+        (("hidden * hidden", "hidden * F.relu(self.up(x))"),),
     ),
     Repair(
-        "draws_dropout_anew_after_the_first_block",
+        "all_in_one_piece",
         "recomputation",
-        "recomputation gives other gradients",
-        ((EACH, COUNTED + ", preserve_rng_state=i == 0)\n"),),
+        "backward computes all blocks again, and what it saves is not needed",
+        ((EACH, f"        x = {RECOMPUTED}(nn.Sequential(*self.blocks), x, use_reentrant=False)\n"),),
+    ),
+    Repair(
+        "every_second_block",
+        "recomputation",
+        "backward still computes a part of the blocks again",
+        ((EACH, f"{COUNTED} if i % 2 else {RECOMPUTED}(block, x, use_reentrant=False)\n"),),
     ),
     Repair(
         "keeps_every_second_block",
         "log",
         "each forward pass leaves activations on the GPU",
-        ((EACH, COUNTED + ")\n            self.__dict__.setdefault('kept', []).extend([x.detach()] * (i % 2))\n"),),
+        ((EACH, COUNTED + "\n            self.__dict__.setdefault('kept', []).extend([x.detach()] * (i % 2))\n"),),
     ),
     Repair(
         "detaches_the_norm",
@@ -421,10 +430,8 @@ RIGHT = {
         (", fused=True", ""),
         ("total += loss.detach()", "total = total + float(words >= 0) * loss.detach()"),
         ("loss / in_window", "loss / targets.numel() / len(window)"),
-        (
-            "x = checkpoint(block, x, use_reentrant=False)",
-            "x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)",
-        ),
+        (EACH, COUNTED + "\n"),
+        ("hidden * hidden", "torch.mul(hidden, hidden)"),
         ("WORDS = 50304", "WORDS = 50264"),
         (".backward()", ".backward(retain_graph=True)"),
     ),
@@ -451,6 +458,8 @@ RIGHT = {
             "        step()\n    torch.cuda.synchronize()\n    return 10 * words / (time.perf_counter() - start)",
             "        step()\n    end.record()\n    end.synchronize()\n    return 1e4 * words / begin.elapsed_time(end) + 0 * start",
         ),
+        ("hidden = F.relu(self.up(x))", "hidden = self.up(x).relu()"),
+        ("(hidden * hidden)", "(hidden.mul(hidden))"),
         ("shuffle=train, drop_last=train", "shuffle=bool(train), drop_last=bool(train)"),
     ),
 }
