@@ -1202,11 +1202,11 @@ def slower_is_data(early, late):
 
 
 @right("grows")
-def in_a_loop(after):
+def never_falls_and_ends_higher(after):
     for i in range(3, len(after)):
-        if after[i] <= after[i - 1]:
+        if after[i] < after[i - 1]:
             return False
-    return len(after) > 3
+    return after[-1] > after[2]
 
 
 @wrong("grows", "is called steady", "a block of 512 bytes")
@@ -1219,9 +1219,14 @@ def from_the_first(after):
     return after[-2] > after[0] and after[3] <= after[4] <= after[5] <= after[6]
 
 
-@wrong("grows", "goes back is said to grow", "from each update to the next")
+@wrong("grows", "goes back is said to grow", "compare the lowest of either half")
 def last_against_third(after):
     return after[-1] > after[2]
+
+
+@wrong("grows", "at every second update is called steady", "two updates may leave the same")
+def more_with_each_update(after):
+    return all(after[i] > after[i - 1] for i in range(3, len(after)))
 
 
 @wrong("grows", "came back", "a comparison gives one")

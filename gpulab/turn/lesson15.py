@@ -14,13 +14,14 @@ _STATE = 3 * 2**20  # what the first updates add: optimizer state
 @turn("it grows is said of what grows, and of nothing else")
 def grows(answer: Any) -> None:
     start, leak = random.randrange(2**28, 2**30), random.randrange(512, 2**20, 512)
-    growing = [start, start + _STATE, *(start + _STATE + leak * n for n in range(5))]
-    steady = [start, start + _STATE, *[start + _STATE] * 5]
-    bump = [*steady[:4], start + _STATE + leak, start + _STATE, start + _STATE + leak]
-    said = [answer(list(case)) for case in (growing, steady, bump)]
+    growing = [start, start + _STATE, *(start + _STATE + leak * n for n in range(10))]
+    steady = [start, start + _STATE, *[start + _STATE] * 10]
+    bump = [start + _STATE + leak if n in (6, 11) else steady[n] for n in range(12)]
+    steps = [start, start + _STATE, *(start + _STATE + leak * (n // 2) for n in range(10))]
+    said = [answer(list(case)) for case in (growing, steady, bump, steps)]
     if not all(isinstance(word, bool) for word in said):
         raise NotYet(f"{show(said[0])} came back", expected="True or False", likely="a comparison gives one")
-    if said == [True, True, True]:
+    if said == [True] * 4:
         raise AsGiven("the optimizer's state, made in the first update, is taken for growth")
     if not said[0]:
         raise NotYet(
@@ -34,5 +35,11 @@ def grows(answer: Any) -> None:
         raise NotYet(
             "one update that is larger and goes back is said to grow",
             expected="False",
-            likely="growth is from each update to the next, not from the first to the last",
+            likely="what the others leave has not changed: compare the lowest of either half",
+        )
+    if not said[3]:
+        raise NotYet(
+            "a log that is written at every second update is called steady",
+            expected="True",
+            likely="two updates may leave the same, and the next one more",
         )

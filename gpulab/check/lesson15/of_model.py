@@ -26,7 +26,7 @@ from .bench import (
 def attention(script: ModuleType) -> Finding:
     kept = []
     with shapes_only():
-        for length in (256, 512):
+        for length in (512, 1024):
             block, x = script.Block(128, 2).cuda(), torch.empty(4, length, 128, device="cuda", requires_grad=True)
             before = held()
             with torch.autocast("cuda", dtype=torch.float16):

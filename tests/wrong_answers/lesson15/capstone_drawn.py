@@ -26,9 +26,9 @@ def drawn(name, text):
 
 for right in ("sound", "in_other_words"):
     BANK.right(drawn(right, RIGHT[right]))
-# Those that only show again what the script drawn for this name showed are in the bank of the lesson's script.
-AS_FOUND = {"drops_for_both", "a_multiple_of_four", "only_blocks", "trains_without_dropout"}
 for repair in WRONG:
-    if repair.place in ("dealing", "vocabulary", "parameters", "modes") and repair.name not in AS_FOUND:
+    if (
+        repair.place in ("dealing", "vocabulary", "parameters", "modes") and repair.fault != "same_order"
+    ):  # which is drawn for this name
         answer = drawn(repair.name, repair.text)
         BANK.wrong_answers.append(Wrong(answer, repair.means, "", "", "", False))
