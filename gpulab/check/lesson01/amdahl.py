@@ -262,9 +262,12 @@ def amdahl(student: Any, trial: Trial) -> None:
         _judge_crossover(trial, case, crossover)
 
 
+_NEXT_TO_NOTHING = 1e-12  # seconds: what a search that halves, or a rounded difference, leaves where 0 is right
+
+
 def _judge_crossover(trial: Trial, case: Case, got: float) -> None:
     want = case.crossover
-    if close(got, want):
+    if close(got, want) or (want == 0 and abs(got) < _NEXT_TO_NOTHING):
         return
     mistake = find(got, crossover_mistakes(case))
     if math.isinf(want):

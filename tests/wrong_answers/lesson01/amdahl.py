@@ -69,6 +69,19 @@ def solves_with_the_time_saved(seconds, share, factor, overhead):
     return speedup, (seconds * overhead / saved if saved > 0 else float("inf"))
 
 
+@BANK.right
+def halves_the_distance(seconds, share, factor, overhead):
+    """Looks for the length at which both take the same time; without an overhead it comes as near to 0 as it halves."""
+    speedup = right_speedup(seconds, share, factor, overhead)
+    if share == 0 or factor <= 1:
+        return speedup, math.inf
+    low, high = 0.0, 1e9
+    for _ in range(230):
+        middle = (low + high) / 2
+        low, high = (low, middle) if with_gpu(middle, share, factor, overhead) <= middle else (middle, high)
+    return speedup, high
+
+
 # --- wrong: the speed-up -------------------------------------------------------------------------------
 
 

@@ -1,5 +1,7 @@
 """Answers to "pick the format": what the hardware has, what the numbers need, and what is stored."""
 
+from types import MappingProxyType
+
 import torch
 
 from gpulab.check.lesson07.sections import SECTIONS
@@ -35,6 +37,11 @@ def goes_down_the_list(capability, bits, largest, fp8):
     if bits <= 11 and largest <= 65504:
         return plan(FP16, scaler=True, kept=2)
     return plan(FP32, tf32=bits <= 11 and capability >= (8, 0))
+
+
+@BANK.right
+def hands_out_what_nobody_can_change(capability, bits, largest, fp8):
+    return MappingProxyType(goes_down_the_list(capability, bits, largest, fp8))
 
 
 @BANK.right

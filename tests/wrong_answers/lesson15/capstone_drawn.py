@@ -27,8 +27,8 @@ def drawn(name, text):
 for right in ("sound", "in_other_words"):
     BANK.right(drawn(right, RIGHT[right]))
 for repair in WRONG:
-    if (
-        repair.place in ("dealing", "vocabulary", "parameters", "modes") and repair.fault != "same_order"
-    ):  # which is drawn for this name
+    if repair.fault == "same_order":  # it is drawn for this name, so this repair shows as before
+        continue
+    if repair.place in ("dealing", "vocabulary", "parameters", "modes"):
         answer = drawn(repair.name, repair.text)
         BANK.wrong_answers.append(Wrong(answer, repair.means, "", "", "", False))
