@@ -292,8 +292,9 @@ def odd_rank(dumps, groups):
 
     Ranks part in the first collective of a group that they call differently (by name, input sizes or dtypes), whether
     it has ended or not; or in which one waits that another has not called. A rank without a dump has died: it has
-    called what ended. What a full buffer has dropped says nothing.
-    The rank is the one that stands alone. Of two it is the one that has not called, and None if both have.
+    called what has ended on all other ranks. What a full buffer has dropped says nothing.
+    The rank is the one that stands alone. Of two it is the one that has not called; if both have called, the dumps do
+    not tell which is wrong, and the answer is (None, group, number).
     """
     # TODO: go through the numbers of each group, sort its ranks by what they called, and stop where they differ
     ### BEGIN SOLUTION

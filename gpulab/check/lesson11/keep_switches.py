@@ -206,6 +206,8 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
     keeps = [job.good, job.last] if scene.trap in STAYS else [job.good]
     facts.add(KIND, "a list of names" if good else type(got).__name__, "a list of names")
     wanted = job.wanted_steps(switches, keeps)
+    if job.on == [[], *wanted]:  # the loss without any switch may be taken before
+        del job.on[0]
     if good:
         stays, rest = decided(scene.trap)
         facts.add(stays, job.last in got, job.last in keeps)

@@ -44,14 +44,15 @@ PROMISED = (  # a sentence, the facts that hold it, what is told where it is bro
         "where one has not called what another waits in, the odd rank is not told as it should be",
     ),
     (
-        "A rank without a dump has died: it has called what ended",
+        "A rank without a dump has died: it has called what has ended on all other ranks",
         [FACTS["died"]],
         "a rank that died is not told with the first collective that has not ended",
     ),
     (
-        "The rank is the one that stands alone. Of two it is the one that has not called, and None if both have",
+        "The rank is the one that stands alone. Of two it is the one that has not called; if both have called, the "
+        "dumps do not tell which is wrong, and the answer is (None, group, number)",
         TWO,
-        "of two ranks the answer is not the one that has not called, or None if both have",
+        "of two ranks the answer is not the one that has not called, or (None, group, number) if both have",
     ),
     ("each numbers its own collectives", [MIXED], "the collectives of another group change the answer"),
     ("What a full buffer has dropped says nothing", [FULL], "what full buffers have dropped changes the answer"),

@@ -105,6 +105,7 @@ def on_rank(student: Callable[..., Any], model: nn.Module, by_block: bool, path:
         before = parts(model)
         one = peak(lambda: max(model.parameters(), key=torch.numel).full_tensor())  # type: ignore[attr-defined]
         most = peak(lambda: student(model, path))
+        more = int((most - one) / largest + 0.1)  # beside the one: pieces of a tensor are not a whole one
         opened = dist.is_initialized()
         kept: Any = None
         loads = "nothing"
@@ -128,7 +129,7 @@ def on_rank(student: Callable[..., Any], model: nn.Module, by_block: bool, path:
             if named and plain(kept)
             else {},
             "loads": loads,
-            "most": ("one", "two", "several")[max(0, min(2, round((most - one) / largest)))],
+            "most": ("one", "two", "several")[max(0, min(2, more))],
             "after": "as it was" if parts(model) == before else "another",
             "open": "open" if opened else "closed",
         }

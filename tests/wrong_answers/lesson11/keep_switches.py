@@ -40,6 +40,7 @@ def with_a_helper(run, switches, repeats, most_mib, tolerance):
     return kept
 
 
+BANK.variant("takes_the_loss_before", change("stay, plain_loss = [], None", "stay, plain_loss = [], run([])[2]"))
 BANK.variant("numpy_like", change("statistics.median(", "statistics.median_low("))
 
 BANK.mistake(

@@ -163,6 +163,17 @@ WRONG = (
         "the rows of the largest product begin at odd addresses",
         (("WORDS = 50304", "WORDS = 50260"),),
     ),
+    Repair(
+        "head_in_float32",
+        "vocabulary",
+        "the largest product is slower than one of 16-bit numbers",
+        (
+            (
+                "        return self.head(self.norm(x))",
+                '        with torch.autocast("cuda", enabled=False):\n            return self.head(self.norm(x.float()))',
+            ),
+        ),
+    ),
     Repair("a_power_of_two", "vocabulary", "most of the padding is for nothing", (("WORDS = 50304", "WORDS = 65536"),)),
     Repair("full_precision", "precision", "products of a training step run in float32", (), "float32"),
     Repair(
