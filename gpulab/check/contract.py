@@ -31,7 +31,7 @@ from .audit import Kind
 from .base import CheckFailed, Trial
 from .on_rank import Watched
 from .scenes import Pairs, Scene
-from .wording import is_finite
+from .wording import clip, is_finite
 
 FIXED_SEED = 20261122  # of the scenes that fingerprints are taken on
 CALL = "the call"  # the fact that it returned; else how it failed
@@ -188,11 +188,12 @@ class Contract:
             if not broken:
                 continue
             name = broken[0]
+            expected, got = contrast(facts.wanted[name], facts.seen.get(name))
             try:
                 trial.fail(
                     clause.summary,
-                    expected=f"{name}: {words(facts.wanted[name])} ({facts.about})",
-                    got=f"{name}: {words(facts.seen.get(name))}",
+                    expected=f"{name}: {expected} ({facts.about})",
+                    got=f"{name}: {got}",
                     likely=clause.likely,
                     read=clause.read,
                 )
@@ -368,6 +369,18 @@ def words(value: Any) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     return {None: "nothing", True: "yes", False: "no"}.get(value, str(value))
+
+
+def contrast(wanted: Any, seen: Any) -> tuple[str, str]:
+    """Two facts that differ, for a message: in more detail where their words are the same."""
+    expected, got = words(wanted), words(seen)
+    if expected != got:
+        return expected, got
+    wanted = wanted.value if isinstance(wanted, Near) else wanted
+    if isinstance(wanted, torch.Tensor) and isinstance(seen, torch.Tensor) and wanted.shape == seen.shape:
+        apart = float((seen.detach().cpu().double() - wanted.detach().cpu().double()).norm())
+        return expected, f"{got}; their difference has norm {apart:.4g}"
+    return clip(repr(plain(wanted, math.inf))), clip(repr(plain(seen, math.inf)))
 
 
 def _text(kept: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from ..contract import Clause, Contract, Facts
 from ..scenes import Scene
 from .sections import TABLE
 
-KIND, STEPS = "what came back", "steps run"
+KIND, STEPS = "what came back", "steps run beyond those asked for"
 ERROR, OF_THE_JOB = "the other exception", "the exception of the job without the switch"
 WITH, ORDER = "what the steps were run with", "in which order"
 FIRST_SLOW, REST = 20.0, "the rest"
