@@ -133,9 +133,10 @@ def keep_switches(run, switches, repeats, most_mib, tolerance):
 
     For each switch, right before it is tried, the job is measured again: first without the switch, then with it; each
     time one step that does not count, then `repeats` that do. (One more step without any switch may go before them all,
-    for its loss.) A switch stays if its median time is below the fastest of those without it; if no step with it, the first included, takes more than `most_mib`; and
-    if its loss is within `tolerance` of the loss without any switch. One that raises RuntimeError does not stay,
-    whichever step raises it. Other exceptions reach the caller, and so does what the job raises without the switch.
+    for its loss.) A switch stays if its median time is below the fastest of those without it; if no step with it, the
+    first included, takes more than `most_mib`; and if its loss is within `tolerance` of the loss without any switch. One
+    that raises RuntimeError does not stay, whichever step raises it. Other exceptions reach the caller, and so does what
+    the job raises without the switch.
     """
     # TODO: a helper that runs 1 + repeats steps; then the comparison for each switch
     ### BEGIN SOLUTION
