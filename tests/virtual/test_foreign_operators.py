@@ -2,6 +2,7 @@
 
 import ctypes
 import itertools
+import time
 
 import numpy as np
 import pytest
@@ -261,6 +262,25 @@ def test_in_an_operator_it_is_left_out_and_the_kernel_for_the_cpu_gives_the_valu
     assert torch.cuda.max_memory_allocated() - before == 512 + 4096
     assert torch.cuda.memory_allocated() - before == 512
     assert not gpu.compute or out.tolist() == [1] * 300
+
+
+def test_computing_its_values_takes_none_of_the_hosts_time(name):
+    def slow(x):
+        time.sleep(0.5)
+        return x.clone()
+
+    def calls_c(x):
+        out = torch.empty_like(x)
+        ctypes.memset(out.data_ptr(), 0, 16)
+        return out
+
+    torch.library.register_kernel(name, "cuda", calls_c)
+    torch.library.register_kernel(name, "cpu", slow)
+    with scope(counts_host=True) as gpu:
+        x = torch.ones(4, device="cuda")
+        before = gpu.clock.perf_counter()
+        assert operator(name)(x).tolist() == [1.0] * 4
+        assert gpu.clock.perf_counter() - before < 0.25
 
 
 def test_a_graph_would_not_replay_it(gpu, name):

@@ -139,7 +139,7 @@ def _refusal(func: Any, what: str) -> NotMirrored:
 
 def _on_gpu(mode: Any, gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
     written = _written(func, args, kwargs)
-    with backing:
+    with gpu.clock.stopped(), backing:
         before = [tensor.clone() for tensor in written] if gpu.compute else []  # a kernel may write before it calls C
     with _running(func) as kernel:
         try:
@@ -161,7 +161,7 @@ def _on_gpu(mode: Any, gpu: VirtualGPU, device: Device, func: Any, args: Args, k
                 f"{func} is not mirrored in a CUDA graph by the virtual GPU with values: its kernel for CUDA calls"
                 f" {kernel.left_out}, which a replay would leave out. Without a graph it runs; with {SHAPES_ONLY}"
             )
-        with backing, _running(func, last=True):
+        with gpu.clock.stopped(), backing, _running(func, last=True):
             for tensor, kept in zip(written, before, strict=True):
                 tensor.copy_(kept)
             found = func.redispatch(_CPU, *args, **kwargs)
