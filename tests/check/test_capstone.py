@@ -1,8 +1,8 @@
 """The capstone: faults that come together at will, each seen in its place alone, and each repair scored by itself."""
 
 import contextlib
+import functools
 import inspect
-import io
 import itertools
 import json
 import os
@@ -33,6 +33,7 @@ from gpulab.check.lesson15.scoring import PROBES, findings
 from tests.wrong_answers.lesson15.repairs import RIGHT, WRONG
 
 EXERCISE = Path(__file__).parents[2] / "sources" / "solutions" / "15_capstone.py"
+FAULT = {fault.name: fault for fault in FAULTS}
 BY_PLACE = {place: [fault.name for fault in FAULTS if fault.place == place] for place in PLACES}
 
 
@@ -105,66 +106,59 @@ def test_no_fault_can_be_found_by_a_name_that_is_not_used(fault, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def job_of_exercise(tmp_path_factory):
-    """The functions of the exercise's cell `job`, asked for what a script with these faults prints there."""
+def measured(tmp_path_factory):
+    """What the functions of the exercise's cell `job`, by name, find of a script with these faults."""
     cells = dict(re.findall(r"^# %% (\S+).*\n((?:(?!# %%).*\n)*)", EXERCISE.read_text(encoding="utf-8"), re.MULTILINE))
     names = {"contextlib": contextlib, "os": os, "runpy": runpy, "torch": torch, "gpulab": gpulab}
     exec(cells["job"], names)
-    file, printed = tmp_path_factory.mktemp("job") / "train.py", {}
+    folder = tmp_path_factory.mktemp("job")
 
-    def job(faults):
-        if faults not in printed:
-            file.write_text(with_faults(faults), encoding="utf-8")
-            output = io.StringIO()
-            with contextlib.chdir(file.parent), contextlib.redirect_stdout(output), warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "with compute=False")
-                names["job"](file)
-            printed[faults] = output.getvalue()
-        return printed[faults]
+    @functools.cache
+    def found(function, faults):
+        file = folder / "train.py"
+        file.write_text(with_faults(faults), encoding="utf-8")
+        with contextlib.chdir(folder), contextlib.redirect_stdout(None), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "with compute=False")
+            return names[function](file)
 
-    return job
+    return found
 
 
-def without(name):
-    return tuple(other for other in FIRST if other != name)
+def without(*names):
+    return tuple(other for other in FIRST if other not in names)
 
 
 @pytest.mark.parametrize("name", FIRST)
-def test_a_single_repair_moves_a_number_of_the_job(name, job_of_exercise):
-    if name == "last_as_if_full":  # all gradients are of one length while they are clipped scaled
-        assert job_of_exercise(without(name)) == job_of_exercise(FIRST)
-        scaled = without("clipped_while_scaled")
-        assert job_of_exercise(tuple(other for other in scaled if other != name)) != job_of_exercise(scaled)
+def test_a_single_repair_moves_a_number_of_the_job(name, measured):
+    """While main does not fit, and all others are still there; the last window only when gradients are clipped right:
+    before, all are of one length."""
+    kind = PLACES[FAULT[name].place].kind
+    function = "small" if kind == "correctness" else "four_rows"
+    if name == "last_as_if_full":
+        assert measured("small", without(name)) == measured("small", FIRST)
+        assert measured("small", without(name, "clipped_while_scaled")) != measured(
+            "small", without("clipped_while_scaled")
+        )
     else:
-        assert job_of_exercise(without(name)) != job_of_exercise(FIRST)
+        assert measured(function, without(name)) != measured(function, FIRST)
 
 
-@pytest.mark.parametrize(
-    ("fault", "line"),
-    [
-        ("squared_as_power", "main:      peak 9.14 GiB, 2.51 s"),
-        ("blocks_recomputed", "main:      peak 5.45 GiB, 2.75 s"),
-    ],
-)
-def test_what_reading_does_not_show_costs_something_at_full_size(fault, line, job_of_exercise):
+def test_a_job_that_does_not_fit_shows_the_whole_message(measured):
+    told = measured("whole", FIRST)
+    assert told.startswith("CUDA out of memory. Tried to allocate 1.54 GiB. GPU 0 has a total capacity of 14.74 GiB")
+    assert "GiB is allocated by PyTorch, and" in told
+
+
+def test_what_reading_does_not_show_costs_something_at_full_size(measured):
     """Recomputation lowers a peak that fits in any case, and takes a sixth more time."""
-    assert job_of_exercise(()).startswith("main:      peak 8.01 GiB, 2.37 s")
-    assert job_of_exercise((fault,)).startswith(line)
+    assert measured("whole", ()) == "peak 8.01 GiB, 2.37 s (virtual)"
+    assert measured("whole", ("squared_as_power",)) == "peak 9.14 GiB, 2.51 s (virtual)"
+    assert measured("whole", ("blocks_recomputed",)) == "peak 5.45 GiB, 2.75 s (virtual)"
 
 
-def test_a_job_that_does_not_fit_shows_the_whole_message_and_the_numbers_of_four_rows(job_of_exercise):
-    main, four_rows, small = job_of_exercise(FIRST).splitlines()
-    assert "CUDA out of memory. Tried to allocate 1.54 GiB. GPU 0 has a total capacity of 14.74 GiB" in main
-    assert "GiB is allocated by PyTorch, and" in main
-    assert four_rows.startswith("four rows: peak 10.17 GiB, in evaluation 9.30 GiB; ")
-    assert small.startswith("small:     loss ")
-
-
-def test_the_job_runs_with_any_drawn_script(job_of_exercise):
-    assert len(job_of_exercise(faults_of("Ada Lovelace")).splitlines()) == 3
-    assert (
-        len(job_of_exercise(("scores_kept", "norms_with_graph", "retained", "float32", "odd_rows")).splitlines()) == 3
-    )
+def test_four_rows_fit_with_all_that_costs_most_memory(measured):
+    most = ("scores_kept", "squared_as_power", "norms_with_graph", "retained", "graph_in_evaluation", "float32")
+    assert measured("four_rows", most).startswith("peak 7.85 GiB, in evaluation 11.99 GiB")
 
 
 def test_the_exercise_says_how_many_faults_the_pool_has():
