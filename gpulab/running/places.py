@@ -58,6 +58,12 @@ class Places:
             found = self._outwards(sys._current_frames().get(threading.main_thread().ident or 0))
         return found
 
+    def caller(self) -> Place | None:
+        """The line that called the function which asks, if it is the script's own."""
+        frame = sys._getframe(2)
+        file = frame.f_code.co_filename
+        return (file, frame.f_lineno) if self._whose(file) == _SCRIPT else None
+
     def line(self, place: Place) -> Line:
         """The line at a place."""
         file, number = place

@@ -31,6 +31,7 @@ from .meters import Meter, RealMeter, VirtualMeter
 from .overrun import Overrun
 from .places import Line, Places
 from .real import RealWatch
+from .real_time import RealTime
 from .report import Alone, Gpu, Report, as_json, json_path
 from .steps import StepMarks
 from .target import Ending, Target, execute
@@ -74,6 +75,8 @@ class Session:
         undo = self._undo
         recipe = None
         self._backwards = Backwards(self._allocated, self._places)
+        self._real_time = RealTime(self._places)
+        undo.callback(self._real_time.end)
         undo.callback(self._backwards.end)
         self._follow_scopes()
         if self.gpu is not None:
@@ -167,7 +170,11 @@ class Session:
             "imagined": scope.world is not None,
             "joined": "" if scope.world is None else scope.world.topology.describe(),
             "skipped_ddp": scope.skipped_ddp,
-            "notes": (*(() if scope is self.gpu else (own,)), *self._early[scope].sentences()),
+            "notes": (
+                *(() if scope is self.gpu else (own,)),
+                *self._early[scope].sentences(),
+                *filter(None, [self._real_time.sentence()]),
+            ),
         }
 
     def _outside_scopes(self) -> contextlib.AbstractContextManager[None]:

@@ -1,0 +1,55 @@
+"""Which lines of a script time with `time.time()` or `time.monotonic()`: they stay this machine's clock, for dates and
+time limits, and show how long the values took to be computed here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from typing import Any
+
+from .places import Place, Places
+
+_TWICE = 2  # a line that asks once wants a date
+
+
+class RealTime:
+    """From now on, the calls that lines of the script make."""
+
+    def __init__(self, places: Places) -> None:
+        self._places = places
+        self._calls: Counter[tuple[Place, str]] = Counter()
+        self._undo = contextlib.ExitStack()
+        for name in ("time", "monotonic"):
+            own = getattr(time, name)
+            self._undo.callback(setattr, time, name, own)
+            setattr(time, name, self._counting(own, name))
+
+    def end(self) -> None:
+        """Count no longer."""
+        self._undo.close()
+
+    def sentence(self) -> str:
+        """What is to be said of them, "" where no line has asked twice."""
+        asked = [(place, name) for (place, name), calls in self._calls.items() if calls >= _TWICE]
+        if not asked:
+            return ""
+        (place, name), *more = asked
+        line = self._places.line(place)
+        others = f" (and {len(more)} more line{'s' * (len(more) > 1)})" if more else ""
+        return (
+            f"{line.file}:{line.line}{others} reads time.{name}(), which stays this machine's clock: "
+            "time.perf_counter() and CUDA events show the virtual time."
+        )
+
+    def _counting(self, own: Any, name: str) -> Any:
+        calls, caller = self._calls, self._places.caller
+
+        def call() -> float:
+            place = caller()
+            if place is not None:
+                calls[place, name] += 1
+            return own()  # type: ignore[no-any-return]
+
+        return call
