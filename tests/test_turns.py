@@ -1216,7 +1216,7 @@ def by_a_tenth(after):
 
 @wrong("grows", "a job that repeats is said to grow", "begin with the third update")
 def from_the_first(after):
-    return after[-2] > after[0] and after[3] <= after[4] <= after[5] <= after[6]
+    return after[-2] > after[0] and after[6] <= after[7]
 
 
 @wrong("grows", "goes back is said to grow", "compare the lowest of either half")

@@ -118,6 +118,8 @@ def test_a_layers_call_costs_more_than_a_lines():
 def test_plan_and_report_agree_with_the_events_where_the_host_is_the_limit():
     from gpulab import planning
     from gpulab.running.meters import VirtualMeter
+    from gpulab.running.places import Places
+    from gpulab.running.watch import Watch
 
     def build(batch):
         model, x = deep().to("cuda"), torch.zeros(batch, 64, device="cuda")
@@ -130,6 +132,7 @@ def test_plan_and_report_agree_with_the_events_where_the_host_is_the_limit():
 
     planned = planning.plan(build, batch=8, gpu="A100-80").step_ms
     with VirtualGPU("A100-80", compute=False) as gpu:
+        meter = VirtualMeter(gpu, [Watch(device, Places(__file__)) for device in gpu.devices])
         step, spent = build(8), []
         for _ in range(3):
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -139,7 +142,7 @@ def test_plan_and_report_agree_with_the_events_where_the_host_is_the_limit():
             end.record()
             torch.cuda.synchronize()
             spent.append(gpu.clock.host - began)
-        time = VirtualMeter(gpu, []).time(0)
+        time = meter.time(0)
         busy, kernels = gpu.clock.busy() - busy, gpu.clock.kernels() - kernels
     assert busy < 0.3 * spent[-1]
     assert start.elapsed_time(end) == pytest.approx(planned, rel=0.05)
