@@ -17,7 +17,6 @@ _LITTLE = 1 << 30  # every GPU of the table has it many times
 _IDLE = 0.5  # of the time between steps
 _RECOMPUTED = 0.5  # of the peak
 _WAITS = 0.1  # of the time between steps
-_PYTHON = 0.25  # of the time between steps
 _STEPS = 3  # fewer say little
 _CUT_SHORT = "These numbers go as far as the script came, and nothing else follows from them."
 _NO_STEP = "No optimizer step was seen: what training takes is not in these numbers."
@@ -202,10 +201,9 @@ def _idle(report: Report) -> list[str]:
         return []
     text = f"From step to step the GPU is busy {share:.0%} of the virtual time and waits {1 - share:.0%} of it"
     times = [gpu.time for gpu in report.used if gpu.time is not None and gpu.time.kernels]
-    if steps.python and steps.median and steps.python >= _PYTHON * steps.median:
-        text += (
-            f": beside PyTorch's calls, the script takes {duration(steps.python)} a step on the host (measured here)"
-        )
+    launches = sum(t.launch * t.kernels for t in times) / steps.count
+    if steps.python and steps.python > launches:
+        text += f": Python between the operations takes {duration(steps.python)} a step on the host (measured here)"
     elif times and (mean := sum(t.busy for t in times) / sum(t.kernels for t in times)) < times[0].launch:
         text += (
             f": a kernel takes {mean * 1e6:.1f} µs on average, its launch {times[0].launch * 1e6:.1f} µs. Larger "

@@ -195,8 +195,10 @@ def test_a_gpu_that_waits_is_told_with_the_reason_where_it_is_known():
     assert hint.endswith("waits 91% of it.")
     assert idle(0.6) == ()
     assert idle(0.09, count=2) == ()
-    (hint,) = idle(0.09, python=0.15)  # of 0.2 s from step to step
-    assert hint.endswith("beside PyTorch's calls, the script takes 150 ms a step on the host (measured here).")
+    (hint,) = idle(0.09, python=0.15)  # and launches take 7.5 ms a step
+    assert hint.endswith("Python between the operations takes 150 ms a step on the host (measured here).")
+    (hint,) = idle(0.09, python=0.001)
+    assert "its launch 5.0 µs" in hint
     (hint,) = idle(0.09, waited=0.1, waited_share=0.5)  # for data, and that is said once
     assert hint.startswith("Of the time between steps of AdamW the loop waits 50% for data, and the GPU is idle 91%")
 
