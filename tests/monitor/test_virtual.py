@@ -214,7 +214,8 @@ def test_the_virtual_clock_and_not_this_machines_is_the_axis() -> None:
                 x @ x
             torch.cuda.synchronize()
             modelled = clock.host - before
-    assert seen.summary().seconds >= modelled > 1, "40 products of 0.14 s each, in far less real time"
+    # 40 products of 0.14 s each, in far less real time; an onlooker does not know a pause's length before it has ended.
+    assert seen.summary().seconds >= 0.99 * modelled > 1
     (gpu,) = seen.summary().gpus
     assert gpu.mean_utilization is not None
     assert gpu.mean_utilization > 50

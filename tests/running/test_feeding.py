@@ -1,6 +1,7 @@
 """What a run waits for its data: counted in `DataLoader.__next__`, of the main thread, each moment once."""
 
 import contextlib
+import json
 import threading
 
 import pytest
@@ -11,6 +12,8 @@ from gpulab.running import feeding
 from gpulab.running.feeding import Feeding
 from gpulab.running.steps import StepMarks
 from gpulab.virtual.gpu import VirtualGPU
+
+from .starting import start
 
 
 class Clock:
@@ -157,7 +160,7 @@ def test_a_loop_that_loads_only_to_evaluate_is_not_told_that_it_waits_for_nothin
 def test_a_script_with_workers_gets_the_line(run):
     done = run("workers", "fork")
     (steps,) = done.report.steps
-    assert 0 < steps.waited_share < 1
+    assert 0 <= steps.waited_share < 1  # two workers are as quick as the step
     assert "  waited for data   " in done.text
     assert "waited for data" not in run("loop").text  # it has no loader
 
@@ -215,15 +218,17 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("arguments", [("0",), ("1", "fork"), ("1", "spawn")])
-def test_loading_is_compared_with_the_step_of_the_gpu(arguments, run, tmp_path):
+def test_loading_is_compared_with_the_step_of_the_gpu(arguments, tmp_path):
     (tmp_path / "loading.py").write_text(LOADING)
-    done = run(tmp_path / "loading.py", *arguments)
-    (steps,) = done.report.steps
-    assert steps.waited > 0.05  # two samples of 50 ms, less what the loop does meanwhile
-    assert steps.median >= 0.1
-    assert steps.busy_share < 0.1
-    assert steps.waited_share > 0.5
-    assert "for data, and the GPU is idle 9" in done.text or "for data, and the GPU is idle 100%" in done.text
+    done = start("--json", tmp_path / "r.json", tmp_path / "loading.py", *arguments)
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "r.json").read_text())
+    (steps,) = report["steps"]
+    assert steps["waited"] > 0.05  # two samples of 50 ms, less what the loop does meanwhile
+    assert steps["median"] >= 0.1
+    assert steps["busy_share"] < 0.1
+    assert steps["waited_share"] > 0.5
+    assert any("for data, and the GPU is idle" in hint for hint in report["hints"])
 
 
 def test_workers_that_are_fast_enough_are_not_blamed_for_a_slow_host(run, tmp_path):

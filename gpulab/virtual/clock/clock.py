@@ -277,7 +277,7 @@ class Clock:
         return self._shown
 
     def seen(self) -> float:
-        """What `perf_counter` would answer now, for an onlooker in another thread: looking changes nothing."""
+        """About what `perf_counter` would answer, for an onlooker in another thread: looking changes nothing."""
         gap = 0.0 if self._inside else real() - self._last
         return self._at() + (gap if gap > LAUNCHING or not self._after_operation else 0.0)
 
