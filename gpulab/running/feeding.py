@@ -84,7 +84,7 @@ class Feeding:
         finally:
             ended = now()
             if workers is not None:
-                workers.last = ended
+                workers.last = None if clock is None else ended  # the next batch may be asked for by another clock
             self.seconds += ended - began
             self._inside = False
 
@@ -106,7 +106,8 @@ class _Workers:
         assert self.last is not None
         seconds, batches = map(float, self._times.sum(dim=0).tolist())
         each = seconds / max(batches, 1) / len(self._times)  # from one batch to the next, all workers at work
-        ready = min(self._ready + (now - self.last) / each, self._most) if each else self._most
+        passed = max(0.0, now - self.last)
+        ready = min(self._ready + passed / each, self._most) if each else self._most
         self._ready = max(ready - 1, 0.0)
         return max(1 - ready, 0.0) * each
 

@@ -194,6 +194,12 @@ def test_what_workers_load_ahead_is_there_after_a_long_step():
     assert [found.wait(100.0) for _ in range(5)] == pytest.approx([0, 0, 0, 0.5, 0.5])
 
 
+def test_another_clock_that_is_behind_makes_no_longer_wait():
+    found = feeding._Workers(torch.tensor([[1.0, 1.0]], dtype=torch.float64), prefetch=2)
+    found.last = 1000.0
+    assert found.wait(1.0) == 1.0
+
+
 LOADING = """
 import sys, time, torch
 from torch.utils.data import DataLoader, Dataset
