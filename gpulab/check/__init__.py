@@ -1,6 +1,6 @@
 """Checks of the exercises: `gpulab.check.NAME(your_function)` passes, or raises and says what was misunderstood.
 
-One file per lesson holds its checks; a check is loaded when it is first used.
+Each check is a file, lessonNN/NAME.py, which is loaded when it is first used: it holds an `EXERCISE`.
 """
 
 from importlib import import_module
@@ -11,13 +11,14 @@ from .base import CheckFailed, NotAttempted
 
 __all__ = ["CheckFailed", "NotAttempted"]
 
-_HOME = {name: f"{__name__}.lesson{lesson.number:02d}" for lesson in LESSONS for name in lesson.checks}
+_HOME = {name: f"{__name__}.lesson{lesson.number:02d}.{name}" for lesson in LESSONS for name in lesson.checks}
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"there is no check {name!r}; the checks are: {', '.join(sorted(_HOME))}")
-    return getattr(import_module(_HOME[name]), name)
+    module = import_module(_HOME[name])
+    return module.EXERCISE.check if hasattr(module, "EXERCISE") else getattr(module, name)
 
 
 def __dir__() -> list[str]:

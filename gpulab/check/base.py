@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
 
@@ -67,10 +68,18 @@ class CheckFailed(Exception):
         got: str = "",
         likely: str = "",
         also: str = "",
+        asked: str = "",
         read: str = "",
     ) -> None:
         self.check, self.summary = check, summary
-        self.rows = {"expected": expected, "got": got, "likely": likely, "also": also, "read": read}
+        self.rows = {
+            "expected": expected,
+            "got": got,
+            "likely": likely,
+            "also": also,
+            "asked": asked,
+            "read": read,
+        }
         self.notes: list[str] = []
         self.raised = ""  # the exception of the student's code, as "Type: text"
         self.hung = False  # whether it took some time to tell
@@ -260,19 +269,32 @@ class Trial:
         return [f"(your function printed: {text})"] if text else [*(self.ranks.printed() if self.ranks else [])]
 
 
+def home_of(file: str) -> tuple[int, str]:
+    """The lesson and the name of a check, by the file that holds it: lessonNN/NAME.py."""
+    path = Path(file)
+    return int(path.parent.name.removeprefix("lesson")), path.stem
+
+
 def check(
-    *, lesson: int, says: str, imports: Sequence[str] = (), draws_once: bool = False
+    *,
+    lesson: int,
+    says: str,
+    imports: Sequence[str] = (),
+    draws_once: bool = False,
+    name: str = "",
+    doc: str = "",
 ) -> Callable[[Callable[[Any, Trial], None]], Callable[..., None]]:
     """Make a check of `lesson` out of a function `(student, trial)` that raises when the answer is wrong.
 
     `says` is the line that a right answer is told. `imports` names what PyTorch imports when the answer first needs
-    it, such as `OPTIMIZERS`: it is imported before the student's time runs. The check takes the student's object and,
-    to draw the same inputs again, `seed=`. One that `draws_once` has the same inputs each time in a process, so that
-    what it has measured of an answer need not be measured again.
+    it, such as `OPTIMIZERS`: it is imported before the student's time runs. `name` and `doc` are those of the function
+    unless they are given. The check takes the student's object and, to draw the same inputs again, `seed=`.
+    One that `draws_once` has the same inputs each time in a process, so that what it has measured of an answer need not
+    be measured again.
     """
 
-    def decorate(body: Callable[[Any, Trial], None]) -> Callable[..., None]:
-        name = body.__name__
+    def decorate(body: Callable[[Any, Trial], None], name: str = name) -> Callable[..., None]:
+        name = name or body.__name__
         if name not in course_lesson(lesson).checks:
             raise ValueError(f"check {name!r} is not in the course table of lesson {lesson:02d}")
 
@@ -301,7 +323,7 @@ def check(
             passed(name, says, *trial.printed(), *record("checks", lesson, name))
 
         run.__name__ = run.__qualname__ = name
-        run.__doc__ = body.__doc__
+        run.__doc__ = doc or body.__doc__
         return run
 
     return decorate

@@ -28,7 +28,7 @@ import torch
 
 from . import settings
 from .audit import Kind
-from .base import CheckFailed, Trial
+from .base import CheckFailed, Trial, check, home_of
 from .on_rank import Watched
 from .scenes import Pairs, Scene
 from .wording import clip, is_finite
@@ -72,13 +72,14 @@ class Facts:
 class Clause:
     """One sentence that the exercise promises, word for word as it stands there, and the facts that hold it.
 
-    `summary` and `likely` are for answers that break it in a way that nobody foresaw.
+    An answer that breaks it in a way that nobody foresaw is told `summary`, the sentence itself and `rule`, which holds
+    whatever the mistake is: it names no cause.
     """
 
     quote: str
     facts: Sequence[str]
     summary: str
-    likely: str = ""
+    rule: str = ""
     read: str = ""
 
 
@@ -119,7 +120,10 @@ Play = Callable[[Callable[..., Any], Scene], Facts]
 class Contract:
     """The clauses of one check, in the order in which they are judged; its edges; and `play`.
 
-    `file` is the check's own `__file__`: the fingerprints lie beside it, in NAME.json. `parameters` are those of the
+    `file` is the check's own `__file__`: the fingerprints lie beside it, in NAME.json. `says` is what a right answer is
+    told; `imports` and `draws_once` are as in `check`. `hides` names the edges that do not matter in a scene; with
+    `every`, all possible scenes are played. `errors` says what an exception likely means of which the text, as "Type:
+    text", holds this one. `own_gpu`: the student's code never meets the notebook's GPU. `parameters` are those of the
     function that is asked for. Where another object is asked for, as a class, `accept(student, trial)` judges what kind
     of object came, and returns the function that `call` calls. With `ranks`, at most so many of them, the function is
     called on real ones: `call(on_rank, args of rank 0, …)` is the list of what `on_rank(student, *args)` returned; then
@@ -131,6 +135,7 @@ class Contract:
         self,
         file: str,
         *,
+        says: str,
         parameters: Sequence[str],
         clauses: Sequence[Clause],
         edges: Mapping[str, Sequence[Any]],
@@ -140,7 +145,16 @@ class Contract:
         ranks: int = 0,
         may_change: Mapping[str, Iterable[Kind]] = MappingProxyType({}),
         alike: float = _ALIKE,
+        hides: Callable[[Scene], Iterable[str]] = lambda scene: (),
+        every: bool = False,
+        errors: Mapping[str, str] = MappingProxyType({}),
+        imports: Sequence[str] = (),
+        draws_once: bool = False,
+        own_gpu: bool = True,
     ) -> None:
+        self.lesson, self.name = home_of(file)
+        self.says, self.imports, self.draws_once, self.own_gpu = says, imports, draws_once, own_gpu
+        self.hides, self.every, self.errors = hides, every, errors
         self.alike = alike
         self.path, self.parameters = Path(file).with_suffix(".json"), tuple(parameters)
         self.accept = accept or self._accept
@@ -148,8 +162,22 @@ class Contract:
         self.ranks, self.may_change = ranks, dict(may_change)
 
     @cached_property
+    def check(self) -> Callable[..., None]:
+        """What a student calls: `gpulab.check.NAME`."""
+        doc = f"Check a function of ({', '.join(self.parameters)}): {self.says}."
+        made = check(
+            lesson=self.lesson,
+            says=self.says,
+            imports=self.imports,
+            draws_once=self.draws_once,
+            name=self.name,
+            doc=doc,
+        )
+        return made(self.judge)
+
+    @cached_property
     def _pairs(self) -> Pairs:
-        return Pairs(self.edges, self.possible)
+        return Pairs(self.edges, self.possible, self.hides, every=self.every)
 
     def scenes(self, seed: int) -> list[tuple[int, Scene]]:
         """Scenes, each with the seed of what is drawn in it."""
@@ -194,7 +222,7 @@ class Contract:
                     clause.summary,
                     expected=f"{name}: {expected} ({facts.about})",
                     got=f"{name}: {got}",
-                    likely=clause.likely,
+                    asked=f"“{clause.quote}”" + (f": {clause.rule}" if clause.rule else ""),
                     read=clause.read,
                 )
             except CheckFailed as failed:
@@ -214,7 +242,7 @@ class Contract:
         others = [m for m in made if m is not first]
         if first:
             failed.summary = f"{failed.summary}: {first.summary}" if failed.raised else first.summary
-            failed.rows["likely"] = first.likely or failed.rows["likely"]
+            failed.rows["likely"], failed.rows["asked"] = first.likely or failed.rows["likely"], ""
         if others:
             failed.rows["also"] = "; ".join(m.summary for m in others)
 
@@ -228,9 +256,13 @@ class Contract:
                 watched = Watched(function, self.parameters, self.may_change)
                 functions = [partial(on_rank, watched, *args) for args in of_ranks]
                 return trial.ranks.call(trial, functions, function, **options)
+            options.setdefault("explain", self._explain)
             return trial.call(partial(through, function) if through else function, *args, **options)
 
         return self.play(call, scene)
+
+    def _explain(self, error: str) -> str:
+        return next((likely for text, likely in self.errors.items() if text in error), "")
 
     @cached_property
     def fixed(self) -> list[tuple[int, Scene]]:

@@ -3,9 +3,3 @@
 Each compares numbers with a formula on inputs drawn afresh. Where they differ, the formulas of the known
 misconceptions are tried on the same inputs, and the one that gives the student's number is named.
 """
-
-from .amdahl import amdahl
-from .bound_by import bound_by
-from .layer_cost import layer_cost
-
-__all__ = ["amdahl", "bound_by", "layer_cost"]

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from ...virtual.gpu import VirtualGPU
-from ..base import Trial, check
 from ..contract import Clause, Contract, Facts, Near
 from ..scenes import Scene
 from ..wording import as_float, is_finite, is_number
@@ -243,10 +242,11 @@ def unit(got: Any, want: float) -> str:
     return next((name for name, times in units.items() if abs(got / times - want) <= WITHIN * want), "milliseconds")
 
 
-CONTRACT = Contract(__file__, parameters=("fn", "repeats", "warm_up"), clauses=CLAUSES, edges=EDGES, play=play)
-
-
-@check(lesson=3, says="the median of the work's own time, whatever was queued before it")
-def honest_timer(student: Any, trial: Trial) -> None:
-    """Check a function of (fn, repeats, warm_up): the median time of fn() on the GPU in milliseconds."""
-    CONTRACT.judge(student, trial)
+EXERCISE = Contract(
+    __file__,
+    says="the median of the work's own time, whatever was queued before it",
+    parameters=("fn", "repeats", "warm_up"),
+    clauses=CLAUSES,
+    edges=EDGES,
+    play=play,
+)

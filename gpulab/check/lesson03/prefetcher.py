@@ -20,7 +20,6 @@ import torch
 from ...virtual.clock.clock import Span
 from ...virtual.gpu import VirtualGPU
 from ...virtual.scope.in_force import backing
-from ..base import Trial, check
 from ..contract import Clause, Contract, Facts
 from ..scenes import Scene
 from .common import STREAMS, WAITS, Waits, scope
@@ -432,14 +431,12 @@ class Times:
         )
 
 
-CONTRACT = Contract(
-    __file__, parameters=("batches", "device"), clauses=CLAUSES, edges=EDGES, play=play, possible=possible
+EXERCISE = Contract(
+    __file__,
+    says="all batches in order, each copy hidden behind the batch before, memory safe, exceptions in place",
+    parameters=("batches", "device"),
+    clauses=CLAUSES,
+    edges=EDGES,
+    play=play,
+    possible=possible,
 )
-
-
-@check(
-    lesson=3, says="all batches in order, each copy hidden behind the batch before, memory safe, exceptions in place"
-)
-def prefetcher(student: Any, trial: Trial) -> None:
-    """Check a function of (batches, device) that yields the batches on a GPU, copied one ahead in a side stream."""
-    CONTRACT.judge(student, trial)

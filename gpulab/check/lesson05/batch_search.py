@@ -17,7 +17,7 @@ from torch import nn
 from ...virtual.gpu import VirtualGPU
 from ...virtual.gpus.specs import spec
 from ..audit import Kind
-from ..base import OPTIMIZERS, Trial, check
+from ..base import OPTIMIZERS
 from ..contract import Clause, Contract, Facts, holds
 from ..measure import virtual_gpu
 from ..scenes import Scene
@@ -355,18 +355,13 @@ def possible(scene: Scene) -> bool:
     return bool((scene.optimizer is torch.optim.SGD) == grows == scene.trained == (scene.parameters == "in one group"))
 
 
-CONTRACT = Contract(
+EXERCISE = Contract(
     __file__,
+    says="the largest batch of two whole steps, and all is as it was",
+    imports=[OPTIMIZERS],
     parameters=("model", "optimizer", "loss_of", "most"),
     clauses=CLAUSES,
     edges=EDGES,
     play=play,
     possible=possible,
 )
-
-
-@check(lesson=5, says="the largest batch of two whole steps, and all is as it was", imports=[OPTIMIZERS])
-def batch_search(student: Any, trial: Trial) -> None:
-    """Check a function of (model, optimizer, loss_of, most): the largest batch from 0 to `most` of which two training
-    steps fit; model, optimizer, random numbers and memory are as before."""
-    CONTRACT.judge(student, trial)

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ..audit import ANYTHING, Kind
-from ..base import OPTIMIZERS, Trial, check
+from ..base import OPTIMIZERS, Trial
 from ..contract import Clause, Contract, Facts, Near
 from ..lesson08.common import flat_gradient
 from ..measure import virtual_gpu
@@ -311,19 +311,21 @@ def possible(scene: Scene) -> bool:
     return bool(scene.device != "cpu" or scene.min_bytes == 50 * KIB)
 
 
-CONTRACT = Contract(
-    __file__, parameters=("model", "min_bytes"), clauses=CLAUSES, edges=EDGES, play=play, possible=possible
-)
+def accept(student: Any, trial: Trial) -> Callable[..., Any]:
+    """A subclass of saved_tensors_hooks is right too."""
+    function: Callable[..., Any] = functools.partial(student) if inspect.isclass(student) else student
+    trial.function(function, ("model", "min_bytes"))
+    return function
 
 
-@check(
-    lesson=6,
+EXERCISE = Contract(
+    __file__,
     says="large activations wait on the host, weights and small tensors stay, the gradients are the same",
     imports=[OPTIMIZERS],
+    parameters=("model", "min_bytes"),
+    clauses=CLAUSES,
+    edges=EDGES,
+    play=play,
+    possible=possible,
+    accept=accept,
 )
-def offload_activations(student: Any, trial: Trial) -> None:
-    """Check a function of (model, min_bytes) that returns a context manager: within it, what autograd keeps of at least
-    `min_bytes` goes to the host, but for parameters, and backward gets it back."""
-    if inspect.isclass(student):  # a subclass of saved_tensors_hooks is right too
-        student = functools.partial(student)
-    CONTRACT.judge(student, trial)

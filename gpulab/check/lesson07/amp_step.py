@@ -14,7 +14,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from ..audit import MOVED, Kind
-from ..base import Trial, check
 from ..contract import Clause, Contract, Facts, Near
 from ..measure import virtual_gpu
 from ..scenes import Scene
@@ -313,8 +312,9 @@ def weights(model: nn.Module) -> torch.Tensor:
     return torch.cat([p.detach().flatten().cpu() for p in model.parameters()])
 
 
-CONTRACT = Contract(
+EXERCISE = Contract(
     __file__,
+    says="autocast, scale, unscale, clip, step, update in order, and a skipped step advances no schedule",
     parameters=PARAMETERS,
     clauses=CLAUSES,
     edges=EDGES,
@@ -322,10 +322,3 @@ CONTRACT = Contract(
     possible=possible,
     alike=2e-3,  # in scenes on the CPU, where processors round 16-bit products differently
 )
-
-
-@check(lesson=7, says="autocast, scale, unscale, clip, step, update in order, and a skipped step advances no schedule")
-def amp_step(student: Any, trial: Trial) -> None:
-    """Check a function of (model, optimizer, scaler, scheduler, loss_fn, x, y, dtype, max_norm): one training step in
-    mixed precision, which returns the loss as a float and whether the optimizer stepped."""
-    CONTRACT.judge(student, trial)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..audit import Kind
-from ..base import OPTIMIZERS, Trial, check
+from ..base import OPTIMIZERS, Trial
 from ..contract import Clause, Contract, Facts, Near
 from ..measure import virtual_gpu
 from ..scenes import Scene
@@ -295,15 +295,14 @@ def explain(error: str) -> str:
     return ""
 
 
-CONTRACT = Contract(__file__, parameters=(), clauses=CLAUSES, edges=EDGES, play=play, possible=possible, accept=accept)
-
-
-@check(
-    lesson=7,
+EXERCISE = Contract(
+    __file__,
     says="in every iteration it scales, skips, backs off and grows as torch.amp.GradScaler does",
     imports=[OPTIMIZERS],
+    parameters=(),
+    clauses=CLAUSES,
+    edges=EDGES,
+    play=play,
+    possible=possible,
+    accept=accept,
 )
-def loss_scaler(student: Any, trial: Trial) -> None:
-    """Check a class (init_scale, growth_factor, backoff_factor, growth_interval) with the methods scale(loss),
-    unscale_(optimizer), step(optimizer), update() and get_scale()."""
-    CONTRACT.judge(student, trial)

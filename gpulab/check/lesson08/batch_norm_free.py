@@ -14,7 +14,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from ..audit import ANYTHING
-from ..base import Trial, check
 from ..contract import Clause, Contract, Facts, Near, holds
 from ..measure import same, virtual_gpu
 from ..scenes import Scene
@@ -359,14 +358,11 @@ def measure(outs: list[torch.Tensor]) -> tuple[Any, ...]:
     return groups, every_eps, *map(torch.cat, vectors)
 
 
-CONTRACT = Contract(__file__, parameters=("model", "groups"), clauses=CLAUSES, edges=EDGES, play=play)
-
-
-@check(
-    lesson=8,
+EXERCISE = Contract(
+    __file__,
     says="no sample sees another one's statistics, so the micro-batches add up to the full batch again",
+    parameters=("model", "groups"),
+    clauses=CLAUSES,
+    edges=EDGES,
+    play=play,
 )
-def batch_norm_free(student: Any, trial: Trial) -> None:
-    """Check a function of (model, groups): it returns a copy of the model in which a group norm with `groups` groups
-    stands for each BatchNorm, in every place, with its weight, bias, eps, dtype, device and mode."""
-    CONTRACT.judge(student, trial)

@@ -11,7 +11,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from ..audit import Kind
-from ..base import Trial, check
 from ..contract import Clause, Contract, Facts, Near
 from ..measure import SavedBytes, virtual_gpu
 from ..scenes import Scene
@@ -183,21 +182,12 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
         return facts
 
 
-CONTRACT = Contract(
+EXERCISE = Contract(
     __file__,
+    says="every labelled token of the window counts once, padding never, and all-padding gives no NaN",
     parameters=("model", "micro_batches"),
     clauses=CLAUSES,
     edges=EDGES,
     play=play,
     possible=possible,
 )
-
-
-@check(
-    lesson=8,
-    says="every labelled token of the window counts once, padding never, and all-padding gives no NaN",
-)
-def token_weighting(student: Any, trial: Trial) -> None:
-    """Check a function of (model, micro_batches), pairs of token ids and labels (rows, columns): it leaves in .grad
-    the gradient of the mean loss over all labels of the window that are not -100, and returns their number."""
-    CONTRACT.judge(student, trial)

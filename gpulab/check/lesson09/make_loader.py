@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from ..base import Trial, check
 from ..contract import Clause, Contract, Facts, holds
 from ..lesson02.machines import with_cores, without_gpu
 from ..measure import virtual_gpu
@@ -294,17 +293,12 @@ def in_order(samples: list[int], data: list[int]) -> bool:
     return samples == sorted(samples, key=data.index)
 
 
-CONTRACT = Contract(
+EXERCISE = Contract(
     __file__,
+    says="the loaders of all ranks share the cores and the samples, in training and in evaluation",
+    own_gpu=False,
     parameters=("dataset", "batch_size", "cores", "ranks", "rank", "train"),
     clauses=CLAUSES,
     edges=EDGES,
     play=play,
 )
-
-
-@check(lesson=9, says="the loaders of all ranks share the cores and the samples, in training and in evaluation")
-def make_loader(student: Any, trial: Trial) -> None:
-    """Check a function of (dataset, batch_size, cores, ranks, rank, train): the DataLoader of this rank, for training
-    or for evaluation, with as many workers as it has cores for."""
-    CONTRACT.judge(student, trial)

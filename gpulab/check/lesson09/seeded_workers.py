@@ -11,7 +11,6 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from .. import settings
-from ..base import Trial, check
 from ..contract import Clause, Contract, Facts
 from ..scenes import Scene
 from .sections import MISTAKES, SEEDS
@@ -193,13 +192,12 @@ def compare(facts: Facts, first: Seen, second: Seen, third: Seen) -> None:
     facts.add(ORDER_OTHER, "the same" if same else "another one", "another one")
 
 
-CONTRACT = Contract(
-    __file__, parameters=("dataset", "batch_size", "workers", "seed"), clauses=CLAUSES, edges=EDGES, play=play
+EXERCISE = Contract(
+    __file__,
+    says="other numbers for every worker and epoch, and the same again in a second run",
+    own_gpu=False,
+    parameters=("dataset", "batch_size", "workers", "seed"),
+    clauses=CLAUSES,
+    edges=EDGES,
+    play=play,
 )
-
-
-@check(lesson=9, says="other numbers for every worker and epoch, and the same again in a second run")
-def seeded_workers(student: Any, trial: Trial) -> None:
-    """Check a function of (dataset, batch_size, workers, seed): a DataLoader whose workers draw numbers that differ
-    from worker to worker and from epoch to epoch, and are the same in a second run."""
-    CONTRACT.judge(student, trial)

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from ..base import Trial, check
 from ..contract import Clause, Contract, Facts, Near
 from ..lesson03.common import Clocks, clocks_here, scope
 from ..scenes import Scene
@@ -375,13 +374,11 @@ def unit(got: float, want: float) -> str:
     return next((name for name, times in units.items() if abs(got / times - want) <= 0.02 * want), "")
 
 
-CONTRACT = Contract(
-    __file__, parameters=("loader", "step", "batches", "warm_up"), clauses=CLAUSES, edges=EDGES, play=play
+EXERCISE = Contract(
+    __file__,
+    says="the waiting and nothing else: neither the start, nor the end, nor the GPU's work",
+    parameters=("loader", "step", "batches", "warm_up"),
+    clauses=CLAUSES,
+    edges=EDGES,
+    play=play,
 )
-
-
-@check(lesson=9, says="the waiting and nothing else: neither the start, nor the end, nor the GPU's work")
-def starvation(student: Any, trial: Trial) -> None:
-    """Check a function of (loader, step, batches, warm_up), which makes so many training steps, and returns the mean
-    seconds that a step waited for its batch, those that it took, and the share of waiting."""
-    CONTRACT.judge(student, trial)

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from ..base import Trial, check
 from ..contract import Clause, Contract, Facts, Near, holds
 from ..lesson03.common import Clocks, clocks_here, scope
 from ..scenes import Scene
@@ -203,17 +202,12 @@ def unit(got: float, wanted: float) -> str:
     return next((name for name, times in units.items() if abs(got / times - wanted) <= WITHIN * wanted), "a part of 1")
 
 
-CONTRACT = Contract(
+EXERCISE = Contract(
     __file__,
+    says="what the model needs, in the time that the job takes, by the dense peak of its format",
     parameters=("step", "plain_step", "dtype", "sheet", "warm_up", "repeats"),
     clauses=CLAUSES,
     edges=EDGES,
     play=play,
     possible=possible,
 )
-
-
-@check(lesson=10, says="what the model needs, in the time that the job takes, by the dense peak of its format")
-def job_mfu(student: Any, trial: Trial) -> None:
-    """Check a function of (step, plain_step, dtype, sheet, warm_up, repeats): the model FLOPs utilisation of a job."""
-    CONTRACT.judge(student, trial)

@@ -6,7 +6,6 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from ..base import Trial, check
 from ..contract import Clause, Contract, Facts
 from ..scenes import Scene
 from ..wording import text_in
@@ -250,18 +249,13 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
     return facts
 
 
-CONTRACT = Contract(
+EXERCISE = Contract(
     __file__,
+    says="five kinds told apart, by what the host does in the gaps and by the nearer roof",
+    own_gpu=False,
     parameters=("events", "gpu", "peak_flops", "peak_bandwidth"),
     clauses=CLAUSES,
     edges=EDGES,
     play=play,
     possible=possible,
 )
-
-
-@check(lesson=10, says="five kinds told apart, by what the host does in the gaps and by the nearer roof")
-def name_bottleneck(student: Any, trial: Trial) -> None:
-    """Check a function of (events, gpu, peak_flops, peak_bandwidth), a Chrome trace and the peaks of one of its GPUs:
-    it returns what that GPU's steps are bound by, one of five words."""
-    CONTRACT.judge(student, trial)

@@ -15,7 +15,6 @@ from unittest import mock
 import torch
 from torch.profiler import ProfilerActivity
 
-from ..base import Trial, check
 from ..contract import Clause, Contract, Facts, Near
 from ..measure import virtual_gpu
 from ..scenes import Scene
@@ -233,17 +232,11 @@ def kind_of(name: str, own: Container[str]) -> str:
 
 
 BOTH = {ProfilerActivity.CPU, ProfilerActivity.CUDA}
-CONTRACT = Contract(
+EXERCISE = Contract(
     __file__,
+    says="the steps that were asked for, a file for each cycle, and times that add up",
     parameters=("step", "steps", "skip", "every", "count", "folder"),
     clauses=CLAUSES,
     edges=EDGES,
     play=play,
 )
-
-
-@check(lesson=10, says="the steps that were asked for, a file for each cycle, and times that add up")
-def profiled_steps(student: Any, trial: Trial) -> None:
-    """Check a function of (step, steps, skip, every, count, folder): it calls step() and records some of the calls, and
-    returns the kernels' own time by operation, in milliseconds per recorded step."""
-    CONTRACT.judge(student, trial)

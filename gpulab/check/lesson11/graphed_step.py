@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from ...virtual.scope.in_force import backing
 from ..audit import ANYTHING
-from ..base import OPTIMIZERS, Trial, check
+from ..base import OPTIMIZERS
 from ..contract import Clause, Contract, Facts, Near
 from ..measure import virtual_gpu
 from ..races import Race, races
@@ -226,24 +226,14 @@ def kind_of(returned: list[Any]) -> str:
     return type(worst).__name__
 
 
-CONTRACT = Contract(
+GRAPHS = "torch.cuda._graph_node_callbacks"  # what PyTorch imports for the first capture, where it has that
+EXERCISE = Contract(
     __file__,
+    says="the plain step's numbers, from the same start, in a third of its time",
+    imports=[OPTIMIZERS, *([GRAPHS] if find_spec(GRAPHS) else [])],
     parameters=("model", "optimizer", "x", "y"),
     clauses=CLAUSES,
     edges=EDGES,
     play=play,
     alike=0.03,  # AdamW makes whole steps of small gradients, in which processors differ
 )
-
-
-GRAPHS = "torch.cuda._graph_node_callbacks"  # what PyTorch imports for the first capture, where it has that
-
-
-@check(
-    lesson=11,
-    says="the plain step's numbers, from the same start, in a third of its time",
-    imports=[OPTIMIZERS, *([GRAPHS] if find_spec(GRAPHS) else [])],
-)
-def graphed_step(student: Any, trial: Trial) -> None:
-    """Check a function of (model, optimizer, x, y): it returns a training step that replays a CUDA graph."""
-    CONTRACT.judge(student, trial)

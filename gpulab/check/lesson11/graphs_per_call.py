@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from ...virtual.gpu import without_gpu
-from ..base import Trial, check
 from ..contract import Clause, Contract, Facts
 from ..scenes import Scene
 from ..wording import is_whole
@@ -217,16 +216,11 @@ def fresh(function: Any) -> Any:
     return function
 
 
-CONTRACT = Contract(
+EXERCISE = Contract(
     __file__,
+    says="each call with its graphs: breaks, new lengths, and what comes after the eighth",
     parameters=("function", "calls"),
     clauses=CLAUSES,
     edges=EDGES,
     play=play,
 )
-
-
-@check(lesson=11, says="each call with its graphs: breaks, new lengths, and what comes after the eighth")
-def graphs_per_call(student: Any, trial: Trial) -> None:
-    """Check a function of (function, calls): how many graphs torch.compile compiles in each call."""
-    CONTRACT.judge(student, trial)

@@ -7,7 +7,6 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..base import Trial, check
 from ..contract import Clause, Contract, Facts
 from ..scenes import Scene
 from .sections import TABLE
@@ -266,16 +265,12 @@ def _failing(facts: Facts, call: Callable[..., Any], scene: Scene, names: Sequen
     facts.add(ERROR if job.raises_with else OF_THE_JOB, seen, [type(job.raises).__name__])
 
 
-CONTRACT = Contract(
+EXERCISE = Contract(
     __file__,
+    says="what gains more than the noise stays; what costs memory or digits does not",
+    own_gpu=False,
     parameters=("run", "switches", "repeats", "most_mib", "tolerance"),
     clauses=CLAUSES,
     edges=EDGES,
     play=play,
 )
-
-
-@check(lesson=11, says="what gains more than the noise stays; what costs memory or digits does not")
-def keep_switches(student: Any, trial: Trial) -> None:
-    """Check a function of (run, switches, repeats, most_mib, tolerance): the list of switches that stay on."""
-    CONTRACT.judge(student, trial)

@@ -23,7 +23,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from ..audit import MOVED
-from ..base import Trial, check
 from ..contract import Clause, Contract, Facts, Near, holds
 from ..scenes import Scene
 from ..wording import as_float, is_number
@@ -237,8 +236,9 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
     return facts
 
 
-CONTRACT = Contract(
+EXERCISE = Contract(
     __file__,
+    says="all ranks make the steps that one process makes, and each sample is drawn in every epoch",
     parameters=("model", "data", "epochs", "batch_size", "learning_rate", "path"),
     clauses=CLAUSES,
     edges=EDGES,
@@ -246,10 +246,3 @@ CONTRACT = Contract(
     ranks=3,
     may_change={"model": MOVED},
 )
-
-
-@check(lesson=12, says="all ranks make the steps that one process makes, and each sample is drawn in every epoch")
-def ddp_training(student: Any, trial: Trial) -> None:
-    """Check a function of (model, data, epochs, batch_size, learning_rate, path), the body of a training script: called
-    on real ranks, it trains model on all of them and returns the mean loss of each epoch, a list of floats."""
-    CONTRACT.judge(student, trial)

@@ -13,7 +13,6 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from ..base import Trial, check
 from ..contract import Clause, Contract, Facts, Near
 from ..scenes import Scene
 from ..wording import as_float, is_number, show
@@ -195,8 +194,9 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
     return facts
 
 
-CONTRACT = Contract(
+EXERCISE = Contract(
     __file__,
+    says="each sample is evaluated once, the sums are divided once, and the modes are put back",
     parameters=("model", "data", "batch_size"),
     clauses=CLAUSES,
     edges=EDGES,
@@ -204,10 +204,3 @@ CONTRACT = Contract(
     ranks=3,
     may_change={"model": {"mode", "buffers", "settings"}},  # judged; and DDP keeps a setting when it is called
 )
-
-
-@check(lesson=12, says="each sample is evaluated once, the sums are divided once, and the modes are put back")
-def evaluate_once(student: Any, trial: Trial) -> None:
-    """Check a function of (model, data, batch_size), a model in DDP and a dataset of (x, label): called on real ranks,
-    it returns (loss, accuracy) over the whole dataset, two floats."""
-    CONTRACT.judge(student, trial)

@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 
 from ..audit import ANYTHING
-from ..base import Trial, check
 from ..contract import Clause, Contract, Facts, Near, holds
 from ..scenes import Scene
 from ..wording import as_float, show
@@ -160,8 +159,9 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
     return facts
 
 
-CONTRACT = Contract(
+EXERCISE = Contract(
     __file__,
+    says="the mean is that over the samples of all ranks, on each of them, and the loss is untouched",
     parameters=("loss", "count"),
     clauses=CLAUSES,
     edges=EDGES,
@@ -170,10 +170,3 @@ CONTRACT = Contract(
     ranks=3,
     may_change={"loss": ANYTHING},  # which is judged
 )
-
-
-@check(lesson=12, says="the mean is that over the samples of all ranks, on each of them, and the loss is untouched")
-def mean_over_ranks(student: Any, trial: Trial) -> None:
-    """Check a function of (loss, count), this rank's mean loss and its number of samples: called on real ranks, it
-    returns the mean over the samples of all ranks, a float."""
-    CONTRACT.judge(student, trial)

@@ -6,7 +6,6 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from ..base import Trial, check
 from ..contract import Clause, Contract, Facts
 from ..scenes import Scene
 from ..wording import is_whole, show
@@ -179,13 +178,13 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
     return facts
 
 
-CONTRACT = Contract(
-    __file__, parameters=("dumps", "groups"), clauses=CLAUSES, edges=EDGES, play=play, possible=possible
+EXERCISE = Contract(
+    __file__,
+    says="the rank that parted is found, with the group and the number, and nobody else is blamed",
+    own_gpu=False,
+    parameters=("dumps", "groups"),
+    clauses=CLAUSES,
+    edges=EDGES,
+    play=play,
+    possible=possible,
 )
-
-
-@check(lesson=12, says="the rank that parted is found, with the group and the number, and nobody else is blamed")
-def odd_rank(student: Any, trial: Trial) -> None:
-    """Check a function of (dumps, groups), what the flight recorders of the ranks say and the ranks of each process
-    group: it returns (rank, group, number) of the one that parted from the others, or None."""
-    CONTRACT.judge(student, trial)

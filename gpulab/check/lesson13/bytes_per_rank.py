@@ -7,7 +7,6 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..base import Trial, check
 from ..contract import Clause, Contract, Facts
 from ..scenes import Scene
 from ..wording import is_number, is_whole
@@ -110,17 +109,12 @@ def kind(got: Any) -> str:
     return f"{type(got).__name__} of {len(got)}: {', '.join(sorted({type(x).__name__ for x in got}))}"
 
 
-CONTRACT = Contract(
+EXERCISE = Contract(
     __file__,
+    says="each rank holds the bytes that its stage leaves it, also where rows do not go round",
+    own_gpu=False,
     parameters=("shapes", "ranks", "stage", "weights", "gradients", "state"),
     clauses=CLAUSES,
     edges=EDGES,
     play=play,
 )
-
-
-@check(lesson=13, says="each rank holds the bytes that its stage leaves it, also where rows do not go round")
-def bytes_per_rank(student: Any, trial: Trial) -> None:
-    """Check a function of (shapes, ranks, stage, weights, gradients, state), a model's parameters and the bytes of a
-    number of each kind: it returns what each rank holds of them in this stage of ZeRO, a list of whole numbers."""
-    CONTRACT.judge(student, trial)

@@ -6,7 +6,6 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..base import Trial, check
 from ..contract import Clause, Contract, Facts
 from ..scenes import Scene
 from ..wording import is_whole
@@ -159,17 +158,12 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
     return facts
 
 
-CONTRACT = Contract(
+EXERCISE = Contract(
     __file__,
+    says="as few GPUs as do, and the way of training that sends least on them",
+    own_gpu=False,
     parameters=("parameters", "unit", "activations", "batch", "memory", "machine", "most"),
     clauses=CLAUSES,
     edges=EDGES,
     play=play,
 )
-
-
-@check(lesson=13, says="as few GPUs as do, and the way of training that sends least on them")
-def fewest_gpus(student: Any, trial: Trial) -> None:
-    """Check a function of (parameters, unit, activations, batch, memory, machine, most), which returns how a model is
-    trained on the fewest GPUs: (ranks, way), the way one of "ddp", "zero1", "fsdp" and "tensor"; or None."""
-    CONTRACT.judge(student, trial)

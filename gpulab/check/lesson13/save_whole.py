@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..base import Trial, check
 from ..contract import Clause, Contract, Facts, holds
 from ..lesson12.common import group
 from ..scenes import Scene
@@ -205,8 +204,9 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
     return facts
 
 
-CONTRACT = Contract(
+EXERCISE = Contract(
     __file__,
+    says="one file has the whole model, for any program, and nobody held it whole on a GPU",
     parameters=("model", "path"),
     clauses=CLAUSES,
     edges=EDGES,
@@ -214,10 +214,3 @@ CONTRACT = Contract(
     ranks=3,
     may_change={"model": {"parameters", "parts", "place", "buffers", "hooks"}},  # judged: whole, or on the host
 )
-
-
-@check(lesson=13, says="one file has the whole model, for any program, and nobody held it whole on a GPU")
-def save_whole(student: Any, trial: Trial) -> None:
-    """Check a function of (model, path): called on real ranks with a model that `fully_shard` has cut, it writes the
-    whole state dict into one file."""
-    CONTRACT.judge(student, trial)

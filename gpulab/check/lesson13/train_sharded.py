@@ -19,7 +19,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from ..audit import ANYTHING
-from ..base import Trial, check
 from ..contract import Clause, Contract, Facts, holds
 from ..lesson12.common import MACHINES, group, spread
 from ..scenes import Scene
@@ -320,8 +319,9 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
     return facts
 
 
-CONTRACT = Contract(
+EXERCISE = Contract(
     __file__,
+    says="the losses and norms of one GPU, and none of them has held the whole model",
     parameters=("model", "batches", "learning_rate", "limit"),
     clauses=CLAUSES,
     edges=EDGES,
@@ -329,10 +329,3 @@ CONTRACT = Contract(
     ranks=3,
     may_change={"model": ANYTHING - {"mode"}},
 )
-
-
-@check(lesson=13, says="the losses and norms of one GPU, and none of them has held the whole model")
-def train_sharded(student: Any, trial: Trial) -> None:
-    """Check a function of (model, batches, learning_rate, limit): called on real ranks, it cuts model, trains it on
-    all of them, and returns the loss and the norm of each step."""
-    CONTRACT.judge(student, trial)

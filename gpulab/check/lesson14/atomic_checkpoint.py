@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import torch
 
 from ... import crash
-from ..base import SAVING, Trial, check
+from ..base import SAVING, Trial
 from ..bound_names import globals_of
 from ..contract import Clause, Contract, Facts
 from ..scenes import Scene
@@ -454,15 +454,14 @@ def accept(student: Any, trial: Trial) -> Callable[..., Any]:
     return make
 
 
-CONTRACT = Contract(__file__, parameters=("folder", "keep"), clauses=CLAUSES, edges=EDGES, play=play, accept=accept)
-
-
-@check(
-    lesson=14,
+EXERCISE = Contract(
+    __file__,
     says="killed at every operation and cut off from power at every moment: a whole checkpoint each time",
     imports=[SAVING],
+    own_gpu=False,
+    parameters=("folder", "keep"),
+    clauses=CLAUSES,
+    edges=EDGES,
+    play=play,
+    accept=accept,
 )
-def atomic_checkpoint(student: Any, trial: Trial) -> None:
-    """Check a class made with (folder, keep): save(state, step) writes a checkpoint that is whole or not there, and
-    latest() reads the newest."""
-    CONTRACT.judge(student, trial)

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 from ...sim.spot.model import Plan
-from ..base import Trial, check
 from ..contract import Clause, Contract, Facts, Near
 from ..scenes import Scene
 from ..wording import is_finite
@@ -127,17 +126,12 @@ def judged(plan: Plan, interval: float, best: float) -> str:
     return "too long" if interval > best else "too short"
 
 
-CONTRACT = Contract(
+EXERCISE = Contract(
     __file__,
+    says="the interval that loses least, and the hours that the run is to be given",
+    own_gpu=False,
     parameters=("checkpoint_seconds", "restart_minutes", "hours_between", "machines", "work_hours"),
     clauses=CLAUSES,
     edges=EDGES,
     play=play,
 )
-
-
-@check(lesson=14, says="the interval that loses least, and the hours that the run is to be given")
-def best_interval(student: Any, trial: Trial) -> None:
-    """Check a function of (checkpoint_seconds, restart_minutes, hours_between, machines, work_hours): the hours of work
-    between two checkpoints, and the hours that the run is expected to take."""
-    CONTRACT.judge(student, trial)

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from ...virtual.scope.in_force import backing
 from .. import settings
-from ..base import OPTIMIZERS, SAVING, Trial, check
+from ..base import OPTIMIZERS, SAVING, Trial
 from ..contract import Clause, Contract, Facts
 from ..measure import virtual_gpu
 from ..scenes import Scene
@@ -340,13 +340,13 @@ def accept(student: Any, trial: Trial) -> Callable[..., Any]:
     return make
 
 
-CONTRACT = Contract(__file__, parameters=("run",), clauses=CLAUSES, edges=EDGES, play=play, accept=accept)
-
-
-@check(
-    lesson=14, says="the steps that would have come without the interruption, to the bit", imports=[SAVING, OPTIMIZERS]
+EXERCISE = Contract(
+    __file__,
+    says="the steps that would have come without the interruption, to the bit",
+    imports=[SAVING, OPTIMIZERS],
+    parameters=("run",),
+    clauses=CLAUSES,
+    edges=EDGES,
+    play=play,
+    accept=accept,
 )
-def resume_exactly(student: Any, trial: Trial) -> None:
-    """Check a class made with a run: its state_dict() is all that the run's next steps depend on, and
-    load_state_dict(state) brings another run there."""
-    CONTRACT.judge(student, trial)

@@ -10,7 +10,6 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from ..base import Trial, check
 from ..contract import Clause, Contract, Facts
 from ..scenes import Scene
 from ..wording import is_whole, show
@@ -244,8 +243,9 @@ def saves_of(saves: list[int], wanted: list[int]) -> str:
     return f"{'more' if len(saves) > len(wanted) else 'fewer'}{', some twice' if twice else ''}"
 
 
-CONTRACT = Contract(
+EXERCISE = Contract(
     __file__,
+    says="the step to its end, one save, and the code that says so; whenever the notice comes",
     parameters=("train_step", "save", "first", "last", "every"),
     clauses=CLAUSES,
     edges=EDGES,
@@ -253,10 +253,3 @@ CONTRACT = Contract(
     possible=possible,
     ranks=1,
 )
-
-
-@check(lesson=14, says="the step to its end, one save, and the code that says so; whenever the notice comes")
-def save_on_notice(student: Any, trial: Trial) -> None:
-    """Check a function of (train_step, save, first, last, every), called in the main thread of a process that is given
-    SIGTERM: it trains and saves until then, and returns 0 or 75."""
-    CONTRACT.judge(student, trial)

@@ -3,7 +3,3 @@
 Each place of the script has a probe that measures it on a virtual T4, by giving the script's functions a model and
 batches of its own, so that every fault is scored by itself.
 """
-
-from .capstone import capstone, capstone_drawn
-
-__all__ = ["capstone", "capstone_drawn"]
