@@ -14,8 +14,8 @@ import gpulab
 from gpulab import course
 from gpulab.check import base
 
+from .wrong_answers import bank as bank_module
 from .wrong_answers import edits, test_contracts
-from .wrong_answers.bank import Bank
 
 ROOT = Path(__file__).resolve().parent.parent
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.DOTALL)
@@ -53,7 +53,6 @@ IMPORTS = """
 import torch
 from collections.abc import Callable
 from typing import Any
-from gpulab.check.base import Trial, check
 from gpulab.check.contract import Clause, Contract, Facts, Near
 from gpulab.check.measure import virtual_gpu
 from gpulab.check.scenes import Scene
@@ -66,18 +65,21 @@ def test_the_example_of_an_exercise_gives_a_stub_and_its_check_judges(built, mon
     solved, exercise = built(text, "solutions")
     lessons = [dataclasses.replace(row, checks=("double",)) if row.number == 2 else row for row in course.LESSONS]
     monkeypatch.setattr(course, "LESSONS", tuple(lessons))
-    names = {"gpulab": gpulab, "__file__": str(tmp_path / "double.py"), "__name__": "gpulab.check.lesson02.double"}
-    exec(IMPORTS + block("@check(lesson=2"), names)
-    check = names["double"]
-    monkeypatch.setitem(sys.modules, "gpulab.check.lesson02.double", SimpleNamespace(CONTRACT=names["CONTRACT"]))
+    file = tmp_path / "lesson02" / "double.py"
+    file.parent.mkdir()
+    names = {"gpulab": gpulab, "__file__": str(file), "__name__": "gpulab.check.lesson02.double"}
+    exec(IMPORTS + block("EXERCISE = Contract("), names)
+    check = names["EXERCISE"].check
+    monkeypatch.setitem(sys.modules, "gpulab.check.lesson02.double", SimpleNamespace(EXERCISE=names["EXERCISE"]))
 
     (tmp_path / "02_example.py").write_text(text)
     monkeypatch.setattr(edits, "SOLUTIONS", tmp_path)
     edits._solution.cache_clear()
-    bank_names = {"Bank": Bank, "SECTIONS": ("Moving things",), "solution": edits.solution, "change": edits.change}
+    monkeypatch.setattr(bank_module, "LESSONS", course.LESSONS)
+    bank_names = {"Bank": bank_module.Bank, "change": edits.change}
     exec(block('BANK = Bank("double"'), bank_names)
     bank = bank_names["BANK"]
-    (tmp_path / "double.json").write_text(bank.fingerprints())
+    file.with_suffix(".json").write_text(bank.fingerprints())
     for holds in (
         test_contracts.test_a_clause_is_a_sentence_of_the_exercise,
         test_contracts.test_a_clause_has_a_scene,

@@ -18,6 +18,11 @@ SOLUTIONS = Path(__file__).parents[2] / "sources" / "solutions"
 Edit = Callable[[list[str]], None]  # of the lines of the solution, in place
 
 
+def _edit(edit: Edit) -> Edit:
+    edit.is_edit = True  # type: ignore[attr-defined]
+    return edit
+
+
 class EditError(ValueError):
     """An edit that does not fit the solution."""
 
@@ -25,6 +30,7 @@ class EditError(ValueError):
 def drop(text: str) -> Edit:
     """Leave out the one line with `text` in it."""
 
+    @_edit
     def edit(lines: list[str]) -> None:
         del lines[_line(lines, text)]
 
@@ -34,6 +40,7 @@ def drop(text: str) -> Edit:
 def swap(first: str, second: str) -> Edit:
     """Let the line with `first` in it and the one with `second` change places; each keeps its own indentation."""
 
+    @_edit
     def edit(lines: list[str]) -> None:
         i, j = _line(lines, first), _line(lines, second)
         lines[i], lines[j] = _indented(lines[j], lines[i]), _indented(lines[i], lines[j])
@@ -44,6 +51,7 @@ def swap(first: str, second: str) -> Edit:
 def move(text: str, *, before: str = "", after: str = "") -> Edit:
     """Take the line with `text` in it to the place before, or after, that with the other in it, at its indentation."""
 
+    @_edit
     def edit(lines: list[str]) -> None:
         line = lines.pop(_line(lines, text))
         place = _line(lines, before or after)
@@ -55,6 +63,7 @@ def move(text: str, *, before: str = "", after: str = "") -> Edit:
 def change(old: str, new: str) -> Edit:
     """Put `new` in the place of `old`, which stands in the solution once; either may have several lines."""
 
+    @_edit
     def edit(lines: list[str]) -> None:
         whole = "\n".join(lines)
         if whole.count(old) != 1:
@@ -67,6 +76,7 @@ def change(old: str, new: str) -> Edit:
 def add(new: str, *, before: str = "", after: str = "") -> Edit:
     """Put in the line `new`, before or after that with the other text in it, at its indentation."""
 
+    @_edit
     def edit(lines: list[str]) -> None:
         place = _line(lines, before or after)
         lines.insert(place + bool(after), _indented(new, lines[place]))

@@ -31,21 +31,12 @@ BANKS = {
     for lesson in LESSONS
     for name in lesson.checks
 }
-OWN_GPU = {  # the checks whose answers never see the notebook's GPU; a test below holds it
-    *("device_agnostic", "model_device", "move_batch", "late_error"),
-    *("honest_timer", "transfer_benchmark", "hidden_syncs", "prefetcher"),
-    *("memory_profiler", "memory_tracker", "oom_golf", "batch_search", "memory_leak"),
-    *("checkpoint_budget", "fit_budget", "offload_activations", "precision_comparison", "amp_step"),
-    *("loss_scaler", "token_weighting", "batch_norm_free"),
-    *("ddp_training", "mean_over_ranks", "evaluate_once", "ring_all_reduce"),
-    *("save_whole", "train_sharded"),
-    *("resume_exactly", "save_on_notice"),
-    *("starvation", "profiled_steps", "job_mfu"),
-    *("graphs_per_call", "graphed_step"),
-    *("capstone", "capstone_drawn"),
+# Of the checks that judge by hand, those whose answers never see the notebook's GPU; the others say so themselves.
+OWN_GPU = {
+    *("device_agnostic", "model_device", "move_batch", "late_error", "transfer_benchmark", "hidden_syncs"),
+    *("memory_profiler", "memory_tracker", "oom_golf", "memory_leak", "checkpoint_budget", "fit_budget"),
+    *("precision_comparison", "capstone", "capstone_drawn"),
 }
-# Whose answers are given plain data, and have no use for one.
-NO_GPU = {"odd_rank", "bytes_per_rank", "fewest_gpus", "name_bottleneck", "atomic_checkpoint", "best_interval"}
 SLOW_GUARDS = "ignore:Guards may run slower on Python 3.13.0"  # torch.compile says so of that one Python
 ITS_OWN = "ignore:.torch.jit.script_method. is deprecated"  # PyTorch 2.11's compiler, which begins anew where a GPU is
 ALL_SCENES = {"bytes_per_rank"}  # the bank for which nothing is left to what is stored
@@ -58,35 +49,39 @@ SEED = BASE + 1  # of the wrong answers; the right ones are tried with several
 # What a test asks for by the name of its argument: of each bank these answers, one by one.
 ANSWERS = {
     "right": lambda bank: right_here(bank),
-    "right_anywhere": lambda bank: right_in_force(bank) + bank.right_on_gpu,
-    "wrong": lambda bank: [wrong for wrong in bank.wrong_answers if not wrong.on_gpu],
-    "wrong_anywhere": lambda bank: every_fourth(bank.wrong_answers[:1] if alike(bank) else bank.wrong_answers),
+    "right_anywhere": lambda bank: right_in_force(bank) + getattr(bank, "right_on_gpu", []),
+    "wrong": lambda bank: [wrong for wrong in bank.wrong_answers if not on_gpu(wrong)],
+    "wrong_anywhere": lambda bank: every_fourth(bank.wrong_answers[:1] if own_gpu(bank) else bank.wrong_answers),
 }
 
 
-def alike(bank):
+def own_gpu(bank):
     """Whether its answers meet the same with a GPU in force and without."""
-    return bank.name in OWN_GPU | NO_GPU
+    return bank.exercise.own_gpu if bank.exercise else bank.name in OWN_GPU
+
+
+def on_gpu(wrong):
+    return getattr(wrong, "on_gpu", False)
 
 
 def right_here(bank):
     """The right answers that are tried without a GPU."""
     if explores():
         return bank.right_answers
-    return bank.right_answers[1:] if alike(bank) else bank.right_answers[::2]
+    return bank.right_answers[1:] if own_gpu(bank) else bank.right_answers[::2]
 
 
 def right_in_force(bank):
     """And those that are with one in force."""
     first, others = bank.right_answers[:1], bank.right_answers[1:]
-    if alike(bank):
+    if own_gpu(bank):
         return first
     return first + (others if explores() else others[::2])
 
 
 def every_fourth(wrong_answers):
     """And those that are tried nowhere else; all in `make explore`."""
-    return [wrong for index, wrong in enumerate(wrong_answers) if wrong.on_gpu or explores() or index % 4 == 0]
+    return [wrong for index, wrong in enumerate(wrong_answers) if on_gpu(wrong) or explores() or index % 4 == 0]
 
 
 def pytest_generate_tests(metafunc):
@@ -245,22 +240,22 @@ class Cases:
             if first:
                 monkeypatch.setattr(Guard, "run", watched)
             assert_passes(self.bank, right_anywhere, capsys, BASE + 3)
-        assert not first or (True not in seen) == (self.bank.name in OWN_GPU)
+        assert not first or (True not in seen) == own_gpu(self.bank)
 
     def test_a_wrong_answer_fails_in_the_same_words_with_a_virtual_gpu_in_force(self, wrong_anywhere):
         with gpulab.VirtualGPU("T4"):
             assert_its_own_words(failure(self.bank, wrong_anywhere, drawn=True), wrong_anywhere, self.bank)
 
     def test_no_two_wrong_answers_are_told_the_same(self, failure_here):
-        """Unless the bank says that they are the same misconception."""
+        """Unless they are answers of one row, which is one misconception."""
         said = {}
         for wrong in self.bank.wrong_answers:
-            if wrong.on_gpu:
+            if on_gpu(wrong):
                 continue
             failed = failure_here(self.bank, wrong)
             words = failed.summary, failed.rows["likely"], failed.rows["also"]
-            first = said.setdefault(words, wrong.name)
-            assert wrong.same_as == (first if first != wrong.name else ""), f"{wrong.name} is told the same as {first}"
+            first = said.setdefault(words, wrong)
+            assert first.row == wrong.row, f"{wrong.name} is told the same as {first.name}"
 
     def test_a_bank_holds_five_wrong_answers_and_two_right_ones_at_the_least(self):
         assert len(self.bank.wrong_answers) >= 5

@@ -7,7 +7,7 @@ import gpulab
 
 from .lesson11 import graphs_per_call
 
-NO_LIMIT = next(wrong for wrong in graphs_per_call.BANK.wrong_answers if wrong.name == "no_limit")
+(NO_LIMIT,) = graphs_per_call.BANK.told("after the eighth compilation of a function nothing is counted")
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,7 @@ NO_LIMIT = next(wrong for wrong in graphs_per_call.BANK.wrong_answers if wrong.n
 def test_what_the_reader_has_set_before_neither_hides_a_mistake_nor_makes_one(settings, capsys):
     config = torch._dynamo.config
     with config.patch(settings):
-        graphs_per_call.BANK.check(graphs_per_call.SOLUTION, seed=1)
+        graphs_per_call.BANK.check(graphs_per_call.BANK.solution, seed=1)
         assert "✔ graphs_per_call" in capsys.readouterr().out
         with pytest.raises(gpulab.CheckFailed) as caught:
             graphs_per_call.BANK.check(NO_LIMIT.answer, seed=1)

@@ -13,6 +13,7 @@ import torch
 import gpulab
 from gpulab.check.contract import CALL, Fingerprint
 
+from .lesson10.name_bottleneck import MANY_GAPS
 from .test_banks import BANKS, SEED, failure
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.parametrize("count", [1, 16, 192])
 def test_however_many_cores_it_has(count, monkeypatch):
     bank = BANKS["make_loader"]
-    wrong = next(wrong for wrong in bank.wrong_answers if wrong.name == "this_machine")
+    wrong = bank.told("the cores of this machine are counted")[0]
     monkeypatch.setattr(os, "cpu_count", lambda: count)
     for drawn in (True, False):
         assert failure(bank, wrong, drawn=drawn).summary == wrong.summary
@@ -30,7 +31,8 @@ def test_however_many_cores_it_has(count, monkeypatch):
 def test_whatever_marks_its_pytorch_puts_into_an_error():
     """2.11 says "aten._foreach_norm.Scalar: got mixed", 2.15 leaves the colon out."""
     contract = BANKS["train_sharded"].contract
-    mistake = next(mistake for mistake in contract.stored.mistakes if mistake.name == "rest_moved")
+    told_so = "the rest of the model is not cut"
+    mistake = next(mistake for mistake in contract.stored.mistakes if mistake.summary == told_so)
     (said,) = {value for (_, fact), value in mistake.differs.items() if fact == CALL}
     for instead, told in ((said.replace(" got", ": got"), True), (said.replace("got", "met"), False)):
         assert instead != said
@@ -38,14 +40,13 @@ def test_whatever_marks_its_pytorch_puts_into_an_error():
         for key in mistake.differs:
             found.seen[key] = instead
             found.broken.add(key)
-        assert ([one.name for one in contract.explained(found)[0]] == ["rest_moved"]) == told
+        assert ([one.summary for one in contract.explained(found)[0]] == [told_so]) == told
 
 
 def test_whichever_python_sums_numbers():
     """Python 3.12 sums without the errors of rounding: no answer may hang on which of two equal sums is larger."""
     bank = BANKS["name_bottleneck"]
-    for name in ("a_third", "half_idle", "of_the_longest"):
-        wrong = next(wrong for wrong in bank.wrong_answers if wrong.name == name)
+    for wrong in [*bank.told(MANY_GAPS), *bank.told("only the longest gap is compared with the limit")]:
         answer = types.FunctionType(wrong.answer.__code__, wrong.answer.__globals__ | {"sum": math.fsum})
         with pytest.raises(gpulab.CheckFailed, match=wrong.summary):
             bank.check(answer, seed=SEED)
@@ -70,9 +71,9 @@ WITHOUT_AVX = """
 from gpulab.check.base import Trial
 from wrong_answers.lesson08.batch_norm_free import BANK
 
-answer = next(wrong.answer for wrong in BANK.wrong_answers if wrong.name == "takes_all_channels")
+answer = BANK.told("a group for each channel is an instance norm")[0].answer
 contract = BANK.contract
-print([one.name for one in contract.explained(contract.fingerprint(answer, Trial(BANK.name, 8)))[0]])
+print([one.summary for one in contract.explained(contract.fingerprint(answer, Trial(BANK.name, 8)))[0]])
 """
 
 
@@ -81,4 +82,4 @@ def test_whatever_its_processor_rounds():
     paths = os.pathsep.join(map(str, (ROOT, ROOT / "tests")))
     env = {**os.environ, "ATEN_CPU_CAPABILITY": "default", "PYTHONPATH": paths}
     done = subprocess.run([sys.executable, "-c", WITHOUT_AVX], capture_output=True, text=True, env=env)
-    assert (done.stdout, done.returncode) == ("['takes_all_channels']\n", 0), done.stderr
+    assert (done.stdout, done.returncode) == ("['a group for each channel is an instance norm']\n", 0), done.stderr

@@ -6,7 +6,7 @@ import numpy as np
 
 from gpulab.check.lesson01.common import SECTIONS
 
-from ..bank import Bank
+from ..by_hand import Bank
 
 BANK = Bank("bound_by", SECTIONS)
 

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from gpulab.check.lesson01.common import SECTIONS
 
-from ..bank import Bank
+from ..by_hand import Bank
 
 BANK = Bank("layer_cost", SECTIONS)
 

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from gpulab.check.lesson02.sections import SECTIONS
 
-from ..bank import Bank
+from ..by_hand import Bank
 
 BANK = Bank("device_agnostic", SECTIONS)
 

@@ -4,7 +4,7 @@ import torch
 
 from gpulab.check.lesson02.sections import SECTIONS
 
-from ..bank import Bank
+from ..by_hand import Bank
 
 BANK = Bank("model_device", SECTIONS)
 

@@ -11,7 +11,7 @@ from torch.utils import _pytree
 
 from gpulab.check.lesson02.sections import SECTIONS
 
-from ..bank import Bank
+from ..by_hand import Bank
 
 BANK = Bank("move_batch", SECTIONS)
 

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from gpulab.check.lesson03.common import SECTIONS
 
-from ..bank import Bank
+from ..by_hand import Bank
 
 BANK = Bank("hidden_syncs", SECTIONS)
 

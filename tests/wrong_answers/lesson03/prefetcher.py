@@ -2,13 +2,11 @@
 
 import torch
 
-from gpulab.check.lesson03.common import SECTIONS
-
 from ..bank import Bank
 from ..edits import add, change, drop, move, solution
 
-BANK = Bank("prefetcher", SECTIONS, solution=(3, "prefetch"))
-SOLUTION = BANK.right(solution(3, "prefetch"))
+BANK = Bank("prefetcher", "prefetch")
+SOLUTION = BANK.solution
 WAIT, RECORD, COPY = "main.wait_stream(side)", "t.record_stream(main)", "t.to(device, non_blocking=True)"
 SIDE, MAIN = "torch.cuda.Stream(device)", "torch.cuda.current_stream(device)"
 MARKS = "        for t in batch:\n            t.record_stream(main)\n"
@@ -29,44 +27,34 @@ def load(source, side, device):
 
 
 # --- right ---------------------------------------------------------------------------------------------
-
-BANK.variant(
-    "with_events",
-    change("return tuple(", "return (*("),
-    change("for t in batch), None\n", "for t in batch), side.record_event()), None\n"),
-    change("main, batch = torch.cuda.current_stream(device), coming", "main, (*batch, there) = " + MAIN + ", coming"),
-    change("main.wait_stream(side)", "main.wait_event(there)"),
+BANK.right(
+    (
+        change("return tuple(", "return (*("),
+        change("for t in batch), None\n", "for t in batch), side.record_event()), None\n"),
+        change(
+            "main, batch = torch.cuda.current_stream(device), coming", "main, (*batch, there) = " + MAIN + ", coming"
+        ),
+        change("main.wait_stream(side)", "main.wait_event(there)"),
+    )
 )
-BANK.variant(
-    "orders_the_copies_instead_of_recording",
-    change(MARKS, ""),
-    change(
-        "        with torch.cuda.stream(side):",
-        f"        side.wait_stream({MAIN})\n        with torch.cuda.stream(side):",
-    ),
+BANK.right((change(MARKS, ""), change("        with torch.cuda.stream(side):",
+           f'        side.wait_stream({MAIN})\n        with torch.cuda.stream(side):')))  # fmt: skip
+BANK.right((change(f'side, source = {SIDE}, iter(batches)', f'sides, source = [{SIDE}, {SIDE}], iter(batches)'),
+           change("with torch.cuda.stream(side):", "sides.reverse()\n        with torch.cuda.stream(sides[0]):"),
+           change(WAIT, "main.wait_stream(sides[0])")))  # fmt: skip
+BANK.right(change(SIDE, "torch.cuda.Stream(device, priority=-1)"))
+BANK.right(change("return tuple(t.to(device, non_blocking=True) for t in batch)",
+           "return [t.cuda(device, non_blocking=True) for t in batch]"))  # fmt: skip
+BANK.right(
+    (
+        change(MARKS, ""),
+        change(
+            AHEAD,
+            "        coming, error = ahead()\n        [t.record_stream(main) for t in batch]\n        yield batch",
+        ),
+    )
 )
-BANK.variant(
-    "two_side_streams_in_turn",
-    change(f"side, source = {SIDE}, iter(batches)", f"sides, source = [{SIDE}, {SIDE}], iter(batches)"),
-    change("with torch.cuda.stream(side):", "sides.reverse()\n        with torch.cuda.stream(sides[0]):"),
-    change(WAIT, "main.wait_stream(sides[0])"),
-)
-BANK.variant("a_stream_of_high_priority", change(SIDE, "torch.cuda.Stream(device, priority=-1)"))
-BANK.variant(
-    "lists",
-    change(
-        "return tuple(t.to(device, non_blocking=True) for t in batch)",
-        "return [t.cuda(device, non_blocking=True) for t in batch]",
-    ),
-)
-BANK.variant(
-    "records_after_the_next_copy_is_queued",
-    change(MARKS, ""),
-    change(
-        AHEAD, "        coming, error = ahead()\n        [t.record_stream(main) for t in batch]\n        yield batch"
-    ),
-)
-BANK.variant("drops_its_own_reference", add("del batch, main", after="yield batch"))
+BANK.right(add("del batch, main", after="yield batch"))
 
 
 class Prefetcher:
@@ -103,15 +91,9 @@ def an_iterator(batches, device):
     return Prefetcher(batches, device)
 
 
-BANK.variant(
-    "into_tensors_made_before",
-    change(
-        "return tuple(t.to(device, non_blocking=True) for t in batch)",
-        "out = tuple(torch.empty_like(t, device=device) for t in batch)\n"
-        "            [to.copy_(t, non_blocking=True) for to, t in zip(out, batch, strict=True)]\n"
-        "            return out",
-    ),
-)
+BANK.right(change("return tuple(t.to(device, non_blocking=True) for t in batch)",
+           "out = tuple(torch.empty_like(t, device=device) for t in batch)\n            [to.copy_(t, "
+           "non_blocking=True) for to, t in zip(out, batch, strict=True)]\n            return out"))  # fmt: skip
 
 
 def buffers(batches, device, *, count, waits):
@@ -157,93 +139,48 @@ def two_buffers_in_turn_and_a_wait(batches, device):
 # --- wrong: streams ------------------------------------------------------------------------------------
 
 NOTHING = "nothing overlaps: the copies stand in the caller's own stream"
-BANK.mistake(
-    "the_same_stream",
-    NOTHING,
-    "non_blocking frees the host only; a stream works in order: put the copies under with torch.cuda.stream(side)",
-    change("with torch.cuda.stream(side):", "if True:"),
-)
+BANK.mistakes(
+    (NOTHING,
+     "non_blocking frees the host only; a stream works in order: put the copies under with " "torch.cuda.stream(side)",
+     change("with torch.cuda.stream(side):", "if True:")),
+)  # fmt: skip
 EARLY = "a computation may start before its batch has arrived"
-BANK.mistake(
-    "waits_for_nothing",
-    EARLY,
-    "two streams do not wait for each other by themselves: main.wait_stream(side) before the yield",
-    drop(WAIT),
-)
-BANK.mistake(
-    "the_side_waits_for_the_main", EARLY, "", change(WAIT, "side.wait_stream(main)"), same_as="waits_for_nothing"
-)
-BANK.mistake(
-    "waits_for_too_much",
-    "a computation waits for the batch after its own",
-    "wait_stream waits for all that the side stream has been given by then: call it before the next copy is queued",
-    move(WAIT, before="yield batch"),
-)
-BANK.mistake(
-    "synchronizes_the_host",
-    "the host is told to wait",
-    "synchronize holds the host; main.wait_stream(side) lets the GPU's stream wait, and the host goes on",
-    change(WAIT, "side.synchronize()"),
-)
-BANK.mistake(
-    "synchronizes_all",
-    "the host is told to wait",
-    "",
-    change(WAIT, "torch.cuda.synchronize(device)"),
-    same_as="synchronizes_the_host",
-)
-BANK.mistake(
-    "waits_for_an_event_on_the_host",
-    "the host waits for an event",
-    "event.synchronize() holds the host; main.wait_event(event) lets the GPU's stream wait",
-    change(WAIT, "side.record_event().synchronize()"),
-)
-BANK.mistake(
-    "asks_until_it_is_done",
-    "the host asks until the copy is done",
-    "that is a wait, too: main.wait_stream(side) leaves it to the GPU",
-    change(WAIT, "while not side.query():\n            pass"),
-)
-BANK.mistake(
-    "default_copies",
-    "the host waits for a copy: it is not asked for without blocking",
-    "a default .to(device) waits, in any stream: non_blocking=True",
-    change(COPY, "t.to(device)"),
-)
-BANK.mistake(
-    "clones",
-    "the host waits for a copy from ordinary memory",
-    "a clone or a contiguous copy of a pinned tensor is not pinned",
-    change(COPY, "t.clone().to(device, non_blocking=True)"),
-)
+BANK.mistakes(
+    (EARLY, "two streams do not wait for each other by themselves: main.wait_stream(side) before the yield", drop(WAIT),
+     change(WAIT, "side.wait_stream(main)")),
+    ("a computation waits for the batch after its own",
+     "wait_stream waits for all that the side stream has been given by then: call it before the next " "copy is queued",
+     move(WAIT, before="yield batch")),
+    ("the host is told to wait",
+     "synchronize holds the host; main.wait_stream(side) lets the GPU's stream wait, and the host goes on",
+     change(WAIT, "side.synchronize()"), change(WAIT, "torch.cuda.synchronize(device)")),
+    ("the host waits for an event",
+     "event.synchronize() holds the host; main.wait_event(event) lets the GPU's stream wait",
+     change(WAIT, "side.record_event().synchronize()")),
+    ("the host asks until the copy is done", "that is a wait, too: main.wait_stream(side) leaves it to the GPU",
+     change(WAIT, "while not side.query():\n            pass")),
+    ("the host waits for a copy: it is not asked for without blocking",
+     "a default .to(device) waits, in any stream: non_blocking=True", change(COPY, "t.to(device)")),
+    ("the host waits for a copy from ordinary memory", "a clone or a contiguous copy of a pinned tensor is not pinned",
+     change(COPY, "t.clone().to(device, non_blocking=True)")),
+)  # fmt: skip
 INSIDE = "the caller computes in the side stream"
-BANK.mistake(
-    "yields_inside",
-    INSIDE,
-    "the yield stands inside `with torch.cuda.stream(side)`: only the copies belong there",
-    change("yield batch", "with torch.cuda.stream(side):\n            yield batch"),
-)
-BANK.mistake(
-    "sets_the_stream",
-    "the side stream stays the current one",
-    "torch.cuda.set_stream is not undone by itself: use the stream as a context manager",
-    change("with torch.cuda.stream(side):", "torch.cuda.set_stream(side)\n        if True:"),
-)
-BANK.mistake(
-    "copies_on_demand",
-    "the next copy is queued only when the next batch is asked for",
-    "take the next batch and queue its copy first, then yield the present one",
-    change(AHEAD, "        yield batch\n        del batch\n        coming, error = ahead()"),
-)
-BANK.mistake(
-    "the_side_waits_for_the_batch_in_use",
-    "nothing overlaps: the next copy starts when the computation has ended",
-    "the side stream waits for the batch in use; it may wait for the one before at most",
-    change(AHEAD, f"        yield batch\n        side.wait_stream({MAIN})\n        coming, error = ahead()"),
-)
+BANK.mistakes(
+    (INSIDE, "the yield stands inside `with torch.cuda.stream(side)`: only the copies belong there",
+     change("yield batch", "with torch.cuda.stream(side):\n            yield batch")),
+    ("the side stream stays the current one",
+     "torch.cuda.set_stream is not undone by itself: use the stream as a context manager",
+     change("with torch.cuda.stream(side):", "torch.cuda.set_stream(side)\n        if True:")),
+    ("the next copy is queued only when the next batch is asked for",
+     "take the next batch and queue its copy first, then yield the present one",
+     change(AHEAD, "        yield batch\n        del batch\n        coming, error = ahead()")),
+    ("nothing overlaps: the next copy starts when the computation has ended",
+     "the side stream waits for the batch in use; it may wait for the one before at most",
+     change(AHEAD, f'        yield batch\n        side.wait_stream({MAIN})\n        coming, error = ahead()')),
+)  # fmt: skip
 
 
-@BANK.wrong(NOTHING, same_as="the_same_stream")
+@BANK.wrong(NOTHING)
 def no_stream_at_all(batches, device):
     for batch in batches:
         yield moved(batch, device)
@@ -260,20 +197,10 @@ def copies_all_first(batches, device):
     yield from there
 
 
-BANK.mistake(
-    "takes_all_first",
-    "all batches are taken before the first is yielded",
-    "",
-    change("iter(batches)", "iter(list(batches))"),
-    same_as="copies_all_first",
-)
-BANK.mistake(
-    "keeps_the_data_set",
-    "all batches are taken before the first is yielded",
-    "",
-    change("iter(batches)", "iter([*batches])"),
-    same_as="copies_all_first",
-)
+BANK.mistakes(
+    ("all batches are taken before the first is yielded", "", change("iter(batches)", "iter(list(batches))")),
+    ("all batches are taken before the first is yielded", "", change("iter(batches)", "iter([*batches])")),
+)  # fmt: skip
 
 
 @BANK.wrong("batches are taken two ahead", "each batch ahead costs its memory on the GPU; one is enough to hide a copy")
@@ -299,114 +226,57 @@ def two_ahead(batches, device):
         raise errors[0]
 
 
-BANK.mistake(
-    "waits_in_the_default_stream",
-    "the default stream waits for the copies, also where the caller's is another",
-    "torch.cuda.current_stream(device) is the caller's",
-    change(WAIT, "torch.cuda.default_stream(device).wait_stream(side)"),
-)
-BANK.mistake(
-    "asks_for_the_stream_of_the_current_gpu",
-    "the stream of the current GPU waits for the copies, also where `device` is another",
-    "torch.cuda.current_stream() without an argument is that of the current GPU: pass device",
-    change(MAIN, "torch.cuda.current_stream()"),
-)
-BANK.mistake(
-    "asks_for_the_stream_once",
-    "a caller that changes its stream may compute before its batch has arrived",
-    "torch.cuda.current_stream(device) is read once, before the loop: ask anew for each batch",
-    change(f"main, batch = {MAIN}, coming", "batch = coming"),
-    add(f"main = {MAIN}", before="while coming"),
-)
-BANK.mistake(
-    "sets_the_first_stream_again",
-    "the caller is put back into its earlier stream",
-    "the stream that was current at the beginning is made current again: use `with` around the copies only",
-    add(f"first = {MAIN}", before="while coming"),
-    add("torch.cuda.set_stream(first)", before="yield batch"),
-)
-BANK.mistake(
-    "makes_the_device_current",
-    "another GPU is current for the caller",
-    "torch.cuda.set_device is not undone by itself: torch.cuda.Stream(device) and .to(device) need no current GPU",
-    add(
-        "torch.cuda.set_device(device if device.index is not None else torch.cuda.current_device())",
-        before="while coming",
-    ),
-)
+BANK.mistakes(
+    ("the default stream waits for the copies, also where the caller's is another",
+     "torch.cuda.current_stream(device) is the caller's",
+     change(WAIT, "torch.cuda.default_stream(device).wait_stream(side)")),
+    ("the stream of the current GPU waits for the copies, also where `device` is another",
+     "torch.cuda.current_stream() without an argument is that of the current GPU: pass device",
+     change(MAIN, "torch.cuda.current_stream()")),
+    ("a caller that changes its stream may compute before its batch has arrived",
+     "torch.cuda.current_stream(device) is read once, before the loop: ask anew for each batch",
+     (change(f'main, batch = {MAIN}, coming', "batch = coming"), add(f'main = {MAIN}', before="while coming"))),
+    ("the caller is put back into its earlier stream",
+     "the stream that was current at the beginning is made current again: use `with` around the copies only",
+     (add(f'first = {MAIN}', before="while coming"), add("torch.cuda.set_stream(first)", before="yield batch"))),
+    ("another GPU is current for the caller",
+     "torch.cuda.set_device is not undone by itself: torch.cuda.Stream(device) and .to(device) need no " "current GPU",
+     add("torch.cuda.set_device(device if device.index is not None else torch.cuda.current_device())",
+     before="while coming")),
+)  # fmt: skip
 
 # --- wrong: memory -------------------------------------------------------------------------------------
-
-BANK.mistake(
-    "records_nothing",
-    "the memory of a batch is given to the next copy while it is still read",
-    "the allocator knows the side stream only: it gives the block to the next copy as soon as Python drops the batch. "
-    "tensor.record_stream(torch.cuda.current_stream()) tells it",
-    change(MARKS, ""),
-)
-BANK.mistake(
-    "records_the_inputs",
-    "the memory of a batch is given to the next copy while it is still read",
-    "the targets are a tensor as well: t.record_stream(main) for each",
-    change(MARKS, "        batch[0].record_stream(main)\n"),
-)
-BANK.mistake(
-    "records_the_side_stream",
-    "the memory of a batch is given to the next copy while it is still read",
-    "",
-    change(RECORD, "t.record_stream(side)"),
-    same_as="records_nothing",
-)
-BANK.mistake(
-    "records_the_targets",
-    "the memory of a batch is given to the next copy while it is still read",
-    "the inputs are a tensor as well: t.record_stream(main) for each",
-    change(MARKS, "        batch[1].record_stream(main)\n"),
-)
-BANK.mistake(
-    "records_the_default_stream",
-    "the allocator is told of the default stream, also where the caller's is another",
-    "t.record_stream(main), with the stream that is current for the caller",
-    change(RECORD, "t.record_stream(torch.cuda.default_stream(device))"),
-)
+BANK.mistakes(
+    ("the memory of a batch is given to the next copy while it is still read",
+     "the allocator knows the side stream only: it gives the block to the next copy as soon as Python "
+     "drops the batch. tensor.record_stream(torch.cuda.current_stream()) tells it", change(MARKS, ""),
+     change(RECORD, "t.record_stream(side)"),
+     (change(MARKS, ""),
+     change("        yield batch", "        yield batch\n        [t.record_stream(side) for t in batch]")),
+     (change(f'side, source = {SIDE}, iter(batches)', f'sides, source = [{SIDE}, {SIDE}], iter(batches)'),
+     change("with torch.cuda.stream(side):", "sides.reverse()\n        with torch.cuda.stream(sides[0]):"),
+     change(WAIT, "main.wait_stream(sides[0])"), change(MARKS, ""))),
+    ("the memory of a batch is given to the next copy while it is still read",
+     "the targets are a tensor as well: t.record_stream(main) for each",
+     change(MARKS, "        batch[0].record_stream(main)\n")),
+    ("the memory of a batch is given to the next copy while it is still read",
+     "the inputs are a tensor as well: t.record_stream(main) for each",
+     change(MARKS, "        batch[1].record_stream(main)\n")),
+    ("the allocator is told of the default stream, also where the caller's is another",
+     "t.record_stream(main), with the stream that is current for the caller",
+     change(RECORD, "t.record_stream(torch.cuda.default_stream(device))")),
+)  # fmt: skip
 FIRST = change("    coming, error = ahead()\n    while", f"    first = {MAIN}\n    coming, error = ahead()\n    while")
-BANK.mistake(
-    "records_the_first_stream",
-    "the allocator is told of the stream that was current at the beginning, also where the caller has changed it",
-    "t.record_stream(main), with the stream that is current when the batch is yielded: ask for it anew for each batch",
-    FIRST,
-    change(RECORD, "t.record_stream(first)"),
-)
-BANK.mistake(
-    "waits_for_the_first_stream_instead_of_recording",
-    "the side stream waits for the stream that was current at the beginning, also where the caller has changed it",
-    "a copy into memory that was a batch's waits for the stream in which that batch is read: ask for it anew for each "
-    "batch, or leave it to the allocator with record_stream",
-    FIRST,
-    change(MARKS, ""),
-    change(
-        "        with torch.cuda.stream(side):",
-        "        side.wait_stream(first)\n        with torch.cuda.stream(side):",
-    ),
-)
-BANK.mistake(
-    "records_too_late",
-    "the memory of a batch is given to the next copy while it is still read",
-    "",
-    change(MARKS, ""),
-    change("        yield batch", "        yield batch\n        [t.record_stream(side) for t in batch]"),
-    same_as="records_nothing",
-)
-BANK.mistake(
-    "two_side_streams_without_a_record",
-    "the memory of a batch is given to the next copy while it is still read",
-    "",
-    change(f"side, source = {SIDE}, iter(batches)", f"sides, source = [{SIDE}, {SIDE}], iter(batches)"),
-    change("with torch.cuda.stream(side):", "sides.reverse()\n        with torch.cuda.stream(sides[0]):"),
-    change(WAIT, "main.wait_stream(sides[0])"),
-    change(MARKS, ""),
-    same_as="records_nothing",
-)
+BANK.mistakes(
+    ("the allocator is told of the stream that was current at the beginning, also where the caller has " "changed it",
+     "t.record_stream(main), with the stream that is current when the batch is yielded: ask for it anew "
+     "for each batch", (FIRST, change(RECORD, "t.record_stream(first)"))),
+    ("the side stream waits for the stream that was current at the beginning, also where the caller has " "changed it",
+     "a copy into memory that was a batch's waits for the stream in which that batch is read: ask for "
+     "it anew for each batch, or leave it to the allocator with record_stream",
+     (FIRST, change(MARKS, ""), change("        with torch.cuda.stream(side):",
+     "        side.wait_stream(first)\n        with torch.cuda.stream(side):"))),
+)  # fmt: skip
 
 
 @BANK.wrong(
@@ -418,83 +288,38 @@ def two_buffers_in_turn(batches, device):
     return buffers(batches, device, count=2, waits=False)
 
 
-BANK.mistake(
-    "keeps_all_of_them",
-    "all batches are kept on the GPU",
-    "they are in a list: safe, and at the end the whole data set is on the GPU",
-    add("kept = []", before="while coming"),
-    add("kept.append(batch)", before="yield batch"),
-)
-
-BANK.mistake(
-    "keeps_the_last",
-    "a batch stays on the GPU when all is done",
-    "something that lives longer than the loop refers to it: a global, an attribute, a default argument",
-    add("prefetch.last = batch", before="yield batch"),
-)
+BANK.mistakes(
+    ("all batches are kept on the GPU", "they are in a list: safe, and at the end the whole data set is on the GPU",
+     (add("kept = []", before="while coming"), add("kept.append(batch)", before="yield batch"))),
+    ("a batch stays on the GPU when all is done",
+     "something that lives longer than the loop refers to it: a global, an attribute, a default argument",
+     add("prefetch.last = batch", before="yield batch")),
+)  # fmt: skip
 
 # --- wrong: what arrives -------------------------------------------------------------------------------
-
-BANK.mistake(
-    "loses_the_last",
-    "the last batch never arrives",
-    "when the source ends, one batch is still on its way: it has to be yielded after the loop",
-    change(
-        AHEAD,
-        "        coming, error = ahead()\n        if coming is not None or error is not None:\n            yield batch",
-    ),
-)
-BANK.mistake(
-    "yields_the_first_twice",
-    "a batch arrives twice",
-    "the same variable is yielded before it holds the next batch",
-    add("if coming is not None: yield coming", before="while coming"),
-)
-BANK.mistake(
-    "yields_the_next",
-    "the first batch is left out",
-    "the batch that is yielded and the one that is copied next have changed places",
-    change("        yield batch", "        if coming is not None:\n            yield coming"),
-)
-BANK.mistake(
-    "moves_the_inputs",
-    "the targets stay on the CPU",
-    "every tensor of the batch is copied",
-    change(
-        "tuple(t.to(device, non_blocking=True) for t in batch)", "(batch[0].to(device, non_blocking=True), batch[1])"
-    ),
-    change(MARKS, "        batch[0].record_stream(main)\n"),
-)
-BANK.mistake(
-    "yields_the_inputs",
-    "the inputs are yielded without the targets",
-    "yield (inputs, targets)",
-    change("yield batch", "yield batch[0]"),
-)
-BANK.mistake(
-    "moves_to_the_current_gpu",
-    "the batch is on the current GPU, also where `device` is another",
-    ".cuda() without an argument means the current GPU: .to(device)",
-    change(COPY, "t.to('cuda:0', non_blocking=True)"),
-)
-BANK.mistake(
-    "converts",
-    "a batch arrives with other contents",
-    "the batch is the caller's: neither dtype nor values are changed",
-    change("yield batch", "yield batch[0].half(), batch[1]"),
-)
-BANK.mistake(
-    "drops_short_batches",
-    "a short batch is left out",
-    "the last batch may have fewer rows: it is a batch like all others",
-    add("if batch[0].shape[0] < 10000: continue", before="yield batch"),
-)
-BANK.mistake(
-    "an_empty_source_gives_a_batch",
-    "an empty source gives a batch",
-    "where there is no first batch nothing is yielded",
-    add("if coming is None and error is None: yield ()", before="while coming"),
-)
+BANK.mistakes(
+    ("the last batch never arrives",
+     "when the source ends, one batch is still on its way: it has to be yielded after the loop",
+     change(AHEAD, "        coming, error = ahead()\n        if coming is not None or error is not None:\n            "
+     "yield batch")),
+    ("a batch arrives twice", "the same variable is yielded before it holds the next batch",
+     add("if coming is not None: yield coming", before="while coming")),
+    ("the first batch is left out", "the batch that is yielded and the one that is copied next have changed places",
+     change("        yield batch", "        if coming is not None:\n            yield coming")),
+    ("the targets stay on the CPU", "every tensor of the batch is copied",
+     (change("tuple(t.to(device, non_blocking=True) for t in batch)",
+     "(batch[0].to(device, non_blocking=True), batch[1])"), change(MARKS, "        batch[0].record_stream(main)\n"))),
+    ("the inputs are yielded without the targets", "yield (inputs, targets)", change("yield batch", "yield batch[0]")),
+    ("the batch is on the current GPU, also where `device` is another",
+     ".cuda() without an argument means the current GPU: .to(device)",
+     change(COPY, "t.to('cuda:0', non_blocking=True)")),
+    ("a batch arrives with other contents", "the batch is the caller's: neither dtype nor values are changed",
+     change("yield batch", "yield batch[0].half(), batch[1]")),
+    ("a short batch is left out", "the last batch may have fewer rows: it is a batch like all others",
+     add("if batch[0].shape[0] < 10000: continue", before="yield batch")),
+    ("an empty source gives a batch", "where there is no first batch nothing is yielded",
+     add("if coming is None and error is None: yield ()", before="while coming")),
+)  # fmt: skip
 
 # --- wrong: ends ---------------------------------------------------------------------------------------
 
@@ -510,33 +335,19 @@ def next_without_an_end(batches, device):
         yield there
 
 
-BANK.mistake(
-    "swallows",
-    "an exception of the source is swallowed",
-    "except Exception takes a fault for the end of the data: only StopIteration is that",
-    change("except StopIteration:", "except Exception:"),
-)
-BANK.mistake(
-    "never_raises", "an exception of the source is swallowed", "", change("raise error", "pass"), same_as="swallows"
-)
-BANK.mistake(
-    "raises_what_says_something",
-    "an exception without a text is swallowed",
-    "ask whether there is one, error is not None: what it says does not matter",
-    change("if error is not None:", "if error is not None and str(error):"),
-)
-BANK.mistake(
-    "raises_early",
-    "an exception comes too early: a good batch before it is lost",
-    "the source fails while the batch ahead is taken: keep the exception, yield what is there, then raise",
-    change("return None, error", "raise"),
-)
-BANK.mistake(
-    "raises_another",
-    "another exception than the source's reaches the caller",
-    "raise the exception that was kept, itself",
-    change("raise error", "raise type(error)(*error.args)"),
-)
+BANK.mistakes(
+    ("an exception of the source is swallowed",
+     "except Exception takes a fault for the end of the data: only StopIteration is that",
+     change("except StopIteration:", "except Exception:"), change("raise error", "pass")),
+    ("an exception without a text is swallowed",
+     "ask whether there is one, error is not None: what it says does not matter",
+     change("if error is not None:", "if error is not None and str(error):")),
+    ("an exception comes too early: a good batch before it is lost",
+     "the source fails while the batch ahead is taken: keep the exception, yield what is there, then raise",
+     change("return None, error", "raise")),
+    ("another exception than the source's reaches the caller", "raise the exception that was kept, itself",
+     change("raise error", "raise type(error)(*error.args)")),
+)  # fmt: skip
 
 
 @BANK.wrong("batches are taken by their numbers", "batches is any iterable: take its elements with iter() and next()")

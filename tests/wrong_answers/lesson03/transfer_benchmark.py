@@ -8,7 +8,7 @@ import torch
 from gpulab import transfers
 from gpulab.check.lesson03.common import SECTIONS
 
-from ..bank import Bank
+from ..by_hand import Bank
 
 BANK = Bank("transfer_benchmark", SECTIONS)
 NO_ROOM = ("out of memory", "allocate memory", "not enough memory")

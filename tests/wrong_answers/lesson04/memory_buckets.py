@@ -7,7 +7,7 @@ from torch import nn
 
 from gpulab.check.lesson04.common import SECTIONS
 
-from ..bank import Bank
+from ..by_hand import Bank
 
 BANK = Bank("memory_buckets", SECTIONS)
 STATES = {"sgd": 0, "momentum": 1, "adamw": 2}

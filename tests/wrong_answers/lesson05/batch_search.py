@@ -4,13 +4,10 @@ import copy
 
 import torch
 
-from gpulab.check.lesson05.sections import SECTIONS
-
 from ..bank import Bank
-from ..edits import add, change, drop, solution
+from ..edits import add, change, drop
 
-BANK = Bank("batch_search", SECTIONS, solution=(5, "largest_batch"))
-SOLUTION = BANK.right(solution(5, "largest_batch"))
+BANK = Bank("batch_search", "largest_batch")
 
 
 def to_host(value):
@@ -122,14 +119,12 @@ def halves_then_bisects_recursively(model, optimizer, loss_of, most):
 TWICE = "for _ in range(2):"
 ONE = "the batch fits for one step only"
 ONE_WHY = "an attempt is two whole steps: Adam's state is made at the end of the first, and is there during the second"
-BANK.mistake(
-    "forward_only",
-    "the batch fits for the forward pass only",
-    "an attempt needs backward() and the optimizer's step too: gradients and what they are made from come on top",
-    change("loss_of(batch).backward()\n                optimizer.step()", "loss_of(batch)"),
-)
-BANK.mistake("one_step", ONE, ONE_WHY, change(TWICE, "for _ in range(1):"))
-BANK.mistake("backward_without_a_step", ONE, ONE_WHY, drop("optimizer.step()"), same_as="one_step")
+BANK.mistakes(
+    ("the batch fits for the forward pass only",
+     "an attempt needs backward() and the optimizer's step too: gradients and what they are made from " "come on top",
+     change("loss_of(batch).backward()\n                optimizer.step()", "loss_of(batch)")),
+    (ONE, ONE_WHY, change(TWICE, "for _ in range(1):"), drop("optimizer.step()")),
+)  # fmt: skip
 
 # --- wrong: the search ---------------------------------------------------------------------------------
 
@@ -138,20 +133,12 @@ SEARCHES = """while high - low > 1:
             low, high = (middle, high) if fits(middle) else (low, middle)"""
 COARSE = "the search doubles or halves, and never looks between"
 BETWEEN = "the first size that fails and the last that fits enclose the answer: bisect between them"
-BANK.mistake(
-    "doubles_only",
-    COARSE,
-    BETWEEN,
-    change(SEARCHES, "while max(1, 2 * low) <= most and fits(max(1, 2 * low)):\n            low = max(1, 2 * low)"),
-)
-BANK.mistake(
-    "halves_only",
-    COARSE,
-    BETWEEN,
-    change("low, high = 0, most + 1", "low, high = most, 0"),
-    change(SEARCHES, "while low and not fits(low):\n            low //= 2"),
-    same_as="doubles_only",
-)
+BANK.mistakes(
+    (COARSE, BETWEEN,
+     change(SEARCHES, "while max(1, 2 * low) <= most and fits(max(1, 2 * low)):\n            low = max(1, 2 * low)"),
+     (change("low, high = 0, most + 1", "low, high = most, 0"),
+     change(SEARCHES, "while low and not fits(low):\n            low //= 2"))),
+)  # fmt: skip
 
 
 @BANK.wrong(
@@ -174,181 +161,87 @@ def retries_inside_except(model, optimizer, loss_of, most):
     return kept(model, optimizer, lambda: between(0, most + 1))
 
 
-BANK.mistake(
-    "never_empties_the_cache",
-    "the segments of earlier attempts take room from the later ones",
-    "a tensor that sits in a larger cached segment wastes the rest of it: torch.cuda.empty_cache() before each "
-    "attempt, while nothing is alive",
-    drop("torch.cuda.empty_cache()  #"),
-)
-BANK.mistake(
-    "returns_the_first_that_failed",
-    "the first batch that failed is returned",
-    "low is the last batch that fitted, high the first that did not",
-    change("return low", "return min(most, high)"),
-)
-BANK.mistake(
-    "begins_below_most",
-    "the search begins with a high that is no failure",
-    "high is the first batch that failed, and most + 1 needs no attempt",
-    change("0, most + 1", "0, most // 8 + 1"),
-)
-BANK.mistake(
-    "stops_when_near_enough",
-    "the search stops before it knows the answer",
-    "the next larger batch was never tried: the search goes on until high is low + 1",
-    change("high - low > 1", "high - low > max(1, low // 16)"),
-)
-BANK.mistake(
-    "leaves_a_margin",
-    "a larger batch was tried and fits too",
-    "the answer is the last one that fitted, without a margin",
-    change("return low", "return low - 1 if 1 < low < most else low"),
-)
-BANK.mistake(
-    "never_tries_most",
-    "most itself is never tried",
-    "`most` itself is allowed: begin with high = most + 1, which needs no attempt",
-    change("0, most + 1", "0, most"),
-)
-BANK.mistake(
-    "takes_1_for_granted",
-    "batch 1 is taken for granted",
-    "0 is an answer too: begin with low = 0, which needs no attempt",
-    change("0, most + 1", "1, most + 1"),
-)
-BANK.mistake(
-    "walks",
-    "the search tries one batch after the other",
-    "each attempt may take minutes on a real model: halve the interval",
-    change("middle = (low + high) // 2", "middle = low + 1"),
-    change("else (low, middle)", "else (low, low)"),
-)
-BANK.mistake(
-    "catches_every_runtime_error",
-    "an error that is not a lack of memory is swallowed",
-    "`except RuntimeError`, or a bare except, catches every fault of the program: catch torch.OutOfMemoryError",
-    change("except torch.OutOfMemoryError", "except RuntimeError"),
-)
-BANK.mistake(
-    "catches_nothing",
-    "an attempt that does not fit is not caught",
-    "an attempt that does not fit must be caught: `except torch.OutOfMemoryError`",
-    change("except torch.OutOfMemoryError", "except ZeroDivisionError"),
-)
+BANK.mistakes(
+    ("the segments of earlier attempts take room from the later ones",
+     "a tensor that sits in a larger cached segment wastes the rest of it: torch.cuda.empty_cache() "
+     "before each attempt, while nothing is alive", drop("torch.cuda.empty_cache()  #")),
+    ("the first batch that failed is returned", "low is the last batch that fitted, high the first that did not",
+     change("return low", "return min(most, high)")),
+    ("the search begins with a high that is no failure",
+     "high is the first batch that failed, and most + 1 needs no attempt", change("0, most + 1", "0, most // 8 + 1")),
+    ("the search stops before it knows the answer",
+     "the next larger batch was never tried: the search goes on until high is low + 1",
+     change("high - low > 1", "high - low > max(1, low // 16)")),
+    ("a larger batch was tried and fits too", "the answer is the last one that fitted, without a margin",
+     change("return low", "return low - 1 if 1 < low < most else low")),
+    ("most itself is never tried", "`most` itself is allowed: begin with high = most + 1, which needs no attempt",
+     change("0, most + 1", "0, most")),
+    ("batch 1 is taken for granted", "0 is an answer too: begin with low = 0, which needs no attempt",
+     change("0, most + 1", "1, most + 1")),
+    ("the search tries one batch after the other", "each attempt may take minutes on a real model: halve the interval",
+     (change("middle = (low + high) // 2", "middle = low + 1"), change("else (low, middle)", "else (low, low)"))),
+    ("an error that is not a lack of memory is swallowed",
+     "`except RuntimeError`, or a bare except, catches every fault of the program: catch " "torch.OutOfMemoryError",
+     change("except torch.OutOfMemoryError", "except RuntimeError")),
+    ("an attempt that does not fit is not caught",
+     "an attempt that does not fit must be caught: `except torch.OutOfMemoryError`",
+     change("except torch.OutOfMemoryError", "except ZeroDivisionError")),
+)  # fmt: skip
 
 # --- wrong: what is left behind ------------------------------------------------------------------------
 
 AFTER_EACH = "model.load_state_dict(weights)"
-BANK.mistake(
-    "leaves_the_weights",
-    "the parameters are changed",
-    "the attempts' steps move them: state_dict() before and load_state_dict() after; its tensors are the live ones, so "
-    "copy them to the host",
-    drop(AFTER_EACH),
-)
-BANK.mistake(
-    "keeps_references_to_the_weights",
-    "the parameters are changed",
-    "",
-    change("to_host(model.state_dict())", "model.state_dict()"),
-    same_as="leaves_the_weights",
-)
-BANK.mistake(
-    "forgets_the_buffers",
-    "BatchNorm's running averages are changed",
-    "each forward pass in training mode advances them; they are in model.state_dict(), and not in model.parameters()",
-    change("to_host(model.state_dict())", "to_host(dict(model.named_parameters()))"),
-    change("load_state_dict(weights)", "load_state_dict(weights, strict=False)"),
-)
+BANK.mistakes(
+    ("the parameters are changed",
+     "the attempts' steps move them: state_dict() before and load_state_dict() after; its tensors are "
+     "the live ones, so copy them to the host", drop(AFTER_EACH),
+     change("to_host(model.state_dict())", "model.state_dict()")),
+    ("BatchNorm's running averages are changed",
+     "each forward pass in training mode advances them; they are in model.state_dict(), and not in "
+     "model.parameters()",
+     (change("to_host(model.state_dict())", "to_host(dict(model.named_parameters()))"),
+     change("load_state_dict(weights)", "load_state_dict(weights, strict=False)"))),
+)  # fmt: skip
 STATE = "optimizer.load_state_dict("
 STATE_WHY = (
     "Adam counts the attempts as steps and keeps their moments: optimizer.state_dict() before, copied to the host, and "
     "load_state_dict() after"
 )
-BANK.mistake("leaves_the_state", "the optimizer's state is changed", STATE_WHY, drop(STATE))
-BANK.mistake(
-    "loads_the_same_copy_each_time",
-    "the copy of the optimizer's state is used up",
-    "load_state_dict takes the step counts as they are, not copied: the next attempt counts on in your copy. Load a "
-    "copy of it",
-    change("copy.deepcopy(state)", "state"),
-)
-BANK.mistake(
-    "leaves_gradients",
-    "gradients of an attempt are left",
-    "zero_grad() after the last attempt, also when it failed",
-    change("optimizer.zero_grad()\n            optimizer.load", "optimizer.load"),
-)
-BANK.mistake(
-    "clears_to_zeros",
-    "gradients of zeros are left where there were none",
-    "zero_grad(set_to_none=False) keeps the tensors: the gradients were None before",
-    change(
-        "optimizer.zero_grad()\n            optimizer.load", "optimizer.zero_grad(False)\n            optimizer.load"
-    ),
-)
-BANK.mistake(
-    "leaves_the_random_numbers",
-    "the random numbers have moved on",
-    "data and dropout draw from them: with torch.random.fork_rng() puts both back",
-    change("torch.random.fork_rng()", "torch.random.fork_rng(enabled=False)"),
-)
-BANK.mistake(
-    "puts_back_the_cpus_numbers_only",
-    "the GPU's random numbers have moved on",
-    "dropout on the GPU draws from the GPU's generator: fork_rng() without devices= keeps those of all GPUs",
-    change("torch.random.fork_rng()", "torch.random.fork_rng(devices=[])"),
-)
-BANK.mistake(
-    "ends_in_evaluation_mode",
-    "the model's mode is changed",
-    "train() and eval() last beyond the search",
-    add("model.eval()", before="return low"),
-)
-BANK.mistake(
-    "attempts_in_evaluation_mode",
-    "the attempts are made in evaluation mode",
-    "there dropout keeps nothing for backward, and training takes more: put the running averages back instead",
-    add("model.eval()", before="def fits"),
-    add("model.train()", before="return low"),
-)
-BANK.mistake(
-    "keeps_a_copy_on_the_gpu",
-    "a copy on the GPU takes room from the attempts",
-    "a copy of the model or of its state takes memory from the attempts: keep it on the host",
-    add(
-        "on_gpu = [[p.detach().clone() for p in model.parameters()] for _ in range(2)]  # of two snapshots",
-        before="def fits",
-    ),
-)
-BANK.mistake(
-    "keeps_a_copy_of_the_state_on_the_gpu",
-    "a copy on the GPU takes room from the attempts",
-    "",
-    change("to_host(optimizer.state_dict())", "copy.deepcopy(optimizer.state_dict())"),
-    same_as="keeps_a_copy_on_the_gpu",
-)
-BANK.mistake(
-    "takes_most_for_2_at_the_least",
-    "a batch above most is returned",
-    "`most` can be 1: high = most + 1, and nothing above most is an answer",
-    change("0, most + 1", "0, max(most, 2) + 1"),
-)
-BANK.mistake(
-    "keeps_the_last_loss",
-    "the search leaves tensors on the GPU",
-    "a copy, an exception kept in a variable, or the last attempt's loss: whatever holds a reference",
-    add("fits.last = torch.ones(100, device='cuda')", before="return low"),
-    add("globals()['kept'] = fits", before="return low"),
-)
+BANK.mistakes(
+    ("the optimizer's state is changed", STATE_WHY, drop(STATE)),
+    ("the copy of the optimizer's state is used up",
+     "load_state_dict takes the step counts as they are, not copied: the next attempt counts on in your "
+     "copy. Load a copy of it", change("copy.deepcopy(state)", "state")),
+    ("gradients of an attempt are left", "zero_grad() after the last attempt, also when it failed",
+     change("optimizer.zero_grad()\n            optimizer.load", "optimizer.load")),
+    ("gradients of zeros are left where there were none",
+     "zero_grad(set_to_none=False) keeps the tensors: the gradients were None before",
+     change("optimizer.zero_grad()\n            optimizer.load",
+     "optimizer.zero_grad(False)\n            optimizer.load")),
+    ("the random numbers have moved on", "data and dropout draw from them: with torch.random.fork_rng() puts both back",
+     change("torch.random.fork_rng()", "torch.random.fork_rng(enabled=False)")),
+    ("the GPU's random numbers have moved on",
+     "dropout on the GPU draws from the GPU's generator: fork_rng() without devices= keeps those of all GPUs",
+     change("torch.random.fork_rng()", "torch.random.fork_rng(devices=[])")),
+    ("the model's mode is changed", "train() and eval() last beyond the search",
+     add("model.eval()", before="return low")),
+    ("the attempts are made in evaluation mode",
+     "there dropout keeps nothing for backward, and training takes more: put the running averages back " "instead",
+     (add("model.eval()", before="def fits"), add("model.train()", before="return low"))),
+    ("a copy on the GPU takes room from the attempts",
+     "a copy of the model or of its state takes memory from the attempts: keep it on the host",
+     add("on_gpu = [[p.detach().clone() for p in model.parameters()] for _ in range(2)]  # of two snapshots",
+     before="def fits"), change("to_host(optimizer.state_dict())", "copy.deepcopy(optimizer.state_dict())")),
+    ("a batch above most is returned", "`most` can be 1: high = most + 1, and nothing above most is an answer",
+     change("0, most + 1", "0, max(most, 2) + 1")),
+    ("the search leaves tensors on the GPU",
+     "a copy, an exception kept in a variable, or the last attempt's loss: whatever holds a reference",
+     (add("fits.last = torch.ones(100, device='cuda')", before="return low"),
+     add("globals()['kept'] = fits", before="return low"))),
+)  # fmt: skip
 
 # --- wrong: what is returned ---------------------------------------------------------------------------
-
-BANK.mistake("returns_nothing", "nothing is returned", "the function ends without a return", drop("return low"))
-BANK.mistake(
-    "divides_with_one_slash",
-    "a float is returned",
-    "a division with / gives a float: use //",
-    change("return low", "return low / 1"),
-)
+BANK.mistakes(
+    ("nothing is returned", "the function ends without a return", drop("return low")),
+    ("a float is returned", "a division with / gives a float: use //", change("return low", "return low / 1")),
+)  # fmt: skip

@@ -5,7 +5,7 @@ from torch.nn import functional as F
 
 from gpulab.check.lesson05.sections import SECTIONS
 
-from ..bank import Bank
+from ..by_hand import Bank
 
 BANK = Bank("memory_leak", SECTIONS)
 

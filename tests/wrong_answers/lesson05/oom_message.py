@@ -4,7 +4,7 @@ import re
 
 from gpulab.check.lesson05.sections import SECTIONS
 
-from ..bank import Bank
+from ..by_hand import Bank
 from ..edits import change, solution
 
 BANK = Bank("oom_message", SECTIONS)

@@ -7,7 +7,7 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 import gpulab
 from gpulab.check.lesson06.sections import SECTIONS
 
-from ..bank import Bank
+from ..by_hand import Bank
 
 BANK = Bank("checkpoint_budget", SECTIONS)
 

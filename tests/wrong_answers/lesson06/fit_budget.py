@@ -7,7 +7,7 @@ import torch
 
 from gpulab.check.lesson06.sections import SECTIONS
 
-from ..bank import Bank
+from ..by_hand import Bank
 
 BANK = Bank("fit_budget", SECTIONS)
 

@@ -5,13 +5,11 @@ import math
 import torch
 from torch import nn
 
-from gpulab.check.lesson07.sections import SECTIONS
-
 from ..bank import Bank
-from ..edits import add, change, drop, move, solution, swap
+from ..edits import add, change, drop, move, swap
 
-BANK = Bank("amp_step", SECTIONS, solution=(7, "train_step"))
-SOLUTION = BANK.right(solution(7, "train_step"))
+BANK = Bank("amp_step", "train_step")
+SOLUTION = BANK.solution
 
 
 def forward(model, loss_fn, x, y, dtype):
@@ -81,20 +79,11 @@ def clips_with_a_scaled_limit(model, optimizer, scaler, scheduler, loss_fn, x, y
     return finish(optimizer, scaler, scheduler, loss)
 
 
-BANK.variant(
-    "looks_for_inf_itself",
-    change(
-        "scaler.step(optimizer)",
-        "if all(p.grad is None or p.grad.isfinite().all() for p in model.parameters()):\n        optimizer.step()",
-    ),
-)
-
-
-BANK.variant(
-    "asks_the_norm",
-    change("    nn.utils.clip_grad_norm_", "    norm = nn.utils.clip_grad_norm_"),
-    change("scaler.get_scale() >= before", "bool(norm.isfinite())"),
-)
+BANK.right(change("scaler.step(optimizer)",
+           "if all(p.grad is None or p.grad.isfinite().all() for p in model.parameters()):\n        "
+           "optimizer.step()"))  # fmt: skip
+BANK.right((change("    nn.utils.clip_grad_norm_", "    norm = nn.utils.clip_grad_norm_"),
+           change("scaler.get_scale() >= before", "bool(norm.isfinite())")))  # fmt: skip
 
 
 @BANK.right
@@ -109,303 +98,143 @@ def clears_at_the_end_too(model, optimizer, scaler, scheduler, loss_fn, x, y, dt
 
 CLIP, UNSCALE, STEP = "clip_grad_norm_", "unscale_", "scaler.step("
 SCALED = "the gradients are clipped while they are still scaled"
-
-BANK.mistake(
-    "clips_before_unscale",
-    SCALED,
-    "the scaler multiplied them by its scale, so nearly every norm is above max_norm: unscale_ first",
-    swap(CLIP, UNSCALE),
-)
-BANK.mistake("never_unscales", SCALED, "", drop(UNSCALE), same_as="clips_before_unscale")
-BANK.mistake(
-    "unscales_twice",
-    "unscale_ runs twice in a step",
-    "unscale_ divides in place, so it runs once between two updates",
-    add("scaler.unscale_(optimizer)", after=CLIP),
-)
-BANK.mistake(
-    "unscales_after_the_step",
-    "unscale_ comes after the step",
-    "unscale_ comes before scaler.step, and clipping between them",
-    move(UNSCALE, after=STEP),
-    move(CLIP, after=UNSCALE),
-)
-BANK.mistake(
-    "never_clips",
-    "the gradient is not clipped",
-    "clip_grad_norm_ is missing, comes after the step, or comes before backward",
-    drop(CLIP),
-)
-BANK.mistake(
-    "clips_values",
-    "single elements are clipped, not the norm",
-    "clip_grad_value_ turns the gradient into another direction; clip_grad_norm_ keeps it and shortens it",
-    change(CLIP, "clip_grad_value_"),
-)
-BANK.mistake(
-    "clips_to_one",
-    "the gradient is clipped to another norm than max_norm",
-    "the norm is an argument of the step: pass it on",
-    change("model.parameters(), max_norm", "model.parameters(), 1.0"),
-)
-BANK.mistake(
-    "cleans_the_gradients",
-    "the optimizer steps although the gradients overflow",
-    "scaler.step skips by itself if the gradients are scaled by the scaler that was passed in, and inf is not clipped "
-    "or replaced before",
-    add("[p.grad.nan_to_num_(0.0, 0.0, 0.0) for p in model.parameters() if p.grad is not None]", before=UNSCALE),
-)
+BANK.mistakes(
+    (SCALED, "the scaler multiplied them by its scale, so nearly every norm is above max_norm: unscale_ first",
+     swap(CLIP, UNSCALE), drop(UNSCALE)),
+    ("unscale_ runs twice in a step", "unscale_ divides in place, so it runs once between two updates",
+     add("scaler.unscale_(optimizer)", after=CLIP)),
+    ("unscale_ comes after the step", "unscale_ comes before scaler.step, and clipping between them",
+     (move(UNSCALE, after=STEP), move(CLIP, after=UNSCALE))),
+    ("the gradient is not clipped", "clip_grad_norm_ is missing, comes after the step, or comes before backward",
+     drop(CLIP)),
+    ("single elements are clipped, not the norm",
+     "clip_grad_value_ turns the gradient into another direction; clip_grad_norm_ keeps it and shortens it",
+     change(CLIP, "clip_grad_value_")),
+    ("the gradient is clipped to another norm than max_norm", "the norm is an argument of the step: pass it on",
+     change("model.parameters(), max_norm", "model.parameters(), 1.0")),
+    ("the optimizer steps although the gradients overflow",
+     "scaler.step skips by itself if the gradients are scaled by the scaler that was passed in, and inf "
+     "is not clipped or replaced before",
+     add("[p.grad.nan_to_num_(0.0, 0.0, 0.0) for p in model.parameters() if p.grad is not None]", before=UNSCALE)),
+)  # fmt: skip
 
 # --- wrong: the scaler ---------------------------------------------------------------------------------
-
-BANK.mistake(
-    "steps_directly",
-    "optimizer.step() is called directly",
-    "it steps with whatever is in .grad: scaled numbers, or inf",
-    change("scaler.step(optimizer)", "optimizer.step()"),
-)
-BANK.mistake(
-    "never_updates",
-    "scaler.update() is missing",
-    "without it the scale never adapts, and the next unscale_ raises",
-    drop("scaler.update()"),
-)
-BANK.mistake(
-    "the_scale_never_grows",
-    "the scale falls after an overflow, and never grows",
-    "update() without an argument grows it and lets it fall; update(new_scale) sets it, and forgets the steps counted",
-    change(
-        "scaler.update()",
-        "fine = all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())\n"
-        "    scaler.update(before if fine else before * scaler.get_backoff_factor())",
-    ),
-)
-BANK.mistake(
-    "updates_first",
-    "scaler.update comes before scaler.step",
-    "update ends the scaler's step: it forgets that unscale_ has run and what was found",
-    move("scaler.update()", before="before = "),
-)
-BANK.mistake(
-    "never_scales",
-    "the gradients are divided by the scale although the loss was not scaled",
-    "backward runs on scaler.scale(loss), not on the loss",
-    change("scaler.scale(loss).backward()", "scaler.scale(loss)\n    loss.backward()"),
-)
-BANK.mistake(
-    "forgets_the_scale",
-    "nothing was scaled",
-    "unscale_ and step need gradients from scaler.scale(loss).backward()",
-    change("scaler.scale(loss).backward()", "loss.backward()"),
-)
-BANK.mistake(
-    "always_advances",
-    "the schedule advances after a skipped step",
-    "the schedule counts updates of the weights: advance it only where the optimizer stepped",
-    change("if stepped:\n        scheduler", "if True:\n        scheduler"),
-)
-BANK.mistake(
-    "looks_at_the_loss",
-    "the schedule advances after a skipped step",
-    "",
-    change("if stepped:", "if loss.isfinite():"),
-    same_as="always_advances",
-)
-BANK.mistake(
-    "looks_at_the_last_gradient",
-    "an overflow is noticed in one parameter's gradient only",
-    "the scaler skips the step for one inf in any of them: compare the scale, or look at all gradients",
-    change("scaler.get_scale() >= before", "bool(list(model.parameters())[-1].grad.isfinite().all())"),
-)
-BANK.mistake(
-    "looks_at_the_first_gradient",
-    "an overflow is noticed in one parameter's gradient only",
-    "",
-    change(
-        "scaler.get_scale() >= before",
-        "bool(next(p.grad for p in model.parameters() if p.grad is not None).isfinite().all())",
-    ),
-    same_as="looks_at_the_last_gradient",
-)
-BANK.mistake(
-    "looks_for_nan",
-    "an inf in the gradients is not noticed",
-    "what overflows is inf, and so is the norm; NaN comes only where one is computed with: norm.isfinite()",
-    change("    nn.utils.clip_grad_norm_", "    norm = nn.utils.clip_grad_norm_"),
-    change("scaler.get_scale() >= before", "not bool(norm.isnan())"),
-)
-BANK.mistake(
-    "expects_half_the_scale",
-    "a skipped step is noticed only if it halves the scale",
-    "0.5 is the default of backoff_factor, and the scaler may have another: a step was skipped if the scale is smaller",
-    change(">= before", "> before / 2"),
-)
-BANK.mistake(
-    "takes_a_larger_scale_for_a_skip",
-    "a step in which the scale grew is taken for a skipped one",
-    "after a step the scale may be the same or larger; only after an overflow it is smaller. That of a scaler that is "
-    "switched off is always 1",
-    change(">= before", "== before"),
-)
-BANK.mistake(
-    "never_advances_when_the_scaler_is_off",
-    "a step without a scaler is taken for a skipped one",
-    "a scaler that is switched off has the scale 1, and every step is a step",
-    change(">= before", ">= before and scaler.is_enabled()"),
-)
-BANK.mistake(
-    "advances_first",
-    "the schedule advances before the step",
-    "the first step would run at the second learning rate",
-    change("    nn.utils.clip_grad_norm_", "    norm = nn.utils.clip_grad_norm_"),
-    change("    if stepped:\n        scheduler.step()\n", ""),
-    add("scheduler.step() if norm.isfinite() else None", before=STEP),
-)
+BANK.mistakes(
+    ("optimizer.step() is called directly", "it steps with whatever is in .grad: scaled numbers, or inf",
+     change("scaler.step(optimizer)", "optimizer.step()")),
+    ("scaler.update() is missing", "without it the scale never adapts, and the next unscale_ raises",
+     drop("scaler.update()")),
+    ("the scale falls after an overflow, and never grows",
+     "update() without an argument grows it and lets it fall; update(new_scale) sets it, and forgets "
+     "the steps counted",
+     change("scaler.update()", "fine = all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())\n    "
+     "scaler.update(before if fine else before * scaler.get_backoff_factor())")),
+    ("scaler.update comes before scaler.step",
+     "update ends the scaler's step: it forgets that unscale_ has run and what was found",
+     move("scaler.update()", before="before = ")),
+    ("the gradients are divided by the scale although the loss was not scaled",
+     "backward runs on scaler.scale(loss), not on the loss",
+     change("scaler.scale(loss).backward()", "scaler.scale(loss)\n    loss.backward()")),
+    ("nothing was scaled", "unscale_ and step need gradients from scaler.scale(loss).backward()",
+     change("scaler.scale(loss).backward()", "loss.backward()")),
+    ("the schedule advances after a skipped step",
+     "the schedule counts updates of the weights: advance it only where the optimizer stepped",
+     change("if stepped:\n        scheduler", "if True:\n        scheduler"),
+     change("if stepped:", "if loss.isfinite():")),
+    ("an overflow is noticed in one parameter's gradient only",
+     "the scaler skips the step for one inf in any of them: compare the scale, or look at all gradients",
+     change("scaler.get_scale() >= before", "bool(list(model.parameters())[-1].grad.isfinite().all())"),
+     change("scaler.get_scale() >= before",
+     "bool(next(p.grad for p in model.parameters() if p.grad is not None).isfinite().all())")),
+    ("an inf in the gradients is not noticed",
+     "what overflows is inf, and so is the norm; NaN comes only where one is computed with: norm.isfinite()",
+     (change("    nn.utils.clip_grad_norm_", "    norm = nn.utils.clip_grad_norm_"),
+     change("scaler.get_scale() >= before", "not bool(norm.isnan())"))),
+    ("a skipped step is noticed only if it halves the scale",
+     "0.5 is the default of backoff_factor, and the scaler may have another: a step was skipped if the "
+     "scale is smaller", change(">= before", "> before / 2")),
+    ("a step in which the scale grew is taken for a skipped one",
+     "after a step the scale may be the same or larger; only after an overflow it is smaller. That of a "
+     "scaler that is switched off is always 1", change(">= before", "== before")),
+    ("a step without a scaler is taken for a skipped one",
+     "a scaler that is switched off has the scale 1, and every step is a step",
+     change(">= before", ">= before and scaler.is_enabled()")),
+    ("the schedule advances before the step", "the first step would run at the second learning rate",
+     (change("    nn.utils.clip_grad_norm_", "    norm = nn.utils.clip_grad_norm_"),
+     change("    if stepped:\n        scheduler.step()\n", ""),
+     add("scheduler.step() if norm.isfinite() else None", before=STEP))),
+)  # fmt: skip
 
 # --- wrong: autocast -----------------------------------------------------------------------------------
-
-BANK.mistake(
-    "without_autocast",
-    "the forward pass does not run under autocast",
-    "the block is missing: model and loss stand in torch.autocast(x.device.type, dtype=dtype)",
-    change("with torch.autocast(x.device.type, dtype=dtype):", "if True:"),
-)
-BANK.mistake(
-    "always_for_cuda",
-    "autocast is switched on for another device",
-    'torch.autocast("cuda") does nothing for a model on the CPU: ask x.device.type',
-    change("x.device.type", '"cuda"'),
-)
-BANK.mistake(
-    "always_bf16",
-    "autocast runs in bfloat16, whatever dtype says",
-    "pass the argument on: dtype=dtype",
-    change("dtype=dtype", "dtype=torch.bfloat16"),
-)
-BANK.mistake(
-    "default_dtype",
-    "autocast runs in its default dtype",
-    "without dtype= autocast takes float16 on a GPU and bfloat16 on the CPU: pass the argument on",
-    change(", dtype=dtype", ""),
-)
-BANK.mistake(
-    "loss_outside",
-    "the loss is not under autocast",
-    "the block ends after the model, so the loss of its 16-bit outputs is computed in 16 bits",
-    change("loss = loss_fn(model(x), y)", "outputs = model(x)\n    loss = loss_fn(outputs, y)"),
-)
-BANK.mistake(
-    "backward_inside",
-    "backward runs under autocast",
-    "each backward takes its forward's dtype by itself; the block holds the forward pass and the loss",
-    change("    scaler.scale(loss).backward()", "        scaler.scale(loss).backward()"),
-)
-BANK.mistake(
-    "converts_the_model",
-    "the model came back in another dtype",
-    "half() or to(dtype) rounds the caller's weights for good, also where the step then fails: the parameters stay "
-    "float32, autocast casts copies",
-    change("model(x)", "model.to(dtype)(x)"),
-)
-BANK.mistake(
-    "converts_the_data",
-    "the data are converted by hand",
-    "with autocast convert neither data nor model: it casts what each operation takes",
-    change("with torch.autocast(x.device.type, dtype=dtype):", "if True:"),
-    change("model(x)", "model(x.to(dtype))"),
-)
+BANK.mistakes(
+    ("the forward pass does not run under autocast",
+     "the block is missing: model and loss stand in torch.autocast(x.device.type, dtype=dtype)",
+     change("with torch.autocast(x.device.type, dtype=dtype):", "if True:")),
+    ("autocast is switched on for another device",
+     'torch.autocast("cuda") does nothing for a model on the CPU: ask x.device.type',
+     change("x.device.type", '"cuda"')),
+    ("autocast runs in bfloat16, whatever dtype says", "pass the argument on: dtype=dtype",
+     change("dtype=dtype", "dtype=torch.bfloat16")),
+    ("autocast runs in its default dtype",
+     "without dtype= autocast takes float16 on a GPU and bfloat16 on the CPU: pass the argument on",
+     change(", dtype=dtype", "")),
+    ("the loss is not under autocast",
+     "the block ends after the model, so the loss of its 16-bit outputs is computed in 16 bits",
+     change("loss = loss_fn(model(x), y)", "outputs = model(x)\n    loss = loss_fn(outputs, y)")),
+    ("backward runs under autocast",
+     "each backward takes its forward's dtype by itself; the block holds the forward pass and the loss",
+     change("    scaler.scale(loss).backward()", "        scaler.scale(loss).backward()")),
+    ("the model came back in another dtype",
+     "half() or to(dtype) rounds the caller's weights for good, also where the step then fails: the "
+     "parameters stay float32, autocast casts copies", change("model(x)", "model.to(dtype)(x)")),
+    ("the data are converted by hand",
+     "with autocast convert neither data nor model: it casts what each operation takes",
+     (change("with torch.autocast(x.device.type, dtype=dtype):", "if True:"),
+     change("model(x)", "model(x.to(dtype))"))),
+)  # fmt: skip
 
 # --- wrong: gradients and loss -------------------------------------------------------------------------
-
-BANK.mistake(
-    "never_clears",
-    "gradients that were there before are counted too",
-    "clear them before backward: zero_grad is missing, or comes after the step only",
-    drop("zero_grad"),
-)
-BANK.mistake(
-    "clears_too_late",
-    "the gradients are gone at the step",
-    "zero_grad stands between backward and step: it comes before backward",
-    move("zero_grad", after="backward()"),
-)
-BANK.mistake(
-    "has_its_own_loss",
-    "the loss function that was passed in is not used",
-    "loss_fn(outputs, targets) is an argument of the step",
-    change("loss_fn(model(x), y)", "nn.functional.cross_entropy(model(x), y)"),
-)
-BANK.mistake(
-    "runs_the_model_again",
-    "the model runs twice in a step",
-    "one forward pass gives the loss for backward, and its value for the log: loss.item()",
-    change("loss = loss_fn(model(x), y)", "loss = loss_fn(model(x), y)\n        loss = loss_fn(model(x), y)"),
-)
-BANK.mistake(
-    "clips_all_but_the_first_group",
-    "only the first parameter group is clipped",
-    "an optimizer may have several groups: clip what the model's parameters() gives",
-    change("model.parameters()", 'optimizer.param_groups[0]["params"]'),
-)
-BANK.mistake(
-    "decays_by_hand",
-    "the weights are changed beside the optimizer's step",
-    "weight decay, EMA and the like are no part of this step",
-    add("[p.data.mul_(0.99) for p in model.parameters()]", after="scaler.update()"),
-)
-BANK.mistake(
-    "moves_the_model",
-    "the model was moved to another device",
-    "the model is where its caller put it, and so is x: nothing need be moved",
-    change("model(x)", 'model.to("cuda:0")(x.to("cuda:0"))'),
-    change(", y)", ', y.to("cuda:0"))'),
-)
+BANK.mistakes(
+    ("gradients that were there before are counted too",
+     "clear them before backward: zero_grad is missing, or comes after the step only", drop("zero_grad")),
+    ("the gradients are gone at the step", "zero_grad stands between backward and step: it comes before backward",
+     move("zero_grad", after="backward()")),
+    ("the loss function that was passed in is not used", "loss_fn(outputs, targets) is an argument of the step",
+     change("loss_fn(model(x), y)", "nn.functional.cross_entropy(model(x), y)")),
+    ("the model runs twice in a step",
+     "one forward pass gives the loss for backward, and its value for the log: loss.item()",
+     change("loss = loss_fn(model(x), y)", "loss = loss_fn(model(x), y)\n        loss = loss_fn(model(x), y)")),
+    ("only the first parameter group is clipped",
+     "an optimizer may have several groups: clip what the model's parameters() gives",
+     change("model.parameters()", 'optimizer.param_groups[0]["params"]')),
+    ("the weights are changed beside the optimizer's step", "weight decay, EMA and the like are no part of this step",
+     add("[p.data.mul_(0.99) for p in model.parameters()]", after="scaler.update()")),
+    ("the model was moved to another device",
+     "the model is where its caller put it, and so is x: nothing need be moved",
+     (change("model(x)", 'model.to("cuda:0")(x.to("cuda:0"))'), change(", y)", ', y.to("cuda:0"))'))),
+)  # fmt: skip
 
 # --- wrong: what is returned ---------------------------------------------------------------------------
-
-BANK.mistake("returns_nothing", "what is returned is no pair", "the function ends without a return", drop("return "))
-BANK.mistake(
-    "returns_a_tensor",
-    "the loss is not returned as a float",
-    "a tensor: call .item(), or float()",
-    change("loss.item()", "loss.detach()"),
-)
-BANK.mistake(
-    "returns_a_tensor_for_stepped",
-    "whether the optimizer stepped is returned as a tensor",
-    "norm.isfinite() and the like are tensors, on the GPU perhaps: call .item(), or bool()",
-    change("return loss.item(), stepped", "return loss.item(), torch.tensor(stepped)"),
-)
-BANK.mistake(
-    "rounds_the_loss",
-    "the loss that is returned is rounded",
-    "return it as it is, and round where it is printed",
-    change("loss.item(), stepped", "round(loss.item(), 1), stepped"),
-)
-BANK.mistake(
-    "returns_the_scaled_loss",
-    "the loss that is returned is scaled",
-    "scaler.scale(loss) is for backward; log the loss itself",
-    change("scaler.scale(loss).backward()", "loss = scaler.scale(loss)\n    loss.backward()"),
-)
-BANK.mistake(
-    "returns_what_step_returns",
-    "whether the optimizer stepped is not returned as a bool",
-    "scaler.step returns what optimizer.step returns: None",
-    change("return loss.item(), stepped", "return loss.item(), None"),
-)
-BANK.mistake(
-    "reports_a_finite_loss",
-    "a skipped step is reported as one that happened",
-    "the loss is finite although its scaled gradients overflow: compare the scale before and after update",
-    change("return loss.item(), stepped", "return loss.item(), bool(loss.isfinite())"),
-)
-BANK.mistake(
-    "reports_a_larger_scale_as_a_skip",
-    "a step that happened is reported as skipped",
-    "the scale falls when a step was skipped, and may grow when it was not",
-    change("return loss.item(), stepped", "return loss.item(), scaler.get_scale() == before"),
-)
+BANK.mistakes(
+    ("what is returned is no pair", "the function ends without a return", drop("return ")),
+    ("the loss is not returned as a float", "a tensor: call .item(), or float()",
+     change("loss.item()", "loss.detach()")),
+    ("whether the optimizer stepped is returned as a tensor",
+     "norm.isfinite() and the like are tensors, on the GPU perhaps: call .item(), or bool()",
+     change("return loss.item(), stepped", "return loss.item(), torch.tensor(stepped)")),
+    ("the loss that is returned is rounded", "return it as it is, and round where it is printed",
+     change("loss.item(), stepped", "round(loss.item(), 1), stepped")),
+    ("the loss that is returned is scaled", "scaler.scale(loss) is for backward; log the loss itself",
+     change("scaler.scale(loss).backward()", "loss = scaler.scale(loss)\n    loss.backward()")),
+    ("whether the optimizer stepped is not returned as a bool", "scaler.step returns what optimizer.step returns: None",
+     change("return loss.item(), stepped", "return loss.item(), None")),
+    ("a skipped step is reported as one that happened",
+     "the loss is finite although its scaled gradients overflow: compare the scale before and after update",
+     change("return loss.item(), stepped", "return loss.item(), bool(loss.isfinite())")),
+    ("a step that happened is reported as skipped",
+     "the scale falls when a step was skipped, and may grow when it was not",
+     change("return loss.item(), stepped", "return loss.item(), scaler.get_scale() == before")),
+)  # fmt: skip
 
 # --- wrong: what is left behind ------------------------------------------------------------------------
 

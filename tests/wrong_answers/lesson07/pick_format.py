@@ -6,7 +6,7 @@ import torch
 
 from gpulab.check.lesson07.sections import SECTIONS
 
-from ..bank import Bank
+from ..by_hand import Bank
 
 BANK = Bank("pick_format", SECTIONS)
 

@@ -9,7 +9,7 @@ import torch
 
 from gpulab.check.lesson07.sections import SECTIONS
 
-from ..bank import Bank
+from ..by_hand import Bank
 
 BANK = Bank("precision_comparison", SECTIONS)
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}

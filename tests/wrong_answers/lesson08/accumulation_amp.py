@@ -5,7 +5,7 @@ from torch import nn
 
 from gpulab.check.lesson08.misconceptions import SECTIONS
 
-from ..bank import Bank
+from ..by_hand import Bank
 
 BANK = Bank("accumulation_amp", SECTIONS)
 clip_grad_norm_ = nn.utils.clip_grad_norm_

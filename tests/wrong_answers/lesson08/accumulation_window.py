@@ -9,7 +9,7 @@ from torch import nn
 
 from gpulab.check.lesson08.misconceptions import SECTIONS
 
-from ..bank import Bank
+from ..by_hand import Bank
 
 BANK = Bank("accumulation_window", SECTIONS)
 

@@ -7,13 +7,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gpulab.check.lesson08.misconceptions import SECTIONS
-
 from ..bank import Bank
-from ..edits import add, change, drop, solution
+from ..edits import add, change, drop
 
-BANK = Bank("batch_norm_free", SECTIONS, solution=(8, "without_batch_norm"))
-SOLUTION = BANK.right(solution(8, "without_batch_norm"))
+BANK = Bank("batch_norm_free", "without_batch_norm")
+SOLUTION = BANK.solution
 BATCH_NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d
 COPY = "copied = copy.deepcopy(model)"
 WALK = "copied.named_modules(remove_duplicate=False)"
@@ -36,14 +34,11 @@ def replaced(model, make):
 
 
 # --- right ---------------------------------------------------------------------------------------------
-
-BANK.variant("by_set_submodule", change(SET, "copied.set_submodule(name, new.train(old.training))"))
-BANK.variant("by_the_base_class", change(IS_NORM, "isinstance(old, nn.modules.batchnorm._BatchNorm)"))
-BANK.variant(
-    "by_add_module", change("setattr(copied.get_submodule(parent), ", "copied.get_submodule(parent).add_module(")
-)
-BANK.variant("by_pickle", change(COPY, "import pickle; copied = pickle.loads(pickle.dumps(model))"))
-BANK.variant("without_a_list", change(f"list({WALK})", WALK), change(", affine=old.affine", ""))
+BANK.right(change(SET, "copied.set_submodule(name, new.train(old.training))"))
+BANK.right(change(IS_NORM, "isinstance(old, nn.modules.batchnorm._BatchNorm)"))
+BANK.right(change("setattr(copied.get_submodule(parent), ", "copied.get_submodule(parent).add_module("))
+BANK.right(change(COPY, "import pickle; copied = pickle.loads(pickle.dumps(model))"))
+BANK.right((change(f"list({WALK})", WALK), change(", affine=old.affine", "")))
 
 
 @BANK.right
@@ -148,266 +143,163 @@ def by_another_class(model, groups):
 # --- wrong: BatchNorm stays ----------------------------------------------------------------------------
 
 
-def walks(name, summary, condition, likely="nn.BatchNorm1d, 2d and 3d are asked for, wherever and however they are"):
+def walks(condition):
     """An answer that replaces what fulfils this condition only."""
-    BANK.mistake(name, summary, likely, change(IS_NORM, condition))
+    return change(IS_NORM, condition)
 
 
-def stays(name, summary, likely, instead, *edits, same_as=""):
+def stays(instead, *edits):
     """An answer that does this with the BatchNorm, and leaves it where it is."""
-    BANK.mistake(name, summary, likely, change(SET, instead), *edits, same_as=same_as)
+    return (change(SET, instead), *edits)
 
 
-stays(
-    "assigns_to_the_loop_variable",
-    "every BatchNorm is still there",
-    "assigning to a loop variable, or returning from model.apply, replaces nothing: set the attribute on the parent "
-    "module (setattr)",
-    "old = new",
-)
+BANK.mistakes(
+    ("every BatchNorm is still there",
+     "assigning to a loop variable, or returning from model.apply, replaces nothing: set the attribute "
+     "on the parent module (setattr)", stays("old = new")),
+)  # fmt: skip
 APPLY = change(RETURN, "return copied.apply(lambda old: nn.GroupNorm(groups, 8))")
-stays("returns_from_apply", "every BatchNorm is still there", "", "pass", APPLY, same_as="assigns_to_the_loop_variable")
-stays(
-    "lowers_the_momentum",
-    "another momentum does not change what training normalises with",
-    "momentum is for the running statistics, which training does not use: each micro-batch is normalised by its own "
-    "mean and variance all the same",
-    "old.momentum = 0.1 / 4",
-)
+BANK.mistakes(
+    ("every BatchNorm is still there", "", stays("pass", APPLY)),
+    ("another momentum does not change what training normalises with",
+     "momentum is for the running statistics, which training does not use: each micro-batch is "
+     "normalised by its own mean and variance all the same", stays("old.momentum = 0.1 / 4")),
+)  # fmt: skip
 FROZEN = "BatchNorm in evaluation mode is not a way to train"
-stays(
-    "freezes_the_norms",
-    FROZEN,
-    "eval() makes it use its running statistics, which are then never learned, and which know nothing of these data",
-    "old.eval()",
-)
-stays("evaluates_a_copy", FROZEN, "", "copied.eval()", same_as="freezes_the_norms")
-stays(
-    "stops_the_running_statistics",
-    "without running statistics, training normalises as before",
-    "track_running_stats is about evaluation: in training each micro-batch is normalised by its own mean and variance",
-    "old.track_running_stats = False",
-)
-stays(
-    "replaces_forward",
-    "a BatchNorm with another forward is still there",
-    "its state has running statistics, and what is saved is a BatchNorm: put the new norm in its place",
-    "old.forward = new.forward",
-)
-stays(
-    "synchronises",
-    "SyncBatchNorm is still a batch norm",
-    "it shares statistics between processes at one moment; micro-batches come one after the other, and each is still "
-    "normalised by itself",
-    "pass",
-    change(RETURN, "return nn.SyncBatchNorm.convert_sync_batchnorm(copied)"),
-)
-stays(
-    "sets_a_name_with_dots",
-    "the new norms are beside the old ones, not in their places",
-    "setattr(model, '3.norm', …) adds a module of that name to the model itself: get the parent with "
-    "model.get_submodule, and set the last part of the name on it",
-    "setattr(copied, name, new)",
-)
-stays(
-    "adds_a_module_with_dots",
-    "a name with dots is a path",
-    "add the norm to its parent, model.get_submodule(path), by the last part of the name",
-    "copied.add_module(name, new)",
-)
-BANK.mistake("returns_the_original", "the model itself came back", "return the copy", change(RETURN, "return model"))
-BANK.mistake(
-    "walks_the_children",
-    "only the first place of each norm at the top level is replaced",
-    "named_children() goes one level down, and gives each module once: walk named_modules(remove_duplicate=False)",
-    change(WALK, "copied.named_children()"),
-)
-BANK.mistake(
-    "forgets_second_places",
-    "a BatchNorm that stands in two places is replaced in the first",
-    "named_modules() gives each module once; with remove_duplicate=False it gives each place",
-    change(WALK, "copied.named_modules()"),
-)
-BANK.mistake(
-    "forgets_the_last",
-    "the last norm is still there",
-    "the walk ends before it",
-    change(f"list({WALK})", f"list({WALK})[:-1]"),
-)
-BANK.mistake(
-    "stops_after_the_first",
-    "only the first BatchNorm is replaced",
-    "a break or a return inside the loop ends it",
-    add("break", after=SET),
-)
+BANK.mistakes(
+    (FROZEN,
+     "eval() makes it use its running statistics, which are then never learned, and which know nothing "
+     "of these data", stays("old.eval()"), stays("copied.eval()")),
+    ("without running statistics, training normalises as before",
+     "track_running_stats is about evaluation: in training each micro-batch is normalised by its own "
+     "mean and variance", stays("old.track_running_stats = False")),
+    ("a BatchNorm with another forward is still there",
+     "its state has running statistics, and what is saved is a BatchNorm: put the new norm in its place",
+     stays("old.forward = new.forward")),
+    ("SyncBatchNorm is still a batch norm",
+     "it shares statistics between processes at one moment; micro-batches come one after the other, and "
+     "each is still normalised by itself",
+     stays("pass", change(RETURN, "return nn.SyncBatchNorm.convert_sync_batchnorm(copied)"))),
+    ("the new norms are beside the old ones, not in their places",
+     "setattr(model, '3.norm', …) adds a module of that name to the model itself: get the parent with "
+     "model.get_submodule, and set the last part of the name on it", stays("setattr(copied, name, new)")),
+    ("a name with dots is a path",
+     "add the norm to its parent, model.get_submodule(path), by the last part of the name",
+     stays("copied.add_module(name, new)")),
+    ("the model itself came back", "return the copy", change(RETURN, "return model")),
+    ("only the first place of each norm at the top level is replaced",
+     "named_children() goes one level down, and gives each module once: walk " "named_modules(remove_duplicate=False)",
+     change(WALK, "copied.named_children()")),
+    ("a BatchNorm that stands in two places is replaced in the first",
+     "named_modules() gives each module once; with remove_duplicate=False it gives each place",
+     change(WALK, "copied.named_modules()")),
+    ("the last norm is still there", "the walk ends before it", change(f'list({WALK})', f'list({WALK})[:-1]')),
+    ("only the first BatchNorm is replaced", "a break or a return inside the loop ends it", add("break", after=SET)),
+)  # fmt: skip
 ONE_LEVEL = "children() goes one level down; recurse, or walk named_modules and set each on its parent"
-walks("replaces_the_top_level", "only the top level's norms are replaced", f'{IS_NORM} and "." not in name', ONE_LEVEL)
-walks(
-    "goes_two_levels_down", "norms three levels down are still there", f'{IS_NORM} and name.count(".") < 2', "recurse"
-)
-walks("replaces_2d_only", "only BatchNorm2d is replaced", "isinstance(old, nn.BatchNorm2d)")
-walks("forgets_1d", "BatchNorm1d is still there", "isinstance(old, nn.BatchNorm2d | nn.BatchNorm3d)")
-walks("forgets_3d", "BatchNorm3d is still there", "isinstance(old, nn.BatchNorm1d | nn.BatchNorm2d)")
-walks(
-    "goes_by_names", "norms are known by their names", '"norm" in name', "in a Sequential they have numbers: isinstance"
-)
-walks(
-    "wants_statistics",
-    "norms without running statistics are still there",
-    f"{IS_NORM} and old.running_mean is not None",
-)
-walks("wants_a_weight", "norms without weight and bias are still there", f"{IS_NORM} and old.affine")
-walks("wants_training", "norms in evaluation mode are still there", f"{IS_NORM} and old.training")
-walks("wants_a_gradient", "frozen norms are still there", f"{IS_NORM} and old.affine and old.weight.requires_grad")
-walks("takes_instance_norms", "an InstanceNorm is replaced, too", "isinstance(old, nn.modules.batchnorm._NormBase)")
-walks("takes_all_norms", "norms of other kinds are replaced, too", '"Norm" in type(old).__name__')
+BANK.mistakes(
+    ("only the top level's norms are replaced", ONE_LEVEL, walks(f'{IS_NORM} and "." not in name')),
+    ("norms three levels down are still there", "recurse", walks(f'{IS_NORM} and name.count(".") < 2')),
+    ("only BatchNorm2d is replaced", "nn.BatchNorm1d, 2d and 3d are asked for, wherever and however they are",
+     walks("isinstance(old, nn.BatchNorm2d)")),
+    ("BatchNorm1d is still there", "nn.BatchNorm1d, 2d and 3d are asked for, wherever and however they are",
+     walks("isinstance(old, nn.BatchNorm2d | nn.BatchNorm3d)")),
+    ("BatchNorm3d is still there", "nn.BatchNorm1d, 2d and 3d are asked for, wherever and however they are",
+     walks("isinstance(old, nn.BatchNorm1d | nn.BatchNorm2d)")),
+    ("norms are known by their names", "in a Sequential they have numbers: isinstance", walks('"norm" in name')),
+    ("norms without running statistics are still there",
+     "nn.BatchNorm1d, 2d and 3d are asked for, wherever and however they are",
+     walks(f'{IS_NORM} and old.running_mean is not None')),
+    ("norms without weight and bias are still there",
+     "nn.BatchNorm1d, 2d and 3d are asked for, wherever and however they are", walks(f'{IS_NORM} and old.affine')),
+    ("norms in evaluation mode are still there",
+     "nn.BatchNorm1d, 2d and 3d are asked for, wherever and however they are", walks(f'{IS_NORM} and old.training')),
+    ("frozen norms are still there", "nn.BatchNorm1d, 2d and 3d are asked for, wherever and however they are",
+     walks(f'{IS_NORM} and old.affine and old.weight.requires_grad')),
+    ("an InstanceNorm is replaced, too", "nn.BatchNorm1d, 2d and 3d are asked for, wherever and however they are",
+     walks("isinstance(old, nn.modules.batchnorm._NormBase)")),
+    ("norms of other kinds are replaced, too", "nn.BatchNorm1d, 2d and 3d are asked for, wherever and however they are",
+     walks('"Norm" in type(old).__name__')),
+)  # fmt: skip
 
 # --- wrong: another norm -------------------------------------------------------------------------------
 
 
-def norm(name, summary, likely, make, *edits):
+def norm(make, *edits):
     """With `make` in the place of what makes the new norm."""
-    BANK.mistake(name, summary, likely, change(MAKE, make), *edits)
+    return (change(MAKE, make), *edits)
 
 
-def then(name, summary, line, likely=""):
+def then(line):
     """With this line after the new norm has been given its weight and bias."""
-    BANK.mistake(name, summary, likely, add(line, before="parent, _, last"))
+    return add(line, before="parent, _, last")
 
 
 ARGUMENT = "the number of groups is an argument"
 OF_GROUP = "channels // groups is the number of channels in a group; GroupNorm wants the number of groups"
-norm(
-    "removes_the_norms",
-    "the norms are removed, not replaced",
-    "without one, activations grow or vanish from layer to layer",
-    "nn.Identity()",
-    drop(HAND_OVER),
-)
-norm("takes_one_group", "one group for all channels is a layer norm", ARGUMENT, MAKE.replace("groups", "1"))
-norm(
-    "takes_all_channels",
-    "a group for each channel is an instance norm",
-    ARGUMENT,
-    MAKE.replace("groups", "old.num_features"),
-)
-norm("takes_two_groups", "there are two groups whatever is asked for", ARGUMENT, MAKE.replace("groups", "2"))
-norm("takes_32_groups", "there are 32 groups whatever is asked for", ARGUMENT, MAKE.replace("groups", "32"))
-norm(
-    "divides",
-    "the channels of a group are taken for groups",
-    OF_GROUP,
-    MAKE.replace("groups", "old.num_features // groups"),
-)
-norm(
-    "swaps_the_arguments",
-    "groups and channels have changed places",
-    "nn.GroupNorm takes (num_groups, num_channels), in this order",
-    MAKE.replace("groups, old.num_features", "old.num_features, groups"),
-)
-norm(
-    "takes_a_layer_norm",
-    "a LayerNorm is put in the place of a BatchNorm",
-    "nn.LayerNorm normalises the last dimensions; in images the channels are dimension 1",
-    "nn.LayerNorm(old.num_features, eps=old.eps)",
-)
-norm(
-    "takes_an_instance_norm",
-    "an InstanceNorm is put in the place of a BatchNorm",
-    "it has a group for each channel, and a class for each kind of input",
-    "nn.InstanceNorm2d(old.num_features, eps=old.eps, affine=old.affine)",
-)
-norm(
-    "loses_eps", "the old eps is lost", "GroupNorm's own default is 1e-05: pass eps=", MAKE.replace("eps=old.eps, ", "")
-)
-norm("takes_one_eps", "all norms have one eps", "each takes that of its old norm", MAKE.replace("old.eps", "1e-3"))
-norm(
-    "makes_new_weights",
-    "a norm that had no weight and bias is given some",
-    "affine=False leaves them out of a GroupNorm, too",
-    MAKE.replace(", affine=old.affine", ""),
-    change(HAND_OVER, "new.weight, new.bias = (old if old.affine else new.to(old.running_mean)).parameters()"),
-)
-norm(
-    "makes_no_weights",
-    "the new norms have no weight and bias",
-    "affine=False is for a norm that had none",
-    MAKE.replace("old.affine", "False"),
-    drop(HAND_OVER),
-)
-BANK.mistake(
-    "loads_the_whole_state",
-    "the state of a BatchNorm does not fit a GroupNorm",
-    "it holds running statistics too: load weight and bias only",
-    change(HAND_OVER, "new.load_state_dict(old.state_dict())"),
-)
-BANK.mistake(
-    "hands_the_originals_over",
-    "the new norms have the original's own weight and bias",
-    "a Parameter assigned to the new norm is the same one: take that of the copy, or copy_ the values",
-    change(HAND_OVER, "new.weight, new.bias = model.get_submodule(name).weight, model.get_submodule(name).bias"),
-)
-BANK.mistake(
-    "copies_each_weight",
-    "a norm that stands in two places has a weight and a bias in each",
-    "they would be trained apart: keep what was made for a BatchNorm, and put the same in its other places",
-    change(HAND_OVER, "for key, p in list(old._parameters.items()): setattr(new, key, copy.deepcopy(p))"),
-)
+BANK.mistakes(
+    ("the norms are removed, not replaced", "without one, activations grow or vanish from layer to layer",
+     norm("nn.Identity()", drop(HAND_OVER))),
+    ("one group for all channels is a layer norm", ARGUMENT, norm(MAKE.replace("groups", "1"))),
+    ("a group for each channel is an instance norm", ARGUMENT, norm(MAKE.replace("groups", "old.num_features"))),
+    ("there are two groups whatever is asked for", ARGUMENT, norm(MAKE.replace("groups", "2"))),
+    ("there are 32 groups whatever is asked for", ARGUMENT, norm(MAKE.replace("groups", "32"))),
+    ("the channels of a group are taken for groups", OF_GROUP,
+     norm(MAKE.replace("groups", "old.num_features // groups"))),
+    ("groups and channels have changed places", "nn.GroupNorm takes (num_groups, num_channels), in this order",
+     norm(MAKE.replace("groups, old.num_features", "old.num_features, groups"))),
+    ("a LayerNorm is put in the place of a BatchNorm",
+     "nn.LayerNorm normalises the last dimensions; in images the channels are dimension 1",
+     norm("nn.LayerNorm(old.num_features, eps=old.eps)")),
+    ("an InstanceNorm is put in the place of a BatchNorm",
+     "it has a group for each channel, and a class for each kind of input",
+     norm("nn.InstanceNorm2d(old.num_features, eps=old.eps, affine=old.affine)")),
+    ("the old eps is lost", "GroupNorm's own default is 1e-05: pass eps=", norm(MAKE.replace("eps=old.eps, ", ""))),
+    ("all norms have one eps", "each takes that of its old norm", norm(MAKE.replace("old.eps", "1e-3"))),
+    ("a norm that had no weight and bias is given some", "affine=False leaves them out of a GroupNorm, too",
+     norm(MAKE.replace(", affine=old.affine", ""), change(HAND_OVER,
+     "new.weight, new.bias = (old if old.affine else new.to(old.running_mean)).parameters()"))),
+    ("the new norms have no weight and bias", "affine=False is for a norm that had none",
+     norm(MAKE.replace("old.affine", "False"), drop(HAND_OVER))),
+    ("the state of a BatchNorm does not fit a GroupNorm", "it holds running statistics too: load weight and bias only",
+     change(HAND_OVER, "new.load_state_dict(old.state_dict())")),
+    ("the new norms have the original's own weight and bias",
+     "a Parameter assigned to the new norm is the same one: take that of the copy, or copy_ the values",
+     change(HAND_OVER, "new.weight, new.bias = model.get_submodule(name).weight, model.get_submodule(name).bias")),
+    ("a norm that stands in two places has a weight and a bias in each",
+     "they would be trained apart: keep what was made for a BatchNorm, and put the same in its other places",
+     change(HAND_OVER, "for key, p in list(old._parameters.items()): setattr(new, key, copy.deepcopy(p))")),
+)  # fmt: skip
 LEARNED = "hand over what BatchNorm had learned: a new GroupNorm starts at weight 1 and bias 0"
-then("loses_the_weight", "the old weight is lost", "if old.affine: nn.init.ones_(new.weight)", LEARNED)
-then("loses_the_bias", "the old bias is lost", "if old.affine: nn.init.zeros_(new.bias)", LEARNED)
-then("loses_both", "the old weight and bias are lost", "new.reset_parameters()", LEARNED)
-then(
-    "swaps_them",
-    "weight and bias have changed places",
-    "new.weight, new.bias = old.bias, old.weight",
-    "the first multiplies, the other is added",
-)
-then("forgets_the_dtype", "the new norms are in float32", "new.float()")
-then(
-    "takes_the_models_dtype",
-    "the new norms have the dtype of the first parameter",
-    "new.to(next(copied.parameters()).dtype)",
-)
-then(
-    "takes_the_models_device",
-    "the new norms are where the first parameter is",
-    "new.to(next(copied.parameters()).device)",
-)
-then("goes_to_the_gpu", "the new norms are put on the GPU", 'new.to("cuda")', "each stays on the device of the old one")
+BANK.mistakes(
+    ("the old weight is lost", LEARNED, then("if old.affine: nn.init.ones_(new.weight)")),
+    ("the old bias is lost", LEARNED, then("if old.affine: nn.init.zeros_(new.bias)")),
+    ("the old weight and bias are lost", LEARNED, then("new.reset_parameters()")),
+    ("weight and bias have changed places", "the first multiplies, the other is added",
+     then("new.weight, new.bias = old.bias, old.weight")),
+    ("the new norms are in float32", "", then("new.float()")),
+    ("the new norms have the dtype of the first parameter", "", then("new.to(next(copied.parameters()).dtype)")),
+    ("the new norms are where the first parameter is", "", then("new.to(next(copied.parameters()).device)")),
+    ("the new norms are put on the GPU", "each stays on the device of the old one", then('new.to("cuda")')),
+)  # fmt: skip
 FREEZES = "copy into the parameters of the new norm (copy_ under no_grad), do not detach or freeze them"
-then("freezes_the_new_norms", "the new norms' weights and biases are not trained", "new.requires_grad_(False)", FREEZES)
-then("trains_the_frozen", "frozen weights and biases of norms are trained", "new.requires_grad_(True)")
-then(
-    "takes_one_flag_for_both",
-    "requires_grad of the weight is taken for the bias, too",
-    "if old.affine: new.bias.requires_grad_(old.weight.requires_grad)",
-)
-then(
-    "meets_none",
-    "a norm without weight and bias is not thought of",
-    "new.weight.requires_grad_(old.weight.requires_grad)",
-    "with affine=False both are None: ask before they are used",
-)
-BANK.mistake(
-    "leaves_the_mode",
-    "the new norms are in training mode",
-    "a new module is in training mode; new.train(old.training) takes over the old one's",
-    change("new.train(old.training)", "new"),
-)
-BANK.mistake(
-    "takes_the_models_mode",
-    "the new norms are in the mode of the whole model",
-    "parts of it may be in another mode: take that of the old norm",
-    change("old.training", "copied.training"),
-)
-BANK.mistake(
-    "makes_one_norm_for_all",
-    "BatchNorms of the same size become one norm",
-    "each has a weight, a bias and an eps of its own; only what was one in the model becomes one",
-    change(COPY, COPY + "; made = {}"),
-    change("new.train(old.training)", "made.setdefault(old.num_features, new.train(old.training))"),
-)
+BANK.mistakes(
+    ("the new norms' weights and biases are not trained", FREEZES, then("new.requires_grad_(False)")),
+    ("frozen weights and biases of norms are trained", "", then("new.requires_grad_(True)")),
+    ("requires_grad of the weight is taken for the bias, too", "",
+     then("if old.affine: new.bias.requires_grad_(old.weight.requires_grad)")),
+    ("a norm without weight and bias is not thought of", "with affine=False both are None: ask before they are used",
+     then("new.weight.requires_grad_(old.weight.requires_grad)")),
+    ("the new norms are in training mode",
+     "a new module is in training mode; new.train(old.training) takes over the old one's",
+     change("new.train(old.training)", "new")),
+    ("the new norms are in the mode of the whole model",
+     "parts of it may be in another mode: take that of the old norm", change("old.training", "copied.training")),
+    ("BatchNorms of the same size become one norm",
+     "each has a weight, a bias and an eps of its own; only what was one in the model becomes one",
+     (change(COPY, COPY + '; made = {}'),
+     change("new.train(old.training)", "made.setdefault(old.num_features, new.train(old.training))"))),
+)  # fmt: skip
 
 
 def formula(name, summary, likely, of):
@@ -462,62 +354,43 @@ formula(
 # --- wrong: the model ----------------------------------------------------------------------------------
 
 
-def end(name, summary, last, likely="", *before):
+def end(last, *before):
     """With these lines in the place of the return."""
-    BANK.mistake(name, summary, likely, change(RETURN, "\n    ".join((*before, last))))
+    return change(RETURN, "\n    ".join((*before, last)))
 
 
-end("returns_nothing", "nothing came back", "pass", "the function ends without a return")
-end("returns_the_norms", "a list of norms came back", "return [m for m in copied.modules() if type(m) is nn.GroupNorm]")
-end("returns_the_state", "the state came back, not the model", "return copied.state_dict()")
+BANK.mistakes(
+    ("nothing came back", "the function ends without a return", end("pass")),
+    ("a list of norms came back", "", end("return [m for m in copied.modules() if type(m) is nn.GroupNorm]")),
+    ("the state came back, not the model", "", end("return copied.state_dict()")),
+)  # fmt: skip
 ANOTHER = "your function changed its argument model: model."
 IN_PLACE = ANOTHER + "1 is another object"
-BANK.mistake("works_in_place", IN_PLACE, "work on a copy", change(COPY, "copied = model"))
-BANK.mistake("copies_too_little", IN_PLACE, "", change(COPY, "copied = copy.copy(model)"), same_as="works_in_place")
+BANK.mistakes(
+    (IN_PLACE, "work on a copy", change(COPY, "copied = model"), change(COPY, "copied = copy.copy(model)")),
+)  # fmt: skip
 GPU = ANOTHER + "0.weight.device is cuda:0, not cpu"
-end("moves_the_original", GPU, RETURN, "", 'model.to("cuda")')
-end(
-    "freezes_the_original",
-    ANOTHER + "0.weight.requires_grad is False, not True",
-    RETURN,
-    "",
-    "model.requires_grad_(False)",
-)
-end(
-    "copies_part_by_part",
-    "the parts are copied one by one",
-    "return nn.Sequential(*[copy.deepcopy(part).train(part.training) for part in copied])",
-    "what stands in two places becomes two, and what the model itself has is lost: copy it as a whole",
-)
-end(
-    "initialises_anew",
-    "other layers have lost their weights",
-    RETURN,
-    "the model was built or initialised anew: copy it, then replace the norms",
-    "[m.reset_parameters() for m in copied.modules() if isinstance(m, nn.Linear)]",
-)
-end(
-    "flattens_the_model",
-    "the model was built anew from a list of its parts",
-    "return nn.Sequential(*[m for m in copied.modules() if not list(m.children())])",
-    "set the attribute on the parent module instead",
-)
-end("wraps_the_copy", "the copy is inside another model", "return nn.Sequential(copied)", "all names are others then")
+BANK.mistakes(
+    (GPU, "", end(RETURN, 'model.to("cuda")')),
+    (ANOTHER + '0.weight.requires_grad is False, not True', "", end(RETURN, "model.requires_grad_(False)")),
+    ("the parts are copied one by one",
+     "what stands in two places becomes two, and what the model itself has is lost: copy it as a whole",
+     end("return nn.Sequential(*[copy.deepcopy(part).train(part.training) for part in copied])")),
+    ("other layers have lost their weights", "the model was built or initialised anew: copy it, then replace the norms",
+     end(RETURN, "[m.reset_parameters() for m in copied.modules() if isinstance(m, nn.Linear)]")),
+    ("the model was built anew from a list of its parts", "set the attribute on the parent module instead",
+     end("return nn.Sequential(*[m for m in copied.modules() if not list(m.children())])")),
+    ("the copy is inside another model", "all names are others then", end("return nn.Sequential(copied)")),
+)  # fmt: skip
 ANEW = """home = copied.get_submodule(parent)
             home._modules.pop(last, None)
             home.add_module(last, new.train(old.training))"""
-BANK.mistake(
-    "renames",
-    "the new norms have other names",
-    "state_dict and optimizers know a part by its name: keep it",
-    change(SET, ANEW.replace("(last, new", "('group_' + last, new")),
-)
-BANK.mistake(
-    "deletes_and_adds",
-    "the new norms stand behind the other parts",
-    "what is deleted and added again stands last; setattr(parent, name, norm) keeps the place",
-    change(SET, ANEW),
-)
+BANK.mistakes(
+    ("the new norms have other names", "state_dict and optimizers know a part by its name: keep it",
+     change(SET, ANEW.replace("(last, new", "('group_' + last, new"))),
+    ("the new norms stand behind the other parts",
+     "what is deleted and added again stands last; setattr(parent, name, norm) keeps the place", change(SET, ANEW)),
+)  # fmt: skip
 
 
 @BANK.wrong("a module of a class of its own is rebuilt as a Sequential", "its forward is lost: set the attribute on it")
@@ -532,35 +405,23 @@ def rebuilds_what_has_children(model, groups):
     return walk(SOLUTION(model, groups))
 
 
-end(
-    "trains_the_whole_copy",
-    "the whole copy is in training mode",
-    "return copied.train()",
-    "leave the modes as they are",
-)
-end(
-    "evaluates_the_whole_copy",
-    "the whole copy is in evaluation mode",
-    "return copied.eval()",
-    "a new module is in training mode; eval() on the copy switched dropout off too",
-)
-end("unfreezes", "what was frozen is trained", "return copied.requires_grad_(True)", "leave requires_grad as it is")
+BANK.mistakes(
+    ("the whole copy is in training mode", "leave the modes as they are", end("return copied.train()")),
+    ("the whole copy is in evaluation mode",
+     "a new module is in training mode; eval() on the copy switched dropout off too", end("return copied.eval()")),
+    ("what was frozen is trained", "leave requires_grad as it is", end("return copied.requires_grad_(True)")),
+)  # fmt: skip
 WHERE = "leave it where the model is, since whoever asked for it decides that"
-end("moves_the_copy_to_the_gpu", "the whole copy was moved", 'return copied.to("cuda")', WHERE)
-end("converts_the_copy", "the whole copy is converted", "return copied.float()", "leave its dtypes as they are")
+BANK.mistakes(
+    ("the whole copy was moved", WHERE, end('return copied.to("cuda")')),
+    ("the whole copy is converted", "leave its dtypes as they are", end("return copied.float()")),
+)  # fmt: skip
 HOOKS = "they belong to the model: copy.deepcopy keeps them, and what is built anew has none"
-end("removes_the_hooks", "a hook of the model is gone", RETURN, HOOKS, "copied._forward_hooks.clear()")
-end(
-    "centres_the_outputs",
-    "a sample's output depends on the others in its batch",
-    RETURN,
-    "something besides the norms looks at the whole batch",
-    "copied.register_forward_hook(lambda module, args, out: out - 0.1 * out.mean(0))",
-)
-end(
-    "scales_the_gradient_by_the_batch",
-    "the outputs agree, and the gradients do not",
-    RETURN,
-    "a backward pass of one's own, or a hook, takes part in it",
-    "copied[8].register_full_backward_hook(lambda module, grad_in, grad_out: (grad_in[0] * len(grad_in[0]),))",
-)
+BANK.mistakes(
+    ("a hook of the model is gone", HOOKS, end(RETURN, "copied._forward_hooks.clear()")),
+    ("a sample's output depends on the others in its batch", "something besides the norms looks at the whole batch",
+     end(RETURN, "copied.register_forward_hook(lambda module, args, out: out - 0.1 * out.mean(0))")),
+    ("the outputs agree, and the gradients do not", "a backward pass of one's own, or a hook, takes part in it",
+     end(RETURN, "copied[8].register_full_backward_hook(lambda module, grad_in, grad_out: (grad_in[0] * "
+     "len(grad_in[0]),))")),
+)  # fmt: skip

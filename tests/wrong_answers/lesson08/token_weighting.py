@@ -4,13 +4,10 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from gpulab.check.lesson08.misconceptions import SECTIONS
-
 from ..bank import Bank
-from ..edits import add, change, drop, solution
+from ..edits import add, change, drop
 
-BANK = Bank("token_weighting", SECTIONS, solution=(8, "accumulate_tokens"))
-SOLUTION = BANK.right(solution(8, "accumulate_tokens"))
+BANK = Bank("token_weighting", "accumulate_tokens")
 COUNT = "sum(int((labels != -100).sum()) for _, labels in micro_batches)"
 LOSS = 'F.cross_entropy(logits, labels.flatten(), ignore_index=-100, reduction="sum")'
 MEAN = "F.cross_entropy(logits, labels.flatten(), ignore_index=-100)"
@@ -132,7 +129,7 @@ def one_loss_for_each_position(model, micro_batches):
 
 
 # the loss over no token is 0/0, and its gradient is zero: cross_entropy passes nothing on from what it ignores
-BANK.variant("divides_by_no_tokens_as_a_tensor", change(DIVIDED, "loss / tokens"))
+BANK.right(change(DIVIDED, "loss / tokens"))
 
 
 @BANK.right
@@ -144,182 +141,97 @@ def goes_to_another_gpu_and_back(model, micro_batches):
 
 
 # --- wrong: what the loss is divided by ----------------------------------------------------------------
-
-BANK.mistake(
-    "means_of_the_micro_batches",
-    "micro-batches count the same, however many tokens they hold",
-    "F.cross_entropy's default is the mean over the micro-batch's own tokens. Sum the loss, and divide once by the "
-    "tokens of the whole window",
-    change(LOSS, MEAN),
-    change(DIVIDED, "loss / len(micro_batches)"),
-)
-BANK.mistake(
-    "adds_the_means",
-    "the means of the micro-batches are added up",
-    "each mean is already divided by its own tokens; the window needs the sum of losses over the sum of tokens",
-    change(LOSS, MEAN),
-    change(DIVIDED, "loss"),
-)
-BANK.mistake(
-    "divides_a_mean",
-    "the means of the micro-batches are divided by the tokens once more",
-    "reduction='sum' is missing: the default is a mean already",
-    change(LOSS, MEAN),
-)
-BANK.mistake(
-    "divides_by_positions",
-    "padding is counted in the number of tokens",
-    "labels.numel() counts every position of the padded rectangle; count the labels that are not -100",
-    change(DIVIDED, "loss / sum(labels.numel() for _, labels in micro_batches)"),
-)
-BANK.mistake(
-    "counts_on_the_way",
-    "each micro-batch is divided by the tokens counted so far",
-    "the number of tokens of the whole window is needed before its first backward: count them first, in a loop of "
-    "their own",
-    change(COUNT, "0"),
-    add("tokens += int((labels != -100).sum())", before="logits = "),
-)
-BANK.mistake(
-    "divides_by_sequences",
-    "sequences are counted, not tokens",
-    "len(ids) is the number of rows; a long text weighs more than a short one: count the labels that are not -100",
-    change(DIVIDED, "loss / sum(len(ids) for ids, _ in micro_batches)"),
-)
-BANK.mistake(
-    "divides_by_micro_batches",
-    "the summed losses are divided by the number of micro-batches",
-    "reduction='sum' adds over tokens, so divide by tokens: those of the whole window",
-    change(DIVIDED, "loss / len(micro_batches)"),
-)
-BANK.mistake(
-    "never_divides",
-    "the summed loss is never divided by the tokens",
-    "reduction='sum' gives the sum; the update would grow with the length of the texts",
-    change(DIVIDED, "loss"),
-)
-BANK.mistake(
-    "divides_twice",
-    "the gradient is divided by the tokens twice",
-    "divide each loss before its backward, or the gradients once at the end, not both",
-    add("[p.grad.div_(max(tokens, 1)) for p in model.parameters()]", before="return"),
-)
-BANK.mistake(
-    "divides_again_and_again",
-    "what has come together is divided after every micro-batch",
-    "the first micro-batch is divided most often: divide each loss, or the gradients once, after the loop",
-    change(DIVIDED, "loss"),
-    add("        [p.grad.div_(max(tokens, 1)) for p in model.parameters()]", before="return"),
-    change("\n    [p.grad", "\n        [p.grad"),
-)
-BANK.mistake(
-    "divides_by_one_too_many",
-    "the sum is divided by one token too many",
-    "+ 1 keeps the divisor from 0, and makes every other gradient a little too small: max(tokens, 1)",
-    change("max(tokens, 1)", "(tokens + 1)"),
-)
-BANK.mistake(
-    "weighs_by_positions",
-    "each micro-batch is weighted by its positions, padding too",
-    "its mean is over its labelled tokens, so that is its weight: count the labels that are not -100",
-    change(LOSS, MEAN + " if (labels != -100).any() else 0 * logits.sum()"),
-    change(DIVIDED, "loss * labels.numel() / sum(labels.numel() for _, labels in micro_batches)"),
-)
-BANK.mistake(
-    "weighs_by_rows",
-    "each micro-batch is weighted by its sequences",
-    "its mean is over its labelled tokens, so that is its weight, however many texts they come from",
-    change(LOSS, MEAN + " if (labels != -100).any() else 0 * logits.sum()"),
-    change(DIVIDED, "loss * len(ids) / sum(len(ids) for ids, _ in micro_batches)"),
-)
-BANK.mistake(
-    "counts_labels_above_zero",
-    "labels of class 0 are taken for padding",
-    "0 is a class like the others; padding is -100, so count labels != -100 or labels >= 0",
-    change("labels != -100", "labels > 0"),
-)
-BANK.mistake(
-    "leaves_out_what_has_no_label",
-    "the means are averaged over the micro-batches that have a label",
-    "those without one no longer count, but the others still count the same, however many tokens they hold",
-    change(LOSS, MEAN + " if (labels != -100).any() else 0 * logits.sum()"),
-    change(DIVIDED, "loss / max(sum(bool((labels != -100).any()) for _, labels in micro_batches), 1)"),
-)
+BANK.mistakes(
+    ("micro-batches count the same, however many tokens they hold",
+     "F.cross_entropy's default is the mean over the micro-batch's own tokens. Sum the loss, and divide "
+     "once by the tokens of the whole window", (change(LOSS, MEAN), change(DIVIDED, "loss / len(micro_batches)"))),
+    ("the means of the micro-batches are added up",
+     "each mean is already divided by its own tokens; the window needs the sum of losses over the sum " "of tokens",
+     (change(LOSS, MEAN), change(DIVIDED, "loss"))),
+    ("the means of the micro-batches are divided by the tokens once more",
+     "reduction='sum' is missing: the default is a mean already", change(LOSS, MEAN)),
+    ("padding is counted in the number of tokens",
+     "labels.numel() counts every position of the padded rectangle; count the labels that are not -100",
+     change(DIVIDED, "loss / sum(labels.numel() for _, labels in micro_batches)")),
+    ("each micro-batch is divided by the tokens counted so far",
+     "the number of tokens of the whole window is needed before its first backward: count them first, "
+     "in a loop of their own", (change(COUNT, "0"), add("tokens += int((labels != -100).sum())", before="logits = "))),
+    ("sequences are counted, not tokens",
+     "len(ids) is the number of rows; a long text weighs more than a short one: count the labels that " "are not -100",
+     change(DIVIDED, "loss / sum(len(ids) for ids, _ in micro_batches)")),
+    ("the summed losses are divided by the number of micro-batches",
+     "reduction='sum' adds over tokens, so divide by tokens: those of the whole window",
+     change(DIVIDED, "loss / len(micro_batches)")),
+    ("the summed loss is never divided by the tokens",
+     "reduction='sum' gives the sum; the update would grow with the length of the texts", change(DIVIDED, "loss")),
+    ("the gradient is divided by the tokens twice",
+     "divide each loss before its backward, or the gradients once at the end, not both",
+     add("[p.grad.div_(max(tokens, 1)) for p in model.parameters()]", before="return")),
+    ("what has come together is divided after every micro-batch",
+     "the first micro-batch is divided most often: divide each loss, or the gradients once, after the loop",
+     (change(DIVIDED, "loss"),
+     add("        [p.grad.div_(max(tokens, 1)) for p in model.parameters()]", before="return"),
+     change("\n    [p.grad", "\n        [p.grad"))),
+    ("the sum is divided by one token too many",
+     "+ 1 keeps the divisor from 0, and makes every other gradient a little too small: max(tokens, 1)",
+     change("max(tokens, 1)", "(tokens + 1)")),
+    ("each micro-batch is weighted by its positions, padding too",
+     "its mean is over its labelled tokens, so that is its weight: count the labels that are not -100",
+     (change(LOSS, MEAN + ' if (labels != -100).any() else 0 * logits.sum()'),
+     change(DIVIDED, "loss * labels.numel() / sum(labels.numel() for _, labels in micro_batches)"))),
+    ("each micro-batch is weighted by its sequences",
+     "its mean is over its labelled tokens, so that is its weight, however many texts they come from",
+     (change(LOSS, MEAN + ' if (labels != -100).any() else 0 * logits.sum()'),
+     change(DIVIDED, "loss * len(ids) / sum(len(ids) for ids, _ in micro_batches)"))),
+    ("labels of class 0 are taken for padding",
+     "0 is a class like the others; padding is -100, so count labels != -100 or labels >= 0",
+     change("labels != -100", "labels > 0")),
+    ("the means are averaged over the micro-batches that have a label",
+     "those without one no longer count, but the others still count the same, however many tokens they hold",
+     (change(LOSS, MEAN + ' if (labels != -100).any() else 0 * logits.sum()'),
+     change(DIVIDED, "loss / max(sum(bool((labels != -100).any()) for _, labels in micro_batches), 1)"))),
+)  # fmt: skip
 
 # --- wrong: padding ------------------------------------------------------------------------------------
-
-BANK.mistake(
-    "takes_padding_for_a_class",
-    "padded positions add to the loss",
-    "labels of -100 mean “no target here”; replaced by a class they teach the model to predict it",
-    change("labels.flatten()", "labels.clamp(min=0).flatten()"),
-)
-BANK.mistake(
-    "takes_padding_for_a_class_and_counts_it",
-    "padding is a class in the loss, and a token in the count",
-    "labels of -100 mean “no target here”: they belong into neither",
-    change("labels.flatten()", "labels.clamp(min=0).flatten()"),
-    change(DIVIDED, "loss / sum(labels.numel() for _, labels in micro_batches)"),
-)
-BANK.mistake(
-    "ignores_class_zero_too",
-    "tokens of class 0 are left out of the loss",
-    "0 is a class like the others: only -100 is padding",
-    change("labels.flatten()", "labels.masked_fill(labels == 0, -100).flatten()"),
-)
-BANK.mistake(
-    "cuts_at_the_first_padding",
-    "labels after the first -100 of a text are left out",
-    "padding may stand anywhere, as before the answer to a question: ask of each position whether its label is -100",
-    change("labels.flatten()", "labels.masked_fill((labels == -100).cummax(1).values, -100).flatten()"),
-)
-BANK.mistake(
-    "cuts_the_columns",
-    "columns are cut off by the number of labels",
-    "the labels need not stand at the beginning of a text, and what the model sees of it changes its logits: give it "
-    "the ids as they are",
-    add("    longest = max(1, int((labels != -100).sum(1).max()))", before="logits = "),
-    add("    ids, labels = ids[:, :longest], labels[:, :longest]", before="logits = "),
-)
-BANK.mistake(
-    "feeds_the_labelled_tokens_only",
-    "the model does not see the positions without a label",
-    "they are context for the others: leave them out of the loss, not of the input",
-    change("model(ids)", "model(ids[labels != -100].unsqueeze(0))"),
-    change("labels.flatten()", "labels[labels != -100]"),
-)
-BANK.mistake(
-    "stops_at_the_first_empty_one",
-    "the window ends at the first micro-batch without a label",
-    "break leaves the loop, and the micro-batches that follow are lost: continue",
-    add("    if not (labels != -100).any(): break", before="logits = "),
-)
-BANK.mistake(
-    "masks_by_hand",
-    "the mean over no tokens is taken",
-    "it is 0/0, NaN, and NaN times 0 is NaN: sum, and divide by the tokens of the window",
-    change(LOSS, "-logits.log_softmax(-1).gather(1, labels.clamp(min=0).view(-1, 1)).view_as(labels)"),
-    add("    mask = labels != -100", before="loss = "),
-    change(DIVIDED, "(loss * mask).sum() / mask.sum() * (mask.sum() / max(tokens, 1))"),
-)
-BANK.mistake(
-    "divides_by_no_tokens",
-    "it divides by the tokens of a window that has none",
-    "the window may hold no labelled token at all: leave no gradient then",
-    change(DIVIDED, "loss * (1 / tokens)"),
-)
-BANK.mistake(
-    "learns_from_nothing",
-    "a window of nothing but padding is learned from",
-    "there is nothing to learn: no gradient, or zeros",
-    change("labels.flatten()", "(labels if tokens else labels.clamp(min=0)).flatten()"),
-)
-BANK.mistake(
-    "ignores_class_zero",
-    "another label than -100 is ignored",
-    "padding is labelled -100, which is the default of ignore_index: another value there makes it a class",
-    change("ignore_index=-100", "ignore_index=0"),
-)
+BANK.mistakes(
+    ("padded positions add to the loss",
+     "labels of -100 mean “no target here”; replaced by a class they teach the model to predict it",
+     change("labels.flatten()", "labels.clamp(min=0).flatten()")),
+    ("padding is a class in the loss, and a token in the count",
+     "labels of -100 mean “no target here”: they belong into neither",
+     (change("labels.flatten()", "labels.clamp(min=0).flatten()"),
+     change(DIVIDED, "loss / sum(labels.numel() for _, labels in micro_batches)"))),
+    ("tokens of class 0 are left out of the loss", "0 is a class like the others: only -100 is padding",
+     change("labels.flatten()", "labels.masked_fill(labels == 0, -100).flatten()")),
+    ("labels after the first -100 of a text are left out",
+     "padding may stand anywhere, as before the answer to a question: ask of each position whether its "
+     "label is -100",
+     change("labels.flatten()", "labels.masked_fill((labels == -100).cummax(1).values, -100).flatten()")),
+    ("columns are cut off by the number of labels",
+     "the labels need not stand at the beginning of a text, and what the model sees of it changes its "
+     "logits: give it the ids as they are",
+     (add("    longest = max(1, int((labels != -100).sum(1).max()))", before="logits = "),
+     add("    ids, labels = ids[:, :longest], labels[:, :longest]", before="logits = "))),
+    ("the model does not see the positions without a label",
+     "they are context for the others: leave them out of the loss, not of the input",
+     (change("model(ids)", "model(ids[labels != -100].unsqueeze(0))"),
+     change("labels.flatten()", "labels[labels != -100]"))),
+    ("the window ends at the first micro-batch without a label",
+     "break leaves the loop, and the micro-batches that follow are lost: continue",
+     add("    if not (labels != -100).any(): break", before="logits = ")),
+    ("the mean over no tokens is taken",
+     "it is 0/0, NaN, and NaN times 0 is NaN: sum, and divide by the tokens of the window",
+     (change(LOSS, "-logits.log_softmax(-1).gather(1, labels.clamp(min=0).view(-1, 1)).view_as(labels)"),
+     add("    mask = labels != -100", before="loss = "),
+     change(DIVIDED, "(loss * mask).sum() / mask.sum() * (mask.sum() / max(tokens, 1))"))),
+    ("it divides by the tokens of a window that has none",
+     "the window may hold no labelled token at all: leave no gradient then", change(DIVIDED, "loss * (1 / tokens)")),
+    ("a window of nothing but padding is learned from", "there is nothing to learn: no gradient, or zeros",
+     change("labels.flatten()", "(labels if tokens else labels.clamp(min=0)).flatten()")),
+    ("another label than -100 is ignored",
+     "padding is labelled -100, which is the default of ignore_index: another value there makes it a class",
+     change("ignore_index=-100", "ignore_index=0")),
+)  # fmt: skip
 
 
 @BANK.wrong("your function changed its argument micro_batches", "a method that ends in _")
@@ -329,9 +241,7 @@ def rewrites_the_labels(model, micro_batches):
     return sums_over_all_tokens(model, micro_batches)
 
 
-@BANK.wrong(
-    "your function changed its argument micro_batches", "a method that ends in _", same_as="rewrites_the_labels"
-)
+@BANK.wrong("your function changed its argument micro_batches")
 def uses_the_list_up(model, micro_batches):
     tokens = count(micro_batches)
     while micro_batches:
@@ -343,134 +253,64 @@ def uses_the_list_up(model, micro_batches):
 
 SHIFT = change("model(ids).flatten", "model(ids)[:, :-1].flatten"), change("labels.flatten", "labels[:, 1:].flatten")
 SHIFTED_COUNT = change("(labels != -100)", "(labels[:, 1:] != -100)")
-BANK.mistake(
-    "shifts_the_labels",
-    "the labels are shifted by one position",
-    "labels[b, t] is already what is wanted at position t. Some libraries shift the labels inside the model; here that "
-    "would teach it the token after next",
-    *SHIFT,
-)
-BANK.mistake(
-    "shifts_the_labels_and_counts_them",
-    "the labels are shifted by one position, and the first of each text is not counted",
-    "labels[b, t] is already what is wanted at position t",
-    *SHIFT,
-    SHIFTED_COUNT,
-)
-BANK.mistake(
-    "counts_the_labels_without_the_first",
-    "the first label of each sequence is not counted",
-    "labels[:, 1:] leaves out a position that has a label: count all that are not -100",
-    SHIFTED_COUNT,
-)
-BANK.mistake(
-    "takes_the_softmax_first",
-    "softmax runs before the cross-entropy",
-    "F.cross_entropy takes logits, and has a softmax inside: a second one before it flattens the gradient",
-    change("model(ids).flatten", "model(ids).softmax(-1).flatten"),
-)
-BANK.mistake(
-    "forgets_the_logarithm",
-    "nll_loss was given logits",
-    "it takes logarithms of probabilities: F.cross_entropy is log_softmax and nll_loss",
-    change("F.cross_entropy", "F.nll_loss"),
-)
-BANK.mistake(
-    "does_not_flatten",
-    "the logits keep three dimensions, with the classes last",
-    "F.cross_entropy wants the classes in dimension 1. Flatten logits of (B, T, classes) to (B·T, classes) and labels "
-    "of (B, T) to (B·T,)",
-    change(".flatten(0, 1)", ""),
-    change("labels.flatten()", "labels"),
-)
+BANK.mistakes(
+    ("the labels are shifted by one position",
+     "labels[b, t] is already what is wanted at position t. Some libraries shift the labels inside the "
+     "model; here that would teach it the token after next", SHIFT),
+    ("the labels are shifted by one position, and the first of each text is not counted",
+     "labels[b, t] is already what is wanted at position t", (*SHIFT, SHIFTED_COUNT)),
+    ("the first label of each sequence is not counted",
+     "labels[:, 1:] leaves out a position that has a label: count all that are not -100", SHIFTED_COUNT),
+    ("softmax runs before the cross-entropy",
+     "F.cross_entropy takes logits, and has a softmax inside: a second one before it flattens the gradient",
+     change("model(ids).flatten", "model(ids).softmax(-1).flatten")),
+    ("nll_loss was given logits", "it takes logarithms of probabilities: F.cross_entropy is log_softmax and nll_loss",
+     change("F.cross_entropy", "F.nll_loss")),
+    ("the logits keep three dimensions, with the classes last",
+     "F.cross_entropy wants the classes in dimension 1. Flatten logits of (B, T, classes) to (B·T, "
+     "classes) and labels of (B, T) to (B·T,)", (change(".flatten(0, 1)", ""), change("labels.flatten()", "labels"))),
+)  # fmt: skip
 
 # --- wrong: gradients and memory -----------------------------------------------------------------------
-
-BANK.mistake(
-    "clears_between",
-    "only the last micro-batch is in .grad",
-    "gradients are cleared between micro-batches; the caller clears them once before the window",
-    add("    model.zero_grad()", before="logits = "),
-)
-BANK.mistake(
-    "clears_at_the_end",
-    "there is no gradient in .grad",
-    "the gradients were cleared after backward: the caller needs them for its step",
-    add("model.zero_grad()", before="return"),
-)
-BANK.mistake(
-    "never_runs_backward",
-    "there is no gradient in .grad",
-    "backward did not run: it adds to the gradients",
-    change(".backward()", ""),
-)
-BANK.mistake(
-    "evaluates",
-    "the model runs in another mode than the caller's",
-    "eval() switches dropout off, also where it is put back at the end: the mode is the caller's choice",
-    add("modes, _ = model.training, model.eval()", before=LOOP),
-    add("model.train(modes)", before="return"),
-)
-BANK.mistake(
-    "trains",
-    "the model is put into training mode",
-    "train() switches dropout on, also where it is put back at the end: the mode is the caller's choice",
-    add("modes, _ = model.training, model.train()", before=LOOP),
-    add("model.train(modes)", before="return"),
-)
-BANK.mistake(
-    "detaches_the_loss",
-    "the loss has no graph",
-    "its forward pass ran under no_grad or inference_mode, or it was detached before backward",
-    change("loss / max", "loss.detach() / max"),
-)
-BANK.mistake(
-    "one_backward_for_all",
-    "the activations of several micro-batches are kept at once",
-    "losses are added up and backward runs once for all of them: call backward for each micro-batch, and let its graph "
-    "go",
-    change(f"({DIVIDED}).backward()", "total = total + loss"),
-    add("total = 0", before=LOOP),
-    add("(total / max(tokens, 1)).backward()", before="return"),
-)
-BANK.mistake(
-    "keeps_the_graphs",
-    "the graphs of all micro-batches stay",
-    "retain_graph keeps what backward would free, as long as anything refers to the loss, such as a list of losses",
-    change(".backward()", ".backward(retain_graph=True); losses.append(loss)"),
-    add("losses = []", before=LOOP),
-)
-BANK.mistake(
-    "keeps_the_scores",
-    "the model's results of all micro-batches are kept",
-    "a list of them grows with the window, on the GPU: let them go after backward",
-    add("kept = []", before=LOOP),
-    add("kept.append(logits)", before="loss = "),
-)
-BANK.mistake(
-    "divides_by_two_at_least",
-    "a window of one label is divided by two",
-    "max(tokens, 1) is for a window without a label; one label is divided by one",
-    change("max(tokens, 1)", "max(tokens, 2)"),
-)
-BANK.mistake(
-    "runs_what_it_does_not_need",
-    "a micro-batch without a label goes through the model, and its graph stays while the next one runs",
-    "only backward, or the end of the last reference to it, frees a graph: ask for labels before the forward pass",
-    change("        (loss", "        if (labels != -100).any(): (loss"),
-)
-BANK.mistake(
-    "makes_gradients_with_a_graph",
-    "the gradients hold on to a graph",
-    "create_graph is for a gradient of the gradient: leave it out, or the activations stay until the next window",
-    change(".backward()", ".backward(create_graph=True)"),
-)
-BANK.mistake(
-    "runs_the_model_to_count",
-    "the model runs a second time for what the labels tell",
-    "the number of labels needs no forward pass",
-    add("    with torch.no_grad(): model(ids)", before="logits = "),
-)
+BANK.mistakes(
+    ("only the last micro-batch is in .grad",
+     "gradients are cleared between micro-batches; the caller clears them once before the window",
+     add("    model.zero_grad()", before="logits = ")),
+    ("there is no gradient in .grad", "the gradients were cleared after backward: the caller needs them for its step",
+     add("model.zero_grad()", before="return")),
+    ("there is no gradient in .grad", "backward did not run: it adds to the gradients", change(".backward()", "")),
+    ("the model runs in another mode than the caller's",
+     "eval() switches dropout off, also where it is put back at the end: the mode is the caller's choice",
+     (add("modes, _ = model.training, model.eval()", before=LOOP), add("model.train(modes)", before="return"))),
+    ("the model is put into training mode",
+     "train() switches dropout on, also where it is put back at the end: the mode is the caller's choice",
+     (add("modes, _ = model.training, model.train()", before=LOOP), add("model.train(modes)", before="return"))),
+    ("the loss has no graph",
+     "its forward pass ran under no_grad or inference_mode, or it was detached before backward",
+     change("loss / max", "loss.detach() / max")),
+    ("the activations of several micro-batches are kept at once",
+     "losses are added up and backward runs once for all of them: call backward for each micro-batch, "
+     "and let its graph go",
+     (change(f'({DIVIDED}).backward()', "total = total + loss"), add("total = 0", before=LOOP),
+     add("(total / max(tokens, 1)).backward()", before="return"))),
+    ("the graphs of all micro-batches stay",
+     "retain_graph keeps what backward would free, as long as anything refers to the loss, such as a " "list of losses",
+     (change(".backward()", ".backward(retain_graph=True); losses.append(loss)"), add("losses = []", before=LOOP))),
+    ("the model's results of all micro-batches are kept",
+     "a list of them grows with the window, on the GPU: let them go after backward",
+     (add("kept = []", before=LOOP), add("kept.append(logits)", before="loss = "))),
+    ("a window of one label is divided by two",
+     "max(tokens, 1) is for a window without a label; one label is divided by one",
+     change("max(tokens, 1)", "max(tokens, 2)")),
+    ("a micro-batch without a label goes through the model, and its graph stays while the next one runs",
+     "only backward, or the end of the last reference to it, frees a graph: ask for labels before the " "forward pass",
+     change("        (loss", "        if (labels != -100).any(): (loss")),
+    ("the gradients hold on to a graph",
+     "create_graph is for a gradient of the gradient: leave it out, or the activations stay until the " "next window",
+     change(".backward()", ".backward(create_graph=True)")),
+    ("the model runs a second time for what the labels tell", "the number of labels needs no forward pass",
+     add("    with torch.no_grad(): model(ids)", before="logits = ")),
+)  # fmt: skip
 
 
 @BANK.wrong(
@@ -483,83 +323,43 @@ def pads_and_concatenates(model, micro_batches):
     return sums_over_all_tokens(model, [(ids, labels)])
 
 
-BANK.mistake(
-    "forgets_the_first",
-    "the first micro-batch is left out",
-    "micro_batches[1:] begins with the second: the loop runs over all",
-    change(LOOP, "for ids, labels in micro_batches[1:] or micro_batches:"),
-)
-BANK.mistake(
-    "forgets_the_last",
-    "the last micro-batch is left out",
-    "micro_batches[:-1] ends before it: the loop runs over all",
-    change(LOOP, "for ids, labels in micro_batches[:-1] or micro_batches:"),
-)
-BANK.mistake(
-    "moves_the_model",
-    "the model was moved to another device",
-    "the caller's own model, whose optimizer steps next: micro-batches go to where the model is",
-    change("model(ids)", 'model.to("cuda:0")(ids.to("cuda:0"))'),
-    change("labels.flatten()", 'labels.to("cuda:0").flatten()'),
-)
-BANK.mistake(
-    "moves_the_data_and_not_the_model",
-    "the data are moved to another device than the model's",
-    "they are where the model is: nothing need be moved",
-    change("model(ids)", 'model(ids.to("cuda:0"))'),
-)
-BANK.mistake(
-    "makes_the_model_double",
-    "the model came back in another dtype",
-    "double() and half() change the caller's own model; for more digits convert the logits",
-    change("model(ids)", "model.double()(ids)"),
-)
-BANK.mistake(
-    "rounds_to_bfloat16",
-    "the loss is computed in 16 bits",
-    "logits.bfloat16() keeps three digits: keep the model's dtype, or a wider one",
-    change("model(ids).flatten", "model(ids).bfloat16().flatten"),
-)
+BANK.mistakes(
+    ("the first micro-batch is left out", "micro_batches[1:] begins with the second: the loop runs over all",
+     change(LOOP, "for ids, labels in micro_batches[1:] or micro_batches:")),
+    ("the last micro-batch is left out", "micro_batches[:-1] ends before it: the loop runs over all",
+     change(LOOP, "for ids, labels in micro_batches[:-1] or micro_batches:")),
+    ("the model was moved to another device",
+     "the caller's own model, whose optimizer steps next: micro-batches go to where the model is",
+     (change("model(ids)", 'model.to("cuda:0")(ids.to("cuda:0"))'),
+     change("labels.flatten()", 'labels.to("cuda:0").flatten()'))),
+    ("the data are moved to another device than the model's", "they are where the model is: nothing need be moved",
+     change("model(ids)", 'model(ids.to("cuda:0"))')),
+    ("the model came back in another dtype",
+     "double() and half() change the caller's own model; for more digits convert the logits",
+     change("model(ids)", "model.double()(ids)")),
+    ("the loss is computed in 16 bits", "logits.bfloat16() keeps three digits: keep the model's dtype, or a wider one",
+     change("model(ids).flatten", "model(ids).bfloat16().flatten")),
+)  # fmt: skip
 
 # --- wrong: what is returned ---------------------------------------------------------------------------
-
-BANK.mistake("returns_nothing", "nothing is returned", "the function ends without a return", drop("return tokens"))
-BANK.mistake(
-    "returns_a_tensor",
-    "the number of tokens is returned as a tensor",
-    "a sum of a tensor is a tensor, which lives on its device: call .item()",
-    change("return tokens", "return torch.tensor(tokens)"),
-)
-BANK.mistake(
-    "returns_a_float",
-    "the number of tokens is returned as a float",
-    "a count is an int",
-    change("return tokens", "return float(tokens)"),
-)
-BANK.mistake(
-    "returns_the_positions",
-    "the positions of the padded rectangle are returned",
-    "labels.numel() counts every position of the padded rectangle: return the number of labels that are not -100",
-    change("return tokens", "return sum(labels.numel() for _, labels in micro_batches)"),
-)
-BANK.mistake(
-    "returns_the_divisor",
-    "the divisor is returned, not the count",
-    "a number that is kept from 0 for the division is not the count: return the count itself",
-    change("return tokens", "return max(tokens, 1)"),
-)
-BANK.mistake(
-    "returns_the_last_count",
-    "only the tokens of the last micro-batch are returned",
-    "the number of the whole window is asked for",
-    change("return tokens", "return int((labels != -100).sum())"),
-)
-BANK.mistake(
-    "returns_the_gradient_norm",
-    "another number than the count is returned",
-    "the tokens are asked for, not the norm of the gradient or the loss",
-    change("return tokens", "return float(nn.utils.get_total_norm([p.grad for p in model.parameters()]))"),
-)
+BANK.mistakes(
+    ("nothing is returned", "the function ends without a return", drop("return tokens")),
+    ("the number of tokens is returned as a tensor",
+     "a sum of a tensor is a tensor, which lives on its device: call .item()",
+     change("return tokens", "return torch.tensor(tokens)")),
+    ("the number of tokens is returned as a float", "a count is an int",
+     change("return tokens", "return float(tokens)")),
+    ("the positions of the padded rectangle are returned",
+     "labels.numel() counts every position of the padded rectangle: return the number of labels that " "are not -100",
+     change("return tokens", "return sum(labels.numel() for _, labels in micro_batches)")),
+    ("the divisor is returned, not the count",
+     "a number that is kept from 0 for the division is not the count: return the count itself",
+     change("return tokens", "return max(tokens, 1)")),
+    ("only the tokens of the last micro-batch are returned", "the number of the whole window is asked for",
+     change("return tokens", "return int((labels != -100).sum())")),
+    ("another number than the count is returned", "the tokens are asked for, not the norm of the gradient or the loss",
+     change("return tokens", "return float(nn.utils.get_total_norm([p.grad for p in model.parameters()]))")),
+)  # fmt: skip
 
 # --- wrong: what is left behind ------------------------------------------------------------------------
 

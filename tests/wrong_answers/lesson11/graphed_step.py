@@ -5,13 +5,10 @@ import copy
 import torch
 from torch.nn import functional as F
 
-from gpulab.check.lesson11.sections import SECTIONS
-
 from ..bank import Bank
-from ..edits import change, drop, solution
+from ..edits import change, drop
 
-BANK = Bank("graphed_step", SECTIONS, solution=(11, "graphed_step"))
-SOLUTION = BANK.right(solution(11, "graphed_step"))
+BANK = Bank("graphed_step")
 BEFORE, AFTER = "side.wait_stream(torch.cuda.current_stream())", "torch.cuda.current_stream().wait_stream(side)"
 FILLED = "        own_x.copy_(x)\n        own_y.copy_(y)\n"
 FILLED_ASIDE = "        with torch.cuda.stream(side):\n            own_x.copy_(x)\n            own_y.copy_(y)\n"
@@ -74,279 +71,97 @@ def a_graph_for_each_shape(model, optimizer, x, y):
     return step
 
 
-BANK.variant("warms_up_on_copies", change(WARM, WARM.replace("plain(x, y)", "plain(x.clone(), y.clone())")))
-BANK.variant("warms_up_in_the_callers_stream", change("with torch.cuda.stream(side):", "if True:"))
-BANK.variant("waits_for_all", change(BEFORE, "torch.cuda.synchronize()"), change(AFTER, "torch.cuda.synchronize()"))
-BANK.variant(
-    "the_host_waits", change(BEFORE, "torch.cuda.current_stream().synchronize()"), change(AFTER, "side.synchronize()")
-)
-BANK.variant(
-    "by_events",
-    change(BEFORE, "side.wait_event(torch.cuda.current_stream().record_event())"),
-    change(AFTER, "torch.cuda.current_stream().wait_event(side.record_event())"),
-)
-BANK.variant(
-    "fills_in_the_side_stream",
-    change(
-        FILLED,
-        f"        {BEFORE}\n{FILLED_ASIDE}        {AFTER}\n",
-    ),
-)
-BANK.variant("asks_until_it_is_done", change(AFTER, "while not side.query():\n        pass"))
-
-BANK.mistake(
-    "calls_it",
-    "step is called, and its loss came back",
-    "return step, without calling it",
-    change("    return step", "    return step(x, y)"),
-)
-BANK.mistake(
-    "returns_the_graph",
-    "the graph came back, not a function",
-    "a function step(x, y) that fills x and y, replays, and returns the loss",
-    change("    return step", "    return graph"),
-)
-BANK.mistake(
-    "no_loss",
-    "step returns nothing",
-    "return a clone of the graph's loss",
-    change("return own_loss.clone()", "return None"),
-)
-BANK.mistake(
-    "with_its_graph",
-    "the loss of a batch of another shape still holds its autograd graph",
-    "loss.detach(): what needs gradients keeps all activations alive",
-    change("return loss.detach()", "return loss"),
-    change("        own_loss = plain(own_x, own_y)", "        own_loss = plain(own_x, own_y).detach()"),
-)
-BANK.mistake(
-    "own_loss_itself",
-    "all losses are one tensor, which each replay overwrites",
-    "return a clone of it",
-    change("own_loss.clone()", "own_loss"),
-)
-BANK.mistake(
-    "renames",
-    "every step trains on the batch of the capture",
-    "own_x = x gives the name to another tensor; own_x.copy_(x) fills the memory that the graph reads",
-    change("own_x.copy_(x)", "kept_x = x"),
-    change("own_y.copy_(y)", "kept_y = y"),
-)
-BANK.mistake(
-    "forgets_the_labels",
-    "the labels are those of the capture",
-    "both have to be filled: own_y.copy_(y)",
-    drop("own_y.copy_(y)"),
-)
-BANK.mistake(
-    "replays_first",
-    "every step trains on the batch before",
-    "fill x and y, then replay",
-    drop("graph.replay()"),
-    change("        own_x.copy_(x)", "        graph.replay()\n        own_x.copy_(x)"),
-)
-BANK.mistake(
-    "given_batch",
-    "your function changed its argument x",  # the batch that was handed over is the graph's own
-    "",
-    change("x.clone(), y.clone()\n", "x, y\n"),
-)
-BANK.mistake(
-    "no_warm_up",
-    "there is no warm-up: moments are made within the capture, and anew in each replay",
-    "a few steps in a side stream first, so that the optimizer's moments exist",
-    change(WARM, "        pass"),
-)
-BANK.mistake(
-    "begins_at_once",
-    "the warm-up may begin before what the caller's stream was given is done",
-    "it changes parameters of which clones are still being made: side.wait_stream(torch.cuda.current_stream()) first",
-    drop(BEFORE),
-)
-BANK.mistake(
-    "goes_on_at_once",
-    "parameters are copied back while the warm-up may still be at work",
-    "torch.cuda.current_stream().wait_stream(side) after it",
-    drop(AFTER),
-)
-BANK.mistake(
-    "waits_for_nothing",
-    "the warm-up may begin before what the caller's stream was given is done",
-    "it changes parameters of which clones are still being made: side.wait_stream(torch.cuda.current_stream()) first",
-    drop(BEFORE),
-    drop(AFTER),
-    same_as="begins_at_once",
-)
-BANK.mistake(
-    "waits_the_wrong_way",
-    "parameters are copied back while the warm-up may still be at work",
-    "torch.cuda.current_stream().wait_stream(side) after it",
-    change(AFTER, BEFORE),
-    same_as="goes_on_at_once",
-)
-BANK.mistake(
-    "an_event_before_the_warm_up",
-    "parameters are copied back while the warm-up may still be at work",
-    "torch.cuda.current_stream().wait_stream(side) after it",
-    change(WARM, f"        done = side.record_event()\n{WARM}"),
-    change(AFTER, "torch.cuda.current_stream().wait_event(done)"),
-    same_as="goes_on_at_once",
-)
-BANK.mistake(
-    "fills_while_it_is_replayed",
-    "a batch is copied in while the replay before may still read it, and replayed before it is there",
-    "in step, too: side.wait_stream(current) before the copies, current.wait_stream(side) after them",
-    change(FILLED, FILLED_ASIDE),
-)
-BANK.mistake(
-    "keeps_the_warm_up",
-    "the warm-up has trained the model",
-    "clone parameters, buffers and moments before it, and copy them back",
-    change(PUT_BACK, "            pass"),
-)
-BANK.mistake(
-    "only_parameters",
-    "moments and buffers of the warm-up stay",
-    "buffers, such as BatchNorm's means, and the optimizer's state are trained as well",
-    change(ALL, "return [*model.parameters()]"),
-)
-BANK.mistake(
-    "no_buffers",
-    "BatchNorm's means and variances have seen the warm-up",
-    "model.buffers() too",
-    change("*model.buffers(), ", ""),
-)
-BANK.mistake(
-    "no_moments",
-    "the optimizer's moments and step counts have seen the warm-up",
-    "the tensors in optimizer.state too; those that the warm-up made go back to zero",
-    change("*model.buffers(), *moments]", "*model.buffers()]"),
-)
-BANK.mistake(
-    "forgets_earlier_moments",
-    "moments that were there before are zeroed",
-    "zero only those that did not exist; the others are copied back",
-    change(
-        "if value in before:",
-        "if value in before and not any(value is m for s in optimizer.state.values() for m in s.values()):",
-    ),
-)
-BANK.mistake(
-    "keeps_new_moments",
-    "moments that the warm-up made are left as they are",
-    "what did not exist before goes back to zero, the step count too",
-    change("            else:\n                value.zero_()", ""),
-)
-BANK.mistake(
-    "no_counts",
-    "the optimizer's step counts go on from the warm-up",
-    "optimizer.state holds three tensors for each parameter; bias correction depends on step",
-    change("for value in state.values()]", 'for key, value in state.items() if key != "step"]'),
-)
-BANK.mistake(
-    "new_tensors",
-    "the warm-up has trained the model",
-    "clone parameters, buffers and moments before it, and copy them back",
-    change(
-        PUT_BACK,
-        "            value = before.get(value, torch.zeros_like(value))",
-    ),
-    same_as="keeps_the_warm_up",
-)
-BANK.mistake(
-    "no_optimizer",
-    "the optimizer's step is not in the graph, and nothing is trained",
-    "zero_grad, forward, backward and optimizer.step() are the step",
-    change(
-        CAPTURED,
-        WITHOUT_STEP,
-    ),
-)
-BANK.mistake(
-    "no_zero_grad",
-    "gradients add up from step to step",
-    "optimizer.zero_grad() belongs into the step, and so into the graph",
-    change("        optimizer.zero_grad()\n", ""),
-)
-BANK.mistake(
-    "optimizer_outside",
-    "the optimizer's step is launched kernel by kernel",
-    "it has most of the launches: capture it as well",
-    change(
-        CAPTURED,
-        WITHOUT_STEP,
-    ),
-    change("        graph.replay()", "        graph.replay()\n        optimizer.step()"),
-)
-BANK.mistake(
-    "plain_all_the_time",
-    "the step is launched kernel by kernel: no graph is replayed",
-    "capture it once, then graph.replay()",
-    change("        if x.shape != own_x.shape:\n            return plain(x, y)", "        return plain(x, y)"),
-)
-BANK.mistake(
-    "waits",
-    "step waits for the loss and gives a number",
-    "a tensor: whoever wants the number may wait for it",
-    change("own_loss.clone()", "own_loss.item()"),
-)
-BANK.mistake(
-    "one_shape",
-    "a batch of another shape does not fit into the graph's own",
-    "compare the shapes, and train such a batch with the plain step",
-    change("        if x.shape != own_x.shape:\n            return plain(x, y)\n", ""),
-)
-BANK.mistake(
-    "only_smaller",
-    "a larger batch is taken for one of the graph's shape",
-    "it does not fit into the graph's own x: compare the shapes, not which is shorter",
-    change("x.shape != own_x.shape", "len(x) < len(own_x)"),
-)
-BANK.mistake(
-    "fewer_numbers",
-    "a larger batch is taken for one of the graph's shape",
-    "it does not fit into the graph's own x: compare the shapes, not which is shorter",
-    change("x.shape != own_x.shape", "x.numel() < own_x.numel()"),
-    same_as="only_smaller",
-)
-BANK.mistake(
-    "copies_what_fits",
-    "a batch of one sample is trained as one of many equal samples",
-    "copy_ repeats one row for all rows, and raises nothing: compare the shapes",
-    change(
-        f"{OTHER_SHAPE}{FILLED}",
-        "        try:\n            own_x.copy_(x)\n            own_y.copy_(y)\n"
-        "        except RuntimeError:\n            return plain(x, y)\n",
-    ),
-)
-BANK.mistake(
-    "skips_other_shapes",
-    "a batch of another shape is not trained",
-    "plain(x, y) for it",
-    change("            return plain(x, y)", "            return own_loss.clone()"),
-)
-BANK.mistake(
-    "fills_a_part",
-    "a smaller batch is filled up with rows of the batch before, and a larger one cut off",
-    "another shape is another computation: plain(x, y) for it",
-    change(
-        f"{OTHER_SHAPE}        own_x.copy_(x)\n        own_y.copy_(y)",
-        "        own_x[: len(x)] = x[: len(own_x)]\n        own_y[: len(y)] = y[: len(own_y)]",
-    ),
-)
-BANK.mistake(
-    "captures_again",
-    "each step captures a graph of its own",
-    "capture once: a capture costs all launches, and more",
-    change(
-        "        own_x.copy_(x)\n",
-        "        graph = torch.cuda.CUDAGraph()\n        with torch.cuda.graph(graph):\n"
-        "            own_loss = plain(own_x, own_y)\n        own_x.copy_(x)\n",
-    ),
-)
-BANK.mistake(
-    "evaluates",
-    "the model is put into eval()",
-    "a step trains: BatchNorm has to use the batch's own numbers",
-    change("    before = {", "    model.eval()\n    before = {"),
-)
+BANK.right(change(WARM, WARM.replace("plain(x, y)", "plain(x.clone(), y.clone())")))
+BANK.right(change("with torch.cuda.stream(side):", "if True:"))
+BANK.right((change(BEFORE, "torch.cuda.synchronize()"), change(AFTER, "torch.cuda.synchronize()")))
+BANK.right((change(BEFORE, "torch.cuda.current_stream().synchronize()"), change(AFTER, "side.synchronize()")))
+BANK.right((change(BEFORE, "side.wait_event(torch.cuda.current_stream().record_event())"),
+           change(AFTER, "torch.cuda.current_stream().wait_event(side.record_event())")))  # fmt: skip
+BANK.right(change(FILLED, f"        {BEFORE}\n{FILLED_ASIDE}        {AFTER}\n"))
+BANK.right(change(AFTER, "while not side.query():\n        pass"))
+BANK.mistakes(
+    ("step is called, and its loss came back", "return step, without calling it",
+     change("    return step", "    return step(x, y)")),
+    ("the graph came back, not a function", "a function step(x, y) that fills x and y, replays, and returns the loss",
+     change("    return step", "    return graph")),
+    ("step returns nothing", "return a clone of the graph's loss", change("return own_loss.clone()", "return None")),
+    ("the loss of a batch of another shape still holds its autograd graph",
+     "loss.detach(): what needs gradients keeps all activations alive",
+     (change("return loss.detach()", "return loss"),
+     change("        own_loss = plain(own_x, own_y)", "        own_loss = plain(own_x, own_y).detach()"))),
+    ("all losses are one tensor, which each replay overwrites", "return a clone of it",
+     change("own_loss.clone()", "own_loss")),
+    ("every step trains on the batch of the capture",
+     "own_x = x gives the name to another tensor; own_x.copy_(x) fills the memory that the graph reads",
+     (change("own_x.copy_(x)", "kept_x = x"), change("own_y.copy_(y)", "kept_y = y"))),
+    ("the labels are those of the capture", "both have to be filled: own_y.copy_(y)", drop("own_y.copy_(y)")),
+    ("every step trains on the batch before", "fill x and y, then replay",
+     (drop("graph.replay()"), change("        own_x.copy_(x)", "        graph.replay()\n        own_x.copy_(x)"))),
+    ("your function changed its argument x", "", change("x.clone(), y.clone()\n", "x, y\n")),
+    ("there is no warm-up: moments are made within the capture, and anew in each replay",
+     "a few steps in a side stream first, so that the optimizer's moments exist", change(WARM, "        pass")),
+    ("the warm-up may begin before what the caller's stream was given is done",
+     "it changes parameters of which clones are still being made: "
+     "side.wait_stream(torch.cuda.current_stream()) first", drop(BEFORE), (drop(BEFORE), drop(AFTER))),
+    ("parameters are copied back while the warm-up may still be at work",
+     "torch.cuda.current_stream().wait_stream(side) after it", drop(AFTER), change(AFTER, BEFORE),
+     (change(WARM, f'        done = side.record_event()\n{WARM}'),
+     change(AFTER, "torch.cuda.current_stream().wait_event(done)"))),
+    ("a batch is copied in while the replay before may still read it, and replayed before it is there",
+     "in step, too: side.wait_stream(current) before the copies, current.wait_stream(side) after them",
+     change(FILLED, FILLED_ASIDE)),
+    ("the warm-up has trained the model", "clone parameters, buffers and moments before it, and copy them back",
+     change(PUT_BACK, "            pass"),
+     change(PUT_BACK, "            value = before.get(value, torch.zeros_like(value))")),
+    ("moments and buffers of the warm-up stay",
+     "buffers, such as BatchNorm's means, and the optimizer's state are trained as well",
+     change(ALL, "return [*model.parameters()]")),
+    ("BatchNorm's means and variances have seen the warm-up", "model.buffers() too", change("*model.buffers(), ", "")),
+    ("the optimizer's moments and step counts have seen the warm-up",
+     "the tensors in optimizer.state too; those that the warm-up made go back to zero",
+     change("*model.buffers(), *moments]", "*model.buffers()]")),
+    ("moments that were there before are zeroed", "zero only those that did not exist; the others are copied back",
+     change("if value in before:",
+     "if value in before and not any(value is m for s in optimizer.state.values() for m in s.values()):")),
+    ("moments that the warm-up made are left as they are",
+     "what did not exist before goes back to zero, the step count too",
+     change("            else:\n                value.zero_()", "")),
+    ("the optimizer's step counts go on from the warm-up",
+     "optimizer.state holds three tensors for each parameter; bias correction depends on step",
+     change("for value in state.values()]", 'for key, value in state.items() if key != "step"]')),
+    ("the optimizer's step is not in the graph, and nothing is trained",
+     "zero_grad, forward, backward and optimizer.step() are the step", change(CAPTURED, WITHOUT_STEP)),
+    ("gradients add up from step to step", "optimizer.zero_grad() belongs into the step, and so into the graph",
+     change("        optimizer.zero_grad()\n", "")),
+    ("the optimizer's step is launched kernel by kernel", "it has most of the launches: capture it as well",
+     (change(CAPTURED, WITHOUT_STEP),
+     change("        graph.replay()", "        graph.replay()\n        optimizer.step()"))),
+    ("the step is launched kernel by kernel: no graph is replayed", "capture it once, then graph.replay()",
+     change("        if x.shape != own_x.shape:\n            return plain(x, y)", "        return plain(x, y)")),
+    ("step waits for the loss and gives a number", "a tensor: whoever wants the number may wait for it",
+     change("own_loss.clone()", "own_loss.item()")),
+    ("a batch of another shape does not fit into the graph's own",
+     "compare the shapes, and train such a batch with the plain step",
+     change("        if x.shape != own_x.shape:\n            return plain(x, y)\n", "")),
+    ("a larger batch is taken for one of the graph's shape",
+     "it does not fit into the graph's own x: compare the shapes, not which is shorter",
+     change("x.shape != own_x.shape", "len(x) < len(own_x)"),
+     change("x.shape != own_x.shape", "x.numel() < own_x.numel()")),
+    ("a batch of one sample is trained as one of many equal samples",
+     "copy_ repeats one row for all rows, and raises nothing: compare the shapes",
+     change(f'{OTHER_SHAPE}{FILLED}',
+     "        try:\n            own_x.copy_(x)\n            own_y.copy_(y)\n        except "
+     "RuntimeError:\n            return plain(x, y)\n")),
+    ("a batch of another shape is not trained", "plain(x, y) for it",
+     change("            return plain(x, y)", "            return own_loss.clone()")),
+    ("a smaller batch is filled up with rows of the batch before, and a larger one cut off",
+     "another shape is another computation: plain(x, y) for it",
+     change(f'{OTHER_SHAPE}        own_x.copy_(x)\n        own_y.copy_(y)',
+     "        own_x[: len(x)] = x[: len(own_x)]\n        own_y[: len(y)] = y[: len(own_y)]")),
+    ("each step captures a graph of its own", "capture once: a capture costs all launches, and more",
+     change("        own_x.copy_(x)\n",
+     "        graph = torch.cuda.CUDAGraph()\n        with torch.cuda.graph(graph):\n            "
+     "own_loss = plain(own_x, own_y)\n        own_x.copy_(x)\n")),
+    ("the model is put into eval()", "a step trains: BatchNorm has to use the batch's own numbers",
+     change("    before = {", "    model.eval()\n    before = {")),
+)  # fmt: skip

@@ -1,12 +1,9 @@
 """Answers to "which switches stay"."""
 
-from gpulab.check.lesson11.sections import SECTIONS
-
 from ..bank import Bank
-from ..edits import change, solution
+from ..edits import change
 
-BANK = Bank("keep_switches", SECTIONS, solution=(11, "keep_switches"))
-SOLUTION = BANK.right(solution(11, "keep_switches"))
+BANK = Bank("keep_switches")
 WITHOUT = "without = [run(stay) for _ in range(1 + repeats)]"
 TRIED = "tried = [run([*stay, name]) for _ in range(1 + repeats)]"
 FASTER = "statistics.median(ms for ms, _, _ in tried[1:]) < fastest"
@@ -40,249 +37,104 @@ def with_a_helper(run, switches, repeats, most_mib, tolerance):
     return kept
 
 
-BANK.variant("takes_the_loss_before", change("stay, plain_loss = [], None", "stay, plain_loss = [], run([])[2]"))
-BANK.variant("numpy_like", change("statistics.median(", "statistics.median_low("))
-
-BANK.mistake(
-    "as_a_set",
-    "what came back is a set",
-    "a list, in the order of switches",
-    change("return stay", "return set(stay)"),
-)
-BANK.mistake(
-    "returns_nothing",
-    "nothing came back",
-    "the return is missing",
-    change("return stay", ""),
-)
-BANK.mistake(
-    "counts_the_first",
-    "the first step, which compiles or tunes, is among those that count",
-    "leave out the first of each side: times of tried[1:], and of without[1:]",
-    change("in tried[1:]", "in tried"),
-)
-BANK.mistake(
-    "runs_no_first",
-    "no step goes before those that count",
-    "1 + repeats steps on each side, and the times of the last `repeats`",
-    change(WITHOUT, WITHOUT.replace("1 + ", "")),
-    change(TRIED, TRIED.replace("1 + ", "")),
-    change("in tried[1:]", "in tried"),
-    change("in without[1:]", "in without"),
-)
-BANK.mistake(
-    "medians",
-    "a gain within the noise is taken for one",
-    "two medians of the same job differ too: compare with the fastest step without the switch",
-    change("min(ms for ms, _, _ in without[1:])", "statistics.median(ms for ms, _, _ in without[1:])"),
-)
-BANK.mistake(
-    "fastest_of_both",
-    "a gain within the noise is taken for one",
-    "two medians of the same job differ too: compare with the fastest step without the switch",
-    change("statistics.median(ms for ms, _, _ in tried[1:])", "min(ms for ms, _, _ in tried[1:])"),
-    same_as="medians",
-)
-BANK.mistake(
-    "slowest_with",
-    "every step with the switch has to be faster",
-    "its median counts: one hiccup is no verdict",
-    change("statistics.median(ms for ms, _, _ in tried[1:])", "max(ms for ms, _, _ in tried[1:])"),
-)
-BANK.mistake(
-    "mean_with",
-    "the mean of the times is taken, which one hiccup moves",
-    "statistics.median leaves one slow step alone",
-    change("statistics.median(ms for ms, _, _ in tried[1:])", "statistics.mean(ms for ms, _, _ in tried[1:])"),
-)
-BANK.mistake(
-    "trimmed",
-    "the slowest and the fastest step are left out, and the mean of the others decides",
-    "two slow steps of five move it; the median stays where more than half of the steps are",
-    change(
-        "statistics.median(ms for ms, _, _ in tried[1:])",
-        "statistics.mean(sorted(ms for ms, _, _ in tried[1:])[1:-1])",
-    ),
-)
-BANK.mistake(
-    "mean_without",
-    "a hiccup without the switch speaks for the switch",
-    "the fastest step without it is not moved by a hiccup; the mean is",
-    change("min(ms for ms, _, _ in without[1:])", "0.98 * statistics.mean(ms for ms, _, _ in without[1:])"),
-)
-BANK.mistake(
-    "last_step",
-    "one step decides",
-    "its median over all `repeats` steps",
-    change("statistics.median(ms for ms, _, _ in tried[1:])", "tried[-1][0]"),
-)
-BANK.mistake(
-    "upside_down",
-    "the slower switches stay",
-    "milliseconds: less is better",
-    change(FASTER, FASTER.replace("<", ">")),
-)
-BANK.mistake(
-    "alone",
-    "each switch is tried alone, not on top of those that stay",
-    "two switches may save the same launches; the second then gains nothing: run([*stay, name])",
-    change(WITHOUT, WITHOUT.replace("run(stay)", "run([])")),
-    change(TRIED, TRIED.replace("*stay, ", "")),
-)
-BANK.mistake(
-    "against_nothing",
-    "the comparison is always with the job without any switch",
-    "without this switch, and with those that stay: run(stay)",
-    change(WITHOUT, WITHOUT.replace("run(stay)", "run([])")),
-)
-BANK.mistake(
-    "one_baseline",
-    "what it is compared with was measured long before",
-    "machines warm up and slow down: measure without the switch again, right before",
-    change(f"{LOOP}        {WITHOUT}\n", f"    {WITHOUT}\n{LOOP}"),
-    change(KEEP, f"{KEEP}\n            without = tried"),
-)
-BANK.mistake(
-    "all_tried_stay_on",
-    "a switch that does not stay is on in later steps",
-    "add the name to the list only if it stays",
-    change(KEEP, "kept.append(name)\n        stay = [*stay, name]"),
-    change("stay, plain_loss = [], None", "stay, plain_loss, kept = [], None, []"),
-    change("return stay", "return kept"),
-)
-BANK.mistake(
-    "first_with",
-    "the steps with the switch come first",
-    "first without, then with it",
-    change(
-        f"        {WITHOUT}\n",
-        "        without = [run(stay) for _ in range(1 + repeats)] if plain_loss is None else None\n",
-    ),
-    change(
-        f"        {FASTEST}\n",
-        f"        without = without or [run(stay) for _ in range(1 + repeats)]\n        {FASTEST}\n",
-    ),
-)
-BANK.mistake(
-    "no_memory",
-    "the memory is not looked at",
-    "a switch that does not fit does not stay: max of all MiB with it, and most_mib",
-    change("all(mib <= most_mib for _, mib, _ in tried)", "True"),
-)
-BANK.mistake(
-    "memory_of_the_counted",
-    "the memory of the first step is not looked at",
-    "what is compiled or tuned at first needs memory as well; out of memory is out of memory",
-    change("for _, mib, _ in tried)", "for _, mib, _ in tried[1:])"),
-)
-BANK.mistake(
-    "less_than_allowed",
-    "exactly most_mib is taken for too much",
-    "takes more than most_mib: compare with <=",
-    change("mib <= most_mib", "mib < most_mib"),
-)
-BANK.mistake(
-    "no_loss",
-    "the loss is not looked at",
-    "a faster step with another result is no gain: compare the loss",
-    change(SAME, "True"),
-)
-BANK.mistake(
-    "only_upwards",
-    "a loss that is too low passes",
-    "another loss is another result, also a lower one: abs",
-    change("abs(loss - plain_loss)", "(loss - plain_loss)"),
-)
-BANK.mistake(
-    "only_downwards",
-    "a loss that is too high passes",
-    "another loss is another result: abs",
-    change("abs(loss - plain_loss)", "(plain_loss - loss)"),
-)
-BANK.mistake(
-    "absolute",
-    "the tolerance is taken as it is, not as a part of the loss",
-    "tolerance times the loss without any switch",
-    change("tolerance * abs(plain_loss)", "tolerance"),
-)
-BANK.mistake(
-    "nan_stays",
-    "a switch stays with which the loss is NaN",
-    "every comparison with NaN is False: ask whether the loss is within the tolerance, not whether it is outside",
-    change(SAME, SAME.replace("all(", "not any(").replace("<=", ">")),
-)
-BANK.mistake(
-    "of_a_negative_loss",
-    "where the loss is negative, the tolerance is negative too",
-    "a part of the loss is a part of its size: tolerance * abs(plain_loss)",
-    change("abs(plain_loss)", "plain_loss"),
-)
-BANK.mistake(
-    "loss_before",
-    "the loss is compared with that of the step before, so that small changes add up",
-    "take the loss once, before any switch is on",
-    change("if plain_loss is None:\n            plain_loss", "if True:\n            plain_loss"),
-)
-BANK.mistake(
-    "catches_nothing",
-    "a switch that this machine lacks ends the whole search",
-    "run raises RuntimeError there: catch it, and go on with the next switch",
-    change(
-        f"        try:\n            {TRIED}\n        except RuntimeError:\n            continue\n", f"        {TRIED}\n"
-    ),
-)
-BANK.mistake(
-    "tries_the_first_step",
-    "a switch that fails after the first step ends the whole search",
-    "out of memory may come in any step: the try stands round all steps with the switch",
-    change(TRIED, "tried = [run([*stay, name])]"),
-    change(
-        "            continue\n",
-        "            continue\n        tried += [run([*stay, name]) for _ in range(repeats)]\n",
-    ),
-)
-BANK.mistake(
-    "tries_both_sides",
-    "a RuntimeError of the job itself is taken for the switch's",
-    "the try stands round the steps with the switch alone: without it nothing is left that could be measured",
-    change(f"        {WITHOUT}\n", ""),
-    change(f"            {TRIED}", f"            {WITHOUT}\n            {TRIED}"),
-    change("        if plain_loss is None:\n            plain_loss = without[0][2]\n", ""),
-    change(
-        "        fastest = ",
-        "        if plain_loss is None:\n            plain_loss = without[0][2]\n        fastest = ",
-    ),
-)
-BANK.mistake(
-    "stops_at_a_missing_one",
-    "no other switch is tried after one that is missing",
-    "continue, and not break",
-    change("            continue", "            break"),
-)
-BANK.mistake(
-    "catches_everything",
-    "exceptions are caught that are not a missing switch's",
-    "except RuntimeError, and nothing wider: a user who interrupts, a bug, a full disk are not yours to hide",
-    change("except RuntimeError:", "except Exception:"),
-)
-BANK.mistake(
-    "one_side_twice",
-    "more steps are run than asked for",
-    "1 + repeats steps on each side: each costs time on a GPU",
-    change(TRIED, TRIED.replace("range(1 + repeats)", "range(2 + repeats)")),
-    change("in tried[1:]", "in tried[2:]"),
-)
-BANK.mistake(
-    "measures_the_end",
-    "steps are run after the last decision",
-    "2 × (1 + repeats) for each switch, and no more: each costs time on a GPU",
-    change("    return stay", "    run(stay)\n    return stay"),
-)
-BANK.mistake(
-    "fastest_so_far",
-    "the fastest step of earlier comparisons is what it is compared with",
-    "machines warm up and slow down: compare with the steps right before",
-    change(FASTEST, "fastest = fastest_so_far or min(ms for ms, _, _ in without[1:])"),
-    change(KEEP, f"{KEEP}\n            fastest_so_far = min(ms for ms, _, _ in tried[1:])"),
-    change("stay, plain_loss = [], None", "stay, plain_loss, fastest_so_far = [], None, None"),
-)
+BANK.right(change("stay, plain_loss = [], None", "stay, plain_loss = [], run([])[2]"))
+BANK.right(change("statistics.median(", "statistics.median_low("))
+BANK.mistakes(
+    ("what came back is a set", "a list, in the order of switches", change("return stay", "return set(stay)")),
+    ("nothing came back", "the return is missing", change("return stay", "")),
+    ("the first step, which compiles or tunes, is among those that count",
+     "leave out the first of each side: times of tried[1:], and of without[1:]", change("in tried[1:]", "in tried")),
+    ("no step goes before those that count", "1 + repeats steps on each side, and the times of the last `repeats`",
+     (change(WITHOUT, WITHOUT.replace("1 + ", "")), change(TRIED, TRIED.replace("1 + ", "")),
+     change("in tried[1:]", "in tried"), change("in without[1:]", "in without"))),
+    ("a gain within the noise is taken for one",
+     "two medians of the same job differ too: compare with the fastest step without the switch",
+     change("min(ms for ms, _, _ in without[1:])", "statistics.median(ms for ms, _, _ in without[1:])"),
+     change("statistics.median(ms for ms, _, _ in tried[1:])", "min(ms for ms, _, _ in tried[1:])")),
+    ("every step with the switch has to be faster", "its median counts: one hiccup is no verdict",
+     change("statistics.median(ms for ms, _, _ in tried[1:])", "max(ms for ms, _, _ in tried[1:])")),
+    ("the mean of the times is taken, which one hiccup moves", "statistics.median leaves one slow step alone",
+     change("statistics.median(ms for ms, _, _ in tried[1:])", "statistics.mean(ms for ms, _, _ in tried[1:])")),
+    ("the slowest and the fastest step are left out, and the mean of the others decides",
+     "two slow steps of five move it; the median stays where more than half of the steps are",
+     change("statistics.median(ms for ms, _, _ in tried[1:])",
+     "statistics.mean(sorted(ms for ms, _, _ in tried[1:])[1:-1])")),
+    ("a hiccup without the switch speaks for the switch",
+     "the fastest step without it is not moved by a hiccup; the mean is",
+     change("min(ms for ms, _, _ in without[1:])", "0.98 * statistics.mean(ms for ms, _, _ in without[1:])")),
+    ("one step decides", "its median over all `repeats` steps",
+     change("statistics.median(ms for ms, _, _ in tried[1:])", "tried[-1][0]")),
+    ("the slower switches stay", "milliseconds: less is better", change(FASTER, FASTER.replace("<", ">"))),
+    ("each switch is tried alone, not on top of those that stay",
+     "two switches may save the same launches; the second then gains nothing: run([*stay, name])",
+     (change(WITHOUT, WITHOUT.replace("run(stay)", "run([])")), change(TRIED, TRIED.replace("*stay, ", "")))),
+    ("the comparison is always with the job without any switch",
+     "without this switch, and with those that stay: run(stay)",
+     change(WITHOUT, WITHOUT.replace("run(stay)", "run([])"))),
+    ("what it is compared with was measured long before",
+     "machines warm up and slow down: measure without the switch again, right before",
+     (change(f'{LOOP}        {WITHOUT}\n', f'    {WITHOUT}\n{LOOP}'),
+     change(KEEP, f'{KEEP}\n            without = tried'))),
+    ("a switch that does not stay is on in later steps", "add the name to the list only if it stays",
+     (change(KEEP, "kept.append(name)\n        stay = [*stay, name]"),
+     change("stay, plain_loss = [], None", "stay, plain_loss, kept = [], None, []"),
+     change("return stay", "return kept"))),
+    ("the steps with the switch come first", "first without, then with it",
+     (change(f'        {WITHOUT}\n',
+     "        without = [run(stay) for _ in range(1 + repeats)] if plain_loss is None else None\n"),
+     change(f'        {FASTEST}\n',
+     f'        without = without or [run(stay) for _ in range(1 + repeats)]\n        {FASTEST}\n'))),
+    ("the memory is not looked at", "a switch that does not fit does not stay: max of all MiB with it, and most_mib",
+     change("all(mib <= most_mib for _, mib, _ in tried)", "True")),
+    ("the memory of the first step is not looked at",
+     "what is compiled or tuned at first needs memory as well; out of memory is out of memory",
+     change("for _, mib, _ in tried)", "for _, mib, _ in tried[1:])")),
+    ("exactly most_mib is taken for too much", "takes more than most_mib: compare with <=",
+     change("mib <= most_mib", "mib < most_mib")),
+    ("the loss is not looked at", "a faster step with another result is no gain: compare the loss",
+     change(SAME, "True")),
+    ("a loss that is too low passes", "another loss is another result, also a lower one: abs",
+     change("abs(loss - plain_loss)", "(loss - plain_loss)")),
+    ("a loss that is too high passes", "another loss is another result: abs",
+     change("abs(loss - plain_loss)", "(plain_loss - loss)")),
+    ("the tolerance is taken as it is, not as a part of the loss", "tolerance times the loss without any switch",
+     change("tolerance * abs(plain_loss)", "tolerance")),
+    ("a switch stays with which the loss is NaN",
+     "every comparison with NaN is False: ask whether the loss is within the tolerance, not whether it " "is outside",
+     change(SAME, SAME.replace('all(', 'not any(').replace("<=", ">"))),
+    ("where the loss is negative, the tolerance is negative too",
+     "a part of the loss is a part of its size: tolerance * abs(plain_loss)", change("abs(plain_loss)", "plain_loss")),
+    ("the loss is compared with that of the step before, so that small changes add up",
+     "take the loss once, before any switch is on",
+     change("if plain_loss is None:\n            plain_loss", "if True:\n            plain_loss")),
+    ("a switch that this machine lacks ends the whole search",
+     "run raises RuntimeError there: catch it, and go on with the next switch",
+     change(f'        try:\n            {TRIED}\n        except RuntimeError:\n            continue\n',
+     f'        {TRIED}\n')),
+    ("a switch that fails after the first step ends the whole search",
+     "out of memory may come in any step: the try stands round all steps with the switch",
+     (change(TRIED, "tried = [run([*stay, name])]"), change("            continue\n",
+     "            continue\n        tried += [run([*stay, name]) for _ in range(repeats)]\n"))),
+    ("a RuntimeError of the job itself is taken for the switch's",
+     "the try stands round the steps with the switch alone: without it nothing is left that could be " "measured",
+     (change(f'        {WITHOUT}\n', ""), change(f'            {TRIED}', f'            {WITHOUT}\n            {TRIED}'),
+     change("        if plain_loss is None:\n            plain_loss = without[0][2]\n", ""),
+     change("        fastest = ",
+     "        if plain_loss is None:\n            plain_loss = without[0][2]\n        fastest = "))),
+    ("no other switch is tried after one that is missing", "continue, and not break",
+     change("            continue", "            break")),
+    ("exceptions are caught that are not a missing switch's",
+     "except RuntimeError, and nothing wider: a user who interrupts, a bug, a full disk are not yours " "to hide",
+     change("except RuntimeError:", "except Exception:")),
+    ("more steps are run than asked for", "1 + repeats steps on each side: each costs time on a GPU",
+     (change(TRIED, TRIED.replace("range(1 + repeats)", "range(2 + repeats)")),
+     change("in tried[1:]", "in tried[2:]"))),
+    ("steps are run after the last decision",
+     "2 × (1 + repeats) for each switch, and no more: each costs time on a GPU",
+     change("    return stay", "    run(stay)\n    return stay")),
+    ("the fastest step of earlier comparisons is what it is compared with",
+     "machines warm up and slow down: compare with the steps right before",
+     (change(FASTEST, "fastest = fastest_so_far or min(ms for ms, _, _ in without[1:])"),
+     change(KEEP, f'{KEEP}\n            fastest_so_far = min(ms for ms, _, _ in tried[1:])'),
+     change("stay, plain_loss = [], None", "stay, plain_loss, fastest_so_far = [], None, None"))),
+)  # fmt: skip

@@ -2,13 +2,11 @@
 
 from collections import Counter
 
-from gpulab.check.lesson12.sections import SECTIONS
-
 from ..bank import Bank
-from ..edits import change, solution
+from ..edits import change
 
-BANK = Bank("odd_rank", SECTIONS, solution=(12, "odd_rank"))
-SOLUTION = BANK.right(solution(12, "odd_rank"))
+BANK = Bank("odd_rank")
+SOLUTION = BANK.solution
 CALL = '[e["profiling_name"], e["input_sizes"], e["input_dtypes"]]'
 MISSING = "(waits and number > max(called[group, rank], default=0))"
 KEPT = 'called[entry["process_group"][0], rank][entry["collective_seq_id"]]'
@@ -25,7 +23,7 @@ def by_number(dumps, groups):
         yield group, ranks, {r: {e["collective_seq_id"]: e for e in its} for r, its in own.items()}
 
 
-BANK.variant("returns_a_list", change(f"{RANK}, group, number", f"[{RANK}, group, number]"))
+BANK.right(change(f"{RANK}, group, number", f"[{RANK}, group, number]"))
 
 
 @BANK.right
@@ -70,105 +68,52 @@ def three_nones(dumps, groups):
     return SOLUTION(dumps, groups) or (None, None, None)
 
 
-BANK.mistake(
-    *("waits_by_state", "a rank that is behind is blamed though nobody waits for it"),
-    'gloo leaves "state" at "scheduled" when a collective has ended: "retired" tells',
-    change('not e["retired"]', 'e["state"] != "completed"'),
-)
-BANK.mistake(
-    *("calls_alone", "a rank that has not called is never found"),
-    'the ranks of the group that have no entry count, where one has not "retired"',
-    change(f" or {MISSING}", ""),
-)
-BANK.mistake(
-    *("all_must_wait", "a collective counts as waiting only if it has ended nowhere"),
-    "one rank that waits is enough: the source of a broadcast is done before the others",
-    change('any(e and not e["retired"]', 'all(not (e and e["retired"])'),
-)
-BANK.mistake("names_only", "the names alone are compared", "sizes and dtypes too", change(CALL, 'e["profiling_name"]'))
-BANK.mistake("sizes_only", "the sizes alone are compared", "names and dtypes too", change(CALL, 'e["input_sizes"]'))
-BANK.mistake("no_dtypes", "dtypes are not compared", "the bytes differ with them", change(', e["input_dtypes"]', ""))
-BANK.mistake(
-    *("elements", "the number of elements is compared, not the sizes", "a transposed tensor has as many"),
-    change('e["input_sizes"]', '[rows * columns for rows, columns in e["input_sizes"]]'),
-)
-BANK.mistake(
-    *(
-        "first_tensor",
-        "the first tensor alone is compared",
-        "an entry has the sizes and dtypes of all of them, or none",
-    ),
-    change(CALL, '[e["profiling_name"], e["input_sizes"][:1], e["input_dtypes"][:1]]'),
-)
-BANK.mistake(
-    *("one_tensor", "each entry is taken to have one tensor", "a barrier has none: compare the lists as they are"),
-    change(CALL, '[e["profiling_name"], e["input_sizes"][0], e["input_dtypes"]]'),
-)
-BANK.mistake(
-    *("whole_entries", "whole entries are compared", '"retired" is no part of the call: one is done before another'),
-    change(CALL, "e"),
-)
-BANK.mistake(
-    *("open_ones_only", "different calls are found only while one waits", "they may end, with wrong numbers"),
-    change("if len(calls) > 1", "if waits and len(calls) > 1"),
-)
-BANK.mistake(
-    *("last_difference", "the last number that differs is told", "later ones differ because the first one did"),
-    change("in called[group, rank]})", "in called[group, rank]}, reverse=True)"),
-)
-BANK.mistake(
-    *("any_group", "numbers of different groups are compared", "each group counts from 1: keep them apart"),
-    change(f"{KEPT} = entry", 'for g in groups: called.setdefault((g, rank), {})[entry["collective_seq_id"]] = entry'),
-)
-BANK.mistake(
-    *("by_place", "entries are counted by their place in the list", "its first ones may be lost: collective_seq_id"),
-    change('[entry["collective_seq_id"]]', '[len(called[entry["process_group"][0], rank]) + 1]'),
-)
-BANK.mistake(
-    *("dropped_is_missing", "what a buffer has dropped counts as not called", "who has a larger number has called it"),
-    change(MISSING, "waits"),
-)
-BANK.mistake(
-    *("majority", "one of those that agree is blamed", "the odd rank is in the shorter list"),
-    change("min(calls", "max(calls"),
-)
-BANK.mistake(
-    *("missing", "one that has not called is blamed where one rank waits alone", "63 against one: it made one more"),
-    change(KEY, '(call != "", len(calls[call]))'),
-)
-BANK.mistake(
-    *("of_two_the_waiting", "of two ranks the one that waits is blamed", "look at the one that has not come"),
-    change(KEY, '(len(calls[call]), call == "")'),
-)
-BANK.mistake(
-    *("of_two_any", "of two that call different things one is blamed", "nothing in the dumps says which is right"),
-    change(RANK, "calls[odd][0]"),
-)
-BANK.mistake(
-    *("living_only", "a rank that died is left out", "it has no dump, and stands in groups"),
-    change(HERE, f"{HERE} if rank in dumps"),
-)
-BANK.mistake(
-    *(
-        "nothing_called",
-        "a rank that has called nothing of the group yet is left out",
-        "others may wait in its first one",
-    ),
-    change(MISSING, f"called[group, rank] and {MISSING}"),
-)
-BANK.mistake(
-    *("dead_from_the_start", "a rank that died is missing from the first entry on", "what has ended, it has called"),
-    change(MISSING, f"rank not in dumps or {MISSING}"),
-)
-BANK.mistake(
-    *("place_in_the_group", "the rank's place in its group is returned", "the rank is its number in the job"),
-    change(RANK, RANK.replace("calls[odd][0]", "ranks.index(calls[odd][0])")),
-)
-BANK.mistake(
-    *("last_that_worked", "the number is one too small", "that of the call in which they part, not of the last before"),
-    change("None, group, number", "None, group, number - 1"),
-)
-BANK.mistake(
-    *("rank_alone", "the rank alone is returned", "its group and the number are asked for, too"),
-    change(f"{RANK}, group, number", RANK),
-)
+BANK.mistakes(
+    ("a rank that is behind is blamed though nobody waits for it",
+     'gloo leaves "state" at "scheduled" when a collective has ended: "retired" tells',
+     change('not e["retired"]', 'e["state"] != "completed"')),
+    ("a rank that has not called is never found",
+     'the ranks of the group that have no entry count, where one has not "retired"', change(f' or {MISSING}', "")),
+    ("a collective counts as waiting only if it has ended nowhere",
+     "one rank that waits is enough: the source of a broadcast is done before the others",
+     change('any(e and not e["retired"]', 'all(not (e and e["retired"])')),
+    ("the names alone are compared", "sizes and dtypes too", change(CALL, 'e["profiling_name"]')),
+    ("the sizes alone are compared", "names and dtypes too", change(CALL, 'e["input_sizes"]')),
+    ("dtypes are not compared", "the bytes differ with them", change(', e["input_dtypes"]', "")),
+    ("the number of elements is compared, not the sizes", "a transposed tensor has as many",
+     change('e["input_sizes"]', '[rows * columns for rows, columns in e["input_sizes"]]')),
+    ("the first tensor alone is compared", "an entry has the sizes and dtypes of all of them, or none",
+     change(CALL, '[e["profiling_name"], e["input_sizes"][:1], e["input_dtypes"][:1]]')),
+    ("each entry is taken to have one tensor", "a barrier has none: compare the lists as they are",
+     change(CALL, '[e["profiling_name"], e["input_sizes"][0], e["input_dtypes"]]')),
+    ("whole entries are compared", '"retired" is no part of the call: one is done before another', change(CALL, "e")),
+    ("different calls are found only while one waits", "they may end, with wrong numbers",
+     change("if len(calls) > 1", "if waits and len(calls) > 1")),
+    ("the last number that differs is told", "later ones differ because the first one did",
+     change("in called[group, rank]})", "in called[group, rank]}, reverse=True)")),
+    ("numbers of different groups are compared", "each group counts from 1: keep them apart",
+     change(f'{KEPT} = entry',
+     'for g in groups: called.setdefault((g, rank), {})[entry["collective_seq_id"]] = entry')),
+    ("entries are counted by their place in the list", "its first ones may be lost: collective_seq_id",
+     change('[entry["collective_seq_id"]]', '[len(called[entry["process_group"][0], rank]) + 1]')),
+    ("what a buffer has dropped counts as not called", "who has a larger number has called it",
+     change(MISSING, "waits")),
+    ("one of those that agree is blamed", "the odd rank is in the shorter list", change("min(calls", "max(calls")),
+    ("one that has not called is blamed where one rank waits alone", "63 against one: it made one more",
+     change(KEY, '(call != "", len(calls[call]))')),
+    ("of two ranks the one that waits is blamed", "look at the one that has not come",
+     change(KEY, '(len(calls[call]), call == "")')),
+    ("of two that call different things one is blamed", "nothing in the dumps says which is right",
+     change(RANK, "calls[odd][0]")),
+    ("a rank that died is left out", "it has no dump, and stands in groups", change(HERE, f'{HERE} if rank in dumps')),
+    ("a rank that has called nothing of the group yet is left out", "others may wait in its first one",
+     change(MISSING, f'called[group, rank] and {MISSING}')),
+    ("a rank that died is missing from the first entry on", "what has ended, it has called",
+     change(MISSING, f'rank not in dumps or {MISSING}')),
+    ("the rank's place in its group is returned", "the rank is its number in the job",
+     change(RANK, RANK.replace("calls[odd][0]", "ranks.index(calls[odd][0])"))),
+    ("the number is one too small", "that of the call in which they part, not of the last before",
+     change("None, group, number", "None, group, number - 1")),
+    ("the rank alone is returned", "its group and the number are asked for, too",
+     change(f'{RANK}, group, number', RANK)),
+)  # fmt: skip

@@ -3,13 +3,10 @@
 import torch
 import torch.distributed as dist
 
-from gpulab.check.lesson12.sections import SECTIONS
-
 from ..bank import Bank
-from ..edits import change, drop, solution, swap
+from ..edits import change, drop, swap
 
-BANK = Bank("ring_all_reduce", SECTIONS, solution=(12, "ring_all_reduce"))
-SOLUTION = BANK.right(solution(12, "ring_all_reduce"))
+BANK = Bank("ring_all_reduce")
 ENDS = "ends = [flat.numel() * i // ranks for i in range(ranks + 1)]"
 ISEND = "sent = dist.isend(going, (rank + 1) % ranks)"
 
@@ -35,125 +32,56 @@ def in_batches(x):
         around(hop, torch.Tensor.copy_)
 
 
-BANK.variant("adds_with_a_function", change("coming += inbox", "torch.add(coming, inbox, out=coming)"))
-
-BANK.mistake(
-    "no_second_round",
-    "the sums are not brought to all ranks",
-    "after N − 1 hops each rank has one piece of the sum; N − 1 more hops take the pieces around",
-    change("range(2 * (ranks - 1))", "range(ranks - 1)"),
-)
-BANK.mistake(
-    "one_hop_too_few",
-    "a hop is missing at the end",
-    "N − 1 hops add up, and N − 1 bring the sums: 2(N − 1) in all",
-    change("range(2 * (ranks - 1))", "range(2 * (ranks - 1) - 1)"),
-)
-BANK.mistake(
-    "adds_in_both_rounds",
-    "the second round adds, too",
-    "from hop N − 1 on what comes is complete: copy it over what is there",
-    change("if hop < ranks - 1:", "if True:"),
-)
-BANK.mistake(
-    "adds_once_too_often",
-    "the second round adds, too",
-    "from hop N − 1 on what comes is complete: copy it over what is there",
-    change("if hop < ranks - 1:", "if hop < ranks:"),
-    same_as="adds_in_both_rounds",
-)
-BANK.mistake(
-    "same_piece",
-    "each rank sends its own piece in every hop",
-    "what came in the last hop is sent on in the next: piece (rank − hop) % N",
-    change("pieces[(rank - hop) % ranks]", "pieces[rank]"),
-)
-BANK.mistake(
-    "off_by_one",
-    "what comes is added to the piece that was sent",
-    "what comes is the piece before the one that is sent: (rank − hop − 1) % N",
-    change("pieces[(rank - hop - 1) % ranks]", "pieces[(rank - hop) % ranks]"),
-)
-BANK.mistake(
-    "loses_the_remainder",
-    "the elements that are left when all pieces are equal are not summed",
-    "numel // N rounds down; the ends numel * i // N do not",
-    change(ENDS, "ends = [flat.numel() // ranks * i for i in range(ranks + 1)]"),
-)
-BANK.mistake(
-    "one_element_each",
-    "where there are fewer elements than ranks, they are not summed",
-    "an empty piece is a piece: it is sent all the same, or skipped by both sides",
-    change("flat = x.view(-1)", "flat = x.view(-1)\n    if flat.numel() < ranks:\n        return"),
-)
-BANK.mistake(
-    "rounds_up",
-    "pieces of numel / N, rounded up, are fewer than N",
-    "chunk() may give fewer pieces than ranks; tensor_split gives N",
-    change("pieces = [flat[ends[i] : ends[i + 1]] for i in range(ranks)]", "pieces = flat.chunk(ranks)"),
-)
-BANK.mistake(
-    "float_inbox",
-    "what comes is put into float32",
-    "torch.empty(n) is in the default dtype: torch.empty_like",
-    change("torch.empty_like(coming)", "torch.empty(coming.shape)"),
-    change("dist.isend(going,", "dist.isend(going.float(),"),
-    change("coming += inbox", "coming += inbox.to(coming.dtype)"),
-)
-BANK.mistake(
-    "double_inbox",
-    "what comes is put into float64",
-    "it keeps 53 bits, and int64 has 63: torch.empty_like, in the dtype of x",
-    change("torch.empty_like(coming)", "torch.empty_like(coming, dtype=torch.float64)"),
-    change("dist.isend(going,", "dist.isend(going.double(),"),
-    change("coming += inbox", "coming += inbox.to(coming.dtype)"),
-)
-BANK.mistake(
-    "two_dtypes",
-    "what comes is put into int64 or float32, whatever x is",
-    "there are others, such as float64: torch.empty_like has the dtype of what it is like",
-    change(
-        "torch.empty_like(coming)",
-        "torch.empty(coming.shape, dtype=torch.float32 if x.is_floating_point() else torch.int64)",
-    ),
-)
-BANK.mistake(
-    "slices_x",
-    "a tensor of shape () is sliced",
-    "it has no dimension; view(-1) makes a row of any tensor",
-    change("flat = x.view(-1)", "flat = x[:].view(-1)"),
-)
-BANK.mistake(
-    "at_least_one",
-    "there has to be an element",
-    "all pieces are empty then, and may be sent all the same",
-    change("flat = x.view(-1)", "flat = x.view(-1)\n    flat[0]"),
-)
-BANK.mistake(
-    "meets_first",
-    "a barrier is called",
-    "sends and receives alone; they wait for one another by themselves",
-    change("flat = x.view(-1)", "flat = x.view(-1)\n    dist.monitored_barrier()"),
-)
-BANK.mistake(
-    "a_copy",
-    "the sum is in another tensor, and x is as it was",
-    "flatten() and reshape() may share memory or not, clone() never does: view(-1) shares it",
-    change("flat = x.view(-1)", "flat = x.clone().view(-1)"),
-)
-BANK.mistake(
-    "all_send_first",
-    "all ranks wait in send",
-    "send returns when the other has taken the message, and the other is in send: isend, recv, then wait()",
-    change(ISEND, "dist.send(going, (rank + 1) % ranks)"),
-    drop("sent.wait()"),
-)
-BANK.mistake(
-    "all_receive_first",
-    "all ranks wait in recv",
-    "nobody has sent yet: isend before recv",
-    swap("sent = dist.isend", "dist.recv(inbox"),
-)
+BANK.right(change("coming += inbox", "torch.add(coming, inbox, out=coming)"))
+BANK.mistakes(
+    ("the sums are not brought to all ranks",
+     "after N − 1 hops each rank has one piece of the sum; N − 1 more hops take the pieces around",
+     change("range(2 * (ranks - 1))", "range(ranks - 1)")),
+    ("a hop is missing at the end", "N − 1 hops add up, and N − 1 bring the sums: 2(N − 1) in all",
+     change("range(2 * (ranks - 1))", "range(2 * (ranks - 1) - 1)")),
+    ("the second round adds, too", "from hop N − 1 on what comes is complete: copy it over what is there",
+     change("if hop < ranks - 1:", "if True:"), change("if hop < ranks - 1:", "if hop < ranks:")),
+    ("each rank sends its own piece in every hop",
+     "what came in the last hop is sent on in the next: piece (rank − hop) % N",
+     change("pieces[(rank - hop) % ranks]", "pieces[rank]")),
+    ("what comes is added to the piece that was sent",
+     "what comes is the piece before the one that is sent: (rank − hop − 1) % N",
+     change("pieces[(rank - hop - 1) % ranks]", "pieces[(rank - hop) % ranks]")),
+    ("the elements that are left when all pieces are equal are not summed",
+     "numel // N rounds down; the ends numel * i // N do not",
+     change(ENDS, "ends = [flat.numel() // ranks * i for i in range(ranks + 1)]")),
+    ("where there are fewer elements than ranks, they are not summed",
+     "an empty piece is a piece: it is sent all the same, or skipped by both sides",
+     change("flat = x.view(-1)", "flat = x.view(-1)\n    if flat.numel() < ranks:\n        return")),
+    ("pieces of numel / N, rounded up, are fewer than N",
+     "chunk() may give fewer pieces than ranks; tensor_split gives N",
+     change("pieces = [flat[ends[i] : ends[i + 1]] for i in range(ranks)]", "pieces = flat.chunk(ranks)")),
+    ("what comes is put into float32", "torch.empty(n) is in the default dtype: torch.empty_like",
+     (change("torch.empty_like(coming)", "torch.empty(coming.shape)"),
+     change("dist.isend(going,", "dist.isend(going.float(),"),
+     change("coming += inbox", "coming += inbox.to(coming.dtype)"))),
+    ("what comes is put into float64", "it keeps 53 bits, and int64 has 63: torch.empty_like, in the dtype of x",
+     (change("torch.empty_like(coming)", "torch.empty_like(coming, dtype=torch.float64)"),
+     change("dist.isend(going,", "dist.isend(going.double(),"),
+     change("coming += inbox", "coming += inbox.to(coming.dtype)"))),
+    ("what comes is put into int64 or float32, whatever x is",
+     "there are others, such as float64: torch.empty_like has the dtype of what it is like",
+     change("torch.empty_like(coming)",
+     "torch.empty(coming.shape, dtype=torch.float32 if x.is_floating_point() else torch.int64)")),
+    ("a tensor of shape () is sliced", "it has no dimension; view(-1) makes a row of any tensor",
+     change("flat = x.view(-1)", "flat = x[:].view(-1)")),
+    ("there has to be an element", "all pieces are empty then, and may be sent all the same",
+     change("flat = x.view(-1)", "flat = x.view(-1)\n    flat[0]")),
+    ("a barrier is called", "sends and receives alone; they wait for one another by themselves",
+     change("flat = x.view(-1)", "flat = x.view(-1)\n    dist.monitored_barrier()")),
+    ("the sum is in another tensor, and x is as it was",
+     "flatten() and reshape() may share memory or not, clone() never does: view(-1) shares it",
+     change("flat = x.view(-1)", "flat = x.clone().view(-1)")),
+    ("all ranks wait in send",
+     "send returns when the other has taken the message, and the other is in send: isend, recv, then wait()",
+     (change(ISEND, "dist.send(going, (rank + 1) % ranks)"), drop("sent.wait()"))),
+    ("all ranks wait in recv", "nobody has sent yet: isend before recv", swap("sent = dist.isend", "dist.recv(inbox")),
+)  # fmt: skip
 
 
 @BANK.wrong("the whole tensor goes around", "in each hop a ring sends an Nth of it, and adds each piece up once")

@@ -5,13 +5,10 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.tensor import DTensor
 
-from gpulab.check.lesson13.sections import SECTIONS
-
 from ..bank import Bank
-from ..edits import add, change, drop, solution
+from ..edits import add, change, drop
 
-BANK = Bank("save_whole", SECTIONS, solution=(13, "save_whole"))
-SOLUTION = BANK.right(solution(13, "save_whole"))
+BANK = Bank("save_whole")
 
 
 @BANK.right
@@ -50,173 +47,77 @@ def in_padded_pieces(model, path):
         torch.save(whole, path)
 
 
-BANK.mistake(
-    "saved_as_usual",
-    "the file has DTensors, each with this rank's rows",
-    "state_dict() of a cut model has what this rank holds: full_tensor() gathers the rest",
-    drop("if isinstance(value, DTensor):"),
-    drop("value = value.full_tensor()"),
-)
-BANK.mistake(
-    "its_own_rows",
-    "each weight in the file has this rank's rows only",
-    "to_local() is what lies here; full_tensor() is all of it",
-    change("full_tensor()", "to_local()"),
-)
-BANK.mistake(
-    "rank_0_gathers",
-    "rank 0 alone gathers, and waits for the others for ever",
-    "full_tensor() is a collective: all ranks call it, and rank 0 alone keeps the result",
-    change("if isinstance(value, DTensor):", "if dist.get_rank() == 0 and isinstance(value, DTensor):"),
-)
-BANK.mistake(
-    "others_leave",
-    "rank 0 alone gathers, and waits for the others for ever",
-    "full_tensor() is a collective: all ranks call it, and rank 0 alone keeps the result",
-    add("if dist.get_rank(): return", before="whole = {}"),
-    same_as="rank_0_gathers",
-)
-BANK.mistake(
-    "all_save",
-    "every rank saves",
-    "in one folder all would write the same file at once: if dist.get_rank() == 0",
-    change("    if dist.get_rank() == 0:\n        torch.save", "    if True:\n        torch.save"),
-)
-BANK.mistake(
-    "last_rank_saves",
-    "it is the last rank that saves",
-    "rank 0 is there on any number of ranks",
-    change(
-        "if dist.get_rank() == 0:\n            whole",
-        "if dist.get_rank() == dist.get_world_size() - 1:\n            whole",
-    ),
-    change(
-        "    if dist.get_rank() == 0:\n        torch.save",
-        "    if dist.get_rank() == dist.get_world_size() - 1:\n        torch.save",
-    ),
-)
-BANK.mistake(
-    "on_the_gpu",
-    "the tensors in the file are on the GPU",
-    "torch.load puts them where they were, and fails where there is no such GPU: cpu() before saving",
-    change("value.cpu()", "value"),
-)
-BANK.mistake(
-    "parameters_in_the_file",
-    "the tensors in the file are parameters",
-    "nn.Parameter asks for gradients wherever the file is loaded: a tensor without them",
-    change("value.cpu()", "torch.nn.Parameter(value.cpu(), value.is_floating_point())"),
-)
-BANK.mistake(
-    "eval_first",
-    "your function changed its argument model: it is left in eval mode",
-    "remember each module's mode",
-    add("model.eval()", before="whole = {}"),
-)
-BANK.mistake(
-    "host_at_the_end",
-    "all of the model lies whole on rank 0's GPU before it goes to the host",
-    "cpu() for each, before the next is gathered: a model that was cut does not fit whole",
-    change("whole[name] = value.cpu()", "whole[name] = value"),
-    change("torch.save(whole, path)", "torch.save({name: value.cpu() for name, value in whole.items()}, path)"),
-)
-BANK.mistake(
-    "gathers_first",
-    "all tensors are gathered first, and lie whole on every GPU at once",
-    "gather one, bring it to the host, then the next",
-    change(
-        "in model.state_dict().items():",
-        "in {n: v.full_tensor() if isinstance(v, DTensor) else v for n, v in model.state_dict().items()}.items():",
-    ),
-)
-BANK.mistake(
-    "options_on_the_gpu",
-    "all tensors are gathered first, and lie whole on every GPU at once",
-    "gather one, bring it to the host, then the next",
-    change("model.state_dict()", "get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))"),
-    add(
-        "from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict",
-        before="whole = {}",
-    ),
-    same_as="gathers_first",
-)
-BANK.mistake(
-    "two_alive",
-    "the last tensor is still whole while the next one is gathered",
-    "a name holds it until it is given to the next: use the name of the loop, or del it",
-    change("value = value.full_tensor()", "full = value.full_tensor()\n        else:\n            full = value"),
-    change("value.cpu()", "full.cpu()"),
-)
-BANK.mistake(
-    "named_both",
-    "a buffer is in the file that does not belong to the state dict",
-    "named_buffers() has those of persistent=False too: state_dict() has what is to be saved",
-    change("model.state_dict().items()", "[*model.named_parameters(), *model.named_buffers()]"),
-    change("value.cpu()", "value.detach().cpu()"),
-)
-BANK.mistake(
-    "with_gradients",
-    "the tensors in the file ask for gradients",
-    "they would wherever the file is loaded: detach() them; those of state_dict() are detached",
-    change("value.cpu()", "value.cpu().requires_grad_(value.is_floating_point())"),
-)
-BANK.mistake(
-    "defaultdict",
-    "the dictionary is of a kind that torch.load does not read",
-    "it reads dict and OrderedDict, tensors and numbers: dict(whole)",
-    change("whole = {}", "from collections import defaultdict\n    whole = defaultdict(list)"),
-)
-BANK.mistake(
-    "parameters_only",
-    "the buffers are missing",
-    "running means and counters of BatchNorm are buffers: state_dict() has both",
-    change("model.state_dict().items()", "model.named_parameters()"),
-)
-BANK.mistake(
-    "unshards",
-    "the model is whole afterwards, on every rank",
-    "unshard() gathers in place, and reshard() must follow; full_tensor() makes a copy",
-    add("[m.unshard() for m in model.modules() if hasattr(m, 'unshard')]", after="torch.save(whole, path)"),
-    change("        [m.unshard", "    [m.unshard"),
-)
-BANK.mistake(
-    "moves_the_model",
-    "the model itself lies on the host afterwards",
-    "model.cpu() moves what is being trained; cpu() of a tensor makes a copy",
-    add("model.cpu()", after="torch.save(whole, path)"),
-    change("        model.cpu", "    model.cpu"),
-)
-BANK.mistake(
-    "buffers_of_zeros",
-    "the buffers in the file are zeros",
-    "they are no DTensors, and are whole on every rank: they need no gathering, only cpu()",
-    change(
-        "value = value.full_tensor()",
-        "value = value.full_tensor()\n        else:\n            value = torch.zeros_like(value)",
-    ),
-)
-BANK.mistake(
-    "closes_the_group",
-    "the process group is closed",
-    "it is the script's, which goes on to train with it",
-    add("dist.destroy_process_group()", after="torch.save(whole, path)"),
-    change("        dist.destroy", "    dist.destroy"),
-)
-BANK.mistake(
-    "whole_module",
-    "the file is no dictionary of tensors",
-    "a pickled module needs its class, and a process group, where it is loaded: save the dictionary",
-    change("torch.save(whole, path)", "torch.save([*whole.items()], path)"),
-)
-BANK.mistake(
-    "half_the_bytes",
-    "the values are rounded to another dtype",
-    "the file has the weights as they are; who wants bfloat16 converts it",
-    change("value.cpu()", "value.cpu().to(torch.bfloat16).to(value.dtype)"),
-)
-BANK.mistake(
-    "renamed",
-    "the names have a prefix",
-    "module. is what DDP puts before the names; fully_shard changes none of them",
-    change("whole[name]", "whole['module.' + name]"),
-)
+BANK.mistakes(
+    ("the file has DTensors, each with this rank's rows",
+     "state_dict() of a cut model has what this rank holds: full_tensor() gathers the rest",
+     (drop("if isinstance(value, DTensor):"), drop("value = value.full_tensor()"))),
+    ("each weight in the file has this rank's rows only", "to_local() is what lies here; full_tensor() is all of it",
+     change("full_tensor()", "to_local()")),
+    ("rank 0 alone gathers, and waits for the others for ever",
+     "full_tensor() is a collective: all ranks call it, and rank 0 alone keeps the result",
+     change("if isinstance(value, DTensor):", "if dist.get_rank() == 0 and isinstance(value, DTensor):"),
+     add("if dist.get_rank(): return", before="whole = {}")),
+    ("every rank saves", "in one folder all would write the same file at once: if dist.get_rank() == 0",
+     change("    if dist.get_rank() == 0:\n        torch.save", "    if True:\n        torch.save")),
+    ("it is the last rank that saves", "rank 0 is there on any number of ranks",
+     (change("if dist.get_rank() == 0:\n            whole",
+     "if dist.get_rank() == dist.get_world_size() - 1:\n            whole"),
+     change("    if dist.get_rank() == 0:\n        torch.save",
+     "    if dist.get_rank() == dist.get_world_size() - 1:\n        torch.save"))),
+    ("the tensors in the file are on the GPU",
+     "torch.load puts them where they were, and fails where there is no such GPU: cpu() before saving",
+     change("value.cpu()", "value")),
+    ("the tensors in the file are parameters",
+     "nn.Parameter asks for gradients wherever the file is loaded: a tensor without them",
+     change("value.cpu()", "torch.nn.Parameter(value.cpu(), value.is_floating_point())")),
+    ("your function changed its argument model: it is left in eval mode", "remember each module's mode",
+     add("model.eval()", before="whole = {}")),
+    ("all of the model lies whole on rank 0's GPU before it goes to the host",
+     "cpu() for each, before the next is gathered: a model that was cut does not fit whole",
+     (change("whole[name] = value.cpu()", "whole[name] = value"), change("torch.save(whole, path)",
+     "torch.save({name: value.cpu() for name, value in whole.items()}, path)"))),
+    ("all tensors are gathered first, and lie whole on every GPU at once",
+     "gather one, bring it to the host, then the next",
+     change("in model.state_dict().items():", "in {n: v.full_tensor() if isinstance(v, DTensor) else v for n, v in "
+     "model.state_dict().items()}.items():"),
+     (change("model.state_dict()", "get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))"),
+     add("from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict",
+     before="whole = {}"))),
+    ("the last tensor is still whole while the next one is gathered",
+     "a name holds it until it is given to the next: use the name of the loop, or del it",
+     (change("value = value.full_tensor()", "full = value.full_tensor()\n        else:\n            full = value"),
+     change("value.cpu()", "full.cpu()"))),
+    ("a buffer is in the file that does not belong to the state dict",
+     "named_buffers() has those of persistent=False too: state_dict() has what is to be saved",
+     (change("model.state_dict().items()", "[*model.named_parameters(), *model.named_buffers()]"),
+     change("value.cpu()", "value.detach().cpu()"))),
+    ("the tensors in the file ask for gradients",
+     "they would wherever the file is loaded: detach() them; those of state_dict() are detached",
+     change("value.cpu()", "value.cpu().requires_grad_(value.is_floating_point())")),
+    ("the dictionary is of a kind that torch.load does not read",
+     "it reads dict and OrderedDict, tensors and numbers: dict(whole)",
+     change("whole = {}", "from collections import defaultdict\n    whole = defaultdict(list)")),
+    ("the buffers are missing", "running means and counters of BatchNorm are buffers: state_dict() has both",
+     change("model.state_dict().items()", "model.named_parameters()")),
+    ("the model is whole afterwards, on every rank",
+     "unshard() gathers in place, and reshard() must follow; full_tensor() makes a copy",
+     (add("[m.unshard() for m in model.modules() if hasattr(m, 'unshard')]", after="torch.save(whole, path)"),
+     change("        [m.unshard", "    [m.unshard"))),
+    ("the model itself lies on the host afterwards",
+     "model.cpu() moves what is being trained; cpu() of a tensor makes a copy",
+     (add("model.cpu()", after="torch.save(whole, path)"), change("        model.cpu", "    model.cpu"))),
+    ("the buffers in the file are zeros",
+     "they are no DTensors, and are whole on every rank: they need no gathering, only cpu()",
+     change("value = value.full_tensor()",
+     "value = value.full_tensor()\n        else:\n            value = torch.zeros_like(value)")),
+    ("the process group is closed", "it is the script's, which goes on to train with it",
+     (add("dist.destroy_process_group()", after="torch.save(whole, path)"),
+     change("        dist.destroy", "    dist.destroy"))),
+    ("the file is no dictionary of tensors",
+     "a pickled module needs its class, and a process group, where it is loaded: save the dictionary",
+     change("torch.save(whole, path)", "torch.save([*whole.items()], path)")),
+    ("the values are rounded to another dtype", "the file has the weights as they are; who wants bfloat16 converts it",
+     change("value.cpu()", "value.cpu().to(torch.bfloat16).to(value.dtype)")),
+    ("the names have a prefix", "module. is what DDP puts before the names; fully_shard changes none of them",
+     change("whole[name]", "whole['module.' + name]")),
+)  # fmt: skip

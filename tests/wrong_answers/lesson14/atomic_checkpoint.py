@@ -9,13 +9,11 @@ from typing import NamedTuple
 
 import torch
 
-from gpulab.check.lesson14.sections import SECTIONS
-
 from ..bank import Bank
-from ..edits import change, drop, move, solution
+from ..edits import change, drop, move
 
-BANK = Bank("atomic_checkpoint", SECTIONS, solution=(14, "Checkpoints"))
-SOLUTION = BANK.right(solution(14, "Checkpoints"))
+BANK = Bank("atomic_checkpoint", "Checkpoints")
+SOLUTION = BANK.solution
 FSYNCED = """                file.flush()  # from Python to the system,
                 os.fsync(file.fileno())  # from the system to the disk"""
 WRITE = '            with open(temporary, "wb") as file:\n                torch.save(state, file)\n' + FSYNCED
@@ -78,27 +76,15 @@ class ByDescriptor:
         return None
 
 
-BANK.variant(
-    "by_pathlib",
-    change(REPLACE, 'temporary.replace(self.folder / f"step{step}.pt")'),
-    change(ASIDE, 'path.rename(path.with_name(f"{path.name}.bad"))'),
-    change('self.folder.glob("*.damaged")', 'self.folder.glob("*.bad")'),
-)
-BANK.variant(
-    "saves_by_path",
-    change(
-        WRITE,
-        "            torch.save(state, temporary)\n            with open(temporary, 'rb+') as file:\n                os.fsync(file.fileno())",
-    ),
-)
-BANK.variant("torch_flushes", drop("file.flush()"))
-BANK.variant(
-    "by_path",
-    change(READ, "content = path"),
-    change(LOAD, "return torch.load(path, weights_only=True)"),
-    change("zipfile.ZipFile(io.BytesIO(content))", "zipfile.ZipFile(content)"),
-    change('torch.load(io.BytesIO(content), map_location="meta"', "torch.load(content"),
-)
+BANK.right((change(REPLACE, 'temporary.replace(self.folder / f"step{step}.pt")'),
+           change(ASIDE, 'path.rename(path.with_name(f"{path.name}.bad"))'),
+           change('self.folder.glob("*.damaged")', 'self.folder.glob("*.bad")')))  # fmt: skip
+BANK.right(change(WRITE, "            torch.save(state, temporary)\n            with open(temporary, 'rb+') as "
+           "file:\n                os.fsync(file.fileno())"))  # fmt: skip
+BANK.right(drop("file.flush()"))
+BANK.right((change(READ, "content = path"), change(LOAD, "return torch.load(path, weights_only=True)"),
+           change("zipfile.ZipFile(io.BytesIO(content))", "zipfile.ZipFile(content)"),
+           change('torch.load(io.BytesIO(content), map_location="meta"', "torch.load(content")))  # fmt: skip
 
 
 @BANK.right
@@ -124,372 +110,158 @@ class WritesOnly:
         torch.save(state, self.folder / f"step{step}.pt")
 
 
-BANK.mistake(
-    "straight",
-    "the file is written under its own name, and is there in part when the process is killed",
-    "another name first, in the same folder; then os.replace",
-    change('self.folder / "unfinished.tmp"', 'self.folder / f"step{step}.pt"'),
-    drop("os.replace(temporary"),
-)
-BANK.mistake(
-    "by_torch_alone",
-    "torch.save writes under the file's own name, and nothing is fsynced",
-    "torch.save opens the file, and writes piece by piece: give it a file of another name, fsync, os.replace",
-    change(WRITE, '            torch.save(state, self.folder / f"step{step}.pt")'),
-    drop("os.replace(temporary"),
-    drop("self.sync_folder()"),
-)
-BANK.mistake(
-    "copies",
-    "the finished file is copied to its name, and a copy is written in pieces",
-    "os.replace changes the name in one step",
-    change(
-        REPLACE,
-        'import shutil\n\n        shutil.copy(temporary, self.folder / f"step{step}.pt")\n        temporary.unlink()',
-    ),
-)
-BANK.mistake(
-    "another_disk",
-    "the unfinished file lies on another disk, so that moving it is a copy",
-    "shutil.move copies where a rename is not possible: write in the same folder",
-    change('self.folder / "unfinished.tmp"', 'pathlib.Path(tempfile.gettempdir(), f"unfinished-{os.getpid()}.tmp")'),
-    change(REPLACE, 'import shutil\n\n        shutil.move(temporary, self.folder / f"step{step}.pt")'),
-)
-BANK.mistake(
-    "renames_from_another_disk",
-    "a file cannot be renamed from one disk to another",
-    "write in the same folder: then it is the same disk",
-    change('self.folder / "unfinished.tmp"', 'pathlib.Path(tempfile.gettempdir(), f"unfinished-{os.getpid()}.tmp")'),
-)
-BANK.mistake(
-    "ends_in_pt",
-    "the unfinished file ends in .pt",
-    "who reads *.pt finds it: another ending, as .tmp",
-    change('"unfinished.tmp"', '"unfinished.pt"'),
-)
-BANK.mistake(
-    "no_fsync",
-    "after a power cut the new name may be there, and the bytes not",
-    "os.fsync(file.fileno()) before os.replace",
-    drop("os.fsync(file.fileno())"),
-)
-BANK.mistake(
-    "fsync_too_late",
-    "the bytes are fsynced after the new name is there",
-    "first the bytes, then the name",
-    change(FSYNCED, "                pass"),
-    change(
-        REPLACE,
-        REPLACE
-        + '\n        os.fsync(late := os.open(self.folder / f"step{step}.pt", os.O_RDWR))\n        os.close(late)',
-    ),
-)
-BANK.mistake(
-    "no_folder",
-    "the folder is not fsynced: after a power cut the new name may be gone",
-    "a name is an entry of its folder: os.open(folder, os.O_RDONLY), os.fsync, os.close",
-    drop("self.sync_folder()"),
-)
-BANK.mistake(
-    "folder_too_soon",
-    "the folder is fsynced before the new name is there",
-    "after os.replace: then the entry is the new one",
-    move("self.sync_folder()", before="os.replace(temporary"),
-)
-BANK.mistake(
-    "folder_last",
-    "the old file goes before the new name is safe",
-    "fsync the folder between os.replace and the first unlink: of two changes the second may be on the disk alone",
-    drop("self.sync_folder()"),
-    change(PRUNE, PRUNE + "\n        self.sync_folder()"),
-)
-BANK.mistake(
-    "removes_first",
-    "the oldest file goes before the new one is there",
-    "with keep=1 there is none for a moment: remove when the new one is safe",
-    change(
-        "        temporary = ",
-        "        for old in self.files()[self.keep - 1 :]:\n            old.unlink()\n        temporary = ",
-    ),
-)
-BANK.mistake(
-    "removes_before_the_name",
-    "the oldest file goes when the new one is written, and has no name yet",
-    "with keep=1 there is none for a moment: first os.replace",
-    change(
-        "        " + REPLACE,
-        "        for old in self.files()[self.keep - 1 :]:\n            old.unlink()\n        " + REPLACE,
-    ),
-)
-BANK.mistake(
-    "keeps_all",
-    "all files stay",
-    "remove what is beyond keep: files()[keep:]",
-    change(PRUNE, ""),
-)
-BANK.mistake(
-    "keeps_one_more",
-    "one file too many stays",
-    "the new one is one of the keep",
-    change("[self.keep :]", "[self.keep + 1 :]"),
-)
-BANK.mistake(
-    "keeps_the_oldest",
-    "the newest are removed, and the oldest stay",
-    "files()[keep:] of a list with the newest first",
-    change("        for old in self.files()[self.keep :]:", "        for old in self.files()[::-1][self.keep :]:"),
-)
-BANK.mistake(
-    "a_name_for_each",
-    "what a killed save has left stays for ever",
-    "each save has a temporary file of a name of its own: take one name for all, or remove those of others",
-    change('"unfinished.tmp"', 'f"step{step}.tmp"'),
-)
-BANK.mistake(
-    "a_folder_for_each",
-    "a folder that a killed save has made stays for ever",
-    "each save has a temporary folder of a name of its own: take one file name for all",
-    change(
-        'self.folder / "unfinished.tmp"',
-        'pathlib.Path(tempfile.mkdtemp(dir=self.folder)) / "unfinished.tmp"\n        for part in self.folder.glob("*/unfinished.tmp"):\n            part.unlink()',
-    ),
-    change("            temporary.unlink(missing_ok=True)\n", "            shutil.rmtree(temporary.parent)\n"),
-    change("        self.sync_folder()\n", "        shutil.rmtree(temporary.parent)\n        self.sync_folder()\n"),
-    change("class Checkpoints:", "import shutil\n\n\nclass Checkpoints:"),
-)
-BANK.mistake(
-    "with_leading_zeros",
-    "the step in a file's name has leading zeros",
-    'other programs read f"step{step}.pt"; the order comes from int(…) of it',
-    change('f"step{step}.pt"', 'f"step{step:06}.pt"'),
-)
-BANK.mistake(
-    "another_name",
-    "the files have names of another form",
-    'other programs read f"step{step}.pt"',
-    change('f"step{step}.pt"', 'f"step{step}.ckpt.pt"'),
-    change('path.stem.removeprefix("step")', 'path.name.removeprefix("step").removesuffix(".ckpt.pt")'),
-)
-BANK.mistake(
-    "the_states_step",
-    "the step is looked up in the state",
-    "a state need not have it: save is given the step",
-    change('f"step{step}.pt"', "f\"step{state['step']}.pt\""),
-)
-BANK.mistake(
-    "adds_the_step",
-    "the state that is saved has an entry more",
-    "what latest() gives is the state as it was: the step stands in the name",
-    change("torch.save(state, file)", "torch.save(state | {'saved_step': step}, file)"),
-)
-BANK.mistake(
-    "adds_to_the_state",
-    "save changes the state that it is given",
-    "the caller goes on with it: the step stands in the name",
-    change("torch.save(state, file)", "torch.save(state, file)\n                state['saved_step'] = step"),
-)
-BANK.mistake(
-    "its_own_list",
-    "the object keeps a list of files, and some of them are gone",
-    "what is in the folder says the folder: list it each time",
-    change(
-        "        self.folder, self.keep = folder, keep\n",
-        "        self.folder, self.keep = folder, keep\n        self.known = self.listed()\n",
-    ),
-    change("    def files(self):\n        steps =", "    def listed(self):\n        return"),
-    change("        return [steps[", "    def files(self):\n        steps = self.known\n        return [steps["),
-    change(
-        "        self.sync_folder()\n",
-        "        self.sync_folder()\n        self.known[step] = self.folder / f'step{step}.pt'\n",
-    ),
-)
-BANK.mistake(
-    "listed_when_made",
-    "latest() goes by what was in the folder when the object was made",
-    "the same object has saved since: list the folder in latest()",
-    change(
-        "        self.folder, self.keep = folder, keep\n",
-        "        self.folder, self.keep = folder, keep\n        self.known = self.files()\n",
-    ),
-    change("for path in self.files():", "for path in self.known:"),
-)
-BANK.mistake(
-    "as_text",
-    "the newest is found by its name as text",
-    "as text step9 comes after step10: compare int(…) of it",
-    change('steps = {int(path.stem.removeprefix("step")): path', "steps = {path.name: path"),
-)
-BANK.mistake(
-    "by_time",
-    "the newest is found by the time of the file",
-    "a copy of the folder has other times; the step stands in the name",
-    change(
-        "        return [steps[step] for step in sorted(steps, reverse=True)]",
-        "        return sorted(steps.values(), key=lambda path: path.stat().st_mtime, reverse=True)",
-    ),
-)
-BANK.mistake(
-    "the_first_one",
-    "the oldest is taken",
-    "reverse=True, or the last of the list",
-    change("for path in self.files():", "for path in self.files()[::-1]:"),
-)
-BANK.mistake(
-    "error_of_nothing",
-    "an empty folder is an error",
-    "a run that begins has no checkpoint: return None",
-    change("        return None", "        raise FileNotFoundError(self.folder)"),
-)
-BANK.mistake(
-    "gives_up",
-    "a damaged file is the end: latest() gives None",
-    "go on with the one before it: return None after the loop",
-    change(
-        "            os.replace(path, path.with_suffix",
-        "            return None\n            os.replace(path, path.with_suffix",
-    ),
-)
-BANK.mistake(
-    "raises_at_damage",
-    "a damaged file is an error",
-    "catch zipfile.BadZipFile, or what torch.load raises, and go on with the one before it",
-    change(CATCH + "\n            return False", CATCH + "\n            raise"),
-)
-BANK.mistake(
-    "no_checksums",
-    "zeros in the middle of a file are not seen",
-    "torch.load does not compare the checksums: zipfile.ZipFile(path).testzip() does",
-    change("if archive.testzip():", "if not archive.namelist():"),
-)
-BANK.mistake(
-    "checksum_of_a_tensor",
-    "zeros in the part that holds the numbers are not seen",
-    "a checksum for each part: testzip() reads all of them, also data.pkl",
-    change("archive.testzip()", "[archive.read(name) for name in archive.namelist() if '/data/' in name] and None"),
-)
-BANK.mistake(
-    "many_zeros",
-    "zeros in the middle of a file are not seen",
-    "torch.load does not compare the checksums: zipfile.ZipFile(path).testzip() does",
-    change("archive.testzip()", "bytes(512) in content"),
-    same_as="no_checksums",
-)
-BANK.mistake(
-    "the_archives_error_alone",
-    "a file whose list of parts is damaged is an error",
-    "testzip() finds nothing, since that list has no checksum; torch.load raises RuntimeError or another one: catch them",
-    change(CATCH, "except zipfile.BadZipFile:"),
-)
-BANK.mistake(
-    "catches_everything",
-    "a file that could not be opened, or that torch.load refuses, is set aside as if it were damaged",
-    "except Exception takes a disk that is gone for damage: catch what damaged bytes raise",
-    change(READ, "content = path"),
-    change("zipfile.ZipFile(io.BytesIO(content))", "zipfile.ZipFile(content)"),
-    change('torch.load(io.BytesIO(content), map_location="meta"', "torch.load(content"),
-    change(CATCH, "except Exception:"),
-)
-BANK.mistake(
-    "no_disk_is_damage",
-    "a file that could not be opened is set aside as if it were damaged",
-    "an OSError says nothing of the file: let it out",
-    change(
-        READ,
-        "try:\n                content = path.read_bytes()\n            except OSError:\n                content = b''",
-    ),
-)
-BANK.mistake(
-    "passes_over_what_is_closed",
-    "a file that could not be opened is passed over, and work that is saved is done again",
-    "an OSError says nothing of the file: let it out",
-    change(
-        READ,
-        "try:\n                content = path.read_bytes()\n            except OSError:\n                continue",
-    ),
-)
-BANK.mistake(
-    "refused_is_damage",
-    "a whole file that torch.load refuses is set aside as if it were damaged",
-    "UnpicklingError comes from what was saved, as NumPy's state: the checksums have said that it is whole",
-    change(CATCH, "except Exception:"),
-)
-BANK.mistake(
-    "begins_at_step_0",
-    "latest() gives None where all files are damaged, and the run begins at step 0",
-    "raise: somebody has to look, and None is for a folder without any",
-    change(NONE_LEFT, ""),
-)
-BANK.mistake(
-    "raises_once",
-    "where all files are damaged latest() raises once, and gives None the next time",
-    "a job that is put back calls it again: look for files that were set aside before as well",
-    change(
-        "        for path in self.files():\n            content",
-        "        found = self.files()\n        for path in found:\n            content",
-    ),
-    change('        if any(self.folder.glob("*.damaged")):', "        if found:"),
-)
-BANK.mistake(
-    "the_two_newest",
-    "two damaged files are the end: latest() looks at no other",
-    "all of them, until one is whole",
-    change("for path in self.files():", "for path in self.files()[:2]:"),
-)
-BANK.mistake(
-    "one_name_for_damage",
-    "a damaged file is written over by the next one",
-    "a name of its own for each: path.with_suffix",
-    change('path.with_suffix(".damaged")', 'self.folder / "last.damaged"'),
-)
-BANK.mistake(
-    "removes_what_was_set_aside",
-    "save removes the damaged files that were set aside",
-    "somebody may look at them: remove checkpoints, and what a killed save has left",
-    change(
-        PRUNE,
-        "        kept = self.files()[: self.keep]\n        for old in self.folder.iterdir():\n            if old not in kept:\n                old.unlink()",
-    ),
-)
-BANK.mistake(
-    "any_code",
-    "latest() runs code that stands in a file",
-    "weights_only=False loads any object, and runs what it says; True builds tensors, numbers and containers",
-    *(change(f'"{place}", weights_only=True', f'"{place}", weights_only=False') for place in ("meta", "cpu")),
-)
-BANK.mistake(
-    "left_there",
-    "a damaged file is left where it is",
-    "with .pt it counts as one of the keep: rename it",
-    drop("os.replace(path, path.with_suffix"),
-    change('any(self.folder.glob("*.damaged"))', "self.files()"),
-)
-BANK.mistake(
-    "removed",
-    "a damaged file is removed",
-    "a part may be wanted, and why it is damaged as well: rename it",
-    change(ASIDE, "path.unlink()"),
-)
-BANK.mistake(
-    "leaves_its_part",
-    "a save that fails leaves its unfinished file behind",
-    "unlink it, and raise again",
-    change("            temporary.unlink(missing_ok=True)\n", ""),
-)
-BANK.mistake(
-    "cleans_after_one_error",
-    "after some errors the unfinished file is left behind",
-    "torch.save raises TypeError, AttributeError, PicklingError, or OSError where the disk is full: except BaseException",
-    change("        except BaseException:", "        except TypeError:"),
-)
-BANK.mistake(
-    "an_error_of_its_own",
-    "save raises an error of its own in the place of torch.save's",
-    "who calls must know what is not to be saved: raise alone goes on with the same one",
-    change("            raise\n", "            raise TypeError('cannot save') from None\n"),
-)
-BANK.mistake(
-    "swallows",
-    "a save that fails says nothing",
-    "raise again: who calls must know that there is no new checkpoint",
-    change("            raise\n", "            return\n"),
-)
+BANK.mistakes(
+    ("the file is written under its own name, and is there in part when the process is killed",
+     "another name first, in the same folder; then os.replace",
+     (change('self.folder / "unfinished.tmp"', 'self.folder / f"step{step}.pt"'), drop("os.replace(temporary"))),
+    ("torch.save writes under the file's own name, and nothing is fsynced",
+     "torch.save opens the file, and writes piece by piece: give it a file of another name, fsync, " "os.replace",
+     (change(WRITE, '            torch.save(state, self.folder / f"step{step}.pt")'), drop("os.replace(temporary"),
+     drop("self.sync_folder()"))),
+    ("the finished file is copied to its name, and a copy is written in pieces",
+     "os.replace changes the name in one step",
+     change(REPLACE, "import shutil\n\n        shutil.copy(temporary, self.folder / f\"step{step}.pt\")\n        "
+     "temporary.unlink()")),
+    ("the unfinished file lies on another disk, so that moving it is a copy",
+     "shutil.move copies where a rename is not possible: write in the same folder",
+     (change('self.folder / "unfinished.tmp"', 'pathlib.Path(tempfile.gettempdir(), f"unfinished-{os.getpid()}.tmp")'),
+     change(REPLACE, "import shutil\n\n        shutil.move(temporary, self.folder / f\"step{step}.pt\")"))),
+    ("a file cannot be renamed from one disk to another", "write in the same folder: then it is the same disk",
+     change('self.folder / "unfinished.tmp"', 'pathlib.Path(tempfile.gettempdir(), f"unfinished-{os.getpid()}.tmp")')),
+    ("the unfinished file ends in .pt", "who reads *.pt finds it: another ending, as .tmp",
+     change('"unfinished.tmp"', '"unfinished.pt"')),
+    ("after a power cut the new name may be there, and the bytes not", "os.fsync(file.fileno()) before os.replace",
+     drop("os.fsync(file.fileno())")),
+    ("the bytes are fsynced after the new name is there", "first the bytes, then the name",
+     (change(FSYNCED, "                pass"), change(REPLACE,
+     REPLACE + '\n        os.fsync(late := os.open(self.folder / f"step{step}.pt", os.O_RDWR))\n        os.close(late)'))),
+    ("the folder is not fsynced: after a power cut the new name may be gone",
+     "a name is an entry of its folder: os.open(folder, os.O_RDONLY), os.fsync, os.close", drop("self.sync_folder()")),
+    ("the folder is fsynced before the new name is there", "after os.replace: then the entry is the new one",
+     move("self.sync_folder()", before="os.replace(temporary")),
+    ("the old file goes before the new name is safe",
+     "fsync the folder between os.replace and the first unlink: of two changes the second may be on the " "disk alone",
+     (drop("self.sync_folder()"), change(PRUNE, PRUNE + '\n        self.sync_folder()'))),
+    ("the oldest file goes before the new one is there",
+     "with keep=1 there is none for a moment: remove when the new one is safe",
+     change("        temporary = ",
+     "        for old in self.files()[self.keep - 1 :]:\n            old.unlink()\n        temporary = ")),
+    ("the oldest file goes when the new one is written, and has no name yet",
+     "with keep=1 there is none for a moment: first os.replace",
+     change('        ' + REPLACE,
+     '        for old in self.files()[self.keep - 1 :]:\n            old.unlink()\n        ' + REPLACE)),
+    ("all files stay", "remove what is beyond keep: files()[keep:]", change(PRUNE, "")),
+    ("one file too many stays", "the new one is one of the keep", change("[self.keep :]", "[self.keep + 1 :]")),
+    ("the newest are removed, and the oldest stay", "files()[keep:] of a list with the newest first",
+     change("        for old in self.files()[self.keep :]:", "        for old in self.files()[::-1][self.keep :]:")),
+    ("what a killed save has left stays for ever",
+     "each save has a temporary file of a name of its own: take one name for all, or remove those of others",
+     change('"unfinished.tmp"', 'f"step{step}.tmp"')),
+    ("a folder that a killed save has made stays for ever",
+     "each save has a temporary folder of a name of its own: take one file name for all",
+     (change('self.folder / "unfinished.tmp"',
+     "pathlib.Path(tempfile.mkdtemp(dir=self.folder)) / \"unfinished.tmp\"\n        for part in "
+     "self.folder.glob(\"*/unfinished.tmp\"):\n            part.unlink()"),
+     change("            temporary.unlink(missing_ok=True)\n", "            shutil.rmtree(temporary.parent)\n"),
+     change("        self.sync_folder()\n", "        shutil.rmtree(temporary.parent)\n        self.sync_folder()\n"),
+     change("class Checkpoints:", "import shutil\n\n\nclass Checkpoints:"))),
+    ("the step in a file's name has leading zeros",
+     'other programs read f"step{step}.pt"; the order comes from int(…) of it',
+     change('f"step{step}.pt"', 'f"step{step:06}.pt"')),
+    ("the files have names of another form", 'other programs read f"step{step}.pt"',
+     (change('f"step{step}.pt"', 'f"step{step}.ckpt.pt"'),
+     change('path.stem.removeprefix("step")', 'path.name.removeprefix("step").removesuffix(".ckpt.pt")'))),
+    ("the step is looked up in the state", "a state need not have it: save is given the step",
+     change('f"step{step}.pt"', "f\"step{state['step']}.pt\"")),
+    ("the state that is saved has an entry more",
+     "what latest() gives is the state as it was: the step stands in the name",
+     change("torch.save(state, file)", "torch.save(state | {'saved_step': step}, file)")),
+    ("save changes the state that it is given", "the caller goes on with it: the step stands in the name",
+     change("torch.save(state, file)", "torch.save(state, file)\n                state['saved_step'] = step")),
+    ("the object keeps a list of files, and some of them are gone",
+     "what is in the folder says the folder: list it each time",
+     (change("        self.folder, self.keep = folder, keep\n",
+     "        self.folder, self.keep = folder, keep\n        self.known = self.listed()\n"),
+     change("    def files(self):\n        steps =", "    def listed(self):\n        return"),
+     change("        return [steps[", "    def files(self):\n        steps = self.known\n        return [steps["),
+     change("        self.sync_folder()\n",
+     "        self.sync_folder()\n        self.known[step] = self.folder / f'step{step}.pt'\n"))),
+    ("latest() goes by what was in the folder when the object was made",
+     "the same object has saved since: list the folder in latest()",
+     (change("        self.folder, self.keep = folder, keep\n",
+     "        self.folder, self.keep = folder, keep\n        self.known = self.files()\n"),
+     change("for path in self.files():", "for path in self.known:"))),
+    ("the newest is found by its name as text", "as text step9 comes after step10: compare int(…) of it",
+     change('steps = {int(path.stem.removeprefix("step")): path', "steps = {path.name: path")),
+    ("the newest is found by the time of the file", "a copy of the folder has other times; the step stands in the name",
+     change("        return [steps[step] for step in sorted(steps, reverse=True)]",
+     "        return sorted(steps.values(), key=lambda path: path.stat().st_mtime, reverse=True)")),
+    ("the oldest is taken", "reverse=True, or the last of the list",
+     change("for path in self.files():", "for path in self.files()[::-1]:")),
+    ("an empty folder is an error", "a run that begins has no checkpoint: return None",
+     change("        return None", "        raise FileNotFoundError(self.folder)")),
+    ("a damaged file is the end: latest() gives None", "go on with the one before it: return None after the loop",
+     change("            os.replace(path, path.with_suffix",
+     "            return None\n            os.replace(path, path.with_suffix")),
+    ("a damaged file is an error",
+     "catch zipfile.BadZipFile, or what torch.load raises, and go on with the one before it",
+     change(CATCH + '\n            return False', CATCH + '\n            raise')),
+    ("zeros in the middle of a file are not seen",
+     "torch.load does not compare the checksums: zipfile.ZipFile(path).testzip() does",
+     change("if archive.testzip():", "if not archive.namelist():"),
+     change("archive.testzip()", "bytes(512) in content")),
+    ("zeros in the part that holds the numbers are not seen",
+     "a checksum for each part: testzip() reads all of them, also data.pkl",
+     change("archive.testzip()", "[archive.read(name) for name in archive.namelist() if '/data/' in name] and None")),
+    ("a file whose list of parts is damaged is an error",
+     "testzip() finds nothing, since that list has no checksum; torch.load raises RuntimeError or "
+     "another one: catch them", change(CATCH, "except zipfile.BadZipFile:")),
+    ("a file that could not be opened, or that torch.load refuses, is set aside as if it were damaged",
+     "except Exception takes a disk that is gone for damage: catch what damaged bytes raise",
+     (change(READ, "content = path"), change("zipfile.ZipFile(io.BytesIO(content))", "zipfile.ZipFile(content)"),
+     change('torch.load(io.BytesIO(content), map_location="meta"', "torch.load(content"),
+     change(CATCH, "except Exception:"))),
+    ("a file that could not be opened is set aside as if it were damaged",
+     "an OSError says nothing of the file: let it out",
+     change(READ, "try:\n                content = path.read_bytes()\n            except OSError:\n                "
+     "content = b''")),
+    ("a file that could not be opened is passed over, and work that is saved is done again",
+     "an OSError says nothing of the file: let it out",
+     change(READ, "try:\n                content = path.read_bytes()\n            except OSError:\n                "
+     "continue")),
+    ("a whole file that torch.load refuses is set aside as if it were damaged",
+     "UnpicklingError comes from what was saved, as NumPy's state: the checksums have said that it is whole",
+     change(CATCH, "except Exception:")),
+    ("latest() gives None where all files are damaged, and the run begins at step 0",
+     "raise: somebody has to look, and None is for a folder without any", change(NONE_LEFT, "")),
+    ("where all files are damaged latest() raises once, and gives None the next time",
+     "a job that is put back calls it again: look for files that were set aside before as well",
+     (change("        for path in self.files():\n            content",
+     "        found = self.files()\n        for path in found:\n            content"),
+     change('        if any(self.folder.glob("*.damaged")):', "        if found:"))),
+    ("two damaged files are the end: latest() looks at no other", "all of them, until one is whole",
+     change("for path in self.files():", "for path in self.files()[:2]:")),
+    ("a damaged file is written over by the next one", "a name of its own for each: path.with_suffix",
+     change('path.with_suffix(".damaged")', 'self.folder / "last.damaged"')),
+    ("save removes the damaged files that were set aside",
+     "somebody may look at them: remove checkpoints, and what a killed save has left",
+     change(PRUNE, "        kept = self.files()[: self.keep]\n        for old in self.folder.iterdir():\n            "
+     "if old not in kept:\n                old.unlink()")),
+    ("latest() runs code that stands in a file",
+     "weights_only=False loads any object, and runs what it says; True builds tensors, numbers and containers",
+     tuple(change(f'"{place}", weights_only=True', f'"{place}", weights_only=False') for place in ("meta", "cpu"))),
+    ("a damaged file is left where it is", "with .pt it counts as one of the keep: rename it",
+     (drop("os.replace(path, path.with_suffix"), change('any(self.folder.glob("*.damaged"))', "self.files()"))),
+    ("a damaged file is removed", "a part may be wanted, and why it is damaged as well: rename it",
+     change(ASIDE, "path.unlink()")),
+    ("a save that fails leaves its unfinished file behind", "unlink it, and raise again",
+     change("            temporary.unlink(missing_ok=True)\n", "")),
+    ("after some errors the unfinished file is left behind",
+     "torch.save raises TypeError, AttributeError, PicklingError, or OSError where the disk is full: "
+     "except BaseException", change("        except BaseException:", "        except TypeError:")),
+    ("save raises an error of its own in the place of torch.save's",
+     "who calls must know what is not to be saved: raise alone goes on with the same one",
+     change("            raise\n", "            raise TypeError('cannot save') from None\n")),
+    ("a save that fails says nothing", "raise again: who calls must know that there is no new checkpoint",
+     change("            raise\n", "            return\n")),
+)  # fmt: skip

@@ -2,13 +2,10 @@
 
 import math
 
-from gpulab.check.lesson14.sections import SECTIONS
-
 from ..bank import Bank
-from ..edits import change, solution
+from ..edits import change
 
-BANK = Bank("best_interval", SECTIONS, solution=(14, "best_interval"))
-SOLUTION = BANK.right(solution(14, "best_interval"))
+BANK = Bank("best_interval")
 BEST = "best = min(range(1, most), key=expected)"
 RETURN = "return work_hours / best, expected(best)"
 UNITS = "checkpoint_seconds / 3600, restart_minutes / 60, hours_between / machines"
@@ -35,154 +32,59 @@ def by_search(checkpoint_seconds, restart_minutes, hours_between, machines, work
     return work_hours / n, hours
 
 
-BANK.variant(
-    "until_it_gets_worse", change(BEST, "best = 1\n    while expected(best + 1) < expected(best):\n        best += 1")
-)
-
-BANK.mistake(
-    "the_interval_alone",
-    "the interval alone came back",
-    "return interval, expected",
-    change(RETURN, "return work_hours / best"),
-)
-BANK.mistake(
-    "stretches",
-    "the number of stretches came back, not their length",
-    "work_hours divided by it",
-    change(RETURN, "return best, expected(best)"),
-)
-BANK.mistake(
-    "minutes",
-    "the interval is in minutes",
-    "hours, both of them",
-    change(RETURN, "return 60 * work_hours / best, expected(best)"),
-)
-BANK.mistake(
-    "seconds_as_hours",
-    "the seconds of a checkpoint are taken for hours",
-    "3,600 of them are one: checkpoint_seconds / 3600",
-    change("checkpoint_seconds / 3600", "checkpoint_seconds"),
-)
-BANK.mistake(
-    "seconds_as_minutes",
-    "the seconds of a checkpoint are taken for minutes",
-    "3,600 of them are an hour: checkpoint_seconds / 3600",
-    change("checkpoint_seconds / 3600", "checkpoint_seconds / 60"),
-)
-BANK.mistake(
-    "restart_in_hours",
-    "the minutes of a restart are taken for hours",
-    "60 of them are one: restart_minutes / 60",
-    change("restart_minutes / 60", "restart_minutes"),
-)
-BANK.mistake(
-    "young",
-    "√(2 · checkpoint · between) is taken where a checkpoint is not short beside the time between interruptions",
-    "it is the first order only: compare the expected times themselves",
-    by("math.sqrt(2 * checkpoint * between)"),
-)
-BANK.mistake(
-    "young_without_2",
-    "the interval is √(checkpoint · between), without the 2",
-    "an interruption comes on average in the middle of a stretch, so half of it is lost: √(2 · checkpoint · between)",
-    by("math.sqrt(checkpoint * between)"),
-)
-BANK.mistake(
-    "no_root",
-    "the interval grows with the checkpoint's time itself",
-    "twice the time for a checkpoint, √2 times the interval",
-    by("2 * checkpoint"),
-)
-BANK.mistake(
-    "as_often_as_interrupted",
-    "the interval is the time between interruptions",
-    "then half of the work is done again; compare the expected times",
-    by("between"),
-)
-BANK.mistake(
-    "restart_in_the_interval",
-    "the restart is counted as a part of the checkpoint",
-    "however often you save, a restart comes after each interruption: it makes all expected times longer alike",
-    by("math.sqrt(2 * (checkpoint + restart) * between)"),
-)
-BANK.mistake(
-    "one_machine",
-    "the interruptions of one machine alone are counted",
-    "any of them stops the run: hours_between / machines",
-    change(UNITS, "checkpoint_seconds / 3600, restart_minutes / 60, hours_between"),
-)
-BANK.mistake(
-    "times_machines",
-    "more machines are taken to interrupt the run less often",
-    "any of them stops the run: hours_between / machines",
-    change(UNITS, "checkpoint_seconds / 3600, restart_minutes / 60, hours_between * machines"),
-)
-BANK.mistake(
-    "root_of_machines",
-    "the time between interruptions is divided by the root of the machines",
-    "N of them are N times as many interruptions",
-    change(UNITS, "checkpoint_seconds / 3600, restart_minutes / 60, hours_between / math.sqrt(machines)"),
-)
-BANK.mistake(
-    "at_most_199",
-    "too few stretches are tried for a long run with short checkpoints",
-    "there may be thousands: the work over √(2 · checkpoint · between), and a few times as many",
-    change("range(1, most)", "range(1, 200)"),
-)
-BANK.mistake(
-    "at_least_two",
-    "a short run is cut in two",
-    "one stretch, with its checkpoint at the end, may be the best: range(1, …)",
-    change("range(1, most)", "range(2, most)"),
-)
-BANK.mistake(
-    "beyond_the_work",
-    "the interval is longer than the work",
-    "then there is one stretch: min(interval, work_hours)",
-    change(
-        RETURN,
-        "interval = work_hours / best\n    if best == 1:\n        interval = 3 * work_hours\n    return interval, expected(best)",
-    ),
-)
-BANK.mistake(
-    "no_restart",
-    "the expected time has no restarts",
-    "each interruption costs one, which can be interrupted itself: exp(R / M)",
-    change(" * math.exp(restart / between)", ""),
-)
-BANK.mistake(
-    "a_restart_each_time",
-    "a restart is taken to be never interrupted",
-    "R hours for each interruption are too few: exp(R / M)",
-    change("stretches * between * math.exp(restart / between)", "stretches * (between + restart)"),
-)
-BANK.mistake(
-    "no_checkpoints",
-    "the expected time has no checkpoints",
-    "a stretch is its work and the checkpoint after it",
-    change(
-        RETURN,
-        "hours = best * between * math.exp(restart / between) * math.expm1(work_hours / best / between)\n    return work_hours / best, hours",
-    ),
-)
-BANK.mistake(
-    "one_stretch",
-    "the expected time is that of one stretch",
-    "all of them: so many times as long",
-    change(RETURN, "return work_hours / best, expected(best) / best"),
-)
-BANK.mistake(
-    "lost_alone",
-    "the hours lost came back, without the work",
-    "the whole run: the formula has the work in it",
-    change(RETURN, "return work_hours / best, expected(best) - work_hours"),
-)
-BANK.mistake(
-    "first_order",
-    "the expected time is the first order: half a stretch and a restart for each M hours of work",
-    "where interruptions are frequent, what is done again is interrupted again: the exponential has all of it",
-    change(
-        RETURN,
-        "interval = work_hours / best\n    lost = work_hours / between * (interval / 2 + restart)\n    return interval, work_hours + best * checkpoint + lost",
-    ),
-)
+BANK.right(change(BEST, "best = 1\n    while expected(best + 1) < expected(best):\n        best += 1"))
+BANK.mistakes(
+    ("the interval alone came back", "return interval, expected", change(RETURN, "return work_hours / best")),
+    ("the number of stretches came back, not their length", "work_hours divided by it",
+     change(RETURN, "return best, expected(best)")),
+    ("the interval is in minutes", "hours, both of them",
+     change(RETURN, "return 60 * work_hours / best, expected(best)")),
+    ("the seconds of a checkpoint are taken for hours", "3,600 of them are one: checkpoint_seconds / 3600",
+     change("checkpoint_seconds / 3600", "checkpoint_seconds")),
+    ("the seconds of a checkpoint are taken for minutes", "3,600 of them are an hour: checkpoint_seconds / 3600",
+     change("checkpoint_seconds / 3600", "checkpoint_seconds / 60")),
+    ("the minutes of a restart are taken for hours", "60 of them are one: restart_minutes / 60",
+     change("restart_minutes / 60", "restart_minutes")),
+    ("√(2 · checkpoint · between) is taken where a checkpoint is not short beside the time between " "interruptions",
+     "it is the first order only: compare the expected times themselves", by("math.sqrt(2 * checkpoint * between)")),
+    ("the interval is √(checkpoint · between), without the 2",
+     "an interruption comes on average in the middle of a stretch, so half of it is lost: √(2 · "
+     "checkpoint · between)", by("math.sqrt(checkpoint * between)")),
+    ("the interval grows with the checkpoint's time itself", "twice the time for a checkpoint, √2 times the interval",
+     by("2 * checkpoint")),
+    ("the interval is the time between interruptions",
+     "then half of the work is done again; compare the expected times", by("between")),
+    ("the restart is counted as a part of the checkpoint",
+     "however often you save, a restart comes after each interruption: it makes all expected times " "longer alike",
+     by("math.sqrt(2 * (checkpoint + restart) * between)")),
+    ("the interruptions of one machine alone are counted", "any of them stops the run: hours_between / machines",
+     change(UNITS, "checkpoint_seconds / 3600, restart_minutes / 60, hours_between")),
+    ("more machines are taken to interrupt the run less often", "any of them stops the run: hours_between / machines",
+     change(UNITS, "checkpoint_seconds / 3600, restart_minutes / 60, hours_between * machines")),
+    ("the time between interruptions is divided by the root of the machines",
+     "N of them are N times as many interruptions",
+     change(UNITS, "checkpoint_seconds / 3600, restart_minutes / 60, hours_between / math.sqrt(machines)")),
+    ("too few stretches are tried for a long run with short checkpoints",
+     "there may be thousands: the work over √(2 · checkpoint · between), and a few times as many",
+     change("range(1, most)", "range(1, 200)")),
+    ("a short run is cut in two", "one stretch, with its checkpoint at the end, may be the best: range(1, …)",
+     change("range(1, most)", "range(2, most)")),
+    ("the interval is longer than the work", "then there is one stretch: min(interval, work_hours)",
+     change(RETURN, "interval = work_hours / best\n    if best == 1:\n        interval = 3 * work_hours\n    return "
+     "interval, expected(best)")),
+    ("the expected time has no restarts", "each interruption costs one, which can be interrupted itself: exp(R / M)",
+     change(" * math.exp(restart / between)", "")),
+    ("a restart is taken to be never interrupted", "R hours for each interruption are too few: exp(R / M)",
+     change("stretches * between * math.exp(restart / between)", "stretches * (between + restart)")),
+    ("the expected time has no checkpoints", "a stretch is its work and the checkpoint after it",
+     change(RETURN, "hours = best * between * math.exp(restart / between) * math.expm1(work_hours / best / "
+     "between)\n    return work_hours / best, hours")),
+    ("the expected time is that of one stretch", "all of them: so many times as long",
+     change(RETURN, "return work_hours / best, expected(best) / best")),
+    ("the hours lost came back, without the work", "the whole run: the formula has the work in it",
+     change(RETURN, "return work_hours / best, expected(best) - work_hours")),
+    ("the expected time is the first order: half a stretch and a restart for each M hours of work",
+     "where interruptions are frequent, what is done again is interrupted again: the exponential has " "all of it",
+     change(RETURN, "interval = work_hours / best\n    lost = work_hours / between * (interval / 2 + restart)\n    "
+     "return interval, work_hours + best * checkpoint + lost")),
+)  # fmt: skip

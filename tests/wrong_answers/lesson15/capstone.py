@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gpulab.capstone.faults import FIRST, places_of, sound
 
-from ..bank import ENDLESS_SECONDS, Bank, Wrong
+from ..by_hand import ENDLESS_SECONDS, Bank, Wrong
 from .repairs import RIGHT, WRONG, edited
 
 BANK = Bank("capstone", ())

@@ -5,7 +5,7 @@ from pathlib import Path
 from gpulab.capstone.drawing import Drawn, faults_of
 from gpulab.capstone.faults import places_of
 
-from ..bank import Bank, Wrong
+from ..by_hand import Bank, Wrong
 from .capstone import Answer
 from .repairs import RIGHT, WRONG
 

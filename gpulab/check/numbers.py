@@ -1,0 +1,312 @@
+"""Exercises that answer with numbers: what is right, and what is often written instead.
+
+A wrong answer is a formula for one number. The check computes it beside the student's answer, and names the mistake
+where the two agree in every job in which the formula is wrong; the tests hand it in as a student would.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, Generic, NoReturn, TypeVar
+
+import torch
+
+from .base import CheckFailed, Trial, check, home_of
+from .scenes import Pairs, Scene
+from .wording import as_float, is_number, is_whole, show
+
+J = TypeVar("J")  # a job: what the function is asked for, by the names of its parameters
+Reading = Callable[[Trial, Any, str, str], Any]  # (trial, what came, name, section) -> the value, or the check fails
+_WITHIN = 1e-6  # of the right number
+_NOTHING = 1e-12  # a right 0 may be off by so much
+_APART = 1e-3  # of each other, so that two mistakes are told apart in a job
+
+
+def number(trial: Trial, value: Any, name: str, read: str) -> float:
+    """`value`, if it is a plain number and not NaN; NumPy's count too."""
+    plain = is_number(value) and not math.isnan(as_float(value))
+    trial.expect(
+        plain,
+        f"{name} is not a number",
+        expected=f"{name} as a plain number",
+        got=show(value),
+        likely=_kind_of(value),
+        read=read,
+    )
+    near = as_float(value)
+    return int(value) if isinstance(value, numbers.Integral) and math.isfinite(near) else near
+
+
+def whole(trial: Trial, value: Any, name: str, read: str) -> int:
+    """`value`, if it is a whole number of a whole number's type."""
+    trial.expect(
+        is_whole(value),
+        f"{name} is not a whole number",
+        expected=f"{name} as an int",
+        got=show(value),
+        likely=_kind_of(value) or "/ makes floats, // divides whole numbers",
+        read=read,
+    )
+    return int(value)
+
+
+def _kind_of(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return "arithmetic on a tensor gives a tensor, which lives on its device: shapes and .numel() give plain ints"
+    if isinstance(value, str):
+        return "a text came where the number is wanted: formatting is for printing"
+    if value is None:
+        return "a value that does not exist has a number here: read the last lines of the docstring"
+    return ""
+
+
+@dataclass(frozen=True)
+class Part(Generic[J]):
+    """One number of the answer: its right formula, the heading of the lecture that treats it, how it is read from
+    what came, and by how much of the right one it may be off. `same(job, got)` replaces that comparison."""
+
+    right: Callable[[J], Any]
+    read: str = ""
+    reading: Reading = number
+    within: float = _WITHIN
+    same: Callable[[J, Any], bool] | None = None
+
+    def holds(self, job: J, got: Any) -> bool:
+        return self.same(job, got) if self.same else close(got, self.right(job), self.within)
+
+
+@dataclass(frozen=True)
+class Clause(Generic[J]):
+    """A sentence of the exercise, word for word, about one `part` in the jobs of `where`: an answer that breaks it in
+    a way that nobody foresaw is told `summary`, the sentence and `rule`, which holds whatever the mistake is."""
+
+    quote: str
+    part: str
+    summary: str
+    rule: str = ""
+    where: Callable[[J], bool] = lambda job: True
+
+
+@dataclass(frozen=True)
+class Mistake(Generic[J]):
+    """A wrong answer to one `part`, in one or more formulas."""
+
+    part: str
+    summary: str
+    likely: str
+    formulas: tuple[Callable[[J], Any], ...]
+
+
+class Numbers(Generic[J]):
+    """An exercise whose function answers with the numbers `parts`: one alone, several as a tuple in this order, or a
+    dict with these keys if `keyed`.
+
+    `file` is the check's own `__file__`. `job` makes a job of the function's arguments, which are those of its
+    attributes that `parameters` names; `draw` makes one of a choice of the `edges`. All choices that are `possible` are
+    tried, or, unless `every`, so many that any two values of two edges meet; `hides` names the edges of a choice that
+    do not matter in it. `clauses` are tried in their order, and so are the rows of `mistakes`: (part, summary, likely,
+    formula, …). `explain(job, error)` says what an exception, as "Type: text", likely means. The call is made inside
+    `around(job)`, with the options `call` of `Trial.call`. `own_gpu`: the function never meets the notebook's GPU.
+    """
+
+    def __init__(
+        self,
+        file: str,
+        *,
+        says: str,
+        parameters: Sequence[str],
+        job: Callable[..., J],
+        edges: Mapping[str, Sequence[Any]],
+        draw: Callable[[Scene], J],
+        parts: Mapping[str, Part[J]],
+        clauses: Sequence[Clause[J]],
+        mistakes: Iterable[tuple[Any, ...]],
+        possible: Callable[[Scene], bool] = lambda scene: True,
+        hides: Callable[[Scene], Iterable[str]] = lambda scene: (),
+        every: bool = True,
+        keyed: bool = False,
+        explain: Callable[[J, str], str] = lambda job, error: "",
+        around: Callable[[J], AbstractContextManager[Any]] = lambda job: nullcontext(),
+        call: Mapping[str, Any] | None = None,
+        own_gpu: bool = False,
+    ) -> None:
+        self.lesson, self.name = home_of(file)
+        self.says, self.parameters, self.job, self.draw = says, tuple(parameters), job, draw
+        self.edges, self.possible, self.hides, self.every = dict(edges), possible, hides, every
+        self.parts, self.clauses, self.keyed = dict(parts), tuple(clauses), keyed
+        self.mistakes = [
+            Mistake(part, summary, likely, tuple(formulas)) for part, summary, likely, *formulas in mistakes
+        ]
+        self.explain, self.around, self.call, self.own_gpu = explain, around, dict(call or {}), own_gpu
+
+    @cached_property
+    def check(self) -> Callable[..., None]:
+        doc = f"Check a function of ({', '.join(self.parameters)}): {self.says}."
+        return check(lesson=self.lesson, says=self.says, name=self.name, doc=doc)(self.judge)
+
+    @cached_property
+    def _pairs(self) -> Pairs:
+        return Pairs(self.edges, self.possible, self.hides, every=self.every)
+
+    def jobs(self) -> Iterator[J]:
+        """The first is one in which all mistakes are told apart, if there is one; then those of the edges."""
+        rows = self._pairs.draw(random.Random(random.randrange(2**31)))
+        drawn = [self.draw(row) for row in rows]
+        first = next((job for job in drawn if self._told_apart(job)), drawn[0])
+        yield first
+        yield from (job for job in drawn if job is not first)
+
+    def judge(self, student: Any, trial: Trial) -> None:
+        """Fail with the first job's first number that is wrong, and the mistake that gives it in all jobs."""
+        trial.function(student, self.parameters)
+        seen: list[tuple[J, dict[str, Any]]] = []
+        try:
+            for job in self.jobs():
+                asked = [getattr(job, name) for name in self.parameters]
+                explain = partial(self.explain, job)
+                got = trial.call(student, *asked, inside=self.around(job), explain=explain, **self.call)
+                values = self._values(trial, got)
+                read = {name: part.reading(trial, values[name], name, part.read) for name, part in self.parts.items()}
+                seen.append((job, read))
+        except CheckFailed:
+            self._judge(seen, trial)  # what was wrong before the error comes first
+            raise
+        self._judge(seen, trial)
+
+    def _judge(self, seen: list[tuple[J, dict[str, Any]]], trial: Trial) -> None:
+        wrong = {
+            name: [(job, got) for job, got in seen if not part.holds(job, got[name])]
+            for name, part in self.parts.items()
+        }
+        broken = [name for name in self.parts if wrong[name]]
+        if not broken:
+            return
+        names = list(self.parts)
+        turned = dict(zip(names, reversed(names), strict=True))
+        if len(names) == 2 and all(self._is(name, job, got[turned[name]]) for job, got in seen for name in names):
+            trial.fail("the two numbers are swapped", expected=", ".join(names), got=", ".join(turned.values()))
+        told = {name: made for name in broken if (made := self._made(name, seen))}
+        self._fail(trial, broken[0], *wrong[broken[0]][0], told)
+
+    def _fail(self, trial: Trial, name: str, job: J, got: dict[str, Any], told: dict[str, Mistake[J]]) -> NoReturn:
+        clause = next(c for c in self.clauses if c.part == name and c.where(job))
+        made = told.pop(name, None)
+        given = ", ".join(f"{p}={_shown(getattr(job, p))}" for p in self.parameters)
+        expected, came = _shown(self.parts[name].right(job)), _shown(got[name])
+        if expected == came:
+            expected, came = repr(self.parts[name].right(job)), repr(got[name])
+        trial.fail(
+            made.summary if made else clause.summary,
+            expected=f"{name} {expected} for {given}",
+            got=f"{name} {came}",
+            likely=made.likely if made else "",
+            also="; ".join(other.summary for other in told.values()),
+            asked="" if made else asked_for(clause),
+            read=self.parts[name].read,
+        )
+
+    def _values(self, trial: Trial, got: Any) -> Mapping[str, Any]:
+        names, read = list(self.parts), next(iter(self.parts.values())).read
+        if len(names) == 1 and not self.keyed:
+            return {names[0]: got}
+        wanted = f"{{{', '.join(map(repr, names))}}}" if self.keyed else f"({', '.join(names)})"
+        likely = ""
+        if got is None:
+            likely = "the function ends without a return"
+        elif is_number(got):
+            likely = f"one number came back; {' and '.join(names)} are asked for"
+        if self.keyed:
+            right = isinstance(got, dict) and set(got) == set(names)
+            trial.expect(right, "a dict with these keys is wanted", expected=wanted, got=show(got), likely=likely)
+            return dict(got)
+        if isinstance(got, dict):
+            likely = "a dict came back: return the values themselves, in this order"
+        count = {2: "two", 3: "three"}.get(len(names), str(len(names)))
+        right = isinstance(got, tuple | list) and len(got) == len(names)
+        wanted = f"a tuple {wanted}"
+        trial.expect(right, f"{count} values are wanted", expected=wanted, got=show(got), likely=likely, read=read)
+        return dict(zip(names, got, strict=True))
+
+    def _is(self, name: str, job: J, got: Any) -> bool:
+        return self.parts[name].holds(job, got)
+
+    def _told_apart(self, job: J) -> bool:
+        for name, part in self.parts.items():
+            right = part.right(job)
+            told: list[tuple[Any, Mistake[J]]] = []
+            for mistake in self.mistakes:
+                for formula in mistake.formulas if mistake.part == name else ():
+                    value = _value_of(formula, job)
+                    if value is None or close(value, right):  # it shows in other jobs
+                        continue
+                    if any(other is not mistake and close(value, seen, _APART) for seen, other in told):
+                        return False
+                    told.append((value, mistake))
+        return True
+
+    def _made(self, name: str, seen: list[tuple[J, dict[str, Any]]]) -> Mistake[J] | None:
+        """The mistake of which a formula gives what came, wherever the formula is wrong."""
+
+        def gives(formula: Callable[[J], Any]) -> bool:
+            values = [(job, got[name], _value_of(formula, job)) for job, got in seen]
+            shown = [(v, got) for job, got, v in values if v is not None and not self._is(name, job, v)]
+            return bool(shown) and all(close(got, value) for value, got in shown)
+
+        return next((m for m in self.mistakes if m.part == name and any(map(gives, m.formulas))), None)
+
+    def answers(self) -> Iterator[tuple[Mistake[J], Callable[..., Any]]]:
+        """Each formula of each mistake, beside what is right of the rest, as a student would hand it in."""
+        for mistake in self.mistakes:
+            for formula in mistake.formulas:
+                yield mistake, self.answer(**{mistake.part: formula})
+
+    def answer(self, **instead: Callable[[J], Any]) -> Callable[..., Any]:
+        """A student's function with these formulas for these parts, and the right ones for the others."""
+        formulas = {name: instead.get(name, part.right) for name, part in self.parts.items()}
+
+        def student(*args: Any) -> Any:
+            job = self.job(*args)
+            values = {name: formula(job) for name, formula in formulas.items()}
+            if self.keyed:
+                return values
+            return tuple(values.values()) if len(values) > 1 else next(iter(values.values()))
+
+        return student
+
+
+def asked_for(clause: Clause[Any]) -> str:
+    return f"“{clause.quote}”" + (f": {clause.rule}" if clause.rule else "")
+
+
+def close(got: Any, want: Any, within: float = _WITHIN) -> bool:
+    """Equal, or two numbers, or lists of numbers, each within this part of the other."""
+    if isinstance(got, list | tuple) and isinstance(want, list | tuple):
+        return len(got) == len(want) and all(close(a, b, within) for a, b in zip(got, want, strict=True))
+    if is_number(got) and is_number(want):
+        return bool(got == want or math.isclose(got, want, rel_tol=within, abs_tol=_NOTHING))
+    return type(got) is type(want) and bool(got == want)
+
+
+def _value_of(formula: Callable[[J], Any], job: J) -> Any:
+    """None where it cannot be computed: there the mistake shows nothing."""
+    try:
+        value = formula(job)
+    except (ArithmeticError, ValueError, TypeError):
+        return None
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, list | tuple):
+        return (
+            f"({', '.join(map(_shown, value))})" if isinstance(value, tuple) else f"[{', '.join(map(_shown, value))}]"
+        )
+    return f"{value:,}" if is_whole(value) else show(value)
