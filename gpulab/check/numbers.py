@@ -251,12 +251,12 @@ class Numbers(Generic[J]):
         return True
 
     def _made(self, name: str, seen: list[tuple[J, dict[str, Any]]]) -> Mistake[J] | None:
-        """The mistake of which a formula gives what came, wherever the formula is wrong."""
+        """The mistake of which a formula gives what came wherever one of the two is wrong."""
 
         def gives(formula: Callable[[J], Any]) -> bool:
-            values = [(job, got[name], _value_of(formula, job)) for job, got in seen]
-            shown = [(v, got) for job, got, v in values if v is not None and not self._is(name, job, v)]
-            return bool(shown) and all(close(got, value) for value, got in shown)
+            values = [(job, got[name], value) for job, got in seen if (value := _value_of(formula, job)) is not None]
+            wrong = [(v, got) for job, got, v in values if not (self._is(name, job, v) and self._is(name, job, got))]
+            return bool(wrong) and all(close(got, value) for value, got in wrong)
 
         return next((m for m in self.mistakes if m.part == name and any(map(gives, m.formulas))), None)
 
@@ -297,7 +297,7 @@ def _value_of(formula: Callable[[J], Any], job: J) -> Any:
     """None where it cannot be computed: there the mistake shows nothing."""
     try:
         value = formula(job)
-    except (ArithmeticError, ValueError, TypeError):
+    except (ArithmeticError, LookupError, ValueError, TypeError):
         return None
     return None if isinstance(value, float) and math.isnan(value) else value
 
