@@ -32,7 +32,7 @@ LESSONS: tuple[Lesson, ...] = (
         "why_gpus",
         "Say when a GPU helps, by how much, and why",
         60,
-        checks=("layer_cost", "amdahl", "bound_by"),
+        checks=("layer_cost", "amdahl"),
         questions=5,
     ),
     Lesson(

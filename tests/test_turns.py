@@ -58,6 +58,48 @@ def right(turn):
     return lambda answer: RIGHT.append((turn, answer)) or answer
 
 
+# --- lesson 01 -------------------------------------------------------------------------------------------------------
+
+WAITS = {
+    "relu of 64 Mi numbers": "memory",
+    "relu of 1,000 numbers": "launch",
+    "4096 × 4096 product": "arithmetic",
+    "1 row × 4096 × 4096": "memory",
+    "softmax of 4096 × 4096": "memory",
+    "3 × 3 convolution": "arithmetic",
+}
+
+
+@right("what_waits")
+def in_another_order():
+    return dict(reversed(WAITS.items()))
+
+
+@wrong("what_waits", "'memory' for relu of 1,000 numbers", "longer to launch it")
+def forgets_the_launch():
+    return WAITS | {"relu of 1,000 numbers": "memory"}
+
+
+@wrong("what_waits", "'arithmetic' for 1 row × 4096 × 4096", "a few times only")
+def takes_every_product_for_arithmetic():
+    return WAITS | {"1 row × 4096 × 4096": "arithmetic"}
+
+
+@wrong("what_waits", "'memory' for 3 × 3 convolution", "hundreds of times")
+def takes_a_convolution_for_memory():
+    return WAITS | {"3 × 3 convolution": "memory"}
+
+
+@wrong("what_waits", "'compute' for 4096 × 4096 product", "the three words are")
+def another_word():
+    return WAITS | {"4096 × 4096 product": "compute"}
+
+
+@wrong("what_waits", "None", "the return is missing")
+def returns_no_words():
+    WAITS.copy()
+
+
 # --- lesson 02 -------------------------------------------------------------------------------------------------------
 
 

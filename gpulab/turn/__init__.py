@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import Any
 
 _HOME = {
+    "what_waits": "lesson01",
     "registered": "lesson02",
     "any_device": "lesson02",
     "held_bytes": "lesson04",

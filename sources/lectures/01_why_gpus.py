@@ -389,6 +389,37 @@ rows_guess.compare(round(took[64] / took[1], 2), gpu.numbers)
 # %% simulator-roofline
 gpulab.sim.roofline(rows=1)
 
+# %% waits-turn-text [markdown]
+# **Your turn** · 4 minutes. Each of the three limits has another remedy, and two of them are wasted on any one operation. What
+# does each of these six wait for on a T4 (fp16, 65 TFLOP/s, 320 GB/s, 5 µs a launch): `"arithmetic"`, `"memory"` or
+# `"launch"`? They go on side by side, so the longest of the three times decides.
+
+# %% waits-turn tags=["your-turn"]
+def waits_for():
+    # TODO: a word in place of each None
+    ### BEGIN SOLUTION
+    return {
+        "relu of 64 Mi numbers": "memory",
+        "relu of 1,000 numbers": "launch",
+        "4096 × 4096 product": "arithmetic",
+        "1 row × 4096 × 4096": "memory",
+        "softmax of 4096 × 4096": "memory",
+        "3 × 3 convolution": "arithmetic",  # 64 images of 56 × 56, 256 to 256 channels
+    }
+    ### INSTEAD OF
+    # return {
+    #     "relu of 64 Mi numbers": None,
+    #     "relu of 1,000 numbers": None,
+    #     "4096 × 4096 product": None,
+    #     "1 row × 4096 × 4096": None,
+    #     "softmax of 4096 × 4096": None,
+    #     "3 × 3 convolution": None,  # 64 images of 56 × 56, 256 to 256 channels
+    # }
+    ### END SOLUTION
+
+
+gpulab.turn.what_waits(waits_for)
+
 # %% network-text [markdown]
 # ## A real network under the roof
 #

@@ -141,62 +141,8 @@ speedup, crossover = amdahl(10, 0.8, 20, 1)
 job_guess.compare(round(speedup, 2), "computed")
 print(f"a job of less than {crossover:.2f} s is better off without the GPU (computed)")
 
-# %% bound-text [markdown]
-# ## 3 · What an operation waits for
-#
-# **Build** the roofline as a function: arithmetic, memory, or the launch. **Why:** each of the three has another remedy,
-# and two of them are wasted on any one operation.
-#
-# 15 minutes · difficulty ●○○
-
-# %% bound_by tags=["solution"]
-def bound_by(flops, nbytes, peak_tflops, bandwidth_gbps, launch_us):
-    """What one of many operations in a queue waits for, and how long it takes at the least.
-
-    flops           its floating-point operations, 0 or more
-    nbytes          the bytes it reads and writes, 0 or more
-    peak_tflops     the GPU's peak in this precision, in TFLOP/s: 10**12 operations a second
-    bandwidth_gbps  its memory's bandwidth, in GB/s: 10**9 bytes a second
-    launch_us       what the host needs to launch an operation, in microseconds
-
-    The three go on side by side: while the GPU computes, memory delivers, and the host launches what comes next. So the
-    longest of the three sets the pace. (Inputs with two equally long ones are not asked.)
-    Returns (what, microseconds): what is "compute", "memory" or "launch", and microseconds how long that takes.
-    """
-    # TODO: three times in the same unit; the name of the longest, and the longest
-    ### BEGIN SOLUTION
-    times = {
-        "compute": flops / (peak_tflops * 1e12) * 1e6,
-        "memory": nbytes / (bandwidth_gbps * 1e9) * 1e6,
-        "launch": launch_us,
-    }
-    what = max(times, key=times.get)
-    return what, times[what]
-    ### END SOLUTION
-
-# %% check-bound tags=["check"]
-gpulab.check.bound_by(bound_by)
-
-# %% bound-hints [markdown]
-# <details><summary>Hint 1</summary>
-#
-# Operations over operations per second are seconds, and so are bytes over bytes per second. Bring all three to microseconds.
-#
-# </details>
-# <details><summary>Hint 2</summary>
-#
-# Comparing the intensity with the balance divides by bytes, which may be 0. Comparing times needs no division by them, and
-# has room for the launch.
-#
-# </details>
-# <details><summary>Hint 3</summary>
-#
-# Put the three times in a dict under their names. `max(times, key=...)` finds the name of the longest.
-#
-# </details>
-
 # %% try-text [markdown]
-# Your two functions together tell why a language model writes slowly and reads fast. These are four of the layers of a
+# Your `layer_cost` tells why a language model writes slowly and reads fast. These are four of the layers of a
 # block of an 8-billion-parameter model (4096 wide, in bf16), once for a single token, as in writing, and once for 2048 tokens,
 # as in reading a prompt. The GPU is an H100: 989 TFLOP/s, 3350 GB/s, 5 µs for a launch (recorded, recorded, assumed).
 
@@ -211,11 +157,12 @@ block = {
 for tokens in (1, 2048):
     for name, layer in block.items():
         x = torch.empty(tokens, layer.in_features, device="meta", dtype=torch.bfloat16)
-        what, took = bound_by(*layer_cost(layer, x), 989, 3350, 5)
+        flops, nbytes = layer_cost(layer, x)
+        took, what = max((flops / 989e6, "arithmetic"), (nbytes / 3350e3, "memory"), (5, "its launch"))
         print(f"{tokens:>4} tokens, {name:<6} {took:>6.1f} µs, bound by {what} (computed)")
 
 # %% question-text [markdown]
-# ## 4 · A question to end with
+# ## 3 · A question to end with
 #
 # A CPU has the higher clock, the larger cache and no launch to pay. Why do matrix products suit GPUs all the same?
 

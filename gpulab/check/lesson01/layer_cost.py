@@ -79,12 +79,12 @@ def draw(edge: Scene) -> Job:
         shape = (*before.get(edge.form, (3, size(1025, 4000))), inputs)
     else:
         groups = 1 if edge.form == "strided" else size(4, 5)
-        channels, kernel = groups * size(6, 7), (size(2, 3), size(4, 5))
+        channels, kernel = groups * size(6, 7), random.choice(((2, 4), (3, 5), (5, 2), (4, 3)))
         form: dict[str, Any] = (
             {"stride": random.choice(((1, 2), (2, 1), (2, 3))), "padding": (1, 2)} if groups == 1 else {}
         )
         form = form or {"groups": groups, "dilation": (1, 2)}
-        layer = nn.Conv2d(channels, groups * size(6, 9), kernel[:: random.choice((1, -1))], **form, **options)
+        layer = nn.Conv2d(channels, groups * size(6, 9), kernel, **form, **options)
         shape = (size(3, 6), channels, size(14, 18), size(19, 23))
     layer.requires_grad_(not edge.frozen)
     for parameter in layer.parameters():
