@@ -20,7 +20,6 @@ from courselib import commands, installing
 from courselib.installing import Size, check_space, drop_half_installed, reason_to_start_anew, set_up
 from courselib.lock import only_one
 from courselib.patience import HANG_SECONDS
-from courselib.pip import Digest, explain_pip_failure
 from courselib.terminal import Stop
 from courselib.venv import Stamp, Venv
 
@@ -196,7 +195,7 @@ class TestASecondRun:
             venv.stamp_file.unlink()
         assert not venv.is_ready(LAB, None)
 
-    def test_does_not_set_up_again_for_what_pip_does_not_read(self, tmp_path: Path) -> None:
+    def test_does_not_set_up_again_for_what_no_installer_reads(self, tmp_path: Path) -> None:
         root = course_copy(tmp_path)
         venv = light_venv(root)
         text = (root / "pyproject.toml").read_text()
@@ -223,7 +222,7 @@ class TestAnInterruptedOrBrokenSetUp:
         assert venv.version() is None
         assert not venv.is_ready(LAB, None)
 
-    def test_a_package_whose_files_were_cut_short_is_forgotten_so_that_pip_installs_it(self, tmp_path: Path) -> None:
+    def test_a_package_whose_files_were_cut_short_is_forgotten_so_that_it_is_installed(self, tmp_path: Path) -> None:
         for name, files in (("whole-1.dist-info", ("METADATA", "INSTALLER")), ("half-1.dist-info", ("METADATA",))):
             (tmp_path / name).mkdir()
             for file in files:
@@ -240,22 +239,22 @@ class TestAnInterruptedOrBrokenSetUp:
         asked: list[list[str]] = []
         states: list[Stamp | None] = []
 
-        def pip(venv: Venv, arguments: list[str], **_: object) -> None:
+        def install(venv: Venv, arguments: list[str], **_: object) -> None:
             asked.append(arguments)
             states.append(venv.stamp())
-            if len(asked) == 3:
+            if len(asked) == 2:
                 raise KeyboardInterrupt
 
-        monkeypatch.setattr(installing, "run_pip", pip)
+        monkeypatch.setattr(installing, "install", install)
         monkeypatch.setattr(installing, "_create", lambda venv: None)
         monkeypatch.setattr(installing, "check_space", lambda folder, size: 10**12)
         with pytest.raises(KeyboardInterrupt):
             set_up(venv, frozenset({"test", "author"}), "cpu")
-        assert [arguments[-1] for arguments in asked] == ["pip", "torchvision", ".[author,lab,test]"]
+        assert [arguments[-1] for arguments in asked] == ["torchvision", ".[author,lab,test]"]
         assert all(arguments[:2] == ["-c", "constraints.txt"] for arguments in asked)
-        index = asked[1].index("--index-url")
-        assert asked[1][index + 1] == "https://download.pytorch.org/whl/cpu"
-        assert [state and state.torch for state in states] == ["", "", "cpu"]
+        index = asked[0].index("--default-index")
+        assert asked[0][index + 1] == "https://download.pytorch.org/whl/cpu"
+        assert [state and state.torch for state in states] == ["", "cpu"]
         assert not venv.is_ready(LAB, None)
         set_up(venv, LAB, None)
         assert asked[-1][-1] == ".[author,lab,test]"
@@ -302,82 +301,21 @@ class TestOneSetUpAtATime:
 
 
 class TestFailures:
-    NETWORK = (
-        "WARNING: Retrying (Retry(total=0, connect=None, read=None, redirect=None, status=None)) after connection "
-        "broken by 'NewConnectionError(\"HTTPConnection(host='h', port=9): Failed to establish a new connection: "
-        "{}\")': /simple/pip/\n"
-        "ERROR: Could not find a version that satisfies the requirement pip (from versions: none)\n"
-        "ERROR: No matching distribution found for pip"
-    )
-
-    @pytest.mark.parametrize(
-        ("output", "sentence"),
-        [
-            (NETWORK.format("[Errno -2] Name or service not known"), "The package index cannot be reached: check"),
-            (NETWORK.format("[Errno 111] Connection refused"), "The package index cannot be reached: check"),
-            ("pip._vendor.urllib3.exceptions.ReadTimeoutError: Read timed out.", "The package index cannot be reached"),
-            ("× Download failed after 6 attempts because not enough bytes", "The package index cannot be reached"),
-            (
-                "problem confirming the ssl certificate: SSLError(1, 'CERTIFICATE_VERIFY_FAILED')\n"
-                "(from versions: none)\nERROR: No matching distribution found for tqdm",
-                "The package index's certificate is not trusted",
-            ),
-            (
-                "ERROR: Could not find a version that satisfies the requirement torch>=2.11 (from versions: 1.13.0, "
-                "2.2.2)\nERROR: No matching distribution found for torch>=2.11",
-                "There is no build of torch>=2.11 for this Python and system: use Python 3.12 or 3.13",
-            ),
-            (
-                "ERROR: Could not find a version that satisfies the requirement torch (from versions: none)\n"
-                "ERROR: No matching distribution found for torch",
-                "There is no build of torch for this Python and system",
-            ),
-            ("ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device", "The disk is"),
-            ("OSError: [WinError 112] There is not enough space on the disk", "The disk is full: free some space"),
-            ("OSError: [Errno 122] Disk quota exceeded", "Your disk quota is used up: free some space"),
-            ("OSError: [Errno 30] Read-only file system: '/x/tqdm'", "pip may not write into this folder"),
-            ("ERROR: ... [Errno 13] Permission denied: '/x'\nCheck the permissions.", "pip may not write into this"),
-            ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE", "A download arrived damaged"),
-        ],
-    )
-    def test_pip_output_becomes_one_sentence_that_says_what_to_do(self, output: str, sentence: str) -> None:
-        explained = explain_pip_failure(output, free_bytes=10**12)
-        assert explained is not None
-        assert explained.startswith(sentence)
-        assert "\n" not in explained
-
-    def test_a_retry_that_went_well_does_not_make_it_a_network_failure(self) -> None:
-        output = (
-            "WARNING: Retrying (Retry(total=4)) after connection broken by 'NewConnectionError()': /simple/pip/\n"
-            "ERROR: Could not find a version that satisfies the requirement torch>=2.11 (from versions: 2.2.2)\n"
-            "ERROR: No matching distribution found for torch>=2.11"
-        )
-        assert (explain_pip_failure(output) or "").startswith("There is no build of torch")
-
-    def test_a_disk_that_is_full_is_named_even_where_pip_blames_the_network(self) -> None:
-        output = "× Download failed after 6 attempts because not enough bytes were received\nnetwork connectivity"
-        assert (explain_pip_failure(output, free_bytes=4096) or "").startswith("The disk is full")
-
-    def test_an_unknown_failure_is_not_explained_away(self) -> None:
-        assert explain_pip_failure("ValueError: something else", free_bytes=10**12) is None
-
     @pytest.mark.slow
     def test_without_a_network_the_set_up_ends_in_a_sentence_and_goes_on_later(self, tmp_path: Path) -> None:
         root = course_copy(tmp_path)
-        unreachable = {
-            "PIP_INDEX_URL": "http://127.0.0.1:9/",
-            "PIP_CONFIG_FILE": os.devnull,
-            "PIP_FIND_LINKS": "",
-            "PIP_EXTRA_INDEX_URL": "",
-            "PIP_RETRIES": "1",
-        }
-        done = course(root, "setup", "TORCH=cpu", **unreachable)
-        assert done.returncode == 1
-        assert done.stdout.splitlines()[-1].startswith("The package index cannot be reached: check the network")
-        assert "Traceback" not in done.stdout
-        assert not Venv(root).is_ready(LAB, None)
-        assert reason_to_start_anew(Venv(root), None) is None
-        assert "NewConnectionError" in Venv(root).log.read_text()
+        unreachable = {"PIP_INDEX_URL": "http://127.0.0.1:9/", "PIP_CONFIG_FILE": os.devnull, "PIP_RETRIES": "0"}
+        unreachable |= {"PIP_FIND_LINKS": "", "PIP_EXTRA_INDEX_URL": "", "UV_HTTP_RETRIES": "0"}
+        for uv_is_there, said in ((False, "the requirement uv=="), (True, "tcp connect error")):
+            if uv_is_there:
+                shutil.copy(shutil.which("uv", path=Path(sys.executable).parent), Venv(root).scripts)
+            done = course(root, "setup", **unreachable)
+            assert done.returncode == 1
+            assert said in done.stdout
+            assert done.stdout.splitlines()[-1].endswith("The same command again goes on from where it is.")
+            assert "Traceback" not in done.stdout
+            assert not Venv(root).is_ready(LAB, None)
+            assert reason_to_start_anew(Venv(root), None) is None
 
     def test_too_small_a_disk_is_refused_before_anything_is_downloaded(self, tmp_path: Path) -> None:
         with pytest.raises(Stop, match=r"Not enough disk space: setting up takes 3000\.0 GB .* free some space"):
@@ -397,34 +335,3 @@ class TestFailures:
         done = course(root, "lab")
         assert done.returncode == 1
         assert done.stdout == f"{root} is read-only for you: copy the course to a folder of yours and work there.\n"
-
-
-class TestTellingWhatPipDoes:
-    def test_large_downloads_and_the_installation_are_said_and_small_things_are_not(self) -> None:
-        output = """\
-Looking in indexes: https://example.invalid/simple
-Collecting torch>=2.11 (from gpulab==0.1.0)
-  Downloading torch-2.15.0-cp311-cp311-manylinux_2_28_x86_64.whl.metadata (30 kB)
-Progress 0 of 30000
-Downloading torch-2.15.0%2Bcpu-cp311-cp311-manylinux_2_28_x86_64.whl (539.1 MB)
-Progress 269550000 of 539100000
-Downloading tqdm-4.70.1-py3-none-any.whl (78 kB)
-WARNING: Retrying (Retry(total=3, connect=None)) after connection broken by 'X'
-""".splitlines()
-        digest = Digest()
-        said = [remark for line in output if (remark := digest.line(line))]
-        assert said == [
-            "  downloading torch 2.15.0+cpu (539.1 MB)",
-            "  the package index does not answer; pip tries again (3 more after this)",
-        ]
-        many = ", ".join(f"package{number}" for number in range(130))
-        assert digest.line(f"Installing collected packages: {many}") == "  installing 130 packages (a minute or two)"
-
-    def test_the_status_follows_the_download(self) -> None:
-        digest = Digest()
-        digest.line("Downloading torch-2.15.0-cp311-cp311-linux.whl (539.1 MB)")
-        digest.line("Progress 269550000 of 539100000")
-        assert digest.status == "downloading torch 2.15.0 (539.1 MB) 50 %"
-        digest.line("Installing collected packages: a, b")
-        digest.line("Progress 1 of 0")
-        assert digest.status == "installing 2 packages"

@@ -12,8 +12,8 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from .installer import AGAIN, install
 from .lock import only_one
-from .pip import explain_pip_failure, run_pip
 from .terminal import Stop, say
 from .venv import Stamp, Venv
 
@@ -71,8 +71,8 @@ def reason_to_start_anew(venv: Venv, torch: str | None) -> str | None:
 def drop_half_installed(site_packages: Path) -> list[str]:
     """Remove the record of packages whose installation was cut short; returns their names.
 
-    pip takes a package for installed as soon as its METADATA is there, which is before its last files are;
-    INSTALLER it writes at the end.
+    A package counts as installed as soon as its METADATA is there, which is before its last files are; INSTALLER is
+    written at the end.
     """
     halves = [info for info in site_packages.glob("*.dist-info") if not (info / "INSTALLER").is_file()]
     halves += site_packages.glob("~*")  # an uninstallation that was cut short
@@ -98,34 +98,25 @@ def _install(venv: Venv, extras: frozenset[str], torch: str | None, lock: int) -
     if anew is not None:
         _create(venv)
     free = check_space(venv.folder, size)
-    options = ["--progress-bar", "raw"]
-    if free < size.disk + 2 * size.download:
-        options.append("--no-cache-dir")  # it would not leave enough room
+    # Packages in uv's cache are linked, not copied, where both are on one disk; a full one keeps no cache.
+    options = ["--no-cache"] if free < size.disk + 2 * size.download else []
     wanted = Stamp(build, tuple(sorted(extras.union(before.extras))))
     _fill(venv, wanted, "" if anew is not None else before.torch, options, lock)
     say(f"Set up in {time.monotonic() - started:.0f} s.")
 
 
 def _fill(venv: Venv, wanted: Stamp, torch_there: str, options: list[str], lock: int) -> None:
-    """Let pip install what is `wanted`; the stamp says at each moment what is there."""
+    """Install what is `wanted`; the stamp says at each moment what is there."""
     venv.write_stamp(replace(wanted, torch=torch_there))
-    venv.log.write_text("", encoding="utf-8")
     if site_packages := venv.site_packages():
         drop_half_installed(site_packages)
-    temporary = venv.folder / "tmp"  # the system's own is small on many machines
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir()
-
-    def pip(*arguments: str) -> None:
-        run_pip(venv, ["-c", "constraints.txt", *arguments], temporary=temporary, keep_open=lock)
-
-    pip("pip")  # first, since older ones know fewer options
     if wanted.torch:
         # Without dependencies: torch's own index has not the tested versions of them.
-        pip(*options, "--no-deps", "--index-url", TORCH_INDEX + wanted.torch, "torch", "torchvision")
+        index = ["--no-deps", "--default-index", TORCH_INDEX + wanted.torch]
+        install(venv, ["-c", "constraints.txt", *options, *index, "torch", "torchvision"], keep_open=lock)
         venv.write_stamp(wanted)
-    pip(*options, "-e", f".[{','.join(wanted.extras)}]")
-    shutil.rmtree(temporary, ignore_errors=True)
+    package = f".[{','.join(wanted.extras)}]"
+    install(venv, ["-c", "constraints.txt", *options, "-e", package], keep_open=lock)
     venv.write_stamp(replace(wanted, fingerprint=venv.fingerprint(venv.version() or "")))
 
 
@@ -165,7 +156,4 @@ def _create(venv: Venv) -> None:
             f"install python{sys.version_info[0]}.{sys.version_info[1]}-venv`), then run the same command again."
         )
     say("\n".join(text.splitlines()[-12:]))
-    raise Stop(
-        explain_pip_failure(text, shutil.disk_usage(venv.root).free)
-        or f"{base} could not make {venv.folder}; the lines above say why."
-    )
+    raise Stop(f"{base} could not make {venv.folder}; {AGAIN}")

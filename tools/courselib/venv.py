@@ -44,10 +44,6 @@ class Venv:
         return self.scripts / ("python.exe" if os.name == "nt" else "python")
 
     @property
-    def log(self) -> Path:
-        return self.folder / "setup.log"
-
-    @property
     def stamp_file(self) -> Path:
         return self.folder / "gpulab-setup.json"
 

@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from .installer import install
 from .installing import WITH_CUDA, check_space
 from .lanes import EVERY_TIME_THE_SAME
 from .lock import only_one
 from .patience import HANG_SECONDS
-from .pip import run_pip
 from .terminal import Stop, say
 from .venv import Venv
 
@@ -183,8 +183,7 @@ def _make(lane: LaneVenv, version: Version, python: Sequence[str]) -> None:
         limits = Path(temporary) / "constraints.txt"
         tested = (lane.root / "constraints.txt").read_text(encoding="utf-8")
         limits.write_text(constraints(tested, version.instead), encoding="utf-8")
-        for what in (("pip",), ("-e", ".[author,lab,test]")):
-            run_pip(lane, ["-c", str(limits), *what], temporary=Path(temporary), keep_open=lock)
+        install(lane, ["-c", str(limits), "-e", ".[author,lab,test]"], keep_open=lock)
 
 
 def _wait() -> None:
