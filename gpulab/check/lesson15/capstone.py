@@ -19,7 +19,7 @@ from ..measure import virtual_gpu
 from ..wording import show as words_for
 from ..wording import text_of
 from .bench import Finding
-from .scoring import findings
+from .scoring import findings, of_the_run
 from .table import Row, as_html, as_text
 
 
@@ -87,6 +87,15 @@ def judge(student: Any, trial: Trial, faults: tuple[str, ...]) -> None:
                 likely="if you have changed something for it: what is measured does not change by that",
                 read="",
             )
+    run = of_the_run(text, path, trial, seed)
+    trial.expect(
+        run.right,
+        run.means,
+        expected="a whole run, of main(), like that of the script without a fault",
+        got=run.measured,
+        likely=run.likely,
+        also=f"{len(repaired)} of {len(wanted)} faults are repaired",
+    )
 
 
 @functools.lru_cache(maxsize=2)

@@ -13,7 +13,7 @@ from ...capstone.places import PLACES
 from ...virtual.scope import in_force
 from ..base import CheckFailed, Trial
 from ..measure import virtual_gpu
-from . import of_model, of_rest, of_training
+from . import of_model, of_rest, of_run, of_training
 from .bench import Finding, module_of
 from .reach import Parts
 
@@ -76,6 +76,14 @@ def findings(text: str, path: str, trial: Trial, seed: int, places: Iterable[str
             if ended and trial.printed() == printed:  # else there is more to say of this script
                 _keep(inputs, found[place])
     return found
+
+
+def of_the_run(text: str, path: str, trial: Trial, seed: int) -> Finding:
+    """What `main` does as a whole, of a script in which every place is in order."""
+    torch.default_generator.manual_seed(seed)
+    with virtual_gpu():
+        script: ModuleType = trial.call(lambda: module_of(text, path), who="your script", **AS_A_PROCESS)
+        return _finding(of_run.run, script, trial, "main")[0]
 
 
 _parts_of = lru_cache(maxsize=8)(Parts)  # the script as it was found comes with each check

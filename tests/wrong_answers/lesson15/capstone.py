@@ -76,6 +76,22 @@ wrong(
     "memory is given back to the driver, and taken again",
     "empty_cache frees nothing that is in use",
 )
+MAKES = "optimizer, scaler = make_optimizer(model), torch"
+for name, old, new, summary, likely in (
+    ("takes_sgd", MAKES, "optimizer, scaler = torch.optim.SGD(model.parameters(), lr=3e-4), torch",
+     "main() trains with another optimizer than make_optimizer() makes", "AdamW at 3e-4"),
+    ("one_epoch", "for epoch in range(epochs)", "for epoch in range(1)",
+     "main() does not return its losses by epoch", "of each epoch"),
+    ("half_the_updates", "accumulate)\n        losses", "2 * accumulate)\n        losses",
+     "main() makes another number of updates than it is asked for", "each of them one window"),
+    ("another_warm_up", "(update + 1) / 4", "(update + 1) / 400", "main() ends with another learning rate", "four updates"),
+    ("twice_as_deep", "GPT(words, width, depth,", "GPT(words, width, 2 * depth,",
+     "main() trains a model of another size, or with other names", "are arguments"),
+    ("no_seed", "    torch.manual_seed(0)\n", "", "main() gives other losses each time", "at its beginning"),
+    ("returns_one_loss", "(trained, *evaluate(model, on_gpu(held_out)))", "(trained, trained, 0.5)",
+     "main() returns other losses", "of the part that is held out"),
+):  # fmt: skip
+    wrong(name, edited(sound(), (old, new)), summary, likely)
 wrong("cannot_be_read", sound().replace("import time\n", "import tme\n"), "your script raised ModuleNotFoundError")
 wrong(
     "never_ends",
