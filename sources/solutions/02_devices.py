@@ -173,7 +173,7 @@ def move_batch(batch, device):
     Containers come back as new ones of the same type, with the same keys and the same order. What is neither a tensor
     nor one of these containers comes back as it is, the same object. So does a tensor that is there already.
     A tensor keeps its dtype and its part in the graph: a gradient reaches the caller's. All values are there when the
-    function returns.
+    function returns, whichever GPU they come from.
     """
     # TODO: a tensor moves; a container is built anew from its moved items; the rest is returned as it is
     ### BEGIN SOLUTION
