@@ -1,250 +1,209 @@
-"""The check of a function that insists that a whole model is on one device: buffers, numbers, the current GPU."""
+"""Exercise 02.2, "is the whole model there?": buffers, devices without a number, and what the error says."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 
-from ..base import Trial, check
+from ..audit import ANYTHING, Audit
+from ..contract import Clause, Contract, Facts
 from ..measure import virtual_gpu
-from ..wording import show, text_of
+from ..scenes import Scene
+from ..wording import text_of
 from .machines import without_gpu
-from .sections import MISTAKES, MODEL, NONE, SEE, SEVERAL
+
+SEE, MODEL, SEVERAL = "Seeing where things are", "What .to does to a model", "Several GPUs"
+NONE = "The same questions where there is no GPU"
+THERE, ELSEWHERE = "error for a model that is there", "error for a model that is elsewhere"
+CURRENT, OTHER = "error for “cuda” and the current GPU", "error for “cuda” and another GPU"
+EMPTY, ALONE = "error for a model without tensors", "error on a machine without a GPU"
+PARAMETERS, BUFFERS = "error for parameters elsewhere", "error for buffers elsewhere"
+MISSING, SHORT = "tensors elsewhere that it does not name", "tensors elsewhere without their full name"
+EXTRA, DEVICES = "tensors named that are there", "devices that it does not name"
+EACH, CHANGED = "the text, where two tensors change devices", "changed in the model"
+CLAUSES = [
+    Clause(quote, facts, summary, rule, read)
+    for facts, quote, summary, rule, read in (
+        ([EMPTY], "One without any tensors is everywhere", "a model without tensors was refused",
+         "where no tensor is elsewhere, nothing is raised", SEE),
+        ([ALONE], "Works on a machine without a GPU too", "a model on the CPU was refused on a machine without a GPU",
+         "the CPU is asked for, and all is there", NONE),
+        ([CURRENT, OTHER], 'Without a number, as "cuda", it means the current GPU',
+         "“cuda” was not taken for the current GPU", "a model on that GPU is there, one on another is not", SEVERAL),
+        ([THERE, ELSEWHERE], "Raise ValueError unless every parameter and every buffer of `model` is on `device`",
+         "a model that is there was refused, or one that is elsewhere was passed",
+         "each GPU has memory of its own, and so has the CPU", SEE),
+        ([PARAMETERS], "every parameter", "a model with a parameter elsewhere was passed",
+         "each parameter counts, also one that is not trained", SEE),
+        ([BUFFERS], "every buffer of `model` is on `device`", "a model with buffers elsewhere was passed",
+         "each buffer counts, at any depth, whether or not it is saved", MODEL),
+        ([MISSING], "The message names every tensor that is elsewhere", "the error does not name all that is elsewhere",
+         "all parameters and buffers, however many", SEE),
+        ([SHORT], "by its full name such as", "the error names a tensor by a part of its name",
+         "the name from the model down to the tensor, with its dots", SEE),
+        ([EXTRA], "and no other", "the error names tensors that are in the right place",
+         "it names what is elsewhere", SEE),
+        ([DEVICES, EACH], "and the device that each is on", "the error does not say where each of them is",
+         "the device that was found, for each tensor", SEE),
+        ([CHANGED], "it is looked at, and stays where it is", "the model was changed",
+         "the function looks, and changes nothing", MODEL),
+    )
+]  # fmt: skip
+NO_GPU = "cpu, without a GPU"
+NOTHING, ON_ANOTHER, ON_OTHER_KIND = "nothing", "all, on another GPU", "all, on another kind of device"
+PARTS = {
+    "a frozen bias": {"last.bias": "cpu"},
+    "a mask": {"mask": "cuda:0"},
+    "running averages": {"block.1.running_mean": "cpu", "block.1.running_var": "cpu"},
+    "a buffer that is not saved": {"window": "meta"},
+    "two tensors": {"scale": "cpu", "block.1.num_batches_tracked": "cuda:0"},
+}
+EDGES = {
+    "elsewhere": (NOTHING, ON_ANOTHER, ON_OTHER_KIND, *PARTS),
+    "asked": (("cuda:0", 1), ("cuda:1", 0), ("cuda", 1), ("cpu", 0), (NO_GPU, 0)),  # and which GPU is current
+    "given": (str, torch.device),
+    "model": ("layers", "many layers", "buffers alone", "no tensors"),
+}
 
 
-class Net(nn.Module):
+class Layers(nn.Module):
     """Parameters at two depths, one of them tied, a parameter and a buffer that are None, and buffers."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.first = nn.Linear(4, 4)
-        self.block = nn.Sequential(nn.Linear(4, 4, bias=False), nn.BatchNorm1d(4))
-        self.last = nn.Linear(4, 4)
+        self.scale = nn.Parameter(torch.ones(1))
+        self.first = nn.Linear(2, 2)
+        self.block = nn.Sequential(nn.Linear(2, 2, bias=False), nn.BatchNorm1d(2))
+        self.last = nn.Linear(2, 2)
         self.last.weight = self.first.weight
-        self.register_buffer("mask", torch.ones(4))
-        self.register_buffer("window", torch.ones(4), persistent=False)
+        self.last.bias.requires_grad_(False)
+        self.register_buffer("mask", torch.ones(2))
+        self.register_buffer("window", torch.ones(2), persistent=False)
         self.register_buffer("cache", None)
 
 
-class Deep(nn.Module):
-    """Many layers, each with a weight and a bias of one number."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        for name in _LAYERS:
-            self.add_module(name, nn.Linear(1, 1))
-
-
-@dataclass(frozen=True)
-class Case:
-    """A model, what is asked of it, and the answer: `elsewhere` names the tensors that are not there."""
-
-    about: str
-    place: str
-    wanted: Any
-    elsewhere: dict[str, str] = field(default_factory=dict)
-    likely: str = ""
-    read: str = SEE
-    current: int = 0
-    left: tuple[str, ...] = ()  # of its tensors, on the CPU
-    build: Callable[[], nn.Module] = Net
-    put_in_force: Callable[[], AbstractContextManager[object]] = nullcontext
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "layers": Layers,
+    "many layers": lambda: nn.ModuleDict({f"{letter}_layer": nn.Linear(1, 1) for letter in "abcdefghijk"}),
+    "buffers alone": lambda: nn.BatchNorm1d(2, affine=False),
+    "no tensors": nn.ReLU,
+}
 
 
-_SAME = "devices with and without a number are not equal, nor is a text equal to a device: make a torch.device of the"
-_SAME += " argument, and give it the current GPU's number where it has none"
-_ZERO = "“cuda” is the current GPU, which need not be number 0: torch.cuda.current_device() tells"
-_NO_GPU = "torch.cuda.current_device() raises where there is no GPU: ask for it only when a GPU is meant"
-_EMPTY = "next() of nothing raises StopIteration: a model may have no parameters at all"
-_FIRST = "next(model.parameters()) is one tensor; a model has many, and each has a device of its own"
-_BUFFERS = "buffers are not in parameters(): go through named_buffers() too, which batch norms and masks need"
-_DEPTH = "named_buffers() goes down to every depth; the model's own _buffers, and named_buffers(recurse=False), do not"
-_STATE = "state_dict() leaves out buffers with persistent=False: go through named_buffers()"
-_KIND = "only the kind of device is compared: every GPU is “cuda”, and each has memory of its own"
-
-_PARAMETERS = ("first.weight", "first.bias", "block.0.weight", "block.1.weight", "block.1.bias", "last.bias")
-_NORM = ("block.1.running_mean", "block.1.running_var")
-_ALL = (*_PARAMETERS, *_NORM, "block.1.num_batches_tracked", "mask", "window")
-_LAYERS = [f"{letter}_layer" for letter in "abcdefghijklmno"]
-_DEEP = tuple(f"{layer}.{part}" for layer in _LAYERS for part in ("weight", "bias"))
-_DEEP_LEFT = ("e_layer.bias", "k_layer.weight")
+def tensors_of(model: nn.Module) -> list[tuple[torch.device, list[str]]]:
+    """The device of each, and its names: a tied one has several."""
+    found: dict[int, tuple[torch.device, list[str]]] = {}
+    parameters, buffers = model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
+    for name, tensor in [*parameters, *buffers]:
+        found.setdefault(id(tensor), (tensor.device, []))[1].append(name)
+    return list(found.values())
 
 
-def _but_for(names: tuple[str, ...], likely: str, read: str, wanted: Any = "cuda:0") -> Case:
-    about = f"a model on cuda:0 whose {' and '.join(names)} stayed on the CPU"
-    return Case(about, "cuda:0", wanted, dict.fromkeys(names, "cpu"), likely, read, left=names)
+def leave(model: nn.Module, name: str, place: str) -> None:
+    """Put another tensor, which is on `place`, where the one with this name is."""
+    owner, _, own = name.rpartition(".")
+    module = model.get_submodule(owner)
+    old = getattr(module, own)
+    new = old.detach().to(place)
+    setattr(module, own, nn.Parameter(new, old.requires_grad) if own in module._parameters else new)
 
 
-RIGHT = [
-    Case("a model on cuda:0", "cuda:0", "cuda:0"),
-    Case("a model on cuda:0", "cuda:0", torch.device("cuda", 0), likely=_SAME, read=SEVERAL),
-    Case("a model on cuda:0", "cuda:0", "cuda", likely=_SAME, read=SEVERAL),
-    Case("a model on cuda:0", "cuda:0", torch.device("cuda"), likely=_SAME, read=SEVERAL),
-    Case("a model on cuda:1, while GPU 1 is current", "cuda:1", "cuda", likely=_ZERO, read=SEVERAL, current=1),
-    Case("a model on the CPU", "cpu", "cpu"),
-    Case("an nn.ReLU, which has no tensors", "cpu", "cuda", likely=_EMPTY, build=nn.ReLU),
-    Case("a model on a machine without a GPU", "cpu", "cpu", likely=_NO_GPU, read=NONE, put_in_force=without_gpu),
-]
-WRONG = [
-    Case("a model on the CPU", "cpu", "cuda:0", dict.fromkeys(_ALL, "cpu")),
-    _but_for(("last.bias",), _FIRST, SEE),
-    _but_for(("mask",), _BUFFERS, MODEL),
-    _but_for(_NORM, _DEPTH, MODEL, "cuda"),
-    _but_for(("window",), _STATE, MODEL, torch.device("cuda")),
-    Case("a model on cuda:1", "cuda:1", "cuda:0", dict.fromkeys(_ALL, "cuda:1"), _KIND, SEVERAL),
-    Case("a model on cuda:1, GPU 0 being current", "cuda:1", "cuda", dict.fromkeys(_ALL, "cuda:1"), _KIND, SEVERAL),
-    Case("a model on cuda:1", "cuda:1", "cpu", dict.fromkeys(_ALL, "cuda:1")),
-    Case(
-        "a model on cuda:1, while GPU 1 is current",
-        *("cuda:1", "cuda:0", dict.fromkeys(_ALL, "cuda:1")),
-        "the number 0 counts as none: `not device.index` is true of it. Ask whether device.index is None",
-        SEVERAL,
-        current=1,
-    ),
-    Case(
-        f"a model of 30 tensors on cuda:1, of which {' and '.join(_DEEP_LEFT)} stayed on the CPU",
-        *("cuda:1", "cuda:0", dict.fromkeys(_DEEP, "cuda:1") | dict.fromkeys(_DEEP_LEFT, "cpu")),
-        left=_DEEP_LEFT,
-        build=Deep,
-    ),
-]
+def says(text: str, name: str) -> bool:
+    """Whether the name stands in the text, and is no part of another one."""
+    return bool(re.search(rf"(?<!\w)(?<!\w\.){re.escape(name)}(?!\w)(?!\.\w)", text.replace("model.", "")))
 
 
-@check(lesson=2, says="every parameter and buffer is looked at, “cuda” is the current GPU, and the names are told")
-def model_device(student: Any, trial: Trial) -> None:
-    """Check a function of (model, device): it returns where all parameters and buffers are on the device, and raises
-    ValueError, with the names and devices of those elsewhere, where they are not."""
-    trial.function(student, ("model", "device"))
-    for case in [*RIGHT, *WRONG]:
-        with virtual_gpu(count=2):
-            model = case.build().to(case.place)
-            for name in case.left:
-                _leave_behind(model, name)
-            before = _places(model)
-            answer = _Answer(student)
-            with case.put_in_force():
-                trial.call(
-                    answer, model, case.wanted, may_change={"model": {"place"}}, inside=torch.cuda.device(case.current)
-                )
-            after = _places(model)
-        _judge(trial, case, answer.error)
-        trial.expect(
-            before == after,
-            "the model was moved",
-            expected="every tensor where it was: the function looks, and changes nothing",
-            got=f"{sum(one != two for one, two in zip(before, after, strict=True))} tensors moved, for {case.about}",
-            likely="model.to(device) repairs a model in place; whoever called wants to know what was wrong with it",
-            read=MODEL,
-        )
+def play(call: Callable[..., Any], scene: Scene) -> Facts:
+    (wanted, current), places = scene.asked, PARTS.get(scene.elsewhere, {})
+    facts = Facts(f"{scene.model}, elsewhere {scene.elsewhere}; {wanted} is asked for, GPU {current} is current")
+    texts = [look(call, scene, facts, places)]
+    if len({*places.values()}) > 1 and facts.hold():
+        texts.append(look(call, scene, facts, dict(zip(places, reversed(places.values()), strict=True))))
+        facts.add(EACH, "the same" if texts[0] == texts[1] else "another", "another")
+    facts.about += f"; the error says “{texts[0][:100]}”" if texts[0] else ""
+    return facts
 
 
-def _leave_behind(model: nn.Module, name: str) -> None:
-    module, _, last = name.rpartition(".")
-    tensor = getattr(model.get_submodule(module), last)
-    tensor.data = tensor.data.cpu()
+def look(call: Callable[..., Any], scene: Scene, facts: Facts, places: dict[str, str]) -> str:
+    """Call it with a model of which the tensors with these names are on these places: what the error says."""
+    (wanted, current), raised = scene.asked, list[Exception]()
 
-
-def _places(model: nn.Module) -> list[tuple[int, torch.device]]:
-    return [(id(tensor), tensor.device) for tensor in [*model.parameters(), *model.buffers()]]
-
-
-class _Answer:
-    """Calls the student's function and keeps what it raised, to be judged: here an error is an answer."""
-
-    def __init__(self, student: Any) -> None:
-        self._student = student
-        self.error: Exception | None = None
-
-    def __call__(self, model: nn.Module, device: Any) -> Any:
+    def through(student: Callable[..., Any], model: nn.Module, device: Any) -> None:
         try:
-            return self._student(model, device)
-        except NotImplementedError:  # the exercise is not written yet
+            student(model, device)
+        except NotImplementedError:  # the exercise may not be written yet
             raise
         except Exception as error:
-            self.error = error
-            return None
+            if scene.elsewhere == NOTHING and not isinstance(error, ValueError):
+                raise
+            raised.append(error)
+
+    with virtual_gpu(count=2), without_gpu() if wanted == NO_GPU else nullcontext():
+        device = torch.device({"cuda": f"cuda:{current}", NO_GPU: "cpu"}.get(wanted, wanted))
+        another, kind = f"cuda:{int(device.index != 1)}", "meta" if device.type == "cpu" else "cpu"
+        place = {ON_ANOTHER: another, ON_OTHER_KIND: kind}.get(scene.elsewhere, str(device))
+        model = MODELS[scene.model]().to(torch.device(place))
+        for name, place in places.items():
+            leave(model, name, place)
+        tensors, audit = tensors_of(model), Audit({"model": model}, {})
+        inside = nullcontext() if wanted == NO_GPU else torch.cuda.device(current)
+        call(model, scene.given(wanted.split(",")[0]), through=through, may_change={"model": ANYTHING}, inside=inside)
+        facts.add(CHANGED, [change.words for change in audit.changes()][:3], [])
+    return judge(facts, scene, tensors, device, raised[0] if raised else None)
 
 
-def _judge(trial: Trial, case: Case, error: Exception | None) -> None:
-    asked = f"{case.about}, asked for {_shown(case.wanted)}"
-    if error is not None and not isinstance(error, ValueError):
-        kind = type(error).__name__
-        likely = case.likely if not case.elsewhere else ""
-        if isinstance(error, AssertionError):
-            likely = "python -O removes every assert: raise ValueError"
-        elif isinstance(error, AttributeError) and "type" in str(error):
-            likely = (
-                "the device may be a text: torch.device(device) makes a device of a text, and leaves a device as it is"
-            )
-        trial.fail(
-            f"it raised {kind}, where ValueError is for tensors elsewhere",
-            expected=f"{'ValueError' if case.elsewhere else 'no error'} for {asked}",
-            got=f"{kind}: {text_of(error, 120)}",
-            likely=likely,
-            read=MISTAKES if isinstance(error, AssertionError) else case.read,
-        )
-    if not case.elsewhere:
-        trial.expect(
-            error is None,
-            "a model in the right place was refused",
-            expected=f"no error for {asked}",
-            got=f"ValueError: {text_of(error, 120)}" if error else "",
-            likely=case.likely,
-            read=case.read,
-        )
-        return
-    trial.expect(
-        error is not None,
-        "a model that is elsewhere was passed",
-        expected=f"ValueError for {asked}",
-        got="no error",
-        likely=case.likely or "an error has to be raised: a print or a returned False is easily overlooked",
-        read=case.read,
-    )
-    text = str(error)
-    missing = [name for name in case.elsewhere if name not in text]
-    trial.expect(
-        not missing,
-        "the error does not name every tensor that is elsewhere",
-        expected=f"{len(case.elsewhere)} full names for {asked}",
-        got=f"{len(missing)} missing: {', '.join(missing[:4])}{', …' * (len(missing) > 4)}",
-        likely="the list of names ends too early: every tensor is named, however many there are"
-        if 0 < len(missing) < len(case.elsewhere) - 1 and case.build is Deep
-        else _STATE
-        if missing == ["window"]
-        else _BUFFERS
-        if case.elsewhere.keys() - missing == set(_PARAMETERS)
-        else "it stops at the first, or gives no full names: collect them all from named_parameters() and "
-        "named_buffers(), then raise once",
-        read=SEE,
-    )
-    others = [name for name in set(_ALL) - case.elsewhere.keys() if "." in name and name in text]
-    trial.expect(
-        not others,
-        "the error names tensors that are in the right place",
-        expected=f"{' and '.join(case.elsewhere)}, and no other, for {asked}",
-        got=f"{', '.join(sorted(others)[:4])}{', …' * (len(others) > 4)} as well",
-        likely="all tensors are listed as soon as one is elsewhere: whoever reads that has to look for it again",
-        read=SEE,
-    )
-    places = dict.fromkeys(case.elsewhere.values())
-    told = [place for place in places if place in text or repr(torch.device(place)) in text]
-    trial.expect(
-        len(told) == len(places),
-        "the error does not say where they are",
-        expected=f"{' and '.join(f'“{place}”' for place in places)} beside the names, for {asked}",
-        got=text_of(error, 140) if error else "",
-        likely="one device is named for all of them, and each tensor has its own: put it beside the name"
-        if told
-        else "the device that was asked for is named, and the one that was found is not: that is the news",
-        read=SEE,
-    )
+def judge(
+    facts: Facts, scene: Scene, tensors: list[tuple[torch.device, list[str]]], device: torch.device, error: Any
+) -> str:
+    """What is raised, and what it says; that is returned."""
+    wanted, elsewhere = scene.asked[0], scene.elsewhere
+    if elsewhere == NOTHING:
+        fact = EMPTY if scene.model == "no tensors" else {"cuda": CURRENT, NO_GPU: ALONE}.get(wanted, THERE)
+    elif elsewhere in PARTS:
+        fact = PARAMETERS if elsewhere in ("a frozen bias", "two tensors") else BUFFERS
+    else:
+        fact = OTHER if (wanted, elsewhere) == ("cuda", ON_ANOTHER) else ELSEWHERE
+    kind = "ValueError" if isinstance(error, ValueError) else type(error).__name__
+    facts.add(fact, kind if error else "none", "none" if elsewhere == NOTHING else "ValueError")
+    text = text_of(error, 10_000) if error else ""
+    if facts.wanted[fact] == kind:
+        away = [(place, names) for place, names in tensors if place != device]
+        missing = [names[0] for _, names in away if not any(says(text, name) for name in names)]
+        short = [name for name in missing if "." in name and says(text, name.rpartition(".")[2])]
+        facts.add(MISSING, [name for name in missing if name not in short][:3], [])
+        facts.add(SHORT, short[:3], [])
+        facts.add(EXTRA, [n for place, names in tensors if place == device for n in names if says(text, n)][:3], [])
+        places = {place for place, names in away if names[0] not in missing or names[0] in short}
+        facts.add(DEVICES, sorted(str(p) for p in places if str(p) not in text and repr(p) not in text), [])
+    return text
 
 
-def _shown(wanted: Any) -> str:
-    return repr(wanted) if isinstance(wanted, torch.device) else show(wanted)
+def possible(scene: Scene) -> bool:
+    part, whole = scene.elsewhere in PARTS, scene.elsewhere in (ON_ANOTHER, ON_OTHER_KIND)
+    if part != (scene.asked == ("cuda:1", 0)) or (part and scene.model != "layers"):
+        return False
+    return not whole or (scene.model != "no tensors" and scene.asked[0] != NO_GPU)
+
+
+EXERCISE = Contract(
+    __file__,
+    says="every parameter and buffer is looked at, “cuda” is the current GPU, and the names are told",
+    parameters=("model", "device"),
+    clauses=CLAUSES,
+    edges=EDGES,
+    play=play,
+    possible=possible,
+    hides=lambda scene: ("asked", "given") if scene.elsewhere in PARTS or scene.model == "no tensors" else (),
+    errors={
+        "AssertionError": "python -O removes every assert: raise ValueError",
+        "StopIteration": "next() of nothing raises StopIteration: a model may have no parameters at all",
+        "No CUDA GPUs": "torch.cuda.current_device() raises where there is no GPU: ask for it only when a GPU is meant",
+        "object has no attribute 'type'": "the device may be a text: torch.device(device) makes a device of it",
+        "Cannot copy out of meta tensor": "the function looks at the model, and moves nothing",
+    },
+)
