@@ -1,657 +1,133 @@
 """Answers to "a transfer benchmark": what stands inside the clock, sizes that do not fit, and the line."""
 
-import statistics
-
-import numpy as np
-import torch
-
 from gpulab import transfers
-from gpulab.check.lesson03.common import SECTIONS
 
-from ..by_hand import Bank
+from ..bank import Bank
+from ..edits import add, change, drop
 
-BANK = Bank("transfer_benchmark", SECTIONS)
-NO_ROOM = ("out of memory", "allocate memory", "not enough memory")
-
-
-def buffers(size, pinned, device):
-    """Source and destination; None where there is no room."""
-    try:
-        there = torch.empty(size, dtype=torch.uint8, device=device)
-        here = torch.ones(size, dtype=torch.uint8)
-        return (here.pin_memory() if pinned and device.type == "cuda" else here), there
-    except RuntimeError as error:
-        if any(words in str(error) for words in NO_ROOM):
-            return None
-        raise
+BANK = Bank("transfer_benchmark")
+COPY, IF, PIN = "there.copy_(here, non_blocking=True)", "if pinned and there.is_cuda:", "here = here.pin_memory()"
+HERE, CATCH, DEL = "here = torch.ones(size, dtype=torch.uint8)", "RuntimeError as", "del here, there"
+TIMED = f"        ms[size] = timer(lambda: {COPY})\n"
+RAISE = 'if not isinstance(error, torch.OutOfMemoryError) and "memory" not in str(error):\n                raise'
+UNPINNED = drop(IF), drop(PIN)
+TRIED = change(TIMED, ""), change("        except", f"    {TIMED}        except")
 
 
-def line(ms):
-    """Latency in ms and ms per byte, by ordinary least squares."""
-    x, t = list(ms), list(ms.values())
-    slope, at_zero = statistics.linear_regression(x, t)
-    return at_zero, slope
+def line(text):
+    """Another line, in ms and ms per byte."""
+    return add(f"latency, slope = {text}", before="return ms")
 
 
-def result(ms):
-    latency, slope = line(ms)
-    return ms, latency * 1e3, 1e-6 / slope
-
-
-def times(sizes, pinned, device, timer):
-    ms = {}
-    for size in sizes:
-        pair = buffers(size, pinned, device)
-        if pair is not None:
-            here, there = pair
-            ms[size] = timer(lambda here=here, there=there: there.copy_(here, non_blocking=True))
-            del pair, here, there
-    return ms
-
-
-# --- right ---------------------------------------------------------------------------------------------
-
-
-@BANK.right
-def ordinary_least_squares(sizes, pinned, device, timer):
-    return result(times(sizes, pinned, device, timer))
+def back(latency="latency * 1e3", bandwidth="1e-6 / slope", ms="ms"):
+    return change("return ms, latency * 1e3, 1e-6 / slope", f"return {ms}, {latency}, {bandwidth}")
 
 
 @BANK.right
 def with_the_courses_fit(sizes, pinned, device, timer):
-    ms = times(sizes, pinned, device, timer)
+    ms, _, _ = BANK.solution(sizes, pinned, device, timer)
     line = transfers.fit(list(ms), list(ms.values()))
     return ms, line.latency_us, line.bandwidth_gbps
 
 
-@BANK.right
-def floats_and_pinned_when_made(sizes, pinned, device, timer):
-    def copy(here, there):
-        there.copy_(here)
-
-    ms = {}
-    for size in sizes:
-        try:
-            here = torch.zeros(size, dtype=torch.int8, pin_memory=pinned and device.type != "cpu")
-            there = torch.zeros_like(here, device=device)
-        except torch.OutOfMemoryError:
-            continue
-        except RuntimeError as error:
-            if "memory" in str(error):
-                continue
-            raise
-        ms[size] = timer(lambda here=here, there=there: copy(here, there))
-        del here, there
-    return result(ms)
-
-
-@BANK.right
-def relative_errors(sizes, pinned, device, timer):
-    ms = times(sizes, pinned, device, timer)
-    x, t = torch.tensor(list(ms), dtype=torch.float64), torch.tensor(list(ms.values()), dtype=torch.float64)
-    rows = torch.stack([1 / t, x / t], dim=1)
-    latency, slope = torch.linalg.lstsq(rows, torch.ones(len(t), 1, dtype=torch.float64)).solution.flatten().tolist()
-    return ms, latency * 1e3, 1e-6 / slope
-
-
-@BANK.right
-def holds_the_buffers_of_two_sizes(sizes, pinned, device, timer):
-    ms = {}
-    for size in sizes:
-        try:
-            there = torch.empty(size, dtype=torch.uint8, device=device)
-            here = torch.ones(size, dtype=torch.uint8)
-            here = here.pin_memory() if pinned and device.type == "cuda" else here
-        except RuntimeError as error:
-            if any(words in str(error) for words in NO_ROOM):
-                continue
-            raise
-        ms[size] = timer(lambda here=here, there=there: there.copy_(here))
-    return result(ms)
-
-
-@BANK.right
-def in_seconds_by_lstsq(sizes, pinned, device, timer):
-    ms = times(sizes, pinned, device, timer)
-    matrix = torch.tensor([[1.0, size * 1e-9] for size in ms], dtype=torch.float64)
-    right = torch.tensor([[t * 1e-3] for t in ms.values()], dtype=torch.float64)
-    latency, slope = torch.linalg.lstsq(matrix, right, driver="gelsd").solution[:, 0]
-    return ms, float(latency) * 1e6, float(1 / slope)
-
-
-def weighted(power):
-    """The answer whose least squares are weighted by that power of the bytes."""
-
-    def answer(sizes, pinned, device, timer):
-        ms = times(sizes, pinned, device, timer)
-        weights = np.array(list(ms), dtype=float) ** (power / 2)  # of the rows, whose squares are summed
-        slope, latency = np.polyfit(np.array(list(ms)) * 1e-6, list(ms.values()), 1, w=weights)
-        return ms, float(latency) * 1e3, 1 / float(slope)
-
-    answer.__name__ = f"weighted_by_bytes_to_the_{power}".replace("-", "minus_")
-    return answer
-
-
-for power in (-4, -2, 1, 2):
-    BANK.right(weighted(power))
-
-
-@BANK.right
-def copies_by_an_assignment(sizes, pinned, device, timer):
-    ms = {}
-    for size in sizes:
-        pair = buffers(size, pinned, device)
-        if pair is not None:
-            ms[size] = timer(lambda pair=pair: pair[1].__setitem__(slice(None), pair[0]))
-            del pair
-    return result(ms)
-
-
-# --- wrong: inside the clock ---------------------------------------------------------------------------
-
-
-@BANK.wrong("the destination is made inside the clock", "copies into what is there")
-def moves_with_to(sizes, pinned, device, timer):
-    ms = {}
-    for size in sizes:
-        pair = buffers(size, pinned, device)
-        if pair is not None:
-            ms[size] = timer(lambda here=pair[0]: here.to(device, non_blocking=True, copy=True))
-    return result(ms)
-
-
-@BANK.wrong("pinning is inside the clock", "copies the data on the host first")
-def pins_inside(sizes, pinned, device, timer):
-    ms = {}
-    for size in sizes:
-        pair = buffers(size, False, device)
-        if pair is not None:
-            here, there = pair
-            ms[size] = timer(lambda here=here, there=there: there.copy_(here.pin_memory() if pinned else here))
-    return result(ms)
-
-
-@BANK.wrong("the data are made inside the clock", "would be counted as transfer")
-def makes_the_data_inside(sizes, pinned, device, timer):
-    ms = {}
-    for size in sizes:
-        pair = buffers(size, pinned, device)
-        if pair is not None:
-            ms[size] = timer(lambda there=pair[1], size=size: there.copy_(torch.ones(size, dtype=torch.uint8)))
-    return result(ms)
-
-
-@BANK.wrong("nothing is copied inside the clock", "is not copied again")
-def moves_once(sizes, pinned, device, timer):
-    ms = {}
-    for size in sizes:
-        pair = buffers(size, pinned, device)
-        if pair is not None:
-            moved = pair[0].to(device)
-            ms[size] = timer(lambda moved=moved: moved.to(device))
-    return result(ms)
-
-
-@BANK.wrong("more than one copy is made inside the clock", "repeats by itself")
-def repeats_by_itself(sizes, pinned, device, timer):
-    ms = {}
-    for size in sizes:
-        pair = buffers(size, pinned, device)
-        if pair is not None:
-            ms[size] = timer(lambda pair=pair: [pair[1].copy_(pair[0]) for _ in range(10)]) / 10
-    return result(ms)
-
-
-@BANK.wrong("the copy goes another way", "the one in front is written")
-def copies_back(sizes, pinned, device, timer):
-    ms = {}
-    for size in sizes:
-        pair = buffers(size, pinned, device)
-        if pair is not None:
-            ms[size] = timer(lambda pair=pair: pair[0].copy_(pair[1]))
-    return result(ms)
-
-
-@BANK.wrong("the copy goes another way")
-def copies_within_the_gpu(sizes, pinned, device, timer):
-    ms = {}
-    for size in sizes:
-        pair = buffers(size, pinned, device)
-        if pair is not None:
-            here = pair[0].to(device)
-            ms[size] = timer(lambda here=here, there=pair[1]: there.copy_(here))
-            del pair, here
-    return result(ms)
-
-
-@BANK.wrong("another number of bytes is copied than was asked for", "four bytes")
-def takes_floats(sizes, pinned, device, timer):
-    ms = {}
-    for size in sizes:
-        here, there = torch.ones(size), torch.empty(size, device=device)
-        here = here.pin_memory() if pinned else here
-        ms[size] = timer(lambda here=here, there=there: there.copy_(here))
-    return result(ms)
-
-
-@BANK.wrong("pinned=True, and the source is pageable", "leaves the old one as it is")
-def forgets_what_pin_memory_returns(sizes, pinned, device, timer):
-    ms = {}
-    for size in sizes:
-        pair = buffers(size, False, device)
-        if pair is not None:
-            here, there = pair
-            if pinned and device.type == "cuda":
-                here.pin_memory()
-            ms[size] = timer(lambda here=here, there=there: there.copy_(here))
-    return result(ms)
-
-
-@BANK.wrong("pinned=False, and the source is pinned", "is not heeded")
-def always_pins(sizes, pinned, device, timer):
-    return result(times(sizes, True, device, timer))
-
-
-@BANK.wrong("memory is pinned where there is no GPU", "ask device.type first")
-def pins_without_a_gpu(sizes, pinned, device, timer):
-    ms = {}
-    for size in sizes:
-        pair = buffers(size, False, device)
-        if pair is not None:
-            here, there = pair
-            here = here.pin_memory() if pinned else here
-            ms[size] = timer(lambda here=here, there=there: there.copy_(here))
-            del pair, here, there
-    return result(ms)
-
-
-@BANK.wrong("the timer was never called", "are those that timer gives")
-def ignores_the_timer(sizes, pinned, device, timer):
-    return {size: size * 1e-6 for size in sizes}, 0.0, 1.0
-
-
-@BANK.wrong("your function raised TypeError", "before timer could call it")
-def calls_the_copy_first(sizes, pinned, device, timer):
-    here, there = buffers(sizes[0], pinned, device)
-    return {sizes[0]: timer(there.copy_(here))}, 0.0, 1.0
-
-
-# --- wrong: sizes --------------------------------------------------------------------------------------
-
-
-@BANK.wrong("your function raised OutOfMemoryError", "catch torch.OutOfMemoryError")
-def does_not_catch(sizes, pinned, device, timer):
-    ms = {}
-    for size in sizes:
-        there = torch.empty(size, dtype=torch.uint8, device=device)
-        here = torch.ones(size, dtype=torch.uint8)
-        here = here.pin_memory() if pinned and device.type == "cuda" else here
-        ms[size] = timer(lambda here=here, there=there: there.copy_(here))
-        del here, there
-    return result(ms)
-
-
-@BANK.wrong("your function raised RuntimeError", "a plain RuntimeError")
-def catches_the_gpus_error_only(sizes, pinned, device, timer):
-    ms = {}
-    for size in sizes:
-        try:
-            there = torch.empty(size, dtype=torch.uint8, device=device)
-            here = torch.ones(size, dtype=torch.uint8)
-            here = here.pin_memory() if pinned and device.type == "cuda" else here
-        except torch.OutOfMemoryError:
-            continue
-        ms[size] = timer(lambda here=here, there=there: there.copy_(here))
-        del here, there
-    return result(ms)
-
-
-@BANK.wrong("sizes after the one that did not fit are missing", "continue")
-def stops_at_the_first(sizes, pinned, device, timer):
-    ms = {}
-    for size in sizes:
-        pair = buffers(size, pinned, device)
-        if pair is None:
-            break
-        ms[size] = timer(lambda pair=pair: pair[1].copy_(pair[0]))
-        del pair
-    return result(ms) if len(ms) > 1 else (ms, 0.0, 1.0)
-
-
-@BANK.wrong("a size that does not fit is in the result", "left out")
-def keeps_a_gap(sizes, pinned, device, timer):
-    ms = times(sizes, pinned, device, timer)
-    _, latency, bandwidth = result(ms)
-    return {size: ms.get(size) for size in sizes}, latency, bandwidth
-
-
-@BANK.wrong("the keys are not the sizes that were asked for", "not in MB")
-def keys_in_mb(sizes, pinned, device, timer):
-    ms, latency, bandwidth = ordinary_least_squares(sizes, pinned, device, timer)
-    return {size / 1e6: t for size, t in ms.items()}, latency, bandwidth
-
-
-@BANK.wrong("the sizes are in another order", "no need to sort")
-def sorts(sizes, pinned, device, timer):
-    return result(times(sorted(sizes), pinned, device, timer))
-
-
-@BANK.wrong("sizes are missing", "the first and the last too")
-def drops_the_first(sizes, pinned, device, timer):
-    return result(times(sizes[1:], pinned, device, timer))
-
-
-@BANK.wrong("your function changed its argument sizes", "sort of a list")
-def sorts_in_place(sizes, pinned, device, timer):
-    sizes.sort()
-    return result(times(sizes, pinned, device, timer))
-
-
-@BANK.wrong("an error that has nothing to do with memory is swallowed", "except Exception")
-def catches_everything(sizes, pinned, device, timer):
-    ms = {}
-    for size in sizes:
-        try:
-            here, there = buffers(size, pinned, device)
-            ms[size] = timer(lambda here=here, there=there: there.copy_(here))
-            del here, there
-        except Exception:
-            continue
-    return result(ms) if len(ms) > 1 else (ms, 0.0, 0.0)
-
-
-@BANK.wrong("a RuntimeError that has nothing to do with memory is swallowed", "or raise again")
-def catches_every_runtime_error(sizes, pinned, device, timer):
-    ms = {}
-    for size in sizes:
-        try:
-            there = torch.empty(size, dtype=torch.uint8, device=device)
-            here = torch.ones(size, dtype=torch.uint8)
-            here = here.pin_memory() if pinned and device.type == "cuda" else here
-            ms[size] = timer(lambda here=here, there=there: there.copy_(here))
-            del here, there
-        except RuntimeError:
-            continue
-    return result(ms) if len(ms) > 1 else (ms, 0.0, 0.0)
-
-
-@BANK.wrong("a size that fits by itself is left out", "let them go")
-def keeps_all_buffers_until_the_end(sizes, pinned, device, timer):
-    ms, kept = {}, []
-    for size in sizes:
-        kept.append(buffers(size, pinned, device))
-        if kept[-1] is not None:
-            here, there = kept[-1]
-            ms[size] = timer(lambda here=here, there=there: there.copy_(here))
-    return result(ms)
-
-
-@BANK.wrong("memory is still held on the GPU when the function has returned", "let it go")
-def keeps_the_buffers(sizes, pinned, device, timer):
-    ms = {}
-    for size in sizes:
-        pair = buffers(size, pinned, device)
-        if pair is not None:
-            keeps_the_buffers.kept = pair
-            ms[size] = timer(lambda pair=pair: pair[1].copy_(pair[0]))
-    return result(ms)
-
-
-# --- wrong: the numbers --------------------------------------------------------------------------------
-
-
-@BANK.wrong("a time in the dict is not what the timer gave", "ms holds milliseconds")
-def times_in_seconds(sizes, pinned, device, timer):
-    ms, latency, bandwidth = ordinary_least_squares(sizes, pinned, device, timer)
-    return {size: t / 1e3 for size, t in ms.items()}, latency, bandwidth
-
-
-@BANK.wrong("the bandwidth is in GiB/s", "2**30 is a GiB")
-def gib(sizes, pinned, device, timer):
-    ms, latency, bandwidth = ordinary_least_squares(sizes, pinned, device, timer)
-    return ms, latency, bandwidth * 1e9 / 2**30
-
-
-@BANK.wrong("the bandwidth is in MB/s", "times 1e-6")
-def megabytes(sizes, pinned, device, timer):
-    ms, latency, bandwidth = ordinary_least_squares(sizes, pinned, device, timer)
-    return ms, latency, bandwidth * 1e3
-
-
-@BANK.wrong("the bandwidth is bytes ÷ time of the largest copy", "still in that time")
-def effective(sizes, pinned, device, timer):
-    ms, latency, _ = ordinary_least_squares(sizes, pinned, device, timer)
-    return ms, latency, max(ms) / ms[max(ms)] * 1e-6
-
-
-@BANK.wrong("the bandwidth is the mean of bytes ÷ time", "mostly latency")
-def mean_of_rates(sizes, pinned, device, timer):
-    ms, latency, _ = ordinary_least_squares(sizes, pinned, device, timer)
-    return ms, latency, statistics.mean(size / t * 1e-6 for size, t in ms.items())
-
-
-@BANK.wrong("the bandwidth is all bytes ÷ all times", "all the latencies")
-def totals(sizes, pinned, device, timer):
-    ms, latency, _ = ordinary_least_squares(sizes, pinned, device, timer)
-    return ms, latency, sum(ms) / sum(ms.values()) * 1e-6
-
-
-@BANK.wrong("the line goes through zero", "fit both numbers")
-def through_zero(sizes, pinned, device, timer):
-    ms = times(sizes, pinned, device, timer)
-    return ms, 0.0, 1e-6 / (sum(x * t for x, t in ms.items()) / sum(x * x for x in ms))
-
-
-def through_two(ms, a, b):
-    bandwidth = (b - a) / (ms[b] - ms[a])
-    return ms, (ms[a] - a / bandwidth) * 1e3, bandwidth / 1e6
-
-
-@BANK.wrong("the line does not go through all of the times when they scatter", "fit it to all of them")
-def through_the_extremes(sizes, pinned, device, timer):
-    ms = times(sizes, pinned, device, timer)
-    return through_two(ms, min(ms), max(ms))
-
-
-@BANK.wrong("the line does not go through all of the times when they scatter", "fit it to all of them",
-            same_as="through_the_extremes")  # fmt: skip
-def through_the_first_two(sizes, pinned, device, timer):
-    ms = times(sizes, pinned, device, timer)
-    return through_two(ms, *list(ms)[:2])
-
-
-@BANK.wrong("the slope came back, not the bandwidth", "one over it")
-def slope(sizes, pinned, device, timer):
-    ms = times(sizes, pinned, device, timer)
-    latency, slope = line(ms)
-    return ms, latency * 1e3, slope
-
-
-@BANK.wrong("the latency is in milliseconds", "times 1000")
-def latency_in_ms(sizes, pinned, device, timer):
-    ms, latency, bandwidth = ordinary_least_squares(sizes, pinned, device, timer)
-    return ms, latency / 1e3, bandwidth
-
-
-@BANK.wrong("the latency is the time of the smallest copy", "meets 0 bytes")
-def smallest(sizes, pinned, device, timer):
-    ms, _, bandwidth = ordinary_least_squares(sizes, pinned, device, timer)
-    return ms, ms[min(ms)] * 1e3, bandwidth
-
-
-@BANK.wrong("the latency is zero", "two numbers are to be fitted")
-def no_latency(sizes, pinned, device, timer):
-    ms, _, bandwidth = ordinary_least_squares(sizes, pinned, device, timer)
-    return ms, 0, bandwidth
-
-
-@BANK.wrong("the bandwidth is in Gbit/s", "count bytes")
-def bits(sizes, pinned, device, timer):
-    ms, latency, bandwidth = ordinary_least_squares(sizes, pinned, device, timer)
-    return ms, latency, bandwidth * 8
-
-
-@BANK.wrong("bandwidth_gbps is not a number", ".item() or float()")
-def tensors(sizes, pinned, device, timer):
-    ms, latency, bandwidth = ordinary_least_squares(sizes, pinned, device, timer)
-    return ms, latency, torch.tensor(bandwidth)
-
-
-@BANK.wrong("the result does not have the form that was asked for")
-def only_the_times(sizes, pinned, device, timer):
-    return times(sizes, pinned, device, timer)
-
-
-@BANK.wrong("the result does not have the form that was asked for", "without a return")
-def returns_nothing(sizes, pinned, device, timer):
-    times(sizes, pinned, device, timer)
-
-
-@BANK.wrong("a device that is not there is taken for one without room", "not every RuntimeError of torch.empty")
-def takes_any_error_of_a_buffer_for_no_room(sizes, pinned, device, timer):
-    ms = {}
-    for size in sizes:
-        try:
-            there = torch.empty(size, dtype=torch.uint8, device=device)
-            here = torch.ones(size, dtype=torch.uint8)
-            here = here.pin_memory() if pinned and device.type == "cuda" else here
-        except RuntimeError:
-            continue
-        ms[size] = timer(lambda here=here, there=there: there.copy_(here))
-        del here, there
-    return result(ms) if len(ms) > 1 else (ms, 0.0, 0.0)
-
-
-# --- wrong: what else is inside the clock, where the copy goes, and what is held --------------------------
-
-
-def each(sizes, pinned, device, timer, copy):
-    """`times`, with another copy."""
-    ms = {}
-    for size in sizes:
-        pair = buffers(size, pinned, device)
-        if pair is not None:
-            here, there = pair
-            ms[size] = timer(lambda here=here, there=there: copy(here, there))
-            del pair, here, there
-    return result(ms)
-
-
-@BANK.wrong("the host waits inside the clock", "timer itself waits")
-def waits_inside(sizes, pinned, device, timer):
-    def copy(here, there):
-        there.copy_(here, non_blocking=True)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-
-    return each(sizes, pinned, device, timer, copy)
-
-
-@BANK.wrong("the host waits inside the clock", "timer itself waits", same_as="waits_inside")
-def waits_before_the_copy(sizes, pinned, device, timer):
-    def copy(here, there):
-        if there.is_cuda:
-            torch.cuda.current_stream(device).synchronize()
-        there.copy_(here)
-
-    return each(sizes, pinned, device, timer, copy)
-
-
-@BANK.wrong("the allocator's memory is given back inside the clock", "takes its time")
-def empties_the_cache_inside(sizes, pinned, device, timer):
-    def copy(here, there):
-        torch.cuda.empty_cache()
-        there.copy_(here)
-
-    return each(sizes, pinned, device, timer, copy)
-
-
-@BANK.wrong("the copy goes onto itself", "gives the source itself")
-def makes_the_destination_of_the_source(sizes, pinned, device, timer):
-    ms = {}
-    for size in sizes:
-        try:
-            here = torch.ones(size, dtype=torch.uint8)
-            there = here.to(device)
-            here = here.pin_memory() if pinned and device.type == "cuda" else here
-        except RuntimeError as error:
-            if any(words in str(error) for words in NO_ROOM):
-                continue
-            raise
-        ms[size] = timer(lambda here=here, there=there: there.copy_(here, non_blocking=True))
-        del here, there
-    return result(ms)
-
-
-@BANK.wrong("the copy goes another way", "the number got lost")
-def takes_the_kind_of_the_device(sizes, pinned, device, timer):
-    return result(times(sizes, pinned, torch.device(device.type), timer))
-
-
-@BANK.wrong("your function raised RuntimeError", "torch.device('cuda') has no number")
-def writes_the_number_into_a_text(sizes, pinned, device, timer):
-    place = f"cuda:{device.index}" if device.type == "cuda" else "cpu"
-    return result(times(sizes, pinned, torch.device(place), timer))
-
-
-@BANK.wrong("a kernel's illegal memory access is taken for a size without room", "stands outside of the try")
-def has_the_timer_in_the_try(sizes, pinned, device, timer):
-    ms = {}
-    for size in sizes:
-        try:
-            here, there = torch.ones(size, dtype=torch.uint8), torch.empty(size, dtype=torch.uint8, device=device)
-            here = here.pin_memory() if pinned and device.type == "cuda" else here
-            ms[size] = timer(lambda here=here, there=there: there.copy_(here))
-            del here, there
-        except RuntimeError as error:
-            if "memory" not in str(error):
-                raise
-    return result(ms) if len(ms) > 1 else (ms, 0.0, 0.0)
-
-
-@BANK.wrong("your function raised RuntimeError", "pin_memory() asks for memory too")
-def pins_outside_the_try(sizes, pinned, device, timer):
-    ms = {}
-    for size in sizes:
-        pair = buffers(size, False, device)
-        if pair is not None:
-            here, there = pair
-            here = here.pin_memory() if pinned and device.type == "cuda" else here
-            ms[size] = timer(lambda here=here, there=there: there.copy_(here))
-            del pair, here, there
-    return result(ms)
-
-
-KEPT = []  # emptied where a new run begins, so that no test holds the memory of another
-
-
-@BANK.wrong("memory is still held on the host when the function has returned", "the sources are tensors too")
-def keeps_the_sources(sizes, pinned, device, timer):
-    KEPT.clear()
-
-    def copy(here, there):
-        KEPT.append(here)
-        there.copy_(here)
-
-    return each(sizes, pinned, device, timer, copy)
-
-
-@BANK.wrong("memory is still held on the host when the function has returned", "both buffers",
-            same_as="keeps_the_sources")  # fmt: skip
-def keeps_the_buffers_of_the_cpu(sizes, pinned, device, timer):
-    KEPT.clear()
-
-    def copy(here, there):
-        if not there.is_cuda:
-            KEPT.append((here, there))
-        there.copy_(here)
-
-    return each(sizes, pinned, device, timer, copy)
-
-
-@BANK.wrong("your function raised ZeroDivisionError", "needs a third")
-def estimates_the_error_of_the_line(sizes, pinned, device, timer):
-    ms, latency, bandwidth = ordinary_least_squares(sizes, pinned, device, timer)
-    off = [latency * 1e-3 + size / bandwidth * 1e-6 - t for size, t in ms.items()]
-    assert sum(d * d for d in off) / (len(ms) - 2) < 1e9
-    return ms, latency, bandwidth
+BANK.right(
+    (change(", non_blocking=True", ""), add("import statistics", before="ms = {}"),
+     line("statistics.linear_regression(list(ms), list(ms.values()))[::-1]")),
+    (*UNPINNED, change(HERE, f"{HERE[:-1]}, pin_memory=pinned and device.type != 'cpu')"), drop(DEL),
+     change(COPY, "there.__setitem__(slice(None), here)"), add("import numpy", before="ms = {}"),
+     line("numpy.polyfit(list(ms), list(ms.values()), 1, w=[size**0.5 for size in ms])[::-1]")),
+)  # fmt: skip
+BANK.mistakes(
+    ("the destination is made inside the clock", "x.to(device) takes new memory each time: copy into what is there",
+     change(COPY, "here.to(device, non_blocking=True, copy=True)")),
+    ("pinning is inside the clock", "it locks pages and copies the data on the host: none of the transfer's time",
+     (*UNPINNED, change(COPY, "there.copy_(here.pin_memory() if pinned and there.is_cuda else here)"))),
+    ("the data are made inside the clock", "the host's time for that would be counted: make both buffers before",
+     (*UNPINNED, change(COPY, "there.copy_(torch.ones(size, dtype=torch.uint8))"))),
+    ("nothing is copied inside the clock", ".to(device) gives what is there already: the source stays on the CPU",
+     change(COPY, "there.to(device)")),
+    ("ten copies are made inside the clock", "timer repeats by itself, and gives the time of one call",
+     change(COPY, "[there.copy_(here) for _ in range(10)]")),
+    ("the host does more than copy inside the clock", "timer itself waits for what it times: no synchronize, no event, "
+     "no empty_cache()", change(COPY, "(there.copy_(here), there.is_cuda and torch.cuda.synchronize(device))"),
+     change(COPY, "(torch.cuda.empty_cache(), there.copy_(here))")),
+    ("the timer was never called", "the times to return are those that timer gives",
+     change(f"timer(lambda: {COPY})", "size * 1e-6")),
+    ("the copy was made before timer could call it", "pass a function: timer(lambda: there.copy_(here))",
+     change("timer(lambda: ", "timer(")),
+    ("four times as many bytes are copied", "a float32 has four bytes, a torch.uint8 one",
+     (change("dtype=torch.uint8, device", "device"), change(HERE, "here = torch.ones(size)"))),
+    ("the copy goes from the device to the CPU", "target.copy_(source): the one in front is written",
+     change(COPY, "here.copy_(there)")),
+    ("the copy goes from one buffer on the device to another", "the source is on the CPU, and stays there",
+     add("here = here.to(device, copy=True)", before="ms[size] =")),
+    ("the copy goes onto itself", "on the CPU source.to(device) gives the source: torch.empty makes a target",
+     add("there = here.to(device) if device.type == 'cpu' else there", before="ms[size] =")),
+    ("the copy goes to the current GPU, also where `device` is another", "the number got lost: hand device on as it is",
+     change("device=device)", "device=device.type)")),
+    ("the number of the device is written into a text", "torch.device('cuda') has none: hand device on as it is",
+     change("device=device)", "device=f'cuda:{device.index}' if device.type == 'cuda' else 'cpu')")),
+    ("the source is pageable with pinned=True", "pin_memory() gives a new tensor and leaves the old one as it is",
+     change(PIN, "here.pin_memory()")),
+    ("the source is pinned with pinned=False", "the argument pinned is not heeded", change(IF, "if there.is_cuda:")),
+    ("the source is pinned where the device is the CPU", "without a GPU that is an error: ask device.type first",
+     change(IF, "if pinned:")),
+    ("no error of a buffer is caught", "the benchmark goes on without that size: catch torch.OutOfMemoryError",
+     change(CATCH, "KeyError as")),
+    ("the host's error is not caught", "the host's allocator raises a plain RuntimeError: catch it as well",
+     change(CATCH, "torch.OutOfMemoryError as")),
+    ("memory is pinned outside of the try", "pin_memory() asks for memory too",
+     (*UNPINNED, add("here = here.pin_memory() if pinned and there.is_cuda else here", before="ms[size] ="))),
+    ("sizes after the one that did not fit are missing", "smaller ones may follow: continue, not break",
+     change("continue", "break")),
+    ("a size that does not fit is in the dict", "left out: who plots it would have to take out a None in its place",
+     back(ms="{size: ms.get(size) for size in sizes}")),
+    ("a size that fits by itself is left out", "the buffers of earlier sizes still hold the memory: let them go",
+     (add("kept = []", before="ms = {}"), change(DEL, "kept.append((here, there))"))),
+    ("the keys are in MB", "the keys are the numbers of bytes as they were given",
+     back(ms="{size / 1e6: t for size, t in ms.items()}")),
+    ("the sizes are sorted", "keep them as they come: no need to sort", change("in sizes:", "in sorted(sizes):")),
+    ("the first size is missing", "each that fits is timed, the first too", change("in sizes:", "in sizes[1:]:")),
+    ("the dict of an earlier call is filled on", "a default argument is made once: make the dict in the function",
+     (drop("ms = {}"), change("device, timer):", "device, timer, ms={}):"))),
+    ("your function changed its argument sizes", "sort of a list", add("sizes.sort()", before="ms = {}")),
+    ("every error is taken for a size without room", "except Exception, or a bare except, takes every fault for that",
+     (*TRIED, change(CATCH, "Exception as"), change(RAISE, "pass"))),
+    ("every RuntimeError is taken for a size without room", 'look for "memory" in str(error), or raise again',
+     (*TRIED, change(RAISE, "pass"))),
+    ("a kernel's illegal memory access is taken for a size without room", "timer(…) stands outside of the try", TRIED),
+    ("a GPU that is not there is taken for one without room", "not every RuntimeError of torch.empty is about room: "
+     'look for "memory" in str(error)', change(RAISE, "pass")),
+    ("two sizes are not enough for it", "they make a line; what estimates its errors needs a third",
+     add("assert sum(ms.values()) / (len(ms) - 2) > 0", before="return ms")),
+    ("buffers stay on the GPU", "they are kept in a list, a global or on the function: let them go",
+     change(DEL, "transfer_benchmark.kept = there")),
+    ("buffers stay on the host", "the sources are tensors too, and on the CPU both buffers are: let them go",
+     change(DEL, "transfer_benchmark.kept = here")),
+    ("buffers stay on the host where the device is the CPU", "on the CPU both are on the host: let them go, too",
+     change(DEL, "transfer_benchmark.kept = None if there.is_cuda else there")),
+    ("the dict holds seconds", "timer gives milliseconds, and ms holds milliseconds",
+     back(ms="{size: t / 1e3 for size, t in ms.items()}")),
+    ("the bandwidth is in GiB/s", "1 GB is 10⁹ bytes; 2**30 is a GiB", back(bandwidth="1e3 / slope / 2**30")),
+    ("the bandwidth is in MB/s", "bytes per ms times 1e-6 are GB/s", back(bandwidth="1e-3 / slope")),
+    ("the bandwidth is in bytes per second", "1 GB/s is 10⁹ bytes per second", back(bandwidth="1e3 / slope")),
+    ("the bandwidth is in Gbit/s", "bandwidths of memory count bytes, of 8 bits", back(bandwidth="8e-6 / slope")),
+    ("the slope came back, not the bandwidth", "it is time per byte: one over it", back(bandwidth="slope")),
+    ("the bandwidth is bytes ÷ time of the largest copy", "its latency is still in that time: take the line's slope",
+     back(bandwidth="max(ms) / ms[max(ms)] * 1e-6")),
+    ("the bandwidth is the mean of bytes ÷ time", "for small copies that is mostly latency: take the line's slope",
+     back(bandwidth="sum(size / t * 1e-6 for size, t in ms.items()) / len(ms)")),
+    ("the bandwidth is all bytes ÷ all times", "all the latencies are in that sum: take the line's slope",
+     back(bandwidth="sum(ms) / sum(ms.values()) * 1e-6")),
+    ("the latency is in milliseconds", "the line is fitted to milliseconds: times 1000", back("latency")),
+    ("the latency is zero", "a line through zero leaves it out: two numbers are to be fitted", back("0")),
+    ("the latency is the time of the smallest copy", "it is where the line meets 0 bytes", back("ms[min(ms)] * 1e3")),
+    ("the line goes through zero", "without a latency: fit both numbers",
+     line("(0.0, sum(x * t for x, t in ms.items()) / sum(x * x for x in ms))")),
+    ("the line goes through two of the times", "a line through two follows their errors: fit it to all of them",
+     *(line(f"(lambda a, b, c: (ms[a] - a * c(a, b), c(a, b)))({two}, lambda a, b: (ms[b] - ms[a]) / (b - a))")
+       for two in ("min(ms), max(ms)", "*list(ms)[:2]"))),
+    ("a number came back as a tensor", "use .item() or float()", back(bandwidth="torch.tensor(1e-6 / slope)")),
+    ("only the dict came back", "latency and bandwidth belong to it", change(", latency * 1e3, 1e-6 / slope", "")),
+    ("nothing came back", "the function ends without a return", change("return ms,", "ms,")),
+)  # fmt: skip
