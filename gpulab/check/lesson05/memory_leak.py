@@ -1,377 +1,213 @@
-"""The check of a training loop that was repaired: what it returns is the same, and no step leaves memory behind."""
+"""Exercise 05.1, "find the leak": what the loop returns is the same, and no step leaves memory behind.
+
+Each time a batch is asked for, the blocks that are alive are counted by their size, which tells what they are.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ..audit import TRAINED, Kind
-from ..base import Trial, check
+from ..audit import TRAINED
+from ..base import OPTIMIZERS
+from ..contract import Clause, Contract, Facts, Near
 from ..measure import virtual_gpu
+from ..scenes import Scene
 from ..wording import show
-from .sections import EVALUATION, LEAKS
 
-ROWS, HELD_OUT, WIDTH, CLASSES, STEPS = 256, 192, 128, 32, 8
+LEAKS, EVALUATION = "Leaks that are, and leaks that are not", "Evaluation keeps nothing, if you say so"
+ROWS, SHORT, HELD_OUT, WIDTH, HIDDEN, CLASSES = 250, 50, 190, 128, 96, 32
 SCALARS = 64  # bytes a step that a list of 0-dim tensors may take
+EPOCHS = {  # rows of the batches, the GPU
+    "6 batches of a loader": ([ROWS] * 6, 0),
+    "7 batches of a generator, the last one short": ([ROWS] * 6 + [SHORT], 1),
+}
 Pair = tuple[torch.Tensor, torch.Tensor]
 
+GROWS = "bytes that each step leaves, in pieces as large as "
+BATCH, OUTPUTS, SCORED = GROWS + "a batch", GROWS + "its outputs", GROWS + "what a layer makes of the held-out rows"
+ROW, OTHERS = GROWS + "a row", GROWS.removesuffix(" as large as ") + " of other sizes"
+STEPS, AHEAD, KIND = "steps of the optimizer", "batches asked for before their turn", "what is returned"
+VALUES = {"losses": "type of the losses", "scores": "type of the scores"}
+GRAPH, TRAINING = "validations that build a graph", "validations in training mode"
+EVALUATING, MODE = "training steps in evaluation mode", "models that come back in evaluation mode"
+PLACE, LATE = "where the hardest rows are", "rows still on their way to the host"
+KEEPS = "bytes of the host that a hardest row keeps"
+CLAUSES = (
+    Clause("take one at a time", [AHEAD], "several batches are on the GPU at once", read=LEAKS),
+    Clause("with live memory that does not grow from step to step", [SCORED, BATCH, OUTPUTS, ROW, OTHERS],
+           "live memory grows with every step", "what is kept for each step holds memory of the GPU", LEAKS),
+    Clause("with no graph built", [GRAPH], "the validation builds a graph", read=EVALUATION),
+    Clause("in evaluation mode", [TRAINING], "the validation runs in training mode", read=EVALUATION),
+    Clause("is in training mode and stays so", [EVALUATING, MODE], "the model does not stay in training mode",
+           read=EVALUATION),
+    Clause("three lists with one entry for each batch", [KIND], "three such lists do not come back"),
+    Clause("losses, floats", [*VALUES.values()], "losses or scores are no floats", read=LEAKS),
+    Clause("the mse loss of the batch", ["losses"], "the losses are not those of the loop as it was", read=LEAKS),
+    Clause("the l1 loss on the held-out data after the step", ["scores"],
+           "the scores are not those of the loop as it was", read=LEAKS),
+    Clause("Train for one epoch, as train_leaky does", [STEPS, "weights afterwards"],
+           "the model is not trained as by the loop as it was", read=LEAKS),
+    Clause("tensors on the CPU", [PLACE, LATE], "the hardest rows are not on the CPU", read=LEAKS),
+    Clause("the row of x whose squared error, by the outputs from before the step, is the largest", ["hardest rows"],
+           "the hardest rows are not those of the loop as it was", read=LEAKS),
+    Clause("tensors on the CPU: the row of x", [KEEPS], "each hardest row keeps more than itself on the host",
+           read=LEAKS),
+)  # fmt: skip
 
-def network() -> nn.Module:
-    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Dropout(0.5), nn.Linear(WIDTH, CLASSES))
 
-
-def requested() -> int:
-    """Bytes in live tensors on the GPU, without the rounding to blocks."""
-    found: int = torch.cuda.memory_stats().get("requested_bytes.all.current", 0)
-    return found
-
-
-def segments_freed() -> int:
-    found: int = torch.cuda.memory_stats().get("segment.all.freed", 0)
+def live(gpu: int) -> Counter[str]:
+    """Bytes that are alive on this GPU, by what is of their size; without the rounding to blocks."""
+    names = {ROWS * WIDTH: BATCH, ROWS * CLASSES: OUTPUTS, WIDTH: ROW}
+    names |= {HELD_OUT * HIDDEN: SCORED, HELD_OUT * CLASSES: SCORED}
+    found = Counter[str]()
+    for segment in torch.cuda.memory_snapshot():
+        for block in segment["blocks"]:
+            if segment["device"] == gpu and block["state"] == "active_allocated":
+                found[names.get(block["requested_size"] / 4, OTHERS)] += block["requested_size"]
     return found
 
 
 class Loader:
-    """Batches on the GPU, made when they are asked for and kept by nobody; notes the live bytes at each step."""
+    """Batches on the GPU, made when they are asked for and kept by nobody; notes what is alive by then."""
 
-    def __init__(self, data: list[Pair], optimizer: Optimizer) -> None:
-        self.data, self.optimizer = data, optimizer
-        self.live: list[int] = []
-        self.ahead = 0  # batches asked for before the one before was trained on
+    def __init__(self, data: list[Pair], optimizer: torch.optim.Optimizer, gpu: int) -> None:
+        self.data, self.gpu = data, gpu
+        self.live: list[Counter[str]] = []
+        self.steps = self.ahead = 0
+        optimizer.register_step_post_hook(lambda *of_step: setattr(self, "steps", self.steps + 1))
 
     def __len__(self) -> int:
         return len(self.data)
 
     def __iter__(self) -> Iterator[Pair]:
-        self.live.clear()
-        for i, (x, y) in enumerate(self.data):
-            self.live.append(requested())
-            self.ahead += self.optimizer.steps < i
-            yield x.to("cuda"), y.to("cuda")
-        self.live.append(requested())
+        for asked, (x, y) in enumerate(self.data):
+            self.live.append(live(self.gpu))
+            self.ahead += self.steps < asked
+            yield x.to(f"cuda:{self.gpu}"), y.to(f"cuda:{self.gpu}")
 
-    @property
-    def growth(self) -> int:
+    def growth(self, name: str) -> int:
         """Bytes by which a step raises what lives, once the first two have made what stays."""
-        return (self.live[-2] - self.live[2]) // (len(self.live) - 4) if len(self.live) > 5 else 0
+        return round((self.live[-1][name] - self.live[2][name]) / (len(self.live) - 3))
 
 
-class Optimizer(torch.optim.SGD):
-    """Counts what it is asked for."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__(model.parameters(), lr=0.05)
-        self.steps = self.clears = 0
-
-    def step(self, closure: Any = None) -> Any:
-        self.steps += 1
-        return super().step(closure)
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        self.clears += 1
-        super().zero_grad(set_to_none)
-
-
-@dataclass
-class Forwards:
-    """What was in force when the model saw the held-out rows, all at once or some at a time."""
-
-    held_out: torch.Tensor
-    graphs: int = 0
-    training: int = 0
-    seen: int = 0
-    rows: int = 0
-    evaluating: int = 0  # batches that were trained on in evaluation mode
-
-    def note(self, model: nn.Module, args: tuple[Any, ...]) -> None:
-        rows = len(args[0]) if args and isinstance(args[0], torch.Tensor) else 0
-        self.evaluating += rows == ROWS and torch.is_grad_enabled() and not model.training
-        own = rows and args[0].untyped_storage()._cdata == self.held_out.untyped_storage()._cdata
-        if own or rows == HELD_OUT or (rows and not torch.is_grad_enabled() and not model.training):
-            self.seen += 1
-            self.rows += rows
-            self.graphs += torch.is_grad_enabled()
-            self.training += model.training
-
-
-def reference(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    batches: Any,
-    held_out: Pair,
-    *,
-    losses: str = "number",
-    scores: str = "number",
-    hardest: str = "host",
-) -> tuple[list[Any], list[Any], list[Any]]:
-    """The loop, right by default, or with the leaks named.
-
-    losses   number · elements: the tensor of mse_loss, whose storage is as large as its elements
-    scores   number · graph: with the graph of the validation
-    hardest  host · view: a row that keeps its batch · gpu: a copy of the row on the GPU
-    """
-    kept: tuple[list[Any], list[Any], list[Any]] = ([], [], [])
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Loader, held_out: Pair) -> tuple[list[Any], ...]:
+    """The right answer."""
+    kept: tuple[list[Any], ...] = ([], [], [])
     for x, y in batches:
-        model.train()
-        output = model(x)
+        output = model.train()(x)
         loss = F.mse_loss(output, y)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        kept[0].append(loss.detach() if losses == "elements" else loss.item())
-        row = x[(output.detach() - y).square().sum(1).argmax()]
-        kept[2].append({"host": row.cpu(), "view": row, "gpu": row.clone()}[hardest])
-        model.eval()
-        with torch.set_grad_enabled(scores == "graph"):
-            score = F.l1_loss(model(held_out[0]), held_out[1])
-        kept[1].append(score if scores == "graph" else score.item())
-        model.train()
+        with torch.no_grad():
+            score = F.l1_loss(model.eval()(held_out[0]), held_out[1])
+        row = (output.detach() - y).square().sum(1).argmax()
+        for part, value in zip(kept, (loss.item(), score.item(), x[row].cpu()), strict=True):
+            part.append(value)
+    model.train()
     return kept
 
 
-LEAKY = {
-    "graph": ("scores", "graph", "the graph of every validation stays alive"),
-    "view": ("hardest", "view", "each hardest row keeps its whole batch alive"),
-    "elements": ("losses", "elements", "something as large as the outputs stays alive with each step"),
-    "gpu": ("hardest", "gpu", "the hardest rows stay on the GPU"),
-}
-WHY = {
-    "graph": "the scores are kept with their graph, and no backward ever frees what it saved: no_grad() around the "
-    "validation, and a number in the list",
-    "view": "x[i] is a view, also after detach(): it has no memory of its own, and keeps the batch's. Copy it to the "
-    "host",
-    "elements": "mse_loss returns a scalar whose storage is as large as its elements, which are as many as the "
-    "outputs, and detach() shares it: keep loss.item(). Kept outputs take the same bytes",
-    "gpu": "a detached copy on the GPU is memory of the GPU: .cpu() moves it to where there is more",
-}
+def play(call: Callable[..., Any], scene: Scene) -> Facts:
+    sizes, index = EPOCHS[scene.epoch]
+    data = [(torch.randn(rows, WIDTH), torch.randn(rows, CLASSES)) for rows in (*sizes, HELD_OUT)]
+    start = nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.ReLU(), nn.Dropout(0.5), nn.Linear(HIDDEN, CLASSES))
+    seen: Counter[str] = Counter()
 
+    def note(model: nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> None:
+        if len(output) in sizes:
+            seen[EVALUATING] += output.requires_grad and not model.training
+        else:
+            seen[GRAPH] += output.requires_grad
+            seen[TRAINING] += model.training
 
-@dataclass(frozen=True)
-class Case:
-    model: nn.Module
-    data: list[Pair]
-    held_out: Pair
-
-    def run(self, function: Any, **mistakes: str) -> tuple[Any, Loader]:
-        """`function` on copies of everything, on the GPU in force."""
-        model = copy.deepcopy(self.model).to("cuda")
-        optimizer = Optimizer(model)
-        loader = Loader(self.data, optimizer)
-        torch.manual_seed(0)
-        held = self.held_out[0].to("cuda"), self.held_out[1].to("cuda")
-        return function(model, optimizer, loader, held, **mistakes), loader
-
-
-@check(lesson=5, says="the same numbers, and no step leaves more than the one before")
-def memory_leak(student: Any, trial: Trial) -> None:
-    """Check a function of (model, optimizer, batches, held_out): it trains one epoch and returns losses, scores and
-    hardest rows, and the live memory does not grow with the steps."""
-    trial.function(student, ("model", "optimizer", "batches", "held_out"))
-
-    def draw(rows: int) -> Pair:
-        return torch.randn(rows, WIDTH), torch.randn(rows, CLASSES)
-
-    case = Case(network(), [draw(ROWS) for _ in range(STEPS)], draw(HELD_OUT))
-    with virtual_gpu():
-        want, right = case.run(reference)
-    with virtual_gpu() as gpu:
-        model = copy.deepcopy(case.model).to("cuda")
-        held = case.held_out[0].to("cuda"), case.held_out[1].to("cuda")
-        forwards, optimizer = Forwards(held[0]), Optimizer(model)
-        loader = Loader(case.data, optimizer)
-        model.register_forward_pre_hook(forwards.note)
-        freed = segments_freed()
+    def run(function: Callable[..., Any]) -> tuple[Any, nn.Module, Loader]:
+        """`function` on copies of everything, on the GPUs in force."""
+        model = copy.deepcopy(start).to(f"cuda:{index}")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5)
+        loader = Loader(data[:-1], optimizer, index)
+        held_out = data[-1][0].to(f"cuda:{index}"), data[-1][1].to(f"cuda:{index}")
         torch.manual_seed(0)  # the GPU's too: dropout must draw the same
-        may_change: dict[str, Iterable[Kind]] = {
-            "model": {*TRAINED, "mode"},
-            "optimizer": {"state"},
-        }  # the mode is judged below
-        with gpu.timeline() as timeline:
-            got = trial.call(student, model, optimizer, loader, held, may_change=may_change, explain=_explain)
-            now = gpu.clock.host
-        late = [s for s in timeline.spans if s.where == "to host" and s.start + s.seconds > now]
-        emptied = segments_freed() > freed
-        clears = optimizer.clears
-        _judge_work(trial, optimizer, forwards, loader)
-        _judge_growth(trial, case, loader, right, emptied=emptied, clears=clears)
-        _judge_modes(trial, forwards)
-        _judge_result(trial, got, want, clears)
-        trial.expect(
-            not late,
-            "a row is still on its way to the host when the function returns",
-            expected="the hardest rows on the CPU, with their values",
-            got="a copy that nobody has waited for",
-            likely="non_blocking=True returns before the values have come: .cpu() waits, and so does the next .item()",
-            read=LEAKS,
-        )
-        trial.expect(
-            model.training,
-            "the model came back in evaluation mode",
-            expected="training mode, as it was",
-            got="model.training is False",
-            likely="eval() for the validation, and train() after it",
-            read=EVALUATION,
-        )
+        model.register_forward_hook(note)
+        got = function(model, optimizer, iter(loader) if "generator" in scene.epoch else loader, held_out)
+        return got, model, loader
+
+    with virtual_gpu(count=2):
+        wanted, right, _ = run(train)
+    seen.clear()
+    with virtual_gpu(count=2) as gpu, gpu.timeline() as timeline:
+        may_change = {"model": {*TRAINED, "mode"}, "optimizer": {"state"}}
+        got, model, loader = run(lambda *args: call(*args, may_change=may_change))
+        late = sum(span.where == "to host" and span.start + span.seconds > gpu.clock.host for span in timeline.spans)
+        emptied = torch.cuda.memory_stats(index).get("segment.all.freed", 0) > 0
+    facts = Facts(f"{scene.epoch}, on cuda:{index}")
+    facts.add(STEPS, loader.steps, len(sizes))
+    if facts.hold():
+        facts.add(AHEAD, loader.ahead, 0)
+    if facts.hold():
+        for name in (SCORED, BATCH, OUTPUTS, ROW, OTHERS):
+            growth = loader.growth(name)
+            facts.add(name, growth if name != OTHERS or growth > SCALARS else 0, 0)
+        facts.seen["the cache is emptied"] = emptied
+    seen[MODE] = not model.training
+    for name in (GRAPH, TRAINING, EVALUATING, MODE):
+        facts.add(name, int(seen[name]), 0)
+    trained = loader.steps == len(sizes) and not seen.total()
+    compare(facts, got, wanted, trained)
+    if trained:
+        facts.add("weights afterwards", flat(model), Near(flat(right), 1e-3))
+        if facts.seen.get(PLACE) == ["cpu"]:
+            facts.add(LATE, late, 0)
+    return facts
 
 
-def _judge_work(trial: Trial, optimizer: Optimizer, forwards: Forwards, loader: Loader) -> None:
-    trial.expect(
-        optimizer.steps == STEPS,
-        "the optimizer that was passed in does not step once for each batch",
-        expected=f"{STEPS} steps",
-        got=f"{optimizer.steps}",
-        likely="the loop must still train: repair what it keeps, not what it does",
-        read=LEAKS,
-    )
-    trial.expect(
-        not loader.ahead,
-        "several batches are on the GPU at once",
-        expected="one batch at a time, taken from the loader when its turn comes",
-        got=f"{loader.ahead} of {STEPS} batches were asked for before their turn",
-        likely="list(batches) holds the whole epoch in memory",
-        read=LEAKS,
-    )
-    trial.expect(
-        forwards.rows == STEPS * HELD_OUT,
-        "the held-out rows are not scored once for each batch",
-        expected=f"{STEPS} times the {HELD_OUT} held-out rows, {STEPS * HELD_OUT:,} rows in all",
-        got=f"{forwards.rows:,} rows in {forwards.seen} forward passes",
-        likely="the loop must still validate after each step: repair what it keeps, not what it does",
-        read=LEAKS,
-    )
+def flat(model: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().cpu().flatten() for p in model.parameters()])
 
 
-def _judge_growth(trial: Trial, case: Case, loader: Loader, right: Loader, *, emptied: bool, clears: int) -> None:
-    growth = loader.growth
-    if growth <= right.growth + SCALARS:
+def compare(facts: Facts, got: Any, wanted: tuple[list[Any], ...], trained: bool) -> None:
+    """What came back; its values only if the model was trained as it should."""
+    count = len(wanted[0])
+    lists = isinstance(got, tuple | list) and len(got) == 3 and all(isinstance(part, tuple | list) for part in got)
+    right = f"three lists, of {count}, {count} and {count}"
+    facts.add(KIND, "three lists, of {}, {} and {}".format(*map(len, got)) if lists else show(got), right)
+    if facts.seen[KIND] != right:
         return
-    also = []
-    if emptied:
-        also.append("empty_cache() is called, and gives back only what no tensor holds: it cannot end a leak")
-    if clears > STEPS + 1:
-        also.append("zero_grad() is called again: gradients lie in one buffer, and are not what grows")
-    rows = {
-        "expected": "the same live bytes when each step begins",
-        "got": f"{growth:,} bytes more with every step (virtual)",
-    }
-    found = _explanation(case, growth)
-    if not found:
-        trial.fail(
-            "live memory grows with every step",
-            likely="something that is kept for each step holds tensors on the GPU: outputs, losses with their graph, "
-            "or what a hook collects",
-            also="; ".join(also),
-            read=LEAKS,
-            **rows,
-        )
-    first, *rest = found
-    also = [LEAKY[name][2] for name in rest] + also
-    trial.fail(LEAKY[first][2], likely=WHY[first], also="; ".join(also), read=LEAKS, **rows)
+    for (name, kind), part, values in zip(VALUES.items(), got, wanted, strict=False):
+        types = {"float" if isinstance(value, float) else type(value).__name__ for value in part}
+        facts.add(kind, sorted(types), ["float"])
+        if trained and facts.seen[kind] == ["float"]:
+            facts.add(name, list(part), Near(values, 1e-4))
+    rows = got[2]
+    places = {str(row.device) if isinstance(row, torch.Tensor) else type(row).__name__ for row in rows}
+    facts.add(PLACE, sorted(places), ["cpu"])
+    if facts.seen[PLACE] != ["cpu"]:
+        return
+    storages = {row.untyped_storage()._cdata: row.untyped_storage().nbytes() for row in rows}
+    facts.add(KEEPS, sum(storages.values()) // count, 4 * WIDTH)
+    if trained:
+        equal = sum(a.shape == b.shape and torch.equal(a, b) for a, b in zip(rows, wanted[2], strict=True))
+        facts.seen["sums of the hardest rows"] = [float(row.float().sum()) for row in rows]
+        facts.add("hardest rows", f"those of {equal} batches", f"those of {count} batches")
 
 
-def _explanation(case: Case, growth: int) -> list[str]:
-    """The leaks of the table that together come to this growth; none where they do not."""
-    sizes = {}
-    for name, (aspect, value, _) in LEAKY.items():
-        with virtual_gpu():
-            _, loader = case.run(reference, **{aspect: value})
-        sizes[name] = loader.growth
-    names = list(LEAKY)
-    chosen = [[n for i, n in enumerate(names) if bits >> i & 1] for bits in range(1, 2 ** len(names))]
-    for some in sorted(chosen, key=len):
-        if {"view", "gpu"} <= set(some):
-            continue
-        if abs(sum(sizes[n] for n in some) - growth) <= SCALARS:
-            return some
-    return []
-
-
-def _judge_result(trial: Trial, got: Any, want: tuple[list[Any], ...], clears: int) -> None:
-    shape = isinstance(got, tuple | list) and len(got) == 3 and all(isinstance(part, list | tuple) for part in got)
-    trial.expect(
-        shape and all(len(part) == STEPS for part in got),
-        "what came back is not three lists with one entry for each batch",
-        expected=f"(losses, scores, hardest), each with {STEPS} entries",
-        got=show(got),
-        likely="the function ends without a return" if got is None else "",
-    )
-    for name, part in zip(("losses", "scores"), got[:2], strict=True):
-        trial.expect(
-            all(isinstance(value, float) for value in part),
-            f"the {name} are not numbers of Python",
-            expected="floats",
-            got=f"the first is {show(part[0])}",
-            likely="a tensor holds its storage, on its device: take .item()",
-            read=LEAKS,
-        )
-    for name, part, wanted in zip(("losses", "scores"), got[:2], want[:2], strict=True):
-        near = [abs(a - b) <= 1e-4 * max(1, abs(b)) for a, b in zip(part, wanted, strict=True)]
-        trial.expect(
-            all(near),
-            f"the {name} are not those of the loop as it was",
-            expected=", ".join(f"{v:.4f}" for v in wanted[:4]) + ", …",
-            got=", ".join(f"{v:.4f}" for v in part[:4]) + ", …",
-            likely="the repair changed what is computed: validate after the step, and clear the gradients once a step"
-            if clears
-            else "the gradients are never cleared: each step uses the sum of all before. That is wrong, and no leak",
-            read=LEAKS,
-        )
-    for i, (row, wanted) in enumerate(zip(got[2], want[2], strict=True)):
-        tensor = isinstance(row, torch.Tensor)
-        trial.expect(
-            tensor and row.shape == wanted.shape and row.device.type == "cpu" and bool(torch.equal(row, wanted)),
-            "the hardest rows are not those of the loop as it was, on the host",
-            expected=f"of each batch, the row of x with the largest squared error: {show(wanted)}, on cpu",
-            got=f"for batch {i + 1}: {show(row)}{f', on {row.device}' if tensor else ''}",
-            likely="take the row from x of this batch, by the outputs from before the step",
-            read=LEAKS,
-        )
-    trial.expect(
-        all(row.untyped_storage().nbytes() == row.nbytes for row in got[2]),
-        "each hardest row keeps a whole batch on the host",
-        expected=f"a storage of {want[2][0].nbytes} bytes for each row",
-        got=f"{got[2][0].untyped_storage().nbytes():,} bytes",
-        likely="the batch was copied to the host and a view of it was kept: copy the row, x[i].cpu(), not x.cpu()[i]",
-        read=LEAKS,
-    )
-
-
-def _judge_modes(trial: Trial, forwards: Forwards) -> None:
-    trial.expect(
-        not forwards.graphs,
-        "the validation builds a graph",
-        expected="no_grad() or inference_mode() around the validation",
-        got=f"gradients were on in {forwards.graphs} of {forwards.seen} validations",
-        likely="eval() changes dropout and BatchNorm, not autograd; and what is detached afterwards was built before",
-        read=EVALUATION,
-    )
-    trial.expect(
-        not forwards.training,
-        "the validation runs in training mode",
-        expected="model.eval() before it, model.train() after it",
-        got=f"training mode in {forwards.training} of {forwards.seen} validations",
-        likely="no_grad() changes autograd, not dropout and BatchNorm",
-        read=EVALUATION,
-    )
-    trial.expect(
-        not forwards.evaluating,
-        "the training steps run in evaluation mode",
-        expected="training mode for every batch that is trained on",
-        got=f"evaluation mode in {forwards.evaluating} of {STEPS} steps",
-        likely="train() is missing after the validation: eval() lasts until then",
-        read=EVALUATION,
-    )
-
-
-def _explain(error: str) -> str:
-    if "does not require grad" in error:
-        return "no_grad() reaches further than the validation: the training step needs its graph"
-    if "can't convert cuda" in error:
-        return "NumPy needs the host: .cpu() before .numpy()"
-    return ""
+EXERCISE = Contract(
+    __file__,
+    says="the same numbers, and no step leaves more than the one before",
+    imports=[OPTIMIZERS],
+    parameters=("model", "optimizer", "batches", "held_out"),
+    clauses=CLAUSES,
+    edges={"epoch": tuple(EPOCHS)},
+    play=play,
+    errors={
+        "does not require grad": "no_grad() reaches further than the validation: the training step needs its graph",
+        "can't convert cuda": "NumPy needs the host: .cpu() before .numpy()",
+    },
+)
