@@ -69,13 +69,15 @@ def _kind_of(value: Any) -> str:
 @dataclass(frozen=True)
 class Part(Generic[J]):
     """One number of the answer: its right formula, the heading of the lecture that treats it, how it is read from
-    what came, and by how much of the right one it may be off. `same(job, got)` replaces that comparison."""
+    what came, and by how much of the right one it may be off. `same(job, got)` replaces that comparison; `unit` is what
+    a message names."""
 
     right: Callable[[J], Any]
     read: str = ""
     reading: Reading = number
     within: float = _WITHIN
     same: Callable[[J, Any], bool] | None = None
+    unit: str = ""
 
     def holds(self, job: J, got: Any) -> bool:
         return self.same(job, got) if self.same else close(got, self.right(job), self.within)
@@ -111,8 +113,10 @@ class Numbers(Generic[J]):
     attributes that `parameters` names; `draw` makes one of a choice of the `edges`. All choices that are `possible` are
     tried, or, unless `every`, so many that any two values of two edges meet; `hides` names the edges of a choice that
     do not matter in it. `clauses` are tried in their order, and so are the rows of `mistakes`: (part, summary, likely,
-    formula, …). `explain(job, error)` says what an exception, as "Type: text", likely means. The call is made inside
-    `around(job)`, with the options `call` of `Trial.call`. `own_gpu`: the function never meets the notebook's GPU.
+    formula, …). `explain(job, error)` says what an exception, as "Type: text", likely means. Jobs are drawn and
+    tried inside `scope()`; the call is made inside `around(job)` too, with the options `call` of `Trial.call`.
+    `own_gpu`: the function never meets the notebook's GPU. `about(job)` says in a message which job it was, in place of
+    the arguments.
     """
 
     def __init__(
@@ -132,9 +136,11 @@ class Numbers(Generic[J]):
         every: bool = True,
         keyed: bool = False,
         explain: Callable[[J, str], str] = lambda job, error: "",
+        scope: Callable[[], AbstractContextManager[Any]] = nullcontext,
         around: Callable[[J], AbstractContextManager[Any]] = lambda job: nullcontext(),
         call: Mapping[str, Any] | None = None,
         own_gpu: bool = False,
+        about: Callable[[J], str] | None = None,
     ) -> None:
         self.lesson, self.name = home_of(file)
         self.says, self.parameters, self.job, self.draw = says, tuple(parameters), job, draw
@@ -143,7 +149,8 @@ class Numbers(Generic[J]):
         self.mistakes = [
             Mistake(part, summary, likely, tuple(formulas)) for part, summary, likely, *formulas in mistakes
         ]
-        self.explain, self.around, self.call, self.own_gpu = explain, around, dict(call or {}), own_gpu
+        self.explain, self.scope, self.around, self.call = explain, scope, around, dict(call or {})
+        self.own_gpu, self.about = own_gpu, about or self._arguments
 
     @cached_property
     def check(self) -> Callable[..., None]:
@@ -165,6 +172,10 @@ class Numbers(Generic[J]):
     def judge(self, student: Any, trial: Trial) -> None:
         """Fail with the first job's first number that is wrong, and the mistake that gives it in all jobs."""
         trial.function(student, self.parameters)
+        with self.scope():
+            self._try(student, trial)
+
+    def _try(self, student: Any, trial: Trial) -> None:
         seen: list[tuple[J, dict[str, Any]]] = []
         try:
             for job in self.jobs():
@@ -197,19 +208,23 @@ class Numbers(Generic[J]):
     def _fail(self, trial: Trial, name: str, job: J, got: dict[str, Any], told: dict[str, Mistake[J]]) -> NoReturn:
         clause = next(c for c in self.clauses if c.part == name and c.where(job))
         made = told.pop(name, None)
-        given = ", ".join(f"{p}={_shown(getattr(job, p))}" for p in self.parameters)
-        expected, came = _shown(self.parts[name].right(job)), _shown(got[name])
+        part = self.parts[name]
+        expected, came = _shown(part.right(job)), _shown(got[name])
         if expected == came:
-            expected, came = repr(self.parts[name].right(job)), repr(got[name])
+            expected, came = repr(part.right(job)), repr(got[name])
+        unit = part.unit and f" {part.unit}"
         trial.fail(
             made.summary if made else clause.summary,
-            expected=f"{name} {expected} for {given}",
-            got=f"{name} {came}",
+            expected=f"{name} {expected}{unit} for {self.about(job)}",
+            got=f"{name} {came}{unit}",
             likely=made.likely if made else "",
             also="; ".join(other.summary for other in told.values()),
             asked="" if made else asked_for(clause),
-            read=self.parts[name].read,
+            read=part.read,
         )
+
+    def _arguments(self, job: J) -> str:
+        return ", ".join(f"{p}={_shown(getattr(job, p))}" for p in self.parameters)
 
     def _values(self, trial: Trial, got: Any) -> Mapping[str, Any]:
         names, read = list(self.parts), next(iter(self.parts.values())).read
