@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -378,14 +378,20 @@ def plain(value: Any, digits: float = _DIGITS) -> Any:
     if isinstance(value, torch.Tensor):
         vector = value.detach().double().flatten().cpu()
         if digits < math.inf:
-            along = torch.arange(1.0, vector.numel() + 1, dtype=torch.float64)
-            vector = torch.stack([vector.norm(), *((vector * (turn * along).cos()).sum() for turn in (1.0, 2.3, 3.1))])
+            vector = torch.stack([vector.norm(), *((vector * weights).sum() for weights in _weights(vector.numel()))])
         value = vector.tolist()
     if isinstance(value, list | tuple):
         return [plain(item, digits) for item in value]
     if isinstance(value, float) and math.isfinite(value) and digits < math.inf:
         return float(f"{value:.{int(digits)}g}")
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+@lru_cache(8)
+def _weights(count: int) -> list[torch.Tensor]:
+    """Those of the three sums. A cosine wakes all threads, which on a busy machine takes milliseconds."""
+    along = torch.arange(1.0, count + 1, dtype=torch.float64)
+    return [(turn * along).cos() for turn in (1.0, 2.3, 3.1)]
 
 
 def words(value: Any) -> str:
