@@ -46,8 +46,8 @@ class Halves(nn.Module):
     """The product of both halves of the columns: autograd saves two views of one storage, which holds all of them."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        half = x.shape[1] // 2
-        return x[:, :half] * x[:, half : 2 * half]
+        half = x.shape[-1] // 2
+        return x[..., :half] * x[..., half : 2 * half]
 
 
 def gpus(count: int = 2) -> VirtualGPU:

@@ -23,7 +23,7 @@ from . import oom_golf as golf
 
 RIGHT = {
     "memory_profiler": profiler.measures_and_estimates,
-    "memory_buckets": buckets.arithmetic_and_one_pass,
+    "memory_buckets": buckets.BANK.solution,
     "memory_tracker": tracker.CellsForEachGpu,
     "oom_golf": golf.a_pin_at_the_front_of_each_segment,
 }
