@@ -202,7 +202,7 @@ def hides(scene: Scene) -> tuple[str, ...]:
     """Where nothing moves, it does not matter which GPU is current, unless that is where all is; and who compares the
     first tensor's device with “cuda” finds no difference between half of it and all."""
     if scene.batch == "None":
-        return "way", "start", "given", "current"
+        return "way", "start", "given"
     if scene.way[1] == "cuda":
         return ("start",) if scene.start == "half of it there" else ()
     return ("current",) if scene.start == "all there" else ()
