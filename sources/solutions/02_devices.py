@@ -48,7 +48,8 @@ def train_step(model, inputs, targets, class_weights, device=None):
 
     The step is one of torch.optim.SGD with lr=0.1, on the cross-entropy weighted by class. The current GPU stays
     current, and no other GPU's memory is touched.
-    Returns (logits, optimizer): the logits before the step, on the device, and the optimizer.
+    Returns (logits, optimizer): the logits before the step, on the device, and the optimizer, which holds the model's
+    parameters.
     """
     # TODO: choose the device; model, then optimizer; batch and class weights to the device; one step
     ### BEGIN SOLUTION

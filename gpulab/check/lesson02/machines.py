@@ -18,34 +18,18 @@ from ...virtual import gpu as virtual
 STAND_IN = "meta"  # PyTorch computes shapes there on any machine, so it can stand for a device that is not here
 
 
-class Asked:
-    """What the student's code has asked while the machine was in force."""
-
-    def __init__(self) -> None:
-        self.built = False  # torch.accelerator which GPU PyTorch was built for, whether or not there is one
-        self.available = False  # torch.accelerator whether there is one
-        self.kinds: set[str] = set()  # which kinds were asked for by name
-
-
 @contextmanager
-def without_gpu() -> Iterator[Asked]:
+def without_gpu() -> Iterator[None]:
     """A machine with PyTorch's CUDA build and no GPU."""
-    asked = Asked()
 
     def accelerator(check_available: bool = False) -> torch.device | None:
-        asked.built |= not check_available
-        asked.available |= check_available
         return None if check_available else torch.device("cuda")
-
-    def available() -> bool:
-        asked.available = True
-        return False
 
     def no_gpu(*args: object, **kwargs: object) -> None:
         raise RuntimeError("No CUDA GPUs are available")
 
-    with _answers(asked, accelerator, available, lambda: 0, no_gpu):
-        yield asked
+    with _answers(accelerator, lambda: False, lambda: 0, no_gpu):
+        yield
 
 
 @contextmanager
@@ -56,20 +40,15 @@ def on_the_cpu() -> Iterator[None]:
 
 
 @contextmanager
-def with_another_accelerator() -> Iterator[Asked]:
-    """A machine whose only GPU is not CUDA's, as Intel's or Apple's: PyTorch calls it by `STAND_IN` here."""
-    asked = Asked()
+def with_another_accelerator() -> Iterator[set[str]]:
+    """A machine whose only GPU is not CUDA's, as Intel's or Apple's: PyTorch calls it by `STAND_IN` here. What is told
+    is which of "xpu" and "mps" were asked for by name."""
 
     def accelerator(check_available: bool = False) -> torch.device:
-        asked.available = True
         return torch.device(STAND_IN)
 
-    def available() -> bool:
-        asked.available = True
-        return True
-
-    with _answers(asked, accelerator, available, lambda: 1, lambda *args: 0):
-        yield asked
+    with _answers(accelerator, lambda: True, lambda: 1, lambda *args: 0) as kinds:
+        yield kinds
 
 
 @contextmanager
@@ -88,17 +67,15 @@ def with_cores(count: int) -> Iterator[None]:
 
 @contextmanager
 def _answers(
-    asked: Asked,
-    accelerator: Callable[..., Any],
-    available: Callable[[], bool],
-    count: Callable[[], int],
-    index: Callable[..., Any],
-) -> Iterator[None]:
+    accelerator: Callable[..., Any], available: Callable[[], bool], count: Callable[[], int], index: Callable[..., Any]
+) -> Iterator[set[str]]:
+    kinds: set[str] = set()
+
     def no_cuda(*args: object, **kwargs: object) -> None:
         raise RuntimeError("No CUDA GPUs are available")
 
     def no(kind: str) -> bool:
-        asked.kinds.add(kind)
+        kinds.add(kind)
         return False
 
     here: list[tuple[Any, str, Callable[..., Any]]] = [
@@ -120,4 +97,4 @@ def _answers(
         for home, name, answer in here:
             if hasattr(home, name):
                 stack.enter_context(patch.object(home, name, answer))
-        yield
+        yield kinds
