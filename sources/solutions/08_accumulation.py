@@ -33,10 +33,11 @@ gpu = gpulab.setup()
 def train_epoch(model, optimizer, loss_fn, micro_batches, steps):
     """Train one epoch, one optimizer step for each window of `steps` micro-batches.
 
-    model          an nn.Module in training mode; it stays on its device
-    optimizer      any torch optimizer over its parameters
+    model          an nn.Module in training mode; it stays on its device, in its dtype
+    optimizer      a torch optimizer over its parameters, in one or more groups
     loss_fn        loss_fn(outputs, targets) is the mean over the samples it is given, a 0-dim tensor
-    micro_batches  a list of (inputs, targets); the first dimension is the samples; do not change them
+    micro_batches  a list of (inputs, targets) on the model's device; the first dimension is the samples; do not
+                   change them
     steps          micro-batches per window, at least 1
 
     Each step uses the gradient of the mean loss over all samples of its window. Gradients left by the caller do
@@ -157,8 +158,9 @@ def train_epoch_amp(model, optimizer, scaler, scheduler, loss_fn, micro_batches,
     scheduler  a learning-rate schedule that counts updates of the weights; a step that the scaler skips is none
     max_norm   the largest norm that the gradient of a window may have when the optimizer steps
 
-    The forward pass and the loss run under autocast on the CPU in bfloat16. As in exercise 1, gradients left by the
-    caller do not count, and only one micro-batch's activations are alive at a time. Returns nothing.
+    The forward pass and the loss run under autocast on the CPU in bfloat16. As in exercise 1: one optimizer step for
+    each window, with the gradient of the mean loss over its samples; gradients left by the caller do not count; only
+    one micro-batch's activations are alive at a time. Returns nothing.
     """
     # TODO: per micro-batch, a forward pass and a scaled backward; once per window, all the rest
     ### BEGIN SOLUTION

@@ -2,226 +2,189 @@
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import nn
-from torch.nn import functional as F
 
-from ...virtual.gpu import without_gpu
 from ..audit import MOVED, Kind
-from ..base import Trial, check
-from ..measure import SavedBytes
-from ..wording import show
-from .accumulation_window import classifier, draw, loss_fn
-from .amp_calls import (
-    MANY,
-    NAN,
-    SCALE,
-    LoggingScaler,
-    LoggingSchedule,
-    Overflows,
-    explain,
-    explain_overflow,
-    judge_autocast,
-    judge_order,
-    judge_scaler,
-    judge_skipped,
-    watched,
+from ..contract import Clause, Contract, Facts
+from ..measure import virtual_gpu
+from ..scenes import Scene
+from . import common
+from .common import FULL, LAST_WINDOW, Epoch
+
+PRECISION = "With mixed precision and clipping"
+SCALE, GROWTH = 8.0, 1.5  # not the defaults
+CLIPS = 10.0  # below the norm of every gradient
+NAN, INF_IN = "NaN everywhere", "inf in one element of parameter "
+FORWARD, LOSS = "autocast in the forward pass", "autocast at the loss"
+ADVANCES, LAST_SCALE = "steps made at each advance of the schedule", "scale after the epoch"
+CLAUSES = (
+    Clause(
+        "one optimizer step for each window",
+        [common.STEPS],
+        "the optimizer does not step at the end of each window without an overflow, and only there",
+        "the last window holds what is left; scaler.step skips a window whose gradient holds inf or NaN, and no other",
+        LAST_WINDOW,
+    ),
+    *common.promises(
+        "as in exercise 1, on the CPU",
+        "Train one epoch in mixed precision",
+        "the gradient of the mean loss over its samples",
+        "gradients left by the caller do not count",
+        "only one micro-batch's activations are alive at a time",
+        "model, optimizer",
+    ),
+    Clause(
+        "The forward pass and the loss run under autocast on the CPU in bfloat16",
+        [FORWARD, LOSS],
+        "model and loss do not run under the autocast that is asked for",
+        'torch.autocast("cpu", dtype=torch.bfloat16) around both',
+        PRECISION,
+    ),
+    Clause(
+        "the largest norm that the gradient of a window may have when the optimizer steps",
+        [common.NORMS],
+        "the gradient at the step has another norm than the clipped one",
+        "it is the norm of the window's real gradient, not scaled, or max_norm where that is smaller",
+        PRECISION,
+    ),
+    Clause(
+        "a learning-rate schedule that counts updates of the weights",
+        [ADVANCES],
+        "the schedule does not advance once after each update of the weights, and only then",
+        "at its first advance one step has been made, at the second two; a skipped step is none",
+        PRECISION,
+    ),
+    Clause(
+        "a torch.amp.GradScaler, switched on",
+        [LAST_SCALE],
+        "the scale has not adapted as it should",
+        "scaler.update() once for each window, stepped or not: it grows after good ones and falls after an overflow",
+        PRECISION,
+    ),
+    Clause(
+        "Returns nothing",
+        ["what is returned"],
+        "something is returned",
+        "the epoch is what it does to the weights",
+        PRECISION,
+    ),
 )
-from .common import (
-    Batch,
-    Loop,
-    Passes,
-    Recorder,
-    judge,
-    judge_mode,
-    judge_place,
-    judge_weights,
-    one_at_a_time,
-    replica,
-)
-from .misconceptions import AMP, PRECISION
-
-
-def epoch(
-    model: nn.Module,
-    batches: list[Batch],
-    steps: int,
-    max_norm: float,
-    *,
-    weight: str = "micro",
-    boundary: str = "end",
-    zero: str = "window",
-    clip: str = "window",
-    autocast: str = "forward",
-    loss: str = "given",
-) -> Iterator[torch.Tensor]:
-    """The gradients that an epoch with autocast, scaler and clipping steps with, one by one.
-
-    weight    micro: mean of the window's means · steps: sum of means / steps · sum: sum of means
-              · all: sum of means / number of micro-batches · after: the mean, taken after clipping
-    boundary  end · start: a step when i % steps == 0 · no_tail: full windows only · every: each micro-batch
-              · inside: the same, cleared only after each window · once: at the end
-    zero      window: before each · late: only after a step · micro: before each micro-batch · never
-              · before: between backward and step
-    clip      window · micro: after each micro-batch · scaled, scaled_micro: the same, still scaled
-              · scaled_tail, none_tail: still scaled, or not at all, but in full windows · each: each parameter
-              · group: the first group · value: each element · largest: the largest of them · none
-    autocast  forward · epoch: one block for all, whose 16-bit copies of the weights never see a step
-    loss      given · own: plain cross-entropy
-    """
-    model = replica(model)
-    parameters = list(model.parameters())
-    optimizer = Recorder(model, lr=0.0 if autocast == "epoch" else 0.1)
-    scaler = torch.amp.GradScaler("cpu", init_scale=SCALE, growth_interval=10_000)
-    shorten = nn.utils.clip_grad_norm_
-    if zero == "window":
-        optimizer.zero_grad()
-    for i, (x, y) in enumerate(batches):
-        if zero == "micro":
-            optimizer.zero_grad()
-        held = len(batches[i - i % steps : i - i % steps + steps]) if boundary != "every" else 1
-        with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):  # the caller's block may hold a cache
-            mean = (loss_fn if loss == "given" else F.cross_entropy)(model(x), y)
-        divisor = {"micro": held, "steps": steps, "all": len(batches)}.get(weight, 1)
-        scaler.scale(mean / divisor).backward()
-        if clip in ("micro", "scaled_micro"):
-            shorten(parameters, max_norm * (SCALE if clip == "micro" else 1))
-        last, full = i == len(batches) - 1, (i + 1) % steps == 0
-        ends = {"end": full or last, "start": i % steps == 0, "no_tail": full, "once": last}
-        if not ends.get(boundary, True):
-            continue
-        if zero == "before":
-            optimizer.zero_grad(set_to_none=False)
-        if clip == "scaled" or (clip == "scaled_tail" and not full):
-            shorten(parameters, max_norm)
-        scaler.unscale_(optimizer)
-        if clip == "window" or (clip in ("scaled_tail", "none_tail") and full):
-            shorten(parameters, max_norm)
-        elif clip == "largest":
-            shorten(parameters, max_norm, norm_type=float("inf"))
-        elif clip == "each":
-            for p in parameters:
-                shorten(p, max_norm)
-        elif clip == "group":
-            shorten(optimizer.param_groups[0]["params"], max_norm)
-        elif clip == "value":
-            nn.utils.clip_grad_value_(parameters, max_norm)
-        if weight == "after":
-            for p in parameters:
-                if p.grad is not None:
-                    p.grad /= held
-        scaler.step(optimizer)
-        scaler.update()
-        yield optimizer.gradients[-1]
-        if zero != "never" and (full or boundary != "inside"):
-            optimizer.zero_grad()
-
-
-@dataclass(frozen=True)
-class Case:
-    """One epoch to run, with what it must come to: reckoned before any of the student's code runs."""
-
-    model: nn.Module
-    batches: list[Batch]
-    steps: int
-    max_norm: float
-    loop: Loop
-    want: list[torch.Tensor]
-    start: torch.Tensor
-    allowed: int
-
-
-@without_gpu()
-def prepare(count: int, steps: int, max_norm: float) -> Case:
-    model, batches = classifier(torch.float32), draw([8] * count, torch.float32)
-    for p in model.parameters():
-        p.grad = torch.randn_like(p)  # left by the caller; must not count
-    loop = partial(epoch, replica(model), batches, steps, max_norm)
-    start = nn.utils.parameters_to_vector(model.parameters()).detach()
-    with SavedBytes(model.parameters()) as single, torch.autocast("cpu", torch.bfloat16):
-        loss_fn(model(batches[0][0]), batches[0][1])
-    return Case(model, batches, steps, max_norm, loop, list(loop()), start, single.peak)
-
-
+EDGES = {
+    "epoch": ((6, 2), (3, 2), (5, 3), (2, 3)),  # micro-batches, and how many make a window
+    "overflow": ("none", "first", "last"),  # which window has one
+    "holds": (NAN, INF_IN + "1", INF_IN + "2"),  # 1 is in the first group, 2 not the last one
+    "backoff": (0.75, 0.5),
+    "max_norm": (1e6, CLIPS),
+    "growth_interval": (1, 1000),
+    "left": (True, False),  # gradients of the caller
+}
 MAY_CHANGE: dict[str, Iterable[Kind]] = {
-    "model": MOVED,  # its place is judged below
+    "model": MOVED,  # its place is judged
     "optimizer": {"state", "settings"},  # the schedule sets the learning rate
     "scaler": {"state"},
     "scheduler": {"state"},
 }
 
 
-@check(lesson=8, says="unscale, clip, step, update once a window, under autocast; a skipped step advances no schedule")
-def accumulation_amp(student: Any, trial: Trial) -> None:
-    """Check a function of (model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm): one epoch
-    of equal micro-batches under autocast, the mean over each window clipped to `max_norm`, the schedule advanced
-    with each step that is not skipped."""
-    parameters = ("model", "optimizer", "scaler", "scheduler", "loss_fn", "micro_batches", "steps", "max_norm")
-    trial.function(student, parameters)
-    # the first never clips and shows the averaging, the second always clips
-    for case in [prepare(8, 3, 1e6), prepare(7, 3, 0.05)]:
-        model, batches = case.model, case.batches
-        log: list[str] = []
-        losses: list[torch.dtype | None] = []
-        passes, optimizer, saved = Passes(model), Recorder(model), SavedBytes(model.parameters())
-        schedule, scaler = LoggingSchedule(optimizer, log), LoggingScaler(log, growth_interval=10_000)
-        returned = trial.call(
-            student,
-            *(model, optimizer, scaler, schedule, watched(loss_fn, losses), batches, case.steps, case.max_norm),
-            may_change=MAY_CHANGE,
-            explain=partial(explain, log),
-            inside=saved,
-        )
-        judge_place(trial, model, case.start.dtype)
-        judge_autocast(trial, passes.autocast, losses)
-        judge_scaler(trial, log, len(optimizer.gradients))
-        if log.count("step") < len(batches):
-            judge_order(trial, log, len(batches))
-        clips = case.max_norm < 1
-        found = [mistake for mistake in AMP if (mistake.aspect == "clip" or mistake.value == "after") == clips]
-        values = {"last": (len(batches) - 1) % case.steps + 1, "steps": case.steps, "max_norm": case.max_norm}
-        inputs = f"{len(batches)} micro-batches, steps = {case.steps} and max_norm = {case.max_norm:g}"
-        judge_weights(trial, model, optimizer, case.start, within=1e-5)
-        judge(trial, optimizer.gradients, case.want, case.loop, found, 0.02, inputs, **values)
-        judge_order(trial, log, len(batches))
-        one_at_a_time(trial, saved, passes, len(batches[0][0]), case.allowed)
-        judge_mode(trial, passes)
-        trial.expect(
-            returned is None,
-            "something is returned",
-            expected="nothing: the epoch is what it does to the weights",
-            got=show(returned),
-            likely="a loss that was not detached holds on to its graph, and one of the last micro-batch is none of the "
-            "epoch",
-            read=PRECISION,
-        )
-    _overflow(student, trial, prepare(10, 2, 1e6), {2: NAN}, growth_interval=2)
-    case = prepare(13, 2, 1e6)
-    _overflow(student, trial, case, MANY, growth_interval=10_000, backoff=random.choice([0.625, 0.75, 0.875]))
+def overflow(epoch: Epoch, holds: str, bad: int) -> None:
+    """Let the gradients of micro-batch `bad` overflow."""
+
+    def spoil(gradient: torch.Tensor) -> torch.Tensor:
+        if epoch.now != bad:
+            return gradient
+        if holds == NAN:
+            return torch.full_like(gradient, math.nan)
+        one = torch.zeros(gradient.numel())
+        one[random.randrange(len(one))] = math.inf
+        return gradient + one.view_as(gradient)
+
+    for p in epoch.parameters if holds == NAN else [epoch.parameters[int(holds[-1])]]:
+        p.register_hook(spoil)
 
 
-def _overflow(
-    student: Any, trial: Trial, case: Case, bad: dict[int, str], growth_interval: int, backoff: float = 0.5
-) -> None:
-    """An epoch of which these windows overflow. With one of them the scale grows before, and again after."""
-    log: list[str] = []
-    optimizer, seen = Recorder(case.model), Overflows(case.model, case.batches, case.steps, bad)
-    optimizer.register_step_pre_hook(lambda *_: seen.stepped.append(seen.window))
-    schedule, scaler = LoggingSchedule(optimizer, log), LoggingScaler(log, growth_interval, backoff)
-    schedule.then = lambda: seen.advanced.append(seen.window)
-    trial.call(
-        student,
-        *(case.model, optimizer, scaler, schedule, partial(seen.loss, loss_fn)),
-        *(case.batches, case.steps, case.max_norm),
-        may_change=MAY_CHANGE,
-        explain=partial(explain_overflow, log),
-    )
-    inputs = f"an overflow in window{'s' * (len(bad) > 1)} {', '.join(str(window + 1) for window in bad)}"
-    judge_skipped(trial, seen, scaler.get_scale(), seen.scale(growth_interval, backoff), inputs)
-    judge_weights(trial, case.model, optimizer, case.start, within=1e-5)
+def last_scale(windows: int, bad: int | None, backoff: float, growth_interval: int) -> float:
+    """What the scaler has come to after so many windows, of which one overflows."""
+    scale, good = SCALE, 0
+    for window in range(windows):
+        good = 0 if window == bad else good + 1
+        scale *= backoff if window == bad else GROWTH if good == growth_interval else 1.0
+        good %= growth_interval
+    return scale
+
+
+def hides(scene: Scene) -> tuple[str, ...]:
+    if scene.overflow == "none":
+        return "holds", "backoff"
+    return ("max_norm", "left") if scene.epoch == (2, 3) else ()  # no step is made
+
+
+def play(call: Callable[..., Any], scene: Scene) -> Facts:
+    count, steps = scene.epoch
+    windows = common.windows(count, steps)
+    bad = {"first": 0, "last": len(windows) - 1}.get(scene.overflow)
+    with virtual_gpu():
+        epoch = Epoch(common.draw([FULL] * count, torch.float32), "cpu", left=scene.left)
+        if bad is not None:
+            overflow(epoch, scene.holds, random.choice(windows[bad]))
+        options = {"growth_factor": GROWTH, "backoff_factor": scene.backoff, "growth_interval": scene.growth_interval}
+        scaler = torch.amp.GradScaler("cpu", init_scale=SCALE, **options)
+        advances, losses = list[int](), list[str]()
+
+        def rate(number: int) -> float:
+            advances.append(len(epoch.steps))
+            return 1.0
+
+        schedule = torch.optim.lr_scheduler.LambdaLR(epoch.optimizer, [rate, lambda number: 1.0])
+        advances.clear()
+
+        def loss_fn(*args: Any, **options: Any) -> torch.Tensor:
+            losses.append(common.autocast())
+            return common.loss_fn(*args, **options)
+
+        job = epoch.model, epoch.optimizer, scaler, schedule, loss_fn, epoch.handed, steps, scene.max_norm
+        got = call(*job, may_change=MAY_CHANGE, inside=epoch.saved)
+        epoch.end()
+    happens = "" if bad is None else f", an overflow in window {bad + 1}: {scene.holds}"
+    facts = Facts(f"{count} micro-batches, steps = {steps}, max_norm = {scene.max_norm:g}{happens}")
+    if not epoch.compare_place(facts):
+        return facts
+    facts.add(FORWARD, sorted(set(epoch.forwards)), ["bfloat16"])
+    facts.add(LOSS, sorted(set(losses)), ["bfloat16"])
+    as_precise = facts.hold()
+    facts.seen["the scaler is used"] = scaler._scale is not None
+    stepped = epoch.compare_steps(facts, [window for i, window in enumerate(windows) if i != bad])
+    if facts.seen[common.STEPS] == facts.wanted[common.STEPS]:
+        scale = last_scale(len(windows), bad, scene.backoff, scene.growth_interval)
+        facts.add(LAST_SCALE, scaler.get_scale(), scale)
+    else:
+        facts.seen["scale after other steps"] = scaler.get_scale()
+    if not stepped:
+        return facts
+    facts.add(ADVANCES, advances, [*range(1, len(stepped) + 1)])
+    facts.add("what is returned", common.kind(got), "nothing")
+    _, columns, allowed = epoch.reference(casts=True)
+    if as_precise:
+        epoch.compare_gradients(facts, stepped, columns, 0.03, CLIPS if scene.max_norm == CLIPS else math.inf)
+    epoch.compare_memory(facts, allowed)
+    if not facts.seen.get(common.NAN):
+        epoch.compare_weights(facts)
+    return facts
+
+
+EXERCISE = Contract(
+    __file__,
+    says="unscale, clip, step, update once a window, under autocast; a skipped step advances no schedule",
+    parameters=("model", "optimizer", "scaler", "scheduler", "loss_fn", "micro_batches", "steps", "max_norm"),
+    clauses=CLAUSES,
+    edges=EDGES,
+    play=play,
+    possible=lambda scene: scene.epoch != (2, 3) or scene.overflow in ("none", "first"),
+    hides=hides,
+    errors=common.ERRORS,
+    alike=0.02,  # processors round 16-bit products differently
+)

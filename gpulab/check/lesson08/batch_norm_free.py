@@ -18,7 +18,7 @@ from ..contract import Clause, Contract, Facts, Near, holds
 from ..measure import same, virtual_gpu
 from ..scenes import Scene
 from ..wording import show
-from .misconceptions import BATCH_NORM
+from .common import BATCH_NORM
 
 VALUES = "what the norms give"
 MEASURED = "groups of the norms", "eps of the norms", "weights of the norms", "biases of the norms", VALUES

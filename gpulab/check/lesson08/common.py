@@ -1,332 +1,240 @@
-"""What the checks of lesson 08 share: an optimizer that records, the search for the misconception behind a wrong
-gradient, and the proof that one micro-batch at a time is in memory. Not the lesson's loops: each check has its own.
+"""An epoch of accumulation, watched: when the optimizer steps, and what each step's gradient is made of.
+
+A gradient that adds up those of micro-batches has a share of each. The check solves for the shares, which tell what was
+left out, counted twice or weighted wrongly, whatever the loop looks like.
 """
 
 from __future__ import annotations
 
 import copy
-import itertools
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from typing import Any, NoReturn, Protocol
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn import functional as F
 
-from ...virtual.gpu import without_gpu
-from ..base import Trial
+from ..contract import Clause, Facts, Near
 from ..measure import SavedBytes
-from .misconceptions import BATCH_NORM, BYTES, FOUR_PIECES, LAST_WINDOW, PRECISION, RATE, Mistake
+
+# Headings of the lecture.
+FOUR_PIECES = "The same gradient in four pieces"
+LAST_WINDOW = "The last window"
+BATCH_NORM = "What accumulation cannot do: BatchNorm"
+BYTES = "What it saves: bytes kept for backward"
+RATE = "Learning rate and schedule"
 
 Batch = tuple[torch.Tensor, torch.Tensor]
+FULL = 4  # samples of a micro-batch
+RATES = 2e-3, 1e-3  # of the optimizer's two groups
+PLACE = ["device of the parameters", "dtype of the parameters"]
+MODE = "forward passes in evaluation mode"
+STEPS = "micro-batches run at each step"
+NAN, SHARES = "steps with NaN or inf in the gradient", "share of each micro-batch in its window's gradient"
+OTHER = "steps whose gradient no weights of the micro-batches give"
+EARLIER = "steps with earlier micro-batches in the gradient"
+NORMS = "norm of the gradient at each step"
+LEFT = "steps with the caller's gradients in theirs"
+MEMORY = ["samples in one forward pass", "bytes kept for backward", "outputs of earlier micro-batches in memory"]
+WEIGHTS = "weights after the epoch"
+ERRORS = {
+    "on the same device": "the data are on one device, and the model is on another: next(model.parameters()).device is "
+    "where a micro-batch must be",
+    "backward through the graph a second time": "backward runs on a running total, so on graphs that an earlier "
+    "backward has freed: call it on the loss of this micro-batch alone",
+    "ZeroDivisionError": "of what divides there may be none: micro-batches that are left, samples, or steps",
+    "does not require grad": "the loss has no graph: its forward pass ran under no_grad or inference_mode, or the loss "
+    "was detached before backward",
+    "has no attribute 'backward'": "item() or float() came before backward: a plain number has no graph",
+    "saved tensor hooks": "torch.func cannot be measured here; use backward or torch.autograd.grad",
+}
 
 
-class Loop(Protocol):
-    """A reference loop: the gradients it steps with, one by one; right by default, or with the mistakes named."""
+def promises(*quotes: str) -> list[Clause]:
+    """What every epoch promises, in the words of its exercise."""
+    return [Clause(quote, *row) for quote, row in zip(quotes, _PROMISED, strict=True)]
 
-    def __call__(self, **mistakes: str) -> Iterator[torch.Tensor]: ...
+
+_PROMISED = (
+    (PLACE, "the model came back on another device, or in another dtype",
+     "model.to(…), half() and double() change the caller's own model, whose optimizer steps next", FOUR_PIECES),
+    ([MODE], "the model runs in evaluation mode",
+     "eval() switches dropout off, and lets BatchNorm normalise with what it has stored", BATCH_NORM),
+    ([NAN, OTHER, SHARES, EARLIER], "a step uses another gradient than that of the mean loss over its window",
+     "compare that window by hand: concatenate its micro-batches, one loss, one backward, print the gradient",
+     FOUR_PIECES),
+    ([LEFT], "a step uses a gradient that was there before the call",
+     "what was in .grad when the function was called is no part of any window", FOUR_PIECES),
+    (MEMORY, "more than one micro-batch's activations are in memory at a time",
+     "otherwise the memory is that of the large batch, which is what must not fit", BYTES),
+    ([WEIGHTS], "the weights are not where the optimizer's steps lead",
+     "nothing but its step() moves them, at the learning rates that it came with", RATE),
+)  # fmt: skip
 
 
-class Recorder(torch.optim.SGD):
-    """SGD that keeps a copy of the whole gradient at each of its steps; with two groups, so that who sees to the first
-    alone forgets parameters."""
+def loss_fn(outputs: torch.Tensor, targets: torch.Tensor, **options: Any) -> torch.Tensor:
+    """Not the plain one, so that who calls F.cross_entropy gets other gradients; and steep, so that who clips them to
+    a usual norm does."""
+    return 300 * F.cross_entropy(outputs, targets, label_smoothing=0.2, **options)
 
-    def __init__(self, model: nn.Module | Sequence[nn.Parameter], lr: float = 0.1) -> None:
-        parameters = [*(model.parameters() if isinstance(model, nn.Module) else model)]
-        half = (len(parameters) + 1) // 2
-        super().__init__([{"params": part} for part in (parameters[:half], parameters[half:]) if part], lr=lr)
-        self.gradients: list[torch.Tensor] = []
 
-    def step(self, closure: Any = None) -> Any:
-        with torch.enable_grad():
-            loss = closure() if closure else None
-        self.gradients.append(flat_gradient(p for group in self.param_groups for p in group["params"]))
-        with torch.no_grad():  # not super().step(), which would run the hooks of a step a second time
-            for group in self.param_groups:
-                for p in group["params"]:
-                    if p.grad is not None:
-                        p.add_(p.grad, alpha=-group["lr"])
-        return loss
+def draw(sizes: Iterable[int], dtype: torch.dtype) -> list[Batch]:
+    """Micro-batches of these sizes. Their inputs lie around different points, as sorted data do."""
+    return [(torch.randn(n, 6, dtype=dtype) + torch.randn(6, dtype=dtype), torch.randint(0, 3, (n,))) for n in sizes]
+
+
+def windows(count: int, steps: int) -> list[range]:
+    return [range(count)[i : i + steps] for i in range(0, count, steps)]
+
+
+def flat(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([t.detach().flatten().cpu() for t in tensors])
 
 
 def flat_gradient(parameters: Iterable[torch.Tensor]) -> torch.Tensor:
     """All gradients as one vector on the CPU; zeros where there is none."""
-    rows = [(torch.zeros_like(p) if p.grad is None else p.grad).detach().flatten() for p in parameters]
-    if len({row.device for row in rows}) > 1:
-        rows = [row.cpu() for row in rows]
-    return torch.cat(rows).cpu()
+    return flat(torch.zeros_like(p) if p.grad is None else p.grad for p in parameters)
 
 
-def replica(model: nn.Module) -> nn.Module:
-    """A deep copy with the gradients too, which deepcopy of a parameter leaves out."""
-    twin = copy.deepcopy(model)
-    for new, old in zip(twin.parameters(), model.parameters(), strict=True):
-        new.grad = None if old.grad is None else old.grad.clone()
-    return twin
+def kind(value: Any) -> str:
+    """What came back, in a word; of a tensor no digits, which hang on the processor."""
+    if isinstance(value, torch.Tensor):
+        return "a tensor with its graph" if value.requires_grad else "a tensor"
+    return "nothing" if value is None else type(value).__name__
 
 
-class Backward:
-    """The backward passes of the reference loops of one epoch, each with its own mistakes.
-
-    Where two of them come to the same micro-batch with the same weights and the same share, it is run once.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model, self._start = replica(model), [*replica(model).parameters()]
-        self._known: dict[tuple[Hashable, bytes], tuple[float, tuple[torch.Tensor, ...]]] = {}
-
-    def parameters(self) -> list[nn.Parameter]:
-        """The weights to begin with, and the gradients that the caller has left."""
-        new = [nn.Parameter(p.detach().clone()) for p in self._start]
-        for p, old in zip(new, self._start, strict=True):
-            p.grad = None if old.grad is None else old.grad.clone()
-        return new
-
-    def run(
-        self,
-        parameters: Sequence[nn.Parameter],
-        of: Hashable,
-        losses: Callable[[nn.Module], tuple[torch.Tensor, torch.Tensor]],
-    ) -> float:
-        """Add the gradients to these parameters, and return the loss. `losses(model)` are the loss and what backward
-        starts from; `of` says what they depend on besides the weights."""
-        weights = nn.utils.parameters_to_vector(parameters).detach()
-        inputs = of, weights.numpy().tobytes()
-        if inputs not in self._known:
-            nn.utils.vector_to_parameters(weights, self._model.parameters())
-            loss, start = losses(self._model)
-            self._known[inputs] = loss.item(), torch.autograd.grad(start, [*self._model.parameters()])
-        loss_value, gradients = self._known[inputs]
-        for p, gradient in zip(parameters, gradients, strict=True):
-            p.grad = gradient.clone() if p.grad is None else p.grad + gradient
-        return loss_value
+def autocast() -> str:
+    """What autocast on the CPU casts to."""
+    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else "off"
+    return str(dtype).removeprefix("torch.")
 
 
-def windows(batches: Sequence[Batch], steps: int) -> list[Sequence[Batch]]:
-    return [batches[i : i + steps] for i in range(0, len(batches), steps)]
+class Epoch:
+    """A model and an optimizer with two groups, and what a loop over `batches` does with them; these are on the CPU,
+    and `handed` on the model's device."""
 
+    def __init__(self, batches: Sequence[Batch], device: str, *, left: bool) -> None:
+        self.batches, self.device, self.dtype = batches, device, batches[0][0].dtype
+        self.model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3)).to(self.dtype)
+        self._twin = copy.deepcopy(self.model)
+        self.model.to(device)
+        self.parameters = list(self.model.parameters())
+        for p in self.parameters if left else ():
+            p.grad = 300 * torch.randn_like(p)
+        self._left = flat_gradient(self.parameters).double()
+        groups = zip((self.parameters[:2], self.parameters[2:]), RATES, strict=True)
+        self.optimizer = torch.optim.SGD([{"params": part, "lr": rate} for part, rate in groups])
+        self.handed = [(x.to(device), y.to(device)) for x, y in batches]
+        self.saved = SavedBytes(self.parameters)
 
-@without_gpu()  # all is on the CPU, and the notebook's GPU would look at every operation
-def judge(
-    trial: Trial,
-    got: list[torch.Tensor],
-    want: list[torch.Tensor],
-    loop: Loop,
-    mistakes: Sequence[Mistake],
-    within: float,
-    inputs: str,
-    **values: float,
-) -> None:
-    """Pass if the recorded gradients are the wanted ones; else name the misconceptions that explain them: the
-    fewest, and of these the one that stands first in `mistakes`. `inputs` says what the function was given;
-    `values` fill the braces in the text of a mistake."""
-    if _match(got, iter(want), within):
-        return
-    alone = len(got) == len(want) == 1
-    rows = {"expected": f"{_norms(want, alone)}, for {inputs}", "got": _norms(got, alone)}
-    trial.expect(
-        bool(got),
-        "the optimizer that was passed in never stepped",
-        likely="it is replaced by another optimizer, or by an update by hand; call step() of the argument",
-        read=FOUR_PIECES,
-        **rows,
-    )
-    for i, gradient in enumerate(got):
-        if not torch.isfinite(gradient).all():
-            trial.fail(f"the gradient of step {i + 1} holds NaN or inf", read=FOUR_PIECES, **rows)
-    for found in _fewest_first(mistakes):
-        if _match(got, loop(**{mistake.aspect: mistake.value for mistake in found}), within):
-            first, *rest = found
-            also = "; ".join(mistake.summary for mistake in rest)
-            trial.fail(first.summary, likely=first.likely.format(**values), also=also, read=first.read, **rows)
-    _fail_unexplained(trial, got, want, within, rows)
-
-
-def _fail_unexplained(
-    trial: Trial, got: list[torch.Tensor], want: list[torch.Tensor], within: float, rows: dict[str, str]
-) -> NoReturn:
-    wrong = next((i for i, (a, b) in enumerate(zip(got, want, strict=False)) if not _close(a, b, within)), None)
-    if len(got) != len(want) or wrong is None:
-        trial.fail(
-            f"the optimizer stepped {len(got)} times, not {len(want)}",
-            likely="one step for each window, the last one too; "
-            + ("what is there is right" if wrong is None else f"step {wrong + 1} is the first with another gradient"),
-            read=LAST_WINDOW,
-            **rows,
-        )
-    a, b = got[wrong], want[wrong]
-    ratio = float(a @ b / (b @ b))
-    if ratio and _close(a / ratio, b, within):
-        trial.fail(
-            f"the gradient of step {wrong + 1} is {ratio:.4g} times the right one",
-            likely="its direction is right: loss or gradient is divided by the wrong number, or the gradient clipped",
-            read=FOUR_PIECES,
-            **rows,
-        )
-    trial.fail(
-        f"the gradient of step {wrong + 1} is another one than the full batch's",
-        likely="compare that window by hand: concatenate its micro-batches, one backward, print the gradient",
-        read=FOUR_PIECES,
-        **rows,
-    )
-
-
-def _fewest_first(mistakes: Sequence[Mistake]) -> Iterator[list[Mistake]]:
-    """Every set of up to three mistakes with at most one of each aspect, the small sets first."""
-    aspects: dict[str, list[Mistake | None]] = {}
-    for mistake in mistakes:
-        aspects.setdefault(mistake.aspect, [None]).append(mistake)
-    sets = [[mistake for mistake in chosen if mistake] for chosen in itertools.product(*aspects.values())]
-    for chosen in sorted((found for found in sets if 0 < len(found) <= 3), key=len):
-        yield sorted(chosen, key=mistakes.index)
-
-
-def _match(got: list[torch.Tensor], want: Iterator[torch.Tensor], within: float) -> bool:
-    """Compared step by step, so that a loop is run only as far as it explains what was recorded."""
-    pairs = itertools.zip_longest(got, want)
-    return all(a is not None and b is not None and _close(a, b, within) for a, b in pairs)
-
-
-def _close(a: torch.Tensor, b: torch.Tensor, within: float) -> bool:
-    return bool((a - b).norm() <= within * b.norm())
-
-
-def _norms(gradients: list[torch.Tensor], alone: bool) -> str:
-    if not gradients:
-        return "no step"
-    norms = ", ".join(f"{float(g.norm()):.4g}" for g in gradients[:6]) + (", …" if len(gradients) > 6 else "")
-    if alone:
-        return f"a gradient of norm {norms}"
-    return f"{len(gradients)} step{'s' * (len(gradients) > 1)}, gradient norms {norms}"
-
-
-def judge_place(trial: Trial, model: nn.Module, dtype: torch.dtype) -> None:
-    """Fail unless the model is in `dtype` and on the CPU, as every check's model is when the student's code gets it."""
-    dtypes = sorted({str(p.dtype) for p in model.parameters()})
-    trial.expect(
-        dtypes == [str(dtype)],
-        "the model came back in another dtype",
-        expected=f"parameters in {dtype}, as they were",
-        got=" and ".join(dtypes),
-        likely="model.to(dtype), or half(), rounds the caller's weights for good. Autocast rounds copies of them, for "
-        "one forward pass",
-        read=PRECISION,
-    )
-    places = sorted({str(p.device) for p in model.parameters()})
-    trial.expect(
-        places == ["cpu"],
-        "the model was moved to another device",
-        expected="the model on cpu, where its caller put it",
-        got=f"parameters on {' and '.join(places)}",
-        likely="model.to(device) moves the caller's own model, and leaves the caller's other tensors behind. Move each "
-        "micro-batch to where the model is, not the model",
-    )
-
-
-def judge_weights(trial: Trial, got: nn.Module, optimizer: Recorder, start: torch.Tensor, within: float) -> None:
-    """Fail unless the weights moved from `start` by the recorded steps, right or wrong, and by nothing else."""
-    if not optimizer.gradients or not all(bool(torch.isfinite(g).all()) for g in optimizer.gradients):
-        return
-    want = start - 0.1 * torch.stack(optimizer.gradients).sum(0)
-    moved = nn.utils.parameters_to_vector(got.parameters()).detach()
-    fits = moved.shape == want.shape
-    trial.expect(
-        fits and _close(moved, want, within),
-        "the weights are not where the optimizer's steps lead",
-        expected="weights moved by optimizer.step() only, at the learning rate it came with",
-        got=f"a relative difference of {float((moved - want).norm() / want.norm()):.3g}" if fits else "another model",
-        likely="the weights are updated by hand too, or the learning rate was changed",
-        read=RATE,
-    )
-
-
-def autocast_dtype() -> torch.dtype | None:
-    """The dtype of autocast on the CPU, None where it is off."""
-    return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
-
-
-class Passes:
-    """The forward passes of a model: how many samples each was given, whether it ran in training mode, the dtype of
-    autocast on the CPU where that was on; and the most outputs of earlier ones that were in memory when one began."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.rows: list[int] = []
-        self.training: list[bool] = []
-        self.autocast: list[torch.dtype | None] = []
-        self.kept = 0
+        self.steps: list[int] = []  # how many micro-batches had run at each
+        self.gradients: list[torch.Tensor] = []
+        self._start = flat(self.parameters)
+        self.ran: dict[int, torch.Tensor] = {}  # the micro-batches that have run, and with which weights
+        self.now = 0  # the one that ran last
+        self.forwards: list[str] = []  # autocast in each
+        self._largest, self._away, self._kept = FULL, 0, 1
         self._outputs: list[StorageWeakRef] = []
-        model.register_forward_pre_hook(self._begin)
-        model.register_forward_hook(self._end)
+        self.model[0].register_forward_pre_hook(self._begin)  # whoever calls model.forward(x) comes here too
+        self.model[-1].register_forward_hook(self._end)
+        self.optimizer.register_step_post_hook(self._stepped)
 
-    def _begin(self, model: nn.Module, args: tuple[Any, ...]) -> None:
-        self.rows += [len(a) for a in args[:1] if hasattr(a, "__len__")]
-        self.training.append(all(module.training for module in model.modules()))
-        self.autocast.append(autocast_dtype())
+    def _begin(self, layer: nn.Module, args: tuple[Any, ...]) -> None:
+        rows = args[0].detach().cpu()
+        self.forwards.append(autocast())
+        self._away += not all(module.training for module in self.model.modules())
+        self._largest = max(self._largest, len(rows))
         self._outputs = [output for output in self._outputs if not output.expired()]
-        self.kept = max(self.kept, len(self._outputs))
+        self._kept = max(self._kept, len(self._outputs))
+        for i, (x, _) in enumerate(self.batches if torch.is_grad_enabled() else ()):
+            if torch.isclose(rows.to(x), x[0], rtol=0.02, atol=0.02).all(-1).any():  # in 16 bits, too
+                self.now = i
+                self.ran.setdefault(i, flat(self.parameters))
 
-    def _end(self, model: nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> None:
+    def _end(self, layer: nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> None:
         self._outputs.append(StorageWeakRef(output.untyped_storage()))
 
+    def _stepped(self, *_: Any) -> None:
+        self.steps.append(len(self.ran))
+        self.gradients.append(flat_gradient(self.parameters).double())
 
-def judge_mode(trial: Trial, passes: Passes) -> None:
-    away = passes.training.count(False)
-    trial.expect(
-        not away,
-        "the model runs in evaluation mode",
-        expected="forward passes in training mode, in which the model came",
-        got=f"evaluation mode in {away} of {len(passes.training)} forward passes",
-        likely="eval() switches dropout off, and lets BatchNorm normalise with what it has stored: it is for an "
-        "evaluation, not for training",
-        read=BATCH_NORM,
-    )
+    def end(self) -> None:
+        """Look at what the loop has left: to be called while the GPU is in force, and the comparisons after that."""
+        self._after = flat(self.parameters)
+        self._places = [(str(p.device), str(p.dtype)) for p in self.parameters]
 
+    def reference(self, *, casts: bool = False) -> tuple[list[float], torch.Tensor, int]:
+        """The mean loss of each micro-batch with the weights with which it ran; its gradients, as columns; and the most
+        bytes that one keeps for backward. With `casts` under autocast."""
+        losses, columns, saved = [], [], SavedBytes(self._twin.parameters())
+        for i, (x, y) in enumerate(self.batches):
+            nn.utils.vector_to_parameters(self.ran.get(i, self._start), self._twin.parameters())
+            with torch.autocast("cpu", torch.bfloat16, enabled=casts, cache_enabled=False), saved:
+                loss = loss_fn(self._twin(x), y)
+            losses.append(loss.item())
+            columns.append(flat(torch.autograd.grad(loss, [*self._twin.parameters()])).double())
+        return losses, torch.stack(columns, 1).nan_to_num(), saved.peak
 
-def one_at_a_time(trial: Trial, saved: SavedBytes, passes: Passes, largest: int, allowed: int) -> None:
-    """Fail when more than one micro-batch went through the model, or was kept for backward or otherwise, at a time."""
-    trial.expect(
-        max(passes.rows, default=0) <= largest,
-        "several micro-batches went through the model at once",
-        expected=f"at most {largest} samples in a forward pass: one micro-batch",
-        got=f"{max(passes.rows, default=0)} samples in one forward pass",
-        likely="the gradient is right, but the memory is that of the large batch, which is what must not fit",
-        read=BYTES,
-    )
-    trial.expect(
-        saved.peak <= 1.2 * allowed,
-        "the activations of several micro-batches are kept at once",
-        expected=f"{allowed:,} bytes kept for backward (measured): those of one micro-batch",
-        got=f"{saved.peak:,} bytes (measured), {saved.peak / allowed:.1f} times as many",
-        likely="losses are added up and backward runs once for all of them, or retain_graph keeps each graph. "
-        "Call backward for each micro-batch, and let its graph go",
-        read=BYTES,
-    )
-    trial.expect(
-        passes.kept <= 1,
-        "the outputs of several micro-batches are kept at once",
-        expected="the output of the micro-batch before, at the most, when a forward pass begins",
-        got=f"{passes.kept} outputs of earlier micro-batches in memory",
-        likely="outputs are collected in a list, as for a report: take from each the number that is wanted, and let "
-        "it go. An output, detached or not, is as large as its micro-batch",
-        read=BYTES,
-    )
+    def compare_place(self, facts: Facts) -> bool:
+        """What must hold for all else to make sense."""
+        devices, dtypes = (sorted(set(each)) for each in zip(*self._places, strict=True))
+        facts.add(PLACE[0], devices, [self.device])
+        facts.add(PLACE[1], dtypes, [str(self.dtype)])
+        if facts.hold():
+            facts.add(MODE, self._away, 0)
+        return facts.hold()
 
+    def compare_steps(self, facts: Facts, stepping: Sequence[range]) -> list[range]:
+        """When the optimizer stepped, where `stepping` are the windows in which it should. The windows of its steps, if
+        all of these came at the end of one; else none."""
+        ends = [window[-1] + 1 for window in stepping]
+        facts.add(STEPS, self.steps, ends)
+        made = [window for window, end in zip(stepping, ends, strict=True) if end in self.steps]
+        return made if self.steps == [window[-1] + 1 for window in made] else []
 
-def explain(error: str) -> str:
-    """What an exception of an accumulation loop likely means; nothing where it speaks for itself."""
-    return next((why for part, why in _ERRORS.items() if part in error), "")
+    def compare_memory(self, facts: Facts, allowed: int) -> None:
+        facts.add(MEMORY[0], self._largest, FULL)
+        if self._largest == FULL:
+            facts.add(MEMORY[1], max(self.saved.peak, allowed), Near(allowed, 0.5))
+        facts.add(MEMORY[2], self._kept, 1)
 
+    def compare_weights(self, facts: Facts) -> None:
+        """Whether they are where the steps lead, right or wrong."""
+        rates = torch.cat([torch.full((p.numel(),), RATES[i // 2]) for i, p in enumerate(self._twin.parameters())])
+        moved = self._start - rates * sum(self.gradients, torch.zeros(()))
+        facts.add(WEIGHTS, self._after, Near(moved, 1e-4))
 
-_ERRORS = {
-    "on the same device": "the data were moved to one device, and the model is on another. A loop moves a micro-batch "
-    "to where the model is, next(model.parameters()).device; here that is the CPU, and nothing need be moved",
-    "backward through the graph a second time": "backward runs on a running total, so on graphs that an earlier "
-    "backward has freed: call it on the loss of this micro-batch alone",
-    "does not require grad": "the loss has no graph: its forward pass ran under no_grad or inference_mode, or the "
-    "loss was detached before backward",
-    "has no attribute 'backward'": "item() or float() came before backward: a plain number has no graph. Call "
-    "backward on the tensor, then take its item()",
-    "ZeroDivisionError": "a number that can be 0 divides: len(micro_batches) % steps is 0 when the last window is full",
-    "don't yet support saved tensor hooks": "torch.func cannot be measured here; use backward or torch.autograd.grad",
-    "inplace operation": "an in-place operation changed what backward needs",
-}
+    def compare_gradients(
+        self, facts: Facts, windows: Sequence[range], columns: torch.Tensor, within: float, max_norm: float = math.inf
+    ) -> None:
+        """What the gradient of each step is made of, where one was made for each of these windows."""
+        facts.add(NAN, [k for k, gradient in enumerate(self.gradients, 1) if not gradient.isfinite().all()], [])
+        if facts.seen[NAN]:
+            return
+        sizes = torch.tensor([float(len(x)) for x, _ in self.batches], dtype=torch.float64)
+        shares = [sizes[[*window]] / sizes[[*window]].sum() for window in windows]
+        true = torch.stack([columns[:, [*w]] @ share for w, share in zip(windows, shares, strict=True)], 1)
+        got = torch.stack(self.gradients, 1)
+        basis = torch.cat([columns, self._left.unsqueeze(1)], 1)
+        found = torch.linalg.lstsq(basis, got).solution
+        parts, whole = found.abs() * basis.norm(dim=0).unsqueeze(1), got.norm(dim=0)
+
+        def above(part: float, sizes: Iterable[torch.Tensor]) -> list[int]:
+            """The steps in which this is more than that part of the gradient."""
+            return [k for k, (size, all) in enumerate(zip(sizes, whole, strict=True), 1) if size > part * all]
+
+        own = [found[[*window], k] for k, window in enumerate(windows)]
+        if max_norm < math.inf:  # apart from the norms
+            facts.add(NORMS, whole.tolist(), Near(true.norm(dim=0).clamp(max=max_norm).tolist(), within))
+            own = [part / part.sum() if part.sum() else part for part in own]
+        own = [part.where(part.abs() > 1e-6, 0.0) for part in own]
+        facts.add(OTHER, above(3 * within, (got - basis @ found).norm(dim=0)), [])
+        if facts.seen[OTHER]:
+            facts.seen["shares that fit best"] = torch.cat(own).tolist()
+            return
+        facts.add(SHARES, torch.cat(own).tolist(), Near(torch.cat(shares).tolist(), within))
+        facts.add(EARLIER, above(3 * within, [parts[: window[0], k].sum() for k, window in enumerate(windows)]), [])
+        if self._left.any():
+            facts.add(LEFT, above(3 * within, parts[-1]), [])

@@ -15,63 +15,36 @@ from ..contract import Clause, Contract, Facts, Near
 from ..measure import SavedBytes, virtual_gpu
 from ..scenes import Scene
 from ..wording import as_float, is_number, is_whole, show
-from .common import Batch, explain, flat_gradient
-from .misconceptions import BYTES, FOUR_PIECES, TOKENS
+from .common import BYTES, ERRORS, FOUR_PIECES, Batch, flat_gradient
 
+TOKENS = "Token-weighted loss"
 IGNORE = -100
 CLASSES = 6
 GRADIENTS = {"": "gradient", "all": "gradient of a window without a label"}  # by what is empty
 KEPT = "results of each micro-batch are kept"
 CLAUSES = (
-    Clause(
-        "it stays on its device, in its dtype",
-        ["device of the parameters", "dtype of the parameters"],
-        "the model came back on another device, or in another dtype",
-        "model.to(…), half() and float() change the caller's own model, whose optimizer steps next",
-        FOUR_PIECES,
-    ),
-    Clause(
-        "the gradient of the mean loss over all labelled tokens of a window",
-        ["gradient", "gradient where a micro-batch has no label"],
-        "the gradient is another one than that of the mean over all labelled tokens",
-        "compare one window by hand: the losses of all labelled tokens in one list, their mean, one backward",
-        TOKENS,
-    ),
-    Clause(
-        "A micro-batch, or the whole window, may hold no labelled token: then it adds nothing",
-        [GRADIENTS["all"]],
-        "a window of nothing but padding leaves a gradient",
-        "there is nothing to learn from: no gradient, or zeros; the mean over no tokens is 0/0",
-        TOKENS,
-    ),
-    Clause(
-        "One micro-batch's activations at a time",
-        ["positions in one forward pass", "bytes kept for backward", "the gradients hold on to a graph", KEPT],
-        "more than one micro-batch's activations are in memory at a time",
-        "the gradient is right, but the memory is that of the large batch, which is what must not fit",
-        BYTES,
-    ),
-    Clause(
-        "no micro-batch goes through the model twice",
-        ["positions that went through the model again"],
-        "a micro-batch goes through the model more than once",
-        "one forward pass gives the loss; the labels are counted without the model",
-        BYTES,
-    ),
-    Clause(
-        "Returns the number of labelled tokens, an int",
-        ["what is returned"],
-        "what is returned is no int",
-        read=TOKENS,
-    ),
-    Clause(
-        "or -100: padding, not to be counted",
-        ["the number returned"],
-        "the number that is returned is not that of the labels that are not -100",
-        read=TOKENS,
-    ),
-)
-
+    Clause("it stays on its device, in its dtype", ["device of the parameters", "dtype of the parameters"],
+           "the model came back on another device, or in another dtype",
+           "model.to(…), half() and float() change the caller's own model, whose optimizer steps next", FOUR_PIECES),
+    Clause("the gradient of the mean loss over all labelled tokens of a window",
+           ["gradient", "gradient where a micro-batch has no label"],
+           "the gradient is another one than that of the mean over all labelled tokens",
+           "compare one window by hand: the losses of all labelled tokens in one list, their mean, one backward", TOKENS),
+    Clause("A micro-batch, or the whole window, may hold no labelled token: then it adds nothing", [GRADIENTS["all"]],
+           "a window of nothing but padding leaves a gradient",
+           "there is nothing to learn from: no gradient, or zeros; the mean over no tokens is 0/0", TOKENS),
+    Clause("One micro-batch's activations at a time",
+           ["positions in one forward pass", "bytes kept for backward", "the gradients hold on to a graph", KEPT],
+           "more than one micro-batch's activations are in memory at a time",
+           "otherwise the memory is that of the large batch, which is what must not fit", BYTES),
+    Clause("no micro-batch goes through the model twice", ["positions that went through the model again"],
+           "a micro-batch goes through the model more than once",
+           "one forward pass gives the loss; the labels are counted without the model", BYTES),
+    Clause("Returns the number of labelled tokens, an int", ["what is returned"], "what is returned is no int",
+           read=TOKENS),
+    Clause("or -100: padding, not to be counted", ["the number returned"],
+           "the number that is returned is not that of the labels that are not -100", read=TOKENS),
+)  # fmt: skip
 EDGES = {
     "device": ("cuda:1", "cpu"),  # cuda:0 is where an answer that never asks goes
     "dtype": (torch.float32, torch.float64),
@@ -157,7 +130,7 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
         backward: list[None] = []
         model.head.bias.register_hook(lambda _: backward.append(None))
         saved = SavedBytes(model.parameters())
-        got = call(model, batches, may_change=MAY_CHANGE, inside=saved, explain=explain)
+        got = call(model, batches, may_change=MAY_CHANGE, inside=saved)
         tokens, sizes = count(batches), [ids.numel() for ids, _ in batches]
         empty = f", {scene.empty} without a label" if scene.empty else ""
         facts = Facts(f"{tokens} labels in {len(batches)} micro-batches{empty}, on {scene.device}")
@@ -190,4 +163,5 @@ EXERCISE = Contract(
     edges=EDGES,
     play=play,
     possible=possible,
+    errors=ERRORS,
 )
