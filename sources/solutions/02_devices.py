@@ -212,7 +212,7 @@ gpulab.check.move_batch(move_batch)
 # </details>
 
 # %% late-text [markdown]
-# ## 4 · The error three lines late
+# ## 4 · Stretch: the error three lines late
 #
 # **Build** a search for the step that fails on the GPU. **Why:** the traceback of a failed kernel names the line where
 # somebody noticed, and `CUDA_LAUNCH_BLOCKING=1` cannot be set in a process that has started CUDA.

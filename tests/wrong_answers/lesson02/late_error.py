@@ -1,50 +1,40 @@
 """Answers to "the error three lines late": which step fails, when the call of a later one raises, or none."""
 
-import os
 import time
 
 import torch
 
-from gpulab.check.lesson02.sections import SECTIONS
+from ..bank import Bank
+from ..edits import add, change, drop, swap
 
-from ..by_hand import Bank
-
-BANK = Bank("late_error", SECTIONS)
-
-
-# --- right ---------------------------------------------------------------------------------------------
-
-
-@BANK.right
-def waits_after_each(steps, batch):
-    for number, step in enumerate(steps):
-        try:
-            batch = step(batch)
-            torch.cuda.synchronize()
-        except RuntimeError:
-            return number
-    return None
+BANK = Bank("late_error", "first_fault")
+SYNC, CATCH = "torch.accelerator.synchronize()", "except RuntimeError:  # torch.AcceleratorError is one"
+STEP, LOOP = "batch = step(batch)", "for number, step in enumerate(steps):"
+TRY_END = f"            {SYNC}\n        {CATCH}\n            return number"
 
 
 @BANK.right
-def waits_on_any_accelerator(steps, batch):
+def prints_what_a_step_gives(steps, batch):
     number = None
     try:
         for number, step in enumerate(steps):  # noqa: B007
-            batch = step(batch)
-            torch.accelerator.synchronize()
+            batch = step(batch).detach()
+            str(batch)
     except Exception:
         return number
 
 
 @BANK.right
-def reads_a_number(steps, batch):
-    for i in range(len(steps)):
+def asks_an_event_now_and_then(steps, batch):
+    for number in range(len(steps)):
         try:
-            batch = steps[i](batch)
-            batch.sum().item()
-        except (RuntimeError, IndexError, ValueError):
-            return i
+            batch = steps[number](batch)
+            done = torch.cuda.Event()
+            done.record()
+            while not done.query():
+                time.sleep(0.01)
+        except (RuntimeError, IndexError):
+            return number
 
 
 @BANK.right
@@ -61,108 +51,6 @@ def fetches_the_batch(steps, batch):
     return next((number for number, step in enumerate(steps) if fails(step)), None)
 
 
-@BANK.right
-def waits_for_an_event(steps, batch):
-    for number, step in enumerate(steps):
-        try:
-            batch = step(batch)
-            done = torch.cuda.Event()
-            done.record()
-            done.synchronize()
-        except RuntimeError:
-            return number
-    return None
-
-
-@BANK.right
-def asks_the_stream_until_it_is_done(steps, batch):
-    for number, step in enumerate(steps):
-        try:
-            batch = step(batch)
-            while not torch.cuda.current_stream().query():
-                pass
-        except RuntimeError:
-            return number
-    return None
-
-
-@BANK.right
-def asks_an_event_now_and_then(steps, batch):
-    for number, step in enumerate(steps):
-        try:
-            batch = step(batch)
-            done = torch.cuda.Event()
-            done.record()
-            while not done.query():
-                time.sleep(0.01)
-        except RuntimeError:
-            return number
-    return None
-
-
-@BANK.right
-def detaches_what_a_step_gives(steps, batch):
-    for number, step in enumerate(steps):
-        try:
-            batch = step(batch).detach()
-            torch.cuda.synchronize()
-        except RuntimeError:
-            return number
-    return None
-
-
-# --- wrong: no wait, or in the wrong place -------------------------------------------------------------
-
-
-@BANK.wrong("this is not the step that fails", "that is where the error surfaced")
-def does_not_wait(steps, batch):
-    for number, step in enumerate(steps):
-        try:
-            batch = step(batch)
-        except RuntimeError:
-            return number
-    return None
-
-
-@BANK.wrong("steps ran after the one that fails", "right by luck")
-def waits_for_nothing_but_blames_the_one_before(steps, batch):
-    for number, step in enumerate(steps):
-        try:
-            batch = step(batch)
-        except RuntimeError:
-            return number - 1
-    return None
-
-
-@BANK.wrong("this is not the step that fails", "that is where the error surfaced", same_as="does_not_wait")
-def asks_for_blocking_launches_too_late(steps, batch):
-    os.environ["CUDA_LAUNCH_BLOCKING"] = "1"
-    return does_not_wait(steps, batch)
-
-
-@BANK.wrong("this is not the step that fails", "the wait stands before the step")
-def waits_before_each(steps, batch):
-    for number, step in enumerate(steps):
-        try:
-            torch.cuda.synchronize()
-            batch = step(batch)
-        except RuntimeError:
-            return number
-    return None
-
-
-@BANK.wrong("your function raised AcceleratorError", "inside the try")
-def waits_outside_the_try(steps, batch):
-    for number, step in enumerate(steps):
-        try:
-            batch = step(batch)
-        except RuntimeError:
-            return number
-        torch.cuda.synchronize()
-    return None
-
-
-@BANK.wrong("this is not the step that fails", "one wait for all of them")
 def waits_at_the_end(steps, batch):
     number = None
     try:
@@ -176,88 +64,7 @@ def waits_at_the_end(steps, batch):
         return number
 
 
-@BANK.wrong("your function raised AcceleratorError", "inside the try", same_as="waits_outside_the_try")
-def catches_nothing(steps, batch):
-    for step in steps:
-        batch = step(batch)
-        torch.cuda.synchronize()
-
-
-@BANK.wrong("your function raised RuntimeError", "may also raise at the call")
-def catches_only_the_accelerators(steps, batch):
-    for number, step in enumerate(steps):
-        try:
-            batch = step(batch)
-            torch.cuda.synchronize()
-        except torch.AcceleratorError:
-            return number
-    return None
-
-
-@BANK.wrong("this is not the step that fails", "an error at the call counts too")
-def takes_an_error_at_the_call_for_none(steps, batch):
-    for number, step in enumerate(steps):
-        try:
-            batch = step(batch)
-        except RuntimeError:
-            return None
-        try:
-            torch.cuda.synchronize()
-        except RuntimeError:
-            return number
-
-
-# --- wrong: what is counted and returned ---------------------------------------------------------------
-
-
-@BANK.wrong("this is not the step that fails", "counted from 0", same_as="waits_before_each")
-def counts_from_one(steps, batch):
-    for number, step in enumerate(steps, start=1):
-        try:
-            batch = step(batch)
-            torch.cuda.synchronize()
-        except RuntimeError:
-            return number
-    return None
-
-
-@BANK.wrong("this is not the step that fails", "the step before is blamed")
-def blames_the_one_before(steps, batch):
-    number = waits_after_each(steps, batch)
-    return None if number is None else number - 1
-
-
-@BANK.wrong("this is not the step that fails", "the error itself was returned")
-def returns_the_error(steps, batch):
-    for step in steps:
-        try:
-            batch = step(batch)
-            torch.cuda.synchronize()
-        except RuntimeError as error:
-            return error
-    return None
-
-
-@BANK.wrong("this is not the step that fails", "return None after the last one")
-def returns_minus_one_for_none(steps, batch):
-    number = waits_after_each(steps, batch)
-    return -1 if number is None else number
-
-
-@BANK.wrong("steps ran after the one that fails", "stop there")
-def goes_on_after_it(steps, batch):
-    found = None
-    for number, step in enumerate(steps):
-        try:
-            batch = step(batch)
-            torch.cuda.synchronize()
-        except RuntimeError:
-            found = number if found is None else found
-    return found
-
-
-@BANK.wrong("the steps did not run one after the other", "one pass has to find it")
-def bisects_by_running_again(steps, batch):
+def runs_again_from_the_start(steps, batch):
     for last in range(len(steps)):
         try:
             result = batch
@@ -266,81 +73,57 @@ def bisects_by_running_again(steps, batch):
             torch.cuda.synchronize()
         except RuntimeError:
             return last
-    return None
 
 
-@BANK.wrong("a step was not given what the step before gave", "given to every step")
-def gives_every_step_the_first_batch(steps, batch):
-    for number, step in enumerate(steps):
-        try:
-            step(batch)
-            torch.cuda.synchronize()
-        except RuntimeError:
-            return number
-    return None
+# --- no wait, or in the wrong place ----------------------------------------------------------------------
+BANK.mistakes(
+    ("nobody waits, and the step is named where the error surfaced",
+     "the kernel was launched by a step before it: wait for each step", drop(SYNC),
+     (drop(SYNC), add('__import__("os").environ["CUDA_LAUNCH_BLOCKING"] = "1"', before=LOOP))),
+    ("nobody waits, and one was taken off",
+     "right by luck: how much later an error surfaces is not fixed. Wait after each step",
+     (drop(SYNC), change("return number", "return number - 1"))),
+    ("the wait stands before the step", "it finds the one before: wait after each step", swap(STEP, SYNC)),
+    ("the wait stands outside the try", "the wait that finds the fault raises: it has to be inside the try",
+     change(TRY_END, f"        {CATCH}\n            return number\n        {SYNC}")),
+    ("there is one wait for all of them", "it tells that something failed, not where: synchronize after each step",
+     waits_at_the_end),
+    ("nobody waits for the last step", "its kernel fails after the call has returned: synchronize after each step",
+     change(SYNC, f"number < len(steps) - 1 and {SYNC}")),
+    ("something is asked of the result, and nobody waits",
+     "right by luck: here an error surfaces at the next call of any kind, on a GPU perhaps at a later one. Wait after "
+     "each step", change(SYNC, "batch.sum()")),
+)  # fmt: skip
 
-
-@BANK.wrong("this is not the step that fails", "Its table is on the GPU")
-def runs_it_on_the_cpu(steps, batch):
-    batch = batch.cpu()
-    for number, step in enumerate(steps):
-        try:
-            batch = step(batch)
-        except (RuntimeError, IndexError):
-            return number
-    return None
-
-
-@BANK.wrong("this is not the step that fails", "whether there is a fault")
-def says_whether(steps, batch):
-    return waits_after_each(steps, batch) is not None
-
-
-@BANK.wrong("this is not the step that fails", "nobody waited for it")
-def waits_after_all_but_the_last(steps, batch):
-    for number, step in enumerate(steps):
-        try:
-            batch = step(batch)
-            if number < len(steps) - 1:
-                torch.cuda.synchronize()
-        except RuntimeError:
-            return number
-    return None
-
-
-@BANK.wrong("a step began before the one before it was over", "right by luck")
-def asks_something_of_the_result(steps, batch):
-    for number, step in enumerate(steps):
-        try:
-            batch = step(batch)
-            batch.sum()  # raises here, where a kernel has failed
-        except RuntimeError:
-            return number
-    return None
-
-
-@BANK.wrong("your function raised IndexError", "may be empty")
-def takes_the_first_step_unasked(steps, batch):
-    number = 0
-    while True:
-        try:
-            batch = steps[number](batch)
-            torch.cuda.synchronize()
-        except RuntimeError:
-            return number
-        number += 1
-        if number == len(steps):
-            return None
-
-
-@BANK.wrong(
-    "a step was not given what the step before gave", "or a copy of it", same_as="gives_every_step_the_first_batch"
-)
-def copies_what_a_step_gives(steps, batch):
-    for number, step in enumerate(steps):
-        try:
-            batch = step(batch).clone()
-            torch.cuda.synchronize()
-        except RuntimeError:
-            return number
-    return None
+# --- what is caught, counted and returned ----------------------------------------------------------------
+BANK.mistakes(
+    ("no error is caught", "the wait that finds the fault raises: it has to be inside a try",
+     change("except RuntimeError", "except ZeroDivisionError")),
+    ("an error at the call is not caught", "a step may also raise at its call, as any line of Python does",
+     change("except RuntimeError", "except torch.AcceleratorError")),
+    ("an error at the call was taken for none",
+     "it counts too: catch RuntimeError, of which torch.AcceleratorError is one",
+     change("return number", "return None if 'shape' in str(__import__('sys').exc_info()[1]) else number")),
+    ("the steps are counted from 1", "they are counted from 0, as in a list", change("(steps)", "(steps, start=1)")),
+    ("the step before is blamed", "a fault is found by the wait after a step, and belongs to that step",
+     change("return number", "return number - 1")),
+    ("the error itself was returned", "return the number of the step",
+     (change("except RuntimeError:", "except RuntimeError as error:"), change("return number", "return error"))),
+    ("-1 was returned where none fails", "return None after the last one", change("return None", "return -1")),
+    ("it was told whether there is a fault, and not where", "the number is wanted",
+     (change("return number", "return True"), change("return None", "return False"))),
+    ("the steps after the fault ran too", "the GPU is lost to the process after a failed kernel: stop there",
+     (change(LOOP, f"found = []\n    {LOOP}"), change("return number", "found.append(number)"),
+      change("return None", "return found[0] if found else None"))),
+    ("each step is tried from the start again",
+     "after a failed kernel nothing can be tried again in the same process, so one pass has to find it",
+     runs_again_from_the_start),
+    ("every step was given the first batch", "batch = step(batch), and the next step of that",
+     change(STEP, "step(batch)")),
+    ("a step was given a copy", "give it the tensor that the step before gave",
+     change(STEP, "batch = step(batch).clone()")),
+    ("the batch was fetched to the CPU", "the steps' tables are on the GPU: give them the batch as it is",
+     add("batch = batch.cpu()", before=LOOP)),
+    ("the first step is taken unasked", "the list of steps may be empty, and then none fails",
+     add("first = steps[0]", before=LOOP)),
+)  # fmt: skip
