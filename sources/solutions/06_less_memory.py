@@ -35,14 +35,14 @@ def step_within(blocks, x, loss_fn, inside, budget):
     """Forward and backward through `blocks`, one after the other, with the activations within `budget`.
 
     blocks   an nn.ModuleList of equal blocks with dropout, in training mode, on the current GPU
-    x        the input, on the same GPU; every block takes and gives a tensor of its size
+    x        the input, on the same GPU, which needs no gradient; every block takes and gives a tensor of its size
     loss_fn  loss_fn(output) is the loss, a 0-dim tensor
     inside   bytes that a block keeps for backward besides its input
     budget   bytes that may be kept at a time: an input of x.nbytes for each block, and `inside` for as many blocks as
              have room; one always has. It is for kept activations only, not for what comes and goes while a block runs
 
     Adds to .grad what a plain forward and backward pass would add, to rounding, with the same dropout masks.
-    Computes no more blocks again than it must; nothing goes to the host. Sets no seed.
+    Computes no more blocks again than it must; nothing leaves the GPU. Sets no seed.
     Returns the peak: the most bytes allocated on the GPU during the call, less those allocated before it; an int.
     """
     # TODO: how many blocks may keep their inside, and which? Checkpoint the others, one by one, and measure the peak
