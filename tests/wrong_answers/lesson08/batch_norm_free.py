@@ -3,9 +3,7 @@
 import copy
 from collections import OrderedDict
 
-import torch
 from torch import nn
-from torch.nn import functional as F
 
 from ..bank import Bank
 from ..edits import add, change, drop
@@ -33,12 +31,34 @@ def replaced(model, make):
     return model
 
 
+class OwnNorm(nn.Module):
+    """Parameters of other names, in another order; a formula of (N, groups, channels of a group, …), dims and eps."""
+
+    def __init__(self, old, groups, formula):
+        super().__init__()
+        self.groups, self.eps, self.formula = groups, old.eps, formula
+        self.shift, self.scale = old.bias, old.weight
+
+    def forward(self, x):
+        parts, shape = x.unflatten(1, (self.groups, -1)), (1, -1) + (1,) * (x.ndim - 2)
+        out = self.formula(parts, tuple(range(2, parts.ndim)), self.eps).flatten(1, 2)
+        return out if self.scale is None else out * self.scale.view(shape) + self.shift.view(shape)
+
+
+def own(formula):
+    """An answer with norms of this formula."""
+
+    def with_a_norm_of_its_own(model, groups):
+        return replaced(model, lambda old: OwnNorm(old, groups, formula))
+
+    return with_a_norm_of_its_own
+
+
+def variance(x, dims, correction=0):
+    return x.var(dims, correction=correction, keepdim=True)
+
+
 # --- right ---------------------------------------------------------------------------------------------
-BANK.right(change(SET, "copied.set_submodule(name, new.train(old.training))"))
-BANK.right(change(IS_NORM, "isinstance(old, nn.modules.batchnorm._BatchNorm)"))
-BANK.right(change("setattr(copied.get_submodule(parent), ", "copied.get_submodule(parent).add_module("))
-BANK.right(change(COPY, "import pickle; copied = pickle.loads(pickle.dumps(model))"))
-BANK.right((change(f"list({WALK})", WALK), change(", affine=old.affine", "")))
 
 
 @BANK.right
@@ -68,77 +88,7 @@ def by_the_memo_of_deepcopy(model, groups):
     return copy.deepcopy(model, dict(zip(map(id, norms), new, strict=True)))
 
 
-@BANK.wrong(
-    "norms that share a weight have one each in the copy",
-    "it would be trained as two: keep what was made for each parameter, and give both norms the same",
-)
-def a_weight_for_each_norm(model, groups):
-    norms = [module for module in model.modules() if isinstance(module, BATCH_NORMS)]
-    return copy.deepcopy(model, {id(old): SOLUTION(nn.Sequential(old), groups)[0] for old in norms})
-
-
-class OwnNorm(nn.Module):
-    """Parameters of other names, in another order; a formula of (N, groups, channels of a group, …), dims and eps."""
-
-    def __init__(self, old, groups, formula):
-        super().__init__()
-        self.groups, self.eps, self.formula = groups, old.eps, formula
-        self.shift, self.scale = old.bias, old.weight
-
-    def forward(self, x):
-        parts, shape = x.unflatten(1, (self.groups, -1)), (1, -1) + (1,) * (x.ndim - 2)
-        out = self.formula(parts, tuple(range(2, parts.ndim)), self.eps).flatten(1, 2)
-        return out if self.scale is None else out * self.scale.view(shape) + self.shift.view(shape)
-
-
-def own(name, formula):
-    """An answer with norms of this formula."""
-
-    def answer(model, groups):
-        return replaced(model, lambda old: OwnNorm(old, groups, formula))
-
-    answer.__name__ = name
-    return answer
-
-
-def deviation(x, dims, correction=0):
-    return x.var(dims, correction=correction, keepdim=True)
-
-
-BANK.right(own("by_hand", lambda x, dims, eps: (x - x.mean(dims, True)) * (deviation(x, dims) + eps).rsqrt()))
-BANK.right(own("by_layer_norm", lambda x, dims, eps: F.layer_norm(x, x.shape[2:], eps=eps)))
-
-
-class Inside(nn.Module):
-    """A GroupNorm in a module that multiplies and adds by itself."""
-
-    def __init__(self, old, groups):
-        super().__init__()
-        self.plain = nn.GroupNorm(groups, old.num_features, old.eps, affine=False)
-        self.weight, self.bias = old.weight, old.bias
-
-    def forward(self, x):
-        out, shape = self.plain(x), [-1 if i == 1 else 1 for i in range(x.dim())]
-        return out if self.weight is None else torch.addcmul(self.bias.view(shape), out, self.weight.view(shape))
-
-
-@BANK.right
-def with_a_norm_inside_a_norm(model, groups):
-    return replaced(model, lambda old: Inside(old, groups))
-
-
-class InNameOnly(nn.BatchNorm2d):
-    def forward(self, x):
-        return F.group_norm(x, self.groups, self.weight, self.bias, self.eps)
-
-
-@BANK.right
-def by_another_class(model, groups):
-    model = copy.deepcopy(model)
-    for module in filter(lambda module: isinstance(module, BATCH_NORMS), model.modules()):
-        module.__class__, module.groups = InNameOnly, groups
-    return model
-
+BANK.right(own(lambda x, dims, eps: (x - x.mean(dims, True)) * (variance(x, dims) + eps).rsqrt()))
 
 # --- wrong: BatchNorm stays ----------------------------------------------------------------------------
 
@@ -153,73 +103,57 @@ def stays(instead, *edits):
     return (change(SET, instead), *edits)
 
 
+ALL_THREE = "nn.BatchNorm1d, 2d and 3d are asked for, wherever and however they are"
 BANK.mistakes(
     ("every BatchNorm is still there",
-     "assigning to a loop variable, or returning from model.apply, replaces nothing: set the attribute "
-     "on the parent module (setattr)", stays("old = new")),
-)  # fmt: skip
-APPLY = change(RETURN, "return copied.apply(lambda old: nn.GroupNorm(groups, 8))")
-BANK.mistakes(
-    ("every BatchNorm is still there", "", stays("pass", APPLY)),
+     "assigning to a loop variable, or returning from model.apply, replaces nothing: set the attribute on the parent "
+     "module (setattr)", stays("old = new"),
+     stays("pass", change(RETURN, "return copied.apply(lambda old: nn.GroupNorm(groups, 8))"))),
     ("another momentum does not change what training normalises with",
-     "momentum is for the running statistics, which training does not use: each micro-batch is "
-     "normalised by its own mean and variance all the same", stays("old.momentum = 0.1 / 4")),
-)  # fmt: skip
-FROZEN = "BatchNorm in evaluation mode is not a way to train"
-BANK.mistakes(
-    (FROZEN,
-     "eval() makes it use its running statistics, which are then never learned, and which know nothing "
-     "of these data", stays("old.eval()"), stays("copied.eval()")),
+     "momentum is for the running statistics: each micro-batch is normalised by its own mean and variance all the same",
+     stays("old.momentum = 0.1 / 4")),
+    ("BatchNorm in evaluation mode is not a way to train",
+     "eval() makes it use its running statistics, which are then never learned, and which know nothing of these data",
+     stays("old.eval()"), stays("copied.eval()")),
     ("without running statistics, training normalises as before",
-     "track_running_stats is about evaluation: in training each micro-batch is normalised by its own "
-     "mean and variance", stays("old.track_running_stats = False")),
+     "track_running_stats is about evaluation: training normalises with the micro-batch's own mean and variance",
+     stays("old.track_running_stats = False")),
     ("a BatchNorm with another forward is still there",
      "its state has running statistics, and what is saved is a BatchNorm: put the new norm in its place",
      stays("old.forward = new.forward")),
     ("SyncBatchNorm is still a batch norm",
-     "it shares statistics between processes at one moment; micro-batches come one after the other, and "
-     "each is still normalised by itself",
+     "it shares statistics between processes at one moment; micro-batches come one after the other",
      stays("pass", change(RETURN, "return nn.SyncBatchNorm.convert_sync_batchnorm(copied)"))),
     ("the new norms are beside the old ones, not in their places",
-     "setattr(model, '3.norm', …) adds a module of that name to the model itself: get the parent with "
-     "model.get_submodule, and set the last part of the name on it", stays("setattr(copied, name, new)")),
+     "setattr(model, '3.norm', …) adds a module of that name to the model itself: set the last part of the name on the "
+     "parent, which model.get_submodule gives", stays("setattr(copied, name, new)")),
     ("a name with dots is a path",
      "add the norm to its parent, model.get_submodule(path), by the last part of the name",
      stays("copied.add_module(name, new)")),
     ("the model itself came back", "return the copy", change(RETURN, "return model")),
     ("only the first place of each norm at the top level is replaced",
-     "named_children() goes one level down, and gives each module once: walk " "named_modules(remove_duplicate=False)",
+     "named_children() goes one level down, and gives each module once: walk named_modules(remove_duplicate=False)",
      change(WALK, "copied.named_children()")),
     ("a BatchNorm that stands in two places is replaced in the first",
      "named_modules() gives each module once; with remove_duplicate=False it gives each place",
      change(WALK, "copied.named_modules()")),
-    ("the last norm is still there", "the walk ends before it", change(f'list({WALK})', f'list({WALK})[:-1]')),
+    ("the last norm is still there", "the walk ends before it", change(f"list({WALK})", f"list({WALK})[:-1]")),
     ("only the first BatchNorm is replaced", "a break or a return inside the loop ends it", add("break", after=SET)),
-)  # fmt: skip
-ONE_LEVEL = "children() goes one level down; recurse, or walk named_modules and set each on its parent"
-BANK.mistakes(
-    ("only the top level's norms are replaced", ONE_LEVEL, walks(f'{IS_NORM} and "." not in name')),
+    ("only the top level's norms are replaced",
+     "children() goes one level down; recurse, or walk named_modules and set each on its parent",
+     walks(f'{IS_NORM} and "." not in name')),
     ("norms three levels down are still there", "recurse", walks(f'{IS_NORM} and name.count(".") < 2')),
-    ("only BatchNorm2d is replaced", "nn.BatchNorm1d, 2d and 3d are asked for, wherever and however they are",
-     walks("isinstance(old, nn.BatchNorm2d)")),
-    ("BatchNorm1d is still there", "nn.BatchNorm1d, 2d and 3d are asked for, wherever and however they are",
-     walks("isinstance(old, nn.BatchNorm2d | nn.BatchNorm3d)")),
-    ("BatchNorm3d is still there", "nn.BatchNorm1d, 2d and 3d are asked for, wherever and however they are",
-     walks("isinstance(old, nn.BatchNorm1d | nn.BatchNorm2d)")),
+    ("only BatchNorm2d is replaced", ALL_THREE, walks("isinstance(old, nn.BatchNorm2d)")),
+    ("BatchNorm1d is still there", ALL_THREE, walks("isinstance(old, nn.BatchNorm2d | nn.BatchNorm3d)")),
+    ("BatchNorm3d is still there", ALL_THREE, walks("isinstance(old, nn.BatchNorm1d | nn.BatchNorm2d)")),
     ("norms are known by their names", "in a Sequential they have numbers: isinstance", walks('"norm" in name')),
-    ("norms without running statistics are still there",
-     "nn.BatchNorm1d, 2d and 3d are asked for, wherever and however they are",
-     walks(f'{IS_NORM} and old.running_mean is not None')),
-    ("norms without weight and bias are still there",
-     "nn.BatchNorm1d, 2d and 3d are asked for, wherever and however they are", walks(f'{IS_NORM} and old.affine')),
-    ("norms in evaluation mode are still there",
-     "nn.BatchNorm1d, 2d and 3d are asked for, wherever and however they are", walks(f'{IS_NORM} and old.training')),
-    ("frozen norms are still there", "nn.BatchNorm1d, 2d and 3d are asked for, wherever and however they are",
-     walks(f'{IS_NORM} and old.affine and old.weight.requires_grad')),
-    ("an InstanceNorm is replaced, too", "nn.BatchNorm1d, 2d and 3d are asked for, wherever and however they are",
-     walks("isinstance(old, nn.modules.batchnorm._NormBase)")),
-    ("norms of other kinds are replaced, too", "nn.BatchNorm1d, 2d and 3d are asked for, wherever and however they are",
-     walks('"Norm" in type(old).__name__')),
+    ("norms without running statistics are still there", ALL_THREE,
+     walks(f"{IS_NORM} and old.running_mean is not None")),
+    ("norms without weight and bias are still there", ALL_THREE, walks(f"{IS_NORM} and old.affine")),
+    ("norms in evaluation mode are still there", ALL_THREE, walks(f"{IS_NORM} and old.training")),
+    ("frozen norms are still there", ALL_THREE, walks(f"{IS_NORM} and old.affine and old.weight.requires_grad")),
+    ("an InstanceNorm is replaced, too", ALL_THREE, walks("isinstance(old, nn.modules.batchnorm._NormBase)")),
+    ("norms of other kinds are replaced, too", ALL_THREE, walks('"Norm" in type(old).__name__')),
 )  # fmt: skip
 
 # --- wrong: another norm -------------------------------------------------------------------------------
@@ -230,37 +164,42 @@ def norm(make, *edits):
     return (change(MAKE, make), *edits)
 
 
+def groups(number):
+    return change("GroupNorm(groups", f"GroupNorm({number}")
+
+
 def then(line):
     """With this line after the new norm has been given its weight and bias."""
     return add(line, before="parent, _, last")
 
 
 ARGUMENT = "the number of groups is an argument"
-OF_GROUP = "channels // groups is the number of channels in a group; GroupNorm wants the number of groups"
+LEARNED = "hand over what BatchNorm had learned: a new GroupNorm starts at weight 1 and bias 0"
 BANK.mistakes(
     ("the norms are removed, not replaced", "without one, activations grow or vanish from layer to layer",
      norm("nn.Identity()", drop(HAND_OVER))),
-    ("one group for all channels is a layer norm", ARGUMENT, norm(MAKE.replace("groups", "1"))),
-    ("a group for each channel is an instance norm", ARGUMENT, norm(MAKE.replace("groups", "old.num_features"))),
-    ("there are two groups whatever is asked for", ARGUMENT, norm(MAKE.replace("groups", "2"))),
-    ("there are 32 groups whatever is asked for", ARGUMENT, norm(MAKE.replace("groups", "32"))),
-    ("the channels of a group are taken for groups", OF_GROUP,
-     norm(MAKE.replace("groups", "old.num_features // groups"))),
+    ("one group for all channels is a layer norm", ARGUMENT, groups(1)),
+    ("a group for each channel is an instance norm", ARGUMENT, groups("old.num_features")),
+    ("there are two groups whatever is asked for", ARGUMENT, groups(2)),
+    ("there are 32 groups whatever is asked for", ARGUMENT, groups(32)),
+    ("the channels of a group are taken for groups",
+     "channels // groups is the number of channels in a group; GroupNorm wants the number of groups",
+     groups("old.num_features // groups")),
     ("groups and channels have changed places", "nn.GroupNorm takes (num_groups, num_channels), in this order",
-     norm(MAKE.replace("groups, old.num_features", "old.num_features, groups"))),
+     change("groups, old.num_features", "old.num_features, groups")),
     ("a LayerNorm is put in the place of a BatchNorm",
      "nn.LayerNorm normalises the last dimensions; in images the channels are dimension 1",
      norm("nn.LayerNorm(old.num_features, eps=old.eps)")),
     ("an InstanceNorm is put in the place of a BatchNorm",
      "it has a group for each channel, and a class for each kind of input",
      norm("nn.InstanceNorm2d(old.num_features, eps=old.eps, affine=old.affine)")),
-    ("the old eps is lost", "GroupNorm's own default is 1e-05: pass eps=", norm(MAKE.replace("eps=old.eps, ", ""))),
-    ("all norms have one eps", "each takes that of its old norm", norm(MAKE.replace("old.eps", "1e-3"))),
+    ("the old eps is lost", "GroupNorm's own default is 1e-05: pass eps=", change("eps=old.eps, ", "")),
+    ("all norms have one eps", "each takes that of its old norm", change("old.eps", "1e-3")),
     ("a norm that had no weight and bias is given some", "affine=False leaves them out of a GroupNorm, too",
-     norm(MAKE.replace(", affine=old.affine", ""), change(HAND_OVER,
-     "new.weight, new.bias = (old if old.affine else new.to(old.running_mean)).parameters()"))),
+     (change(", affine=old.affine", ""), change(HAND_OVER,
+      "new.weight, new.bias = (old if old.affine else new.to(old.running_mean)).parameters()"))),
     ("the new norms have no weight and bias", "affine=False is for a norm that had none",
-     norm(MAKE.replace("old.affine", "False"), drop(HAND_OVER))),
+     (change("affine=old.affine", "affine=False"), drop(HAND_OVER))),
     ("the state of a BatchNorm does not fit a GroupNorm", "it holds running statistics too: load weight and bias only",
      change(HAND_OVER, "new.load_state_dict(old.state_dict())")),
     ("the new norms have the original's own weight and bias",
@@ -269,9 +208,10 @@ BANK.mistakes(
     ("a norm that stands in two places has a weight and a bias in each",
      "they would be trained apart: keep what was made for a BatchNorm, and put the same in its other places",
      change(HAND_OVER, "for key, p in list(old._parameters.items()): setattr(new, key, copy.deepcopy(p))")),
-)  # fmt: skip
-LEARNED = "hand over what BatchNorm had learned: a new GroupNorm starts at weight 1 and bias 0"
-BANK.mistakes(
+    ("norms that share a weight have one each in the copy",
+     "it would be trained as two: keep what was made for each parameter, and give both norms the same",
+     lambda model, groups: copy.deepcopy(model, {id(old): SOLUTION(nn.Sequential(old), groups)[0]
+                                                 for old in model.modules() if isinstance(old, BATCH_NORMS)})),
     ("the old weight is lost", LEARNED, then("if old.affine: nn.init.ones_(new.weight)")),
     ("the old bias is lost", LEARNED, then("if old.affine: nn.init.zeros_(new.bias)")),
     ("the old weight and bias are lost", LEARNED, then("new.reset_parameters()")),
@@ -281,10 +221,9 @@ BANK.mistakes(
     ("the new norms have the dtype of the first parameter", "", then("new.to(next(copied.parameters()).dtype)")),
     ("the new norms are where the first parameter is", "", then("new.to(next(copied.parameters()).device)")),
     ("the new norms are put on the GPU", "each stays on the device of the old one", then('new.to("cuda")')),
-)  # fmt: skip
-FREEZES = "copy into the parameters of the new norm (copy_ under no_grad), do not detach or freeze them"
-BANK.mistakes(
-    ("the new norms' weights and biases are not trained", FREEZES, then("new.requires_grad_(False)")),
+    ("the new norms' weights and biases are not trained",
+     "copy into the parameters of the new norm (copy_ under no_grad), do not detach or freeze them",
+     then("new.requires_grad_(False)")),
     ("frozen weights and biases of norms are trained", "", then("new.requires_grad_(True)")),
     ("requires_grad of the weight is taken for the bias, too", "",
      then("if old.affine: new.bias.requires_grad_(old.weight.requires_grad)")),
@@ -297,59 +236,25 @@ BANK.mistakes(
      "parts of it may be in another mode: take that of the old norm", change("old.training", "copied.training")),
     ("BatchNorms of the same size become one norm",
      "each has a weight, a bias and an eps of its own; only what was one in the model becomes one",
-     (change(COPY, COPY + '; made = {}'),
-     change("new.train(old.training)", "made.setdefault(old.num_features, new.train(old.training))"))),
+     (change(COPY, COPY + "; made = {}"),
+      change("new.train(old.training)", "made.setdefault(old.num_features, new.train(old.training))"))),
+    ("the variance is divided by n - 1", "norms divide by n: var(correction=0)",
+     own(lambda x, dims, eps: (x - x.mean(dims, True)) * (variance(x, dims, 1) + eps).rsqrt())),
+    ("eps is added to the standard deviation", "it is added to the variance, under the root",
+     own(lambda x, dims, eps: (x - x.mean(dims, True)) / (variance(x, dims).sqrt() + eps))),
+    ("the norm looks at other samples", "the mean over dimension 0 is that of the batch",
+     own(lambda x, dims, eps: (x - x.mean((0, *dims), True)) * (variance(x, (0, *dims)) + eps).rsqrt())),
+    ("each position is normalised by itself",
+     "a group's mean and variance are those over its channels and all positions",
+     own(lambda x, dims, eps: (x - x.mean(2, True)) * (variance(x, 2) + eps).rsqrt())),
+    ("the mean is not taken away", "an RMS norm divides only; a group norm takes the mean away, too",
+     own(lambda x, dims, eps: x * (x.square().mean(dims, True) + eps).rsqrt())),
+    ("the gradient does not go through the mean and the variance",
+     "they depend on the input: compute them without no_grad and detach",
+     own(lambda x, dims, eps: (x - x.mean(dims, True).detach()) * (variance(x, dims) + eps).detach().rsqrt())),
+    ("a new norm changed its argument inputs", "a method that ends in _",
+     own(lambda x, dims, eps: x.sub_(x.mean(dims, True)).mul_((variance(x, dims) + eps).rsqrt()))),
 )  # fmt: skip
-
-
-def formula(name, summary, likely, of):
-    """An own norm of another formula."""
-    BANK.wrong(summary, likely)(own(name, of))
-
-
-formula(
-    "divides_by_one_less",
-    "the variance is divided by n - 1",
-    "norms divide by n: var(correction=0)",
-    lambda x, dims, eps: (x - x.mean(dims, True)) * (deviation(x, dims, 1) + eps).rsqrt(),
-)
-formula(
-    "adds_eps_to_the_deviation",
-    "eps is added to the standard deviation",
-    "it is added to the variance, under the root",
-    lambda x, dims, eps: (x - x.mean(dims, True)) / (deviation(x, dims).sqrt() + eps),
-)
-formula(
-    "looks_at_other_samples",
-    "the norm looks at other samples",
-    "the mean over dimension 0 is that of the batch",
-    lambda x, dims, eps: (x - x.mean((0, *dims), True)) * (deviation(x, (0, *dims)) + eps).rsqrt(),
-)
-formula(
-    "normalises_each_position",
-    "each position is normalised by itself",
-    "a group's mean and variance are those over its channels and all positions",
-    lambda x, dims, eps: (x - x.mean(2, True)) * (deviation(x, 2) + eps).rsqrt(),
-)
-formula(
-    "does_not_centre",
-    "the mean is not taken away",
-    "an RMS norm divides only; a group norm takes the mean away, too",
-    lambda x, dims, eps: x * (x.square().mean(dims, True) + eps).rsqrt(),
-)
-
-formula(
-    "takes_the_statistics_for_constants",
-    "the gradient does not go through the mean and the variance",
-    "they depend on the input: compute them without no_grad and detach",
-    lambda x, dims, eps: (x - x.mean(dims, True).detach()) * (deviation(x, dims) + eps).detach().rsqrt(),
-)
-formula(
-    "normalises_in_place",
-    "a new norm changed its argument inputs",
-    "a method that ends in _",
-    lambda x, dims, eps: x.sub_(x.mean(dims, True)).mul_((deviation(x, dims) + eps).rsqrt()),
-)
 
 # --- wrong: the model ----------------------------------------------------------------------------------
 
@@ -359,41 +264,6 @@ def end(last, *before):
     return change(RETURN, "\n    ".join((*before, last)))
 
 
-BANK.mistakes(
-    ("nothing came back", "the function ends without a return", end("pass")),
-    ("a list of norms came back", "", end("return [m for m in copied.modules() if type(m) is nn.GroupNorm]")),
-    ("the state came back, not the model", "", end("return copied.state_dict()")),
-)  # fmt: skip
-ANOTHER = "your function changed its argument model: model."
-IN_PLACE = ANOTHER + "1 is another object"
-BANK.mistakes(
-    (IN_PLACE, "work on a copy", change(COPY, "copied = model"), change(COPY, "copied = copy.copy(model)")),
-)  # fmt: skip
-GPU = ANOTHER + "0.weight.device is cuda:0, not cpu"
-BANK.mistakes(
-    (GPU, "", end(RETURN, 'model.to("cuda")')),
-    (ANOTHER + '0.weight.requires_grad is False, not True', "", end(RETURN, "model.requires_grad_(False)")),
-    ("the parts are copied one by one",
-     "what stands in two places becomes two, and what the model itself has is lost: copy it as a whole",
-     end("return nn.Sequential(*[copy.deepcopy(part).train(part.training) for part in copied])")),
-    ("other layers have lost their weights", "the model was built or initialised anew: copy it, then replace the norms",
-     end(RETURN, "[m.reset_parameters() for m in copied.modules() if isinstance(m, nn.Linear)]")),
-    ("the model was built anew from a list of its parts", "set the attribute on the parent module instead",
-     end("return nn.Sequential(*[m for m in copied.modules() if not list(m.children())])")),
-    ("the copy is inside another model", "all names are others then", end("return nn.Sequential(copied)")),
-)  # fmt: skip
-ANEW = """home = copied.get_submodule(parent)
-            home._modules.pop(last, None)
-            home.add_module(last, new.train(old.training))"""
-BANK.mistakes(
-    ("the new norms have other names", "state_dict and optimizers know a part by its name: keep it",
-     change(SET, ANEW.replace("(last, new", "('group_' + last, new"))),
-    ("the new norms stand behind the other parts",
-     "what is deleted and added again stands last; setattr(parent, name, norm) keeps the place", change(SET, ANEW)),
-)  # fmt: skip
-
-
-@BANK.wrong("a module of a class of its own is rebuilt as a Sequential", "its forward is lost: set the attribute on it")
 def rebuilds_what_has_children(model, groups):
     def walk(module):
         if not module._modules:
@@ -405,23 +275,43 @@ def rebuilds_what_has_children(model, groups):
     return walk(SOLUTION(model, groups))
 
 
+ANOTHER = "your function changed its argument model: model."
+ANEW = """home = copied.get_submodule(parent)
+            home._modules.pop(last, None)
+            home.add_module(last, new.train(old.training))"""
 BANK.mistakes(
+    ("nothing came back", "the function ends without a return", end("pass")),
+    ("a list of norms came back", "", end("return [m for m in copied.modules() if type(m) is nn.GroupNorm]")),
+    ("the state came back, not the model", "", end("return copied.state_dict()")),
+    (ANOTHER + "1 is another object", "work on a copy", change(COPY, "copied = model"),
+     change(COPY, "copied = copy.copy(model)")),
+    (ANOTHER + "0.weight.device is cuda:0, not cpu", "", end(RETURN, 'model.to("cuda")')),
+    ("the parts are copied one by one",
+     "what stands in two places becomes two, and what the model itself has is lost: copy it as a whole",
+     end("return nn.Sequential(*[copy.deepcopy(part).train(part.training) for part in copied])")),
+    ("other layers have lost their weights", "the model was built or initialised anew: copy it, then replace the norms",
+     end(RETURN, "[m.reset_parameters() for m in copied.modules() if isinstance(m, nn.Linear)]")),
+    ("the model was built anew from a list of its parts", "set the attribute on the parent module instead",
+     end("return nn.Sequential(*[m for m in copied.modules() if not list(m.children())])")),
+    ("a module of a class of its own is rebuilt as a Sequential", "its forward is lost: set the attribute on it",
+     rebuilds_what_has_children),
+    ("the copy is inside another model", "all names are others then", end("return nn.Sequential(copied)")),
+    ("the new norms have other names", "state_dict and optimizers know a part by its name: keep it",
+     change(SET, ANEW.replace("(last, new", "('group_' + last, new"))),
+    ("the new norms stand behind the other parts",
+     "what is deleted and added again stands last; setattr(parent, name, norm) keeps the place", change(SET, ANEW)),
     ("the whole copy is in training mode", "leave the modes as they are", end("return copied.train()")),
     ("the whole copy is in evaluation mode",
      "a new module is in training mode; eval() on the copy switched dropout off too", end("return copied.eval()")),
     ("what was frozen is trained", "leave requires_grad as it is", end("return copied.requires_grad_(True)")),
-)  # fmt: skip
-WHERE = "leave it where the model is, since whoever asked for it decides that"
-BANK.mistakes(
-    ("the whole copy was moved", WHERE, end('return copied.to("cuda")')),
+    ("the whole copy was moved", "leave it where the model is, since whoever asked for it decides that",
+     end('return copied.to("cuda")')),
     ("the whole copy is converted", "leave its dtypes as they are", end("return copied.float()")),
-)  # fmt: skip
-HOOKS = "they belong to the model: copy.deepcopy keeps them, and what is built anew has none"
-BANK.mistakes(
-    ("a hook of the model is gone", HOOKS, end(RETURN, "copied._forward_hooks.clear()")),
+    ("a hook of the model is gone", "they belong to it: copy.deepcopy keeps them, and what is built anew has none",
+     end(RETURN, "copied._forward_hooks.clear()")),
     ("a sample's output depends on the others in its batch", "something besides the norms looks at the whole batch",
      end(RETURN, "copied.register_forward_hook(lambda module, args, out: out - 0.1 * out.mean(0))")),
     ("the outputs agree, and the gradients do not", "a backward pass of one's own, or a hook, takes part in it",
      end(RETURN, "copied[8].register_full_backward_hook(lambda module, grad_in, grad_out: (grad_in[0] * "
-     "len(grad_in[0]),))")),
+                 "len(grad_in[0]),))")),
 )  # fmt: skip
