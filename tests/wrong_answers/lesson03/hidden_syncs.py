@@ -4,62 +4,25 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from gpulab.check.lesson03.common import SECTIONS
+from ..bank import Bank
+from ..edits import add, change, drop
 
-from ..by_hand import Bank
-
-BANK = Bank("hidden_syncs", SECTIONS)
-
-
-def epoch(
-    model,
-    optimizer,
-    batches,
-    *,
-    to=lambda t, device: t.to(device, non_blocking=True),
-    each=lambda step, logits, losses, y: None,
-    best=torch.minimum,
-    hard=lambda losses: torch.where(losses > 1, losses, 0.0).sum(),
-    correct=lambda logits, y: (logits.argmax(1) == y).sum(),
-    weight=lambda loss, n: loss * n,
-    read=lambda values: torch.stack(values).tolist(),
-    train=True,
-    detach=torch.Tensor.detach,
-):
-    """The right epoch, with one part of it replaced."""
-    device = next(model.parameters()).device
-    sums = [torch.zeros((), device=device) for _ in range(3)]
-    smallest, samples = torch.full((), float("inf"), device=device), 0
-    for step, (x, y) in enumerate(batches):
-        x, y = to(x, device), to(y, device)
-        logits = model(x)
-        losses = F.cross_entropy(logits, y, reduction="none")
-        loss = losses.mean()
-        optimizer.zero_grad()
-        loss.backward()
-        if train:
-            optimizer.step()
-        each(step, logits, losses, y)
-        losses = detach(losses)
-        sums[0] = sums[0] + weight(losses.mean(), len(x))
-        smallest = best(smallest, losses.mean())
-        sums[1] = sums[1] + hard(losses)
-        sums[2] = sums[2] + correct(logits, y)
-        samples += len(x)
-    total, low, high, right = read([sums[0], smallest, sums[1], sums[2]])
-    return {"loss": total / samples, "best": low, "hard": high, "correct": int(right)}
-
-
-# --- right ---------------------------------------------------------------------------------------------
+BANK = Bank("hidden_syncs", "quiet_epoch")
+TO, LOOP = "x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)", "for x, y in batches:"
+TOTAL, BEST = "total += losses.sum()", "torch.minimum(best, loss.detach())"
+HARD, CORRECT = "torch.where(losses > 1.0, losses, 0.0)", "(logits.argmax(dim=1) == y).sum()"
+READ = "torch.stack([total, best, hard, correct]).tolist()"
+RETURN = 'return {"loss": total / samples, "best": best, "hard": hard, "correct": int(correct)}'
+END, BACK = "samples += len(x)", "total, best, hard, correct = torch"
+SIDE = (
+    add("side, main = torch.cuda.Stream(device), torch.cuda.current_stream(device)", before=LOOP),
+    change(TO, f"with torch.cuda.stream(side):\n            {TO}\n        main.wait_stream(side)"),
+    add("[t.record_stream(main) for t in (x, y)]", before="logits = model(x)"),
+)
 
 
 @BANK.right
-def sums_on_the_gpu(model, optimizer, batches):
-    return epoch(model, optimizer, batches)
-
-
-@BANK.right
-def keeps_all_losses(model, optimizer, batches):
+def keeps_all_losses_and_reads_afterwards(model, optimizer, batches):
     every, hits = [], []
     where = next(model.parameters()).device
     for x, y in batches:
@@ -73,339 +36,101 @@ def keeps_all_losses(model, optimizer, batches):
         hits.append((logits.detach().argmax(1) == y).sum())
     means = torch.stack([losses.mean() for losses in every])
     losses = torch.cat(every).cpu()
+    hard = losses[losses > 1].sum().item()
     return {
         "loss": losses.mean().item(),
         "best": means.min().item(),
-        "hard": losses[losses > 1].sum().item(),
-        "correct": sum(hit.item() for hit in hits),
+        "hard": hard,
+        "correct": np.int64(sum(hits).item()),
     }
 
 
-@BANK.right
-def multiplies_by_the_mask(model, optimizer, batches):
-    return epoch(model, optimizer, batches, hard=lambda losses: (losses * (losses > 1)).sum())
-
-
-@BANK.right
-def reads_one_by_one_afterwards(model, optimizer, batches):
-    return epoch(model, optimizer, batches, read=lambda values: [value.item() for value in values])
-
-
-@BANK.right
-def copies_back_and_waits_once(model, optimizer, batches, wait=torch.cuda.synchronize):
-    kept = []
-
-    def each(step, logits, losses, y):
-        kept.append((losses.detach().to("cpu", non_blocking=True), (logits.argmax(1) == y).sum()))
-
-    epoch(model, optimizer, batches, each=each, read=lambda values: [0.0] * 4)
-    wait(next(model.parameters()).device)
-    losses = torch.cat([losses for losses, _ in kept])
-    return {
-        "loss": float(losses.mean()),
-        "best": min(float(losses.mean()) for losses, _ in kept),
-        "hard": float(losses[losses > 1].sum()),
-        "correct": sum(int(hits) for _, hits in kept),
-    }
-
-
-@BANK.right
-def watches_with_the_debug_mode(model, optimizer, batches):
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        return epoch(model, optimizer, batches, read=read_with_the_mode_off)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-
-
-def read_with_the_mode_off(values):
-    torch.cuda.set_sync_debug_mode("default")
-    return torch.stack(values).tolist()
-
-
-@BANK.right
-def copies_back_and_waits_for_the_stream(model, optimizer, batches):
-    return copies_back_and_waits_once(
-        model, optimizer, batches, wait=lambda device: torch.cuda.current_stream(device).synchronize()
-    )
-
-
-@BANK.right
-def copies_in_a_side_stream(model, optimizer, batches):
-    return in_a_side_stream(model, optimizer, batches, waits=True)
-
-
-def in_a_side_stream(model, optimizer, batches, *, waits):
-    where = next(model.parameters()).device
-    side = torch.cuda.Stream(where)
-
-    def to(t, device):
-        main = torch.cuda.current_stream(device)
-        with torch.cuda.stream(side):
-            t = t.to(device, non_blocking=True)
-        if waits:
-            main.wait_stream(side)
-            t.record_stream(main)
-        return t
-
-    return epoch(model, optimizer, batches, to=to)
-
-
-@BANK.right
-def counts_in_numpy(model, optimizer, batches):
-    out = epoch(model, optimizer, batches)
-    return out | {"correct": np.int64(out["correct"])}
-
-
-# --- wrong: waits --------------------------------------------------------------------------------------
-
-
-@BANK.wrong("the host waits for a batch to be copied", "non_blocking=True does not")
-def default_copies(model, optimizer, batches):
-    return epoch(model, optimizer, batches, to=lambda t, device: t.to(device))
-
-
-@BANK.wrong("the host waits for a copy from ordinary memory", "is no longer pinned")
-def clones_the_batch(model, optimizer, batches):
-    return epoch(model, optimizer, batches, to=lambda t, device: t.clone().to(device, non_blocking=True))
-
-
-@BANK.wrong("the host waits for a copy from ordinary memory", "torch.full make it", same_as="clones_the_batch")
-def begins_with_a_tensor_of_a_number(model, optimizer, batches):
-    torch.tensor(float("inf"), device=next(model.parameters()).device)
-    return epoch(model, optimizer, batches)
-
-
-@BANK.wrong("the host waits for a value inside the loop", ".item() needs the value now")
-def item_in_each_step(model, optimizer, batches):
-    shown = []
-    return epoch(model, optimizer, batches, each=lambda step, logits, losses, y: shown.append(losses.mean().item()))
-
-
-@BANK.wrong("the host waits for a value inside the loop", ".item() needs the value now", same_as="item_in_each_step")
-def item_in_every_second_step(model, optimizer, batches):
-    def each(step, logits, losses, y):
-        if step % 2 == 0:
-            losses.mean().item()
-
-    return epoch(model, optimizer, batches, each=each)
-
-
-@BANK.wrong("the host waits for a value inside the loop", "torch.minimum and torch.where")
-def branches(model, optimizer, batches):
-    def best(smallest, loss):
-        if loss < smallest:
-            return loss
-        return smallest
-
-    return epoch(model, optimizer, batches, best=best)
-
-
-@BANK.wrong("the host waits for a value inside the loop", "torch.minimum and torch.where", same_as="branches")
-def pythons_min(model, optimizer, batches):
-    return epoch(model, optimizer, batches, best=lambda smallest, loss: min(smallest, loss))
-
-
-@BANK.wrong("the host waits for a value inside the loop", "has a fixed shape")
-def indexes_with_a_mask(model, optimizer, batches):
-    def hard(losses):
-        return losses[losses > 1].sum()
-
-    return epoch(model, optimizer, batches, hard=hard)
-
-
-@BANK.wrong("the host waits for a value inside the loop", "are .item()")
-def counts_with_int(model, optimizer, batches):
-    def correct(logits, y):
-        return int((logits.argmax(1) == y).sum())
-
-    return epoch(model, optimizer, batches, correct=correct)
-
-
-@BANK.wrong("the host waits for a value inside the loop", "bring all of it once")
-def brings_losses_to_the_cpu(model, optimizer, batches):
-    kept = []
-
-    def each(step, logits, losses, y):
-        kept.append(losses.detach().cpu())
-
-    return epoch(model, optimizer, batches, each=each)
-
-
-@BANK.wrong("the host waits for a value inside the loop", "Python needs a value")
-def prints(model, optimizer, batches):
-    def each(step, logits, losses, y):
-        print(losses.detach())
-
-    return epoch(model, optimizer, batches, each=each)
-
-
-@BANK.wrong("the host is told to wait inside the loop", "belongs behind the loop")
-def synchronizes(model, optimizer, batches):
-    return epoch(model, optimizer, batches, each=lambda step, logits, losses, y: torch.cuda.synchronize())
-
-
-@BANK.wrong("the numbers were read before they were there", "not yet the result")
-def reads_too_early(model, optimizer, batches):
-    return epoch(
-        model, optimizer, batches, read=lambda values: torch.stack(values).to("cpu", non_blocking=True).tolist()
-    )
-
-
-# --- wrong: values -------------------------------------------------------------------------------------
-
-
-@BANK.wrong("loss is not what noisy_epoch gives", "small last batch")
-def mean_of_means(model, optimizer, batches):
-    n = sum(len(x) for x, _ in batches) / len(batches)
-    return epoch(model, optimizer, batches, weight=lambda loss, _: loss * n)
-
-
-@BANK.wrong("best is not what noisy_epoch gives", "of the last batch")
-def keeps_the_last(model, optimizer, batches):
-    return epoch(model, optimizer, batches, best=lambda smallest, loss: loss)
-
-
-@BANK.wrong("hard is not what noisy_epoch gives", "their sum is asked for")
-def counts_the_hard(model, optimizer, batches):
-    return epoch(model, optimizer, batches, hard=lambda losses: (losses > 1).sum())
-
-
-@BANK.wrong("hard is not what noisy_epoch gives", "1 and below count 0")
-def sums_all(model, optimizer, batches):
-    return epoch(model, optimizer, batches, hard=lambda losses: losses.sum())
-
-
-@BANK.wrong("best is not a number", "begins at infinity")
-def starts_from_nan(model, optimizer, batches):
-    return epoch(model, optimizer, batches, best=lambda smallest, loss: loss * float("nan"))
-
-
-@BANK.wrong("correct is not what noisy_epoch gives", "the number is asked for")
-def accuracy(model, optimizer, batches):
-    out = epoch(model, optimizer, batches)
-    return out | {"correct": out["correct"] / sum(len(x) for x, _ in batches)}
-
-
-@BANK.wrong("correct is a float, not an int", "int(correct)")
-def counts_as_a_float(model, optimizer, batches):
-    out = epoch(model, optimizer, batches)
-    return out | {"correct": float(out["correct"])}
-
-
-@BANK.wrong("the graphs of earlier batches are kept", "losses = losses.detach()")
-def keeps_the_graphs(model, optimizer, batches):
-    return epoch(model, optimizer, batches, detach=lambda losses: losses)
-
-
-@BANK.wrong("the graphs of earlier batches are kept", "losses = losses.detach()", same_as="keeps_the_graphs")
-def keeps_the_graph_of_the_best(model, optimizer, batches):
-    kept = []
-    return epoch(model, optimizer, batches, each=lambda step, logits, losses, y: kept.append(losses.mean()))
-
-
-@BANK.wrong("loss is a tensor, not a number", "with one wait")
-def returns_tensors(model, optimizer, batches):
-    out = epoch(model, optimizer, batches)
-    return {name: torch.tensor(value) for name, value in out.items()}
-
-
-@BANK.wrong("the result is not the dict that was asked for")
-def returns_a_list(model, optimizer, batches):
-    return list(epoch(model, optimizer, batches).values())
-
-
-@BANK.wrong("the result is not the dict that was asked for", "without a return")
-def returns_nothing(model, optimizer, batches):
-    epoch(model, optimizer, batches)
-
-
-@BANK.wrong("the optimizer did not step once for each batch", "the last batch is left out")
-def leaves_out_the_last(model, optimizer, batches):
-    return epoch(model, optimizer, batches[:-1])
-
-
-@BANK.wrong(
-    "the optimizer did not step once for each batch", "the last batch is left out", same_as="leaves_out_the_last"
+COPIED = 'torch.stack([total, best, hard, correct]).to("cpu", non_blocking=True)'
+LATE = (
+    change(READ, COPIED),
+    change(BACK, "read = torch"),
+    add("torch.cuda.synchronize(device)", before="return {"),
+    add("total, best, hard, correct = read.tolist()", before="return {"),
 )
-def never_steps(model, optimizer, batches):
-    return epoch(model, optimizer, batches, train=False)
-
-
-@BANK.wrong("the model is not trained as noisy_epoch trains it", "runs on loss, the mean")
-def goes_on_changing_the_weights(model, optimizer, batches):
-    out = epoch(model, optimizer, batches)
-    with torch.no_grad():
-        for p in model.parameters():
-            p.mul_(1.01)
-    return out
-
-
-@BANK.wrong("your function raised RuntimeError", "on the device of the model")
-def leaves_the_batch_on_the_cpu(model, optimizer, batches):
-    return epoch(model, optimizer, batches, to=lambda t, device: t)
-
-
-# --- wrong: what is left behind ------------------------------------------------------------------------
-
-
-@BANK.wrong("your function left a setting changed", "use it as a context manager")
-def leaves_the_debug_mode_on(model, optimizer, batches):
-    torch.cuda.set_sync_debug_mode("warn")
-    return epoch(model, optimizer, batches)
-
-
-@BANK.wrong("your function changed its argument model: it is left in eval mode", "put it back in a finally")
-def leaves_the_model_in_eval_mode(model, optimizer, batches):
-    found = epoch(model, optimizer, batches)
-    model.eval()
-    return found
-
-
-@BANK.wrong(
-    "your function changed its argument model: layer 0 (Linear) has a hook that it did not have", "handle.remove()"
-)
-def leaves_a_hook(model, optimizer, batches):
-    shapes = []
-    model[0].register_forward_hook(lambda layer, given, out: shapes.append(out.shape))
-    return epoch(model, optimizer, batches)
-
-
-@BANK.wrong("your function changed its argument batches", "pop or sort of a list")
-def uses_the_list_up(model, optimizer, batches):
-    mine = list(batches)
-    found = epoch(model, optimizer, mine)
-    batches.clear()
-    return found
-
-
-# --- wrong: another GPU, and what has not arrived --------------------------------------------------------
-
-
-@BANK.wrong("your function raised RuntimeError", "the current one")
-def writes_cuda(model, optimizer, batches):
-    return epoch(model, optimizer, batches, to=lambda t, device: t.to("cuda", non_blocking=True))
-
-
-@BANK.wrong("the numbers were read before they were there", "pass its device")
-def waits_for_the_current_gpu(model, optimizer, batches):
-    return copies_back_and_waits_once(model, optimizer, batches, wait=lambda device: torch.cuda.synchronize())
-
-
-@BANK.wrong("the numbers were read before they were there", "it comes too late")
-def reads_three_of_four_too_early(model, optimizer, batches):
-    def read(values):
-        first = torch.stack(values[:3]).to("cpu", non_blocking=True).tolist()
-        return [*first, values[3].item()]
-
-    return epoch(model, optimizer, batches, read=read)
-
-
-@BANK.wrong("a batch is read before it has arrived", "do not wait for each other by themselves")
-def copies_in_a_side_stream_without_a_wait(model, optimizer, batches):
-    return in_a_side_stream(model, optimizer, batches, waits=False)
-
-
-@BANK.wrong("best is not what noisy_epoch gives", "begin at infinity")
-def begins_at_ten(model, optimizer, batches):
-    return epoch(model, optimizer, batches, best=lambda smallest, loss: torch.minimum(smallest.clamp(max=10.0), loss))
+BANK.right(
+    (*SIDE, add("torch.cuda.set_sync_debug_mode('error')", before=LOOP),
+     add("torch.cuda.set_sync_debug_mode('default')", before=BACK)),
+    (*LATE, change(HARD, "(losses * (losses > 1))")),
+)  # fmt: skip
+BANK.mistakes(
+    ("the host waits for a batch to be copied",
+     "the default .to(device) waits; from pinned memory, non_blocking=True does not",
+     change(TO, "x, y = x.to(device), y.to(device)")),
+    ("the host waits for a copy from ordinary memory",
+     "torch.tensor(..., device=device) sends a number from there, torch.zeros and torch.full make it on the GPU; and "
+     "what is copied anew on the host (clone) is no longer pinned", change("x.to(device", "x.clone().to(device"),
+     change('torch.full((), float("inf"), device=device)', "torch.tensor(float('inf'), device=device)")),
+    ("the host waits for a number in the loop",
+     ".item() and float() need the value now: keep a running sum on the GPU, and read it after the loop",
+     change(TOTAL, "total += losses.sum().item()"), add("if samples > 9: loss.item()", before=END)),
+    ("the host waits for a truth value in the loop",
+     "Python's if, min and max need one now: torch.minimum and torch.where choose on the GPU",
+     change(BEST, "loss.detach() if loss < best else best"), change(BEST, "min(best, loss.detach())")),
+    ("the host waits for a size that depends on values in the loop",
+     "losses[mask] has such a size: torch.where(mask, losses, 0.0).sum() has a fixed shape",
+     change(HARD, "losses[losses > 1.0]")),
+    ("the host waits for a whole number in the loop",
+     "int() of a tensor is .item(): keep the tensor, and read it after the loop", change(CORRECT, f"int({CORRECT})")),
+    ("the host waits for a tensor to come to the CPU in the loop",
+     "bringing a tensor to the CPU, or printing it, waits: gather on the GPU, and bring all of it once",
+     add("shown = losses.cpu()", before=END), add("print(losses)", before=END)),
+    ("the host is told to wait in the loop",
+     "synchronize waits for all that is queued: it belongs behind the loop, if anywhere",
+     add("torch.cuda.synchronize(device)", before=END)),
+    ("the numbers are read before they are there",
+     "a copy to the CPU with non_blocking=True returns at once: a wait comes between it and what reads it",
+     change(READ, f"{COPIED}.tolist()")),
+    ("the host waits for the current GPU, and the model is on another", "torch.cuda.synchronize(device)",
+     (*LATE, change("synchronize(device)", "synchronize()"))),
+    ("a batch is read before it has arrived",
+     "two streams do not wait for each other by themselves: main.wait_stream(side) before the forward pass, or no "
+     "second stream at all", (*SIDE, drop("main.wait_stream"))),
+    ("a batch's memory is given to the next copy while it is read",
+     "the allocator knows the side stream only: t.record_stream(main) for each of its tensors",
+     (*SIDE, drop("record_stream"))),
+    ("the batch stays on the CPU", "running sums and batches are on the device of the model", drop(TO)),
+    ("the batch goes to the current GPU, also where the model is on another",
+     "“cuda” is the current GPU: take the device of the model's parameters",
+     change(TO, TO.replace("device,", "'cuda',"))),
+    ("loss is the mean of the batches' means", "it counts the samples of the small last batch more",
+     (change(TOTAL, "total += losses.mean()"), change("total / samples", "total / len(batches)"))),
+    ("loss is the sum over all samples", "divide it by their number", change("total / samples", "total")),
+    ("loss is that of the last batch", "add up all losses",
+     (change(TOTAL, "total = losses.sum()"), change("total / samples", "total / len(x)"))),
+    ("best is that of the last batch", "keep the smaller: torch.minimum(best, loss)", change(BEST, "loss.detach()")),
+    ("best is the smallest loss of a sample", "a batch's mean loss is asked for",
+     change("loss.detach())", "losses.min())")),
+    ("best begins with a number that losses may be above", "begin at infinity", change('float("inf")', "10.0")),
+    ("best is not a number", "the smallest so far begins at infinity", change('float("inf")', "float('nan')")),
+    ("hard is how many losses are above 1", "their sum is asked for", change(HARD, "(losses > 1)")),
+    ("hard is the sum of all losses", "those of 1 and below count 0", change(HARD, "losses")),
+    ("correct is the part that is right", "the number is asked for", change("int(correct)", "correct / samples")),
+    ("correct is a float", "torch.stack([...]).tolist() gives floats when one of the tensors has floats: int(correct)",
+     change("int(correct)", "correct")),
+    ("correct is counted with the weights after the step", "count with the logits that the loss was computed from",
+     change("logits.argmax", "model(x).argmax")),
+    ("the graphs of earlier batches are kept",
+     "a running sum of tensors that are not detached holds the graphs of all of them: losses = losses.detach() after "
+     "backward", drop("losses = losses.detach()"), change("loss.detach()", "loss")),
+    ("the numbers are tensors", "torch.stack([...]).tolist() after the loop reads all of them with one wait",
+     change(".tolist()", "")),
+    ("a list came back", "a dict is asked for", change(RETURN, "return [total / samples, best, hard, int(correct)]")),
+    ("nothing came back", "the function ends without a return", change("return {", "found = {")),
+    ("the last batch is left out", "go through all of them", change(LOOP, "for x, y in batches[:-1]:")),
+    ("the optimizer never steps", "one step for each batch", drop("optimizer.step()")),
+    ("the gradients add up", "each batch has its zero_grad", drop("optimizer.zero_grad()")),
+    ("backward runs on the sum of the losses", "on loss, the mean",
+     change("loss.backward()", "losses.sum().backward()")),
+    ("the weights are changed beside the steps", "optimizer.step() alone changes them",
+     add("[p.data.mul_(0.99) for p in model.parameters()]", before=BACK)),
+    ("your function left a setting changed", "use it as a context manager",
+     add("torch.cuda.set_sync_debug_mode('warn')", before=LOOP)),
+    ("your function changed its argument model: it is left in eval mode", "put it back in a finally",
+     add("model.eval()", before=BACK)),
+    ("your function changed its argument batches", "pop or sort of a list", add("batches.reverse()", before=LOOP)),
+)  # fmt: skip
