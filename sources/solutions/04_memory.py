@@ -238,8 +238,8 @@ if torch.cuda.is_available():
 # print(step.peak_memory_mb, forward.peak_memory_mb, forward.memory_delta_mb)
 # ```
 #
-# Begin with one block, and run the check: it goes from one block to nested ones, to exceptions, to several GPUs and to
-# none, and stops at the first that is wrong.
+# Begin with one block, and run the check. It plays scenes in no fixed order, each of them first with one block and then
+# with what else belongs to it (nested blocks, exceptions, several GPUs or none), and stops at the first that is wrong.
 #
 # Predict first: two naive trackers, one inside the other, reset the counter at entry and read it at exit. Memory reaches
 # 900 MiB before the inner block, 700 in it, and 600 after it. What does the outer one say? (Hint 2 answers.)
@@ -259,14 +259,15 @@ class GPUMemoryTracker:
       peak_above_entry_mb  peak_memory_mb less what was allocated at entry
 
     - `with ... as tracker` gives the tracker itself. What it said at the end of the block it says from then on.
-    - Inside the block a value is the one up to that moment, or reading it raises RuntimeError; before the first block
-      reading raises RuntimeError. A number that was not measured is never given.
+    - Inside the block a number is the one up to that moment, or reading it raises RuntimeError; before the first block
+      reading one raises RuntimeError. A number that was not measured is never given.
     - Trackers nest as deep as you like, on the same GPU or on others, in one thread or in several: none loses its peak.
     - A tracker can be used again, and begins anew. Entering one whose block is open raises RuntimeError, and the open
       block goes on unharmed.
     - An exception (OutOfMemoryError too) ends the block as its end does, and passes through.
     - At entry and at exit each watched GPU is waited for, so that an error of a kernel comes out of its own block. The
-      block has ended then, too; if it is the wait at entry that raises, the block has not begun.
+      block has ended then, too; if it is the wait at entry that raises, the block has not begun. Which GPU is current
+      stays as it was.
     - Without a GPU nothing is measured and nothing raises: available is False, the numbers are 0.0, the dicts empty.
     """
 
