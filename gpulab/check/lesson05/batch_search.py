@@ -1,7 +1,7 @@
-"""The check of a batch search: the largest batch of two whole steps, and nothing left behind.
+"""Exercise 05.3, "the largest batch": that of two whole steps, and nothing left behind.
 
-The student's function runs on a virtual GPU whose memory is limited to a few MiB. What each attempt finds alive when it
-begins tells why a wrong result is wrong.
+The search runs on a virtual GPU of which PyTorch may take 64 MiB. What each attempt finds alive when it begins tells
+why a wrong result is wrong.
 """
 
 from __future__ import annotations
@@ -16,142 +16,103 @@ from torch import nn
 
 from ...virtual.gpu import VirtualGPU
 from ...virtual.gpus.specs import spec
-from ..audit import Kind
 from ..base import OPTIMIZERS
-from ..contract import Clause, Contract, Facts, holds
-from ..measure import virtual_gpu
+from ..contract import Clause, Contract, Facts
+from ..measure import same, virtual_gpu
 from ..scenes import Scene
 from ..wording import is_whole, show
-from .sections import HOLDERS, MISTAKES, SEARCH
 
-TRAINS = "attempts are made in training mode"
+SEARCH, HOLDERS, MISTAKES = "The largest batch that fits", "Who keeps a tensor alive", "Common mistakes"
+RESULT, NONE, ALL = "what is returned", "the result where not even batch 1 fits", "the result where all batches fit"
 FITS, LARGER = "two steps of this batch fit on a fresh GPU", "two steps of a larger batch fit on a fresh GPU"
+BUG, FEW, TRAINS = "the error of a broken model", "batches tried are 24 at most", "attempts are made in training mode"
+GRADS, LEFT = "parameters with a gradient afterwards", "bytes left in live tensors"
+SETTINGS, MOMENTS = "the optimizer's settings as before", "the optimizer's moments as before"
+PARAMETERS, BUFFERS, STATE = "parameters as before", "buffers as before", "the optimizer's state as before"
+MODE, CPU, GPU = "the mode as before", "the CPU's random generator as before", "the GPU's random generator as before"
 CLAUSES = (
-    Clause(
-        "The largest batch size from 1 to `most`",
-        ["what is returned"],
-        "the result is no batch size",
-        "a whole number from 0 to most is asked for",
-        SEARCH,
-    ),
-    Clause("0 if not even 1 does", ["the result where not even batch 1 fits"], "the result is wrong", read=SEARCH),
-    Clause("from 1 to `most`", ["the result where all batches up to most fit"], "the result is wrong", read=SEARCH),
-    Clause(
-        "with which training fits on the GPU",
-        [FITS],
-        "the batch is too large",
-        "this batch fails when it is tried on a fresh GPU: is low the last one that fitted?",
-        SEARCH,
-    ),
-    Clause(
-        "The largest batch size",
-        [LARGER],
-        "a larger batch fits too",
-        "this batch fits, and larger ones do: is high the first that failed?",
-        SEARCH,
-    ),
-    Clause(
-        "other errors are not yours to catch",
-        ["the error of a broken model comes out of the search"],
-        "an error that is not a lack of memory is swallowed",
-        read=MISTAKES,
-    ),
-    Clause(
-        "halve the interval, do not walk it",
-        ["batches tried are 24 at most"],
-        "the search takes too many attempts",
-        read=SEARCH,
-    ),
-    Clause(
-        "parameters, buffers",
-        ["parameters as before", "buffers as before"],
-        "the model is changed",
-        "each attempt's steps move the weights, and each forward pass in training mode the running averages",
-        SEARCH,
-    ),
-    Clause(
-        "the optimizer's state", ["the optimizer's state as before"], "the optimizer's state is changed", read=SEARCH
-    ),
-    Clause("no gradients", ["parameters with a gradient afterwards"], "gradients of an attempt are left", read=SEARCH),
-    Clause(
-        "the random generators of CPU and GPU",
-        ["the CPU's random generator as before", "the GPU's random generator as before"],
-        "the random numbers have moved on",
-        "data and dropout draw from them: with torch.random.fork_rng() puts both back",
-        SEARCH,
-    ),
-    Clause(
-        "the memory that live tensors take",
-        ["bytes left in live tensors"],
-        "the search leaves tensors on the GPU",
-        "a copy, an exception kept in a variable, or the last attempt's loss: whatever holds a reference",
-        HOLDERS,
-    ),
-    Clause("in training mode", ["the mode as before", TRAINS], "the model's mode is changed", read=SEARCH),
-)
-
-EDGES = {
-    "end": ("inside", "all fit", "none fits", "broken from 40 on"),
-    "trained": (False, True),  # whether the optimizer has its state already
-    "optimizer": (torch.optim.Adam, torch.optim.SGD),
-    "pieces": ("of 1 MiB", "that grow with the batch"),  # growing ones make segments that the next attempt cannot use
-    "parameters": ("in one group", "in two groups, one of them frozen"),
-}
-MAY_CHANGE: dict[str, set[Kind]] = {  # what the facts tell in words of their own
-    "model": {"parameters", "buffers", "grad", "mode"},
-    "optimizer": {"state", "settings"},
-}
+    Clause("The largest batch size from 1 to `most`", [RESULT], "the result is no batch size",
+           "a whole number from 0 to most is asked for", SEARCH),
+    Clause("0 if not even 1 does", [NONE], "the result is wrong", read=SEARCH),
+    Clause("from 1 to `most`", [ALL], "the result is wrong", read=SEARCH),
+    Clause("with which training fits on the GPU", [FITS], "the batch is too large",
+           "it fails when it is tried on a fresh GPU", SEARCH),
+    Clause("The largest batch size", [LARGER], "a larger batch fits too", "when it is tried on a fresh GPU", SEARCH),
+    Clause("other errors are not yours to catch", [BUG], "an error that is not a lack of memory is swallowed",
+           read=MISTAKES),
+    Clause("halve the interval, do not walk it", [FEW], "the search takes too many attempts", read=SEARCH),
+    Clause("parameters, buffers", [PARAMETERS, BUFFERS], "the model is changed",
+           "each step moves the weights, each forward pass in training mode the running averages", SEARCH),
+    Clause("the optimizer's state", [STATE, SETTINGS], "the optimizer's state is changed", read=SEARCH),
+    Clause("no gradients", [GRADS], "gradients of an attempt are left", read=SEARCH),
+    Clause("the random generators of CPU and GPU", [CPU, GPU], "the random numbers have moved on",
+           "data and dropout draw from them", SEARCH),
+    Clause("the memory that live tensors take", [LEFT], "the search leaves tensors on the GPU", read=HOLDERS),
+    Clause("in training mode", [MODE, TRAINS], "the model's mode is changed", read=SEARCH),
+)  # fmt: skip
 MIB = 2**20
 SAMPLE = 512 * 2**10  # bytes that a forward pass saves for a sample
 ROOM = 64  # MiB that PyTorch may take
 WIDTH = 512  # two layers of 1 MiB
-MOST = {"inside": 500, "all fit": 1, "none fits": 8, "broken from 40 on": 300}
-FULL = 56  # the last batch that fits where Adam has its state: "all fit" leaves no room for anything else then
-BROKEN_FROM = {"broken from 40 on": 40}
-TENSOR_MIB = {"none fits": 200}  # of each sample, beside its activations
 ATTEMPTS = 24  # more than twice the 9 that halving the interval takes
-ENOUGH = ATTEMPTS + 2  # then the search is ended
 
 
+@dataclass(frozen=True)
+class Setup:
+    most: int
+    optimizer: type[torch.optim.Optimizer] = torch.optim.Adam
+    trained: bool = False  # whether the optimizer has its state already
+    grows: bool = False  # tensors that grow with the batch make segments that the next attempt cannot use
+    frozen: bool = False  # a parameter; and the others are in two groups
+    broken_from: int = 10**9  # the batch from which on the model has a fault
+    sample_mib: int = 0  # of each sample, beside its activations
+
+
+SETUPS = {
+    "Adam without its state": Setup(500, frozen=True),
+    "SGD, and tensors that grow with the batch": Setup(500, torch.optim.SGD, trained=True, grows=True),
+    "only batch 1 is allowed": Setup(1, torch.optim.SGD),
+    "Adam with its state, and most just fits": Setup(56, trained=True, frozen=True),  # no room for anything else
+    "samples of 200 MiB": Setup(8, trained=True, sample_mib=200),
+    "a model that is broken from batch 40 on": Setup(300, torch.optim.SGD, frozen=True, broken_from=40),
+}
 _FITS: dict[tuple[Any, ...], bool] = {}  # what has been tried, in this process
 
 
 class Activations(torch.autograd.Function):
     """Bytes that a forward pass saves, and a gradient of the same size in backward: taken, and never touched, so that
-    they cost no time here. `piece` is the size of each tensor, 0 for eight that grow with the batch."""
+    they cost no time here. They are in pieces of 1 MiB, or in eight that grow with the batch."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, batch: int, piece: int) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, batch: int, grows: bool) -> torch.Tensor:
         nbytes = batch * SAMPLE
-        number = -(-nbytes // piece) if piece else 8
-        ctx.save_for_backward(*_pieces(number, piece or nbytes // 8, x.device))
+        sizes = [nbytes // 8] * 8 if grows else [MIB] * -(-nbytes // MIB)
+        ctx.save_for_backward(*(torch.empty(size, dtype=torch.uint8, device=x.device) for size in sizes))
         return x.clone()
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        saved, device = ctx.saved_tensors, grads[0].device
-        room: list[Any] = [torch.UntypedStorage(saved[0].nbytes, device=device) for _ in saved]  # quicker than tensors
+        saved = ctx.saved_tensors
+        room = [torch.UntypedStorage(saved[0].nbytes, device=grads[0].device) for _ in saved]  # quicker than tensors
         room.clear()
         return grads[0], None, None
-
-
-def _pieces(number: int, nbytes: int, device: torch.device) -> list[torch.Tensor]:
-    return [torch.empty(nbytes, dtype=torch.uint8, device=device) for _ in range(number)]
 
 
 class Network(nn.Module):
     """A little of everything that an attempt changes: weights, running averages, random numbers."""
 
-    def __init__(self, piece: int, frozen: bool) -> None:
+    def __init__(self, setup: Setup) -> None:
         super().__init__()
-        self.piece = piece
+        self.grows = setup.grows
         self.layers = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
         self.norm, self.dropout = nn.BatchNorm1d(WIDTH // 4), nn.Dropout(0.1)
-        self.layers[0].bias.requires_grad_(not frozen)
+        self.scale = nn.Parameter(torch.ones(()))  # has its gradient before the activations take room for theirs
+        self.layers[0].bias.requires_grad_(not setup.frozen)
 
     def forward(self, x: torch.Tensor, batch: int) -> torch.Tensor:
         x = self.norm(self.layers(x).unflatten(1, (-1, 4)))  # four values a channel: a batch of 1 is no error
-        loss: torch.Tensor = Activations.apply(self.dropout(x), batch, self.piece).square().mean()
+        x = Activations.apply(self.dropout(x), batch, self.grows)
+        loss: torch.Tensor = (self.scale * x).square().mean()
         return loss
 
 
@@ -161,10 +122,6 @@ class Bug(RuntimeError):
 
 class TooMany(BaseException):
     """Ends a search that tries one batch after the other; no `except Exception` keeps it."""
-
-
-def most_of(scene: Scene) -> int:
-    return FULL if scene.end == "all fit" and scene.trained else MOST[scene.end]
 
 
 def limited() -> VirtualGPU:
@@ -178,181 +135,157 @@ def requested() -> int:
 
 @dataclass
 class Job:
-    """A model with its optimizer on the GPU in force, and what became of each attempt."""
+    """A model with its optimizer, made on the GPU in force by `prepare`, and what became of each attempt."""
 
-    scene: Scene
+    setup: Setup
     start: nn.Module  # on the CPU
-    batches: list[int] = field(default_factory=list)
-    alive: list[int] = field(default_factory=list)
-    cached: list[int] = field(default_factory=list)
+    tried: list[tuple[int, int, int]] = field(default_factory=list)  # a batch, the bytes alive, those cached
     trains: bool = True  # in training mode, at each attempt
 
     def prepare(self) -> None:
-        scene = self.scene
-        self.model = copy.deepcopy(self.start).to("cuda").train()
+        self.model = copy.deepcopy(self.start).to("cuda")
         parameters = list(self.model.parameters())
-        parts = [parameters] if scene.parameters == "in one group" else [parameters[:3], parameters[3:]]
-        self.optimizer = scene.optimizer([{"params": part} for part in parts], lr=1e-3)
-        if scene.trained:
+        parts = [parameters[:3], parameters[3:]] if self.setup.frozen else [parameters]
+        self.optimizer: torch.optim.Optimizer = self.setup.optimizer([{"params": part} for part in parts], lr=1e-3)  # type: ignore[call-arg]
+        if self.setup.trained:
             self.model(torch.randn(2, WIDTH, device="cuda"), 1).backward()
             self.optimizer.step()
             self.optimizer.zero_grad()
             torch.cuda.empty_cache()
-        for seen in (self.batches, self.alive, self.cached):
-            seen.clear()
-        self.begin, self.trains = requested(), True
+        self.begin = requested()
 
     def loss_of(self, batch: int) -> torch.Tensor:
         """The loss of a fresh batch of so many samples; its rows are few, and its bytes those of all of them."""
-        self.batches.append(batch)
-        if len(set(self.batches)) > ENOUGH:
-            raise TooMany
-        self.alive.append(requested())
+        cached = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        self.tried.append((batch, requested(), cached))
         self.trains = self.trains and self.model.training
-        self.cached.append(torch.cuda.memory_reserved() - torch.cuda.memory_allocated())
-        if batch >= BROKEN_FROM.get(self.scene.end, batch + 1):
+        if len(self.batches) > ATTEMPTS + 2:
+            raise TooMany
+        if batch >= self.setup.broken_from:
             raise Bug("mat1 and mat2 shapes cannot be multiplied (a fault of the program, not of memory)")
-        torch.empty(batch * TENSOR_MIB.get(self.scene.end, 0) * MIB, dtype=torch.uint8, device="cuda")
+        torch.empty(batch * self.setup.sample_mib * MIB, dtype=torch.uint8, device="cuda")
         loss: torch.Tensor = self.model(torch.randn(min(batch, 4), WIDTH).to("cuda"), batch)
         return loss
 
-    def step(self, batch: int, *, backward: bool = True) -> None:
-        self.optimizer.zero_grad()
-        loss = self.loss_of(batch)
-        if backward:
-            loss.backward()
-            self.optimizer.step()
-            self.optimizer.zero_grad()
+    @property
+    def batches(self) -> set[int]:
+        return {batch for batch, *_ in self.tried}
 
     def fits(self, batch: int, steps: int = 2, *, backward: bool = True) -> bool:
-        """Tried on a GPU of its own, once for each kind of scene: bytes do not hang on what is drawn."""
-        tried = (*vars(self.scene).values(), batch, steps, backward)
-        if tried not in _FITS:
+        """Tried on a GPU of its own, once for each setup: bytes do not depend on what is drawn."""
+        key = (self.setup, batch, steps, backward)
+        if key not in _FITS:
             with limited():
-                self.prepare()
+                job = Job(self.setup, self.start)
+                job.prepare()
                 try:
                     for _ in range(steps):
-                        self.step(batch, backward=backward)
+                        loss = job.loss_of(batch)
+                        if backward:
+                            loss.backward()
+                            job.optimizer.step()
+                            job.optimizer.zero_grad()
+                        del loss
+                    _FITS[key] = True
                 except torch.OutOfMemoryError:
-                    _FITS[tried] = False
-                else:
-                    _FITS[tried] = True
-        return _FITS[tried]
+                    _FITS[key] = False
+        return _FITS[key]
 
-
-def state_of(job: Job) -> dict[str, Any]:
-    """Copies of everything that must be as before, and the random states of this thread."""
-    return {
-        "parameters as before": [p.detach().cpu().clone() for p in job.model.parameters()],
-        "buffers as before": [b.detach().cpu().clone() for b in job.model.buffers()],
-        "the optimizer's state as before": _flat(job.optimizer.state_dict()),
-        "the mode as before": [m.training for m in job.model.modules()],
-        "the CPU's random generator as before": [torch.get_rng_state()],
-        "the GPU's random generator as before": [torch.cuda.get_rng_state()],
-    }
-
-
-def _flat(value: Any) -> list[Any]:
-    """Its keys, numbers and tensors in their order; the tensors as copies on the CPU."""
-    if isinstance(value, dict):
-        return [item for key, inner in value.items() for item in (key, *_flat(inner))]
-    if isinstance(value, list):
-        return [item for inner in value for item in _flat(inner)]
-    return [value.detach().cpu().clone() if isinstance(value, torch.Tensor) else value]
-
-
-def _same(a: list[Any], b: list[Any]) -> bool:
-    return len(a) == len(b) and all(
-        torch.equal(x, y) if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor) else x is y or x == y
-        for x, y in zip(a, b, strict=True)
-    )
-
-
-def play(call: Callable[..., Any], scene: Scene) -> Facts:
-    job = Job(scene, Network(MIB if scene.pieces == "of 1 MiB" else 0, scene.parameters != "in one group"))
-    kept = "with its state" if scene.trained else "without its state"
-    facts = Facts(f"{ROOM} MiB, most = {most_of(scene)}, {scene.optimizer.__name__} {kept}, activations {scene.pieces}")
-    box: dict[str, Any] = {}
-
-    def search(student: Callable[..., Any], model: Any, optimizer: Any, loss_of: Any, most: int) -> Any:
-        """Run in the student's thread, which has random generators of its own."""
-        box["before"] = state_of(job)
-        try:
-            result = student(model, optimizer, loss_of, most)
-        except TooMany:
-            return None
-        except Bug:
-            return Bug
-        box["after"] = state_of(job)
-        return result
-
-    with limited():
-        job.prepare()
-        handed = job.model, job.optimizer, job.loss_of, most_of(scene)
-        got = call(*handed, may_change=MAY_CHANGE, through=search)
-        grads = [p.grad for p in job.model.parameters() if p.grad is not None]
-        left = max(0, requested() - job.begin - sum(grad.nbytes for grad in grads))
-    if len(set(job.batches)) > ENOUGH:
-        facts.add("batches tried are 24 at most", False, True)
-        return facts
-    if scene.end in BROKEN_FROM:
-        facts.add("the error of a broken model comes out of the search", got is Bug, True)
-        return facts
-    facts.add("bytes left in live tensors", left, 0)
-    facts.add("batches tried are 24 at most", len(set(job.batches)) <= ATTEMPTS, True)
-    facts.add(TRAINS, job.trains, True)
-    facts.add("parameters with a gradient afterwards", len(grads), 0)
-    facts.seen["gradients other than 0"] = any(bool(grad.any()) for grad in grads)
-    for name, old in box["before"].items():
-        facts.add(name, _same(old, box["after"][name]), True)
-    _result(facts, job, got)
-    return facts
-
-
-def _result(facts: Facts, job: Job, got: Any) -> None:
-    """What is told of the number that came back."""
-    end, most = job.scene.end, most_of(job.scene)
-    is_size = is_whole(got) and 0 <= got <= most
-    facts.add("what is returned", "a batch size" if is_size else show(got), "a batch size")
-    if not is_size:
-        return
-    if end == "none fits":
-        facts.add("the result where not even batch 1 fits", int(got), 0)
-    elif end == "all fit":
-        facts.add("the result where all batches up to most fit", int(got), most)
-    else:
-        tried, alive, begin = list(job.batches), list(job.alive), job.begin
-        weights = sum(p.nbytes for p in job.start.parameters())
-        first_calls = [i for i, batch in enumerate(tried) if not i or batch != tried[i - 1]]
-        cached = any(job.cached[i] > ROOM * MIB // 4 for i in first_calls)
-        fits = not got or job.fits(got)
-        facts.add(FITS, fits, True)
-        facts.add(LARGER, got < most and job.fits(got + 1), False)
-        if holds(facts, FITS) and holds(facts, LARGER):
-            return
-        facts.seen |= {
-            "it fits for one step": fits or job.fits(got, 1),
-            "it fits for the forward pass": fits or job.fits(got, 2, backward=False),
-            "more than the model was alive when the first attempt began": alive[:1] > [begin + weights // 2],
-            "a failed attempt was alive when another began": max(alive, default=0) > begin + 4 * weights + MIB,
-            "much was cached when an attempt began": cached,
-            "the next larger batch was tried": got + 1 in tried,
-            "a larger batch was tried": any(batch > got for batch in tried),
-            "batches between half and twice of it were tried": any(
-                got // 2 + 1 < b < 2 * got and b != got for b in tried
-            ),
+    def state(self) -> dict[str, Any]:
+        """Copies of everything that must be as before, and the random states of this thread."""
+        optimizer = self.optimizer.state_dict()
+        moments = [{k: v for k, v in state.items() if k != "step"} for state in optimizer["state"].values()]
+        return {
+            PARAMETERS: [flat(p) for p in self.model.parameters()],
+            BUFFERS: [flat(b) for b in self.model.buffers()],
+            STATE: flat(optimizer["state"]),
+            SETTINGS: flat(optimizer["param_groups"]),
+            MOMENTS: flat(moments),
+            MODE: [m.training for m in self.model.modules()],
+            CPU: flat(torch.get_rng_state()),
+            GPU: flat(torch.cuda.get_rng_state()),
         }
 
 
-def possible(scene: Scene) -> bool:
-    """A long search takes long, so there are two: one in which Adam's state is made, for parameters of two kinds, and
-    one in which tensors grow, so that the segments of other attempts are in the way."""
-    grows = scene.pieces == "that grow with the batch"
-    if scene.end == "all fit":
-        return not grows and scene.trained == (scene.optimizer is torch.optim.Adam)
-    if scene.end != "inside":
-        return not grows
-    return bool((scene.optimizer is torch.optim.SGD) == grows == scene.trained == (scene.parameters == "in one group"))
+def flat(value: Any) -> list[Any]:
+    """Its keys, numbers and tensors in their order; of a tensor the device, and a copy on the CPU."""
+    if isinstance(value, dict):
+        return [item for key, inner in value.items() for item in (key, *flat(inner))]
+    if isinstance(value, list):
+        return [item for inner in value for item in flat(inner)]
+    return [str(value.device), value.detach().cpu().clone()] if isinstance(value, torch.Tensor) else [value]
+
+
+def play(call: Callable[..., Any], scene: Scene) -> Facts:
+    setup = SETUPS[scene.job]
+    job, facts, states = Job(setup, Network(setup)), Facts(f"{ROOM} MiB, most = {setup.most}, {scene.job}"), []
+
+    def search(student: Callable[..., Any], model: Any, optimizer: Any, loss_of: Any, most: int) -> Any:
+        """Run in the student's thread, which has random generators of its own."""
+        states.append(job.state())
+        try:
+            got = student(model, optimizer, loss_of, most)
+        except TooMany:
+            return TooMany
+        except Bug:
+            return Bug
+        states.append(job.state())
+        return got
+
+    with limited():
+        job.prepare()
+        # the facts tell these in words of their own
+        may_change = {"model": {"parameters", "buffers", "grad", "mode"}, "optimizer": {"state", "settings"}}
+        got = call(job.model, job.optimizer, job.loss_of, setup.most, may_change=may_change, through=search)
+        grads = [p.grad for p in job.model.parameters() if p.grad is not None]
+        left = max(0, requested() - job.begin - sum(grad.nbytes for grad in grads))
+    facts.add(FEW, len(job.batches) <= ATTEMPTS, True)
+    if not facts.hold():
+        return facts
+    if setup.broken_from <= setup.most:
+        if max(job.batches, default=0) >= setup.broken_from:
+            facts.add(BUG, "raised" if got is Bug else "swallowed", "raised")
+        return facts
+    facts.add(LEFT, left, 0)
+    facts.add(TRAINS, job.trains, True)
+    facts.add(GRADS, len(grads), 0)
+    facts.seen["gradients other than 0"] = any(bool(grad.any()) for grad in grads)
+    before, after = states
+    kept = {name: same(old, after[name]) for name, old in before.items()}
+    facts.seen["only step counts of the optimizer are changed"] = kept.pop(MOMENTS) and not kept[STATE]
+    for name, is_kept in kept.items():
+        facts.add(name, is_kept, True)
+    is_size = is_whole(got) and 0 <= got <= setup.most
+    facts.add(RESULT, "a batch size" if is_size else show(got), "a batch size")
+    if is_size:
+        compare(facts, job, int(got))
+    return facts
+
+
+def compare(facts: Facts, job: Job, got: int) -> None:
+    """What is told of the number that came back."""
+    most = job.setup.most
+    if not job.fits(1) or job.fits(most):
+        name, wanted = (ALL, most) if job.fits(1) else (NONE, 0)
+        facts.add(name, got, wanted)
+        return
+    fits, larger = not got or job.fits(got), got < most and job.fits(got + 1)
+    facts.add(FITS, fits, True)
+    facts.add(LARGER, larger, False)
+    if fits and not larger:
+        return
+    tried, weights = job.tried, sum(p.nbytes for p in job.start.parameters())
+    first_calls = [call for i, call in enumerate(tried) if not i or call[0] != tried[i - 1][0]]
+    facts.seen |= {
+        "it fits for one step": fits or job.fits(got, 1),
+        "it fits for the forward pass": fits or job.fits(got, 2, backward=False),
+        "more than the model was alive when the first attempt began": tried[0][1] > job.begin + weights // 2,
+        "a failed attempt was alive when another began": max(t[1] for t in tried) > job.begin + 4 * weights + MIB,
+        "much was cached when an attempt began": max(t[2] for t in first_calls) > ROOM * MIB // 4,
+        "the next larger batch was tried": got + 1 in job.batches,
+        "a larger batch was tried": max(job.batches) > got,
+        "batches between half and twice of it were tried": any(got // 2 + 1 < b < 2 * got != b for b in job.batches),
+    }
 
 
 EXERCISE = Contract(
@@ -361,7 +294,6 @@ EXERCISE = Contract(
     imports=[OPTIMIZERS],
     parameters=("model", "optimizer", "loss_of", "most"),
     clauses=CLAUSES,
-    edges=EDGES,
+    edges={"job": tuple(SETUPS)},
     play=play,
-    possible=possible,
 )

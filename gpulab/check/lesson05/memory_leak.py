@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from ..audit import TRAINED
 from ..base import OPTIMIZERS
 from ..contract import Clause, Contract, Facts, Near
-from ..measure import virtual_gpu
+from ..measure import same, virtual_gpu
 from ..scenes import Scene
 from ..wording import show
 
@@ -193,7 +193,7 @@ def compare(facts: Facts, got: Any, wanted: tuple[list[Any], ...], trained: bool
     storages = {row.untyped_storage()._cdata: row.untyped_storage().nbytes() for row in rows}
     facts.add(KEEPS, sum(storages.values()) // count, 4 * WIDTH)
     if trained:
-        equal = sum(a.shape == b.shape and torch.equal(a, b) for a, b in zip(rows, wanted[2], strict=True))
+        equal = sum(map(same, wanted[2], rows))
         facts.seen["sums of the hardest rows"] = [float(row.float().sum()) for row in rows]
         facts.add("hardest rows", f"those of {equal} batches", f"those of {count} batches")
 

@@ -1,4 +1,4 @@
-"""Exercise 05.3, "read the message": the figures in bytes, what they add up to, and the remedy that they call for.
+"""Exercise 05.2, "read the message": the figures in bytes, what they add up to, and the remedy that they call for.
 
 A case is an account of a GPU's memory, written as PyTorch writes it. What is wanted is computed from the written
 figures, which have two decimals; only the remedy of each case stands in the table.
@@ -86,11 +86,13 @@ CASES = {
     "a container, this process first": Case(OTHER, 2.5, 0.5, 0.12, 4.5, REST, (OWN, ALL, 0.7)),
     "a container, another process a bit smaller": Case(OTHER, 2.5, 0.5, 0.2, 2.2, REST, (2.3, ALL, OWN)),
     "no line of a process": Case(UNTOLD, 1.5, 0.4, 0.1, 3.5, REST, ()),
+    "no line of a process, and the cache is enough": Case(EXPAND, 1.5, 0.3, 2, 3, REST, ()),
+    "no line of a process, under a limit": Case(LIMIT, 1, REST, 0.03, 3.7, lines=(), allowed=4),
     "no line of a process, and little is left for others": Case(FREE, 1.5, 0.3, 1, REST, 0.45, ()),
     "processes of unknown size": Case(UNTOLD, 1.5, 0.4, 0.1, 3.5, REST, (UNKNOWN, UNKNOWN)),
     "more is allocated than there is": Case(FREE, 0.5, 0, 0.3, 81, lines=(UNKNOWN_THIS,)),
     "private pools": Case(OTHER, 1.5, 0.3, 0.1, 8.2, REST, pools=2.3),
-    "private pools, in a container": Case(FREE, 20 / 1024, 0.0107, 0.0098, REST, lines=(OWN,), pools=1.2),
+    "private pools, in a container": Case(OTHER, 1.5, 0.3, 0.1, 5, REST, (3.5, ALL, OWN), pools=2.3),
     "expandable segments are on": Case(FREE, 1.5, 0.3, 2, REST, expandable=True),
     "the reserve of expandable segments": Case(LIMIT, 3, 5.5, 400 / 2**20, 1.5, REST, ending=RESERVE),
     "more is free than was tried": Case(PLENTY, 1.5, 4.5, 512 / GIB, 3.5, REST),
@@ -119,7 +121,7 @@ OTHER_FORMS = {
 }
 WITHOUT = "a message without the figure for "
 CONTAINER, NO_SHARE, NONE = "process, in a container", "process, where its size is not told", "{}, where none is named"
-ROUNDED, BOUND = "others, where figures are rounded", "others, where process is not told"
+ROUNDED, BOUND = "others, of 64 MiB at most", "others, where process is not told"
 TENSOR, TWO = "tensor: smallest, largest", "tensor: smallest, largest, of a segment of 2 or 20 MiB"
 NEED_POOLS, REFUSES, NAMES = "need, with private pools", "what comes of another form", "missing figures in the error"
 BOUNDS, NEED, OTHERS = "the tensor's bounds are not right", "the least need is not right", "others are not right"
@@ -217,7 +219,7 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
     tried, allocated, pools = read["tried"], read["allocated"], written(short.private)
     own = written(short.process) if {THIS, OWN} & {*case.lines} else None
     others = None if own is None else read["capacity"] - read["free"] - own
-    rounded, known = others is not None and others < 64 * MIB, short.tried in (2 * MIB, 20 * MIB)
+    counted, known = others and others * (others >= 64 * MIB), short.tried in (2 * MIB, 20 * MIB)
     smallest = {2 * MIB: 1.0, 20 * MIB: float(MIB)}.get(short.tried, max(10 * MIB, tried - 2 * MIB))
     got = call(text_of(case, short))
     facts = Facts(f"{scene.case}: {', '.join(f'{format_size(size)} {name}' for name, size in sizes_of(short).items())}")
@@ -237,7 +239,7 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
         compare("allowed", "allowed" if case.allowed else NONE.format("allowed"), case.allowed and case.allowed * GIB)
         compare("pools", "pools" if pools else NONE.format("pools"), pools or None)
     if facts.hold():
-        compare("others", BOUND if own is None else ROUNDED if rounded else "others", 0 if rounded else others)
+        compare("others", BOUND if others is None else ROUNDED if others <= 64 * MIB else "others", counted)
         largest = MIB if short.tried == 2 * MIB else tried
         compare("tensor", TWO if known else TENSOR, [smallest, largest], 0 if known else 1e-5)
     if facts.hold():
@@ -290,8 +292,8 @@ EXERCISE = Contract(
         "NoneType": "a search found nothing: not every message has every part, such as a limit or “this process”; and "
         "one without one of the first five figures is refused",
         "IndexError": "not every message has every part: “this process”, a limit and private pools may be missing",
-        "KeyError": "units are bytes, KiB, MiB or GiB, and a dot or a semicolon may follow them",
         "could not convert": "a number was cut out with something around it: take digits and dot only",
+        "iB.'": "a unit was cut out with the dot after it: units are bytes, KiB, MiB or GiB",
         "ValueError": "this message has all that is needed: tried, capacity, free, allocated and cached",
     },
 )

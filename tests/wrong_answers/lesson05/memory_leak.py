@@ -39,8 +39,8 @@ BANK.mistakes(
     ("the graph of every validation stays alive",
      "no backward ever frees what it saved: no_grad() around the validation, and a number in the list",
      (change("no_grad", "enable_grad"), SCORE_ON_GPU, at_the_end("losses", SCORES))),
-    ("each hardest row keeps its whole batch alive",
-     "x[i] is a view, also after detach(): it has no memory of its own, and keeps the batch's. Copy it to the host",
+    ("a whole batch stays alive with each step",
+     "x[i] is a view, also after detach(), and keeps the batch: copy the row to the host. A graph keeps it too",
      (change(ROW, "x[row].detach())  #"), at_the_end("losses", hardest=ROWS))),
     ("something as large as the outputs stays alive with each step",
      "the storage of mse_loss's scalar has as many elements as the outputs, and detach() shares it: keep loss.item(). "

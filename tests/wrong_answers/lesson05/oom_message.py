@@ -78,9 +78,10 @@ BANK.mistakes(
     # what they add up to
     ("this process's own context and cache are taken for others'", "“this process has … in use” counts them in",
      change(OTHERS, "process - allocated"), change(OTHERS, "capacity - free - allocated")),
+    ("the limit is taken for the capacity", "others share the GPU, whatever the limit on this process is",
+     change(OTHERS, "(allowed or capacity) - free - process")),
     ("roundings are taken for others'", "the figures have two decimals: less than 64 MiB counts as 0",
      change(SMALL_OTHERS, "others < 0"), change(SMALL_OTHERS, "others < 32 * 2**20")),
-    ("64 MiB of others are counted as 0", "less than 64 MiB is", change(SMALL_OTHERS, "others <= 64 * 2**20")),
     ("others are never found", "they are what is left over in the first of the two sums", end("others = None")),
     ("a bound is given for others", "capacity − free − allocated − cached has the context of this process in it",
      end("others = capacity - free - allocated - cached if others is None else others")),
@@ -105,6 +106,8 @@ BANK.mistakes(
      change(NEED, "need = allocated + cached + tensor[0]"), change(NEED, "need = (process or 0) + tried")),
     ("private pools are counted as needed", "they are kept for CUDA graphs: no live tensor is in them",
      change(NEED, "need = allocated + tensor[0]")),
+    ("the largest tensor is counted as needed", "at the least, it is the smallest",
+     change("+ tensor[0]", "+ tensor[1]")),
     ("a tensor is thought to have a MiB at the least", "the smallest tensor of a segment of 2 MiB has 1 byte",
      change("+ tensor[0]", "+ max(tensor[0], 2**20)")),
     # the remedy
