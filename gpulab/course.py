@@ -72,7 +72,7 @@ LESSONS: tuple[Lesson, ...] = (
         "less_memory",
         "Train the same model in half the memory",
         60,
-        checks=("checkpoint_budget", "fit_budget", "offload_activations"),
+        checks=("checkpoint_budget", "offload_activations"),
         questions=5,
     ),
     Lesson(

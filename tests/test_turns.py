@@ -384,6 +384,46 @@ def keeps_a_copy_too(model, optimizer, inputs, targets):
     return accuracy(copy, targets)
 
 
+# --- lesson 06 -------------------------------------------------------------------------------------------------------
+
+REMEDIES = {
+    "batch 1 in 950 MiB": "fused AdamW",
+    "batch 8 in 1,900 MiB": "autocast",
+    "batch 8 in 1,200 MiB": "checkpoint",
+    "batch 1 in 600 MiB": "Adafactor",
+}
+
+
+@right("must_fit")
+def remedies_in_another_order():
+    return dict(reversed(REMEDIES.items()))
+
+
+@wrong("must_fit", "'checkpoint' for batch 1 in 950 MiB", "peak is 1,080 MiB, at the optimizer's step")
+def checkpoints_what_is_not_in_the_peak():
+    return REMEDIES | {"batch 1 in 950 MiB": "checkpoint"}
+
+
+@wrong("must_fit", "'fused AdamW' for batch 8 in 1,900 MiB", "peak is 2,232 MiB, at the end of the forward pass")
+def fuses_what_is_not_in_the_peak():
+    return REMEDIES | {"batch 8 in 1,900 MiB": "fused AdamW"}
+
+
+@wrong("must_fit", "expected: autocast: 648 + max(900, 432) MiB", "it fits too, and costs more")
+def checkpoints_where_autocast_is_enough():
+    return REMEDIES | {"batch 8 in 1,900 MiB": "checkpoint"}
+
+
+@wrong("must_fit", "'offload' for batch 1 in 600 MiB", "the four words are")
+def another_remedy():
+    return REMEDIES | {"batch 1 in 600 MiB": "offload"}
+
+
+@wrong("must_fit", "None", "the return is missing")
+def returns_no_remedies():
+    REMEDIES.copy()
+
+
 # --- lesson 08 -------------------------------------------------------------------------------------------------------
 
 

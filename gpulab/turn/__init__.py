@@ -12,6 +12,7 @@ _HOME = {
     "any_device": "lesson02",
     "held_bytes": "lesson04",
     "lean_step": "lesson04",
+    "must_fit": "lesson06",
     "window_loop": "lesson08",
     "update_count": "lesson08",
     "workers_for": "lesson09",

@@ -13,7 +13,7 @@
 #
 # | time | before this | runs on |
 # |---|---|---|
-# | 60 minutes, and as long for the exercises | lessons 04 and 05: what fills memory, and what the peak is | any machine |
+# | 60 minutes, and 40 for the exercises | lessons 04 and 05: what fills memory, and what the peak is | any machine |
 
 # %% setup-text [markdown]
 # The model of this lesson is a transformer of eight blocks, too large to compute with on a laptop. Where there is no
@@ -734,7 +734,7 @@ print({name: f"{nbytes / 2**10:,.0f} KiB (counted)" for name, nbytes in count.it
 # %% offload-weights [markdown]
 # The weights go to the host too, and come back as second copies, though they never left. On this small block they
 # are a large part of the traffic. Your own pair of hooks can leave them, and small tensors, where they are. That is
-# the third exercise.
+# the second exercise.
 #
 # **Offloading the state** is the same trade at another place: Adam's moments and a float32 master copy of the weights
 # live on the host, which steps there. Each step sends the gradients down and the weights up.
@@ -893,6 +893,37 @@ found = gpulab.plan(lambda batch: training(every_block, batch=batch)(), batch=8)
 predicted = found.peak_allocated / 2**20
 print(f"peak of a step, each block checkpointed: predicted {predicted:,.0f} MiB (virtual {found.gpu}),")
 print(f"  here {each[0]:,.0f} MiB ({gpu.numbers}): {predicted / each[0] - 1:+.1%}")
+
+# %% fits-turn-text [markdown]
+# **Your turn** · 5 minutes. A minute of arithmetic in place of an afternoon of OutOfMemoryErrors: weights + state +
+# max(activations, gradients + temporaries). The eight blocks, in float32 and with the default AdamW, are to be trained in
+# four shares of a GPU. Their weights take 216 MiB, and each text keeps 198 MiB for backward, 12 of them the inputs of the
+# blocks. *One* remedy is enough for each job. Which is the first that is, in the order of what they ask of you?
+#
+# `"fused AdamW"` · `"autocast"`: half of the activations, and a 16-bit copy of the weights · `"checkpoint"`: each block ·
+# `"Adafactor"`: almost no state, and almost no temporaries
+
+# %% fits-turn tags=["your-turn"]
+def remedies():
+    # TODO: a remedy in place of each None
+    ### BEGIN SOLUTION
+    return {
+        "batch 1 in 950 MiB": "fused AdamW",
+        "batch 8 in 1,900 MiB": "autocast",
+        "batch 8 in 1,200 MiB": "checkpoint",
+        "batch 1 in 600 MiB": "Adafactor",
+    }
+    ### INSTEAD OF
+    # return {
+    #     "batch 1 in 950 MiB": None,
+    #     "batch 8 in 1,900 MiB": None,
+    #     "batch 8 in 1,200 MiB": None,
+    #     "batch 1 in 600 MiB": None,
+    # }
+    ### END SOLUTION
+
+
+gpulab.turn.must_fit(remedies)
 
 # %% web-text [markdown]
 # ## What the web says
@@ -1085,7 +1116,7 @@ gpulab.quiz(6)
 # %% next [markdown]
 # ## What next
 #
-# The [exercises](../exercises/06_less_memory.ipynb): three functions, each checked on your own code. Then [the map of
+# The [exercises](../exercises/06_less_memory.ipynb): two functions, each checked on your own code. Then [the map of
 # the course](00_start_here.ipynb): lesson 07, mixed precision.
 #
 # ## References

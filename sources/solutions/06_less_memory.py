@@ -1,7 +1,7 @@
 # %% title [markdown]
 # # 06 · Exercises: less memory
 #
-# Three functions, about an hour. Each is checked on your own code: run the check cell under it as often as you like.
+# Two functions, about 40 minutes. Each is checked on your own code: run the check cell under it as often as you like.
 # It draws fresh inputs every time, and when it fails it says what it expected, what came back, and which section of
 # [the lecture](../notebooks/06_less_memory.ipynb) to read. The checks bring a virtual GPU of their own, so they count
 # bytes on any machine.
@@ -9,8 +9,6 @@
 # A cell that says *not attempted yet* is one you have not written. Everything after it still runs.
 
 # %% setup
-import math
-
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -82,101 +80,8 @@ gpulab.check.checkpoint_budget(step_within)
 #
 # </details>
 
-# %% fit-text [markdown]
-# ## 2 · Optimizer and precision for a budget
-#
-# **Build** a function that says which way of training fits first. **Why:** a minute of arithmetic in place of an
-# afternoon of OutOfMemoryErrors.
-#
-# 20 minutes · difficulty ●●○
-#
-# Six ways to train, the one that asks least of you first:
-
-# %% plans
-PLANS = [
-    ("float32", "AdamW"),  # PyTorch's default: foreach
-    ("float32", "AdamW fused"),
-    ("autocast", "AdamW fused"),
-    ("autocast", "Adafactor"),
-    ("bfloat16", "AdamW fused"),  # weights too: they may stagnate, lesson 07
-    ("bfloat16", "Adafactor"),
-]
-
-# %% fit-facts [markdown]
-# What to count, as in the lecture. $n$ is the number of elements of all parameters.
-#
-# | | float32 | autocast | bfloat16 |
-# |---|---|---|---|
-# | weights | 4 bytes | 4 | 2 |
-# | gradients | 4 | 4 | 2 |
-# | each number of the optimizer | 4 | 4 | 2 |
-# | activations | as given | half, and a 16-bit copy of every matrix | half |
-#
-# AdamW keeps two numbers for each element. Its default step has one more for each element *during the step*; fused
-# has none. Adafactor keeps the means of the rows and of the columns of a matrix, $r + c$ numbers for $r \times c$,
-# and one number for each element of a vector (bias or norm). Its step has as many numbers (of the same width) as two
-# parameters of the largest size. The activations are gone when the optimizer steps; gradients and temporaries are not there before.
-# Every shape is a matrix or a vector. (What comes and goes inside a layer is left out: on the virtual GPU, such
-# models take up to a sixth more.)
-
-# %% first_fit tags=["solution"]
-def first_fit(shapes, activations, budget):
-    """The first of PLANS whose peak is at most `budget` bytes.
-
-    shapes       the shapes of the parameters, a list of tuples: (rows, columns) or (length,)
-    activations  bytes that a float32 step keeps for backward, an even number
-    budget       bytes
-
-    Returns (precision, optimizer, peak in bytes, an int), or None if no plan fits. No GPU is asked.
-    """
-    # TODO: the peak of a plan is what is always there, plus the larger of two moments
-    ### BEGIN SOLUTION
-    sizes = [math.prod(shape) for shape in shapes]
-    elements, matrices = sum(sizes), sum(math.prod(shape) for shape in shapes if len(shape) > 1)
-    state = {"AdamW": 2 * elements, "AdamW fused": 2 * elements}
-    state["Adafactor"] = sum(sum(shape) if len(shape) > 1 else shape[0] for shape in shapes)
-    temporary = {"AdamW": elements, "AdamW fused": 0, "Adafactor": 2 * max(sizes)}
-    kept = {"float32": activations, "autocast": activations // 2 + 2 * matrices, "bfloat16": activations // 2}
-    for precision, optimizer in PLANS:
-        width = 2 if precision == "bfloat16" else 4
-        stepping = width * (elements + temporary[optimizer])
-        peak = width * (elements + state[optimizer]) + max(kept[precision], stepping)
-        if peak <= budget:
-            return precision, optimizer, peak
-    return None
-    ### END SOLUTION
-
-# %% check-fit tags=["check"]
-gpulab.check.fit_budget(first_fit)
-
-# %% fit-hints [markdown]
-# <details><summary>Hint 1</summary>
-#
-# Always there: weights and state. Then the larger of two moments: the end of the forward pass, and the optimizer's
-# step. What is alive in each?
-#
-# </details>
-# <details><summary>Hint 2</summary>
-#
-# `math.prod(shape)` is the number of elements of a parameter, `sum(shape)` what Adafactor keeps of a matrix. Autocast
-# casts matrices, so the copies take 2 bytes for each element of a shape of length 2; biases and norms have none.
-#
-# </details>
-# <details><summary>Hint 3</summary>
-#
-# Two dictionaries by optimizer (numbers of state, numbers of temporaries), one by precision (bytes kept after
-# forward), and a width of 4 or 2 bytes. Then a loop over `PLANS` that returns at the first peak within the budget.
-#
-# </details>
-
-# %% fit-try tags=["needs-answer"]
-shapes = [(2304, 768), (2304,), (768, 768), (768,), (3072, 768), (3072,), (768, 3072), (768,), *[(768,)] * 4] * 8
-for budget in (2400, 1600, 1200, 900, 700):
-    found = first_fit(shapes, activations=1536 * 2**20, budget=budget * 2**20)
-    print(f"{budget:5} MiB:", f"{found[0]}, {found[1]}, {found[2] / 2**20:,.0f} MiB (computed)" if found else "nothing fits")
-
 # %% offload-text [markdown]
-# ## 3 · Offload activations, and nothing else
+# ## 2 · Offload activations, and nothing else
 #
 # **Build** a context manager that sends large activations to the host, and leaves weights and small tensors where
 # they are. **Why:** `save_on_cpu` sends everything that autograd keeps, the weights too, over a slow bus.

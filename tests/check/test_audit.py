@@ -632,7 +632,6 @@ def enlarged(value):
     [
         "lesson03.honest_timer",
         "lesson03.hidden_syncs",
-        "lesson06.fit_budget",
         "lesson08.token_weighting",
         "lesson09.starvation",
         "lesson10.job_mfu",
