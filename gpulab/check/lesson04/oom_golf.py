@@ -27,15 +27,15 @@ SOURCE, WHAT = "where the 2 GiB come from", "what is alive"  # not judged
 CLAUSES = (
     Clause("Returns the list of the tensors that are to stay alive", [KIND], "no list is returned", "", ALLOCATOR),
     Clause("everything else must be gone", [LEFT], "tensors that were not returned stay alive", "", FOUR_NUMBERS),
-    Clause("Not allowed: limits and settings", [LIMITED], "the request fails even on the empty GPU", "", ALLOCATOR),
+    Clause("Not allowed: limits and settings", [LIMITED], "the empty GPU cannot be filled", "", ALLOCATOR),
     Clause("runs out of memory", [OUTCOME], "the request succeeds", "", ALLOCATOR),
     Clause("Par is 16 MiB", [ALIVE], "above par: too much is alive", "", ALLOCATOR),
 )  # fmt: skip
 
 
-def fails() -> bool:
+def fails(nbytes: int = REQUEST) -> bool:
     try:
-        torch.empty(REQUEST, dtype=torch.uint8, device="cuda")
+        torch.empty(nbytes, dtype=torch.uint8, device="cuda")
     except torch.OutOfMemoryError:
         return True
     return False
@@ -55,6 +55,7 @@ def played(student: Callable[[], Any]) -> SimpleNamespace:
         driver=torch.cuda.mem_get_info()[0],
         asked=torch.cuda.memory_stats()["allocated_bytes.large_pool.allocated"],  # by all large requests together
         pinned=[segment for segment in segments if segment["allocated_size"]],
+        blocks=sum(b["state"] != "inactive" for segment in segments for b in segment["blocks"]),
         unheld=any(s["total_size"] > 20 * MIB and not s["allocated_size"] for s in segments),
     )
     free = [b["size"] for segment in found.pinned for b in segment["blocks"] if b["state"] == "inactive"]
@@ -62,7 +63,8 @@ def played(student: Callable[[], Any]) -> SimpleNamespace:
     del kept
     gc.collect()
     torch.cuda.empty_cache()
-    found.left, found.fails_anyway = torch.cuda.memory_allocated(), fails()
+    found.left, everything = torch.cuda.memory_allocated(), torch.cuda.mem_get_info()[0] // (2 * MIB) * 2 * MIB
+    found.limited = fails(max(everything, REQUEST))
     return found
 
 
@@ -85,22 +87,25 @@ def what_is_alive(found: SimpleNamespace) -> str:
     if found.live >= max(0.8 * (found.live + found.driver), GIB):
         return "nearly everything"
     twenty = sum(segment["total_size"] == 20 * MIB for segment in found.pinned)
-    return "segments of 20 MiB" if twenty >= 100 else "large tensors"
+    if twenty >= 100:
+        return "segments of 20 MiB"
+    return "many tensors" if found.live < 2 * MIB * found.blocks else "large tensors"
 
 
 def play(call: Callable[..., Any], scene: Scene) -> Facts:
     for _ in range(scene.rounds):
         with gpus(1):
             found = call(through=played)
+    again = "the second round: " if scene.rounds > 1 else ""
     facts = Facts(
-        f"{mib(found.live)} alive, {mib(found.reserved)} reserved, of which at most {mib(found.gap)} are free in one "
+        f"{again}{mib(found.live)} alive, {mib(found.reserved)} reserved, with at most {mib(found.gap)} free in one "
         f"piece beside what is alive, {mib(found.driver)} left to the driver"
     )
     facts.add(KIND, found.kind, "a list of tensors")
     if facts.hold():
         facts.add(LEFT, "some" if found.left else "none", "none")
     if facts.hold():
-        facts.add(LIMITED, "one was set" if found.fails_anyway else "none", "none")
+        facts.add(LIMITED, "one was set" if found.limited else "none", "none")
     if facts.hold():
         facts.add(OUTCOME, "fails" if found.fails else "succeeds", "fails")
     if not facts.hold():
@@ -114,7 +119,7 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
 
 
 def mib(nbytes: int) -> str:
-    return f"{nbytes / GIB:,.2f} GiB" if nbytes >= GIB else f"{nbytes / MIB:,.2f} MiB"
+    return f"{nbytes / GIB:,.3f} GiB" if nbytes >= GIB else f"{nbytes / MIB:,.2f} MiB"
 
 
 EXERCISE = Contract(

@@ -39,8 +39,10 @@ def another_stream():
         return [take(MIB + 512)]
 
 
-@BANK.wrong("the request succeeds: segments without a live block were given back",
-            "best fit puts a small request into the smallest free block that will do")  # fmt: skip
+@BANK.wrong(
+    "the request succeeds: segments without a live block were given back",
+    "each needs one of its own, and best fit may have put several into one: torch.cuda.memory_snapshot() shows where",
+)
 def pins_that_gather_in_one_segment():
     large, pins = [], []
     while torch.cuda.mem_get_info()[0] >= 2 * GIB:
@@ -82,10 +84,13 @@ BANK.mistakes(
      "one can hold a segment of 2 GiB: make a large tensor, delete it, then ask",
      (drop("take(large)  #"), change("take(large - small)", "take(9 * 2**20)"),
       add("fillers.append(take(11 * 2**20 - small))", after="9 * 2**20"))),
+    ("above par: there are too many live blocks", "one in each segment of 2 GiB is enough",
+     change("2 * 2**30", "2**29")),
     ("above par: the tensors are large", "a little more than 1 MiB is enough to sit in a large segment",
      change(SMALL, "100 * 2**20")),
-    ("the request fails even on the empty GPU", "a limit was set: play with tensors only",
-     change("    return alive", "    torch.cuda.set_per_process_memory_fraction(0.05)\n    return alive")),
+    ("the request fails because of a limit", "less than the empty GPU has can be taken: play with tensors only",
+     *(change("    return alive", f"    torch.cuda.set_per_process_memory_fraction({limit})\n    return alive")
+       for limit in (0.05, 0.5))),
     ("tensors that were not returned stay alive",
      "by a global, a default argument or a cycle: only what you return may stay",
      (change("def fragment():", "def fragment(alive=[]):"), change("alive, fillers = [], []", "fillers = []"),
