@@ -41,7 +41,7 @@ ORDERS = {  # a capital enters, a small letter leaves; memory rises after each, 
     ALONE: "tracker A alone",
     "A*Bba": "tracker B inside A, the highest moment before it",
     INSIDE: "tracker B inside A, the highest moment in it",
-    "ABb*Cca": "trackers B and C inside A, the highest moment between them",
+    "ABb*Dda": "trackers B and D inside A, the highest moment between them",
     "ABCD*Eedcba": "trackers A to E inside each other, the highest moment in D",
     THREAD: "tracker T in another thread, from within A's block until after it",
 }
@@ -51,7 +51,7 @@ NOTHING, READ, AGAIN = "nothing else", "A is read meanwhile", "A is entered agai
 ERROR, STOP, MEMORY, KERNEL = "an exception", "an exception such as Ctrl-C's", "OutOfMemoryError", "a kernel's error"
 ENDS = {ERROR: Mishap, STOP: Stop, MEMORY: torch.OutOfMemoryError, KERNEL: RuntimeError}  # of the first block that ends
 EDGES = {
-    "device": (None, 0, 1, "all"),  # of A, and of every second tracker
+    "device": (None, 0, 1, "all"),  # of A, C and E
     "other": (None, 1, "all"),  # of the others
     "current": (ONE, MANY, NONE),
     "order": tuple(ORDERS),
@@ -120,8 +120,8 @@ class Blocks:
             self.rise(40, self.gpus)
         self.set_current(0)
         self.blocks = {}
-        for i, letter in enumerate(filter(str.isupper, order)):
-            device = scene.other if i % 2 else scene.device
+        for letter in filter(str.isupper, order):
+            device = scene.device if letter in "ACE" else scene.other
             tracker = make() if device is None else make(device=device)
             self.blocks[letter] = Block(letter=letter, device=device, tracker=tracker)
         self.a = self.blocks["A"]
