@@ -239,12 +239,12 @@ class Contract:
             return
         breaking = (m for fact in broken for m in made if fact in {name for _, name in m.differs})
         first = next(breaking, made[0] if all_told else None)
-        others = [m for m in made if m is not first]
+        others = dict.fromkeys(m.summary for m in made if not (first and m.summary == first.summary))
         if first:
             failed.summary = f"{failed.summary}: {first.summary}" if failed.raised else first.summary
             failed.rows["likely"], failed.rows["asked"] = first.likely or failed.rows["likely"], ""
         if others:
-            failed.rows["also"] = "; ".join(m.summary for m in others)
+            failed.rows["also"] = "; ".join(others)
 
     def _play(self, function: Callable[..., Any], trial: Trial, seed: int, scene: Scene) -> Facts:
         torch.default_generator.manual_seed(seed)
