@@ -1,352 +1,336 @@
-"""The check of a profiler of the forward pass: on the second of two virtual GPUs, and on the CPU by an estimate."""
+"""Exercise 04.1, "what does this forward pass cost?": a profiler on a GPU that is not the current one, or on none."""
 
 from __future__ import annotations
 
+import io
+import random
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+import sys
+import weakref
+from collections.abc import Callable
+from contextlib import nullcontext, redirect_stdout
+from dataclasses import dataclass
 from typing import Any
 
-from ..base import OPTIMIZERS, Trial, check
-from ..wording import is_number, show
-from .common import ALLOCATOR, FOUR_NUMBERS, KEEPS, MIB, Suspect, gpus, judge_mib, near, no_gpu
-from .profiler_truth import GPU, NOISE, Broken, Estimate, Seen, Sizes, Truth, call, estimate, measure
+import torch
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
-KEYS = {"source", "kept_mib", "peak_mib"}
+from ...memory.storages import storages
+from ...virtual.gpu import VirtualGPU
+from ..base import OPTIMIZERS
+from ..contract import Clause, Contract, Facts, Near
+from ..scenes import Scene
+from ..wording import as_float, is_number, show
+from .common import MIB, Halves, gpus, near, no_gpu
 
-
-@check(
-    lesson=4,
-    says="what the pass keeps and its peak, on the right GPU, with and without gradients, and an estimate on the CPU",
-    imports=[OPTIMIZERS],
-)
-def memory_profiler(student: Any, trial: Trial) -> None:
-    """Check a function of (model, inputs, grad): it measures one forward pass, prints it in MiB and returns a dict with
-    "source", "kept_mib" and "peak_mib"."""
-    trial.function(student, ("model", "inputs", "grad"))
-    for grad in (True, False):
-        _on_a_gpu(student, trial, grad)
-    for grad, ends in ((True, "sliced"), (False, "sliced"), (True, "saved"), (True, "inputs")):
-        _on_the_cpu(student, trial, grad, ends)
-    for device in (f"cuda:{GPU}", "cpu"):
-        _with_an_exception(student, trial, device)
-
-
-@contextmanager
-def _gpus() -> Iterator[None]:
-    """Two GPUs on which cuBLAS keeps its workspace, as it does up to PyTorch 2.14."""
-    scope = gpus(2)
-    scope.keeps_workspaces = True
-    with scope:
-        yield
-
-
-# --- on a GPU ------------------------------------------------------------------------------------------
-
-
-def _on_a_gpu(student: Any, trial: Trial, grad: bool) -> None:
-    sizes, device = Sizes.draw(), f"cuda:{GPU}"
-    with _gpus():
-        truth: Truth = trial.call(lambda: measure(sizes, device, grad))
-    with _gpus():
-        seen: Seen = trial.call(lambda: call(student, sizes, device, grad), explain=_explain)
-    where = f"a pass {'with' if grad else 'without'} gradients on {device}, while cuda:0 is current"
-    result = _form(trial, seen, where)
-    trial.expect(
-        isinstance(result["source"], str) and result["source"] == "allocator",
-        "what a GPU has measured is not called so",
-        expected=f'source "allocator": {where}',
-        got=show(result["source"]),
-        likely='the allocator of that GPU counts; "estimate" is for a model on the CPU',
-        read=FOUR_NUMBERS,
-    )
-    kept, peak = result["kept_mib"], result["peak_mib"]
-    likely = "allocated after the pass, with its output alive, less allocated before it"
-    judge_mib(trial, "kept_mib", kept, truth.kept, where, _kept(kept, seen, truth, grad), likely=likely, read=KEEPS)
-    likely = "reset the peak of that GPU just before the pass, read it after, subtract what was allocated before"
-    judge_mib(trial, "peak_mib", peak, truth.peak, where, _peaks(truth), likely=likely, read=FOUR_NUMBERS)
-    _unchanged(trial, seen, truth.workspace)
-    trial.expect(
-        seen.idle,
-        "the GPU was still at work when the function returned",
-        expected=f"{device} waited for",
-        got="a kernel under way",
-        likely="torch.cuda.synchronize(inputs.device) after the pass. The counts do not need it, for the allocator "
-        "keeps its books on the host; but an error in one of the kernels would show up in the caller's next line",
-        read=FOUR_NUMBERS,
-    )
-    _printed(trial, seen, truth.kept, "allocator")
-
-
-def _form(trial: Trial, seen: Seen, where: str) -> dict[str, Any]:
-    value = seen.value
-    trial.expect(
-        isinstance(value, dict) and set(value) == KEYS,
-        "what comes back is not the dict that is asked for",
-        expected=f'a dict with "source", "kept_mib" and "peak_mib": {where}',
-        got=show(value),
-        likely="the function prints and ends without a return" if value is None else "its keys are these three",
-        read=FOUR_NUMBERS,
-    )
-    trial.expect(
-        bool(seen.passes),
-        "the model was never called",
-        expected="model(inputs): one pass is measured",
-        got="no call",
-        likely="the memory is reckoned, not measured, or parts of the model are called without the whole",
-        read=KEEPS,
-    )
-    result: dict[str, Any] = value
-    return result
-
-
-def _kept(got: Any, seen: Seen, truth: Truth, grad: bool) -> Iterator[Suspect]:
-    """What a wrong number of kept MiB comes from, told by the number and by what was seen of the passes."""
-    last = seen.passes[-1]
-    for passes in range(1, len(seen.passes) + 1):
-        yield Suspect(
-            passes * NOISE / MIB,
-            "the current GPU is measured, not the model's",
-            "functions of torch.cuda that get no device mean the current one: pass inputs.device to each of them",
-            FOUR_NUMBERS,
-        )
-    if last["alive"] and is_number(got) and abs(got) < 0.5 * truth.kept:
-        yield Suspect(
-            got,
-            "the pass seems to keep little or nothing: the warm-up's output died during it",
-            "the variable of the warm-up held its output, and the graph behind it, until the measured pass replaced "
-            "it: as much went as came. Drop the warm-up's output before you measure",
-            KEEPS,
-        )
-    yield Suspect(
-        0.0,
-        "the pass seems to keep nothing: its output was gone when the memory was read",
-        "the output holds the graph, and the graph holds the activations: give the output a name that lives until "
-        "the memory has been read",
-        KEEPS,
-    )
-    yield Suspect(
-        truth.other_grad,
-        "the pass ran under no_grad though grad is True" if grad else "the pass kept a graph though grad is False",
-        "without gradients nothing is kept for backward, so only the output counts: no_grad belongs where grad is False"
-        if grad
-        else "with grad=False the pass runs under torch.no_grad()",
-        KEEPS,
-    )
-    yield Suspect(
-        truth.first,
-        "the first pass is measured, with what only a first pass takes",
-        f"{truth.workspace:.4g} MiB of it are a workspace that cuBLAS takes once and keeps, as PyTorch before "
-        "2.15 does: run a pass before the one you measure",
-        ALLOCATOR,
-    )
-    yield Suspect(
-        truth.reserved,
-        "kept_mib is reserved memory",
-        "the allocator reserves in large pieces and keeps what is free: ask memory_allocated, not memory_reserved",
-        FOUR_NUMBERS,
-    )
-    yield Suspect(
-        truth.peak,
-        "the peak is reported as what is kept",
-        "max_memory_allocated counts what came and went within the pass too: what it keeps is memory_allocated after "
-        "it, less before",
-        FOUR_NUMBERS,
-    )
-    yield Suspect(
-        truth.outputs,
-        "kept_mib is the sum of the layers' outputs",
-        "an output is not always kept, dropout keeps a mask too, and the allocator rounds: measure instead",
-        KEEPS,
-    )
-    if last["modes"] != seen.before:
-        yield Suspect(
-            truth.evaluating,
-            "the pass ran in another mode than the model's",
-            "eval() switches dropout off, and its mask and output go: measure the model as the caller has it",
-            KEEPS,
-        )
-
-
-def _peaks(truth: Truth) -> Iterator[Suspect]:
-    yield Suspect(
-        truth.before + truth.peak,
-        "peak_mib is absolute",
-        "what was allocated before the pass, parameters too, is in it: subtract it",
-        FOUR_NUMBERS,
-    )
-    for value in (truth.highest_ever, truth.highest_ever - truth.before):
-        yield Suspect(
-            value,
-            "a peak from before the pass is in peak_mib",
-            "the counter runs since its last reset: torch.cuda.reset_peak_memory_stats(device) just before the pass",
-            FOUR_NUMBERS,
-        )
-    yield Suspect(
-        truth.kept,
-        "what is kept is reported as the peak",
-        "in between there was more: max_memory_allocated since a reset just before the pass",
-        FOUR_NUMBERS,
-    )
-    yield Suspect(
-        truth.first_peak,
-        "peak_mib is that of the warm-up",
-        "reset the peak after the warm-up, just before the pass that you measure",
-        ALLOCATOR,
-    )
-
-
-def _unchanged(trial: Trial, seen: Seen, workspace: float = 0.0) -> None:
-    trial.expect(
-        seen.before == seen.after,
-        "the model came back in another mode",
-        expected=f"train or eval as it was, module by module: {seen.before.count(False)} of {len(seen.before)} in eval",
-        got=f"{seen.after.count(False)} in eval",
-        likely="model.train() and model.eval() set every module, also one that the caller had set otherwise. "
-        "A measurement needs neither",
-        read=KEEPS,
-    )
-    trial.unchanged(seen.changes)
-    left = max(seen.left_mib - workspace, seen.held_mib)
-    trial.expect(
-        left <= 0,
-        "memory is still held when the function has returned",
-        expected="nothing of the pass: the output and its graph end with the call",
-        got=f"{left:.4g} MiB more in memory",
-        likely="the output is kept in a list, a global or the result, or a hook that was put on holds it",
-        read=KEEPS,
-    )
-
-
-def _printed(trial: Trial, seen: Seen, kept: float, source: str) -> None:
-    lines = []
-    for line in seen.text.splitlines():
-        numbers = (float(n.replace(",", "")) for n in re.findall(r"(?<![\d.,])-?\d[\d,]*\.\d\d(?!\d)", line))
-        if "MiB" in line and any(abs(number - kept) <= 0.0051 for number in numbers):
-            lines.append(line.lower())
-    printed = show(seen.text.strip()) if seen.text.strip() else "nothing printed"
-    trial.expect(
-        bool(lines),
-        "what the pass keeps is not printed",
-        expected=f"a line with {kept:.2f} MiB in it",
-        got=printed,
-        likely="print kept_mib with two decimals, and its unit, MiB, in one line",
-        read=FOUR_NUMBERS,
-    )
-    trial.expect(
-        any(source in line for line in lines),
-        "the line that is printed does not say where its number comes from",
-        expected=f"a line with {kept:.2f} MiB and the source, {source}",
-        got=printed,
-        likely="print the source beside the number, on a GPU as well as on the CPU: counted and estimated MiB are not "
-        "the same thing",
-        read=FOUR_NUMBERS,
-    )
-
-
-# --- on the CPU, and with a model that fails -----------------------------------------------------------
-
-
-def _on_the_cpu(student: Any, trial: Trial, grad: bool, ends: str) -> None:
-    """Without a GPU; beside two where the model saves its output, and called under no_grad there."""
-    sizes, beside = Sizes.draw(), ends == "saved"
-    want: Estimate = trial.call(lambda: estimate(sizes, grad, ends), inside=no_gpu())
-    with _gpus() if beside else nullcontext():
-        seen: Seen = trial.call(
-            lambda: call(student, sizes, "cpu", grad, ends, off=beside),
-            inside=None if beside else no_gpu(),
-            explain=_explain,
-        )
-    where = f"a pass {'with' if grad else 'without'} gradients on the CPU, {_PLACES[ends]}"
-    result = _form(trial, seen, where)
-    kept = result["kept_mib"]
-    trial.expect(
-        isinstance(result["source"], str) and result["source"] == "estimate" and "estimate" in seen.text.lower(),
-        "an estimate is not called one",
-        expected='source "estimate", and the word in what is printed',
-        got=f"source {show(result['source'])}, printed {show(seen.text.strip())}",
-        likely="no allocator has counted these bytes: whoever reads the number has to see that",
-        read=KEEPS,
-    )
-    if not (is_number(kept) and near(kept, want.rounded)):  # as an allocator would round is right, too
-        likely = "each storage that autograd saves, and the output's, once; not those of parameters, buffers, inputs"
-        where, suspects = f"estimate of {where}", _lost(kept, seen, want, grad)
-        judge_mib(trial, "kept_mib", kept, want.kept, where, [*suspects, *want.suspects], likely=likely, read=KEEPS)
-    trial.expect(
-        result["peak_mib"] is None,
-        "a peak is given where none was measured",
-        expected="peak_mib None: what comes and goes during the pass is not seen by autograd's hooks",
-        got=show(result["peak_mib"]),
-        likely="0, or what is kept, would look like a measured peak",
-        read=KEEPS,
-    )
-    trial.expect(
-        not seen.graph_alive,
-        "the graph of the pass outlives the call",
-        expected="nothing left of the pass: its memory ends with the call",
-        got="the output of a layer, and the graph behind it, still in memory",
-        likely="a pack hook that returns its tensor itself makes a circle where a layer saves its own output (tanh, "
-        "ReLU): the output holds its node, and the node the output, for ever. Return tensor.detach()",
-        read=KEEPS,
-    )
-    _unchanged(trial, seen)
-    _printed(trial, seen, kept, "estimate")
-
-
-_PLACES = {
-    "sliced": "where there is no GPU",
-    "saved": "beside two GPUs; the caller is under no_grad, and the last layer saves its output",
-    "inputs": "of a model that returns its inputs",
+NUMBERS, KEEPS, ALLOCATOR = "Four numbers for one GPU", "What the forward pass keeps", "The caching allocator"
+DECIMALS, EXACT = "kept_mib with two decimals", 1e-9
+NOISE = 3 * MIB + 700 * 1024  # taken on the current GPU in every pass on the other
+CLAUSES = [
+    Clause("return a dict", ["what is returned"], "what comes back is not the dict that is asked for",
+           'its keys are "source", "kept_mib" and "peak_mib"', NUMBERS),
+    Clause("Measure one forward pass, model(inputs)", ["the model is called"], "the model was never called",
+           "one pass of the whole model is measured", KEEPS),
+    Clause('"allocator" for a pass on a GPU, "estimate" for one on the CPU', ["the source"], "the source is not right",
+           "one of these two words: where the inputs are decides", NUMBERS),
+    Clause("True: a pass that backward could follow, also if the caller is under torch.no_grad()",
+           ["backward could follow", "backward could follow, called under no_grad"],
+           "no pass was made that backward could follow", "all that autograd saves is alive when the pass ends", KEEPS),
+    Clause("False: a pass under torch.no_grad()", ["a pass without a graph"], "the pass kept a graph though grad is "
+           "False", "with grad=False the pass runs under torch.no_grad()", KEEPS),
+    Clause("What a first pass takes once and keeps, such as a workspace of cuBLAS, does not count",
+           ["numbers with a workspace in them"], "what only a first pass takes is counted",
+           "a pass before the one that is measured takes it", ALLOCATOR),
+    Clause("allocated after the pass, its output still alive, less allocated before it", ["MiB kept on the GPU"],
+           "kept_mib is not what the allocator counts", "counted on the inputs' GPU, in MiB of 2**20 bytes", KEEPS),
+    Clause("the bytes of every storage that autograd saves, and of the output's; each storage once",
+           ["MiB kept on the CPU"], "kept_mib is not the estimate that is asked for",
+           "whole storages in MiB of 2**20 bytes, and none of parameters, buffers and inputs", KEEPS),
+    Clause("without those of parameters, buffers and inputs, which were there before", ["MiB kept of nothing new"],
+           "something is counted that was there before", "the model returns its inputs, so nothing new is kept", KEEPS),
+    Clause("the most that was allocated at any moment of the pass, less allocated before it", ["MiB at the peak"],
+           "peak_mib is not the peak of the pass", "counted on the GPU of the inputs, in MiB of 2**20 bytes", NUMBERS),
+    Clause("None, for nobody saw it", ["the peak on the CPU"], "a peak is given where none was measured",
+           "what comes and goes during the pass is not seen by autograd's hooks", KEEPS),
+    Clause('The line that is printed holds kept_mib with two decimals, "MiB", and the source', ["the printed line"],
+           "the line that is printed does not hold what it is to hold", "one line holds all three", NUMBERS),
+    Clause("the GPU is idle", ["the GPU is idle"], "the GPU was still at work when the function returned",
+           "the GPU of the inputs, whichever is current", NUMBERS),
+    Clause("nothing of the pass is left in memory", ["something of the pass in memory"],
+           "memory is still held when the function has returned", "the output and its graph end with the call", KEEPS),
+    Clause("An exception of the model passes through", ["the model's exception"], "the model's exception does not come "
+           "out", "the caller gets the exception itself", KEEPS),
+]  # fmt: skip
+SLICE, SAVED = "the output is a slice", "the last layer saves its output"
+INPUTS, RAISES = "the output is the inputs", "a layer raises"
+EDGES = {
+    "place": ("cuda:1", "cpu", "cpu beside GPUs"),
+    "grad": ("True", "True, under no_grad", "False"),
+    "ends": (SLICE, SAVED, INPUTS, RAISES),
 }
 
 
-def _lost(got: Any, seen: Seen, want: Estimate, grad: bool) -> Iterator[Suspect]:
-    """What a wrong estimate comes from, told by what was seen of the pass."""
-    last = seen.passes[-1]
-    if grad and not last["grad"]:
-        yield Suspect(
-            got,
-            "the pass ran under no_grad, as its caller does, though grad is True",
-            "a nullcontext leaves the mode as it is, and the caller may have switched gradients off: "
-            "torch.set_grad_enabled(grad) sets it in both cases",
-            KEEPS,
-        )
-    if grad and last["held"] < want.own * MIB:
-        yield Suspect(
-            got,
-            "what autograd saves is gone before the pass has ended, and its addresses come back",
-            "pack(tensor) returned something that does not hold the tensor: the memory is given out again, and two "
-            "storages have one address. Return tensor.detach()",
-            KEEPS,
-        )
+class Slice(nn.Module):
+    """A view of the first half of the columns, times a buffer that state_dict() leaves out."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.rand(width), persistent=False)
+        self.scale: torch.Tensor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x * self.scale)[:, : x.shape[1] // 2]
 
 
-def _with_an_exception(student: Any, trial: Trial, device: str) -> None:
-    sizes = Sizes.draw()
-    with _gpus():
-        seen: Seen = trial.call(lambda: call(student, sizes, device, True, spoil=True))
-    trial.expect(
-        isinstance(seen.error, Broken),
-        "the model's exception does not come out",
-        expected=f"the exception that the model raises, on {device}",
-        got="no exception" if seen.error is None else f"{type(seen.error).__name__}: {seen.error}",
-        likely="an except that hides it leaves the caller with a number of a pass that never ended: let it through",
-        read=KEEPS,
-    )
-    trial.expect(
-        seen.before == seen.after,
-        "after an exception of the model its mode is another one",
-        expected="train or eval as it was, also when the model raises",
-        got=f"{seen.after.count(False)} modules in eval, {seen.before.count(False)} before",
-        likely="what is switched for the pass has to be put back in a finally; better to switch nothing",
-        read=KEEPS,
-    )
-    trial.unchanged(seen.changes)
+class Broken(Exception):
+    """What a model raises."""
 
 
-def _explain(error: str) -> str:
-    if "Expected a cuda device" in error:
-        return "a model can be on the CPU though there is a GPU: decide by inputs.device.type, not by is_available()"
-    if "NVIDIA driver" in error or "reset_peak_memory_stats" in error or "not compiled with CUDA" in error:
-        return "without a GPU torch.cuda raises: decide by inputs.device.type, and count by hooks on the CPU"
-    return ""
+class Spoilt(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise Broken("this layer is not finished")
+
+
+class Job:
+    """A network that ends so, and its inputs, in sizes that are drawn: odd, so that the allocator rounds.
+
+    No activation is above 1 MiB: the small pool always splits off what is left of a block, so that what is allocated
+    does not depend on what lay in the cache before.
+    """
+
+    def __init__(self, ends: str, device: str) -> None:
+        odd = (2 * random.randrange(low, high) + 1 for low, high in ((50, 70), (600, 700), (200, 300), (150, 190)))
+        self.ends, self.device, self.rows, self.sizes = ends, device, random.randrange(120, 180), tuple(odd)
+
+    def model(self) -> nn.Sequential:
+        """With a norm in evaluation mode. Linear and ReLU share a tensor, Tanh saves its own output,
+        dropout a mask, pooling indices, and two halves of dropout's output are saved, of which nobody saves more."""
+        width, hidden, middle, out = self.sizes
+        if self.ends == INPUTS:
+            model = nn.Sequential(nn.Flatten())
+            model.register_parameter("unused", nn.Parameter(torch.ones(8)))
+            return model.to(self.device)
+        layers = [nn.Linear(width, hidden), nn.BatchNorm1d(hidden).eval()]
+        layers += [Spoilt() if self.ends == RAISES else nn.ReLU(), nn.Flatten(), nn.Linear(hidden, middle), nn.Tanh()]
+        layers += [nn.Dropout(0.2), Halves(), nn.MaxPool1d(2), nn.Linear(middle // 4, out)]
+        layers += [nn.Tanh() for _ in range(5)] if self.ends == SAVED else [Slice(out)]
+        return nn.Sequential(*layers).to(self.device)
+
+    def inputs(self) -> torch.Tensor:
+        """A part of a larger tensor."""
+        return torch.randn(self.rows + 1, self.sizes[0], device=self.device)[1:]
+
+
+class Watch:
+    """Looks on as a model is called: whether its passes had a graph, and what of its layers' outputs is alive."""
+
+    def __init__(self, model: nn.Sequential, x: torch.Tensor) -> None:
+        self.graphs: list[bool] = []  # of each pass
+        self.held: list[int] = []  # at the end of each pass, in bytes
+        self.earlier = False  # whether the output of the pass before was alive at the beginning of the last
+        self._noise: list[torch.Tensor] = []
+        self._tensors: list[weakref.ref[torch.Tensor]] = []  # what the layers have returned, the model's output last
+        self._given = x.untyped_storage()._cdata
+        self._made: list[tuple[StorageWeakRef, int]] = []
+        model.register_forward_pre_hook(self._before)
+        model.register_forward_hook(self._after)
+        for layer in model:
+            layer.register_forward_hook(self._within)
+
+    def __deepcopy__(self, memo: Any) -> Watch:
+        """A copy of the model is watched, too."""
+        return self
+
+    def _before(self, model: nn.Module, args: Any) -> None:
+        self.earlier = bool(self._tensors) and self._tensors[-1]() is not None
+        self.graphs.append(torch.is_grad_enabled())
+
+    def _within(self, module: nn.Module, args: Any, out: torch.Tensor) -> None:
+        self._tensors.append(weakref.ref(out))
+        storage = out.untyped_storage()
+        if storage._cdata not in (self._given, *(made.cdata for made, _ in self._made)):
+            self._made.append((StorageWeakRef(storage), storage.nbytes()))
+
+    def _after(self, model: nn.Module, args: Any, out: torch.Tensor) -> None:
+        self.held.append(self.alive)
+        if out.is_cuda:
+            self._noise.append(torch.empty(NOISE, dtype=torch.uint8, device="cuda:0"))
+
+    @property
+    def circle(self) -> bool:
+        """Whether a layer's output itself is alive, with its part of the graph, and the model's is not."""
+        return self._tensors[-1]() is None and any(tensor() is not None for tensor in self._tensors)
+
+    @property
+    def alive(self) -> int:
+        return sum(nbytes for made, nbytes in self._made if not made.expired())
+
+
+@dataclass(frozen=True)
+class Want:
+    """What a pass keeps, in MiB: `rounded` as an allocator would, and `held` by the layers' outputs at its end."""
+
+    kept: float
+    peak: float = 0.0
+    workspace: float = 0.0
+    rounded: float = 0.0
+    held: int = 0
+
+
+def measure(job: Job, grad: bool) -> Want:
+    """On a GPU, by its allocator."""
+    model, x, device = job.model(), job.inputs(), job.device
+    start = torch.cuda.memory_allocated(device)
+    with torch.set_grad_enabled(grad):
+        model(x)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        out = model(x)
+    kept, peak = torch.cuda.memory_allocated(device) - before, torch.cuda.max_memory_allocated(device) - before
+    del out
+    return Want(kept / MIB, peak / MIB, (before - start) / MIB)
+
+
+def estimate(job: Job, grad: bool) -> Want:
+    """On the CPU, by what autograd saves."""
+    model, x, saved = job.model(), job.inputs(), list[torch.Tensor]()
+    watch = Watch(model, x)
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        saved.append(tensor.detach())
+        return saved[-1]
+
+    hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+    with torch.set_grad_enabled(grad), hooks:
+        out = model(x).detach()
+    there = storages([*model.parameters(), *model.buffers(), x])
+    new = [nbytes for key, nbytes in storages([*saved, out]).items() if key not in there]
+    return Want(sum(new) / MIB, rounded=sum(-(-nbytes // 512) * 512 for nbytes in new) / MIB, held=watch.held[-1])
+
+
+def play(call: Callable[..., Any], scene: Scene) -> Facts:
+    grad, off, raises = scene.grad != "False", scene.grad == "True, under no_grad", scene.ends == RAISES
+    cuda = scene.place == "cuda:1"
+    job = Job(scene.ends, "cuda:1" if cuda else "cpu")
+    where = "cuda:1, while cuda:0 is current" if cuda else scene.place.replace("cpu", "the CPU")
+    facts = Facts(f"grad={grad} on {where}{', the caller under no_grad' if off else ''}; {scene.ends}")
+    with two_gpus() if cuda else nullcontext():
+        want = Want(0.0) if raises else measure(job, grad) if cuda else estimate(job, grad)
+    with nullcontext() if scene.place == "cpu" else two_gpus():
+        model, x = job.model(), job.inputs()
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        stays, watch = history() if cuda else None, Watch(model, x)
+        before = torch.cuda.memory_allocated(job.device) if cuda else 0
+        text, raised, idle = io.StringIO(), "none", True
+
+        def through(student: Callable[..., Any], model: nn.Module, inputs: torch.Tensor, grad: bool) -> Any:
+            nonlocal raised, idle
+            value = None
+            try:
+                with redirect_stdout(text), torch.no_grad() if off else nullcontext():
+                    value = student(model, inputs, grad)
+            except Broken:
+                raised = "Broken"
+            except BaseException:
+                sys.stdout.write(text.getvalue())
+                raise
+            idle = not cuda or torch.cuda.default_stream(job.device).query()
+            return value
+
+        value = call(model, x, grad, through=through, inside=no_gpu() if scene.place == "cpu" else None)
+        left = torch.cuda.memory_allocated(job.device) - before > want.workspace * MIB if cuda else False
+        del stays
+    facts.add("the model is called", bool(watch.graphs), True)
+    if raises and watch.graphs:
+        facts.add("the model's exception", raised, "Broken")
+    if raises:
+        return facts
+    found = sorted(map(str, value)) if isinstance(value, dict) else [type(value).__name__]
+    facts.add("what is returned", found, ["kept_mib", "peak_mib", "source"])
+    if facts.hold():
+        follows = [graph and (cuda or held >= want.held) for graph, held in zip(watch.graphs, watch.held, strict=False)]
+        if grad:
+            facts.add("backward could follow" + ", called under no_grad" * off, any(follows), True)
+        else:
+            facts.add("a pass without a graph", not all(watch.graphs), True)
+        numbers(facts, value["kept_mib"], value["peak_mib"], want, cuda)
+        facts.add("the source", show(value["source"]), show("allocator" if cuda else "estimate"))
+        facts.seen["an earlier output alive in the pass"] = watch.earlier
+        if is_number(value["kept_mib"]):
+            facts.add("the printed line", printed(text.getvalue(), value), [DECIMALS, "MiB", "the source"])
+        facts.add("the GPU is idle", idle, True)
+        facts.seen["a layer's output alive, the model's not"] = watch.circle
+        facts.add("something of the pass in memory", left or watch.alive > 0, False)
+    return facts
+
+
+def numbers(facts: Facts, kept: Any, peak: Any, want: Want, cuda: bool) -> None:
+    """Whether both are right. A workspace that is in them is a fact of its own; and kept_mib is judged only of a pass
+    that was made as it is to be."""
+
+    def near_to(number: Any, right: float) -> bool:
+        return is_number(number) and near(number, right)
+
+    kept, peak = (as_float(n) if is_number(n) else n if n is None else show(n) for n in (kept, peak))
+    made, with_workspace = facts.hold(), list[str]()
+    if cuda:
+        rights = {"kept_mib": (kept, want.kept), "peak_mib": (peak, want.peak)}
+        with_workspace = [name for name, (got, right) in rights.items() if near_to(got, right + want.workspace)]
+        facts.add("numbers with a workspace in them", with_workspace, [])
+    if "peak_mib" not in with_workspace:
+        facts.add("MiB at the peak" if cuda else "the peak on the CPU", peak, Near(want.peak, EXACT) if cuda else None)
+    if made and "kept_mib" not in with_workspace:
+        name = "on the GPU" if cuda else "on the CPU" if want.kept else "of nothing new"
+        rounded = not cuda and near_to(kept, want.rounded)  # as an allocator would: right, too
+        facts.add(f"MiB kept {name}", want.kept if rounded else kept, Near(want.kept, EXACT))
+
+
+def printed(text: str, value: dict[str, Any]) -> list[str]:
+    """What of what is asked for stands in the line that has most of it."""
+    kept, most = as_float(value["kept_mib"]), list[str]()
+    for line in text.splitlines():
+        numbers = [float(n.replace(",", "")) for n in re.findall(r"(?<![\d.,])-?\d[\d,]*\.\d\d(?!\d)", line)]
+        has = {
+            DECIMALS: any(abs(number - kept) <= 0.0051 for number in numbers),
+            "MiB": "MiB" in line,
+            "the source": str(value["source"]).lower() in line.lower(),
+        }
+        most = max(most, [name for name, there in has.items() if there], key=len)
+    return most
+
+
+def two_gpus() -> VirtualGPU:
+    """On which cuBLAS keeps its workspace, as it does up to PyTorch 2.14."""
+    scope = gpus(2)
+    scope.keeps_workspaces = True
+    return scope
+
+
+def history() -> torch.Tensor:
+    """What was on the GPU before: a tensor that stays, and a higher peak."""
+    stays = torch.empty(30 * MIB + 300, dtype=torch.uint8, device="cuda:1")
+    torch.empty(200 * MIB, dtype=torch.uint8, device="cuda:1")
+    torch.cuda.empty_cache()
+    return stays
+
+
+EXERCISE = Contract(
+    __file__,
+    says="what the pass keeps and its peak, on the right GPU, with and without gradients, and an estimate on the CPU",
+    parameters=("model", "inputs", "grad"),
+    clauses=CLAUSES,
+    edges=EDGES,
+    possible=lambda scene: (
+        (scene.place, scene.ends) not in (("cuda:1", INPUTS), ("cpu beside GPUs", RAISES))
+        and (scene.ends in (SLICE, SAVED) or scene.grad == "True")
+    ),
+    play=play,
+    imports=[OPTIMIZERS],
+    hides=lambda scene: {RAISES: ("grad",)}.get(scene.ends, ("ends",) * (scene.grad == "False")),
+    errors={
+        "Expected a cuda device": "a model can be on the CPU beside a GPU: decide by inputs.device.type",
+        "NVIDIA driver": "without a GPU torch.cuda raises: decide by inputs.device.type, and count by hooks on the CPU",
+    },
+)
