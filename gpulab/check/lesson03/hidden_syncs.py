@@ -149,8 +149,9 @@ class Graphs:
 
     def _note(self, module: nn.Module, args: Any, out: Any) -> None:
         self.look()
-        mark = out.grad_fn.metadata["gpulab"] = Mark()
-        self.marks.append(weakref.ref(mark))
+        if out.grad_fn is not None:
+            mark = out.grad_fn.metadata["gpulab"] = Mark()
+            self.marks.append(weakref.ref(mark))
 
     def look(self) -> None:
         """The last graph may live: names of the loop still hold it."""

@@ -10,86 +10,49 @@ from typing import Any
 
 import torch
 
-from ...virtual.gpu import VirtualGPU
 from ..contract import Clause, Contract, Facts, Near
 from ..scenes import Scene
 from ..wording import as_float, is_finite, is_number
-from .common import CLOCK, QUEUE, Clocks, Waits, clocks_here, scope
+from .common import Clocks, clocks_here, scope
+
+QUEUE, CLOCK = "The launch queue", "A clock that tells the truth"
 
 EARLIER = 0.06  # seconds of work that is queued before the student's function is called
 WITHIN = 0.04  # who asks every half millisecond whether the GPU is done is late by so much
 _NOTHING = 1 / 1500  # a part of the right time: below it lies that of launches, above it the time in seconds
 # Of seven calls the first, the last and the middle one as taken are none that a statistic picks.
 _PLAIN, _TELLING = (1.25, 1.5, 3.2), (1.0, 1.9, 2.8, 6.0)
+OTHER_CLOCK = "a wrong time, by another clock than time.perf_counter"
 ONE, SIDE, SECOND = "ms of one call", "ms of one call in a side stream", "ms of one call on the second GPU"
 AFTER, WARM, MEDIAN = "ms of one call after earlier work", "ms of one call after a warm-up", "ms of the median call"
-CLAUSES = (
-    Clause(
-        "as a float",
-        ["what came back", "parts of a millisecond are kept"],
-        "what came back is not a float with its digits",
-        "return the median itself: neither a list, a tensor or a text, nor a number rounded to whole milliseconds",
-        CLOCK,
-    ),
-    Clause(
-        "The median time of `fn()` on the GPU, in milliseconds",
-        ["unit"],
-        "the time is in another unit",
-        "the host's clocks count seconds, and elapsed_time counts milliseconds",
-        CLOCK,
-    ),
-    Clause(
-        "A clock of the host, if one is read, is time.perf_counter",
-        ["a wrong time, by another clock than time.perf_counter"],
-        "the clock that was read is not fit for this",
-        "use time.perf_counter, or events",
-        CLOCK,
-    ),
-    Clause(
-        "A call's time is that of its own work, from its start on the GPU to its end",
-        [ONE],
-        "the time is not that of one call's work",
-        "the clock is started and stopped for each call, and stopped when the GPU is done",
-        QUEUE,
-    ),
-    Clause(
-        "queues work in the current stream of the current GPU",
-        ["the current GPU and stream stay", SIDE, SECOND],
-        "the time is another one where the work is in a side stream, or on another GPU",
-        "record() and torch.cuda.synchronize() without an argument mean the current stream and the current GPU",
-        CLOCK,
-    ),
-    Clause(
-        "nothing that was queued earlier",
-        [AFTER],
-        "with earlier work in the queue the time is another one",
-        "wait for the GPU before the clock starts, or mark the start in the stream, with an event",
-        CLOCK,
-    ),
-    Clause(
-        "how many calls are timed",
-        ["calls of fn"],
-        "fn was not called as often as it should be",
-        "with warm_up = 0 there are `repeats` calls",
-        CLOCK,
-    ),
-    Clause(
-        "how many calls go before them untimed",
-        ["calls of fn, with a warm-up", WARM],
-        "the warm-up is not what it should be",
-        "the warm-up comes on top of the repeats, and is as long as warm_up says; its calls are not timed, nor is what "
-        "is still queued of them",
-        CLOCK,
-    ),
-    Clause(
-        "The median time",
-        [MEDIAN],
-        "the time is not the median of the calls' times",
-        "each call is timed by itself: wait for the GPU before each start and before each end. The median is the "
-        "middle one of the sorted times",
-        CLOCK,
-    ),
-)
+CLAUSES = [
+    Clause(quote, facts, summary, rule, QUEUE if facts == [ONE] else CLOCK)
+    for quote, facts, summary, rule in (
+        ("as a float", ["what came back", "parts of a millisecond are kept"],
+         "what came back is not a float with its digits",
+         "return the median itself: neither a list, a tensor or a text, nor a number of whole milliseconds"),
+        ("The median time of `fn()` on the GPU, in milliseconds", ["unit"], "the time is in another unit",
+         "the host's clocks count seconds, and elapsed_time counts milliseconds"),
+        ("A clock of the host, if one is read, is time.perf_counter", [OTHER_CLOCK],
+         "the clock that was read is not fit for this", "use time.perf_counter, or events"),
+        ("A call's time is that of its own work, from its start on the GPU to its end", [ONE],
+         "the time is not that of one call's work",
+         "the clock is started and stopped for each call, and stopped when the GPU is done"),
+        ("queues work in the current stream of the current GPU", ["the current GPU and stream stay", SIDE, SECOND],
+         "the time is another one where the work is in a side stream, or on another GPU",
+         "record() and torch.cuda.synchronize() without an argument mean the current stream and the current GPU"),
+        ("nothing that was queued earlier", [AFTER], "with earlier work in the queue the time is another one",
+         "wait for the GPU before the clock starts, or mark the start in the stream, with an event"),
+        ("how many calls are timed", ["calls of fn"], "fn was not called as often as it should be",
+         "with warm_up = 0 there are `repeats` calls"),
+        ("how many calls go before them untimed", ["calls of fn, with a warm-up", WARM],
+         "the warm-up is not what it should be", "the warm-up comes on top of the repeats, and is as long as warm_up "
+         "says; its calls are not timed, nor is what is still queued of them"),
+        ("The median time", [MEDIAN], "the time is not the median of the calls' times",
+         "each call is timed by itself: wait for the GPU before each start and before each end. The median is the "
+         "middle one of the sorted times"),
+    )
+]  # fmt: skip
 EDGES = {
     "repeats": (1, 3, 7),
     "warm_up": (0, 1, 3),
@@ -100,73 +63,55 @@ EDGES = {
 }
 
 
-class Work:
-    """The `fn` that is timed: each call queues kernels in the current stream, together of the next of `seconds`."""
-
-    def __init__(self, gpu: VirtualGPU, seconds: list[float], scene: Scene) -> None:
-        self._gpu, self._seconds, self._scene = gpu, seconds, scene
-        self.calls, self.own_waits = 0, 0
-
-    def __call__(self) -> None:
-        seconds = self._seconds[min(self.calls, len(self._seconds) - 1)]
-        self.calls += 1
-        device = self._gpu.device(None)
-        for _ in range(self._scene.kernels):
-            device.timer.kernel(device.stream, seconds / self._scene.kernels, "work")
-        if self._scene.waits:
-            self.own_waits += 1
-            device.timer.synchronize(device.stream)
-
-
 class Run:
-    """One call of the student's function: what came back, and what was seen meanwhile."""
+    """One call of the student's function: what came back, and what was seen meanwhile.
+
+    Each call of `fn` queues kernels in the current stream, together of the next of `seconds`.
+    """
 
     def __init__(
         self, call: Callable[..., Any], scene: Scene, seconds: list[float], repeats: int, warm_up: int, earlier: float
     ) -> None:
-        before = clocks_here()
-        with scope(compute=False, count=2) as gpu:
-            work, device = Work(gpu, seconds, scene), gpu.device(scene.gpu)
-            timer, marks = device.timer, set[int]()
+        before, marks, self.calls, own_waits = clocks_here(), set[int](), 0, 0
+        with scope(compute=False, count=2) as gpu, gpu.timeline() as timeline:
+            device = gpu.device(scene.gpu)
             side = torch.cuda.Stream(scene.gpu) if scene.stream == "a side stream" else None
             number = side.stream_id if side else 0
             if earlier:
-                timer.kernel(number, earlier, "earlier work")
-            mark = timer.mark
+                device.timer.kernel(number, earlier, "earlier work")
+            mark = device.timer.mark
 
             def noted(stream: int) -> float:
                 marks.add(stream)
                 return mark(stream)
 
-            def timed(student: Callable[..., Any], *args: Any) -> Any:
+            def work() -> None:
+                nonlocal own_waits
+                takes, current = seconds[min(self.calls, len(seconds) - 1)], gpu.device(None)
+                self.calls += 1
+                for _ in range(scene.kernels):
+                    current.timer.kernel(current.stream, takes / scene.kernels, "work")
+                if scene.waits:
+                    own_waits += 1
+                    current.timer.synchronize(current.stream)
+
+            def timed(student: Any, fn: Any, repeats: Any, warm_up: Any) -> Any:
                 with ExitStack() as inside:
                     clocks = inside.enter_context(Clocks(student, before, gpu.clock))
                     if scene.gpu:
                         inside.enter_context(torch.cuda.device(scene.gpu))
                     if side is not None:
                         inside.enter_context(torch.cuda.stream(side))
-                    returned = student(*args)
+                    returned = student(fn, repeats, warm_up)
                     self.clocks, self.own_clock = clocks.used, clocks.own
                     self.stays = gpu.device(None) is device and device.stream == number
                     return returned
 
-            timer.mark = noted  # type: ignore[method-assign]
-            with Waits(gpu.clock) as waits:
-                self.got = call(work, repeats, warm_up, through=timed, explain=explain)
+            device.timer.mark = noted  # type: ignore[method-assign]
+            self.got = call(work, repeats, warm_up, through=timed)
+        waits = [span for span in timeline.spans if span.where == "host" and span.name.endswith("synchronize")]
         self.by_another_clock = bool(self.clocks) or not (marks or self.own_clock)  # as datetime's, which nobody sees
-        self.calls, self.waited, self.elsewhere = work.calls, len(waits) > work.own_waits, bool(marks - {number})
-
-
-def explain(error: str) -> str:
-    if "must be completed" in error:
-        return "elapsed_time was asked for before the GPU had come to the end event: end.synchronize() comes first"
-    if "enable_timing" in error:
-        return "an event that is to tell the time is made with torch.cuda.Event(enable_timing=True), both of them"
-    if "must be recorded" in error:
-        return "an event has no time before record() was called on it"
-    if "repeats" in error or "warm_up" in error:
-        return "fn takes no arguments: it is called as fn()"
-    return ""
+        self.waited, self.elsewhere = len(waits) > own_waits, bool(marks - {number})
 
 
 def play(call: Callable[..., Any], scene: Scene) -> Facts:
@@ -185,7 +130,7 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
     facts.add("unit", unit(run.got, one * 1e3), "milliseconds")
     if facts.hold():
         off = abs(float(run.got) - one * 1e3) > WITHIN * one * 1e3
-        facts.add("a wrong time, by another clock than time.perf_counter", off and run.by_another_clock, False)
+        facts.add(OTHER_CLOCK, off and run.by_another_clock, False)
     add_ms(facts, ONE, run.got, one)
 
     if scene.gpu or scene.stream == "a side stream":
@@ -249,4 +194,11 @@ EXERCISE = Contract(
     clauses=CLAUSES,
     edges=EDGES,
     play=play,
+    hides=lambda scene: ("warm_up",) if scene.waits else (),  # then nothing of it is still queued
+    errors={
+        "must be completed": "elapsed_time was asked for before the GPU had come to the end event: end.synchronize()",
+        "enable_timing": "an event that is to tell the time is made with torch.cuda.Event(enable_timing=True)",
+        "must be recorded": "an event has no time before record() was called on it",
+        "repeats": "fn takes no arguments: it is called as fn()",
+    },
 )

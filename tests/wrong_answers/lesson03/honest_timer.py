@@ -7,8 +7,6 @@ from time import perf_counter
 
 import torch
 
-import gpulab
-
 from ..bank import Bank
 from ..edits import add, change, drop, move, swap
 
@@ -27,25 +25,7 @@ HOST = (
 BEFORE, AFTER = "synchronize()  # before", "synchronize()  # after"
 WARM_UP = "    for _ in range(warm_up):\n        fn()\n"
 MEDIAN = "statistics.median(times)"
-# --- right ---------------------------------------------------------------------------------------------
-BANK.right(*HOST)
-BANK.right((*HOST, change(MEDIAN, "sorted(times)[len(times) // 2]")))
-BANK.right((*HOST, move(BEFORE, before="times = []")))
-BANK.right(change(MEDIAN, "__import__('numpy').median(times)"))
-BANK.right(change("start.record()", "start.record(torch.cuda.current_stream())"))
-BANK.right(add("__import__('time').time()", before="times = []"))
-
-
-@BANK.right
-def host_clock_by_name(fn, repeats, warm_up):
-    times = []
-    for _ in range(warm_up + repeats):
-        torch.accelerator.synchronize()
-        start = perf_counter()
-        fn()
-        torch.accelerator.synchronize()
-        times.append(perf_counter() - start)
-    return statistics.median(times[warm_up:]) * 1e3
+BANK.right((*HOST, change(MEDIAN, "__import__('numpy').median(times)")))
 
 
 @BANK.right
@@ -61,76 +41,23 @@ def all_marks_first(fn, repeats, warm_up):
     return torch.tensor([a.elapsed_time(b) for a, b in itertools.pairwise(marks)]).median().item()
 
 
-@BANK.right
-def nanoseconds(fn, repeats, warm_up):
-    def once():
-        torch.cuda.current_stream().synchronize()
-        start = time.perf_counter_ns()
-        fn()
-        torch.cuda.current_stream().synchronize()
-        return (time.perf_counter_ns() - start) / 1e6
-
-    return statistics.median([once() for _ in range(warm_up + repeats)][warm_up:])
-
-
-@BANK.right
-def asks_the_event_now_and_then(fn, repeats, warm_up):
-    for _ in range(warm_up):
-        fn()
-    times = []
-    for _ in range(repeats):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        fn()
-        end.record()
-        while not end.query():
-            time.sleep(0.01)
-        times.append(start.elapsed_time(end))
-    return statistics.median(times)
-
-
-@BANK.right
-def asks_the_stream_now_and_then(fn, repeats, warm_up):
-    def drain():
-        while not torch.cuda.current_stream().query():
-            time.sleep(0.0005)
-
-    times = []
-    for _ in range(warm_up + repeats):
-        drain()
-        start = time.perf_counter()
-        fn()
-        drain()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times[warm_up:]) * 1e3
-
-
-@BANK.right
-def with_the_courses_own(fn, repeats, warm_up):
-    return gpulab.timing.measure(fn, repeat=repeats, warm_up=warm_up).median_ms
-
-
-@BANK.right
-def takes_the_clock_as_a_default(fn, repeats, warm_up, clock=time.perf_counter, *, unit=1e3):
-    times = []
-    for _ in range(warm_up + repeats):
-        torch.cuda.synchronize()
-        start = clock()
-        fn()
-        torch.cuda.synchronize()
-        times.append((clock() - start) * unit)
-    return statistics.median(times[warm_up:])
-
-
 def with_a_clock(clock):
-    def has_the_clock_in_its_closure(fn, repeats, warm_up):
-        return takes_the_clock_as_a_default(fn, repeats, warm_up, clock)
+    def has_a_clock_in_its_closure_and_its_defaults(fn, repeats, warm_up, mine=perf_counter, *, unit=1e3):
+        times = []
+        for _ in range(warm_up + repeats):
+            torch.accelerator.synchronize()
+            start = mine(), clock(), perf_counter()
+            fn()
+            while not torch.cuda.current_stream().query():
+                time.sleep(0.0005)
+            ends = mine(), clock(), perf_counter()
+            times.append(statistics.mean(end - begin for begin, end in zip(start, ends, strict=True)) * unit)
+        return statistics.median(times[warm_up:])
 
-    return has_the_clock_in_its_closure
+    return has_a_clock_in_its_closure_and_its_defaults
 
 
 BANK.right(with_a_clock(time.perf_counter))
-
 # --- wrong: when the clock stops -----------------------------------------------------------------------
 BANK.mistakes(
     ("the time is that of the launch: nothing waits for the GPU",
