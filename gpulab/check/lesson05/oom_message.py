@@ -37,8 +37,7 @@ CAUSES = {  # by the remedy: where it is the right one, and the row of the table
 }
 RESERVE = (
     " This allocation exceeds the expandable-segment reserve of 2.00 GiB for this stream, and a single allocation"
-    " cannot span expandable segments. Raise PYTORCH_CUDA_ALLOC_CONF expandable_segments_reserve or"
-    " expandable_segments_reserve_by_class (or unset it) so that a segment is at least 3.00 GiB for it."
+    " cannot span expandable segments."
 )
 
 

@@ -108,7 +108,6 @@ BANK.mistakes(
     ("the GPU's random numbers have moved on",
      "dropout on the GPU draws from the GPU's generator: fork_rng() without devices= keeps those of all GPUs",
      change(FORK, "torch.random.fork_rng(devices=[])")),
-    ("the model's mode is changed", "train() and eval() last beyond the search", add("model.eval()", before=RETURN)),
     ("the search leaves tensors on the GPU",
      "a copy, an exception kept in a variable, or the last attempt's loss: whatever holds a reference",
      add("globals()['kept'] = torch.ones(100, device='cuda')", before=RETURN)),
