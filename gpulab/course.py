@@ -64,7 +64,7 @@ LESSONS: tuple[Lesson, ...] = (
         "out_of_memory",
         "From OutOfMemoryError to a running job",
         70,
-        checks=("batch_search", "memory_leak", "oom_message"),
+        checks=("memory_leak", "oom_message", "batch_search"),
         questions=5,
     ),
     Lesson(

@@ -764,7 +764,7 @@ print(f"the largest power of two, {power:,}, leaves {1 - power / largest:.0%} of
 # **longest**), and others use the GPU.
 #
 # A search must also clean up. Its steps move the weights, fill the optimizer's state, and advance BatchNorm's averages
-# and the random numbers. Exercise 1 asks for all of it. Or plan it on shapes, and touch nothing:
+# and the random numbers. Exercise 3 asks for all of it. Or plan it on shapes, and touch nothing:
 
 # %% search-plan
 def build(batch):
@@ -1096,8 +1096,8 @@ gpulab.quiz(5)
 # %% next [markdown]
 # ## What next
 #
-# The [exercises](../exercises/05_out_of_memory.ipynb): a batch search that leaves nothing behind, a leaking loop, and a
-# reader of messages. Then lesson 06 has the remedies that cost something: [the map of the course](00_start_here.ipynb).
+# The [exercises](../exercises/05_out_of_memory.ipynb): a leaking loop, a reader of messages, and a
+# batch search that leaves nothing behind. Then lesson 06 has the remedies that cost something: [the map of the course](00_start_here.ipynb).
 #
 # ## References
 #

@@ -20,107 +20,8 @@ import gpulab
 gpu = gpulab.setup()
 device = gpu.device
 
-# %% search-text [markdown]
-# ## 1 · The largest batch, and nothing left behind
-#
-# **Build** a search for the largest batch with which training fits. **Why:** everybody needs one, and most home-made
-# ones find too little, find too much, or change the model on the way.
-#
-# 25 minutes · difficulty ●●●
-#
-# A batch *fits* when two whole training steps with it run: `zero_grad`, forward, `backward`, `step`, and again. Each
-# attempt should find the GPU as a fresh program would.
-
-# %% largest_batch tags=["solution"]
-def largest_batch(model, optimizer, loss_of, most):
-    """The largest batch size from 1 to `most` with which training fits on the GPU; 0 if not even 1 does.
-
-    model      an nn.Module on the GPU, in training mode, with BatchNorm and dropout; its gradients are None
-    optimizer  over its parameters; it may or may not have its state already
-    loss_of    loss_of(batch) draws a batch of so many samples, runs the model, and returns the loss, a 0-dim tensor.
-               It raises torch.OutOfMemoryError where there is no room; other errors are not yours to catch
-    most       at least 1
-
-    An attempt may be slow: halve the interval, do not walk it. Afterwards all is as it was: parameters, buffers, the
-    optimizer's state, no gradients, the random generators of CPU and GPU, and the memory that live tensors take.
-    """
-    # TODO: keep what an attempt changes, on the host; bisect; put everything back
-    ### BEGIN SOLUTION
-    def to_host(value):
-        if isinstance(value, torch.Tensor):
-            return value.detach().to("cpu", copy=True)
-        if isinstance(value, dict):
-            return {key: to_host(item) for key, item in value.items()}
-        return [to_host(item) for item in value] if isinstance(value, list) else value
-
-    weights, state = to_host(model.state_dict()), to_host(optimizer.state_dict())
-
-    def fits(batch):
-        torch.cuda.empty_cache()  # or segments of a larger attempt take the room of this one
-        try:
-            for _ in range(2):
-                optimizer.zero_grad()
-                loss_of(batch).backward()
-                optimizer.step()
-            return True
-        except torch.OutOfMemoryError:
-            return False  # and leave: within this block the failed attempt is alive
-
-    low, high = 0, most + 1
-    with torch.random.fork_rng():
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if fits(middle) else (low, middle)
-            optimizer.zero_grad()
-            optimizer.load_state_dict(copy.deepcopy(state))  # its step counts are used as they are, not copied
-            model.load_state_dict(weights)
-    torch.cuda.empty_cache()
-    return low
-    ### END SOLUTION
-
-# %% check-search tags=["check"]
-gpulab.check.batch_search(largest_batch)
-
-# %% search-hints [markdown]
-# <details><summary>Hint 1</summary>
-#
-# Begin with `low = 0`, which needs no attempt, and `high = most + 1`, which cannot be the answer. Write a function
-# `fits(batch)` that returns True or False, and do nothing in its `except` block but return.
-#
-# </details>
-# <details><summary>Hint 2</summary>
-#
-# `model.state_dict()` has parameters *and* buffers, `optimizer.state_dict()` the moments. Their tensors are the live
-# ones: a copy must be made, and a copy on the GPU takes room from the attempts.
-#
-# </details>
-# <details><summary>Hint 3</summary>
-#
-# Three calls that are easy to miss: `torch.cuda.empty_cache()` before each attempt, `torch.random.fork_rng()` around all
-# of them, `optimizer.zero_grad()` after the last one, whether it failed or not. If you load your copy of the optimizer's
-# state more than once, load a copy of the copy: `load_state_dict` takes over Adam's step counts as they are, and the
-# next step counts on in yours.
-#
-# </details>
-
-# %% search-try tags=["needs-answer"]
-def make_job(width=64):
-    torch.manual_seed(0)
-    layers = [layer for _ in range(6) for layer in (nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU())]
-    model = nn.Sequential(*layers).to(device)
-    return model, torch.optim.Adam(model.parameters()), lambda n: model(torch.randn(n, width, device=device)).mean()
-
-
-total = torch.cuda.get_device_properties(device).total_memory
-torch.cuda.set_per_process_memory_fraction(128 * 2**20 / total, device)  # a small GPU: 128 MiB
-try:
-    found = largest_batch(*make_job(), 2**16)
-finally:
-    torch.cuda.set_per_process_memory_fraction(1.0, device)
-print(f"in 128 MiB: batch {found:,} ({gpu.numbers})")
-
 # %% leak-text [markdown]
-# ## 2 · Find the leak
+# ## 1 · Find the leak
 #
 # **Repair** the loop below, so that it returns the same and its memory does not grow. **Why:** these are leaks that
 # train well for an hour.
@@ -162,7 +63,7 @@ def make_batches(count):
 
 
 held_out = torch.randn(384, 256, device=device), torch.randn(384, 64, device=device)
-kept = train_leaky(network, torch.optim.SGD(network.parameters(), lr=0.1), make_batches(6), held_out)
+train_leaky(network, torch.optim.SGD(network.parameters(), lr=0.1), make_batches(6), held_out)
 print(f"a step leaves {(live[5] - live[2]) // 3:,} bytes more ({gpu.numbers})")
 
 # %% train tags=["solution"]
@@ -221,7 +122,7 @@ gpulab.check.memory_leak(train)
 # </details>
 
 # %% message-text [markdown]
-# ## 3 · Read the message
+# ## 2 · Read the message
 #
 # **Build** a reader of out-of-memory messages: the figures in bytes, and the remedy that they call for. **Why:** most
 # answers to “I get this error, what now?” stand in the error.
@@ -336,6 +237,105 @@ with gpulab.VirtualGPU("T4", compute=False):
         read = read_oom(str(error))
 smallest, largest = read["tensor"]
 print(f"the tensor has {smallest / 2**20:.0f} to {largest / 2**20:.0f} MiB (virtual); remedy: {read['remedy']}")
+
+# %% search-text [markdown]
+# ## 3 · The largest batch, and nothing left behind
+#
+# **Build** a search for the largest batch with which training fits. **Why:** everybody needs one, and most home-made
+# ones find too little, find too much, or change the model on the way.
+#
+# 25 minutes · difficulty ●●●
+#
+# A batch *fits* when two whole training steps with it run: `zero_grad`, forward, `backward`, `step`, and again. Each
+# attempt should find the GPU as a fresh program would.
+
+# %% largest_batch tags=["solution"]
+def largest_batch(model, optimizer, loss_of, most):
+    """The largest batch size from 1 to `most` with which training fits on the GPU; 0 if not even 1 does.
+
+    model      an nn.Module on the GPU, in training mode, with BatchNorm and dropout; its gradients are None
+    optimizer  over its parameters; it may or may not have its state already
+    loss_of    loss_of(batch) draws a batch of so many samples, runs the model, and returns the loss, a 0-dim tensor.
+               It raises torch.OutOfMemoryError where there is no room; other errors are not yours to catch
+    most       at least 1
+
+    An attempt may be slow: halve the interval, do not walk it. Afterwards all is as it was: parameters, buffers, the
+    optimizer's state, no gradients, the random generators of CPU and GPU, and the memory that live tensors take.
+    """
+    # TODO: keep what an attempt changes, on the host; bisect; put everything back
+    ### BEGIN SOLUTION
+    def to_host(value):
+        if isinstance(value, torch.Tensor):
+            return value.detach().to("cpu", copy=True)
+        if isinstance(value, dict):
+            return {key: to_host(item) for key, item in value.items()}
+        return [to_host(item) for item in value] if isinstance(value, list) else value
+
+    weights, state = to_host(model.state_dict()), to_host(optimizer.state_dict())
+
+    def fits(batch):
+        torch.cuda.empty_cache()  # or segments of a larger attempt take the room of this one
+        try:
+            for _ in range(2):
+                optimizer.zero_grad()
+                loss_of(batch).backward()
+                optimizer.step()
+            return True
+        except torch.OutOfMemoryError:
+            return False  # and leave: within this block the failed attempt is alive
+
+    low, high = 0, most + 1
+    with torch.random.fork_rng():
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
+            optimizer.zero_grad()
+            optimizer.load_state_dict(copy.deepcopy(state))  # its step counts are used as they are, not copied
+            model.load_state_dict(weights)
+    torch.cuda.empty_cache()
+    return low
+    ### END SOLUTION
+
+# %% check-search tags=["check"]
+gpulab.check.batch_search(largest_batch)
+
+# %% search-hints [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Begin with `low = 0`, which needs no attempt, and `high = most + 1`, which cannot be the answer. Write a function
+# `fits(batch)` that returns True or False, and do nothing in its `except` block but return.
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# `model.state_dict()` has parameters *and* buffers, `optimizer.state_dict()` the moments. Their tensors are the live
+# ones: a copy must be made, and a copy on the GPU takes room from the attempts.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# Three calls that are easy to miss: `torch.cuda.empty_cache()` before each attempt, `torch.random.fork_rng()` around all
+# of them, `optimizer.zero_grad()` after the last one, whether it failed or not. If you load your copy of the optimizer's
+# state more than once, load a copy of the copy: `load_state_dict` takes over Adam's step counts as they are, and the
+# next step counts on in yours.
+#
+# </details>
+
+# %% search-try tags=["needs-answer"]
+def make_job(width=64):
+    torch.manual_seed(0)
+    layers = [layer for _ in range(6) for layer in (nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU())]
+    model = nn.Sequential(*layers).to(device)
+    return model, torch.optim.Adam(model.parameters()), lambda n: model(torch.randn(n, width, device=device)).mean()
+
+
+total = torch.cuda.get_device_properties(device).total_memory
+torch.cuda.set_per_process_memory_fraction(128 * 2**20 / total, device)  # a small GPU: 128 MiB
+try:
+    found = largest_batch(*make_job(), 2**16)
+finally:
+    torch.cuda.set_per_process_memory_fraction(1.0, device)
+print(f"in 128 MiB: batch {found:,} ({gpu.numbers})")
 
 # %% done [markdown]
 # ## Done?
