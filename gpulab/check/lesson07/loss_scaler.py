@@ -1,4 +1,4 @@
-"""The check of a loss scaler: a student's class and torch.amp.GradScaler through the same iterations."""
+"""Exercise 07.3, "a loss scaler of your own": a student's class and PyTorch's through the same iterations."""
 
 from __future__ import annotations
 
@@ -6,98 +6,56 @@ import inspect
 import itertools
 import math
 import random
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from ..audit import Kind
 from ..base import OPTIMIZERS, Trial
 from ..contract import Clause, Contract, Facts, Near
 from ..measure import virtual_gpu
 from ..scenes import Scene
 from ..wording import as_float, is_number, show
-from .sections import ORDER, SCALER
 
+SCALER, ORDER = "Gradients that vanish, and the scaler", "The order: unscale, clip, step, update"
 METHODS = ("scale", "unscale_", "step", "update", "get_scale")
-WANTED = "a class with the methods " + ", ".join(METHODS)
 SHAPES = ((3,), (2, 2), (), (2,))  # of the parameters; the last is the one that may have no gradient
-ITERATIONS = 7
 LARGE = (2e38, 2e38, 2e38, 1e25, 1e25, 0.0, 0.0)  # scaled gradients that overflow when squared, or when added up
-CLAUSES = (
-    Clause(
-        "LossScaler(init_scale, growth_factor, backoff_factor, growth_interval), then in every iteration:",
-        ["methods that are missing"],
-        "the class lacks a method",
-        "what it is called with its four numbers for is an object with all five methods",
-        SCALER,
-    ),
-    Clause(
-        "returns the loss times the scale, with its graph",
-        ["what scale(loss) returns", "first scale", "gradient through scale(loss)"],
-        "scale(loss) is not the loss times the scale, with its graph",
-        "multiply the loss itself; item(), detach() and torch.tensor() make a number without a graph",
-        SCALER,
-    ),
-    Clause(
-        "divides the gradients of all the optimizer's parameters by the scale",
-        ["gradients after unscale_"],
-        "unscale_ does not leave the true gradients in .grad",
-        "clipping comes between unscale_ and step, so unscale_ must divide at once",
-        ORDER,
-    ),
-    Clause(
-        "by the scale, in place",
-        ["gradients after unscale_, in the caller's tensors"],
-        "unscale_ does not divide in place",
-        "p.grad = p.grad / scale makes a new tensor, and what holds the old one keeps scaled numbers: p.grad.div_(...) "
-        "or mul_",
-        ORDER,
-    ),
-    Clause(
-        "a parameter may have no gradient (.grad is None), and keeps none",
-        ["gradients made where there were none"],
-        "a parameter that had no gradient has one",
-        "momentum and weight decay move what has a gradient, zeros too: pass over it",
-        ORDER,
-    ),
-    Clause(
-        "then optimizer.step(), unless an inf or NaN was found",
-        ["steps of the optimizer after inf or NaN", "steps of the optimizer in good iterations"],
-        "the optimizer does not step once in every good iteration, and in no other",
-        "what unscale_ notes holds until update() ends the iteration",
-        SCALER,
-    ),
-    Clause(
-        "calls unscale_ unless that was done since the last update",
-        ["gradients at the optimizer's steps", "weights at the end", "gradients gone after step()"],
-        "the optimizer steps with other gradients than the true ones",
-        "divided once: by unscale_ where the caller calls it, and then changed by nobody but the caller; else in step",
-        ORDER,
-    ),
-    Clause(
-        "after inf or NaN: multiplies the scale by backoff_factor",
-        ["factors on the scale after inf or NaN"],
-        "an inf or NaN does not multiply the scale by backoff_factor",
-        read=SCALER,
-    ),
-    Clause(
-        "After growth_interval good iterations in a row: by growth_factor, and counts anew",
-        ["factors on the scale after good iterations"],
-        "the scale does not grow after growth_interval good iterations in a row, and only then",
-        "the count begins anew after growth and after an overflow; a good iteration that was taken for a bad one "
-        "lowers the scale",
-        SCALER,
-    ),
-    Clause(
-        "get_scale() the scale, a float",
-        ["get_scale()", "get_scale() before update()"],
-        "get_scale() is not the scale, as a float",
-        read=SCALER,
-    ),
-)
+CLAUSES = [
+    Clause(quote, facts, summary, rule, read)
+    for facts, quote, read, summary, rule in (
+        (["methods that are missing"],
+         "LossScaler(init_scale, growth_factor, backoff_factor, growth_interval), then in every iteration:", SCALER,
+         "the class lacks a method", "called with its four numbers it makes an object with all five methods"),
+        (["what scale(loss) returns", "first scale", "gradient through scale(loss)"],
+         "returns the loss times the scale, with its graph", SCALER,
+         "scale(loss) is not the loss times the scale, with its graph", ""),
+        (["steps of the optimizer after inf or NaN", "steps of the optimizer after good iterations"],
+         "then optimizer.step(), unless an inf or NaN was found", SCALER,
+         "the optimizer does not step once in every good iteration, and in no other",
+         "what unscale_ notes holds until update() ends the iteration"),
+        (["factors on the scale after inf or NaN"], "after inf or NaN: multiplies the scale by backoff_factor", SCALER,
+         "an inf or NaN does not multiply the scale by backoff_factor", ""),
+        (["factors on the scale after good iterations"],
+         "After growth_interval good iterations in a row: by growth_factor, and counts anew", SCALER,
+         "the scale does not grow after growth_interval good iterations in a row, and only then", ""),
+        (["gradients after unscale_"], "divides the gradients of all the optimizer's parameters by the scale", ORDER,
+         "unscale_ does not leave the true gradients in .grad", ""),
+        (["gradients after unscale_, in the caller's tensors"], "by the scale, in place", ORDER,
+         "unscale_ does not divide in place", "what holds the old tensor sees the true gradient too"),
+        (["gradients made where there were none"],
+         "a parameter may have no gradient (.grad is None), and keeps none", ORDER,
+         "a parameter that had no gradient has one", "momentum and weight decay move what has a gradient, zeros too"),
+        (["gradients at the optimizer's steps", "weights at the end", "gradients gone after step()"],
+         "calls unscale_ unless that was done since the last update", ORDER,
+         "the optimizer steps with other gradients than the true ones",
+         "divided once; and what the caller makes of them after unscale_ is what it steps with"),
+        (["get_scale()", "get_scale() before update()"], "get_scale() the scale, a float", SCALER,
+         "get_scale() is not the scale, as a float", "from one update() to the next it stays"),
+    )
+]  # fmt: skip
 EDGES = {
     "bad": ("none", "first", "middle", "last two"),  # iterations with an inf or NaN
     "value": (math.inf, -math.inf, math.nan),
@@ -109,158 +67,127 @@ EDGES = {
     "missing": (True, False),  # gradients
     "device": ("cuda:1", "cpu"),
 }
-MAY_CHANGE: dict[str, Iterable[Kind]] = {"optimizer": {"parameters", "grad"}}
+NO_GRADIENT = "a parameter that was not used has no gradient: its .grad is None, and is passed over"
+ARGUMENTS = "__init__ takes (init_scale, growth_factor, backoff_factor, growth_interval), in this order"
+ERRORS = {
+    "positional argument": ARGUMENTS, "unexpected keyword": ARGUMENTS,
+    "'NoneType'": NO_GRADIENT, "not NoneType": NO_GRADIENT,
+    "leaf Variable that requires grad": "gradients are changed under torch.no_grad(), and with p.grad, not p",
+}  # fmt: skip
 
 
-def possible(scene: Scene) -> bool:
-    """Without inf or NaN there is no place of it."""
-    return scene.bad != "none" or bool(scene.value == math.inf and scene.where == 0)
-
-
-class Recorder(torch.optim.SGD):
-    """SGD that keeps the whole gradient at each of its steps."""
-
-    def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
-        super().__init__([{"params": parameters[:2]}, {"params": parameters[2:]}], lr=0.5)
-        self.all, self.gradients = parameters, list[torch.Tensor]()
-
-    def step(self, closure: Any = None) -> Any:
-        self.gradients.append(flat([p.grad for p in self.all]))
-        return super().step(closure)
-
-
-def run(make: Callable[..., Any], loss: torch.Tensor, job: SimpleNamespace) -> None:
-    """Take a scaler through a job, as a training loop would; the job's lists fill up on the way."""
-    scaler, optimizer = make(*job.options), job.optimizer
-    job.missing = [name for name in METHODS if not callable(getattr(scaler, name, None))]
-    if job.missing:
-        return
-    for gradients, times_scale, unscale in job.iterations:
+def run(make: Any, loss: torch.Tensor, optimizer: Any, iterations: Sequence[Any], options: Sequence[Any]) -> Any:
+    """What is seen of a scaler that is taken through these iterations, as in a training loop."""
+    seen = defaultdict[str, list[Any]](list)
+    scaler = make(*options)
+    make(2.0, 7.0, 0.125, 2)  # another one that lives meanwhile
+    seen["missing"] = [name for name in METHODS if not callable(getattr(scaler, name, None))]
+    if seen["missing"]:
+        return seen
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    hook = optimizer.register_step_pre_hook(lambda *_: seen["stepped"].append(flat([p.grad for p in parameters])))
+    for gradients, times_scale, unscale in iterations:
         out = scaler.scale(loss)
         if not isinstance(out, torch.Tensor) or out.numel() != 1:
-            job.returned = show(out, 40)
-            return
-        if not job.scales:
-            job.slope = float(torch.autograd.grad(out.sum(), loss)[0]) if out.requires_grad else 0.0
-        job.scales.append(float(out.detach()) / float(loss.detach()))
-        for p, g in zip(optimizer.all, gradients, strict=True):
-            p.grad = None if g is None else (g * job.scales[-1] if times_scale else g.clone())
+            seen["returned"] = [show(out, 40)]
+            break
+        seen["slopes"].append(float(torch.autograd.grad(out.sum(), loss)[0]) if out.requires_grad else 0.0)
+        seen["scales"].append(float(out.detach()) / float(loss.detach()))
+        for p, g in zip(parameters, gradients, strict=True):
+            p.grad = None if g is None else (g * seen["scales"][-1] if times_scale else g.clone()).to(p.device)
         if unscale:
-            held = [p.grad for p in optimizer.all]
+            held = [p.grad for p in parameters]
             scaler.unscale_(optimizer)
-            job.unscaled.append(flat([p.grad for p in optimizer.all]))
-            job.held.append(flat(held))
-            for p in optimizer.all:  # as clipping does, which makes inf finite where it is by value
+            seen["unscaled"].append(flat([p.grad for p in parameters]))
+            seen["held"].append(flat(held))
+            for p in parameters:  # as clipping does, which makes inf finite where it is by value
                 p.grad = None if p.grad is None else p.grad.mul_(0.5).clamp_(-3e38, 3e38)
-        before, given = len(optimizer.gradients), [p for p in optimizer.all if p.grad is not None]
+        before, given = len(seen["stepped"]), [p for p in parameters if p.grad is not None]
         scaler.step(optimizer)
-        job.gone += [p.grad is None or not bool(p.grad.any()) for p in given]
-        job.steps.append(len(optimizer.gradients) - before)
-        job.made += [p.grad is not None for p, g in zip(optimizer.all, gradients, strict=True) if g is None]
-        job.said_before.append(scaler.get_scale())
+        seen["gone"] += [p.grad is None or not bool(p.grad.any()) for p in given]
+        seen["steps"].append(len(seen["stepped"]) - before)
+        seen["made"] += [p.grad is not None for p, g in zip(parameters, gradients, strict=True) if g is None]
+        seen["said before"].append(scaler.get_scale())
         scaler.update()
-        job.said.append(scaler.get_scale())
-    job.scales.append(float(scaler.scale(loss).detach()) / float(loss.detach()))
-
-
-def new_job(scene: Scene, iterations: list[Any], device: str) -> SimpleNamespace:
-    growth, backoff = scene.factors
-    parameters = [torch.nn.Parameter(torch.ones(shape, device=device)) for shape in SHAPES]
-    moved = [([None if g is None else g.to(device) for g in gradients], *how) for gradients, *how in iterations]
-    names = "scales", "said", "said_before", "unscaled", "held", "steps", "made", "gone", "missing"
-    lists: dict[str, Any] = {name: [] for name in names}
-    return SimpleNamespace(
-        **lists,
-        iterations=moved,
-        optimizer=Recorder(parameters),
-        options=(scene.first, growth, backoff, scene.interval),
-        returned="a tensor",
-        slope=0.0,
-    )
+        seen["said"].append(scaler.get_scale())
+    else:
+        seen["scales"].append(float(scaler.scale(loss).detach()) / float(loss.detach()))
+    seen["weights"] = [flat(parameters)]
+    hook.remove()
+    return seen
 
 
 def draw(scene: Scene) -> tuple[list[Any], list[bool]]:
     """Of each iteration the gradients, whether they are still to be scaled, and whether the caller unscales them; and
     which have an inf or NaN."""
-    at = {"first": [0], "middle": [random.choice((2, 4))], "last two": [5, 6]}.get(scene.bad, [])
+    at = {"first": [0], "middle": [2], "last two": [5, 6]}.get(scene.bad, [])
     iterations = []
-    for i in range(ITERATIONS):
-        gradients: list[Any] = [torch.randn(shape) + 2.0 for shape in SHAPES]
-        large = LARGE[i] if scene.bad == "none" else 0.0  # divided by less than 1 they overflow
-        if large:
-            gradients = [torch.full(shape, large) for shape in SHAPES]
+    for i, size in enumerate(LARGE):
+        large = size if scene.bad == "none" else 0.0  # divided by less than 1 they overflow
+        gradients: list[Any] = [torch.full(shape, large) if large else torch.randn(shape) + 2.0 for shape in SHAPES]
         if i in at:
             flattened = gradients[scene.where].view(-1)
             flattened[random.randrange(len(flattened))] = scene.value
         if scene.missing and i % 2 == 0:
             gradients[-1] = None
-        unscale = scene.unscale == "always" or (scene.unscale == "in turn" and i % 2 == 1)
+        unscale = {"always": True, "in turn": i % 2 == 1}.get(scene.unscale, False)
         iterations.append((gradients, not large, unscale))
-    return iterations, [i in at for i in range(ITERATIONS)]
+    return iterations, [i in at for i in range(len(LARGE))]
 
 
 def play(call: Callable[..., Any], scene: Scene) -> Facts:
     with virtual_gpu(count=2):
         iterations, bad = draw(scene)
-        job, like = (new_job(scene, iterations, device) for device in (scene.device, "cpu"))
-        run(partial(torch.amp.GradScaler, "cpu"), new_loss("cpu"), like)
-        options: dict[str, Any] = {"besides": {"optimizer": job.optimizer}, "who": "your class", "explain": explain}
-        call(new_loss(scene.device), job, may_change=MAY_CHANGE, **options)
+
+        def given(device: str) -> tuple[Any, ...]:
+            """A loss of 6 that is no leaf, so that it can be changed in place; and the rest."""
+            loss = torch.tensor(3.0, device=device, requires_grad=True) * 2
+            p = [torch.nn.Parameter(torch.ones(shape, device=device)) for shape in SHAPES]
+            optimizer = torch.optim.SGD([{"params": p[:2]}, {"params": p[2:]}], lr=0.5)
+            return loss, optimizer, iterations, (scene.first, *scene.factors, scene.interval)
+
+        like = run(partial(torch.amp.GradScaler, "cpu"), *given("cpu"))
+        seen = call(*given(scene.device), may_change={"optimizer": {"parameters", "grad"}}, who="your class")
         where = f"{show(scene.value)} in the {scene.bad}" if any(bad) else "finite gradients of many sizes"
         interval = f"growth_interval {scene.interval}, a first scale of {scene.first:,.0f}"
-        facts = Facts(f"{ITERATIONS} iterations, {where}, {interval}, unscale_ {scene.unscale} by the caller")
-        compare(facts, job, like, bad)
+        facts = Facts(f"{len(bad)} iterations, {where}, {interval}, unscale_ {scene.unscale} by the caller")
+        compare(facts, seen, like, bad)
         return facts
 
 
-def compare(facts: Facts, job: SimpleNamespace, like: SimpleNamespace, bad: list[bool]) -> None:
-    """The facts of `job`, the student's, with those wanted, GradScaler's; in each group those that make sense."""
-    facts.add("methods that are missing", job.missing, [])
+def compare(facts: Facts, seen: Any, like: Any, bad: Sequence[bool]) -> None:
+    """The facts of what was `seen`, with those wanted, GradScaler's; in each group those that make sense."""
+    facts.add("methods that are missing", seen["missing"], [])
+    if not seen["missing"]:
+        facts.add("what scale(loss) returns", seen["returned"] or ["a tensor"], ["a tensor"])
     if not facts.hold():
         return
-    facts.add("what scale(loss) returns", job.returned, "a tensor")
+    facts.add("first scale", seen["scales"][0], Near(like["scales"][0], 1e-5))
+    facts.add("gradient through scale(loss)", seen["slopes"][0], Near(like["slopes"][0], 1e-5))
     if not facts.hold():
         return
-    facts.add("first scale", job.scales[0], Near(like.scales[0], 1e-5))
-    facts.add("gradient through scale(loss)", job.slope, Near(like.slope, 1e-5))
-    if not facts.hold():
-        return
-    good = [not b for b in bad]
-    finite = [i for i, (*_, unscale) in enumerate(like.iterations) if unscale]  # those of which `unscaled` tells
-    finite = [i for i, at in enumerate(finite) if good[at]]
-    names = "gradients after unscale_", "gradients after unscale_, in the caller's tensors"
-    if finite:
-        wanted = torch.cat([like.unscaled[i] for i in finite])
-        facts.add(names[0], torch.cat([job.unscaled[i] for i in finite]), Near(wanted, 1e-4))
-        if facts.hold():
-            facts.add(names[1], torch.cat([job.held[i] for i in finite]), Near(wanted, 1e-4))
-    facts.add("gradients made where there were none", sum(job.made), 0)
-    for name, of in (("after inf or NaN", bad), ("in good iterations", good)):
-        if any(of):
-            facts.add(f"steps of the optimizer {name}", pick(job.steps, of), pick(like.steps, of))
-    facts.seen["the weights stay finite"] = all(bool(p.isfinite().all()) for p in job.optimizer.all)
-    if job.steps == like.steps and like.optimizer.gradients:
-        stepped, wanted = torch.cat(job.optimizer.gradients), torch.cat(like.optimizer.gradients)
-        facts.add("gradients at the optimizer's steps", stepped, Near(wanted, 1e-4))
-        if facts.hold():
-            ends = [flat([p.detach() for p in one.optimizer.all]) for one in (job, like)]
-            facts.add("weights at the end", ends[0], Near(ends[1], 1e-4))
-        if facts.hold():
-            facts.add("gradients gone after step()", sum(job.gone), 0)
-    factors, right = ([b / a if a else math.nan for a, b in itertools.pairwise(s)] for s in (job.scales, like.scales))
-    for name, of in (("after inf or NaN", bad), ("after good iterations", good)):
-        if any(of):
-            facts.add(f"factors on the scale {name}", pick(factors, of), Near(pick(right, of), 1e-5))
-    said, before = (
-        [as_float(s) if is_number(s) else show(s, 40) for s in each] for each in (job.said, job.said_before)
-    )
-    facts.add("get_scale()", said, Near(job.scales[1:], 1e-5))
-    facts.add("get_scale() before update()", before, Near(job.scales[:-1], 1e-5))
-
-
-def new_loss(device: str) -> torch.Tensor:
-    """A loss of 6 that is no leaf, so that it can be changed in place."""
-    return torch.tensor(3.0, device=device, requires_grad=True) * 2
+    kinds = [(name, of) for name, of in (("inf or NaN", bad), ("good iterations", [not b for b in bad])) if any(of)]
+    for name, of in kinds:
+        facts.add(f"steps of the optimizer after {name}", pick(seen["steps"], of), pick(like["steps"], of))
+    factors, right = ([b / a if a else math.nan for a, b in itertools.pairwise(one["scales"])] for one in (seen, like))
+    for name, of in kinds:
+        facts.add(f"factors on the scale after {name}", pick(factors, of), Near(pick(right, of), 1e-5))
+    facts.add("gradients made where there were none", sum(seen["made"]), 0)
+    facts.seen["the weights stay finite"] = bool(seen["weights"][0].isfinite().all())
+    names = {"unscaled": "gradients after unscale_", "held": "gradients after unscale_, in the caller's tensors"}
+    names |= {"stepped": "gradients at the optimizer's steps", "weights": "weights at the end"}
+    for key, name in names.items():  # inf and NaN aside
+        if like[key] and facts.hold():
+            got, wanted = (torch.cat(one[key]).nan_to_num(0.0, 0.0, 0.0) for one in (seen, like))
+            facts.add(name, got, Near(wanted, 1e-4))
+    if facts.hold():
+        facts.add("gradients gone after step()", sum(seen["gone"]), 0)
+    for name, key, scales in (
+        ("get_scale()", "said", seen["scales"][1:]),
+        ("get_scale() before update()", "said before", seen["scales"][:-1]),
+    ):
+        said = [as_float(value) if is_number(value) else show(value, 40) for value in seen[key]]
+        facts.add(name, said, Near(scales, 1e-5))
 
 
 def flat(tensors: Iterable[torch.Tensor | None]) -> torch.Tensor:
@@ -269,7 +196,7 @@ def flat(tensors: Iterable[torch.Tensor | None]) -> torch.Tensor:
     return torch.cat([(torch.zeros(s) if t is None else t).detach().double().flatten().cpu() for t, s in pairs])
 
 
-def pick(values: list[Any], of: list[bool]) -> list[Any]:
+def pick(values: Sequence[Any], of: Sequence[bool]) -> list[Any]:
     return [value for value, wanted in zip(values, of, strict=True) if wanted]
 
 
@@ -278,21 +205,11 @@ def accept(student: Any, trial: Trial) -> Callable[..., Any]:
     trial.expect(
         callable(student) and (inspect.isclass(student) or not all(hasattr(student, name) for name in METHODS)),
         "this is not a class",
-        expected=WANTED,
+        expected=f"a class with the methods {', '.join(METHODS)}",
         got=show(student),
         likely="an object came: pass the class itself, without calling it",
     )
     return partial(run, student)
-
-
-def explain(error: str) -> str:
-    if "positional argument" in error or "unexpected keyword" in error:
-        return "__init__ takes (init_scale, growth_factor, backoff_factor, growth_interval), in this order"
-    if "'NoneType'" in error or "not NoneType" in error:
-        return "a parameter that was not used has no gradient: its .grad is None, and is passed over"
-    if "leaf Variable that requires grad" in error:
-        return "gradients are changed under torch.no_grad(), and with p.grad, not p"
-    return ""
 
 
 EXERCISE = Contract(
@@ -303,6 +220,7 @@ EXERCISE = Contract(
     clauses=CLAUSES,
     edges=EDGES,
     play=play,
-    possible=possible,
+    possible=lambda scene: scene.bad != "none" or (scene.value == math.inf and scene.where == 0),
+    errors=ERRORS,
     accept=accept,
 )
