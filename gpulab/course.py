@@ -80,7 +80,7 @@ LESSONS: tuple[Lesson, ...] = (
         "mixed_precision",
         "16-bit arithmetic where it is free",
         65,
-        checks=("precision_comparison", "amp_step", "loss_scaler", "pick_format"),
+        checks=("precision_comparison", "amp_step", "loss_scaler"),
         questions=6,
     ),
     Lesson(

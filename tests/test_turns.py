@@ -424,6 +424,48 @@ def returns_no_remedies():
     REMEDIES.copy()
 
 
+# --- lesson 07 -------------------------------------------------------------------------------------------------------
+
+FORMATS = {
+    "T4, 8 bits, activations up to 900": "fp16 with scaler",
+    "H100, 8 bits, activations up to 80,000": "bf16",
+    "A100, 10 bits, activations up to 200,000": "TF32",
+    "T4, 8 bits, activations up to 80,000": "float32",
+}
+
+
+@right("format_for")
+def formats_in_another_order():
+    return dict(reversed(FORMATS.items()))
+
+
+def formats(name, likely, **said):
+    """A wrong answer: for the job that begins with T4, H100 or A100 another word; `T4s` is the second T4."""
+    (gpu, word), jobs = next(iter(said.items())), list(FORMATS)
+    job = jobs[3] if gpu == "T4s" else next(job for job in jobs if job.startswith(gpu))
+
+    def answer():
+        return FORMATS | {job: word}
+
+    answer.__name__ = name
+    wrong("format_for", f"{word!r} for {job}", likely)(answer)
+
+
+formats("bf16_on_a_t4", "a T4 has no bf16 in hardware", T4="bf16")
+formats("tf32_on_a_t4", "a T4 has no TF32 in hardware", T4s="TF32")
+formats("fp16_beyond_its_range", "beyond 65504 become inf in fp16", H100="fp16 with scaler")
+formats("fp16_without_bits_to_spare", "the scaler does not help", A100="fp16 with scaler")
+formats("bf16_for_ten_bits", "bf16 keeps 8 significant bits", A100="bf16")
+formats("float32_where_tf32_does", "runs past the tensor cores", A100="float32")
+formats("tf32_where_16_bits_do", "stores 4 bytes for each number", H100="TF32")
+formats("fp16_without_a_scaler", "the four words are", T4="fp16")
+
+
+@wrong("format_for", "None", "the return is missing")
+def returns_no_formats():
+    FORMATS.copy()
+
+
 # --- lesson 08 -------------------------------------------------------------------------------------------------------
 
 
@@ -1346,7 +1388,7 @@ def run_cell(source):
 def test_lectures_have_one_turn_to_three_and_every_turn_stands_in_one_lecture():
     lessons = [path.stem[:2] for path, _, _ in TURNS.values()]
     counts = {lesson: lessons.count(lesson) for lesson in lessons}
-    one = dict.fromkeys(("01", "06", "15"), 1)
+    one = dict.fromkeys(("01", "06", "07", "15"), 1)
     assert counts == one | dict.fromkeys(("02", "04", "08", "10", "12", "13", "14"), 2) | {"09": 3, "11": 3}
     assert set(TURNS) == set(dir(gpulab.turn))
     asked = [cell for notebook in NOTEBOOKS.values() for cell in notebook.cells if is_turn(cell)]

@@ -13,6 +13,7 @@ _HOME = {
     "held_bytes": "lesson04",
     "lean_step": "lesson04",
     "must_fit": "lesson06",
+    "format_for": "lesson07",
     "window_loop": "lesson08",
     "update_count": "lesson08",
     "workers_for": "lesson09",

@@ -14,7 +14,7 @@
 #
 # | time | before this | runs on |
 # |---|---|---|
-# | 65 minutes, and as long for the exercises | `04_memory`; a training loop of your own | any machine |
+# | 65 minutes, and an hour for the exercises | `04_memory`; a training loop of your own | any machine |
 
 # %% setup-text [markdown]
 # The first cell prints what the numbers in this notebook are. Bytes and times are *virtual* (counted and modelled)
@@ -855,6 +855,35 @@ torch.backends.fp32_precision = torch.backends.cuda.matmul.fp32_precision = "non
 # from compute capability 8.9 on. Recorded by torchtitan on 8 H100s (96 GB), Llama-3.1-8B: bf16 with compile 6667
 # tokens/s *per GPU*, with fp8 8532, at the same memory (77.0 and 76.8 GiB a GPU).
 
+# %% format-turn-text [markdown]
+# **Your turn** · 4 minutes. “Use bf16” is right until somebody runs it on a T4, “use fp16” until an activation reaches
+# 70,000. Each job names its GPU, the significant bits that the factors of its products must keep, and its largest
+# activations. Take the first of these that the GPU has in hardware and that the numbers fit:
+#
+# `"bf16"` · `"fp16 with scaler"` · `"TF32"` · `"float32"`
+
+# %% format-turn tags=["your-turn"]
+def formats():
+    # TODO: a format in place of each None
+    ### BEGIN SOLUTION
+    return {
+        "T4, 8 bits, activations up to 900": "fp16 with scaler",
+        "H100, 8 bits, activations up to 80,000": "bf16",
+        "A100, 10 bits, activations up to 200,000": "TF32",
+        "T4, 8 bits, activations up to 80,000": "float32",
+    }
+    ### INSTEAD OF
+    # return {
+    #     "T4, 8 bits, activations up to 900": None,
+    #     "H100, 8 bits, activations up to 80,000": None,
+    #     "A100, 10 bits, activations up to 200,000": None,
+    #     "T4, 8 bits, activations up to 80,000": None,
+    # }
+    ### END SOLUTION
+
+
+gpulab.turn.format_for(formats)
+
 # %% web-text [markdown]
 # ## What the web says
 #
@@ -999,8 +1028,8 @@ gpulab.quiz(7)
 # %% next [markdown]
 # ## What next
 #
-# The [exercises](../exercises/07_mixed_precision.ipynb): a comparison that can be believed, a training step, a scaler
-# of your own, and the choice of a format. Then [lesson 08](08_accumulation.ipynb): large batches in small pieces.
+# The [exercises](../exercises/07_mixed_precision.ipynb): a comparison that can be believed, a training step, and a
+# scaler of your own. Then [lesson 08](08_accumulation.ipynb): large batches in small pieces.
 #
 # ## References
 #

@@ -1,7 +1,7 @@
 # %% title [markdown]
 # # 07 · Exercises: mixed precision
 #
-# Four exercises, a little over an hour. Each is checked on your own code: run the check cell under it as often as you
+# Three exercises, about an hour. Each is checked on your own code: run the check cell under it as often as you
 # like. It draws fresh inputs every time, and when it fails it says what it expected, what came back, and which section
 # of [the lecture](../notebooks/07_mixed_precision.ipynb) to read.
 #
@@ -20,6 +20,15 @@ import gpulab
 
 gpu = gpulab.setup()
 
+# %% format-questions [markdown]
+# Two questions first:
+
+# %% format-question-1
+gpulab.quiz(7, "stays-fp32")
+
+# %% format-question-2
+gpulab.quiz(7, "why-accurate")
+
 # %% compare-text [markdown]
 # ## 1 · A comparison that can be believed
 #
@@ -37,16 +46,17 @@ gpu = gpulab.setup()
 def compare_precisions(make_model, loss_fn, x, y, steps, warm_up):
     """Train the same network in each precision, and measure the runs.
 
-    make_model  make_model() returns a new nn.Module on the CPU, in float32, with random weights
+    make_model  make_model() returns a new nn.Module on the CPU, in float32 and in training mode, with random weights
     loss_fn     loss_fn(outputs, targets) returns a 0-dim tensor
     x, y        the one batch to train on, on the device to train on: the CPU, or the current GPU; do not change them
     steps       the training steps that count
     warm_up     further steps, before them, at least one: they train too, but are in neither `ms` nor `losses`
 
-    On a GPU the precisions are "fp32", "fp16" (autocast, with a gradient scaler) and "bf16" (autocast); on the CPU
-    "fp32" and "bf16". Every run trains a model with the same first weights, with torch.optim.SGD, lr=0.01. "fp32" is
-    without TF32, in matrix products and in convolutions; afterwards these settings are as before the call, also if
-    loss_fn raises. Nothing stays on the GPU.
+    On a GPU the precisions are "fp32", "fp16" (with a gradient scaler) and "bf16"; on the CPU "fp32" and "bf16". The
+    16-bit ones are by autocast around model and loss; backward is outside. Every run trains a model with the same first
+    weights, in training mode, with torch.optim.SGD, lr=0.01. When it begins, nothing of another run is on the GPU, and
+    nothing stays there in the end. "fp32" is without TF32, in matrix products and in convolutions; afterwards these
+    settings are as before the call, also if loss_fn raises, whose exception comes out.
 
     Returns a dict {precision: row}; each row is a dict with
       "ms"          milliseconds for one of the counted steps, the mean
@@ -59,21 +69,13 @@ def compare_precisions(make_model, loss_fn, x, y, steps, warm_up):
     on_gpu = x.device.type == "cuda"
 
     def now():
-        if not on_gpu:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)  # the GPU notes the time when it comes to it in the queue
-        event.record()
-        return event
-
-    def milliseconds(start, end):
-        if not on_gpu:
-            return (end - start) * 1000
-        end.synchronize()
-        return start.elapsed_time(end)
+        if on_gpu:
+            torch.cuda.synchronize()
+        return time.perf_counter()
 
     def run(model, dtype):
         if on_gpu:
-            torch.cuda.reset_peak_memory_stats(x.device)
+            torch.cuda.reset_peak_memory_stats()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         scaler = torch.amp.GradScaler(x.device.type, enabled=dtype is torch.float16)
         stepped, losses = [], []
@@ -88,10 +90,9 @@ def compare_precisions(make_model, loss_fn, x, y, steps, warm_up):
             scaler.step(optimizer)
             scaler.update()
             losses.append(loss.detach())
-        end = now()
         return {
-            "ms": milliseconds(start, end) / steps,
-            "peak_bytes": torch.cuda.max_memory_allocated(x.device) if on_gpu else None,
+            "ms": (now() - start) * 1000 / steps,
+            "peak_bytes": torch.cuda.max_memory_allocated() if on_gpu else None,
             "losses": [loss.item() for loss in losses[warm_up:]],
             "skipped": warm_up + steps - len(stepped),
         }
@@ -330,87 +331,6 @@ ours = train_with(LossScaler(2.0**20, 2.0, 0.5, 5))
 theirs = train_with(torch.amp.GradScaler("cpu", init_scale=2.0**20, growth_interval=5))
 print("the same scale in each of 30 steps:", ours == theirs)
 print(f"lowest {min(ours):,.0f}, highest {max(ours):,.0f}")
-
-# %% format-text [markdown]
-# ## 4 · Pick the format
-#
-# **Build** a function that chooses formats for a training job on a given GPU. **Why:** “use bf16” is right until somebody
-# runs it on a T4, and “use fp16” until an activation reaches 70000.
-#
-# 15 minutes · difficulty ●●○
-#
-# Two questions first:
-
-# %% format-question-1
-gpulab.quiz(7, "stays-fp32")
-
-# %% format-question-2
-gpulab.quiz(7, "why-accurate")
-
-# %% pick_format tags=["solution"]
-def pick_format(capability, bits, largest, fp8):
-    """The formats for a training job: the cheapest that the GPU has hardware for, and that the numbers fit.
-
-    capability  compute capability of the GPU, (major, minor), from (7, 0) on: a T4 is (7, 5)
-    bits        significant bits that the factors of matrix products must keep: e4m3 has 4, bf16 8, fp16 and TF32 11,
-                float32 24
-    largest     the largest magnitude that an activation reaches
-    fp8         whether the job may use a library that runs its products in fp8, and scales every tensor into range
-
-    Cheapest first: fp8 (if the job allows it; from capability 8.9), bf16 (from 8.0), fp16 with a scaler (from 7.0; up
-    to 65504), TF32 (from 8.0), float32. All but fp16 hold any `largest`.
-
-    Returns a dict with
-      "weights"     dtype in which the weights are kept and updated
-      "products"    dtype of the factors of products in the forward pass: what is given to autocast, or torch.float32;
-                    with fp8 the one of its two formats (torch.float8_e4m3fn, torch.float8_e5m2) that keeps more
-                    significant bits
-      "gradients"   dtype of the gradients that go into products in the backward pass; with fp8 the one with more range
-      "scaler"      whether a GradScaler is needed
-      "tf32"        whether the products, being float32, shall run as TF32
-      "kept_bytes"  bytes for each factor that is kept for the backward pass
-    """
-    # TODO: go through the formats, cheapest first, and return the first that fits
-    ### BEGIN SOLUTION
-    plan = {"weights": torch.float32, "scaler": False, "tf32": False}
-    if fp8 and bits <= 4 and capability >= (8, 9):
-        products, gradients, size = torch.float8_e4m3fn, torch.float8_e5m2, 1
-    elif bits <= 8 and capability >= (8, 0):
-        products, gradients, size = torch.bfloat16, torch.bfloat16, 2
-    elif bits <= 11 and largest <= torch.finfo(torch.float16).max:
-        products, gradients, size = torch.float16, torch.float16, 2
-        plan["scaler"] = True
-    else:
-        products, gradients, size = torch.float32, torch.float32, 4  # TF32 too: it is float32 in memory
-        plan["tf32"] = bits <= 11 and capability >= (8, 0)
-    return plan | {"products": products, "gradients": gradients, "kept_bytes": size}
-    ### END SOLUTION
-
-# %% check-format tags=["check"]
-gpulab.check.pick_format(pick_format)
-
-# %% format-hints [markdown]
-# <details><summary>Hint 1</summary>
-#
-# One `if` for each format, in the order of the docstring. Tuples compare as you would like: `(7, 5) < (8, 0) < (8, 9)`.
-#
-# </details>
-# <details><summary>Hint 2</summary>
-#
-# Two of the answers are the same for every job or follow from the format: the weights, and the bytes.
-#
-# </details>
-# <details><summary>Hint 3</summary>
-#
-# TF32 is a way to multiply float32 numbers: `"products"` is `torch.float32` then, and the bytes are those of float32.
-#
-# </details>
-
-# %% format-try tags=["needs-answer"]
-jobs = {"T4": (7, 5), "A100": (8, 0), "H100": (9, 0)}
-for name, capability in jobs.items():
-    plan = pick_format(capability, 8, 1000.0, False)
-    print(f"{name}: products {plan['products']}, weights {plan['weights']}, scaler {plan['scaler']}")
 
 # %% done [markdown]
 # ## Done?

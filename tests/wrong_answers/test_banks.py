@@ -32,7 +32,7 @@ BANKS = {
     for name in lesson.checks
 }
 # Of the checks that judge by hand, those whose answers never see the notebook's GPU; the others say so themselves.
-OWN_GPU = {"precision_comparison", "capstone", "capstone_drawn"}
+OWN_GPU = {"capstone", "capstone_drawn"}
 SLOW_GUARDS = "ignore:Guards may run slower on Python 3.13.0"  # torch.compile says so of that one Python
 ITS_OWN = "ignore:.torch.jit.script_method. is deprecated"  # PyTorch 2.11's compiler, which begins anew where a GPU is
 ALL_SCENES = {"bytes_per_rank"}  # the bank for which nothing is left to what is stored

@@ -1,617 +1,321 @@
-"""The check of a comparison of precisions: the same start, a clock that waits, a peak of its own, and a true fp32.
+"""Exercise 07.1, "a comparison that can be believed": the same start, a clock that waits, a peak of its own, true fp32.
 
-The model it hands out says what it is run with: it sleeps on the GPU for a time that depends on the precision and is
-much longer in the warm-up, so that a wrong clock shows; its bytes are compared with those of a reference run.
+Hooks of the models that are handed out note what each run does, and keep the GPU at work for a time that is known. The
+peak of a run is read from the memory's timeline, which nobody can reset.
 """
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import gc
 import math
+import random
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ..base import OPTIMIZERS, CheckFailed, Trial, check
+from ...memory import timeline
+from ..base import OPTIMIZERS
+from ..contract import Clause, Contract, Facts, Near
 from ..lesson02.machines import on_the_cpu
 from ..measure import virtual_gpu
+from ..scenes import Scene
 from ..wording import as_float, is_finite, is_number, is_whole, show
-from .sections import AUTOCAST, SAVES, SCALER, TF32
 
-PARAMETERS = ("make_model", "loss_fn", "x", "y", "steps", "warm_up")
+AUTOCAST, SAVES = "Autocast decides for each operation", "What it saves, and from which batch on"
+SCALER, TF32 = "Gradients that vanish, and the scaler", "TF32: the switch that is already on"
 KEYS = ("ms", "peak_bytes", "losses", "skipped")
-NAMES = {None: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
-WIDTH, ROWS, STEPS, WARM_UP, LR = 256, 512, 3, 2, 0.01
-CYCLES = {"fp32": 800_000_000, "fp16": 400_000_000, "bf16": 500_000_000}  # about half a second and less on a T4
-SLOW = 8  # times as long in the warm-up
-ENOUGH, SLACK = 2**18, 2**20  # bytes: less than a model has; what the optimizer's way of stepping may add
+SECONDS = {"fp32": 0.5, "fp16": 0.25, "bf16": 0.3}  # that the GPU works for a step
+SLOW, LONG = 8, 3  # times as long: each step of the warm-up, and one of those that count
+WIDTH, ROWS, SMALL = 256, 256, 2**16  # the last in bytes: a fourth of a model's weights
+GPUS = ("cuda:0", "cuda:1")
+RAISES = {"cuda:0, and loss_fn raises": RuntimeError, "cuda:0, and loss_fn raises another error": LookupError}
+BACK, RAISED = "TF32 settings that are not as before", "what comes of an exception of loss_fn"
+TF32_RUNS = ("runs with TF32 in matrix products", "runs with TF32 in convolutions")
+CLAUSES = [
+    Clause(quote, facts, summary, rule, read)
+    for facts, quote, read, summary, rule in (
+        (["runs on another device"], "on the device to train on", AUTOCAST, "a run is not on the device of x", ""),
+        (["precisions of the forward passes"], "On a GPU the precisions are", AUTOCAST,
+         "the model does not run in each of the precisions, and in no other", "fp32 is without autocast"),
+        (["forward passes of each run", "losses of each run"], "further steps, before them", SAVES,
+         "a run has another number of steps", "warm_up + steps, with one forward pass and one loss in each"),
+        (["missing or too many in the result"], "Returns a dict {precision: row}; each row is a dict with", SAVES,
+         "the result is not a dict of rows with four entries each", "three rows on a GPU, two on the CPU"),
+        (["runs with a loss outside of autocast"], "autocast around model and loss", AUTOCAST,
+         "the loss is not under autocast", "both calls stand in its block"),
+        (["runs with backward under autocast"], "backward is outside", AUTOCAST, "backward runs under autocast", ""),
+        (["runs with other data"], "the one batch to train on", AUTOCAST, "a run sees other data than x and y", ""),
+        (["runs in evaluation mode"], "in training mode", SAVES, "the model is trained in evaluation mode", ""),
+        (["runs that start elsewhere"], "the same first weights", SAVES,
+         "the runs do not all start from the weights of one new model", "a run changes the model it is given"),
+        (TF32_RUNS, '"fp32" is without TF32', TF32, "the fp32 baseline is secretly TF32", "not in convolutions either"),
+        (["skipped"], "how many of all steps, warm-up included, the scaler skipped", SCALER,
+         "skipped is not how many steps the scaler skipped", ""),
+        ([f"losses while {name} trains" for name in SECONDS], "with torch.optim.SGD, lr=0.01", SCALER,
+         "the training goes another way", "a step of plain SGD after each backward, with this step's gradient"),
+        (["ms", "ms on the CPU, off by thousands"], "milliseconds for one of the counted steps, the mean", SAVES,
+         "ms is not the milliseconds of a counted step", "all that the GPU does in them, divided by their number"),
+        (["peak_bytes"], "the most memory allocated on the GPU in this run", SAVES,
+         "peak_bytes is not the peak of the run", "in bytes, on the GPU of x"),
+        (["peak_bytes on the CPU"], "None on the CPU", SAVES, "peak_bytes on the CPU is not None", ""),
+        (["runs that begin with more than model and data on the GPU"], "nothing of another run is on the GPU", SAVES,
+         "something of another run is on the GPU when one begins", ""),
+        (["kinds of the losses"], "a list of floats", SAVES, "losses are no list of floats", ""),
+        ([f"losses of {name}" for name in SECONDS], "the loss of each counted step, a list of floats, not scaled",
+         SCALER, "losses are not the losses of the counted steps", "as loss_fn gave them, in their order"),
+        ([BACK], "these settings are as before the call", TF32, "the TF32 settings are not as before", ""),
+        ([f"{BACK}, when loss_fn raises"], "also if loss_fn raises", TF32,
+         "the TF32 settings are not as before when loss_fn raises", ""),
+        ([RAISED], "whose exception comes out", TF32, "the exception of loss_fn does not come out", ""),
+        (["memory that stays on the GPU"], "nothing stays there in the end", SAVES,
+         "something stays on the GPU when the comparison is over", ""),
+    )
+]  # fmt: skip
+OF_RUNS = [fact for clause in CLAUSES for fact in clause.facts if fact.startswith("runs ")]
+EDGES = {
+    "place": (*GPUS, "cpu", "cpu, beside a GPU", *RAISES),
+    "tf32": ((True, True), (False, False), (False, True)),  # before the call, in products and in convolutions
+    "counts": ((2, 1), (1, 2)),  # steps and warm_up
+    "overflows": (False, True),  # of fp16, one in the warm-up and one after it
+}
+CPU_ONLY = "on the CPU there is no GPU to ask or to wait for: ask x.device.type first"
+ONE_CAST = "only one of data and model was converted: with autocast convert neither"
+ERRORS = {
+    "unscale FP16": "the model was converted to half; under autocast it stays float32",
+    "Expected a cuda device": "x is on the CPU, though there is a GPU: ask x.device.type, not is_available()",
+    "on the same device": "make_model() gives a model on the CPU, and x says where to train: move it to x.device",
+    "must have the same dtype": ONE_CAST, "should be the same": ONE_CAST,
+    "NVIDIA driver": CPU_ONLY, "not compiled with CUDA": CPU_ONLY, "No CUDA GPUs": CPU_ONLY,
+    "No inf checks": "scaler.step(optimizer) looks for inf and NaN, and scaler.update() asks what it found",
+    "mix of the legacy and new APIs": "fp32_precision was set, and allow_tf32 is read: use one of the two",
+}  # fmt: skip
 
 
-@dataclass
-class Log:
-    """What the model saw: by precision the calls, the first weights, TF32 while it ran, and where the loss was."""
-
-    calls: dict[str, int] = field(default_factory=dict)
-    starts: dict[str, list[torch.Tensor]] = field(default_factory=dict)
-    tf32: set[str] = field(default_factory=set)
-    loss_outside: set[str] = field(default_factory=set)
-    losses: dict[str, list[float]] = field(default_factory=dict)  # when each was computed, in seconds
-    other_data: set[str] = field(default_factory=set)
-    evaluating: set[str] = field(default_factory=set)
-    x: torch.Tensor | None = None
-    precision: str = ""
-
-    def __deepcopy__(self, memo: Any) -> Log:
-        return self  # of a copied model too
+def network() -> nn.Sequential:
+    """Its activations take more memory than its weights, so that their precision shows."""
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), *(nn.ReLU() for _ in range(3)), nn.Linear(WIDTH, 10))
 
 
-class Probe(nn.Module):
-    """A small network that notes how it is run, and takes its time."""
-
-    def __init__(self, log: Log) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 10)
-        # 2 MiB and 3: what a model that should be gone takes, and what only its gradients take
-        self.table = nn.Parameter(torch.randn(512, 1024) * 0.01)
-        self.register_buffer("ballast", torch.zeros(3 * 2**18))
-        self.log, self.fresh = log, True
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        log, kind = self.log, x.device.type
-        name = NAMES.get(torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None, "fp32")
-        log.precision = name
-        if self.fresh:
-            self.fresh = False
-            start = torch.cat([p.detach().flatten() for p in self.parameters()]).cpu()
-            log.starts.setdefault(name, []).append(start)
-        if (
-            log.x is not None
-            and x.data_ptr() != log.x.data_ptr()
-            and not torch.equal(x.detach().float().to(log.x.device), log.x)
-        ):
-            log.other_data.add(name)  # looked at only where it is another tensor: to look is to wait
-        if name == "fp32":
-            backends: Any = torch.backends
-            kinds = {"products": backends.cuda.matmul, "convolutions": backends.cudnn.conv}
-            log.tf32 |= {what for what, backend in kinds.items() if backend.fp32_precision == "tf32"}
-        if not self.training:
-            log.evaluating.add(name)
-        log.calls[name] = log.calls.get(name, 0) + 1
-        if kind == "cuda":
-            torch.cuda._sleep(CYCLES[name] * (SLOW if log.calls[name] <= WARM_UP else 1))
-        h = self.first(x)
-        for _ in range(8):
-            h = h.relu()  # 16-bit under autocast, and each keeps its result
-        outputs: torch.Tensor = self.last(h) + self.table.mean(0)[:10]
-        return outputs
+def weights(model: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()]).float().cpu()
 
 
-def loss_fn_for(log: Log) -> Callable[..., torch.Tensor]:
-    def loss_fn(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        log.losses.setdefault(log.precision, []).append(time.perf_counter())
-        if log.precision != "fp32" and not torch.is_autocast_enabled(outputs.device.type):
-            log.loss_outside.add(log.precision)
-        return 140.0 * F.cross_entropy(outputs, targets)  # large enough for the first scale of fp16 to overflow
-
-    return loss_fn
+def settings() -> dict[str, str]:
+    names = [f"{kind}.fp32_precision" for kind in ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul")]
+    return {f"torch.backends.{name}": attrgetter(name)(torch.backends) for name in names}
 
 
-@dataclass(frozen=True)
-class Run:
-    """What one precision comes to; `peaks` by how gradients are cleared, all of them right."""
+class Watch:
+    """What the runs of one call do, by precision. The models and the loss function that are handed out tell it."""
 
-    ms: float
-    peaks: tuple[float, ...]
-    losses: list[float]
-    skipped: int
-    model_bytes: int
+    def __init__(self, scene: Scene, gpu: Any, line: Any) -> None:
+        self.gpu, self.line, (self.steps, self.warm_up) = gpu, line, scene.counts
+        self.error = RAISES[scene.place]("this loss_fn raises in the fp32 run") if scene.place in RAISES else None
+        early, late = random.randrange(self.warm_up), self.warm_up + random.randrange(self.steps)
+        self.overflows, self.long = {early, late} if scene.overflows else set(), random.randrange(self.steps)
+        self.data = 4 * torch.randn(ROWS, WIDTH), torch.randint(0, 10, (ROWS,))
+        self.device = torch.device(scene.place.partition(",")[0])
+        self.x, self.y = (tensor.to(self.device) for tensor in self.data)
+        self.name, self.held = "", self.allocated()
+        self.made: list[torch.Tensor] = []  # the weights of the models that were handed out
+        self.starts: dict[str, torch.Tensor] = {}
+        self.seconds = defaultdict[str, list[float]](list)  # of each step, on the GPU
+        self.losses = defaultdict[str, list[torch.Tensor]](list)
+        self.times = defaultdict[str, list[float]](list)  # when these were computed
+        self.runs = defaultdict[str, set[str]](set)  # of which each of OF_RUNS is true
 
+    def allocated(self) -> int:
+        return torch.cuda.memory_allocated(self.device) if self.device.type == "cuda" else 0
 
-def reference(model: nn.Module, x: torch.Tensor, y: torch.Tensor, name: str, held: int, *others: str) -> Run:
-    """A right run in one precision, on a GPU where the caller holds `held` bytes; and the peaks of `others`."""
-    peaks, on_gpu = [], x.device.type == "cuda"
-    for clear, steps in (*((other, 2) for other in others), ("early", WARM_UP + STEPS)):
-        before = torch.cuda.memory_allocated() if on_gpu else 0  # what nobody has collected yet is in it
-        run = _one(copy.deepcopy(model).to(x.device), x, y, name, clear, steps)
-        peaks.append(float(torch.cuda.max_memory_allocated() - before + held) if on_gpu else 0.0)
-    size = sum(value.nbytes for value in model.state_dict().values())
-    return Run(run[0], tuple(peaks), run[1], run[2], size)
+    def note(self, fact: str, true: bool) -> None:
+        self.runs[fact] |= {self.name} if true else set()
 
+    def autocast(self) -> str:
+        kind = self.device.type
+        return str(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else ""
 
-def _one(
-    model: nn.Module, x: torch.Tensor, y: torch.Tensor, name: str, clear: str, steps: int
-) -> tuple[float, list[float], int]:
-    """Milliseconds, losses and skipped steps. The gradients are cleared `early`, before the forward pass, or `late`,
-    after it; or they are set to `zeros`, which keeps them in memory."""
-    kind, dtype = x.device.type, {"fp16": torch.float16, "bf16": torch.bfloat16}.get(name, torch.bfloat16)
-    if kind == "cuda":
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-    optimizer, done = torch.optim.SGD(model.parameters(), lr=LR), []
-    optimizer.register_step_post_hook(lambda *_: done.append(1))
-    scaler = torch.amp.GradScaler(kind, enabled=name == "fp16")
-    loss_fn, losses, ms = loss_fn_for(Log()), [], 0.0
-    for i in range(steps):
-        if i == WARM_UP and kind == "cuda":
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-        if clear != "late":
-            optimizer.zero_grad(set_to_none=clear != "zeros")
-        with torch.autocast(kind, dtype=dtype, enabled=name != "fp32"):
-            loss = loss_fn(model(x), y)
-        if clear == "late":
+    def differs(self, got: torch.Tensor, given: torch.Tensor) -> bool:
+        """Only another tensor is looked at: that waits for the GPU."""
+        return got.data_ptr() != given.data_ptr() and not torch.equal(got.detach().cpu().to(given.dtype), given.cpu())
+
+    def make_model(self) -> nn.Module:
+        model = network()
+        self.made.append(weights(model))
+        model.register_forward_pre_hook(lambda *given: self.before(*given))  # a copy of the model has it too
+        return model
+
+    def before(self, model: nn.Module, given: tuple[torch.Tensor]) -> None:
+        (x,), dtype = given, self.autocast()
+        name = self.name = {"": "fp32", "torch.float16": "fp16", "torch.bfloat16": "bf16"}.get(dtype, dtype)
+        if name not in self.starts:  # a run begins
+            own = [*model.parameters(), *([] if x is self.x else [x])]
+            more = self.allocated() - self.held - sum(tensor.nbytes for tensor in own)
+            self.note("runs that begin with more than model and data on the GPU", more > SMALL)
+            start = self.starts[name] = weights(model)
+            same = start.equal(next(iter(self.starts.values()))) and any(map(start.equal, self.made))
+            self.note("runs that start elsewhere", not same)
+            if self.line:
+                self.line.mark(name)
+        number, first = len(self.seconds[name]), self.warm_up
+        factor = SLOW if number < first else LONG if number == first + self.long else 1
+        self.seconds[name].append(factor * SECONDS.get(name, 0.1))
+        self.note("runs on another device", x.device != self.device)
+        self.note("runs in evaluation mode", not model.training)
+        self.note("runs with other data", self.differs(x, self.x))
+        for fact, precision in zip(TF32_RUNS, settings().values(), strict=False):
+            self.note(fact, name == "fp32" and precision == "tf32" and x.is_cuda)
+        if x.is_cuda:
+            device = self.gpu.device(x.device.index)
+            device.timer.kernel(device.stream, self.seconds[name][-1], "the model")
+
+    def loss_fn(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        overflow = self.name == "fp16" and len(self.losses["fp16"]) in self.overflows
+
+        def backward(gradient: torch.Tensor) -> torch.Tensor | None:
+            self.note("runs with backward under autocast", self.autocast() != "")
+            return torch.full_like(gradient, torch.inf) if overflow else None
+
+        if self.error and self.name not in ("fp16", "bf16"):
+            raise self.error
+        self.note("runs with a loss outside of autocast", self.name != "fp32" and not self.autocast())
+        self.note("runs with other data", self.differs(targets, self.y))
+        if outputs.requires_grad:
+            outputs.register_hook(backward)
+        loss = F.cross_entropy(outputs, targets)
+        self.losses[self.name].append(loss.detach())
+        self.times[self.name].append(time.perf_counter())
+        return loss
+
+    def trained(self, name: str) -> list[float]:
+        """The losses of a right run from this one's start."""
+        model, losses = network(), []
+        nn.utils.vector_to_parameters(self.starts[name].clone(), model.parameters())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for number in range(self.warm_up + self.steps):
             optimizer.zero_grad()
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        losses.append(loss.detach())
-    if kind == "cuda" and steps > WARM_UP:
-        end.record()
-        torch.cuda.synchronize()
-        ms = start.elapsed_time(end) / STEPS
-    return ms, [float(value) for value in losses[WARM_UP:]], len(losses) - len(done)
+            losses.append(loss := F.cross_entropy(model(self.data[0]), self.data[1]))
+            loss.backward()
+            if name != "fp16" or number not in self.overflows:
+                optimizer.step()
+        return [loss.item() for loss in losses]
+
+    def through(self, student: Any) -> tuple[Any, dict[str, str]]:
+        """What the student's function returns, or what loss_fn raised in it; and the settings by then."""
+        try:
+            return student(self.make_model, self.loss_fn, self.x, self.y, self.steps, self.warm_up), settings()
+        except Exception as raised:
+            if raised is not self.error:
+                raise
+            return raised, settings()
 
 
-@check(
-    lesson=7,
+def play(call: Callable[..., Any], scene: Scene) -> Facts:
+    backends: Any = torch.backends  # the older flags set the newer settings too: students may use either
+    backends.fp32_precision = "none"
+    torch.set_float32_matmul_precision("high" if scene.tf32[0] else "highest")
+    backends.cudnn.allow_tf32 = scene.tf32[1]
+    before, on_gpu = settings(), scene.place.startswith("cuda")
+    facts = Facts(f"{scene.counts[0]} steps after {scene.counts[1]} of warm-up, on {scene.place}")
+    with on_the_cpu() if scene.place == "cpu" else virtual_gpu(count=2) as gpu:
+        with timeline(scene.place[:6]) if on_gpu else nullcontext() as line:
+            watch = Watch(scene, gpu, line)
+            if gpu:
+                gpu.clock.ignores_own = on_gpu  # the steps are the GPU's then; this machine may have other things to do
+                torch.ones(2**26, dtype=torch.uint8, device=watch.device)  # an old peak, which is nobody's
+            got, after = call(
+                through=watch.through,
+                inside=torch.cuda.device(watch.device) if on_gpu else nullcontext(),
+                besides={"x": watch.x, "y": watch.y},
+                may_seed=True,  # one way to give each run the same model
+                may_leave=("the float32 matmul precision", *before),
+            )
+        changed = [f"{name} at {after[name]}, not {old}" for name, old in before.items() if after[name] != old]
+        if watch.error:
+            facts.add(RAISED, "it comes out" if got is watch.error else "an answer comes back", "it comes out")
+        else:
+            rows = got.items() if isinstance(got, Mapping) else ()
+            judge(facts, watch, {str(name): row if isinstance(row, Mapping) else {} for name, row in rows})
+        facts.add(f"{BACK}, when loss_fn raises" if watch.error else BACK, changed, [])
+    return facts
+
+
+def judge(facts: Facts, watch: Watch, rows: dict[str, Mapping[str, Any]]) -> None:
+    names = [*SECONDS] if watch.line else ["fp32", "bf16"]
+    total = [watch.warm_up + watch.steps] * len(names)
+    lacks = [f"{key} of {name}" for name in names if name in rows for key in KEYS if key not in rows[name]]
+    for fact, seen, wanted in (  # each makes sense only where those before it hold
+        (OF_RUNS[0], sorted(watch.runs[OF_RUNS[0]]), []),
+        ("precisions of the forward passes", sorted(watch.seconds), sorted(names)),
+        ("forward passes of each run", [len(watch.seconds[name]) for name in names], total),
+        ("losses of each run", [len(watch.losses[name]) for name in names], total),
+        ("missing or too many in the result", sorted([*({*rows} ^ {*names}), *lacks]), []),
+    ):
+        if facts.hold():
+            facts.add(fact, seen, wanted)
+    if facts.hold():
+        judge_rows(facts, watch, {key: [rows[name][key] for name in names] for key in KEYS}, names)
+        for fact in OF_RUNS[1:]:
+            facts.add(fact, sorted(watch.runs[fact]), [])
+
+
+def judge_rows(facts: Facts, watch: Watch, given: dict[str, list[Any]], names: list[str]) -> None:
+    said = {key: [*map(number, values)] for key, values in given.items()}
+    losses = {name: [loss.item() for loss in watch.losses[name]] for name in names}
+    facts.add("skipped", said["skipped"], [len(watch.overflows) if name == "fp16" else 0 for name in names])
+    for name in names:
+        within = 1e-4 if name == "fp32" else 0.01
+        facts.add(f"losses while {name} trains", losses[name], Near(watch.trained(name), within))
+    lists = [[*values] if isinstance(values, list | tuple) else [values] for values in given["losses"]]
+    kinds = {type(value).__name__ for values in lists for value in values if not is_number(value)}
+    facts.add("kinds of the losses", sorted(kinds) or ["float"], ["float"])
+    for name, values in zip(names, lists, strict=True):
+        if not kinds:
+            facts.add(f"losses of {name}", [*map(as_float, values)], Near(losses[name][watch.warm_up :], 1e-5))
+    if not watch.line:
+        off: list[Any] = []
+        for name, ms in zip(names, given["ms"], strict=True):
+            took = 1000 * (watch.times[name][-1] - watch.times[name][watch.warm_up - 1]) / watch.steps
+            off.append(round(math.log10(ms / took) / 3) if is_finite(ms) and ms > 0 < took else show(ms, 20))
+        facts.add("ms on the CPU, off by thousands", off, [0] * len(names))
+        facts.add("peak_bytes on the CPU", said["peak_bytes"], [None] * len(names))
+        return
+    took = [1000 * sum(watch.seconds[name][watch.warm_up :]) / watch.steps for name in names]
+    facts.add("ms", said["ms"], Near(took))
+    sizes, marks = watch.line.curve.allocated_bytes, watch.line.curve.marks
+    ends = [*(mark.point for mark in marks[1:]), None]
+    peaks = {mark.name: max(sizes[mark.point : end]) for mark, end in zip(marks, ends, strict=True)}
+    facts.add("peak_bytes", said["peak_bytes"], Near([peaks[name] for name in names], 1e-3))
+    watch.losses.clear()
+    if watch.allocated() > watch.held:
+        gc.collect()
+    if (left := watch.allocated() - watch.held) > 0:
+        facts.about += f"; {left:,} bytes stay"
+    if not kinds:  # tensors among the losses stay where they are
+        facts.add("memory that stays on the GPU", "some" if left else "none", "none")
+
+
+def number(value: Any) -> Any:
+    if value is None or is_whole(value):
+        return value if value is None else int(value)
+    return as_float(value) if is_number(value) else show(value, 20)
+
+
+EXERCISE = Contract(
+    __file__,
     says="the same start for each precision, true fp32, its own peak, a clock that waits, every skip counted",
+    parameters=("make_model", "loss_fn", "x", "y", "steps", "warm_up"),
+    clauses=CLAUSES,
+    edges=EDGES,
+    play=play,
+    possible=lambda scene: scene.place in GPUS or (scene.tf32 == (True, True) and not scene.overflows),
+    hides=lambda scene: () if scene.place in GPUS else ("counts", "overflows"),
+    errors=ERRORS,
     imports=[OPTIMIZERS],
 )
-def precision_comparison(student: Any, trial: Trial) -> None:
-    """Check a function of (make_model, loss_fn, x, y, steps, warm_up) that trains the same network in several
-    precisions and returns for each `ms`, `peak_bytes`, `losses` and `skipped`."""
-    trial.function(student, PARAMETERS)
-    with _tf32(True):
-        with virtual_gpu(count=2) as gpu, torch.cuda.device(1):
-            gpu.clock.ignores_own = True  # the steps are the GPU's; this machine may have other things to do
-            x, y = torch.randn(ROWS, WIDTH).to("cuda"), torch.randint(0, 10, (ROWS,)).to("cuda")
-            _try(student, trial, x, y, ("fp32", "fp16", "bf16"))
-        small = 64
-        for where in on_the_cpu(), virtual_gpu():  # the data are on the CPU, where there is a GPU too
-            with where, _tf32(False):
-                _try(student, trial, torch.randn(small, WIDTH), torch.randint(0, 10, (small,)), ("fp32", "bf16"))
-        with virtual_gpu():
-            for error in Stop, Other:
-                x, y = torch.randn(small, WIDTH).to("cuda"), torch.zeros(small).long().to("cuda")
-                _try_raising(student, trial, x, y, error)
-
-
-@contextlib.contextmanager
-def _tf32(allowed: bool) -> Iterator[None]:
-    """TF32 for products and convolutions, so that a baseline that is not looked after is TF32; or for neither, so that
-    who switches it on afterwards has changed it. Both are set the older way, which sets the newer settings too, so that
-    student's code may use either; the check puts the newer ones back, and this the older flags, without which these
-    could not be read any more."""
-    backends: Any = torch.backends
-    cudnn = backends.cudnn
-    try:
-        before = cudnn.allow_tf32
-    except RuntimeError:  # the notebook has mixed the two
-        before = None
-    backends.fp32_precision = "none"
-    torch.set_float32_matmul_precision("high" if allowed else "highest")
-    cudnn.allow_tf32 = allowed
-    try:
-        yield
-    finally:
-        if before is not None:
-            cudnn.allow_tf32 = before
-
-
-class Stop(RuntimeError):
-    """What a loss function raises, on its way to the caller."""
-
-
-class Other(Exception):
-    """The same, of another kind than errors of PyTorch's."""
-
-
-def _try_raising(student: Any, trial: Trial, x: torch.Tensor, y: torch.Tensor, error: type[Exception]) -> None:
-    """The loss function raises in the fp32 run: its exception comes out, and TF32 is as before."""
-    log = Log()
-
-    def loss_fn(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        if log.precision == "fp32":
-            raise error("this loss_fn raises in the fp32 run, to see what is left behind")
-        return F.cross_entropy(outputs, targets)
-
-    def run() -> bool:
-        try:
-            student(lambda: Probe(log), loss_fn, x, y, STEPS, WARM_UP)
-        except error:
-            return True
-        return False
-
-    with _words_for_tf32("the TF32 settings stay changed when loss_fn raises"):
-        raised = trial.call(run, besides={"x": x, "y": y}, may_seed=True, explain=_explain)
-    trial.expect(
-        raised,
-        "the exception of loss_fn does not come out",
-        expected="loss_fn raises, and so does the comparison, with TF32 as before",
-        got="an answer, as if nothing had happened",
-        likely="an `except` ends it, or a `return` in `finally`: `try` and `finally` alone let it pass",
-        read=TF32,
-    )
-
-
-@contextlib.contextmanager
-def _words_for_tf32(summary: str = "") -> Iterator[None]:
-    """Where nothing but TF32 was left changed: the flags that a student knows, and how to put them back."""
-    try:
-        yield
-    except CheckFailed as failed:
-        got = failed.rows["got"].removesuffix(" (put back now)").split("; ")
-        tf32 = all("fp32_precision at" in part or "float32 matmul precision at" in part for part in got)
-        if not failed.args[0].endswith("left a setting changed") or not tf32:
-            raise
-        flags = {"matmul": "torch.backends.cuda.matmul.allow_tf32", "cudnn": "torch.backends.cudnn.allow_tf32"}
-        named = [flag for key, flag in flags.items() if any(key in part for part in got)]
-        again = CheckFailed(
-            failed.check,
-            summary or failed.args[0],
-            expected="the TF32 settings as they were before the call",
-            got=f"changed: {' and '.join(named or got)} (put back now)",
-            likely="they are put back after the runs, and an exception passes that by: put them back in `finally`"
-            if summary
-            else "it was off before: keep the old value and put that back, whatever it was"
-            if any(" at tf32" in part or " at high," in part for part in got)
-            else "TF32 was switched off for fp32 and stayed so: keep the old value, and put it back in `finally`",
-            read=failed.rows["read"],
-        )
-        raise again from None
-
-
-def _try(student: Any, trial: Trial, x: torch.Tensor, y: torch.Tensor, names: tuple[str, ...]) -> None:
-    on_gpu = x.device.type == "cuda"
-    log = Log(x=x)
-    where = "on a GPU" if on_gpu else "on the CPU"
-    held = 0
-    if on_gpu:
-        torch.ones(64 * 2**20, dtype=torch.uint8, device="cuda")  # an old peak, which is nobody's
-        held = torch.cuda.memory_allocated()
-    with _words_for_tf32():
-        got = trial.call(
-            student,
-            *(lambda: Probe(log), loss_fn_for(log), x, y, STEPS, WARM_UP),
-            may_seed=True,  # one way to give each run the same model
-            explain=_explain,
-            inside=torch.cuda.device(x.device) if on_gpu else contextlib.nullcontext(),
-        )
-    _judge_form(trial, got, names, where)
-    _judge_runs(trial, log, names)
-    left = _left(held) if on_gpu else 0
-    model = Probe(Log())
-    with torch.no_grad():
-        torch.nn.utils.vector_to_parameters(log.starts["fp32"][0].clone(), model.parameters())
-
-    def references(*others: str) -> dict[str, Run]:
-        return {name: reference(model, x, y, name, held, *others) for name in names}
-
-    wants = references()
-    for name in names:
-        _judge_losses(trial, got[name], wants[name], name, where)
-    if on_gpu:
-        _judge_times(trial, got, wants)
-    else:
-        _judge_times_on_the_cpu(trial, got, log)
-    for name in names:
-        near = not on_gpu or _is_peak(got[name]["peak_bytes"], wants[name])
-        _judge_peak(trial, got, wants if near else references("late", "zeros"), name, on_gpu)
-    trial.expect(
-        left < ENOUGH,
-        "something stays on the GPU when the comparison is over",
-        expected="the memory that was allocated before the call",
-        got=f"{left / 2**20:.2f} MiB more",
-        likely="a model, an optimizer or losses are kept, in what is returned or in a variable outside",
-        read=SAVES,
-    )
-
-
-def _left(held: int) -> int:
-    """Bytes beyond `held`. Collecting garbage takes half a second in a notebook, so only where it matters."""
-    if torch.cuda.memory_allocated() - held >= ENOUGH:
-        gc.collect()
-    return torch.cuda.memory_allocated() - held
-
-
-def _judge_form(trial: Trial, got: Any, names: tuple[str, ...], where: str) -> None:
-    wanted = f"a dict with {', '.join(names)}, each a dict with {', '.join(KEYS)}"
-    trial.expect(
-        isinstance(got, Mapping),
-        "the result is not a dict",
-        expected=wanted,
-        got=show(got),
-        likely="the function ends without a return" if got is None else "",
-    )
-    extra = [name for name in ("fp16",) if name in got and name not in names]
-    trial.expect(
-        not extra,
-        "fp16 runs on the CPU",
-        expected=f"{wanted}, {where}",
-        got=", ".join(map(str, got)),
-        likely="the exercise asks for fp32 and bf16 there: ask x.device.type",
-        read=AUTOCAST,
-    )
-    missing = [name for name in names if name not in got]
-    trial.expect(
-        not missing,
-        "a precision is missing",
-        expected=f"{wanted}, {where}",
-        got=", ".join(map(str, got)) or "nothing",
-        read=AUTOCAST,
-    )
-    for name in names:
-        row = got[name]
-        lacks = [key for key in KEYS if not isinstance(row, Mapping) or key not in row]
-        trial.expect(
-            not lacks, f"the row of {name} is incomplete", expected=wanted, got=f"no {', '.join(lacks)}", read=SAVES
-        )
-
-
-def _judge_runs(trial: Trial, log: Log, names: tuple[str, ...]) -> None:
-    trial.expect(
-        bool(log.losses),
-        "the loss function that was passed in is not used",
-        expected="loss_fn(outputs, targets)",
-        got="no call of it",
-    )
-    silent = [name for name in names if not log.calls.get(name)]
-    trial.expect(
-        not silent,
-        f"the run of {silent[0] if silent else ''} is not in that precision",
-        expected=f"model and loss under autocast for {' and '.join(name for name in names if name != 'fp32')}",
-        got=", ".join(f"{count} forward passes in {name}" for name, count in log.calls.items()) or "no forward pass",
-        likely="autocast on a GPU is float16 unless dtype= says otherwise"
-        if "bf16" in silent
-        else "a row with this name came back, and the model never ran in it",
-        read=AUTOCAST,
-    )
-    trial.expect(
-        not log.loss_outside,
-        "the loss is not under autocast",
-        expected="model and loss in the autocast block",
-        got=f"autocast was off at the loss of {' and '.join(sorted(log.loss_outside))}",
-        likely="the block ends after the model, so the loss of its 16-bit outputs is computed in 16 bits",
-        read=AUTOCAST,
-    )
-    trial.expect(
-        not log.evaluating,
-        "the model is trained in evaluation mode",
-        expected="training mode, as make_model() gives it",
-        got=f"training off in the forward passes of {' and '.join(sorted(log.evaluating))}",
-        likely="eval() is for measuring a trained model: dropout and BatchNorm do something else in it",
-        read=SAVES,
-    )
-    trial.expect(
-        not log.tf32,
-        "the fp32 baseline is secretly TF32",
-        expected="fp32 means fp32: TF32 off for products and for convolutions",
-        got=f"TF32 was allowed for {' and '.join(sorted(log.tf32))} while fp32 ran",
-        likely="the caller had allowed it for products, and for convolutions it is the default: switch both off, and "
-        "back afterwards",
-        read=TF32,
-    )
-    trial.expect(
-        not log.other_data,
-        "the precisions see different data",
-        expected="the batch x that was passed in, for every run",
-        got=f"other inputs for {' and '.join(sorted(log.other_data))}",
-        likely="converted or drawn anew: autocast casts for itself",
-        read=AUTOCAST,
-    )
-    for name in names:
-        trial.expect(
-            log.calls[name] == WARM_UP + STEPS,
-            f"{name} runs for another number of steps",
-            expected=f"{WARM_UP + STEPS} forward passes: warm_up = {WARM_UP} and steps = {STEPS}",
-            got=str(log.calls[name]),
-            likely="the warm-up is missing"
-            if log.calls[name] == STEPS
-            else "warm_up further steps come before those that count",
-        )
-    first = log.starts["fp32"][0]
-    for name in names:
-        same = name in log.starts and torch.equal(log.starts[name][0], first)
-        trial.expect(
-            same,
-            "the runs start from different weights",
-            expected="the same first weights in every precision",
-            got=f"{name} starts elsewhere than fp32",
-            likely="make_model() draws new weights each time, and a run changes the model it is given: copy one model "
-            "for each run, or seed before each make_model()",
-            read=SAVES,
-        )
-
-
-def _judge_losses(trial: Trial, row: Mapping[str, Any], want: Run, name: str, where: str) -> None:
-    listed = list(row["losses"]) if isinstance(row["losses"], list | tuple) else []
-    trial.expect(
-        not any(isinstance(value, torch.Tensor) for value in (row["losses"], *listed)),
-        f"losses of {name} are tensors",
-        expected=f"a list of {STEPS} floats",
-        got=show(row["losses"]),
-        likely="call .item() on each after the last step: a tensor keeps memory on the GPU",
-        read=SAVES,
-    )
-    losses = [as_float(value) for value in listed if is_number(value)]
-    losses = losses if len(losses) == len(listed) else []
-    trial.expect(
-        len(losses) == STEPS,
-        f"losses of {name} are not one float for each counted step",
-        expected=f"{STEPS} numbers, without the warm-up",
-        got=show(row["losses"]),
-        likely="those of the warm-up are in it" if len(losses) == STEPS + WARM_UP else "",
-    )
-    skipped = row["skipped"]
-    trial.expect(
-        is_whole(skipped) and skipped == want.skipped,
-        f"skipped of {name} is not the number of steps that the scaler skipped",
-        expected=f"{want.skipped} of {WARM_UP + STEPS}, warm-up included",
-        got=show(skipped),
-        likely=_why_skipped(skipped, want, name),
-        read=SCALER,
-    )
-    pairs = list(zip(losses, want.losses, strict=True))
-    right = all(math.isclose(a, b, rel_tol=0.03, abs_tol=0.1) for a, b in pairs)
-    ratios = [a / max(b, 0.1) for a, b in pairs]
-    # the scale may fall from one step to the next, but is a power of two in each
-    scaled = name == "fp16" and all(math.isfinite(r) and r > 10 and abs(math.log2(r) % 1 - 0.5) > 0.35 for r in ratios)
-    trial.expect(
-        right,
-        f"the losses of {name} are other ones",
-        expected=f"{_numbers(want.losses)} {where}: SGD with lr = {LR}",
-        got=_numbers(losses),
-        likely="the loss times the scale: keep the loss from before scaler.scale()"
-        if scaled
-        else "another optimizer or learning rate, gradients that are not cleared, or steps that never happen",
-        read=SCALER,
-    )
-
-
-def _why_skipped(skipped: Any, want: Run, name: str) -> str:
-    if name != "fp16" or not isinstance(skipped, int):
-        return "only fp16 has a scaler" if name != "fp16" else ""
-    if skipped == 0:
-        return (
-            "fp16 without a scaler, or one that is never asked: a skipped step shows as a scale that falls in "
-            "update(), or as optimizer.step() that does not run; or the warm-up's skips were left out"
-        )
-    return "a step is skipped where the scale falls; count those of the warm-up too" if skipped < want.skipped else ""
-
-
-def _judge_times(trial: Trial, got: Mapping[str, Any], wants: Mapping[str, Run]) -> None:
-    ratios = {}
-    for name, want in wants.items():
-        ms = got[name]["ms"]
-        number = is_finite(ms)
-        trial.expect(number, f"ms of {name} is no number", expected="milliseconds per step, a float", got=show(ms))
-        ratios[name] = ms / want.ms
-    seconds = all(_near(1000 * ratio) for ratio in ratios.values())
-    for name, ratio in ratios.items():
-        if not _near(ratio):
-            _fail_time(trial, got[name]["ms"], wants[name], name, ratio, seconds)
-
-
-def _judge_times_on_the_cpu(trial: Trial, got: Mapping[str, Any], log: Log) -> None:
-    """Only its unit: this machine's own time may be anything."""
-    for name, row in got.items():
-        ms, times = row["ms"], log.losses[name]
-        right = (times[-1] - times[WARM_UP - 1]) * 1000 / STEPS
-        trial.expect(
-            is_number(ms) and right / 100 < ms < right * 100,
-            f"ms of {name} on the CPU is not the milliseconds of a step",
-            expected=f"about {right:.3g}, a float",
-            got=show(ms),
-            likely="seconds: multiply by 1000"
-            if is_number(ms) and ms > 0
-            else "a clock of the host alone is right there: time.perf_counter()",
-            read=SAVES,
-        )
-
-
-def _near(ratio: float) -> bool:
-    return 0.85 <= ratio <= 1.2
-
-
-def _fail_time(trial: Trial, ms: float, want: Run, name: str, ratio: float, seconds: bool) -> None:
-    likely = "the clock and the loop do not belong together"
-    summary = f"the time of {name} is not that of a step"
-    if seconds:
-        likely = "seconds: multiply by 1000"
-    elif ratio < 0.7:
-        summary = f"the time of {name} is that of the launches, not of the work"
-        likely = "the GPU was still running when the clock was read: torch.cuda.synchronize() before, or events"
-    elif abs(ratio - STEPS) < 0.4:
-        summary, likely = f"the time of {name} is that of all steps", "divide by the number of counted steps"
-    elif ratio > 1.2:
-        summary = f"the warm-up is in the time of {name}"
-        likely = (
-            "it is counted, or it still ran when the clock started: synchronize before the clock starts, and count "
-            "only the steps after it"
-        )
-    trial.fail(
-        summary,
-        expected=f"about {want.ms:,.0f} ms per step (virtual), warm-up not counted",
-        got=f"{ms:,.4g} ms, {ratio:.3g} times that",
-        likely=likely,
-        read=SAVES,
-    )
-
-
-def _judge_peak(trial: Trial, got: Mapping[str, Any], wants: Mapping[str, Run], name: str, on_gpu: bool) -> None:
-    peak, want = got[name]["peak_bytes"], wants[name]
-    if not on_gpu:
-        trial.expect(
-            peak is None,
-            "peak_bytes on the CPU is not None",
-            expected="None: PyTorch does not count the CPU's memory",
-            got=show(peak),
-            likely="torch.cuda answers 0 for a GPU that is not used, which reads as “no memory”",
-            read=SAVES,
-        )
-        return
-    number = is_number(peak)
-    trial.expect(number, f"peak_bytes of {name} is no number", expected="bytes, an int", got=show(peak), read=SAVES)
-    if _is_peak(peak, want):
-        return
-    low, high = min(want.peaks), max(want.peaks)
-    ratio = peak / low
-    others = [right for other in wants if other != name for right in wants[other].peaks]
-    summary, likely = f"the peak of {name} is another one", "read it after the run, and before anything else is made"
-    if peak == 0:
-        summary, likely = (
-            f"the peak of {name} is that of another GPU",
-            "x is on the current GPU, which need not be the first",
-        )
-    elif ratio < 0.01:
-        summary, likely = f"the peak of {name} is not in bytes", "give bytes as they are, not MB or MiB"
-    elif peak >= 60 * 2**20:
-        summary = f"the peak of {name} is an older one"
-        likely = "the counter holds the highest value since it was last reset: torch.cuda.reset_peak_memory_stats()"
-    elif peak <= low - ENOUGH:
-        summary = f"the peak of {name} is too low"
-        likely = "memory_allocated after the run is what is left, not the peak; or a baseline was subtracted"
-    elif any(abs(peak - other) < SLACK for other in others):
-        summary = f"the peak of {name} is that of another precision"
-        likely = "reset the peak before each run, not once"
-    elif peak > low + 0.8 * want.model_bytes:
-        summary = f"something of an earlier run is alive in the run of {name}"
-        likely = "the model before, with its gradients, or the original of a copy: let it go, or keep it on the CPU"
-    trial.fail(
-        summary,
-        expected=f"about {high / 2**20:.1f} MiB (virtual)",
-        got=f"{peak / 2**20:.4g} MiB",
-        likely=likely,
-        read=SAVES,
-    )
-
-
-def _is_peak(peak: Any, want: Run) -> bool:
-    return is_number(peak) and min(want.peaks) - ENOUGH < peak < max(want.peaks) + SLACK
-
-
-def _numbers(values: list[float]) -> str:
-    return ", ".join(f"{value:.4g}" for value in values)
-
-
-def _explain(error: str) -> str:
-    if "unscale FP16" in error:
-        return "the model was converted to half; under autocast it stays float32"
-    if "Expected a cuda device" in error:
-        return "x is on the CPU, though there is a GPU: ask x.device.type, not torch.cuda.is_available()"
-    if "on the same device" in error:
-        return "make_model() gives a model on the CPU, and x says where to train: move the model to x.device"
-    if "must have the same dtype" in error or "should be the same" in error:
-        return "only one of data and model was converted: with autocast convert neither"
-    if any(part in error for part in ("NVIDIA driver", "not compiled with CUDA", "No CUDA GPUs")):
-        return "on the CPU there is no GPU to ask or to wait for: ask x.device.type first"
-    if "mix of the legacy and new APIs" in error:
-        return "fp32_precision was set, and allow_tf32 is read: use one of the two"
-    return ""

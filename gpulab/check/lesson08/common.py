@@ -27,7 +27,7 @@ BYTES = "What it saves: bytes kept for backward"
 RATE = "Learning rate and schedule"
 
 Batch = tuple[torch.Tensor, torch.Tensor]
-FULL, WIDTH = 4, 6  # samples of a micro-batch, numbers of a sample
+FULL = 4  # samples of a micro-batch
 RATES = 2e-3, 1e-3  # of the optimizer's two groups
 PLACE = ["device of the parameters", "dtype of the parameters"]
 MODE = "forward passes in evaluation mode"
@@ -82,11 +82,7 @@ def loss_fn(outputs: torch.Tensor, targets: torch.Tensor, **options: Any) -> tor
 
 def draw(sizes: Iterable[int], dtype: torch.dtype) -> list[Batch]:
     """Micro-batches of these sizes. Their inputs lie around different points, as sorted data do."""
-
-    def inputs(n: int) -> torch.Tensor:
-        return torch.randn(n, WIDTH, dtype=dtype) + torch.randn(WIDTH, dtype=dtype)
-
-    return [(inputs(n), torch.randint(0, 3, (n,))) for n in sizes]
+    return [(torch.randn(n, 6, dtype=dtype) + torch.randn(6, dtype=dtype), torch.randint(0, 3, (n,))) for n in sizes]
 
 
 def windows(count: int, steps: int) -> list[range]:
@@ -121,7 +117,7 @@ class Epoch:
 
     def __init__(self, batches: Sequence[Batch], device: str, *, left: bool) -> None:
         self.batches, self.device, self.dtype = batches, device, batches[0][0].dtype
-        self.model = nn.Sequential(nn.Linear(WIDTH, 16), nn.Tanh(), nn.Linear(16, 3)).to(self.dtype)
+        self.model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3)).to(self.dtype)
         self._twin = copy.deepcopy(self.model)
         self.model.to(device)
         self.parameters = list(self.model.parameters())
@@ -146,9 +142,7 @@ class Epoch:
         self.optimizer.register_step_post_hook(self._stepped)
 
     def _begin(self, layer: nn.Module, args: tuple[Any, ...]) -> None:
-        if not isinstance(args[0], torch.Tensor) or args[0].shape[-1:] != (WIDTH,):
-            return  # the layer itself refuses it
-        rows = args[0].detach().cpu().reshape(-1, WIDTH)
+        rows = args[0].detach().cpu()
         self.forwards.append(autocast())
         self._away += not all(module.training for module in self.model.modules())
         self._largest = max(self._largest, len(rows))
@@ -194,10 +188,11 @@ class Epoch:
 
     def compare_steps(self, facts: Facts, stepping: Sequence[range]) -> list[range]:
         """When the optimizer stepped, where `stepping` are the windows in which it should. The windows of its steps, if
-        these are the first of them; else none."""
-        ends, count = [window[-1] + 1 for window in stepping], len(self.steps)
+        all of these came at the end of one; else none."""
+        ends = [window[-1] + 1 for window in stepping]
         facts.add(STEPS, self.steps, ends)
-        return list(stepping[:count]) if self.steps == ends[:count] else []
+        made = [window for window, end in zip(stepping, ends, strict=True) if end in self.steps]
+        return made if self.steps == [window[-1] + 1 for window in made] else []
 
     def compare_memory(self, facts: Facts, allowed: int) -> None:
         facts.add(MEMORY[0], self._largest, FULL)

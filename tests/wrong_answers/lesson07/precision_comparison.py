@@ -1,565 +1,161 @@
 """Answers to "a comparison that can be believed": the start, the clock, the peak, TF32, the scaler, and the form."""
 
-import contextlib
-import copy
-import gc
-import time
-
-import torch
-
-from gpulab.check.lesson07.sections import SECTIONS
-
-from ..by_hand import Bank
-
-BANK = Bank("precision_comparison", SECTIONS)
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-
-
-def precisions(x):
-    return [name for name in DTYPES if x.device.type == "cuda" or name != "fp16"]
-
-
-def wait(x):
-    if x.device.type == "cuda":
-        torch.cuda.synchronize()
-
-
-@contextlib.contextmanager
-def true_fp32():
-    old = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = old
-
-
-def train(
-    model,
-    loss_fn,
-    x,
-    y,
-    steps,
-    warm_up,
-    dtype,
-    *,
-    before=wait,
-    after=wait,
-    scaled=None,
-    lr=0.01,
-    clear=True,
-    reset=True,
-):
-    """A right run, with some places that the wrong ones change."""
-    on_gpu = x.device.type == "cuda"
-    if on_gpu and reset:
-        torch.cuda.reset_peak_memory_stats()
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-    scaler = torch.amp.GradScaler(x.device.type, enabled=dtype is torch.float16 if scaled is None else scaled)
-    losses, skipped, start = [], 0, time.perf_counter()
-    for i in range(warm_up + steps):
-        if i == warm_up:
-            before(x)
-            start = time.perf_counter()
-        if clear:
-            optimizer.zero_grad()
-        with torch.autocast(x.device.type, dtype=dtype, enabled=dtype is not torch.float32):
-            loss = loss_fn(model(x), y)
-        scaler.scale(loss).backward()
-        scale = scaler.get_scale()
-        scaler.step(optimizer)
-        scaler.update()
-        skipped += scaler.get_scale() < scale
-        losses.append(loss.detach())
-    after(x)
-    ms = (time.perf_counter() - start) * 1000 / steps
-    return {
-        "ms": ms,
-        "peak_bytes": torch.cuda.max_memory_allocated() if on_gpu else None,
-        "losses": [value.item() for value in losses[warm_up:]],
-        "skipped": skipped,
-    }
-
-
-def compare(make_model, loss_fn, x, y, steps, warm_up, **changes):
-    first, rows = make_model(), {}
-    with true_fp32():
-        for name in precisions(x):
-            rows[name] = train(
-                copy.deepcopy(first).to(x.device), loss_fn, x, y, steps, warm_up, DTYPES[name], **changes
-            )
-    return rows
-
-
-# --- right ---------------------------------------------------------------------------------------------
-
-
-@BANK.right
-def copies_one_model(make_model, loss_fn, x, y, steps, warm_up):
-    return compare(make_model, loss_fn, x, y, steps, warm_up)
-
-
-@BANK.right
-def seeds_before_each(make_model, loss_fn, x, y, steps, warm_up):
-    rows = {}
-    with true_fp32():
-        for name in reversed(precisions(x)):
-            torch.manual_seed(0)
-            rows[name] = train(make_model().to(x.device), loss_fn, x, y, steps, warm_up, DTYPES[name])
-            gc.collect()
-    return rows
-
-
-@BANK.right
-def loads_the_first_weights(make_model, loss_fn, x, y, steps, warm_up):
-    """Events, the newer setting for TF32, gradients cleared after the step, hooks to count the steps."""
-    state, rows = {name: value.clone() for name, value in make_model().state_dict().items()}, {}
-    backends = torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn
-    old = [backend.fp32_precision for backend in backends]
-    for backend in backends:
-        backend.fp32_precision = "ieee"
-    try:
-        for name in precisions(x):
-            rows[name] = one_run_with_events(make_model, state, loss_fn, x, y, steps, warm_up, DTYPES[name])
-    finally:
-        for backend, value in zip(backends, old, strict=True):
-            backend.fp32_precision = value
-    return rows
-
-
-def one_run_with_events(make_model, state, loss_fn, x, y, steps, warm_up, dtype):
-    on_gpu, counted = x.device.type == "cuda", []
-    model = make_model()
-    model.load_state_dict(state)
-    model = model.to(x.device).train()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    optimizer.register_step_post_hook(lambda *_: counted.append(1))
-    scaler = torch.amp.GradScaler(x.device.type, enabled=dtype is torch.float16)
-    losses = []
-
-    def step():
-        with torch.autocast(x.device.type, dtype, enabled=dtype is not torch.float32):
-            loss = loss_fn(model(x), y)
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad(set_to_none=True)
-        losses.append(loss.item())
-
-    for _ in range(warm_up):
-        step()
-    if on_gpu:
-        torch.cuda.reset_peak_memory_stats(x.device)
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-    begun = time.perf_counter()
-    for _ in range(steps):
-        step()
-    total = (time.perf_counter() - begun) * 1000
-    if on_gpu:
-        end.record()
-        end.synchronize()
-        total = start.elapsed_time(end)
-    peak = torch.cuda.max_memory_allocated(x.device) if on_gpu else None
-    skipped = warm_up + steps - len(counted)
-    return {"ms": total / steps, "peak_bytes": peak, "losses": losses[warm_up:], "skipped": skipped, "dtype": dtype}
-
-
-@BANK.right
-def clears_after_the_forward_pass(make_model, loss_fn, x, y, steps, warm_up):
-    first, rows = copy.deepcopy(make_model().state_dict()), {}
-    with true_fp32():
-        for name in precisions(x):
-            model = make_model().to(x.device)
-            model.load_state_dict(first)
-            params = list(model.parameters())
-
-            def loss(outputs, targets, params=params):
-                for p in params:
-                    p.grad = None
-                return loss_fn(outputs, targets)
-
-            rows[name] = train(model, loss, x, y, steps, warm_up, DTYPES[name], clear=False)
-            del model, params, loss
-            gc.collect()
-    return rows
-
-
-# --- wrong: the start ----------------------------------------------------------------------------------
-
-
-@BANK.wrong("the runs start from different weights", "copy one model for each run")
-def makes_a_model_for_each(make_model, loss_fn, x, y, steps, warm_up):
-    with true_fp32():
-        return {
-            name: train(make_model().to(x.device), loss_fn, x, y, steps, warm_up, DTYPES[name])
-            for name in precisions(x)
-        }
-
-
-@BANK.wrong("the runs start from different weights", "copy one model for each run", same_as="makes_a_model_for_each")
-def trains_one_model_on(make_model, loss_fn, x, y, steps, warm_up):
-    model = make_model()
-    with true_fp32():
-        rows = {}
-        for name in precisions(x):
-            model = copy.deepcopy(model).to(x.device)
-            model.fresh = True  # the probe's own mark, as a new copy would have it
-            rows[name] = train(model, loss_fn, x, y, steps, warm_up, DTYPES[name])
-    return rows
-
-
-@BANK.wrong("the precisions see different data", "autocast casts for itself")
-def draws_other_data(make_model, loss_fn, x, y, steps, warm_up):
-    rows, first = {}, make_model()
-    with true_fp32():
-        for name in precisions(x):
-            data = torch.rand_like(x) if name == "bf16" else x
-            model = copy.deepcopy(first).to(x.device)
-            rows[name] = train(model, loss_fn, data, y, steps, warm_up, DTYPES[name])
-    return rows
-
-
-# --- wrong: the clock ----------------------------------------------------------------------------------
-
-
-@BANK.wrong("the time of fp32 is that of the launches, not of the work", "torch.cuda.synchronize() before, or events")
-def never_waits(*args):
-    return compare(*args, before=lambda x: None, after=lambda x: None)
-
-
-@BANK.wrong("the warm-up is in the time of fp32", "synchronize before the clock starts")
-def waits_at_the_end_only(*args):
-    return compare(*args, before=lambda x: None)
-
-
-@BANK.wrong(
-    "the warm-up is in the time of fp32", "synchronize before the clock starts", same_as="waits_at_the_end_only"
-)
-def counts_the_warm_up(make_model, loss_fn, x, y, steps, warm_up):
-    first, rows = make_model(), {}
-    with true_fp32():
-        for name in precisions(x):
-            wait(x)
-            start = time.perf_counter()
-            model = copy.deepcopy(first).to(x.device)
-            rows[name] = train(model, loss_fn, x, y, steps, warm_up, DTYPES[name])
-            rows[name]["ms"] = (time.perf_counter() - start) * 1000 / (steps + warm_up)
-    return rows
-
-
-def changed(change):
-    def answer(*args):
-        return {name: row | change(row, args) for name, row in compare(*args).items()}
-
-    return answer
-
-
-@BANK.wrong("the time of fp32 is that of all steps", "divide by the number of counted steps")
-def gives_the_total(*args):
-    return changed(lambda row, args: {"ms": row["ms"] * args[4]})(*args)
-
-
-@BANK.wrong("the time of fp32 is not that of a step", "seconds: multiply by 1000")
-def gives_seconds(*args):
-    return changed(lambda row, args: {"ms": row["ms"] / 1000})(*args)
-
-
-@BANK.wrong("ms of fp32 on the CPU is not the milliseconds of a step", "seconds: multiply by 1000")
-def gives_seconds_on_the_cpu(*args):
-    return changed(lambda row, args: {"ms": row["ms"] / (1 if args[2].is_cuda else 1000)})(*args)
-
-
-@BANK.wrong("ms of fp32 on the CPU is not the milliseconds of a step", "time.perf_counter()")
-def gives_no_time_on_the_cpu(*args):
-    return changed(lambda row, args: {"ms": row["ms"] if args[2].is_cuda else None})(*args)
-
-
-@BANK.wrong("fp32 runs for another number of steps", "the warm-up is missing")
-def never_warms_up(make_model, loss_fn, x, y, steps, warm_up):
-    return compare(make_model, loss_fn, x, y, steps, 0)
-
-
-# --- wrong: the peak -----------------------------------------------------------------------------------
-
-
-@BANK.wrong("the peak of fp32 is an older one", "since it was last reset")
-def never_resets(*args):
-    return compare(*args, reset=False)
-
-
-@BANK.wrong("the peak of fp16 is that of another precision", "before each run, not once")
-def resets_once(make_model, loss_fn, x, y, steps, warm_up):
-    if x.device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-    return compare(make_model, loss_fn, x, y, steps, warm_up, reset=False)
-
-
-@BANK.wrong("something of an earlier run is alive in the run of fp16", "the model before, with its gradients")
-def keeps_the_models(make_model, loss_fn, x, y, steps, warm_up):
-    first, rows, models = make_model(), {}, []
-    with true_fp32():
-        for name in precisions(x):
-            models.append(copy.deepcopy(first).to(x.device))
-            rows[name] = train(models[-1], loss_fn, x, y, steps, warm_up, DTYPES[name])
-    return rows
-
-
-@BANK.wrong("something of an earlier run is alive in the run of fp32", "the model before, with its gradients")
-def copies_on_the_gpu(make_model, loss_fn, x, y, steps, warm_up):
-    first = make_model().to(x.device)
-    rows = {}
-    with true_fp32():
-        for name in precisions(x):
-            rows[name] = train(copy.deepcopy(first), loss_fn, x, y, steps, warm_up, DTYPES[name])
-    return rows
-
-
-@BANK.wrong("the peak of fp32 is not in bytes", "not MB or MiB")
-def gives_mib(*args):
-    return changed(lambda row, args: {"peak_bytes": row["peak_bytes"] and row["peak_bytes"] / 2**20})(*args)
-
-
-@BANK.wrong("the peak of fp32 is too low", "what is left, not the peak")
-def reads_what_is_left(make_model, loss_fn, x, y, steps, warm_up):
-    rows = compare(make_model, loss_fn, x, y, steps, warm_up)
-    for row in rows.values():
-        row["peak_bytes"] = torch.cuda.memory_allocated() if x.device.type == "cuda" else None
-    return rows
-
-
-@BANK.wrong("the peak of fp32 is that of another GPU", "need not be the first")
-def asks_the_first_gpu(make_model, loss_fn, x, y, steps, warm_up):
-    rows = compare(make_model, loss_fn, x, y, steps, warm_up)
-    for row in rows.values():
-        row["peak_bytes"] = torch.cuda.max_memory_allocated(0) if x.device.type == "cuda" else None
-    return rows
-
-
-@BANK.wrong("peak_bytes on the CPU is not None", "reads as “no memory”")
-def gives_zero_on_the_cpu(*args):
-    return changed(lambda row, args: {"peak_bytes": row["peak_bytes"] or 0})(*args)
-
-
-kept = []
-
-
-@BANK.wrong("something stays on the GPU when the comparison is over", "in a variable outside")
-def leaves_a_model(make_model, loss_fn, x, y, steps, warm_up):
-    rows = compare(make_model, loss_fn, x, y, steps, warm_up)
-    kept[:] = [torch.ones(2**20, device=x.device)]
-    return rows
-
-
-# --- wrong: TF32 ---------------------------------------------------------------------------------------
-
-
-@BANK.wrong("the fp32 baseline is secretly TF32", "switch both off")
-def takes_the_settings_as_they_are(make_model, loss_fn, x, y, steps, warm_up):
-    first, rows = make_model(), {}
-    for name in precisions(x):
-        rows[name] = train(copy.deepcopy(first).to(x.device), loss_fn, x, y, steps, warm_up, DTYPES[name])
-    return rows
-
-
-@BANK.wrong("the fp32 baseline is secretly TF32", "switch both off", same_as="takes_the_settings_as_they_are")
-def forgets_convolutions(make_model, loss_fn, x, y, steps, warm_up):
-    old = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        return takes_the_settings_as_they_are(make_model, loss_fn, x, y, steps, warm_up)
-    finally:
-        torch.set_float32_matmul_precision(old)
-
-
-@BANK.wrong("your function left a setting changed", "put it back in `finally`")
-def leaves_tf32_off(make_model, loss_fn, x, y, steps, warm_up):
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    return takes_the_settings_as_they_are(make_model, loss_fn, x, y, steps, warm_up)
-
-
-@BANK.wrong("the TF32 settings stay changed when loss_fn raises", "put them back in `finally`")
-def puts_back_at_the_end(*args):
-    old = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    rows = takes_the_settings_as_they_are(*args)
-    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = old
-    return rows
-
-
-@BANK.wrong(
-    "the TF32 settings stay changed when loss_fn raises",
-    "put them back in `finally`",
-    same_as="puts_back_at_the_end",
-)
-def puts_back_after_runtime_errors(*args):
-    old = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    try:
-        return puts_back_at_the_end(*args)
-    except RuntimeError:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = old
-        raise
-
-
-@BANK.wrong("the exception of loss_fn does not come out", "an `except` ends it")
-def swallows_exceptions(*args):
-    try:
-        return compare(*args)
-    except RuntimeError:
-        return None
-
-
-# --- wrong: autocast and scaler ------------------------------------------------------------------------
-
-
-@BANK.wrong("skipped of fp16 is not the number of steps that the scaler skipped", "fp16 without a scaler")
-def never_scales(*args):
-    return compare(*args, scaled=False)
-
-
-@BANK.wrong("skipped of fp16 is not the number of steps that the scaler skipped", "those of the warm-up too")
-def counts_skips_in_part(*args):
-    return changed(lambda row, args: {"skipped": max(0, row["skipped"] - 1)})(*args)
-
-
-@BANK.wrong(
-    "skipped of fp16 is not the number of steps that the scaler skipped",
-    "the warm-up's skips were left out",
-    same_as="never_scales",
-)
-def counts_none_of_the_warm_up(*args):
-    return changed(lambda row, args: {"skipped": 0})(*args)  # as where all of them were in the warm-up
-
-
-@BANK.wrong(
-    "skipped of fp16 is not the number of steps that the scaler skipped",
-    "those of the warm-up too",
-    same_as="counts_skips_in_part",
-)
-def counts_skips_after_the_warm_up(*args):
-    return changed(lambda row, args: {"skipped": max(0, row["skipped"] - args[5])})(*args)
-
-
-@BANK.wrong("the run of bf16 is not in that precision", "unless dtype= says otherwise")
-def forgets_the_dtype(make_model, loss_fn, x, y, steps, warm_up):
-    rows, first = {}, make_model()
-    with true_fp32():
-        for name in precisions(x):
-            dtype = torch.float16 if name == "bf16" and x.device.type == "cuda" else DTYPES[name]
-            rows[name] = train(copy.deepcopy(first).to(x.device), loss_fn, x, y, steps, warm_up, dtype)
-    return rows
-
-
-@BANK.wrong("the loss is not under autocast", "computed in 16 bits")
-def loss_outside(make_model, loss_fn, x, y, steps, warm_up):
-    def outside(outputs, targets):
-        with torch.autocast(x.device.type, enabled=False):
-            return loss_fn(outputs, targets)
-
-    return compare(make_model, outside, x, y, steps, warm_up)
-
-
-@BANK.wrong("your function raised RuntimeError", "convert neither")
-def converts_the_model(make_model, loss_fn, x, y, steps, warm_up):
-    rows, first = {}, make_model()
-    with true_fp32():
-        for name in precisions(x):
-            model = copy.deepcopy(first).to(x.device, DTYPES[name])
-            rows[name] = train(model, loss_fn, x, y, steps, warm_up, torch.float32)
-    return rows
-
-
-# --- wrong: the form -----------------------------------------------------------------------------------
-
-
-@BANK.wrong("the result is not a dict", "without a return")
-def returns_nothing(*args):
-    compare(*args)
-
-
-@BANK.wrong("a precision is missing")
-def leaves_out_bf16(*args):
-    return {name: row for name, row in compare(*args).items() if name != "bf16"}
-
-
-@BANK.wrong("fp16 runs on the CPU", "ask x.device.type")
-def fp16_everywhere(make_model, loss_fn, x, y, steps, warm_up):
-    rows = compare(make_model, loss_fn, x, y, steps, warm_up)
-    if "fp16" not in rows:
-        rows["fp16"] = train(make_model(), loss_fn, x, y, steps, warm_up, torch.float16)
-    return rows
-
-
-@BANK.wrong("fp16 runs on the CPU", "ask x.device.type", same_as="fp16_everywhere")
-def moves_the_data_to_the_gpu(make_model, loss_fn, x, y, steps, warm_up):
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    return compare(make_model, loss_fn, x.to(device), y.to(device), steps, warm_up)
-
-
-@BANK.wrong("your function raised ValueError", "not torch.cuda.is_available()")
-def asks_whether_there_is_a_gpu(make_model, loss_fn, x, y, steps, warm_up):
-    if torch.cuda.is_available():
-        torch.cuda.reset_peak_memory_stats(x.device)
-    return compare(make_model, loss_fn, x, y, steps, warm_up)
-
-
-@BANK.wrong("losses of fp32 are tensors", "call .item() on each")
-def gives_losses_on_the_gpu(*args):
-    return changed(lambda row, args: {"losses": [torch.tensor(loss) for loss in row["losses"]]})(*args)
-
-
-@BANK.wrong("losses of fp32 are tensors", "call .item() on each", same_as="gives_losses_on_the_gpu")
-def gives_losses_in_one_tensor(*args):
-    return changed(lambda row, args: {"losses": torch.tensor(row["losses"])})(*args)
-
-
-@BANK.wrong("the losses of fp32 are other ones", "another optimizer or learning rate")
-def another_learning_rate(*args):
-    return compare(*args, lr=0.1)
-
-
-@BANK.wrong("the losses of fp16 are other ones", "keep the loss from before scaler.scale()")
-def gives_scaled_losses(*args):
-    rows = compare(*args)
-    if "fp16" in rows:
-        rows["fp16"]["losses"] = [loss * 4096 for loss in rows["fp16"]["losses"]]
-    return rows
-
-
-@BANK.wrong(
-    "the losses of fp16 are other ones", "keep the loss from before scaler.scale()", same_as="gives_scaled_losses"
-)
-def gives_losses_scaled_by_a_falling_scale(*args):
-    rows = compare(*args)
-    if "fp16" in rows:
-        scales = [65536.0] + [8192.0] * len(rows["fp16"]["losses"])
-        rows["fp16"]["losses"] = [loss * scale for loss, scale in zip(rows["fp16"]["losses"], scales, strict=False)]
-    return rows
-
-
-@BANK.wrong("losses of fp32 are not one float for each counted step", "those of the warm-up are in it")
-def gives_all_losses(make_model, loss_fn, x, y, steps, warm_up):
-    return {
-        name: row | {"losses": [0.0] * warm_up + row["losses"]}
-        for name, row in compare(make_model, loss_fn, x, y, steps, warm_up).items()
-    }
-
-
-@BANK.wrong("the row of fp32 is incomplete")
-def forgets_the_skips(*args):
-    return {
-        name: {key: value for key, value in row.items() if key != "skipped"} for name, row in compare(*args).items()
-    }
-
-
-@BANK.wrong("your function left a setting changed", "put that back, whatever it was")
-def allows_tf32_afterwards(*args):
-    try:
-        return compare(*args)
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-
-
-@BANK.wrong("the model is trained in evaluation mode", "eval() is for measuring a trained model")
-def trains_in_evaluation_mode(make_model, *args):
-    return compare(lambda: make_model().eval(), *args)
+from ..bank import Bank
+from ..edits import add, change, drop
+
+BANK = Bank("precision_comparison", "compare_precisions")
+MS, SKIPPED, LOSSES = "(now() - start) * 1000 / steps", "warm_up + steps - len(stepped)", "losses[warm_up:]"
+COPY, FIRST, NOW = "copy.deepcopy(first)", "first = make_model()", "            torch.cuda.synchronize()"
+PEAK, RESET = "torch.cuda.max_memory_allocated()", "torch.cuda.reset_peak_memory_stats()"
+OFF, TF32 = "torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False", "allow_tf32 = tf32"
+BACK = "torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = tf32"
+AFTERWARDS = change("        return {name", "        rows = {name"), change(TF32, f"{TF32}\n    return rows")
+BANK.right(  # seeds, goes through the precisions backwards, looks at the scale, resets after the warm-up, keeps zeros
+    (change(FIRST, "seeded = lambda: (torch.manual_seed(0), make_model())[1]"), change(COPY, "seeded()"),
+     change("precisions.items()", "reversed(precisions.items())"), drop("register_step_post_hook"),
+     add("before = scaler.get_scale()", after=".backward()"),
+     add("stepped += [True] * (scaler.get_scale() >= before)", after="scaler.update()"),
+     add(f"{RESET} if on_gpu else None", before="start = now()"),
+     change("zero_grad()", "zero_grad(set_to_none=False)")),
+    # events; the newer settings; the first weights in models of their own; clears after the forward pass
+    (change(f"        if on_gpu:\n{NOW}\n        return",
+            "        if on_gpu:\n            event = torch.cuda.Event(enable_timing=True)\n            event.record()\n"
+            "        return event if on_gpu else"), change(MS, "took(start, now()) / steps"),
+     add("took = lambda a, b: (b.synchronize(), a.elapsed_time(b))[1] if on_gpu else 1000 * (b - a)", before="def now"),
+     change("tf32 = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32",
+            "one, two = torch.backends.cuda.matmul, torch.backends.cudnn.conv; "
+            "tf32 = one.fp32_precision, two.fp32_precision"),
+     change(OFF, "one.fp32_precision = two.fp32_precision = 'ieee'"),
+     change(BACK, "one.fp32_precision, two.fp32_precision = tf32"),
+     change(COPY, "(lambda model: (model.load_state_dict(first.state_dict()), model)[1])(make_model())"),
+     drop("zero_grad()"), add("optimizer.zero_grad()", before="scaler.scale(")),
+)  # fmt: skip
+
+# --- the start, the data and the loop ------------------------------------------------------------------
+BANK.mistakes(
+    ("the runs start from different weights", "make_model() draws new weights each time, and a run changes the model "
+     "it is given: copy one model for each run, or seed before each make_model()",
+     change(COPY, "make_model()"), change(COPY, "first")),
+    ("the precisions see different data", "converted or drawn anew: autocast casts for itself",
+     change("model(x)", "model(torch.rand_like(x) if dtype is torch.bfloat16 else x)"),
+     change("model(x)", "model(x * 1.001 if dtype is torch.bfloat16 else x)")),
+    ("the model is trained in evaluation mode",
+     "eval() is for measuring a trained model: dropout and BatchNorm do something else in it",
+     add("model.eval()", before="stepped, losses")),
+    ("the warm-up is missing", "warm_up further steps come before those that count",
+     (change("range(warm_up + steps)", "range(steps)"), change("i == warm_up", "i == 0"), change(LOSSES, "losses"),
+      change(SKIPPED, "steps - len(stepped)"))),
+    ("gradients are added up over the steps", "backward() adds to .grad: clear it in each step", drop("zero_grad()")),
+    ("SGD has another learning rate", "lr=0.01 is asked for", change("lr=0.01", "lr=0.1")),
+    ("the loss is not under autocast",
+     "the block ends after the model, so the loss of its 16-bit outputs is computed in 16 bits",
+     change("loss = loss_fn(model(x), y)", "outputs = model(x)\n            loss = loss_fn(outputs, y)"),
+     (change("loss = loss_fn(model(x), y)",
+             "outputs = model(x)\n            with only_fp16:\n                loss = loss_fn(outputs, y)"),
+      add("only_fp16 = torch.autocast(x.device.type, torch.float16, dtype is torch.float16)", before="zero_grad()"))),
+    ("backward runs under autocast", "each backward takes its forward's dtype by itself: it comes after the block",
+     change("            scaler.scale(loss).backward()", "                scaler.scale(loss).backward()")),
+    ("bf16 runs in autocast's default dtype", "autocast on a GPU is float16 unless dtype= says otherwise",
+     change("dtype=dtype, enabled", "enabled")),
+    ("the model is converted to 16 bits", "under autocast it stays float32",
+     change(f"{COPY}.to(x.device)", f"{COPY}.to(x.device, dtype)")),
+    ("the model is converted, and the data are not", "with autocast convert neither",
+     (change(f"{COPY}.to(x.device)", f"{COPY}.to(x.device, dtype)"), change("dtype is not torch.float32", "False"))),
+    ("the model stays on the CPU", "make_model() gives it there: move it to x.device",
+     change(f"{COPY}.to(x.device)", COPY)),
+)  # fmt: skip
+
+# --- the clock -----------------------------------------------------------------------------------------
+BANK.mistakes(
+    ("the time is that of the launches, not of the work",
+     "the GPU was still running when the clock was read: torch.cuda.synchronize() before, or events",
+     change(NOW, "            pass")),
+    ("the warm-up still runs when the clock starts", "synchronize before the clock starts",
+     change("start = now()", "start = time.perf_counter()")),
+    ("the steps of the warm-up are in the time", "start the clock after them",
+     change("i == warm_up", "i == 0"), (change("i == warm_up", "i == 0"), change(MS, f"{MS[:-5]}(warm_up + steps)"))),
+    ("the time is that of all steps", "divide by the number of counted steps", change(MS, MS.removesuffix(" / steps"))),
+    ("the time is in seconds", "milliseconds are asked for: multiply by 1000", change(MS, "(now() - start) / steps")),
+    ("the time on the CPU is in seconds", "milliseconds are asked for: multiply by 1000 there too",
+     change(MS, "(now() - start) * (1000 if on_gpu else 1) / steps")),
+    ("there is no time on the CPU", "a clock of the host alone is right there: time.perf_counter()",
+     change(MS, f"{MS} if on_gpu else None")),
+    ("the GPU is waited for where there is none", "ask x.device.type first",
+     change(f"        if on_gpu:\n{NOW}", NOW[4:])),
+    ("the time is that of the median step", "the mean is asked for: a long step counts too",
+     (change("start = now()", "start = [now()]"),
+      change(MS, "sorted(b - a for a, b in zip(start, start[1:]))[steps // 2] * 1000"),
+      add("if i >= warm_up: start += [now()]", before="losses.append"))),
+)  # fmt: skip
+
+# --- the peak ------------------------------------------------------------------------------------------
+BANK.mistakes(
+    ("the peak is an older one", "the counter holds the highest value since it was last reset: "
+     "torch.cuda.reset_peak_memory_stats()", change(RESET, "pass")),
+    ("the peak is the highest of several runs", "reset it before each run, not once",
+     (change(RESET, "pass"), add(f"{RESET} if on_gpu else None", before=FIRST))),
+    ("something of an earlier run is alive in the next",
+     "the model before, with its gradients, or the original of a copy: let it go, or keep it on the CPU",
+     change(FIRST, "first = make_model().to(x.device)"),
+     (change(FIRST, "kept, first = [], make_model()"), add("kept.append(model)", before="stepped, losses"))),
+    ("the peak is not in bytes", "give bytes as they are, not MB or MiB", change(PEAK, f"{PEAK} / 2**20")),
+    ("peak_bytes is what is left after the run", "memory_allocated tells what is there now, not the highest",
+     change("max_memory_allocated", "memory_allocated"),
+     (AFTERWARDS[0], change("    finally:", "        now = torch.cuda.memory_allocated() if on_gpu else None\n"
+                            "        return {name: rows[name] | {'peak_bytes': now} for name in rows}\n    finally:"))),
+    ("peak_bytes is what was reserved", "the allocator reserves more than it has given: max_memory_allocated",
+     change("max_memory_allocated", "max_memory_reserved")),
+    ("the peak is that of another GPU", "x is on the current GPU, which need not be the first",
+     change(PEAK, "torch.cuda.max_memory_allocated(0)")),
+    ("peak_bytes on the CPU is 0", "torch.cuda answers 0 for a GPU that is not used, which reads as “no memory”",
+     change("if on_gpu else None", "if on_gpu else 0")),
+    ("something stays on the GPU", "a model, an optimizer or losses are kept, in what is returned or outside",
+     add("globals()['kept'] = loss.detach()", after="losses.append")),
+)  # fmt: skip
+
+# --- TF32 ----------------------------------------------------------------------------------------------
+BANK.mistakes(
+    ("TF32 is left as the caller has it", "the baseline may be TF32: switch it off, for products and convolutions",
+     drop(OFF)),
+    ("convolutions may be TF32 in the baseline", "there TF32 is the default: switch it off for both",
+     change(OFF, "torch.backends.cuda.matmul.allow_tf32 = False")),
+    ("products may be TF32 in the baseline", "the caller may have allowed it: switch it off for both",
+     change(OFF, "torch.backends.cudnn.allow_tf32 = False")),
+    ("TF32 stays switched off", "keep the old values, and put them back in `finally`", change(BACK, "pass")),
+    ("TF32 is switched on afterwards", "it may have been off before: put that back, whatever it was",
+     change(TF32, "allow_tf32 = True, True")),
+    ("the two TF32 settings have changed places", "each gets its own old value back", change(TF32, f"{TF32}[::-1]")),
+    ("TF32 stays switched off when loss_fn raises", "an exception passes by what follows: put them back in `finally`",
+     (change("    try:", "    if True:"), change("    finally:", "    if True:"), *AFTERWARDS),
+     (*AFTERWARDS, change("    finally:", f"    except RuntimeError:\n        {BACK}\n        raise\n    if True:"))),
+    ("an exception of loss_fn is swallowed", "an `except` ends it: `try` and `finally` alone let it pass",
+     change("    finally:", "    except RuntimeError:\n        return {}\n    finally:")),
+)  # fmt: skip
+
+# --- the scaler, and the form --------------------------------------------------------------------------
+BANK.mistakes(
+    ("fp16 runs without a scaler", "an inf in the gradients is then an inf in the weights",
+     change("enabled=dtype is torch.float16", "enabled=False")),
+    ("no skipped step is counted", "a skipped step shows as a scale that falls in update(), or as optimizer.step() "
+     "that does not run", change(SKIPPED, "0")),
+    ("the skips of the warm-up are left out", "count those of all steps",
+     (add("stepped.clear()", before="start = now()"), change(SKIPPED, "steps - len(stepped)"))),
+    ("the losses are tensors", "call .item() on each after the last step: a tensor keeps memory on the GPU",
+     change(f"[loss.item() for loss in {LOSSES}]", LOSSES),
+     change(f"[loss.item() for loss in {LOSSES}]", f"torch.stack({LOSSES})")),
+    ("the losses are scaled", "keep the loss from before scaler.scale()",
+     change("losses.append(loss.detach())", "losses.append(scaler.scale(loss).detach())"),
+     (drop("losses.append"), add("losses.append(scaler.scale(loss).detach())", before="scaler.scale("))),
+    ("the losses of the warm-up are among them", "those of the counted steps are asked for", change(LOSSES, "losses")),
+    ("nothing comes back", "the function ends without a return", change("return {name: run", "rows = {name: run")),
+    ("there is no run in bf16", "on the CPU too bf16 is one of the precisions", change(', "bf16": torch.bfloat16', "")),
+    ("fp16 runs on the CPU too", "fp32 and bf16 are asked for there: ask x.device.type",
+     change('del precisions["fp16"]', "pass")),
+    ("the data are moved to the GPU", "x says where to train, and may be on the CPU although there is a GPU",
+     add("x, y = (t.to('cuda' if torch.cuda.is_available() else 'cpu') for t in (x, y))", before="on_gpu = ")),
+    ("whether there is a GPU is asked, not where x is", "x may be on the CPU although there is a GPU: x.device.type",
+     change('x.device.type == "cuda"', "torch.cuda.is_available()")),
+    ("the GPU's counter is reset for a tensor on the CPU", "ask x.device.type, not torch.cuda.is_available()",
+     (change('x.device.type == "cuda"', "torch.cuda.is_available()"), change(RESET, f"{RESET[:-2]}(x.device)"))),
+    ("the rows have no skipped", "ms, peak_bytes, losses and skipped belong into each", drop('"skipped":')),
+)  # fmt: skip
