@@ -31,8 +31,6 @@ BANKS = {
     for lesson in LESSONS
     for name in lesson.checks
 }
-# Of the checks that judge by hand, those whose answers never see the notebook's GPU; the others say so themselves.
-OWN_GPU = {"capstone", "capstone_drawn"}
 SLOW_GUARDS = "ignore:Guards may run slower on Python 3.13.0"  # torch.compile says so of that one Python
 ITS_OWN = "ignore:.torch.jit.script_method. is deprecated"  # PyTorch 2.11's compiler, which begins anew where a GPU is
 ALL_SCENES = {"bytes_per_rank"}  # the bank for which nothing is left to what is stored
@@ -45,19 +43,15 @@ SEED = BASE + 1  # of the wrong answers; the right ones are tried with several
 # What a test asks for by the name of its argument: of each bank these answers, one by one.
 ANSWERS = {
     "right": lambda bank: right_here(bank),
-    "right_anywhere": lambda bank: right_in_force(bank) + getattr(bank, "right_on_gpu", []),
-    "wrong": lambda bank: [wrong for wrong in bank.wrong_answers if not on_gpu(wrong)],
+    "right_anywhere": lambda bank: right_in_force(bank),
+    "wrong": lambda bank: bank.wrong_answers,
     "wrong_anywhere": lambda bank: every_fourth(bank.wrong_answers[:1] if own_gpu(bank) else bank.wrong_answers),
 }
 
 
 def own_gpu(bank):
-    """Whether its answers meet the same with a GPU in force and without."""
-    return bank.exercise.own_gpu if bank.exercise else bank.name in OWN_GPU
-
-
-def on_gpu(wrong):
-    return getattr(wrong, "on_gpu", False)
+    """Whether its answers meet the same with a GPU in force and without; the capstone opens one of its own."""
+    return bank.exercise is None or bank.exercise.own_gpu
 
 
 def right_here(bank):
@@ -76,8 +70,8 @@ def right_in_force(bank):
 
 
 def every_fourth(wrong_answers):
-    """And those that are tried nowhere else; all in `make explore`."""
-    return [wrong for index, wrong in enumerate(wrong_answers) if on_gpu(wrong) or explores() or index % 4 == 0]
+    """All in `make explore`."""
+    return wrong_answers if explores() else wrong_answers[::4]
 
 
 def pytest_generate_tests(metafunc):
@@ -246,8 +240,6 @@ class Cases:
         """Unless they are answers of one row, which is one misconception."""
         said = {}
         for wrong in self.bank.wrong_answers:
-            if on_gpu(wrong):
-                continue
             failed = failure_here(self.bank, wrong)
             words = failed.summary, failed.rows["likely"], failed.rows["also"]
             first = said.setdefault(words, wrong)

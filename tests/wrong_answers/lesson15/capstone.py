@@ -6,10 +6,10 @@ from pathlib import Path
 
 from gpulab.capstone.faults import FIRST, places_of, sound
 
-from ..by_hand import ENDLESS_SECONDS, Bank, Wrong
+from ..bank import ENDLESS_SECONDS, Bank
 from .repairs import RIGHT, WRONG, edited
 
-BANK = Bank("capstone", ())
+BANK = Bank("capstone")
 _FOLDER = tempfile.TemporaryDirectory()
 PLACES = places_of(FIRST)
 
@@ -26,8 +26,8 @@ class Answer(os.PathLike):
         return str(path)
 
 
-def wrong(name, text, summary, likely="", same_as=""):
-    BANK.wrong_answers.append(Wrong(Answer(name, text), summary, likely, "", same_as, False))
+def wrong(name, text, summary, likely=""):
+    BANK.mistakes((summary, likely, Answer(name, text)))
 
 
 for right in RIGHT:
@@ -52,17 +52,14 @@ AS_FOUND = {
     "means_of_batches": "correctness",
     "saves_all_and_loads_the_weights": "correctness",
 }
-first_of = {}
 for repair in WRONG:
     if repair.place not in PLACES or repair.name == "never_clears":  # which an overflow shows first
         continue
-    if repair.name not in AS_FOUND:
-        first = first_of.setdefault(repair.means, repair.name)
-        wrong(repair.name, repair.text, repair.means, same_as="" if first == repair.name else first)
-        continue
-    summary = f"11 of 12 faults are repaired; one of {AS_FOUND[repair.name]} shows as before"
-    first = first_of.setdefault(AS_FOUND[repair.name], repair.name)
-    wrong(repair.name, repair.text, summary, "does not change by that", same_as="" if first == repair.name else first)
+    if repair.name in AS_FOUND:
+        summary = f"11 of 12 faults are repaired; one of {AS_FOUND[repair.name]} shows as before"
+        wrong(repair.name, repair.text, summary, "does not change by that")
+    else:
+        wrong(repair.name, repair.text, repair.means)
 
 wrong(
     "gives_memory_back",

@@ -5,12 +5,12 @@ from pathlib import Path
 from gpulab.capstone.drawing import Drawn, faults_of
 from gpulab.capstone.faults import places_of
 
-from ..by_hand import Bank, Wrong
+from ..bank import Bank
 from .capstone import Answer
 from .repairs import RIGHT, WRONG
 
 NAME = "Ada Lovelace"
-BANK = Bank("capstone_drawn", ())
+BANK = Bank("capstone_drawn")
 PLACES = places_of(faults_of(NAME))
 
 
@@ -30,5 +30,4 @@ for repair in WRONG:
     if repair.fault == "same_order":  # it is drawn for this name, so this repair shows as before
         continue
     if repair.place in ("dealing", "vocabulary", "parameters", "modes"):
-        answer = drawn(repair.name, repair.text)
-        BANK.wrong_answers.append(Wrong(answer, repair.means, "", "", "", False))
+        BANK.mistakes((repair.means, "", drawn(repair.name, repair.text)))
