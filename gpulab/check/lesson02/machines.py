@@ -15,6 +15,8 @@ import torch
 
 from ...virtual import gpu as virtual
 
+_NEED_A_GPU = ("current_device", "get_device_name", "get_device_properties", "synchronize", "reset_peak_memory_stats")
+_COUNT_NOTHING = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
 STAND_IN = "meta"  # PyTorch computes shapes there on any machine, so it can stand for a device that is not here
 
 
@@ -86,9 +88,8 @@ def _answers(
         (torch.accelerator, "current_device_idx", index),
         (torch.cuda, "is_available", lambda: False),
         (torch.cuda, "device_count", lambda: 0),
-        (torch.cuda, "current_device", no_cuda),
-        (torch.cuda, "get_device_name", no_cuda),
-        (torch.cuda, "get_device_properties", no_cuda),
+        *((torch.cuda, name, no_cuda) for name in _NEED_A_GPU),
+        *((torch.cuda, name, lambda *args, **kwargs: 0) for name in _COUNT_NOTHING),
         (torch.xpu, "is_available", lambda: no("xpu")),
         (torch.mps, "is_available", lambda: no("mps")),
         (torch.backends.mps, "is_available", lambda: no("mps")),

@@ -15,11 +15,12 @@ from torch import nn
 
 from ...memory.storages import storages
 from ..base import Trial
+from ..lesson02.machines import on_the_cpu
 from ..measure import virtual_gpu
 from ..numbers import Clause, Numbers, Part, number, whole
 from ..scenes import Scene
 from ..wording import is_number
-from .common import Halves, no_gpu
+from .common import Halves
 
 BUCKETS, KEEPS = "Four buckets, and the logits", "What the forward pass keeps"
 
@@ -329,7 +330,7 @@ EXERCISE = Numbers(
     mistakes=MISTAKES,
     explain=lambda j, error: next((likely for text, likely in ERRORS.items() if text in error), ""),
     scope=lambda: virtual_gpu(count=2),
-    around=lambda j: nullcontext() if j.gpu else no_gpu(),
+    around=lambda j: nullcontext() if j.gpu else on_the_cpu(),
     own_gpu=True,
     about=lambda j: j.about,
 )

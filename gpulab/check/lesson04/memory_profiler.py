@@ -20,9 +20,10 @@ from ...memory.storages import storages
 from ...virtual.gpu import VirtualGPU
 from ..base import OPTIMIZERS
 from ..contract import Clause, Contract, Facts, Near
+from ..lesson02.machines import on_the_cpu
 from ..scenes import Scene
 from ..wording import as_float, is_number, show
-from .common import MIB, Halves, gpus, near, no_gpu
+from .common import MIB, Halves, gpus, near
 
 NUMBERS, KEEPS, ALLOCATOR = "Four numbers for one GPU", "What the forward pass keeps", "The caching allocator"
 DECIMALS, EXACT = "kept_mib with two decimals", 1e-9
@@ -239,7 +240,7 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
             idle = not cuda or torch.cuda.default_stream(job.device).query()
             return value
 
-        value = call(model, x, grad, through=through, inside=no_gpu() if scene.place == "cpu" else None)
+        value = call(model, x, grad, through=through, inside=on_the_cpu() if scene.place == "cpu" else None)
         left = torch.cuda.memory_allocated(job.device) - before > want.workspace * MIB if cuda else False
         del stays
     facts.add("the model is called", bool(watch.graphs), True)
@@ -316,6 +317,7 @@ def history() -> torch.Tensor:
     return stays
 
 
+NO_GPU = "without a GPU torch.cuda raises: decide by inputs.device.type, and count by hooks on the CPU"
 EXERCISE = Contract(
     __file__,
     says="what the pass keeps and its peak, on the right GPU, with and without gradients, and an estimate on the CPU",
@@ -331,6 +333,7 @@ EXERCISE = Contract(
     hides=lambda scene: {RAISES: ("grad",)}.get(scene.ends, ("ends",) * (scene.grad == "False")),
     errors={
         "Expected a cuda device": "a model can be on the CPU beside a GPU: decide by inputs.device.type",
-        "NVIDIA driver": "without a GPU torch.cuda raises: decide by inputs.device.type, and count by hooks on the CPU",
+        "No CUDA GPUs": NO_GPU,
+        "NVIDIA driver": NO_GPU,
     },
 )

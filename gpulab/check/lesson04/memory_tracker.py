@@ -18,10 +18,11 @@ from torch.nn import functional
 from ..base import Trial
 from ..bound_names import of_this_gpu
 from ..contract import Clause, Contract, Facts
+from ..lesson02.machines import on_the_cpu
 from ..measure import virtual_gpu
 from ..scenes import Scene
 from ..wording import as_float, is_number, is_whole, show
-from .common import MIB, TRACKER, no_gpu
+from .common import MIB
 
 
 class Mishap(Exception):
@@ -61,7 +62,7 @@ ROUNDS = {NOTHING: 3, AGAIN: 1, THREAD: 1}  # of blocks before the event; else t
 NAMES = ("available", "peak_by_gpu", "delta_by_gpu", "peak_memory_mb", "memory_delta_mb", "peak_above_entry_mb")
 BUSY, NOW, RIGHT, REFUSED, OWN = "streams at work after exit", "", "as measured", "RuntimeError", "the block's own"
 CLAUSES = [
-    Clause(quote, facts, summary, "".join(rule), TRACKER)
+    Clause(quote, facts, summary, "".join(rule), "A tracker of your own")
     for quote, facts, summary, *rule in (
         ("`with ... as tracker` gives the tracker itself", ["what `as` gives"], "`as` does not give the tracker"),
         ("After the block, as attributes or properties", ["unreadable"], "a value cannot be read after the block"),
@@ -359,7 +360,7 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
                 several, late = Blocks(make, scene, held, order, thread), Blocks(make, scene, held, ALONE)
                 eventful(several, event, facts)
             else:
-                with no_gpu() if scene.current else virtual_gpu(count=3):
+                with on_the_cpu() if scene.current else virtual_gpu(count=3):
                     single.a.said = ((", there", read(single.a.tracker)),)
                     facts.add("values elsewhere", *differ([single.a]))
             if event == KERNEL and facts.hold():
@@ -370,7 +371,7 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
                         once_more(Blocks(lambda a=a, **_: a.tracker, scene, {}, ALONE), name, facts)
 
     with virtual_gpu(count=3, compute=event == KERNEL) if scene.current else no_matter:
-        call(through=through, inside=no_matter if scene.current else no_gpu(), who="your tracker")
+        call(through=through, inside=no_matter if scene.current else on_the_cpu(), who="your tracker")
     return facts
 
 
@@ -405,6 +406,7 @@ def hides(scene: Scene) -> Sequence[str]:
     return ("other",) if scene.order in (ALONE, INSIDE) else ()
 
 
+NO_GPU = "ask torch.cuda.is_available() in __enter__, and do nothing where it is False"
 EXERCISE = Contract(
     __file__,
     says="exact when nested, in threads, on several GPUs, on none, and after errors",
@@ -420,6 +422,7 @@ EXERCISE = Contract(
         "positional argument": "Python calls __exit__(self, kind, error, trace): three arguments besides self",
         "context manager protocol": "`with` calls __enter__ and __exit__: two underscores on both sides",
         "device string: all": 'device="all" is no device that torch knows: ask for each GPU by its number',
-        "NVIDIA driver": "ask torch.cuda.is_available() in __enter__, and do nothing where it is False",
+        "No CUDA GPUs": NO_GPU,
+        "NVIDIA driver": NO_GPU,
     },
 )

@@ -12,8 +12,9 @@ import torch
 from ..contract import Clause, Contract, Facts
 from ..scenes import Scene
 from ..wording import show
-from .common import ALLOCATOR, FOUR_NUMBERS, MIB, gpus
+from .common import MIB, gpus
 
+ALLOCATOR, FOUR_NUMBERS = "The caching allocator", "Four numbers for one GPU"
 GIB = 2**30
 REQUEST, PAR = 2 * GIB, 16 * MIB
 KIND, LEFT, LIMITED, OUTCOME, ALIVE = (
