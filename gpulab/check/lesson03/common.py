@@ -1,4 +1,4 @@
-"""What the checks of lesson 03 share: the lecture's sections, and an eye on the host's waits and on Python's clocks."""
+"""What the checks of lesson 03 share: a virtual GPU, and an eye on Python's clocks."""
 
 from __future__ import annotations
 
@@ -7,33 +7,16 @@ import inspect
 import sys
 import time
 import timeit
-import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
-
-import torch
 
 from ...virtual.clock.clock import Clock
 from ...virtual.clock.clock import real as real_clock
 from ...virtual.gpu import VirtualGPU
-from ...virtual.operations import copies
-from ...virtual.scope.in_force import backing
-from ...virtual.scope.labels import device_of
 from ..measure import virtual_gpu
-from ..wording import clip, is_students
+from ..wording import is_students
 
-# The sections of the lecture that a failed check sends its reader to.
-QUEUE = "The launch queue"
-CLOCK = "A clock that tells the truth"
-SHEET = "Beat the datasheet"
-BRIDGE = "Two memories and a bridge"
-COST = "What a copy costs"
-PINNED = "Pinned memory"
-WAITS = "Who waits for a copy"
-STREAMS = "Two streams at once"
-HIDDEN = "Hidden waits"
 _OTHERS = tuple(
     f"{name}{unit}"
     for name in ("time", "monotonic", "process_time", "thread_time", "clock_gettime")
@@ -41,91 +24,6 @@ _OTHERS = tuple(
     if hasattr(time, f"{name}{unit}")
 )
 _TICK = 1e-7  # seconds
-UNREAD = -(2.0**14)  # in the place of numbers that have not arrived
-SECTIONS = (QUEUE, CLOCK, SHEET, BRIDGE, COST, PINNED, WAITS, STREAMS, HIDDEN)
-
-
-@dataclass(frozen=True)
-class Wait:
-    """The host has waited: `line` is the student's line in which, as text, and empty where it was in none."""
-
-    name: str
-    seconds: float
-    line: str
-
-    @property
-    def where(self) -> str:
-        """The line, short enough for a message."""
-        return f" in `{clip(self.line, 80)}`" if self.line else ""
-
-
-class Waits(list[Wait]):
-    """The waits of the host on `clock` while it is entered."""
-
-    def __init__(self, clock: Clock) -> None:
-        super().__init__()
-        self._clock = clock
-
-    def __enter__(self) -> Waits:
-        wait = self._clock.wait
-
-        def noted(until: float, name: str = "wait") -> None:
-            if until > self._clock.host:
-                self.append(Wait(name, until - self._clock.host, _students_line()))
-            wait(until, name)
-
-        self._clock.wait = noted  # type: ignore[method-assign]
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        del self._clock.wait
-
-
-class Arriving:
-    """While it is entered, a copy to the host that nobody has waited for has not arrived: a negative number far off
-    stands there instead, until the host's clock has come to the copy's end. `count` is of such copies."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock, self.count = clock, 0
-        self._coming: list[tuple[float, torch.Tensor, torch.Tensor]] = []  # its end, where it goes to, what arrives
-
-    def __enter__(self) -> Arriving:
-        self._charge, self._wait = copies.charge, self._clock.wait
-        copies.charge = self._copied
-        self._clock.wait = self._waited  # type: ignore[method-assign]
-        return self
-
-    def _copied(self, into: torch.Tensor, source: torch.Tensor, *, non_blocking: bool) -> None:
-        self._charge(into, source, non_blocking=non_blocking)
-        device = device_of(source)
-        if not non_blocking or device is None or device_of(into) is not None:
-            return
-        end = device.timer.streams.get(device.stream, 0.0)
-        if end > self._clock.host:
-            with backing, torch.no_grad():
-                self._coming.append((end, into.detach(), into.detach().clone()))
-                into.detach().fill_(UNREAD if into.dtype.is_signed and into.dtype.itemsize > 1 else 1)
-            self.count += 1
-
-    def _waited(self, until: float, name: str = "wait") -> None:
-        self._wait(until, name)
-        arrived = [copy for copy in self._coming if copy[0] <= self._clock.host]
-        self._coming = [copy for copy in self._coming if copy[0] > self._clock.host]
-        with backing:
-            for _, into, values in arrived:
-                into.copy_(values)
-
-    def __exit__(self, *error: object) -> None:
-        copies.charge = self._charge
-        self._clock.wait = self._wait  # type: ignore[method-assign]
-
-
-def _students_line() -> str:
-    """The innermost line of the student's own code that is running, for a message."""
-    for frame in reversed(traceback.extract_stack()):
-        if is_students(frame.filename):
-            return frame.line or f"line {frame.lineno} of {frame.name}"
-    return ""
 
 
 class Clocks:

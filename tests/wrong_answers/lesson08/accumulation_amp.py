@@ -7,7 +7,6 @@ from ..bank import Bank
 from ..edits import add, change, drop, move, swap
 
 BANK = Bank("accumulation_amp", "train_epoch_amp")
-SOLUTION = BANK.solution
 STARTS, WINDOW, LOOP = (
     "range(0, len(micro_batches), steps)",
     "micro_batches[start : start + steps]",

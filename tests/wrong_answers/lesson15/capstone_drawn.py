@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from gpulab.capstone.drawing import Drawn, faults_of
-from gpulab.capstone.faults import places_of
+from gpulab.capstone.drawing import Drawn
 
 from ..bank import Bank
 from .capstone import Answer
@@ -11,7 +10,6 @@ from .repairs import RIGHT, WRONG
 
 NAME = "Ada Lovelace"
 BANK = Bank("capstone_drawn")
-PLACES = places_of(faults_of(NAME))
 
 
 def drawn(name, text):
