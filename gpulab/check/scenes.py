@@ -47,9 +47,10 @@ class Pairs:
         self.all = sum(bits.values())
 
     def _met(self, row: Sequence[int], hidden: Container[str]) -> Iterable[tuple[tuple[int, int], ...]]:
-        """The pairs of values in this row, of edges that matter in it."""
+        """The pairs of values in this row, of edges that matter in it; where one alone matters its value, and where
+        none does nothing: such a scene is drawn too."""
         shown = [(i, value) for i, (name, value) in enumerate(zip(self.edges, row, strict=True)) if name not in hidden]
-        return itertools.combinations(shown, min(2, len(self.edges)))
+        return itertools.combinations(shown, min(2, len(shown)))
 
     def _scene(self, row: Sequence[int]) -> Scene:
         return Scene(**{name: values[i] for (name, values), i in zip(self.edges.items(), row, strict=True)})

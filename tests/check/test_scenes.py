@@ -53,3 +53,11 @@ def test_there_are_far_fewer_than_combinations():
 def test_edges_that_cannot_be(edges, possible, words):
     with pytest.raises(ValueError, match=words):
         Pairs(edges, lambda scene: possible)
+
+
+@pytest.mark.parametrize("hidden", [("b", "c"), ("a", "b", "c")])
+def test_a_scene_in_which_hardly_an_edge_matters_is_drawn_too(hidden):
+    edges = {name: range(3) for name in "abc"}
+    pairs = Pairs(edges, lambda scene: True, lambda scene: hidden if scene.a == 2 else ())
+    for seed in range(50):
+        assert 2 in {scene.a for scene in pairs.draw(random.Random(seed))}
