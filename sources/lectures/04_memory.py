@@ -14,7 +14,7 @@
 #
 # | time | before this | runs on |
 # |---|---|---|
-# | 75 minutes, and as long for the exercises | `00_start_here`; lesson 02 helps | any machine |
+# | 75 minutes, and 100 for the exercises | `00_start_here`; lesson 02 helps | any machine |
 
 # %% setup-text [markdown]
 # Every number below is *measured* (on your GPU), *virtual* (what the course's model of a GPU says it would show),

@@ -303,7 +303,7 @@ gpulab.check.hidden_syncs(quiet_epoch)
 # </details>
 
 # %% prefetch-text [markdown]
-# ## 4 · A prefetcher with a side stream
+# ## 4 · Stretch: a prefetcher with a side stream
 #
 # **Build** a generator that copies the next batch while the present one is computed. **Why:** it hides the copies of any
 # training loop, and its three traps (a wait too few, a wait too many, memory given away too early) are those of all work

@@ -1,7 +1,7 @@
 # %% title [markdown]
 # # 04 · Exercises: memory
 #
-# A profiler, a prediction, a tracker that does not lie, and a round of golf: about an hour and a quarter. Each is checked
+# A profiler, a prediction, a tracker that does not lie, and a round of golf: about 100 minutes. Each is checked
 # on your own code: run the check cell under it as often as you like. It draws fresh inputs every time, and when it fails
 # it says what it expected, what came back, and which section of [the lecture](../notebooks/04_memory.ipynb) to read.
 #
@@ -26,7 +26,7 @@ gpu = gpulab.setup()
 # **Build** a function that measures one forward pass: what it keeps, and how high memory rises meanwhile. **Why:**
 # activations are the bucket that no sum over parameters gives you, and half a dozen things can falsify the measurement.
 #
-# 15 minutes · difficulty ●●○
+# 25 minutes · difficulty ●●○
 #
 # On a GPU the allocator counts for you. On the CPU nobody counts, but autograd can be asked what it saves: that is an
 # estimate, and has to be called one.
@@ -228,7 +228,7 @@ if torch.cuda.is_available():
 # inside another. **Why:** PyTorch keeps *one* peak counter for each GPU, and every tracker has to reset it. One that only
 # resets and reads is wrong as soon as another stands inside it.
 #
-# 30 minutes · difficulty ●●●
+# 45 minutes · difficulty ●●●
 #
 # ```python
 # with GPUMemoryTracker() as step:
@@ -392,7 +392,7 @@ for name in ("first step", "second step"):
     print(f"step {step.memory_delta_mb:+.1f} MiB, peak {step.peak_memory_mb:.1f} MiB ({gpu.numbers})")
 
 # %% golf-text [markdown]
-# ## 4 · Golf: out of memory with next to nothing alive
+# ## 4 · Stretch: golf, out of memory with next to nothing alive
 #
 # **Build** a GPU on which 2 GiB cannot be had, though nearly all of it is free. **Why:** whoever has caused
 # fragmentation once recognises it in a message, and the allocator's rules stay in mind.

@@ -204,7 +204,7 @@ gpulab.check.accumulation_amp(train_epoch_amp)
 # </details>
 
 # %% norm-text [markdown]
-# ## 4 · A network without BatchNorm
+# ## 4 · Stretch: a network without BatchNorm
 #
 # **Build** a function that replaces every BatchNorm of a network by a GroupNorm. **Why:** BatchNorm normalises with the
 # micro-batch, and no weighting repairs that.
