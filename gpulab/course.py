@@ -31,7 +31,7 @@ LESSONS: tuple[Lesson, ...] = (
         1,
         "why_gpus",
         "Say when a GPU helps, by how much, and why",
-        60,
+        65,
         checks=("layer_cost", "amdahl"),
         questions=5,
     ),

@@ -13,7 +13,7 @@
 #
 # | time | before this | runs on |
 # |---|---|---|
-# | 60 minutes, and as long for the exercises | `00_start_here`; you know what a matrix product is | any machine |
+# | 65 minutes, and 40 for the exercises | `00_start_here`; you know what a matrix product is | any machine |
 
 # %% setup-text [markdown]
 # The first cell prints what the numbers in this notebook are. *Measured* is timed here, *virtual* is what a model of a
@@ -892,7 +892,7 @@ gpulab.quiz(1)
 # %% next [markdown]
 # ## What next
 #
-# The [exercises](../exercises/01_why_gpus.ipynb): count a layer, find a crossover, say what binds it. Then
+# The [exercises](../exercises/01_why_gpus.ipynb): count a layer, find a crossover. Then
 # [the map of the course](00_start_here.ipynb).
 #
 # ## References

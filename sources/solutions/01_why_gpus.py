@@ -1,7 +1,7 @@
 # %% title [markdown]
 # # 01 · Exercises: why GPUs
 #
-# Three functions and a question, about an hour. Each function is checked on your own code: run the check cell under it as
+# Two functions and a question, about 40 minutes. Each function is checked on your own code: run the check cell under it as
 # often as you like. It draws fresh inputs every time, and when it fails it says what it expected, what came back, and which
 # section of [the lecture](../notebooks/01_why_gpus.ipynb) to read.
 #
