@@ -48,17 +48,11 @@ def attention(script: ModuleType) -> Finding:
         f"a block keeps {growth:.1f} times as much for twice the length",
         (looks_ahead, "a word sees those that come after it", "the causal mask is gone: is_causal=True"),
         (not attends, "attention has another result", "scores are divided by √(width / heads)"),
-        (
-            not torch.allclose(out, wanted, atol=1e-3),
-            "a block has another result",
-            "its input is added to what attention gives, and that to what the MLP gives: ReLU, then its square",
-        ),
-        (
-            growth > 2.4,
-            "what attention keeps grows with the square of the length",
-            "a matrix of scores is in memory for backward",
-        ),
-    )
+        (not torch.allclose(out, wanted, atol=1e-3), "a block has another result",
+         "its input is added to what attention gives, and that to what the MLP gives: ReLU, then its square"),
+        (growth > 2.4, "what attention keeps grows with the square of the length",
+         "a matrix of scores is in memory for backward"),
+    )  # fmt: skip
 
 
 def activation(script: ModuleType) -> Finding:
@@ -83,17 +77,11 @@ def activation(script: ModuleType) -> Finding:
             kept.append(nbytes / x.numel())
     return found(
         f"a block keeps {kept[1]:.0f} bytes for each number that it is given",
-        (
-            casts and kept[1] > kept[0] + 4,
-            "a float32 copy of the MLP's hidden layer is kept for backward",
-            "autocast runs pow in float32, which ** and square() call too, and casts what they are given",
-        ),
-        (
-            kept[1] > kept[0] + 4,
-            "a block keeps more than the hidden layer of its MLP and the square of it",
-            "each operation keeps what its own backward needs",
-        ),
-    )
+        (casts and kept[1] > kept[0] + 4, "a float32 copy of the MLP's hidden layer is kept for backward",
+         "autocast runs pow in float32, which ** and square() call too, and casts what they are given"),
+        (kept[1] > kept[0] + 4, "a block keeps more than the hidden layer of its MLP and the square of it",
+         "each operation keeps what its own backward needs"),
+    )  # fmt: skip
 
 
 def recomputation(script: ModuleType) -> Finding:
@@ -108,17 +96,11 @@ def recomputation(script: ModuleType) -> Finding:
     again = flops[1] / flops[0] - 2  # each product of a layer has two in its backward
     return found(
         f"backward computes {abs(again):.0%} of the forward pass again",
-        (
-            again > 0.75,
-            "backward computes all blocks again, and what it saves is not needed",
-            "recomputation is for a step that does not fit: see what it takes without",
-        ),
-        (
-            again > 0.02,
-            "backward still computes a part of the blocks again",
-            "what it saves is not needed: the step fits without",
-        ),
-    )
+        (again > 0.75, "backward computes all blocks again, and what it saves is not needed",
+         "recomputation is for a step that does not fit: see what it takes without"),
+        (again > 0.02, "backward still computes a part of the blocks again",
+         "what it saves is not needed: the step fits without"),
+    )  # fmt: skip
 
 
 def log(script: ModuleType) -> Finding:
@@ -131,17 +113,11 @@ def log(script: ModuleType) -> Finding:
     growth = after[2] - after[1]
     return found(
         f"{mib(growth)} more after each step",
-        (
-            growth >= 2**12,
-            "each forward pass leaves activations on the GPU",
-            "a tensor with its graph, or a large one, is in a list",
-        ),
-        (
-            growth > 0,
-            "each forward pass leaves a small tensor on the GPU",
-            "detached, it is still a block of 512 bytes, in a list that nobody empties",
-        ),
-    )
+        (growth >= 2**12, "each forward pass leaves activations on the GPU",
+         "a tensor with its graph, or a large one, is in a list"),
+        (growth > 0, "each forward pass leaves a small tensor on the GPU",
+         "detached, it is still a block of 512 bytes, in a list that nobody empties"),
+    )  # fmt: skip
 
 
 def vocabulary(script: ModuleType) -> Finding:
@@ -163,17 +139,11 @@ def vocabulary(script: ModuleType) -> Finding:
         f"the product with {words:,} words reaches {share:.0%} of what a multiple of 64 does",
         (words < 50257, "words are missing", "GPT-2 has 50,257: the number is to be rounded up"),
         (words > 52000, "most of the padding is for nothing", "the next multiple of 64 is enough"),
-        (
-            share < 0.95 and words % 8,
-            "the rows of the largest product begin at odd addresses",
-            "tensor cores want rows of a multiple of 16 bytes, 8 numbers",
-        ),
-        (
-            share < 0.95,
-            "the largest product is slower than one of 16-bit numbers",
-            "its rows are as they should be: look at the types of what it multiplies",
-        ),
-    )
+        (share < 0.95 and words % 8, "the rows of the largest product begin at odd addresses",
+         "tensor cores want rows of a multiple of 16 bytes, 8 numbers"),
+        (share < 0.95, "the largest product is slower than one of 16-bit numbers",
+         "its rows are as they should be: look at the types of what it multiplies"),
+    )  # fmt: skip
 
 
 def forward(script: ModuleType) -> Finding:
@@ -185,23 +155,14 @@ def forward(script: ModuleType) -> Finding:
     other = _other_than_the_sound_one(script, tokens)
     return found(
         f"{len(seen)} waits in a forward pass",
-        (
-            seen,
-            "the forward pass waits for the GPU",
-            "a tensor that is made on the host is copied, or a value is asked for",
-        ),
-        (
-            other == "scores",
-            "the model gives other scores",
-            "words and places, every block, the last norm, then the head",
-        ),
-        (
-            other == "gradients",
-            "the scores lead to other gradients",
-            "every parameter has a part in them: no detach, no no_grad",
-        ),
+        (seen, "the forward pass waits for the GPU",
+         "a tensor that is made on the host is copied, or a value is asked for"),
+        (other == "scores", "the model gives other scores",
+         "words and places, every block, the last norm, then the head"),
+        (other == "gradients", "the scores lead to other gradients",
+         "every parameter has a part in them: no detach, no no_grad"),
         (other == "dropout", "training has no dropout any more", "a tenth of what a block adds is left out"),
-    )
+    )  # fmt: skip
 
 
 def _other_than_the_sound_one(script: ModuleType, tokens: torch.Tensor) -> str:

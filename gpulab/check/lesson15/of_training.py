@@ -46,24 +46,15 @@ def precision(script: ModuleType) -> Finding:
     slow = min(trained, evaluated) < 0.9
     return found(
         f"products of train() at {rates[0]:.1f} TFLOP/s",
-        (
-            halved,
-            "the weights themselves have become 16-bit numbers",
-            "autocast casts what a product reads; weights and updates stay float32",
-        ),
-        (
-            slow and torch.bfloat16 in modes,
-            "products run in bfloat16, for which a T4 has no tensor cores",
-            "T4: float16, with a scaler",
-        ),
+        (halved, "the weights themselves have become 16-bit numbers",
+         "autocast casts what a product reads; weights and updates stay float32"),
+        (slow and torch.bfloat16 in modes, "products run in bfloat16, for which a T4 has no tensor cores",
+         "T4: float16, with a scaler"),
         (trained < 0.9, "products of a training step run in float32", "autocast around the forward pass"),
         (slow, "products of the evaluation run in float32", "autocast in loss_of serves both"),
-        (
-            loss is not torch.float32,
-            "the loss is added up in 16 bits",
-            "the loss belongs into the autocast block: there it is computed in float32",
-        ),
-    )
+        (loss is not torch.float32, "the loss is added up in 16 bits",
+         "the loss belongs into the autocast block: there it is computed in float32"),
+    )  # fmt: skip
 
 
 def waits_of(script: ModuleType) -> Finding:
@@ -77,12 +68,9 @@ def waits_of(script: ModuleType) -> Finding:
     return found(
         f"waits for each batch: {each:.2g}",
         (each >= 1, "the host waits for the GPU at each batch", "a value is read, or asked about, in the inner loop"),
-        (
-            each > 0.3,
-            "the host waits for the GPU at every other batch",
-            "rarer is better: every hundredth, or after the pass",
-        ),
-    )
+        (each > 0.3, "the host waits for the GPU at every other batch",
+         "rarer is better: every hundredth, or after the pass"),
+    )  # fmt: skip
 
 
 def history(script: ModuleType) -> Finding:
@@ -92,13 +80,10 @@ def history(script: ModuleType) -> Finding:
     growth = (at[7] - at[3]) / 4
     return found(
         f"{mib(growth)} more on the GPU with each batch",
-        (
-            growth > 2**17,
-            "the graph of every batch stays alive",
-            "a sum or a list that hangs on the graph, and a graph that is kept after backward",
-        ),
+        (growth > 2**17, "the graph of every batch stays alive",
+         "a sum or a list that hangs on the graph, and a graph that is kept after backward"),
         (growth > 1024, "something of every batch stays on the GPU", "scores or rows in a list"),
-    )
+    )  # fmt: skip
 
 
 def cache(script: ModuleType) -> Finding:
@@ -108,12 +93,9 @@ def cache(script: ModuleType) -> Finding:
     freed = torch.cuda.memory_stats()["num_device_free"] - freed
     return found(
         f"memory given back to the driver {freed} times in 4 updates",
-        (
-            freed,
-            "memory is given back to the driver, and taken again",
-            "empty_cache frees nothing that is in use; what it gives back has to be asked for again",
-        ),
-    )
+        (freed, "memory is given back to the driver, and taken again",
+         "empty_cache frees nothing that is in use; what it gives back has to be asked for again"),
+    )  # fmt: skip
 
 
 def clipping(script: ModuleType) -> Finding:
@@ -133,24 +115,16 @@ def clipping(script: ModuleType) -> Finding:
     near = 0.05
     return found(
         f"a gradient of length {true_long:.3g} comes to the optimizer with {long:.3g}",
-        (
-            long < 0.01,
-            "the gradient is clipped while it is still scaled",
-            "length 1 is divided by the scale afterwards",
-        ),
-        (long > 1.5 * true_long, "the optimizer is given scaled gradients", "unscale_ before the step, or scaler.step"),
-        (
-            abs(long - true_long) < near * true_long,
-            "the gradient is not clipped",
-            "clipping belongs between unscale_ and the step",
-        ),
+        (long < 0.01, "the gradient is clipped while it is still scaled",
+         "length 1 is divided by the scale afterwards"),
+        (long > 1.5 * true_long, "the optimizer is given scaled gradients",
+         "unscale_ before the step, or scaler.step"),
+        (abs(long - true_long) < near * true_long, "the gradient is not clipped",
+         "clipping belongs between unscale_ and the step"),
         (abs(long - 1) > near, "the gradient is clipped to another length", "max_norm is 1.0"),
-        (
-            abs(short - true_short) > near * true_short,
-            "short gradients are changed too",
-            "clipping shortens, and does not lengthen",
-        ),
-    )
+        (abs(short - true_short) > near * true_short, "short gradients are changed too",
+         "clipping shortens, and does not lengthen"),
+    )  # fmt: skip
 
 
 def overflow(script: ModuleType) -> Finding:
@@ -164,33 +138,18 @@ def overflow(script: ModuleType) -> Finding:
     moved = not torch.equal(weights[1], weights[2])
     return found(
         f"3 updates, the first overflows: weights {'finite' if finite else 'nan'}, schedule at {counted}",
-        (
-            not finite,
-            "the optimizer steps with infinite gradients",
-            "scaler.step asks whether they are finite, optimizer.step does not",
-        ),
-        (
-            not torch.equal(weights[0], weights[1]),
-            "the weights change in an update that overflows",
-            "scaler.step leaves them alone",
-        ),
-        (
-            not moved,
-            "the weights do not change any more after an overflow",
-            "only the update that overflows is skipped",
-        ),
+        (not finite, "the optimizer steps with infinite gradients",
+         "scaler.step asks whether they are finite, optimizer.step does not"),
+        (not torch.equal(weights[0], weights[1]), "the weights change in an update that overflows",
+         "scaler.step leaves them alone"),
+        (not moved, "the weights do not change any more after an overflow",
+         "only the update that overflows is skipped"),
         (scale != 512, "the scale is not lowered by one overflow", "scaler.update(), once an update"),
-        (
-            counted > 2,
-            "the schedule advances for an update that was skipped",
-            "a skipped update lowers the scale: compare it before and after",
-        ),
-        (
-            counted < 2,
-            "the schedule does not count the updates that took place",
-            "one step of the schedule for each step of the optimizer",
-        ),
-    )
+        (counted > 2, "the schedule advances for an update that was skipped",
+         "a skipped update lowers the scale: compare it before and after"),
+        (counted < 2, "the schedule does not count the updates that took place",
+         "one step of the schedule for each step of the optimizer"),
+    )  # fmt: skip
 
 
 def window(script: ModuleType) -> Finding:
@@ -224,38 +183,22 @@ def window(script: ModuleType) -> Finding:
         f"5 batches in windows of 2: {n} updates, of {told} times the right length",
         (n < 3, "the last window, which is not full, makes no update", "two batches and two and one: three updates"),
         (n > 3, "there is an update for each batch", "the optimizer steps when its window is complete"),
-        (
-            n == 3 and alike(0, 2.0),
-            "the gradients of a window are added up, not averaged",
-            "each batch counts with its share of the window",
-        ),
-        (
-            n == 3 and alike(0) and alike(1) and not alike(2),
-            "the last window is divided by what a full one has",
-            "divide by what is in the window",
-        ),
-        (
-            n == 3 and alike(0) and not alike(1),
-            "an update has gradients of the one before",
-            "zero_grad once an update, after the step",
-        ),
-        (
-            n == 3 and not alike(0),
-            "an update has not the gradient of its window",
-            "all batches of it, and nothing else",
-        ),
-        (
-            abs(summed[0] - summed[1]) > 0.05 * summed[1],
-            "loss_of returns another number than the sum over the words of a batch",
-            "its docstring says sum, and is right: train and evaluate divide by the number of words",
-        ),
+        (n == 3 and alike(0, 2.0), "the gradients of a window are added up, not averaged",
+         "each batch counts with its share of the window"),
+        (n == 3 and alike(0) and alike(1) and not alike(2), "the last window is divided by what a full one has",
+         "divide by what is in the window"),
+        (n == 3 and alike(0) and not alike(1), "an update has gradients of the one before",
+         "zero_grad once an update, after the step"),
+        (n == 3 and not alike(0), "an update has not the gradient of its window",
+         "all batches of it, and nothing else"),
+        (abs(summed[0] - summed[1]) > 0.05 * summed[1],
+         "loss_of returns another number than the sum over the words of a batch",
+         "its docstring says sum, and is right: train and evaluate divide by the number of words"),
         (not numbers, "train does not return a number", "the mean loss of a word"),
-        (
-            numbers and abs(float(returned) - mean) > 0.05 * mean,
-            "train returns another number than the mean loss of a word",
-            "the sum of all losses, divided by the number of words in all batches",
-        ),
-    )
+        (numbers and abs(float(returned) - mean) > 0.05 * mean,
+         "train returns another number than the mean loss of a word",
+         "the sum of all losses, divided by the number of words in all batches"),
+    )  # fmt: skip
 
 
 def modes(script: ModuleType) -> Finding:
@@ -272,12 +215,9 @@ def modes(script: ModuleType) -> Finding:
     return found(
         f"training mode in {sum(evaluated)} of 4 batches of evaluate(), {sum(seen)} of 4 of train()",
         (any(evaluated), "the evaluation runs in training mode", "dropout stays on: model.eval()"),
-        (
-            not all(seen),
-            "training goes on in evaluation mode",
-            "somebody has to call model.train() after an evaluation",
-        ),
-    )
+        (not all(seen), "training goes on in evaluation mode",
+         "somebody has to call model.train() after an evaluation"),
+    )  # fmt: skip
 
 
 def optimizer(script: ModuleType) -> Finding:
@@ -292,12 +232,9 @@ def optimizer(script: ModuleType) -> Finding:
         each = (clock().kernels(0) - before) / sum(len(group["params"]) for group in made.param_groups)
     return found(
         f"{each:.1f} kernels for each tensor of a step",
-        (
-            each > 1.5,
-            "the optimizer launches kernels for one tensor after another",
-            "foreach takes many at once, fused does all of an update in one kernel",
-        ),
-    )
+        (each > 1.5, "the optimizer launches kernels for one tensor after another",
+         "foreach takes many at once, fused does all of an update in one kernel"),
+    )  # fmt: skip
 
 
 def parameters(script: ModuleType) -> Finding:
@@ -320,4 +257,4 @@ def parameters(script: ModuleType) -> Finding:
         (still, "some parameters never change", "each parameter belongs to a group of the optimizer"),
         (other, "the update is another one", "AdamW, a decay of 0.1 for matrices and of 0 for norms and biases"),
         (rates != {0.0123}, "the optimizer has another rate than the one that was asked for", "lr=rate"),
-    )
+    )  # fmt: skip
