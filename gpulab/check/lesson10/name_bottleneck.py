@@ -1,251 +1,255 @@
-"""The check of a bottleneck named from a trace: first a plain one of its kind, then one with something misleading."""
+"""Exercise 10.1, "name the bottleneck": of each kind a plain trace, and then one with something misleading in it."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from ..contract import Clause, Contract, Facts
 from ..scenes import Scene
 from ..wording import text_in
-from .sections import JOBS, ROOF
-from .traces import Machine
 
-WORDS = ("input", "waits", "launches", "compute", "bandwidth")
-GAPS = WORDS[:3]
+JOBS, ROOF = "Four jobs, four bottlenecks", "The job under the roof"
+GAPS, ROOFS = ("input", "waits", "launches"), ("compute", "bandwidth")
 WORD = "one of five words"
-NEAR, HIDDEN, CATS, STREAMS, GPUS, COPIES, WINDOW, STEPS, NUMBER, ORDER, PEAKS, SHORT, NONE = TWISTS = (
-    "gaps of nearly 30 %",
-    "a host that loads and waits elsewhere too",
-    "events of other cats",
-    "kernels on several streams",
-    "another GPU's kernels",
-    "copies",
-    "what lies outside of the steps",
-    "steps unlike the others",
-    "the number of kernels",
-    "events out of order",
-    "a GPU with another ridge",
-    "short gaps behind waits that are over",
-    "no kernel of this GPU",
+NEAR, STREAMS, GPUS, COPIES = "gaps of nearly 30 %", "kernels on several streams", "another GPU's kernels", "copies"
+WAITED, LOADED, HALF = (
+    "waits elsewhere than at a gap's begin",
+    "loads that lie behind kernels",
+    "loads for half of a gap",
 )
+CATS, NAMES, WINDOW = "events of other cats", "events of other names", "kernels and gaps outside of the steps"
+STEPS, NUMBER, ORDER = "steps unlike each other", "many short gaps or kernels", "events in another order"
+PEAKS, LACKS, SHORT, NONE = "another ridge", "kernels that tell only FLOPs or bytes", "gaps of 2 µs", "no kernel at all"
 CLAUSES = [
-    Clause(quote, facts, summary, likely, read)
-    for facts, quote, summary, likely, read in (
-        (
-            [WORD],
-            '"input", "waits", "launches", "compute" or "bandwidth"',
-            "what is returned is no such word",
-            "",
-            JOBS,
-        ),
-        (["input"], '"input" if the host loads', "a job that waits for its loader is called another", "", JOBS),
-        (["waits"], '"waits" if the host is in a wait', "a job whose host waits is called another", "", JOBS),
-        (["launches"], 'else "launches"', "a job whose host launches too slowly is called another", "", JOBS),
-        (["compute"], 'FLOPs at the peak, "compute"', "a job near the roof of arithmetic is called another", "", ROOF),
-        (["bandwidth"], 'bytes at theirs, "bandwidth"', "a job near the roof of memory is called another", "", ROOF),
-        ([NEAR], "more than 30 % of the steps", "gaps of nearly 30 % are judged otherwise", "compare gaps, all", JOBS),
-        ([HIDDEN], "Each gap goes to", "gaps are put down to other kinds", "what counts is in a gap", JOBS),
-        (
-            [CATS],
-            "of the cats named above, and of no other",
-            "events of other cats count",
-            "ask for the cat, too",
-            JOBS,
-        ),
-        ([STREAMS], "on none of its streams", "streams side by side are added up", "the union of intervals", JOBS),
-        ([GPUS], "kernels of other GPUs do not count", "another GPU's kernels count", 'args["device"]', JOBS),
-        ([COPIES], "copies are no kernels", "copies count as kernels", 'cat is "kernel"', JOBS),
-        ([WINDOW], "from the first step's begin to the last one's end", "other times are looked at", "", JOBS),
-        ([STEPS], "of all steps together", "the steps are not judged together", "sums over all steps", JOBS),
-        ([NUMBER], "by their time, not their number", "kernels or gaps are counted", "sum their times", JOBS),
-        ([ORDER], "in any order", "the order of the events in the file counts", "sort them by ts", JOBS),
-        ([PEAKS], "the peaks of this GPU", "on a GPU with another ridge another word comes", "use the peaks", ROOF),
-        ([SHORT], "in a wait when the gap begins", "short gaps are judged otherwise", "all gaps count", JOBS),
-        ([NONE], "A gap is a stretch of it", "a GPU without any kernel is judged otherwise", "it is one gap", JOBS),
-    )
-]
-EDGES = {"kind": WORDS, "twist": TWISTS}
+    Clause('"input", "waits", "launches", "compute" or "bandwidth"', [WORD], "what is returned is no such word",
+           "one of the five, as a text", JOBS),
+    *(Clause(quote, [kind], f"a job that is bound by {kind} is called another", "", JOBS if kind in GAPS else ROOF)
+      for kind, quote in (
+        ("input", '"input" if the host loads'), ("waits", '"waits" if the host is in a wait'),
+        ("launches", 'else "launches"'), ("compute", 'FLOPs at the peak, "compute"'),
+        ("bandwidth", 'bytes at theirs, "bandwidth"'))),
+    *(Clause(quote, [fact], f"with {fact} the word is another", rule, ROOF if fact in (PEAKS, LACKS) else JOBS)
+      for fact, quote, rule in (
+        (NEAR, "more than 30 % of the steps", "that of all gaps together"),
+        (WAITED, "a wait when the gap begins", "what else the host waits for does not matter"),
+        (LOADED, "Each gap goes to", "by what the host does in it, and not before or after"),
+        (HALF, "for more than half of the gap", "all loads in it together"),
+        (CATS, "of the cats named above, and of no other", "loads: user_annotation; waits: cuda_runtime"),
+        (NAMES, "Loads and waits are events of the cats named above", "a wait's name ends in Synchronize"),
+        (STREAMS, "on none of its streams", "while one of them runs a kernel there is no gap"),
+        (GPUS, "kernels of other GPUs do not count", 'args["device"] says whose a kernel is'),
+        (COPIES, "copies are no kernels", 'a kernel is of cat "kernel"'),
+        (WINDOW, "from the first step's begin to the last one's end", "all of it, between two steps as well"),
+        (STEPS, "of all steps together", "in this time, whichever of them it is in"),
+        (NUMBER, "by their time, not their number", "times are added up, of gaps and of kernels"),
+        (ORDER, "in any order", "ts says when they begin"),
+        (PEAKS, "the peaks of this GPU", "no other number of the GPU is needed"),
+        (LACKS, "under which the steps' kernels would need longer", "all of them; what one lacks is 0"),
+        (SHORT, "A gap is a stretch of it", "of any length"),
+        (NONE, "in which the GPU runs a kernel on none of its streams", "all of the time is a gap then"))),
+]  # fmt: skip
+ONLY = {  # the kinds for which a twist is
+    WAITED: ("waits", "launches"), HALF: GAPS, CATS: ("waits", "launches"), NAMES: ("launches",), SHORT: GAPS,
+    NONE: GAPS, PEAKS: ROOFS, LACKS: ROOFS, COPIES: (*GAPS, "compute"), ORDER: (*GAPS, "compute"),
+}  # fmt: skip
+TWISTS = [fact for clause in CLAUSES[6:] for fact in clause.facts]
 SHEETS = ((312e12, 2.039e12), (165e12, 1.008e12), (125e12, 0.9e12))  # bf16 or fp16, with ridges of 139 to 164
 LOW, HIGH = ((19.5e12, 2.039e12), (8.1e12, 0.32e12)), ((989e12, 3.35e12), (1979e12, 3.35e12))  # fp32; bf16, fp8
+LOADERS = [f"enumerate(DataLoader)#_{kind}DataLoaderIter.__next__" for kind in ("SingleProcess", "MultiProcessing")]
+WAITS = [f"cuda{kind}Synchronize" for kind in ("Device", "Stream", "Event")]
+Host = tuple[list[tuple[float, float]], list[tuple[float, float]]]
+# When the host loads, and when it waits, in parts of a gap: below 0 is before it, and above 1 behind it.
+HOST: dict[str, Host] = {
+    "input": ([(0.1, 0.8)], [(-0.1, 0.05)]), "waits": ([], [(-0.5, 0.3)]), "launches": ([], []),
+}  # fmt: skip
+MISLEADING: dict[tuple[str, str], Host] = {
+    (WAITED, "launches"): ([], [(-0.3, -0.02), (0.4, 0.5), (0.6, 1.2)]),
+    (WAITED, "waits"): ([], [(-0.5, 0.02)]),
+    (LOADED, "input"): ([(-0.4, 0.4), (0.5, 0.8)], []),
+    (LOADED, "waits"): ([(0.8, 2.0)], [(-0.2, 0.1)]),
+    (LOADED, "launches"): ([(-1.2, 0.2)], []),
+    (HALF, "input"): ([(0.0, 0.3), (0.35, 0.5), (0.7, 0.77)], []),
+    (HALF, "waits"): ([(0.5, 0.98)], [(-0.5, 0.1)]),
+    (HALF, "launches"): ([(0.5, 0.98)], []),
+}
 
 
-def possible(scene: Scene) -> bool:
-    if scene.twist == SHORT:
-        return bool(scene.kind == "launches")
-    if scene.twist == NONE:
-        return scene.kind in ("launches", "input")
-    if scene.twist == CATS:
-        return scene.kind in ("launches", "waits")
-    if scene.kind in GAPS:
-        return bool(scene.twist != PEAKS)
-    return bool(scene.twist != COPIES or scene.kind == "compute")
+class Trace:
+    """Events as torch.profiler writes them: a GPU whose kernels run one after the other, up to `now`, and a host."""
+
+    def __init__(self, gpu: int, peaks: tuple[float, float], number: int) -> None:
+        self.gpu, self.peaks, self.now = gpu, peaks, random.uniform(1e6, 1e9)
+        self.load = "user_annotation", LOADERS[number % 2]
+        self.wait = "cuda_runtime", WAITS[number % 3]
+        self.events: list[dict[str, Any]] = [{"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "python"}}]
+
+    def event(self, cat: str, name: str, ts: float, dur: float, **args: Any) -> None:
+        tid = args.get("stream", 1)
+        self.events.append(
+            {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": tid, "ts": ts, "dur": dur, "args": args}
+        )
+
+    def kernel(
+        self, us: float, parts: tuple[float, float] = (0.2, 0.25), stream: int = 7, gpu: int | None = None
+    ) -> None:
+        """`parts` of the peaks that it reaches, FLOPs and bytes; what is 0 is not told. `now` stays."""
+        self.event("cpu_op", "aten::addmm", self.now - 12, 10)
+        self.event("cuda_runtime", "cudaLaunchKernel", self.now - 6, 3)
+        self.events.append({"ph": "s", "cat": "ac2g", "name": "ac2g", "id": 1, "pid": 1, "tid": 1, "ts": self.now - 5})
+        counts = zip(("flops", "bytes"), parts, self.peaks, strict=True)
+        told = {key: part * peak * us / 1e6 for key, part, peak in counts if part}
+        self.event("kernel", "addmm", self.now, us, device=self.gpu if gpu is None else gpu, stream=stream, **told)
+
+    def busy(self, us: float, parts: tuple[float, float] = (0.2, 0.25), streams: Iterable[int] = (7,)) -> None:
+        for stream in streams:
+            self.kernel(us, parts, stream)
+        self.now += us
+
+    def beside(self, us: float, parts: tuple[float, float]) -> None:
+        """Kernels of two other GPUs, over all of the last `us`."""
+        self.now -= us
+        for gpu in (0, self.gpu % 3 + 1):
+            self.kernel(us, parts, gpu=gpu)
+        self.now += us
+
+    def gap(self, us: float, host: Host) -> None:
+        for what, parts in zip((self.load, self.wait), host, strict=True):
+            for begin, end in parts:
+                self.event(*what, self.now + begin * us, (end - begin) * us)
+        self.now += us
+
+    def step(self, number: int, begin: float) -> None:
+        self.event("user_annotation", f"ProfilerStep#{number}", begin, self.now - begin)
 
 
-def drawn(kind: str, twist: str = "") -> tuple[list[dict[str, Any]], int, float, float]:
-    """The events of a job of this kind, its GPU and the peaks of that; `twist` is what might mislead."""
-    sheets = SHEETS if twist != PEAKS else LOW if kind == "compute" else HIGH
-    gpu = random.randint(1, 3) if twist else 0
-    machine = Machine(gpu, *random.choice(sheets))
-    other = random.choice([n for n in range(4) if n != gpu])
-    if twist == WINDOW:  # before the first step
-        machine.now += 1e5
-        near = {"compute": (0.1, 0.6), "bandwidth": (0.6, 0.1)}.get(kind)  # the other roof
-        machine.work(40, 9e4 if near else 90, *(near or ()))
-        machine.wait()
-        machine.host("user_annotation", machine.loader, 1e5 if kind not in GAPS else 50)
-    count = {STEPS: 4, WINDOW: 3, NONE: 1, SHORT: 1}.get(twist, 3 if kind == "input" else 2)
-    if kind == "input" and twist in ("", HIDDEN):
-        count = 1 if twist else random.choice([1, 3])
-    scale = random.choice([0.5, 1, 3])
-    for number in range(count):
-        begin = machine.now
-        if twist == STEPS and number in (0, count - 1):
-            step(machine, "compute" if kind in GAPS else "input", "", 0.05 * scale, other)
-        else:
-            step(machine, kind, twist, scale, other)
-        if twist == WINDOW and number == count - 1 and kind in GAPS:  # launched in the last step, and run after it
-            machine.work(9, 2e5, 0.5, 0.1)
-        elif twist == WINDOW and number == count - 1:  # the same, and a good part of it within
-            machine.work(9, 6e3 * scale, *((0.6, 0.1) if kind == "compute" else (0.1, 0.6)))
-            machine.now += 2.5e3 * scale
-        machine.event("user_annotation", f"ProfilerStep#{number + 5}", begin, machine.now - begin)
-        if twist == WINDOW and kind == "compute" and number < count - 1:  # as an evaluation between two steps
-            machine.work(9, 2400 * scale, 0.6, 0.1)
-            machine.wait()
-        if twist == WINDOW:  # the range of the step's kernels, as the profiler draws it on the GPU's lane
-            machine.event(
-                "gpu_user_annotation", f"ProfilerStep#{number + 5}", begin + 9, machine.now + 1e5 - begin, "7"
-            )
-    machine.wait()  # the profiler's own, at its end
-    events = sorted(machine.events, key=lambda e: e.get("ts", 0.0))
-    if twist == ORDER:
-        random.shuffle(events)
-    return events, gpu, *machine.peaks
-
-
-def step(machine: Machine, kind: str, twist: str, scale: float, other: int) -> None:
-    """One step of the job; at its end the host waits, as for a loss that is printed. Kernels between gaps are nearer to
-    one roof: where both are as near, a wrong answer's word would hang on how Python sums."""
-    near = twist == NEAR
-    busy = random.uniform(*((0.55, 0.6) if near else (0.3, 0.5))) if kind in GAPS else random.uniform(0.92, 0.97)
-    if near and kind not in GAPS:
-        busy = random.uniform(0.6, 0.65)
-    if twist == WINDOW and kind == "compute":  # with what is between the steps: more than 0.7
-        busy = random.uniform(0.52, 0.55)
-    count, begin = random.randint(6, 9), machine.now
-    if twist == NUMBER:
-        count = random.randint(2, 3) if kind == "launches" else 30
-    size = 1500 * scale * random.uniform(0.8, 1.2)  # µs of kernels
-    kernel, streams = size / count, [(machine.gpu, 7)]
-    if kind in GAPS and twist == STREAMS:
-        streams += [(machine.gpu, 13 + n) for n in range(4)]
-    if kind in GAPS and twist == GPUS:
-        machine.work(5, size / busy, 0.3, 0.36, (other, 7))
-    if twist == COPIES:
-        machine.copy(0.9 * size / busy, within=kind not in GAPS)
+def gaps_step(t: Trace, kind: str, twist: str, us: float) -> None:
+    """A step in which the GPU has much to wait for."""
+    begin, us, host = t.now, us / 5, MISLEADING.get((twist, kind), HOST[kind])
+    share = random.uniform(*{NEAR: (0.305, 0.315), LOADED: (0.37, 0.38)}.get(twist, (0.5, 0.6)))
+    gap, count = us * share / (1 - share), 5
     if twist == NONE:
-        part = 0.55 if kind == "input" else 0.46
-        before = 0.2 * size if kind == "input" else 0.0  # the step begins while the host loads
-        machine.event("user_annotation", machine.loader, begin - before, before + part * size)
-        machine.now += part * size
-        machine.host("cpu_op", "aten::linear", (1 - part) * size)
-        return
+        return t.gap(us, host)
     if twist == SHORT:
-        for _ in range(20):
-            machine.work(15, 4, 0.2, 0.25)
-            machine.host("cuda_runtime", "cudaEventSynchronize", 2)  # for an event that is over
-    elif kind == "launches":
-        pace = size / count / busy
-        if twist == HIDDEN:  # one kernel, behind which the host loads and then waits
-            machine.work(9, 0.9 * size / busy, 0.3, 0.36)
-            machine.host("user_annotation", machine.loader, 0.4 * size / busy)
-            machine.wait("cudaStreamSynchronize")
-            kernel = 0.6 * pace
-        for _ in range(count):
-            machine.work(pace, kernel, 0.2, 0.25, *streams)
-            if twist == HIDDEN:  # from behind the kernel into the gap, of which it fills a third
-                machine.host("user_annotation", machine.loader, 0.74 * pace + 4)
-                machine.wait("cudaStreamSynchronize")  # for what is done already
-    elif kind == "waits":
-        if twist == HIDDEN:
-            machine.work(9, size / busy, 0.3, 0.36)
-            machine.host("user_annotation", machine.loader, 0.97 * size / busy)
-            kernel *= 0.3
-        for _ in range(count):
-            pause = size / count / busy - size / count - 13
-            machine.work(8, kernel, 0.2, 0.25, *streams)
-            machine.wait(machine.waits)
-            machine.host("cpu_op", "aten::item", 1.0)
-            machine.now += max(pause, 1.0)  # Python, which no operation shows
-    elif kind == "input":
-        gap = size * (1 / busy - 1)
-        pieces, rest = [0.7 * gap], 0.3 * gap
-        if twist == HIDDEN:  # the batch is fetched last, in pieces, the first from behind the kernel into the gap
-            machine.work(9, size, 0.2, 0.25)
-            machine.now += size - 0.2 * gap
-            pieces, rest, count = [0.45 * gap, 0.22 * gap, 0.22 * gap], 0.31 * gap, 0
-        for us in pieces:
-            machine.host("user_annotation", machine.loader, us)
-            machine.now += 4.0
-        machine.now += rest  # what Python does with the batch
-        for _ in range(count):
-            # Where there are many, each comes a little too late.
-            machine.work(1.03 * kernel if twist == NUMBER else min(9.0, 0.5 * kernel), kernel, 0.2, 0.25, *streams)
-    else:
-        of_roof(machine, kind, twist, size, count, busy, other)
-    if near:
-        machine.fill(begin, random.uniform(*((0.305, 0.315) if kind in GAPS else (0.285, 0.295))))
-    machine.wait()
-    if twist == CATS:  # the shadow of a range of an earlier step's, and a range of the user's own
-        machine.event("gpu_user_annotation", machine.loader, begin, machine.now - begin, "7")
-        machine.event("user_annotation", "work to Synchronize", begin, machine.now - begin)
+        us, gap, count = 1.5, 2.0, 60
+    if twist == NUMBER:  # in all they are short
+        count, another = 3, HOST["waits" if kind == "launches" else "launches"]
+        for _ in range(3 if kind == "launches" else 45):
+            t.busy(4.0)
+            t.gap(1.0, another)
+        t.busy(us)
+        t.gap(1.6 * gap, another)  # the longest of all
+    for _ in range(count):
+        t.busy(us, streams=(7, 13, 14, 15, 16) if twist == STREAMS else (7,))
+        if twist == NAMES:
+            t.event("cuda_runtime", "cuSynchronizePolicySet", t.now - 2, 4)
+        t.gap(gap, host)
+    if twist == CATS:
+        for cat, name in (
+            ("gpu_user_annotation", t.load[1]),
+            ("cpu_op", "DataLoader"),
+            ("user_annotation", "a Synchronize"),
+        ):
+            t.event(cat, name, begin, t.now - begin)
+    if twist == COPIES:
+        t.event(
+            "gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", begin, t.now - begin, device=t.gpu, stream=20, bytes=9e7
+        )
+    if twist == GPUS:
+        t.beside(t.now - begin, (0.2, 0.25))
+    return None
 
 
-def of_roof(machine: Machine, kind: str, twist: str, size: float, count: int, busy: float, other: int) -> None:
-    """Kernels without gaps but for one at the step's begin, under one of the two roofs."""
+def roof_step(t: Trace, kind: str, twist: str, us: float) -> None:
+    """A step of kernels with short gaps, of which the loader is the reason."""
     near, far = random.uniform(0.5, 0.8), random.uniform(0.05, 0.2)
-    if twist == NUMBER and kind == "bandwidth":  # all of them short
-        size, count = 840.0, 60
     if twist == PEAKS:
         near, far = random.uniform(0.22, 0.28), random.uniform(0.14, 0.17)
-    elif kind == "bandwidth" and random.random() < 0.3:
-        far = 0.0  # norms and activations alone
-    high = (near, far) if kind == "compute" else (far, near)
-    machine.host("user_annotation", machine.loader, size * (1 / busy - 1))
+
+    def of(near: float, far: float) -> tuple[float, float]:
+        return (near, far) if kind == "compute" else (far, near)
+
+    parts, opposite = of(near, far), of(far, near)
+    share = random.uniform(*((0.285, 0.295) if twist == NEAR else (0.03, 0.08)))
+    begin, kernels = t.now, [(us / 5, parts)] * 5
+    if twist == NUMBER:
+        kernels = [(0.4 * us, parts)] * 2 + [(0.2 * us / 60, opposite)] * 60
+    if twist in (STEPS, STREAMS):  # the longest kernel, and most of those on one stream, are nearer to the other roof
+        kernels = [(0.28 * us, of(0.05, 0.16)), *[(0.24 * us, parts), (0.24 * us, of(0.05, 0.16))] * 2][:4]
+    if twist == LACKS:
+        kernels = [(0.3 * us, of(near, 0.0))] * 2 + [(0.2 * us, of(0.1, 0.9 * near))] * 2
+    for number, (us_of_one, of_one) in enumerate(kernels):
+        t.busy(us_of_one, of_one, (13,) if twist == STREAMS and number % 2 else (7,))
+        if twist == STREAMS:  # beside it, and over before it
+            t.now -= 0.9 * us_of_one
+            t.kernel(0.1 * us_of_one, of_one, stream=20)
+            t.now += 0.9 * us_of_one
+    if twist == LOADED:
+        t.event(*t.load, begin, t.now - begin)
+    if twist == COPIES:
+        copied = t.peaks[1] * us / 1e6
+        t.event("gpu_memcpy", "Memcpy DtoD (Device -> Device)", begin, us, device=t.gpu, stream=20, bytes=copied)
     if twist == GPUS:
-        machine.work(5, 9 * size, high[1], high[0], (other, 7))
-    if twist == NUMBER and kind == "compute":  # few that take most of the time, and many of the other kind
-        for _ in range(2):
-            machine.work(9, 0.4 * size, *high)
-        for _ in range(count):
-            machine.work(min(9.0, 0.1 * size / count), 0.2 * size / count, *high[::-1])
-        return
-    for n in range(count):
-        counts = (high[0], 0.0) if kind == "compute" and n % 3 == 0 else high
-        if n % 3 == 1:
-            counts = (0.0, max(high[1], 0.1))  # of which no FLOPs are known, as of a norm
-        stream = 13 if twist == STREAMS and kind == "compute" and n % 2 else 7
-        machine.work(9, size / count, *counts, (machine.gpu, stream))
-        if twist == STREAMS and kind == "compute":  # the other stream's begins when this is nearly over
-            machine.now += 0.9 * size / count - 9
-        elif twist == STREAMS:  # beside a short one
-            machine.work(9, 0.1 * size / count, 0.0, 0.1, (machine.gpu, 13))
-            machine.now += 0.9 * size / count - 18
-    if twist == HIDDEN:
-        machine.host("user_annotation", machine.loader, 0.7 * size)
+        t.beside(us, (9 * opposite[0], 9 * opposite[1]))
+    t.gap(us * share / (1 - share), HOST["input"])
+
+
+def window(t: Trace, kind: str, us: float) -> None:
+    """Two steps, and what is around them. Gaps decide with that before the first kernel, that after the last and that
+    between the steps, and with no two of these. A roof decides because a kernel runs between the steps, and another, of
+    which a part is in the last one; there is a gap before the first step, and kernels under the other roof."""
+    parts = {"compute": (0.6, 0.1), "bandwidth": (0.1, 0.6)}.get(kind, (0.2, 0.25))
+    if kind in GAPS:
+        pieces = [("busy", 20.0), ("step", 0), ("gap", 0.12), ("busy", 0.32), ("end", 5), ("gap", 0.12)]
+        pieces += [("step", 0), ("busy", 0.32), ("gap", 0.12), ("end", 6), ("busy", 20)]
+    else:
+        pieces = [("other", 20.0), ("gap", 20), ("step", 0), ("busy", 0.55), ("gap", 0.45), ("end", 5), ("busy", 1.5)]
+        pieces += [("step", 0), ("gap", 0.45), ("busy", 1.5), ("back", 0.95), ("end", 6)]
+    begins = list[float]()
+    for what, part in pieces:
+        if what in ("busy", "other"):
+            t.busy(part * us, parts if what == "busy" else parts[::-1])
+        elif what == "gap":
+            t.gap(part * us, HOST.get(kind, HOST["input"]))
+        elif what == "step":
+            begins.append(t.now)
+        elif what == "back":
+            t.now -= part * us
+        else:
+            t.step(int(part), begins[-1])
+    t.event("gpu_user_annotation", "ProfilerStep#6", begins[0], 30 * us, stream=7)
+
+
+def drawn(kind: str, twist: str, number: int) -> tuple[list[dict[str, Any]], int, float, float]:
+    """The events of a job of this kind, its GPU and the peaks of that; `twist` is what might mislead, if anything."""
+    sheets = SHEETS if twist != PEAKS else LOW if kind == "compute" else HIGH
+    t, us = Trace(random.randint(1, 3) if twist else 0, random.choice(sheets), number), random.uniform(600, 1100)
+    if twist == WINDOW:
+        window(t, kind, us)
+    else:
+        for n in range(5 if twist == STEPS else 2):
+            begin, unlike = t.now, twist == STEPS and n % 2 == 0
+            of_step = ("compute" if kind in GAPS else "input") if unlike else kind
+            (gaps_step if of_step in GAPS else roof_step)(t, of_step, twist, us / 20 if unlike else us)
+            t.step(n + 8, begin)
+    t.events.sort(key=lambda e: e.get("ts", 0.0))
+    if twist == ORDER:
+        random.shuffle(t.events)
+    return t.events, t.gpu, *t.peaks
 
 
 def play(call: Callable[..., Any], scene: Scene) -> Facts:
-    facts = Facts(f"a job of kind {scene.kind}")
+    facts = Facts(f"a job bound by {scene.kind}")
     for name, twist in ((scene.kind, ""), (scene.twist, scene.twist)):
+        got, held = call(*drawn(scene.kind, twist, TWISTS.index(scene.twist))), facts.hold()
+        word = text_in(got) if isinstance(got, str) else type(got).__name__
+        if not held:  # it tells mistakes apart that look alike in a plain trace
+            facts.seen[f"{name}, also"] = word
+            break
+        facts.add(WORD, "one" if word in (*GAPS, *ROOFS) else word, "one")
         if facts.hold():
-            got = call(*drawn(scene.kind, twist))
-            word = text_in(got) if isinstance(got, str) else type(got).__name__
-            facts.add(WORD, "one" if word in WORDS else word, "one")
-            if word in WORDS:
-                facts.add(name, word, scene.kind)
+            facts.add(name, word, scene.kind)
     return facts
 
 
@@ -255,7 +259,7 @@ EXERCISE = Contract(
     own_gpu=False,
     parameters=("events", "gpu", "peak_flops", "peak_bandwidth"),
     clauses=CLAUSES,
-    edges=EDGES,
+    edges={"kind": (*GAPS, *ROOFS), "twist": TWISTS},
     play=play,
-    possible=possible,
+    possible=lambda scene: scene.kind in ONLY.get(scene.twist, (*GAPS, *ROOFS)),
 )
