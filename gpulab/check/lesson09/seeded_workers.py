@@ -13,74 +13,43 @@ from torch.utils.data import DataLoader, Dataset
 from .. import settings
 from ..contract import Clause, Contract, Facts
 from ..scenes import Scene
-from .sections import MISTAKES, SEEDS
 from .workers import Workers, quiet
 
+SEEDS = "Random numbers of workers"
 SOURCES = ("torch", "NumPy", "random", "dataset.rng")
 EPOCHS = 3
 KIND, COUNT, SIZES = "kind of what is returned", "num_workers", "sizes of the batches"
 ONCE, ORDER = "samples of an epoch", "orders of the epochs"
 WORKERS, PASSED = "generators from which two workers draw the same", "generators that draw what they drew before"
-AGAIN, ORDER_AGAIN = "generators that draw other numbers in a second run", "order in a second run"
+AGAIN, ORDER_AGAIN = "generators that draw other numbers for a second loader", "order of a second loader"
 OTHER, ORDER_OTHER = "generators that draw the same with another seed", "order with another seed"
 PROCESS = "generators of the process that were drawn from"
 REPEATED = "dataset.rng after worker_init_fn has run again"  # tells counting in a worker's own memory from not counting
 CLAUSES = [
-    Clause(*row)
-    for row in (
-        ("A DataLoader", [KIND], "what came back is no DataLoader", "return it", SEEDS),
-        ("how many workers there are", [COUNT], "there are more or fewer workers", "num_workers=workers", SEEDS),
-        ("samples in a batch", [SIZES], "the batches have other sizes", "batch_size, and nothing is dropped", SEEDS),
-        (
-            "Each epoch gives every sample once",
-            [ONCE],
-            "an epoch does not give every sample once",
-            "shuffle=True goes through the dataset once",
-            SEEDS,
-        ),
-        ("in another order", [ORDER], "the epochs have the same order", "shuffle=True", SEEDS),
-        (
-            "In the process itself no generator is seeded and nothing is drawn",
-            [PROCESS],
-            "in the process itself numbers were drawn",
-            "without a generator of its own a loader takes seeds and order from torch's global one",
-            SEEDS,
-        ),
-        (
-            "No two workers draw the same numbers",
-            [WORKERS],
-            "two workers draw the same numbers",
-            "each worker is a copy of the process, generators and all",
-            SEEDS,
-        ),
-        (
-            "no worker draws in an epoch what was drawn in one before",
-            [PASSED],
-            "an epoch draws the numbers of one before",
-            "workers are made anew for each epoch, and what they compute their seed from is the same as before",
-            SEEDS,
-        ),
-        (
-            "gives the same batches with the same numbers",
-            [AGAIN, ORDER_AGAIN],
-            "a second run of this seed gives other batches",
-            "all of it must come from seed",
-            SEEDS,
-        ),
-        (
-            "with another seed both order and numbers are others",
-            [OTHER, ORDER_OTHER],
-            "another seed gives the same order, or the same numbers",
-            "order and numbers must come from seed",
-            MISTAKES,
-        ),
+    Clause(quote, facts, summary, rule, SEEDS)
+    for facts, quote, summary, rule in (
+        ([KIND], "A DataLoader", "what came back is no DataLoader", "its caller goes over it, epoch by epoch"),
+        ([COUNT], "how many workers there are", "there are more or fewer workers", ""),
+        ([SIZES], "samples in a batch", "the batches have other sizes", "only the last one may be smaller"),
+        ([ONCE], "Each epoch gives every sample once", "an epoch does not give every sample once", ""),
+        ([ORDER], "in another order", "the epochs have the same order", "each its own, and none that of the dataset"),
+        ([PROCESS], "In the process itself no generator is seeded and nothing is drawn",
+         "in the process itself numbers were drawn", "what comes after the call must not depend on it"),
+        ([WORKERS], "No two workers draw the same numbers", "two workers draw the same numbers",
+         "each worker is a copy of the process, generators and all"),
+        ([PASSED], "no worker draws in an epoch what was drawn in one before", "an epoch draws what one before drew",
+         "workers are made anew for each epoch, as copies of the process"),
+        ([AGAIN, ORDER_AGAIN], "gives the same batches with the same numbers",
+         "a second loader of this seed gives other batches", "whatever has been drawn before, and other loaders give"),
+        ([OTHER, ORDER_OTHER], "with another seed both order and numbers are others",
+         "another seed gives the same order, or the same numbers", "seeds may differ in any of their bits"),
     )
-]
+]  # fmt: skip
 EDGES = {
     "workers": (1, 2, 3),
     "seed": ("small", "of 32 bits"),
     "size": ("full batches", "a rest"),
-    "other": ("the next", "in its upper bits", "any"),  # the seed of another run
+    "other": ("in its lowest bit", "in its upper bits", "any"),  # the seed of another run
 }
 SEEDS_OF = {"small": 0, "of 32 bits": 2**32 - 42}
 
@@ -101,21 +70,24 @@ class Drawing(Dataset[Any]):
 
 
 class Seen:
-    """One run: what the loader is, and the batches of its epochs, as lists of rows."""
+    """What one loader is, and the batches of its epochs, as lists of rows."""
 
-    def __init__(self, student: Callable[..., Any], data: Drawing, *args: Any) -> None:
-        before = _states(data)
-        loader = student(data, *args)
+    def __init__(self, loader: Any, data: Drawing) -> None:
         self.kind = "a DataLoader" if isinstance(loader, DataLoader) else type(loader).__name__
+        self.workers = loader.num_workers if isinstance(loader, DataLoader) else 0
         self.epochs: list[list[list[list[float]]]] = []
-        if isinstance(loader, DataLoader):
-            self.workers = loader.num_workers
-            played = Workers(loader)
-            self.epochs = [[batch.tolist() for batch in played.epoch()] for _ in range(EPOCHS if self.workers else 0)]
-            first, again = played.after_each_init(lambda: repr(data.rng.bit_generator.state))
-            self.repeated = "the same" if first == again else "another one"
-        after = _states(data)
-        self.drawn = [source for source in SOURCES if before[source] != after[source]]
+        self._data, self._played = data, Workers(loader) if self.workers else None
+
+    def go_on(self) -> None:
+        if self._played:
+            self.epochs.append([batch.tolist() for batch in self._played.epoch()])
+
+    def repeated(self) -> str:
+        """Whether worker_init_fn does the same when it runs once more: it tells counting from not counting."""
+        if not self._played:
+            return ""
+        first, again = self._played.after_each_init(lambda: repr(self._data.rng.bit_generator.state))
+        return "the same" if first == again else "another one"
 
     def orders(self) -> list[list[float]]:
         return [[row[0] for batch in epoch for row in batch] for epoch in self.epochs]
@@ -131,41 +103,61 @@ def _states(data: Drawing) -> dict[str, Any]:
     return dict(zip(SOURCES, (*found, repr(data.rng.bit_generator.state)), strict=True))
 
 
-def stir() -> None:
-    """Put the generators elsewhere, as a run does that has drawn other numbers before."""
-    torch.default_generator.manual_seed(random.randrange(2**31))
-    np.random.seed(random.randrange(2**31))
+def together(student: Callable[..., Any], batch: int, workers: int, *jobs: Any) -> tuple[list[Seen], list[str], str]:
+    """The student's loaders for these data sets and seeds, all alive, an epoch of each in turn; the generators of the
+    process that were drawn from; and what a repeated worker_init_fn does."""
+    data = jobs[::2]
+    before = [_states(one) for one in data]
+    seen = [Seen(student(one, batch, workers, seed), one) for one, seed in zip(data, jobs[1::2], strict=True)]
+    for _ in range(EPOCHS):
+        for one in seen:
+            one.go_on()
+    repeated, after = seen[0].repeated(), [_states(one) for one in data]
+    drawn = [source for source in SOURCES if any(b[source] != a[source] for b, a in zip(before, after, strict=True))]
+    return seen, drawn, repeated
 
 
 def play(call: Callable[..., Any], scene: Scene) -> Facts:
     batch, workers = random.randint(3, 4), scene.workers
     size = batch * workers * 3 + (random.randint(1, batch - 1) if scene.size == "a rest" else 0)
     seed = SEEDS_OF[scene.seed] + random.randint(0, 40)
-    other = {"the next": seed + 1, "in its upper bits": seed ^ 2**31, "any": random.randrange(2**20)}[scene.other]
+    other = {"in its lowest bit": seed ^ 1, "in its upper bits": seed ^ 2**31, "any": random.randrange(2**20)}[
+        scene.other
+    ]
     facts = Facts(f"{size} samples, batches of {batch}, workers = {workers}, seed = {seed}, another one {other}")
 
-    def run(seed: int) -> Seen:
-        stir()
+    def run(*seeds: int) -> tuple[list[Seen], list[str], str]:
+        torch.default_generator.manual_seed(random.randrange(2**31))  # as where other numbers have been drawn before
+        np.random.seed(random.randrange(2**31))
         with quiet():
-            seen: Seen = call(Drawing(size), batch, workers, seed, through=Seen)
-        return seen
+            jobs = [item for one in seeds for item in (Drawing(size), one)]
+            found: tuple[list[Seen], list[str], str] = call(batch, workers, *jobs, through=together)
+        return found
 
-    first = run(seed)
+    (first,), drawn, repeated = run(seed)
     facts.add(KIND, first.kind, "a DataLoader")
     if facts.hold():
         facts.add(COUNT, first.workers, workers)
-        facts.add(PROCESS, first.drawn, [])
-    if not facts.hold() and not first.epochs:
+        facts.add(PROCESS, drawn, [])
+    if not first.epochs:
         return facts
-    facts.seen[REPEATED] = first.repeated
+    facts.seen[REPEATED] = repeated
     sizes = [[len(one) for one in epoch] for epoch in first.epochs]
     facts.add(SIZES, sizes, [[batch] * (size // batch) + [size % batch] * (size % batch > 0)] * EPOCHS)
     orders = first.orders()
     facts.add(ONCE, [len(set(order)) for order in orders], [size] * EPOCHS)
     said = "others" if len(set(map(tuple, orders))) == EPOCHS else "the same"
     facts.add(ORDER, "that of the dataset" if orders[0] == sorted(orders[0]) else said, "others")
-    second, third = run(seed), run(other)
-    compare(facts, first, second, third)
+    (second, third), *_ = run(seed, other)
+    without = [one.workers for one in (second, third) if not one.epochs]
+    if without:
+        facts.add(COUNT, without[0], workers)
+    else:
+        compare(facts, first, second, third)
+        if second.orders() != first.orders():  # tells what other loaders change from what every one has anew
+            facts.seen["order of a loader that is alone"] = (
+                "the same" if run(seed)[0][0].orders() == orders else "another"
+            )
     return facts
 
 

@@ -165,6 +165,6 @@ BANK.mistakes(
     ("compute-bound means half of the peak", "many kernels reach a quarter of the nearer roof: compare the two parts",
      change(COMPUTE, f"flops / peak_flops > 0.4e-6 * {TIMES}")),
     ("each kernel has a vote", "most kernels are bound by memory in nearly every job: time counts",
-     change(COMPUTE, f"sum((a := e['args']).get('flops', 0) / peak_flops > a.get('bytes', 0) / peak_bandwidth {OF_RUNS} "
-     "> len(runs) / 2")),
+     change(COMPUTE, f"sum((a := e['args']).get('flops', 0) / peak_flops > a.get('bytes', 0) / peak_bandwidth "
+     f"{OF_RUNS} > len(runs) / 2")),
 )  # fmt: skip
