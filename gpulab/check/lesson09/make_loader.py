@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -16,7 +17,6 @@ from ..lesson02.machines import with_cores, without_gpu
 from ..measure import virtual_gpu
 from ..scenes import Scene
 from ..wording import is_number
-from .sections import MISTAKES, SAMPLER, WORKERS
 from .workers import none_started, quiet
 
 EPOCHS = 5
@@ -30,107 +30,40 @@ DEALT = "samples of one rank in all epochs"
 ONCE, SORTED, SHARE = "samples that are not evaluated once", "order in evaluation", "samples of each rank in evaluation"
 EVALUATED = "sizes of the batches in evaluation"
 CLAUSES = [
-    Clause(*row)
-    for row in (
-        ("The DataLoader of this rank", [KIND], "what came back is no DataLoader", "return it", SAMPLER),
-        (
-            "The DataLoader of this rank, in batches of batch_size samples",
-            [STRANGE],
-            "the loader gives other things than the samples of dataset",
-            "a loader of dataset, or of a Subset of it, with the collate_fn that it has by itself",
-            SAMPLER,
-        ),
-        (
-            "One of these is for the rank's own process, and each other one for a worker",
-            [COUNT],
-            "there are more or fewer workers than cores for them",
-            "cores // ranks - 1, and not below 0",
-            WORKERS,
-        ),
-        (
-            "Workers, if there are any, live on from epoch to epoch",
-            [LIVE],
-            "workers end with each epoch",
-            "persistent_workers=True, where there are workers",
-            WORKERS,
-        ),
-        (
-            "Memory is pinned where there is an accelerator, and only there",
-            [PINNED],
-            "memory is pinned where nothing is, or not where there is an accelerator",
-            "pin_memory=torch.accelerator.is_available()",
-            MISTAKES,
-        ),
-        (
-            "to each rank equally many, and none twice but the few that make the parts equal, rounded up",
-            [PARTS, ALL],
-            "in training the ranks do not share the samples",
-            "a DistributedSampler with the number of ranks and this rank deals them out",
-            SAMPLER,
-        ),
-        (
-            "each epoch deals out all samples in another order",
-            [ORDERS, DEALT],
-            "in training the order is not another one in each epoch",
-            "shuffled, and after set_epoch otherwise",
-            SAMPLER,
-        ),
-        (
-            "All batches are full, and samples that fill none are left out",
-            [SIZES],
-            "in training the batches are not all full ones",
-            "drop_last=True, in training",
-            SAMPLER,
-        ),
-        (
-            "where a rank's part is smaller than a batch, it is one batch",
-            [SMALL],
-            "where a rank's part is smaller than a batch, the batches are others",
-            "drop_last drops the only batch there is",
-            SAMPLER,
-        ),
-        (
-            "For evaluation every sample is given to one rank, once",
-            [ONCE],
-            "in evaluation samples are missing, or come twice",
-            "neither drop_last nor a sampler that pads",
-            SAMPLER,
-        ),
-        (
-            "in the order of the dataset",
-            [SORTED],
-            "in evaluation the samples come in another order",
-            "nothing is shuffled for an evaluation",
-            SAMPLER,
-        ),
-        (
-            "no rank has more than its part, rounded up",
-            [SHARE],
-            "in evaluation one rank has more than its part",
-            "range(rank, len(dataset), ranks)",
-            SAMPLER,
-        ),
-        (
-            "in batches of batch_size samples",
-            [EVALUATED],
-            "in evaluation the batches have other sizes",
-            "batch_size is that of one rank; only the last batch may be smaller",
-            SAMPLER,
-        ),
-        (
-            "train whether it is for training, or for evaluation",
-            [DEFAULTS],
-            "called with the first three arguments it gives another loader",
-            "ranks=1, rank=0, train=True are what the signature says",
-            SAMPLER,
-        ),
+    Clause(quote, facts, summary, rule, "Workers" if facts[0] in (COUNT, LIVE) else "Common mistakes")
+    for facts, quote, summary, rule in (
+        ([KIND], "The DataLoader of this rank", "what came back is no DataLoader",
+         "its caller goes over it in each epoch"),
+        ([STRANGE], "The DataLoader of this rank, in batches of batch_size samples",
+         "the loader gives other things than the samples of dataset", "as a loader stacks them by itself"),
+        ([COUNT], "One of these is for the rank's own process, and each other one for a worker",
+         "there are more or fewer workers than cores for them", "each rank has cores // ranks, rounded down"),
+        ([LIVE], "Workers, if there are any, live on from epoch to epoch", "workers end with each epoch", ""),
+        ([PINNED], "Memory is pinned where there is an accelerator, and only there",
+         "memory is pinned where nothing is, or not where there is an accelerator", "with workers and without"),
+        ([PARTS, ALL], "to each rank equally many, and none twice but the few that make the parts equal, rounded up",
+         "in training the ranks do not share the samples", "in each epoch, and over the epochs all of them"),
+        ([ORDERS, DEALT], "each epoch deals out all samples in another order",
+         "in training the order is not another one in each epoch", "set_epoch is called before each"),
+        ([SIZES], "All batches are full, and samples that fill none are left out",
+         "in training the batches are not all full ones", ""),
+        ([SMALL], "where a rank's part is smaller than a batch, it is one batch",
+         "where a rank's part is smaller than a batch, the batches are others", "one, with all samples of the part"),
+        ([ONCE], "For evaluation every sample is given to one rank, once",
+         "in evaluation samples are missing, or come twice", "over all ranks together"),
+        ([SORTED], "in the order of the dataset", "in evaluation the samples come in another order", "on each rank"),
+        ([SHARE], "no rank has more than its part, rounded up", "in evaluation one rank has more than its part", ""),
+        ([EVALUATED], "in batches of batch_size samples", "in evaluation the batches have other sizes",
+         "batch_size is that of one rank; only the last batch may be smaller"),
+        ([DEFAULTS], "train whether it is for training, or for evaluation",
+         "called with the first three arguments it gives another loader", "the signature has the defaults"),
     )
-]
+]  # fmt: skip
 TRAINED = ("even", "a rest", "one batch and a rest", "less than a batch", "few")
 EDGES = {
     "samples": (*TRAINED, "evaluated, even", "evaluated, a rest", "evaluated, fewer than ranks"),
-    "ranks": (1, 2, 3),
-    "cores": ("fewer than ranks", "too few", "some", "many"),
+    "ranks": (1, 2, 4),
+    "cores": ("fewer than ranks", "for one worker each", "some", "many"),
     "gpu": (True, False),
 }
 
@@ -155,10 +88,12 @@ def value(item: Any) -> int:
     return int(item) if is_number(item) or (isinstance(item, torch.Tensor) and item.numel() == 1) else -1
 
 
-def size_of(scene: Scene, batch: int) -> int:
-    """Of the dataset; a part has at least five samples in training, so that chance does not repeat an order."""
+def drawn(scene: Scene, batch: int) -> tuple[int, int]:
+    """Samples, and cores. A part has at least five samples in training, so that chance does not repeat an order."""
     ranks, full = scene.ranks, batch * random.randint(3, 5)
     short = random.randint(1, ranks) - ranks  # what the parts are padded with, where they are equal
+    if scene.samples == "evaluated, a rest":
+        short = -min(1, ranks - 1)  # so that more than one is left over
     sizes: dict[str, int] = {
         "even": full * ranks,
         "a rest": (full + random.randint(2, batch - 1)) * ranks + short,
@@ -167,24 +102,20 @@ def size_of(scene: Scene, batch: int) -> int:
         "few": 5 * ranks + short,
         "evaluated, fewer than ranks": max(1, ranks - 1),
     }
-    return sizes[scene.samples if "fewer" in scene.samples else scene.samples.removeprefix("evaluated, ")]
-
-
-def cores_of(scene: Scene) -> int:
-    ranks = scene.ranks
     least, most = {
         "fewer than ranks": (1, max(1, ranks - 1)),
-        "too few": (ranks, 2 * ranks - 1),
-        "some": (2 * ranks, 5 * ranks),
+        "for one worker each": (2 * ranks, 3 * ranks - 1),
+        "some": (3 * ranks, 6 * ranks),
         "many": (130 * ranks, 300 * ranks),
     }[scene.cores]
-    return random.randint(least, most)
+    samples = sizes[scene.samples if "fewer" in scene.samples else scene.samples.removeprefix("evaluated, ")]
+    return samples, random.randint(least, most)
 
 
 class Seen:
     """What one rank's loader is, and the batches of its epochs."""
 
-    def __init__(self, loader: Any) -> None:
+    def __init__(self, loader: Any, epochs: int) -> None:
         self.kind = "a DataLoader" if isinstance(loader, DataLoader) else type(loader).__name__
         self.epochs: list[list[list[int]]] = []
         if isinstance(loader, DataLoader):
@@ -192,27 +123,29 @@ class Seen:
             self.pinned = bool(loader.pin_memory)
             self.as_ready = self.workers > 0 and not loader.in_order
             loader.num_workers, loader.pin_memory, loader.timeout = 0, False, 0  # so that none is started
-            for epoch in range(EPOCHS):
+            for epoch in range(epochs):
                 if hasattr(loader.sampler, "set_epoch"):
                     loader.sampler.set_epoch(epoch)
                 self.epochs.append([[*map(value, batch)] for batch in loader])
 
     def words(self, data: Numbers) -> str:
         shuffled = not all(in_order(joined(epoch), data.values) for epoch in self.epochs)
-        return f"{self.workers} workers, {'shuffled' if shuffled else 'in order'}" if self.epochs else self.kind
+        said = f"{self.workers} workers, {len(joined(self.epochs[-1]))} samples" if self.epochs else self.kind
+        return f"{said}, shuffled" if shuffled else f"{said}, in order"
 
 
 def play(call: Callable[..., Any], scene: Scene) -> Facts:
     batch, ranks, train = random.randint(6, 9), scene.ranks, scene.samples in TRAINED
-    data, cores = Numbers(size_of(scene, batch)), cores_of(scene)
+    samples, cores = drawn(scene, batch)
+    data = Numbers(samples)
     facts = Facts(
         f"{len(data)} samples, batches of {batch}, {cores} cores, ranks = {ranks}, train = {train}, "
         f"{'a' if scene.gpu else 'no'} GPU"
     )
 
-    def looked_at(student: Callable[..., Any], *args: Any) -> Seen:
+    def looked_at(student: Callable[..., Any], *args: Any, **named: Any) -> Seen:
         with quiet(), none_started(), with_cores(CORES_HERE):
-            return Seen(student(*args))
+            return Seen(student(*args, **named), EPOCHS if train else 2)
 
     def of_rank(rank: int) -> Seen:
         torch.default_generator.manual_seed(torch.initial_seed() + 1)  # ranks are processes, each with its own seed
@@ -221,7 +154,8 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
 
     with virtual_gpu() if scene.gpu else without_gpu():
         seen = [of_rank(rank) for rank in range(ranks)]
-        short = call(data, batch, cores, through=looked_at) if ranks == 1 and train else seen[0]
+        through = looked_at if train else partial(looked_at, train=False)
+        short = call(data, batch, cores, through=through) if ranks == 1 else seen[0]
     facts.add(KIND, [one.kind for one in seen], ["a DataLoader"] * ranks)
     if not facts.hold():
         return facts
