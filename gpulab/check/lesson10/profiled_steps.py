@@ -19,45 +19,31 @@ from ..contract import Clause, Contract, Facts, Near
 from ..measure import virtual_gpu
 from ..scenes import Scene
 from ..wording import as_float, is_number
-from .sections import MISTAKES, RECORDS
+
+MISTAKES, RECORDS = "Common mistakes", "What torch.profiler records"
 
 KIND, CALLS, NAMES, TIMES, CYCLES = "what came back", "calls of step", "operations", "ms in all", "ms in all, of cycles"
 FILES, STEPS, AT_END, WARM = "files", "steps in the files", "steps in the files, at the end", "steps of warm-up"
 ACTIVITIES, RAISED, RUNS = "activities", "the exception", "a profiler runs on"
 CLAUSES = [
-    Clause(quote, [fact] if isinstance(fact, str) else fact, summary, likely, read)
-    for fact, quote, summary, likely, read in (
-        (KIND, "{name: ms}", "what came back is no dict from names to numbers", "", RECORDS),
-        (CALLS, "so often, and no more", "step is called another number of times", "", RECORDS),
-        (
-            ACTIVITIES,
-            "The activities are CPU and CUDA",
-            "not both activities are recorded",
-            "name both: the default is what PyTorch finds here",
-            MISTAKES,
-        ),
-        (FILES, "one Chrome trace for each cycle", "the files are others", "on_trace_ready comes for each", RECORDS),
-        (STEPS, "the last `count` of every `every` calls are recorded", "other steps are recorded", "", RECORDS),
-        (AT_END, "A cycle that is not whole at the end is not recorded", "the end is recorded", "repeat=", RECORDS),
-        (WARM, "after a warm-up of the profiler's of one step", "the warm-up is another", "warmup=1", RECORDS),
-        (
-            NAMES,
-            "operations without kernels of their own, and kernels, are left out",
-            "the names are others",
-            "",
-            RECORDS,
-        ),
-        (
-            (TIMES, CYCLES),
-            "milliseconds per recorded step, over all cycles",
-            "the times are others",
-            "own times, in µs",
-            MISTAKES,
-        ),
-        (RAISED, "An exception of step reaches the caller", "step's exception does not come out", "", RECORDS),
-        (RUNS, "no profiler runs on", "a profiler runs on after an exception", "with profile(…)", RECORDS),
+    Clause(quote, facts, summary, rule, MISTAKES if facts[0] in (ACTIVITIES, TIMES) else RECORDS)
+    for facts, quote, summary, rule in (
+        ([KIND], "{name: ms}", "what came back is no dict from names to numbers", "a text and a plain number"),
+        ([CALLS], "so often, and no more", "step is called another number of times", "also where nothing is recorded"),
+        ([ACTIVITIES], "The activities are CPU and CUDA", "not both activities are recorded", "on every machine"),
+        ([FILES], "one Chrome trace for each cycle", "the files are others", "each its own, that ends in .json"),
+        ([STEPS], "the last `count` of every `every` calls are recorded", "other steps are recorded",
+         "counted from the call after the first `skip`"),
+        ([AT_END], "A cycle that is not whole at the end is not recorded", "the end is recorded", "it leaves no file"),
+        ([WARM], "after a warm-up of the profiler's of one step", "the warm-up is another", "before each cycle"),
+        ([NAMES], "operations without kernels of their own, and kernels, are left out", "the names are others",
+         "all operations that launched kernels themselves are there"),
+        ([TIMES, CYCLES], "milliseconds per recorded step, over all cycles", "the times are others",
+         "of an operation's own kernels"),
+        ([RAISED], "An exception of step reaches the caller", "step's exception does not come out", "as it was raised"),
+        ([RUNS], "no profiler runs on", "a profiler runs on after an exception", "whatever step raises"),
     )
-]
+]  # fmt: skip
 EDGES = {
     "cycles": (1, 2, 3),
     "skip": (0, 2),
@@ -104,6 +90,8 @@ class Steps:
         if number % 2:  # not in every step
             y.relu_()
         y.add_(1)
+        y.neg_()
+        y.sigmoid_()
 
     def among(self, durations: list[float]) -> list[int]:
         """The calls whose kernels took these µs."""
