@@ -232,6 +232,8 @@ def test_what_nccl_refuses(begin):
     x = torch.ones(4, 4, device="cuda")
     with pytest.raises(RuntimeError, match="No backend type associated with device type cpu"):
         dist.all_reduce(torch.ones(3))
+    with pytest.raises(RuntimeError, match="No backend type associated with device type cpu"):
+        functional.all_gather_tensor(torch.ones(3), 0, dist.group.WORLD)  # as full_tensor() of a DTensor does
     with pytest.raises(ValueError, match="Tensors must be contiguous"):
         dist.all_reduce(x.t()[1:])
     with pytest.raises(ValueError, match="same device, found cuda:1 beside cuda:0"):

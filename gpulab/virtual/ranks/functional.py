@@ -35,6 +35,7 @@ def run(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     """A functional collective of tensors on the virtual GPU; PyTorch's own code does those of the host."""
     name = func._schema.name.removeprefix(NAMESPACE + "::")
     if not any(device_of(tensor) is not None for tensor in tensors_in((*args, *kwargs.values()))):
+        _refuse_host_tensors(func, args, kwargs)
         return func._op(*args, **kwargs)
     made = _MADE.get(name)
     if made is None:
@@ -45,6 +46,13 @@ def run(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
             return made(*args, **kwargs)
     finally:
         thread.functional = False
+
+
+def _refuse_host_tensors(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """As NCCL does, where the group is one that real GPUs would join through NCCL alone."""
+    given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
+    if "group_name" in given and "cpu" not in getattr(_group(given["group_name"]), "asked", "cpu"):
+        raise RuntimeError("No backend type associated with device type cpu")
 
 
 def install() -> None:
