@@ -9,144 +9,78 @@ import pickle
 import random
 import struct
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
 from ... import crash
-from ..base import SAVING, Trial
+from ..base import SAVING
 from ..bound_names import globals_of
 from ..contract import Clause, Contract, Facts
 from ..scenes import Scene
-from ..wording import show
-from .sections import WHOLE
+from ..wording import is_whole, show
+from .common import is_class
 
-METHODS, NEWEST, NONE, ORDER, AT_ONCE = (
-    "methods that are missing",
-    "latest()",
-    "latest() of an empty folder",
-    "which is the newest",
-    "latest() of the object that has saved",
-)
+WHOLE = "A file is whole or not there"
 HANDED, NAMES, CODE = "the state that save was given", "the names of the files", "code that stands in a file"
-DISK = "the rename"
-PARTS = "files in .pt that are not whole, after a kill"
-KILL, CUT, SAFE = (
-    "latest() after a kill",
-    "latest() after a power cut",
-    "latest() after a power cut, when save has returned",
-)
-FILES, LEFT, FOLDERS, RAISES, OLDER = (
-    "files after some saves",
-    "files after a save that was killed, and another",
-    "folders after a save that was killed, and another",
-    "a failed save",
-    "latest() after a failed save",
-)
-DAMAGED, SEVERAL, ONLY, ALL = (
-    "latest() with a damaged file",
-    "latest() with all but the oldest damaged",
-    "latest() with the only file damaged, twice",
-    "latest() with damaged files alone, twice",
-)
-CLOSED, REFUSED = "a file that cannot be opened", "a whole file that torch.load refuses"
-ASIDE, LOOKED_AT = "a damaged file", "the damaged files, after another save"
-OLD, NEW, OLDEST, STAYS = (
-    "the state before",
-    "the new state",
-    "the oldest state",
-    "is kept, and ends in something else",
-)
-TWICE, TOLD = "an error, and an error", "an error, and keeps its name"
+NEWEST, NONE, ORDER = "latest()", "latest() of an empty folder", "latest() of a copied folder"
+AT_ONCE, DISK = "latest() of an object that was asked before", "the rename"
+KILLED, PARTS = (f"a file in .pt that is not whole after a {event}" for event in ("kill", "power cut"))
+KILL, CUT = "latest() after a kill", "latest() after a power cut"
+SAFE, FILES = "latest() after a power cut, when save has returned", "files after some saves"
+LEFT = "files and folders more than before, after a save that was killed, and another"
+RAISES, OLDER = "what a failed save raises", "latest() after a failed save"
+DAMAGED, SEVERAL = "latest() with a damaged file", "latest() with all but the oldest damaged"
+ALL, ASIDE = "latest() with damaged files alone, twice", "a damaged file"
+LOOKED_AT = "the damaged files that are there after another save"
+CLOSED, REFUSED = "latest() where a file cannot be opened", "latest() where torch.load refuses a whole file"
 CLAUSES = [
-    Clause(quote, facts, summary, likely, WHOLE)
-    for quote, facts, summary, likely in (
-        ("with two methods", [METHODS], "a method is missing", "save(state, step) and latest()"),
-        ("writes state", [HANDED], "save changes the state that it is given", "a copy of the dictionary"),
-        ('as f"step{step}.pt"', [NAMES], "a file has another name", "step is an argument of save"),
-        (
-            "the state with the largest step",
-            [NEWEST, ORDER, AT_ONCE],
-            "latest() gives another state",
-            "by step, as a number",
-        ),
-        ("weights_only=True", [CODE], "latest() runs code that stands in a file", "weights_only=True"),
-        ("None where nothing was ever saved", [NONE], "latest() of an empty folder is not None", ""),
-        ("a disk of its own", [DISK], "a file is renamed from another disk", "write in the same folder"),
-        ("each file whose name ends in .pt is whole", [PARTS], "a kill leaves a part of a file", "another name first"),
-        (
-            "Whatever operation of save a process is killed at",
-            [KILL],
-            "a killed process leaves no checkpoint",
-            "the old one goes when the new one is there",
-        ),
-        ("The same holds after a power cut", [CUT], "a power cut leaves no whole one", "fsync before os.replace"),
-        ("Once save has returned", [SAFE], "a power cut takes a save that had returned", "fsync the folder as well"),
-        ("The keep newest stay, in as many files, and nothing else", [FILES], "other files stay", "remove the oldest"),
-        (
-            "also what a killed save has left goes",
-            [LEFT, FOLDERS],
-            "unfinished files pile up",
-            "one name for all unfinished files",
-        ),
-        ("save raises what torch.save raises", [RAISES], "a save that fails is not told", "no except without a raise"),
-        ("and all is as it was before", [OLDER], "a save that fails leaves something behind", "remove its own file"),
-        (
-            "takes the one before it",
-            [DAMAGED, SEVERAL],
-            "a damaged file is not passed over",
-            "read it, and look at its checksums",
-        ),
-        (
-            "set aside under a name with another ending",
-            [ASIDE],
-            "a damaged file is not set aside",
-            "rename it: somebody may look at it",
-        ),
-        (
-            "stays there",
-            [LOOKED_AT],
-            "a damaged file is not there any more",
-            "a name of its own for each, and save leaves them alone",
-        ),
-        (
-            "Where all are damaged, latest() raises at every call",
-            [ONLY, ALL],
-            "latest() does not raise where all files are damaged",
-            "None is for a folder that has no damaged file either",
-        ),
-        (
-            "A file that cannot be opened is not damaged",
-            [CLOSED],
-            "a file that could not be opened is passed over or set aside",
-            "catch what damaged bytes raise, and no OSError",
-        ),
-        (
-            "nor is one that is whole and that torch.load refuses",
-            [REFUSED],
-            "a whole file is passed over or set aside",
-            "catch what damaged bytes raise, and no UnpicklingError",
-        ),
+    Clause(quote, facts, summary, rule, WHOLE)
+    for facts, quote, summary, rule in (
+        ([HANDED], "writes state", "save changes the state that it is given", "the caller goes on with it"),
+        ([NAMES], 'as f"step{step}.pt"', "a file has another name", "step is an argument of save"),
+        ([NEWEST, ORDER, AT_ONCE], "the state with the largest step", "latest() gives another state",
+         "the largest as a number, of the files that are there at this moment, whoever has saved them"),
+        ([CODE], "weights_only=True", "latest() runs code that stands in a file", "it builds tensors and containers"),
+        ([NONE], "None where nothing was ever saved", "latest() of an empty folder is not None", ""),
+        ([DISK], "a disk of its own", "a file is renamed from another disk", "no rename goes from one to another"),
+        ([KILLED, PARTS], "at every moment each file whose name ends in .pt is whole", "a file in .pt is there in part",
+         "a write takes many moments, a rename one; and what was not fsynced may not be on the disk"),
+        ([KILL], "Whatever operation of save a process is killed at", "a killed process leaves no checkpoint",
+         "between any two operations the old state or the new one is there"),
+        ([CUT], "The same holds after a power cut", "a power cut leaves no whole one",
+         "what was not fsynced may be on the disk or not, in any order"),
+        ([SAFE], "Once save has returned", "a power cut takes a save that had returned",
+         "both the bytes and the entry of the folder are on the disk by then"),
+        ([FILES], "The keep newest stay, in as many files, and nothing else", "other files stay",
+         "after each save there are keep files, once there were as many"),
+        ([LEFT], "also what a killed save has left goes", "unfinished files pile up", "by the end of the next save"),
+        ([RAISES], "save raises what torch.save raises", "a save that fails is not told", "the very same exception"),
+        ([OLDER], "and all is as it was before", "a save that fails leaves something behind",
+         "the same files, with the same content"),
+        ([DAMAGED, SEVERAL], "takes the one before it", "a damaged file is not passed over",
+         "the newest that is whole, however many are not"),
+        ([ASIDE], "set aside under a name with another ending", "a damaged file is not set aside",
+         "its bytes stay, and its name no longer ends in .pt"),
+        ([LOOKED_AT], "stays there", "a damaged file is not there any more", "whatever comes later"),
+        ([ALL], "Where all are damaged, latest() raises at every call",
+         "latest() does not raise where all files are damaged", "whichever process asks, and however often"),
+        ([CLOSED], "A file that cannot be opened is not damaged",
+         "a file that could not be opened is passed over or set aside", "what it holds is not known"),
+        ([REFUSED], "nor is one that is whole and that torch.load refuses",
+         "a whole file is passed over or set aside", "its checksums are right"),
     )
-]
-CUT_OFF, EMPTY, ZEROS, MIDDLE, NUMBER, DIRECTORY = (
-    "cut off",
-    "empty",
-    "zeros",
-    "zeros in the middle",
-    "zeros in a number",
-    "zeros in the archive's directory",
-)
+]  # fmt: skip
 EDGES = {
     "keep": (1, 3),
-    "damage": ((CUT_OFF, DIRECTORY, EMPTY), (MIDDLE, ZEROS, CUT_OFF), (NUMBER, MIDDLE, DIRECTORY)),
+    "damage": (("cut off", "directory"), ("middle", "empty"), ("number", "cut off")),
     "steps": ("from 8 upwards", "far apart"),
 }
-OTHER_ERRORS = AttributeError, pickle.PicklingError, OSError
 
 
 class Unsavable:
@@ -160,298 +94,222 @@ class Unsavable:
 class Program:
     """What a file can hold that runs when it is loaded."""
 
-    ran: ClassVar[list[bool]] = []
+    ran = False
 
     def __reduce__(self) -> Any:
-        return run_program, ()
+        return setattr, (Program, "ran", True)
 
 
-def run_program() -> None:
-    Program.ran.append(True)
-
-
-def state_of(step: int) -> dict[str, Any]:
+def state_of(number: int) -> dict[str, Any]:
     """What is saved: large enough for several writes. The step has another name here: save is given it."""
-    return {"done": step, "w": torch.arange(3000.0) + step, "losses": [float(step)] * 3}
+    return {"done": number, "w": torch.arange(3000.0) + number, "losses": [float(number)] * 3}
 
 
-def is_state(state: Any, step: int) -> bool:
-    right = state_of(step)
-    return bool(
-        isinstance(state, dict)
-        and state.keys() == right.keys()
-        and torch.equal(state["w"], right["w"])
-        and state["losses"] == right["losses"]
-    )
+def step(number: int) -> str:
+    return f"the state of step {number}"
 
 
+def words(state: Any) -> str:
+    right = state_of(state["done"]) if isinstance(state, dict) and is_whole(state.get("done")) else {}
+    if not right or state.keys() != right.keys():
+        return show(state, 40)
+    same = torch.equal(state["w"], right["w"]) and state["losses"] == right["losses"]
+    return step(state["done"]) if same else "a damaged state"
+
+
+@dataclass
 class Folder:
     """A folder, and the student's class in it; each call is made by a process that knows nothing of those before."""
 
-    def __init__(self, make: Callable[..., Any], path: Path, keep: int) -> None:
-        self.make, self.path, self.keep = make, path, keep
-        self.handed = "as it was"  # the states that save was given
+    make: Callable[..., Any]
+    path: Path
+    keep: int
 
-    def save(self, step: int, state: Any = None, by: Any = None) -> None:
-        """With the object `by`, or a new one."""
-        handed = state_of(step) if state is None else state
-        (by or self.make(self.path, self.keep)).save(handed, step)
-        if not is_state(handed, step):
-            self.handed = "is another one"
+    def new(self) -> Any:
+        return self.make(self.path, self.keep)
 
-    def latest(self, known: dict[int, str], of: Any = None) -> str:
-        """What latest() gives, in words; `known` are the states by step."""
+    def latest(self, of: Any = None) -> str:
+        """What latest() gives, in words."""
+        latest = (of or self.new()).latest
         try:
-            state = (of or self.make(self.path, self.keep)).latest()
+            return words(latest())
         except Exception as error:
-            return f"an error, {type(error).__name__}"
-        if state is None:
-            return "None"
-        step = state.get("done") if isinstance(state, dict) else None
-        if not isinstance(step, int) or not isinstance(state.get("w"), torch.Tensor):
-            return show(state, 40)
-        if state.keys() != state_of(step).keys():
-            return "a state with other entries"
-        return known.get(step, "a state before that") if is_state(state, step) else "a damaged state"
+            return f"an error ({type(error).__name__})"
 
-    def tried(self) -> str:
+    def raises(self) -> str:
         """Whether latest() raises, and what else it gives."""
-        got = self.latest({})
-        return "an error" if got.startswith("an error") else got
+        return self.latest().partition(" (")[0]
 
     def keeps(self, path: Path) -> str:
         """What latest() does about the newest, which it is not to pass over, and whether that keeps its name."""
-        return f"{self.tried()}, and {'keeps its name' if path.exists() else 'is set aside'}"
+        return f"{self.raises()}, and it {'keeps its name' if path.exists() else 'is set aside'}"
 
-    def files(self) -> list[Path]:
-        return sorted(path for path in self.path.rglob("*") if path.is_file())
+    def after(self, states: Iterable[crash.State]) -> set[str]:
+        """What latest() gives after these crashes."""
+        found = set()
+        for state in states:
+            with state.opened() as place:
+                found.add(Folder(self.make, place, self.keep).latest())
+        return found
 
-    def folders(self) -> int:
-        return sum(path.is_dir() for path in self.path.rglob("*"))
+    def contents(self) -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in self.path.rglob("*") if path.is_file()}
 
     def whole(self) -> list[Path]:
         """The checkpoints, the newest first."""
         return sorted(self.path.glob("*.pt"), key=lambda path: int(torch.load(path)["done"]), reverse=True)
 
 
-def after(states: list[crash.State], make: Callable[..., Any], keep: int, known: dict[int, str]) -> list[str]:
-    """What latest() gives after these crashes: each answer once."""
-    found = set()
-    for state in states:
-        with state.opened() as place:
-            found.add(Folder(make, place, keep).latest(known))
-    return sorted(found)
-
-
-def in_part(states: list[crash.State]) -> int:
-    """How many files end in .pt in these states, and are not whole."""
-    contents = {data for state in states for path, data in state.files.items() if path.endswith(".pt")}
-    return sum(not is_whole(data) for data in contents)
-
-
-def is_whole(data: bytes) -> bool:
-    with suppress(Exception):  # whatever it is that torch.load finds
-        state = torch.load(io.BytesIO(data))
-        return torch.equal(state["w"], state_of(state["done"])["w"])
-    return False
+def in_part(states: Iterable[crash.State], new: str) -> str:
+    """Which file ends in .pt in one of these states, and is not whole: the `new` one, or another."""
+    for name, data in {(path, data) for state in states for path, data in state.files.items() if path.endswith(".pt")}:
+        try:
+            whole = words(torch.load(io.BytesIO(data))).startswith("the state")
+        except Exception:  # whatever it is that torch.load finds
+            whole = False
+        if not whole:
+            return "the new one" if name == new else "another one"
+    return "none"
 
 
 def damage(path: Path, how: str) -> bytes:
-    data = path.read_bytes()
-    middle = len(data) // 2
-    new = data[: middle if how == CUT_OFF else 0]
-    if how not in (CUT_OFF, EMPTY):
-        at, count = place_of(how, data)
-        new = data[:at] + bytes(count) + data[at + count :]
-    path.write_bytes(new)
+    """The file's new content."""
+    data, middle = path.read_bytes(), path.stat().st_size // 2
+    at, count = {
+        "middle": (middle, random.randint(8, 64)),
+        "number": (data.index(struct.pack(">d", torch.load(path)["losses"][0])), 8),
+        "directory": (data.rindex(b"PK\x06\x06") + 24, 16),  # how many parts there are: it has no checksum
+    }.get(how, (0, 0))
+    zeros = data[:at] + bytes(count) + data[at + count :]
+    path.write_bytes(new := {"empty": b"", "cut off": data[:middle]}.get(how, zeros))
     return new
 
 
-def place_of(zeros: str, data: bytes) -> tuple[int, int]:
-    """Where they begin in a file, and how many."""
-    if zeros == MIDDLE:
-        return len(data) // 2, random.randint(8, 64)
-    if zeros == NUMBER:
-        return data.index(struct.pack(">d", torch.load(io.BytesIO(data))["losses"][0])), 8
-    if zeros == DIRECTORY:
-        return data.rindex(b"PK\x06\x06") + 24, 16  # how many parts there are: it has no checksum
-    return 0, len(data)
+def regular_saves(folder: Folder, facts: Facts, steps: list[int], scene: Scene) -> Iterator[None]:
+    """By an object that stays, as in a training script, and that is asked after each; the third by another process."""
+    made = folder.new()
+    facts.add(NONE, folder.latest(made), "None")
+    for number in steps[:4]:
+        try:
+            (folder.new() if number == steps[2] else made).save(state := state_of(number), number)
+        except FileNotFoundError as error:  # its text names a folder of this one call
+            facts.add(AT_ONCE, f"save raises {type(error).__name__}", step(number))
+            return
+        facts.add(HANDED, words(state), step(number))
+        facts.add(AT_ONCE, folder.latest(made), step(number))
+        yield
+    files = [*folder.contents()]
+    facts.add(FILES, len(files), scene.keep)
+    yield
+    facts.add(NAMES, sorted(files), sorted(f"step{number}.pt" for number in steps[4 - scene.keep : 4]))
 
 
-def crashes(folder: Folder, facts: Facts, steps: list[int], known: dict[int, str]) -> None:
+def crashes(folder: Folder, facts: Facts, steps: list[int], scene: Scene) -> Iterator[None]:
     """A save that is recorded, and killed or cut off from power at every moment."""
+    old, new, before = step(steps[3]), step(steps[4]), len([*folder.path.rglob("*")])
+    either = f"{old}, or {new}"
+
+    def others(states: Iterable[crash.State]) -> str:
+        return "; ".join(sorted(folder.after(states) - {old, new})) or either
+
     try:
         with crash.record(folder.path, own_disk=True, names=globals_of([folder.make])) as journal:
-            folder.save(steps[-2])
+            folder.new().save(state_of(steps[4]), steps[4])
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
         facts.add(DISK, "from another disk", "within the folder")
         return
     facts.add(DISK, "within the folder", "within the folder")
+    facts.add(NEWEST, folder.latest(), new)
     killed, cut = journal.kills, journal.power_cuts
-    allowed = {OLD, NEW}
-    facts.seen |= order_of(journal)
-    facts.add(NEWEST, folder.latest(known), NEW)
-    facts.add(PARTS, in_part(killed) > 0, False)
-    if facts.hold():
-        of_kills = after(killed[:-1], folder.make, folder.keep, known)
-        facts.add(KILL, ", ".join(sorted({*of_kills} - allowed)) or "whole", "whole")
-    if not facts.hold():
-        return
-    if in_part(cut):
-        facts.add(CUT, "a file in .pt that is not whole", "whole")
-        return
-    at_the_end = after([state for state in cut if state.finished], folder.make, folder.keep, known)
-    facts.add(SAFE, ", ".join(at_the_end), NEW)
-    if not facts.hold():
-        return
-    of_cuts = after([state for state in cut if not state.finished], folder.make, folder.keep, known)
-    facts.add(CUT, ", ".join(sorted({*of_cuts} - allowed)) or "whole", "whole")
-    most, folders, before = 0, 0, folder.folders()
+    facts.add(KILLED, in_part(killed, f"step{steps[4]}.pt"), "none")
+    yield
+    facts.add(PARTS, in_part(cut, f"step{steps[4]}.pt"), "none")
+    yield
+    facts.add(KILL, others(killed[:-1]), either)
+    yield
+    facts.add(SAFE, "; ".join(sorted(folder.after(state for state in cut if state.finished))), new)
+    yield
+    facts.add(CUT, others(state for state in cut if not state.finished), either)
+    yield
+    most = before
     for state in killed[1 : -1 : max(1, len(killed) // 4)]:
         with state.opened() as place:
-            again = Folder(folder.make, place, folder.keep)
-            again.save(steps[-1])
-            most, folders = max(most, len(again.files())), max(folders, again.folders())
-    if facts.hold():
-        facts.add(LEFT, most, folder.keep)
-        facts.add(FOLDERS, folders, before)
+            Folder(folder.make, place, folder.keep).new().save(state_of(steps[5]), steps[5])
+            most = max(most, len([*place.rglob("*")]))
+    facts.add(LEFT, most - before, 0)
 
 
-def order_of(journal: crash.Journal) -> dict[str, str]:
-    """How the new file came by its name, and whether it and the folder were fsynced before that or after it."""
-    words = [operation.words for operation in journal.operations]
-    named = [i for i, word in enumerate(words) if word.startswith("rename") and word.endswith(".pt")]
-    other = any(word.startswith("create") and not word.endswith(".pt") for word in words)
-    found = {"the new name": "a rename" if named else "none but its own" if not other else "a copy"}
-    for what in ("a file", "the folder"):
-        synced = [
-            i
-            for i, word in enumerate(words)
-            if word.startswith("fsync") and ("the folder" in word) == (what != "a file")
-        ]
-        when = "never" if not synced else "before it" if named and synced[-1] < named[0] else "after it"
-        found[f"{what} is fsynced"] = when
-    return found
-
-
-def failed_save(folder: Folder, facts: Facts, step: int, known: dict[int, str], kind: type[Exception]) -> None:
-    before = {path.name: path.read_bytes() for path in folder.files()}
-    error = kind(f"object {random.randint(100, 999)} is not to be saved")
+def healthy(folder: Folder, facts: Facts, steps: list[int], scene: Scene) -> Iterator[None]:
+    """Files with other times, as in a copy of the folder; one that cannot be opened; and a save that fails."""
+    newest, kind = folder.whole()[0], random.choice([AttributeError, pickle.PicklingError, OSError])
+    for path in folder.path.glob("*.pt"):
+        os.utime(path, (0, 10**9 - torch.load(path)["done"]))
+    facts.add(ORDER, folder.latest(), step(steps[4]))
+    yield
+    with crash.record(folder.path, fsync=False, unreadable=[newest.name], names=globals_of([folder.make])):
+        facts.add(CLOSED, folder.keeps(newest), "an error, and it keeps its name")
+    yield
+    before = folder.contents()
+    error = (TypeError if scene.steps == "far apart" else kind)(f"object {random.randint(100, 999)} is not to be saved")
+    told = "nothing"
     try:
-        folder.save(step, {"w": torch.ones(3000), "bad": Unsavable(error)})
-        facts.add(RAISES, "returns", "raises what torch.save raises")
+        folder.new().save({"w": torch.ones(3000), "bad": Unsavable(error)}, steps[5])
     except Exception as raised:
-        same = type(raised) is type(error) and str(raised) == str(error)
-        words = "raises what torch.save raises" if same else f"raises another {type(raised).__name__}"
-        facts.add(RAISES, words, "raises what torch.save raises")
-    now = {path.name: path.read_bytes() for path in folder.files()}
-    facts.add(OLDER, folder.latest(known) if now == before else "other files than before", NEW)
+        told = "that of torch.save" if (type(raised), str(raised)) == (type(error), str(error)) else show(raised)
+    facts.add(RAISES, told, "that of torch.save")
+    as_before = folder.contents() == before
+    facts.add(OLDER, folder.latest() if as_before else "other files than before", step(steps[4]))
 
 
-def damaged(folder: Folder, facts: Facts, kinds: Sequence[str], steps: list[int]) -> None:
+def damaged(folder: Folder, facts: Facts, steps: list[int], scene: Scene) -> Iterator[None]:
     """The newest is damaged; there is another save; then more are damaged at once."""
-    files = folder.whole()
-    data = [damage(files[0], kinds[0])]
+    twice, aside = "an error, and an error", "is kept, and ends in something else"
+    data = [damage(folder.whole()[0], scene.damage[0])]
     if folder.keep == 1:
-        facts.add(ONLY, f"{folder.tried()}, and {folder.tried()}", TWICE)
+        facts.add(ALL, f"{folder.raises()}, and {folder.raises()}", twice)
     else:
-        facts.add(DAMAGED, folder.latest({steps[-3]: OLD, steps[-2]: NEW}), OLD)
-    if facts.hold():
-        kept = [path.name for path in folder.files() if path.read_bytes() == data[0]]
-        left = any(name.endswith(".pt") for name in kept)
-        facts.add(ASIDE, "is gone" if not kept else "still ends in .pt" if left else STAYS, STAYS)
-    if not facts.hold():
-        return
-    folder.save(steps[-1])
+        facts.add(DAMAGED, folder.latest(), step(steps[3]))
+    yield
+    kept = [Path(name).suffix for name, content in folder.contents().items() if content == data[0]]
+    facts.add(ASIDE, "is gone" if not kept else "still ends in .pt" if ".pt" in kept else aside, aside)
+    yield
+    folder.new().save(state_of(steps[5]), steps[5])
     *newer, oldest = folder.whole()
-    data += [damage(path, how) for path, how in zip(newer, kinds[1:], strict=bool(newer))]
-    facts.add(SEVERAL, folder.latest({steps[-1]: NEW, steps[-4]: OLDEST}), OLDEST if newer else NEW)
-    if not facts.hold():
-        return
-    data.append(damage(oldest, kinds[1]))
-    facts.add(ALL, f"{folder.tried()}, and {folder.tried()}", TWICE)
-    if facts.hold():
-        there = Counter(path.read_bytes() for path in folder.files())
-        facts.add(LOOKED_AT, (there & Counter(data)).total(), len(data))
-        torch.save({"w": Program()}, whole := folder.path / f"step{steps[-1] + 1}.pt")
-        Program.ran.clear()
-        told = folder.keeps(whole)
-        facts.add(CODE, "is run" if Program.ran else "is not run", "is not run")
-        if facts.hold():
-            facts.add(REFUSED, told, TOLD)
+    data += [damage(path, how) for path, how in zip(newer, scene.damage, strict=bool(newer))]
+    facts.add(SEVERAL, folder.latest(), step(steps[2] if newer else steps[5]))
+    yield
+    data.append(damage(oldest, scene.damage[1]))
+    facts.add(ALL, f"{folder.raises()}, and {folder.raises()}", twice)
+    yield
+    facts.add(LOOKED_AT, (Counter(folder.contents().values()) & Counter(data)).total(), len(data))
+    torch.save({"w": Program()}, refused := folder.path / f"step{steps[5] + 1}.pt")
+    Program.ran = False
+    told = folder.keeps(refused)
+    facts.add(CODE, "is run" if Program.ran else "is not run", "is not run")
+    yield
+    facts.add(REFUSED, told, "an error, and it keeps its name")
 
 
 def play(call: Callable[..., Any], scene: Scene) -> Facts:
     first = 8 if scene.steps == "from 8 upwards" else random.randint(2, 9)
     steps = [first + i if scene.steps == "from 8 upwards" else first * 10**i for i in range(6)]
     facts = Facts(f"keep {scene.keep}, steps {', '.join(map(str, steps))}, the damage: {', '.join(scene.damage)}")
-    known = {steps[-3]: OLD, steps[-2]: NEW}
-    error = TypeError if scene.steps == "far apart" else random.choice(OTHER_ERRORS)  # what torch.save raises
 
     def through(make: Callable[..., Any]) -> None:
+        """What happens to a folder, up to the first `yield`, or end of a part, where a fact does not hold."""
         names = globals_of([make])
         with TemporaryDirectory() as name, crash.record(name, fsync=False, names=names):  # a disk takes its time
             folder = Folder(make, Path(name, "run"), scene.keep)
             folder.path.mkdir()
-            made = make(folder.path, scene.keep)
-            missing = [method for method in ("save", "latest") if not callable(getattr(made, method, None))]
-            facts.add(METHODS, missing, [])
-            if missing:
-                return
-            facts.add(NONE, folder.latest({}), "None")
-            for step in steps[:-2]:
-                try:
-                    folder.save(step, by=made)  # as a training script does
-                except FileNotFoundError as raised:
-                    if step == steps[0]:
-                        raise
-                    facts.add(AT_ONCE, f"save raises {type(raised).__name__}", NEW)
-                    return
-            facts.add(AT_ONCE, folder.latest({steps[-3]: NEW}, of=made), NEW)
-            files = folder.files()
-            facts.add(FILES, len(files), min(scene.keep, len(steps) - 2))
-            facts.add(HANDED, folder.handed, "as it was")
-            if facts.hold():
-                wanted = {f"step{step}.pt" for step in steps[:-2][-scene.keep :]}
-                facts.add(
-                    NAMES,
-                    ", ".join(sorted({path.name for path in files} - wanted)) or "the right ones",
-                    "the right ones",
-                )
-                crashes(folder, facts, steps, known)
-            if not facts.hold():
-                return
-            now = max(path.stat().st_mtime for path in folder.files())
-            for path in folder.files():  # as a copy of the folder leaves them
-                os.utime(path, (now, now - torch.load(path)["done"]))
-            facts.add(ORDER, folder.latest(known), NEW)
-            newest = folder.whole()[0]
-            with crash.record(folder.path, fsync=False, unreadable=[newest.name], names=names):
-                told = folder.keeps(newest)
-            facts.add(CLOSED, told, TOLD)
-            if not facts.hold():
-                return
-            failed_save(folder, facts, steps[-1], known, error)
-            if facts.hold():
-                damaged(folder, facts, scene.damage, steps)
+            for part in (regular_saves, crashes, healthy, damaged):
+                for _ in chain(part(folder, facts, steps, scene), [None]):
+                    if not facts.hold():
+                        return
 
     call(through=through)
     return facts
-
-
-def accept(student: Any, trial: Trial) -> Callable[..., Any]:
-    """What makes the object with two methods: a class, or a function of (folder, keep)."""
-    trial.expect(
-        callable(student) and (isinstance(student, type) or not hasattr(student, "folder")),
-        "this is not a class",
-        expected="a class with the methods save and latest",
-        got=show(student),
-        likely="an object came: pass the class itself, without calling it",
-    )
-    make: Callable[..., Any] = student
-    return make
 
 
 EXERCISE = Contract(
@@ -463,5 +321,6 @@ EXERCISE = Contract(
     clauses=CLAUSES,
     edges=EDGES,
     play=play,
-    accept=accept,
+    accept=is_class,
+    errors=dict.fromkeys(["attribute 'save'", "attribute 'latest'"], "two methods: one writes, the other reads"),
 )
