@@ -7,59 +7,39 @@ from __future__ import annotations
 
 import random
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..contract import Clause, Contract, Facts
 from ..scenes import Scene
 from ..wording import is_whole, show
-from .sections import NOTICE
 
+NOTICE = "The notice"
 STEPS, SAVES, HALF, CODE = "steps", "saves, by the steps done", "saves in the middle of a step", "what is returned"
 HANDLER, RAISED, AFTER = "the handler afterwards", "what reaches the caller", "the handler after an exception"
 SECOND, DURING, QUIET = "a second notice", "a notice during a save", "saves, without a notice"
-LATE, NO_STEP = "steps begun after the notice", "what is done where first is last"
+LATE, AGAIN = "steps begun after the notice", "a call after another one, which had a notice"
 CLAUSES = [
-    Clause(quote, facts, summary, likely, NOTICE)
-    for quote, facts, summary, likely in (
-        (
-            "for each step from first to last - 1, in order",
-            [STEPS, NO_STEP],
-            "other steps are made",
-            "range(first, last)",
-        ),
-        (
-            "after every `every` steps and after the last one",
-            [QUIET],
-            "it saves at other times",
-            "steps done, not the number",
-        ),
-        ("The step that is being made comes to its end", [HALF], "it saves a step that is half done", "a flag"),
-        ("no other one begins", [LATE], "it goes on after the notice", "look at the flag after each step"),
-        ("and save is called once", [SAVES], "the notice brings another number of saves", "once, after the step"),
-        (
-            "A notice during save changes nothing of that",
-            [DURING],
-            "a notice during a save goes wrong",
-            "it may do already",
-        ),
-        ("A second notice does nothing more", [SECOND], "a second notice goes wrong", "the flag is set already"),
-        ("75 if a notice has left steps undone, else 0", [CODE], "another code is returned", "return it, without exit"),
-        (
-            "the handler of SIGTERM is the one from before",
-            [HANDLER],
-            "the handler stays",
-            "signal.signal returns the old one",
-        ),
-        ("also after an exception", [AFTER], "after an exception the handler stays", "try … finally"),
-        (
-            "which reaches the caller, and nothing is saved after it",
-            [RAISED],
-            "an exception does not reach the caller",
-            "no except",
-        ),
+    Clause(quote, facts, summary, rule, NOTICE)
+    for facts, quote, summary, rule in (
+        ([STEPS, AGAIN], "for each step from first to last - 1, in order", "other steps are made",
+         "none where first is last, and a notice is one of this call"),
+        ([QUIET], "after every `every` steps and after the last one", "it saves at other times",
+         "first + every is the first number, and last the last"),
+        ([HALF], "The step that is being made comes to its end", "it saves a step that is half done",
+         "a signal comes between any two instructions"),
+        ([LATE], "no other one begins", "it goes on after the notice", "the step with the notice is the last one"),
+        ([SAVES], "and save is called once", "the notice brings another number of saves", "after the step, for all"),
+        ([DURING], "A notice during save changes nothing of that", "a notice during a save goes wrong",
+         "what is being saved is not saved again, and no step begins"),
+        ([SECOND], "A second notice does nothing more", "a second notice goes wrong", "all is as with one"),
+        ([CODE], "75 if a notice has left steps undone, else 0", "another code is returned", "as a whole number"),
+        ([HANDLER], "the handler of SIGTERM is the one from before", "the handler stays", "whichever that was"),
+        ([AFTER], "also after an exception", "after an exception the handler stays", "of train_step or of save"),
+        ([RAISED], "which reaches the caller, and nothing is saved after it",
+         "an exception does not reach the caller, or something is saved after it", "the very same exception"),
     )
-]
+]  # fmt: skip
 NEVER, EVEN, BROKEN, IN_STEP, LAST, TWICE, IN_SAVE, AFTER_IT, EMPTY = (
     "no notice",
     "no notice, and after the last step it is time to save anyway",
@@ -93,133 +73,110 @@ def possible(scene: Scene) -> bool:
 
 def on_rank(student: Callable[..., Any], job: dict[str, Any]) -> dict[str, Any]:
     """Run it here, in the main thread."""
-    told: list[int] = []
-    handlers: dict[str, Any] = {
-        "the system's own": signal.SIG_DFL,
-        "one of Python's": lambda number, frame: told.append(number),
-        "none: ignored": signal.SIG_IGN,
-    }
-    before = handlers[job["handler"]]
-    own = signal.signal(signal.SIGTERM, before)
-    own_ctrl_c = signal.signal(signal.SIGINT, signal.default_int_handler)
-    steps, saves, half = list[int](), list[int](), [0]
-    seen: dict[str, Any] = {"raised": "nothing", "late": 0}
-    state, noticed, in_save = [job["first"]] * 2, [False], list(job["in_save"])
+    handlers: list[Any] = [signal.SIG_DFL, lambda number, frame: None, signal.SIG_IGN]
+    before = handlers[EDGES["handler"].index(job["handler"])]
+    own = signal.signal(signal.SIGTERM, before), signal.signal(signal.SIGINT, signal.default_int_handler)
+    steps, saves, noticed = list[int](), list[int](), list[bool]()
+    seen: dict[str, Any] = {"steps": steps, "saves": saves, "half": 0, "late": 0, "raised": "nothing", "code": ""}
+    begun, made, in_save = job["first"], job["first"], job["in_save"]
 
-    def notice() -> None:
-        signal.raise_signal(signal.SIGTERM)
-        noticed[0] = True
+    def notice(count: int) -> None:
+        for _ in range(count):
+            signal.raise_signal(signal.SIGTERM)
+            noticed.append(True)
 
     def train_step(step: int) -> None:
-        seen["late"] += noticed[0]
+        nonlocal begun, made
+        seen["late"] += bool(noticed)
         steps.append(step)
-        state[0] = step + 1  # half of it
-        for _ in range(job["in_step"] == step and job["notices"]):
-            notice()
+        begun = step + 1
+        notice((job["in_step"] == step) * job["notices"])
         if job["fails_at"] == step:
-            seen["half"] = half[0]
+            made = step + 1  # what is saved after this is judged by itself
             if job["ends"] == FAILS:
                 raise Broken("a step that fails")
             signal.raise_signal(signal.SIGINT)
-        state[1] = step + 1
+        made = step + 1
 
     def save(done: int) -> None:
+        nonlocal in_save
         saves.append(done)
-        half[0] += state[0] != state[1]
+        seen["half"] += begun != made
         if job["save_fails_at"] == done:
             raise Broken("a save that fails")
-        if done in in_save:
-            in_save.remove(done)
-            notice()
+        if done == in_save:
+            in_save = None
+            notice(1)
 
     try:
-        seen["got"] = student(train_step, save, job["first"], job["last"], job["every"])
+        if job["earlier"]:
+            student(lambda step: signal.raise_signal(signal.SIGTERM), lambda done: None, 0, 2, 1)
+            signal.signal(signal.SIGTERM, before)
+        code = student(train_step, save, job["first"], job["last"], job["every"])
+        seen["code"] = int(code) if is_whole(code) else show(code, 40)
     except (Broken, KeyboardInterrupt, SystemExit) as error:
-        seen["raised"], seen["got"] = type(error).__name__, None
-    now = signal.getsignal(signal.SIGTERM)
-    signal.signal(signal.SIGTERM, own)
-    signal.signal(signal.SIGINT, own_ctrl_c)
-    code = seen["got"]
-    return {
-        "steps": steps,
-        "saves": saves,
-        "half": seen.get("half", half[0]),  # before a step that fails
-        "late": seen["late"],
-        "raised": seen["raised"],
-        "code": int(code) if is_whole(code) else show(code, 40),
-        "handler": BEFORE if now == before else "another",
-    }
+        seen["raised"] = type(error).__name__
+    seen["handler"] = BEFORE if signal.getsignal(signal.SIGTERM) == before else "another"
+    signal.signal(signal.SIGTERM, own[0])
+    signal.signal(signal.SIGINT, own[1])
+    return seen
 
 
 def play(call: Callable[..., Any], scene: Scene) -> Facts:
     first, every = random.randint(3, 9), scene.every
     rest = 0 if scene.when == EVEN else every - 1 if scene.when == NEVER else random.randrange(every)
     last = first if scene.when == EMPTY else first + 3 * every + rest
-    regular = [step for step in range(first + 1, last) if (step - first) % every == 0] + [last] * (last > first)
     within = first + every * random.randint(1, 2) - 1 if scene.its_time else first + every * (scene.when != AFTER_IT)
     at = {LAST: last - 1, IN_SAVE: first + every - 1}.get(scene.when, within)  # the step with the notice
-    done = at + 1 if scene.when not in (NEVER, EVEN, BROKEN, EMPTY) else last
-    fails_at = at if scene.ends in (FAILS, CTRL_C) else None
-    save_fails_at = None if scene.ends != SAVE_FAILS else done if scene.when == IN_STEP else regular[0]
-    in_save = [done] if scene.when in (IN_SAVE, TWICE) else []
-    job: dict[str, Any] = {"first": first, "last": last, "every": every, "handler": scene.handler, "ends": scene.ends}
-    job |= {"in_step": at if scene.when in (IN_STEP, LAST, TWICE, AFTER_IT) else None}
-    job |= {"notices": 1 + (scene.when == AFTER_IT), "save_fails_at": save_fails_at}
-    (found,) = call(on_rank, (job | {"in_save": in_save, "fails_at": fails_at},))
-
+    done = last if scene.when in (NEVER, EVEN, BROKEN, EMPTY) else at + 1
     steps = f"steps {first} to {last - 1}" if first < last else f"first and last are {first}"
     facts = Facts(f"{scene.when}; {scene.ends}; {steps}, saved every {every}")
-    facts.add(HALF, found["half"], 0)
-    if not facts.hold():
-        return facts
-    if scene.when == EMPTY:
-        made = f"steps {', '.join(map(str, found['steps'])) or 'none'}; saves: {len(found['saves'])}"
-        facts.add(NO_STEP, made, "steps none; saves: 0")
-        if facts.hold():
-            facts.add(CODE, found["code"], 0)
-            facts.add(HANDLER, found["handler"], BEFORE)
-        return facts
-    saves = [step for step in regular if step < done] + [done]
-    if save_fails_at is not None:
-        facts.add(LATE, found["late"], 0)
-        if not facts.hold():
-            return facts
-        kept = saves_of(found["saves"], [step for step in regular if step < save_fails_at] + [save_fails_at])
-        facts.add(RAISED, [found["raised"], kept], ["Broken", RIGHT])
-        facts.add(AFTER, found["handler"], BEFORE)
-        return facts
-    if fails_at is not None:
-        facts.add(STEPS, others(found["steps"], first, at + 1), RIGHT)
-        if facts.hold():
-            kept = saves_of(found["saves"], [step for step in regular if step <= at])
-            facts.add(
-                RAISED, [found["raised"], kept], ["Broken" if scene.ends == FAILS else "KeyboardInterrupt", RIGHT]
-            )
+    regular = range(first + every, last + 1, every)
+    job = {"first": first, "last": last, "every": every, "handler": scene.handler, "ends": scene.ends}
+    job |= {
+        "in_step": at if scene.when in (IN_STEP, LAST, TWICE, AFTER_IT) else None,
+        "notices": 1 + (scene.when == AFTER_IT),
+        "in_save": done if scene.when in (IN_SAVE, TWICE) else None,
+        "fails_at": at if scene.ends in (FAILS, CTRL_C) else None,
+        "save_fails_at": None if scene.ends != SAVE_FAILS else done if scene.when == IN_STEP else regular[0],
+        "earlier": scene.when == NEVER,
+    }
+    stop = at + 1 if job["fails_at"] is not None else job["save_fails_at"] or done
+    saves = [step for step in regular if step < stop] + [stop] * (job["fails_at"] is None and first < last)
+
+    def story() -> Iterator[None]:
+        """What is judged: it ends at the first `yield` where a fact does not hold."""
+        (found,) = call(on_rank, (job,))
+        kept, code = saves_of(found["saves"], saves), 75 if done < last else 0
+        facts.add(HALF, found["half"], 0)
+        yield
+        if scene.when in (NEVER, TWICE, AFTER_IT):
+            (once,) = call(on_rank, (job | {"in_save": None, "notices": 1, "earlier": False},))
+            name = AGAIN if scene.when == NEVER else SECOND
+            facts.add(name, RIGHT if once == found else "another course than without it", RIGHT)
+            yield
+        if scene.ends == RETURNS and found["raised"] != "nothing":
+            facts.add(CODE, found["raised"], code)
+            yield
+        if scene.when == IN_SAVE:
+            facts.add(DURING, [f"{found['late']} more steps begun", kept], ["0 more steps begun", RIGHT])
+        else:
+            facts.add(LATE, found["late"], 0)
+        yield
+        facts.add(STEPS, others(found["steps"], first, stop), RIGHT)
+        yield
+        if scene.ends != RETURNS:
+            wanted = "KeyboardInterrupt" if scene.ends == CTRL_C else "Broken"
+            facts.add(RAISED, [found["raised"], kept], [wanted, RIGHT])
             facts.add(AFTER, found["handler"], BEFORE)
-        return facts
-    if found["raised"] != "nothing":
-        facts.add(CODE, found["raised"], 75 if done < last else 0)
-        return facts
-    if scene.when in (TWICE, AFTER_IT):
-        (once,) = call(on_rank, (job | {"in_save": [], "notices": 1, "fails_at": None},))
-        facts.add(SECOND, RIGHT if once == found else "another course than with one notice", RIGHT)
-        if not facts.hold():
-            return facts
-    if found["steps"][:1] != [first]:
-        facts.add(STEPS, others(found["steps"], first, done), RIGHT)
-        return facts
-    if scene.when == IN_SAVE:
-        kept = saves_of(found["saves"], saves)
-        facts.add(DURING, [f"{found['late']} more steps begun", kept], ["0 more steps begun", RIGHT])
-    else:
-        facts.add(LATE, found["late"], 0)
-    if facts.hold():
-        facts.add(STEPS, others(found["steps"], first, done), RIGHT)
-    if facts.hold() and scene.when != IN_SAVE:
-        facts.add(QUIET if scene.when in (NEVER, EVEN) else SAVES, saves_of(found["saves"], saves), RIGHT)
-    if facts.hold():
-        facts.add(CODE, found["code"], 75 if done < last else 0)
+            return
+        if scene.when != IN_SAVE:
+            facts.add(QUIET if scene.when in (NEVER, EVEN, EMPTY) else SAVES, kept, RIGHT)
+            yield
+        facts.add(CODE, found["code"], code)
         facts.add(HANDLER, found["handler"], BEFORE)
+
+    next((None for _ in story() if not facts.hold()), None)
     return facts
 
 
