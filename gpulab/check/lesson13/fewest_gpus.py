@@ -1,169 +1,230 @@
-"""The check of a choice among four ways to train: each sample turns on one rule alone, which a wrong answer breaks."""
+"""The check of a choice among four ways to train: for each mistake there are jobs in which it shows."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-from ..contract import Clause, Contract, Facts
+from ..base import Trial
+from ..numbers import Clause, Numbers, Part
 from ..scenes import Scene
-from ..wording import is_whole
-from .sections import BYTES, CHOICE, PLANNED
+from ..wording import is_whole, show
 
-KIND, FULL, ORDER, NONE = "kind of what is returned", "a GPU exactly full", "two ways on as few", "nothing that fits"
-FEWEST = "the fewest GPUs, in whichever way"
-MOST, ALL = "one GPU more than there are", "all GPUs that there are"
-DDP, ZERO1, UNIT, SHARD, TENSOR = "bytes of ddp", "bytes of zero1", "fewer units whole", "the shard of fsdp", "tensor"
-MORE, SAMPLES = "more units whole", "activations of tensor"
-DIVIDES, MACHINE, WHOLE = "ranks that divide the batch", "one machine", "a batch that tensor need not divide"
-FILLED = "tensor on all GPUs of a machine"
-PAIR = "(ranks, way)"
-CLAUSES = [
-    Clause(quote, facts, summary, likely, read)
-    for facts, quote, summary, likely, read in (
-        ([KIND], "(ranks, way)", "what is returned is no (ranks, way)", "a tuple: a whole number, a name", PLANNED),
-        ([NONE], "None if none of them fits", "None where a way fits, or a way where none does", "", PLANNED),
-        ([MOST, ALL], "at most `most`", "the largest number of GPUs is another", "range(1, most + 1)", PLANNED),
-        ([FEWEST], "the fewest GPUs", "fewer GPUs do", "ranks from 1 upwards, and for each all ways", PLANNED),
-        ([ORDER], "the first way that fits there", "an earlier way fits on as few", "in the order given", CHOICE),
-        ([DDP], "16 bytes for each parameter", "the bytes of ddp are others", "it cuts the batch alone", BYTES),
-        ([ZERO1], "the 8 of optimizer state cut", "the bytes of zero1 are others", "8 of the 16 are cut", BYTES),
-        ([SHARD, MORE], "all 16 cut", "fsdp counts too much", "16 bytes divided by the ranks, and four units", BYTES),
-        ([UNIT], "four times one unit", "fsdp counts too little", "4 times unit, 4 bytes each", PLANNED),
-        ([TENSOR], "no unit is whole", "the bytes of tensor are others", "activations are cut as well", CHOICE),
-        (
-            [SAMPLES],
-            "the activations of the whole batch cut too",
-            "the activations of tensor are others",
-            "each rank has a part of every sample: activations * batch / ranks, whatever divides what",
-            CHOICE,
-        ),
-        ([DIVIDES], "it must divide the batch", "a batch is cut that cannot be", "batch % ranks == 0", CHOICE),
-        ([WHOLE], "whatever the batch", "tensor is left out for its batch", "it does not cut the batch", CHOICE),
-        ([MACHINE], "within one machine", "tensor goes across machines", "ranks <= machine", CHOICE),
-        ([FILLED], "GPUs in a machine", "tensor is left out on a whole machine", "ranks <= machine", CHOICE),
-        ([FULL], "full to the last byte", "what does not fit is taken, or what just fits refused", "<=", BYTES),
-    )
-]
-RULES = tuple(fact for clause in CLAUSES[1:] for fact in clause.facts)
-EDGES = {"turns_on": RULES, "again": (0, 1)}
-WAYS = ("ddp", "zero1", "fsdp", "tensor")
-CHOSEN = (NONE, FEWEST, ORDER)  # seen in any scene
-# Where the one decides, the others often do too.
-BOUND = {
-    TENSOR: (UNIT,),
-    DIVIDES: (MACHINE, SHARD),
-    FILLED: (SHARD,),
-    FULL: (SHARD,),
-    MORE: (SHARD,),
-    SAMPLES: (WHOLE, TENSOR),
-}
-OF_WAY = {
-    DDP: "ddp",
-    ZERO1: "zero1",
-    TENSOR: "tensor",
-    SAMPLES: "tensor",
-    FILLED: "tensor",
-    UNIT: "fsdp",
-    MORE: "fsdp",
-    SHARD: "fsdp",
-}
-LARGER = (MORE, SHARD, SAMPLES)  # what breaks these needs more than is asked for
+Way = Callable[["Job", int], float]  # bytes on each of so many ranks, or whether it may be used on them
 ROUND = 720720  # divides by all ranks up to 16, so that no share of bytes is a fraction
 
 
-def needed(case: Mapping[str, int], ranks: int, but: str = "") -> dict[str, int]:
-    """Bytes on each rank of each way that is possible, from the one that sends least."""
-    count, unit = case["parameters"], case["unit"]
-    shard, own = 16 * count // ranks, case["batch"] * case["activations"] // ranks
-    rounded = -(-case["batch"] // ranks) * case["activations"]
-    needs = {
-        "ddp": (16 if but != DDP else 12) * count + own,
-        "zero1": (8 if but != ZERO1 else 4) * count + shard // 2 + own,
-        "fsdp": shard + (4 * count if but == SHARD else 0) + {UNIT: 12, MORE: 20}.get(but, 16) * unit + own,
-        "tensor": shard + {TENSOR: own * ranks, SAMPLES: rounded}.get(but, own),
-    }
-    equal = case["batch"] % ranks == 0
-    if not equal and but != DIVIDES:
-        needs = {"tensor": needs["tensor"]}
-    across = ranks > case["machine"] if but != FILLED else ranks >= case["machine"]
-    if (across and but != MACHINE) or (not equal and but == WHOLE):
-        needs.pop("tensor")
-    return needs
+class Nothing:
+    """What None is here: a formula that gives None would not be compared."""
+
+    def __repr__(self) -> str:
+        return "None"
 
 
-def fewest(case: Mapping[str, int], but: str = "") -> tuple[int, str] | None:
-    """What the exercise asks for; with `but`, by everything except that one rule."""
-    memory, fits = case["memory"] - (but == FULL), list[tuple[int, str]]()
-    for ranks in range(1, case["most"] + 1 + (but == MOST) - (but == ALL)):
-        fits += [(ranks, way) for way, nbytes in needed(case, ranks, but).items() if nbytes <= memory]
-        if fits and but != FEWEST:
-            return fits[-1 if but == ORDER else 0]
-    if fits:  # the first way that does, on however many
-        return min(fits, key=lambda one: (WAYS.index(one[1]), one[0]))
-    return (case["most"], "fsdp") if but == NONE else None
+Answer = tuple[int, str] | Nothing
+NOTHING = Nothing()
 
 
-def drawn(turns_on: str) -> dict[str, int]:
-    """A model and GPUs for which this rule alone decides."""
-    seen = {*CHOSEN, *BOUND.get(turns_on, ())} - {turns_on}
-    others = {*RULES} - {turns_on} - seen
+class Job(NamedTuple):
+    parameters: int
+    unit: int
+    activations: int
+    batch: int
+    memory: int
+    machine: int
+    most: int
+
+    def own(self, ranks: int) -> float:
+        return self.activations * self.batch / ranks
+
+    def shard(self, ranks: int) -> float:
+        return 16 * self.parameters / ranks
+
+
+WAYS: dict[str, Way] = {  # bytes; the one that sends least first
+    "ddp": lambda j, n: 16 * j.parameters + j.own(n),
+    "zero1": lambda j, n: 8 * j.parameters + j.shard(n) / 2 + j.own(n),
+    "fsdp": lambda j, n: j.shard(n) + 16 * j.unit + j.own(n),
+    "tensor": lambda j, n: j.shard(n) + j.own(n),
+}
+
+
+def divides(j: Job, ranks: int) -> bool:
+    return j.batch % ranks == 0
+
+
+def within(j: Job, ranks: int) -> bool:
+    return ranks <= j.machine
+
+
+def fitting(
+    j: Job,
+    *,
+    ranks: range | None = None,
+    memory: float | None = None,
+    equal: Way = divides,
+    machine: Way = within,
+    **other: Way,
+) -> list[tuple[int, str]]:
+    """The ways that fit, with the fewest ranks first; with `other` ways to count their bytes, or to be allowed."""
+    return [
+        (n, way)
+        for n in ranks or range(1, j.most + 1)
+        for way, needed in {**WAYS, **other}.items()
+        if (machine if way == "tensor" else equal)(j, n) and needed(j, n) <= (j.memory if memory is None else memory)
+    ]
+
+
+def right(j: Job, **other: Any) -> Answer:
+    return next(iter(fitting(j, **other)), NOTHING)
+
+
+def by(**other: Any) -> Callable[[Job], Answer]:
+    return lambda j: right(j, **other)
+
+
+def best(key: Callable[[Job, tuple[int, str]], Any]) -> Callable[[Job], Answer]:
+    """Of all that fit, the one with the least of this."""
+    return lambda j: min(fitting(j), key=lambda one: key(j, one), default=NOTHING)
+
+
+def in_order(*ways: str) -> Callable[[Job], Answer]:
+    return best(lambda j, one: (one[0], ways.index(one[1])))
+
+
+ORDER = [*WAYS]
+MISTAKES: list[tuple[Any, ...]] = [
+    ("answer", *row) for row in (
+        ("one GPU more than `most` is tried", "range(1, most + 1) ends with most",
+         lambda j: right(j, ranks=range(1, j.most + 2))),
+        ("the largest number of GPUs is not tried", "range ends before its end: most + 1",
+         lambda j: right(j, ranks=range(1, j.most)) if j.most > 1 else NOTHING),
+        ("one GPU is not tried", "range(1, …): where the model fits on one, nothing is sent at all",
+         lambda j: right(j, ranks=range(2, j.most + 1)) if j.most > 1 else NOTHING),
+        ("only powers of two are tried", "any number of ranks may be rented that divides the batch",
+         lambda j: next((one for one in fitting(j) if one[0] in (1, 2, 4, 8, 16)), NOTHING)),
+        ("zero1 counts 4 bytes kept and 12 cut",
+         "stage 1 cuts the optimizer state alone; weights and gradients, 8 bytes, stay whole",
+         by(zero1=lambda j, n: 4 * j.parameters + j.shard(n) * 12 / 16 + j.own(n))),
+        ("zero1 needs as much as ddp", "its 8 bytes of optimizer state are divided by the ranks",
+         by(zero1=WAYS["ddp"])),
+        ("ddp counts 12 bytes for each parameter", "the gradient has 4 bytes as well: 4 + 4 + 8",
+         by(ddp=lambda j, n: 12 * j.parameters + j.own(n))),
+        ("ddp divides its 16 bytes by the ranks", "DDP shares the work: each GPU has a whole copy",
+         by(ddp=lambda j, n: j.shard(n) + j.own(n))),
+        ("fsdp has nothing whole", "it gathers a unit to compute with it: four times one unit, 4 bytes each",
+         by(fsdp=WAYS["tensor"])),
+        ("fsdp has fewer units whole than it needs",
+         "the next one's weights come while this one computes, and a gradient and its copy wait to be sent: four times",
+         *(by(fsdp=lambda j, n, k=k: j.shard(n) + 4 * k * j.unit + j.own(n)) for k in (1, 2, 3)),
+         by(fsdp=lambda j, n: j.shard(n) + 16 * j.unit / n + j.own(n))),
+        ("fsdp has more units whole than it needs",
+         "weights of two, the gradient of one and its copy: four times 4 bytes, and no more",
+         by(fsdp=lambda j, n: j.shard(n) + 20 * j.unit + j.own(n))),
+        ("fsdp keeps all weights whole", "they are cut too, and whole unit by unit: that is in the four units",
+         by(fsdp=lambda j, n: j.shard(n) + 4 * j.parameters + 16 * j.unit + j.own(n))),
+        ("tensor has units whole", "nothing is gathered: each rank computes with its part of the matrices",
+         by(tensor=WAYS["fsdp"])),
+        ("fsdp and tensor count 12 bytes cut", "the gradient's 4 bytes are in the 16",
+         by(fsdp=lambda j, n: j.shard(n) * 12 / 16 + 16 * j.unit + j.own(n),
+            tensor=lambda j, n: j.shard(n) * 12 / 16 + j.own(n))),
+        ("tensor has the activations of the batch whole on each GPU", "they are cut by the ranks as well",
+         by(tensor=lambda j, n: j.shard(n) + j.own(1))),
+        ("the samples of a rank are rounded up, also under tensor",
+         "tensor cuts each sample, so that nothing is left over: activations * batch / ranks",
+         by(tensor=lambda j, n: j.shard(n) + j.activations * -(-j.batch // n))),
+        ("activations are those of one sample, whatever its part of the batch", "a rank has batch / ranks samples",
+         by(**{w: lambda j, n, w=w: WAYS[w](j, n) - j.own(n) + j.activations for w in WAYS})),
+        ("each rank has the whole batch's activations",
+         "batch samples are those of all ranks together: a rank has batch / ranks",
+         by(**{w: lambda j, n, w=w: WAYS[w](j, n) - j.own(n) + j.own(1) for w in WAYS})),
+        ("the batch is cut where it does not divide", "three ways give each rank an equal part: batch % ranks == 0",
+         by(equal=lambda j, n: True), by(equal=lambda j, n: n <= j.batch)),
+        ("tensor is left out where the batch does not divide", "every rank of tensor works on the whole batch",
+         by(machine=lambda j, n: within(j, n) and divides(j, n))),
+        ("tensor is left out where its ranks do not divide a machine's GPUs",
+         "three of eight are within one machine, too: ranks <= machine",
+         by(machine=lambda j, n: within(j, n) and j.machine % n == 0)),
+        ("tensor goes beyond one machine", "its exchanges stand in the way of the next kernel: ranks <= machine",
+         by(machine=lambda j, n: True)),
+        ("tensor is used on a whole machine only", "it may use fewer of its GPUs: ranks <= machine",
+         by(machine=lambda j, n: n == j.machine)),
+        ("tensor is left out where it takes all GPUs of a machine", "within one machine: <=, not <",
+         by(machine=lambda j, n: n < j.machine)),
+        ("a GPU that is just full is refused", "full to the last byte is allowed: <=",
+         lambda j: right(j, memory=j.memory - 1e-3)),
+        ("a tenth of the memory is left free", "a good habit, and not what is asked: memory is what the ways may fill",
+         lambda j: right(j, memory=0.9 * j.memory)),
+        ("an earlier way is taken on more GPUs", "the number of GPUs comes first: the outer loop goes over ranks",
+         best(lambda j, one: (ORDER.index(one[1]), one[0]))),
+        ("of the ways that fit on as few GPUs the one with fewest bytes is taken",
+         "the first that fits sends least: memory that is left is not worth an exchange",
+         best(lambda j, one: (one[0], WAYS[one[1]](j, one[0])))),
+        ("of the ways that fit on as few GPUs another than the first is taken", "the first that fits sends least",
+         in_order(*reversed(ORDER)), in_order("zero1", "ddp", "fsdp", "tensor"),
+         in_order("ddp", "fsdp", "zero1", "tensor"), in_order("ddp", "zero1", "tensor", "fsdp")),
+        ("where nothing fits the largest number is returned",
+         "None: who rents most GPUs for it gets an out-of-memory error on all of them",
+         *(lambda j, way=way: (j.most, way) if right(j) is NOTHING else right(j) for way in WAYS)),
+    )
+]  # fmt: skip
+SHOWS: list[tuple[Any, Any]] = [(right, formula) for _, _, _, *formulas in MISTAKES for formula in formulas]
+SHOWS.append((by(zero1=WAYS["ddp"]), in_order("ddp", "fsdp", "zero1", "tensor")))  # which are seldom told apart
+
+
+def draw(scene: Scene) -> Job:
+    """A job for which these two formulas give different answers."""
+    one, other = scene.shows
     while True:
-        count, ranks = ROUND * random.randint(2, 40), random.randint(1 + (turns_on == MOST), 6)
-        case = {
-            "parameters": count,
-            "unit": count // random.randint(3, 40),
-            "activations": ROUND * random.randint(1, 40),
-            "batch": ranks * random.randint(1, 5) + (turns_on == SAMPLES or random.choice([0, 0, 1])),
-            "memory": 0,
-            "machine": ranks if turns_on == FILLED else random.choice([1, 2, 4, 8]),
-            "most": {MOST: ranks - 1, ALL: ranks}.get(turns_on, ranks + random.randint(0, 8)),
-        }
-        fits = needed(case, ranks, turns_on if turns_on not in LARGER else "")
-        spare = {FULL: 0, UNIT: 4 * case["unit"], MORE: 4 * case["unit"], SAMPLES: case["activations"]}.get(
-            turns_on, 4 * count
+        count, ranks = ROUND * random.randint(2, 40), random.randint(1, 6)
+        job = Job(
+            parameters=count,
+            unit=count // random.randint(3, 40),
+            activations=ROUND * random.randint(1, 40),
+            batch=ranks * random.randint(1, 5) + random.choice([0, 0, 1]),
+            memory=0,
+            machine=random.choice([1, 2, 4, 8, ranks]),
+            most=ranks + random.randint(-1, 8) or 1,
         )
-        case["memory"] = fits.get(OF_WAY.get(turns_on, "")) or random.choice([*fits.values(), 4 * count])
-        case["memory"] += random.randint(0, spare)
-        right, wrong = fewest(case), fewest(case, turns_on)
-        if right == wrong or any(fewest(case, rule) != right for rule in others):
-            continue
-        if turns_on == SAMPLES and len({fewest(case, rule) for rule in (WHOLE, TENSOR, FEWEST)}) < 3:
-            continue  # or it would not be known which of these a wrong answer breaks
-        if wrong not in [fewest(case, rule) for rule in seen if (turns_on, rule) != (MORE, SHARD)]:
-            return case
+        spare = random.choice([0, random.randint(0, 4 * job.unit), random.randint(0, 4 * count)])
+        job = job._replace(memory=int(random.choice([*WAYS.values()])(job, ranks)) + spare)
+        if one(job) != other(job):
+            return job
 
 
-def broken(case: Mapping[str, int], got: Any, turns_on: str) -> str:
-    """The rule that a wrong answer breaks: the one that decides, unless it resembles another that may."""
-    may, right = (turns_on, *BOUND.get(turns_on, ()), *CHOSEN), fewest(case)
-    about, unlike = OF_WAY.get(turns_on), turns_on
-    if got and right and got[0] > right[0] and about and about not in (got[1], right[1]):
-        unlike = FEWEST  # a rule about a way that nobody has chosen is not why
-    return next((rule for rule in may if fewest(case, rule) == got), unlike)
+def pair(trial: Trial, value: Any, name: str, read: str) -> Answer:
+    """`value`, if it is None or a whole number and the name of a way."""
+    if value is None or value is NOTHING:
+        return NOTHING
+    likely = "which way is the other half of the decision" if is_whole(value) else ""
+    if isinstance(value, tuple | list):
+        likely = "where nothing fits, None itself" if None in value else "(ranks, way), the number first"
+    trial.expect(
+        isinstance(value, tuple | list) and len(value) == 2 and is_whole(value[0]) and isinstance(value[1], str),
+        "what is returned is no (ranks, way), and not None",
+        expected="(ranks, way): a whole number and a name",
+        got=show(value),
+        likely=likely,
+        read=read,
+    )
+    return int(value[0]), str(value[1])
 
 
-def play(call: Callable[..., Any], scene: Scene) -> Facts:
-    case = drawn(scene.turns_on)
-    got, right = call(*case.values()), fewest(case)
-    facts = Facts(", ".join(f"{name} {value:,}" for name, value in case.items()))
-    pair = isinstance(got, tuple | list) and len(got) == 2 and is_whole(got[0]) and isinstance(got[1], str)
-    facts.add(KIND, PAIR if pair or got is None else type(got).__name__, PAIR)
-    if facts.hold():
-        got = (int(got[0]), str(got[1])) if pair else None
-        rule = broken(case, got, scene.turns_on) if got != right else ""
-        for name in dict.fromkeys((*CHOSEN, *BOUND.get(scene.turns_on, ()), scene.turns_on)):
-            facts.add(name, got if name == rule else right, right)
-    return facts
-
-
-EXERCISE = Contract(
+CLAUSES: list[Clause[Job]] = [
+    Clause("None if none of them fits", "answer", "a way is named where none fits",
+           "up to `most` ranks, none of the four has enough memory", lambda j: right(j) is NOTHING),
+    Clause("the fewest GPUs that train the model", "answer", "another choice is right",
+           "of the ways that fit, and that are allowed on so many ranks, first the fewest ranks, then the first way"),
+]  # fmt: skip
+EXERCISE = Numbers(
     __file__,
     says="as few GPUs as do, and the way of training that sends least on them",
-    own_gpu=False,
-    parameters=("parameters", "unit", "activations", "batch", "memory", "machine", "most"),
+    parameters=Job._fields,
+    job=Job,
+    edges={"shows": SHOWS, "again": (0, 1)},
+    draw=draw,
+    parts={"answer": Part(right, "A 7B, a 13B and a 70B planned", pair)},
     clauses=CLAUSES,
-    edges=EDGES,
-    play=play,
+    mistakes=MISTAKES,
 )
