@@ -17,67 +17,34 @@ from torch import nn
 from ..contract import Clause, Contract, Facts, holds
 from ..lesson12.common import group
 from ..scenes import Scene
-from .sections import PRACTICE, SAVED
 
+PRACTICE, SAVED = "fully_shard in practice", "Saved on two, loaded on one and on three"
 SAVES, NAMES, KIND = "ranks that have saved", "names in the file", "kind of the values"
-LOADS = "torch.load(path)"
-WEIGHTS, BUFFERS = "the weights", "the buffers"
-MOST, AFTER, GROUP = "whole tensors on the fullest GPU at once", "the model afterwards", "the process group"
+LOADS, WEIGHTS, BUFFERS = "torch.load(path)", "the weights", "the buffers"
+MOST, AFTER, GROUP = "memory at most on each GPU, in whole tensors", "the model afterwards", "the process group"
 CLAUSES = [
-    Clause(
-        "which rank 0 alone writes",
-        [SAVES],
-        "it is not rank 0 alone that saves",
-        "all call; if rank == 0: saves",
-        SAVED,
-    ),
-    Clause(
-        "under the names that it had before it was cut",
-        [NAMES],
-        "the names in the file are others",
-        "state_dict() has the weights and the buffers",
-        SAVED,
-    ),
-    Clause(
-        "whole, plain tensors on the CPU",
-        [KIND],
-        "what is in the file is not a plain tensor on the CPU",
-        "full_tensor() gathers a DTensor, and cpu() brings it to the host",
-        PRACTICE,
-    ),
-    Clause(
-        "torch.load(path) gives",
-        [LOADS],
-        "torch.load(path) gives nothing",
-        "it reads tensors and plain containers alone, since a pickle may run any code",
-        SAVED,
-    ),
-    Clause(
-        "The weights have the values",
-        [WEIGHTS],
-        "the weights in the file are others",
-        "to_local() is this rank's rows, full_tensor() all of them",
-        PRACTICE,
-    ),
-    Clause("so have the buffers", [BUFFERS], "the buffers in the file are others", "they are not cut", PRACTICE),
-    Clause(
-        "on no GPU more than one of them is whole at a time",
-        [MOST],
-        "several whole tensors lie on a GPU at once",
-        "bring each to the host before the next is gathered",
-        SAVED,
-    ),
-    Clause(
-        "The model stays cut",
-        [AFTER],
-        "the model is no longer as it was",
-        "only copies of its parts are gathered and moved",
-        SAVED,
-    ),
-    Clause("the process group open", [GROUP], "the process group is closed", "the script goes on with it", SAVED),
-]
+    Clause(quote, [fact], summary, rule, read)
+    for read, fact, quote, summary, rule in (
+        (SAVED, SAVES, "which rank 0 alone writes", "it is not rank 0 alone that saves", "at each call"),
+        (SAVED, NAMES, "under the names that it had before it was cut", "the names in the file are others",
+         "state_dict() has the weights and the buffers"),
+        (PRACTICE, KIND, "whole, plain tensors on the CPU", "what is in the file is not a plain tensor on the CPU",
+         "whoever loads it may have no GPU, and no process group"),
+        (SAVED, LOADS, "torch.load(path) gives", "torch.load(path) gives nothing",
+         "it reads tensors and plain containers alone, since a pickle may run any code"),
+        (PRACTICE, WEIGHTS, "The weights have the values", "the weights in the file are others",
+         "all rows, as they are at this call"),
+        (PRACTICE, BUFFERS, "so have the buffers", "the buffers in the file are others", "they are not cut"),
+        (SAVED, MOST, "on no GPU more than one of them is whole at a time", "a GPU has held more than one whole tensor",
+         "beside it there is room for a part of one"),
+        (SAVED, AFTER, "The model stays cut", "the model is no longer as it was",
+         "each rank has its rows, where they were"),
+        (SAVED, GROUP, "the process group open", "the process group is closed", "the script goes on with it"),
+    )
+]  # fmt: skip
 EDGES = {"ranks": (2, 3), "rows": ("even", "uneven"), "norm": (False, True), "cut": ("by block", "as one")}
-BLOCKS, THOSE = 3, "those of the model"
+EDGES |= {"again": (False, True)}  # a second call, with other weights
+BLOCKS, THOSE, ONE = 3, "those of the model", "one and a part"
 
 
 def cut(model: nn.Module, by_block: bool) -> None:
@@ -94,20 +61,23 @@ def parts(model: nn.Module) -> list[str]:
     return [f"{kind} {tuple(local.shape)} {local.device}" for kind, local in own]
 
 
-def on_rank(student: Callable[..., Any], model: nn.Module, by_block: bool, path: str) -> dict[str, Any]:
-    """What the call does here."""
+def on_rank(student: Callable[..., Any], model: nn.Module, scene: Scene, path: str) -> dict[str, Any]:
+    """What the call does here: one of several, as of a run that saves now and then."""
     import torch.distributed as dist
 
     with group() as device:
         largest = max(p.nbytes for p in model.parameters())
-        cut(model.to(device), by_block)
-        before = parts(model)
+        cut(model.to(device), scene.cut == "by block")
+        before, calls, most = parts(model), 0, 0
         one = peak(lambda: max(model.parameters(), key=torch.numel).full_tensor())  # type: ignore[attr-defined]
-        most = peak(lambda: student(model, path))
-        more = int((most - one) / largest + 0.1)  # beside the one: pieces of a tensor are not a whole one
-        opened = dist.is_initialized()
-        kept: Any = None
-        loads = "nothing"
+        while calls <= scene.again and parts(model) == before and dist.is_initialized():
+            with torch.no_grad():
+                for p in model.parameters() if calls else ():
+                    p.mul_(2)
+            most = peak(lambda: student(model, path))
+            calls += 1
+        more = int((most - one) / largest + 0.1)  # pieces of a tensor are not a whole one
+        opened, loads, kept = dist.is_initialized(), "nothing", None
         if os.path.exists(path):
             with suppress(Exception):  # whatever the file is
                 kept = torch.load(path, weights_only=False)
@@ -115,20 +85,17 @@ def on_rank(student: Callable[..., Any], model: nn.Module, by_block: bool, path:
                 loads = "a dictionary" if isinstance(torch.load(path), dict) else "no dictionary"
             except Exception as error:
                 loads = type(error).__name__
-        named = isinstance(kept, dict) and all(map(torch.is_tensor, kept.values()))
+        named = kept if isinstance(kept, dict) and all(map(torch.is_tensor, kept.values())) else {}
+        kinds = {f"{type(v).__name__} on {v.device.type}{', with gradients' * v.requires_grad}" for v in named.values()}
+        plain = all(type(value.data) is torch.Tensor for value in named.values())
         return {
+            "calls": calls,
             "saved": bool(os.listdir(Path(path).parent)),
-            "names": [*map(str, kept)] if named else [f"of a {type(kept).__name__}"],
-            "kinds": sorted(
-                {f"{type(v).__name__} on {v.device.type}{', with gradients' * v.requires_grad}" for v in kept.values()}
-            )
-            if named
-            else [],
-            "values": {n: v.detach().cpu().flatten().tolist() for n, v in kept.items()}
-            if named and plain(kept)
-            else {},
+            "names": [*map(str, named)] or [f"of a {type(kept).__name__}"],
+            "kinds": sorted(kinds),
+            "values": {n: v.detach().cpu().flatten().tolist() for n, v in named.items()} if plain else {},
             "loads": loads,
-            "most": ("one", "two", "several")[max(0, min(2, more))],
+            "most": (ONE, "as much as two", "as much as several")[max(0, min(2, more))],
             "after": "as it was" if parts(model) == before else "another",
             "open": "open" if opened else "closed",
         }
@@ -142,10 +109,6 @@ def peak(function: Callable[[], Any]) -> int:
     function()
     torch.cuda.synchronize()
     return torch.cuda.max_memory_allocated() - held
-
-
-def plain(kept: dict[str, Any]) -> bool:
-    return all(type(value.data) is torch.Tensor for value in kept.values())
 
 
 def names_of(got: Sequence[str], wanted: Collection[str]) -> str:
@@ -181,24 +144,25 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
     for buffer in model.buffers():
         if buffer.is_floating_point():
             buffer.uniform_(1, 2)
-    whole = {name: value.flatten().tolist() for name, value in model.state_dict().items()}
     with TemporaryDirectory() as folder:
         homes = [Path(folder, f"rank{rank}") for rank in range(scene.ranks)]
         for home in homes:
             home.mkdir()
-        found = call(on_rank, *[(model, scene.cut == "by block", str(home / "model.pt")) for home in homes])
-    facts = Facts(f"{scene.ranks} ranks, matrices of {width} rows, cut {scene.cut}")
+        found = call(on_rank, *[(model, scene, str(home / "model.pt")) for home in homes])
+    values, weights = found[0]["values"], {name for name, _ in model.named_parameters()}
+    twice = {name: 1 + (found[0]["calls"] == 2 and name in weights) for name in model.state_dict()}
+    whole = {name: (value * twice[name]).flatten().tolist() for name, value in model.state_dict().items()}
+    facts = Facts(f"{scene.ranks} ranks, matrices of {width} rows, cut {scene.cut}{', the second call' * scene.again}")
     facts.add(SAVES, [rank for rank, told in enumerate(found) if told["saved"]], [0])
     facts.add(NAMES, names_of(found[0]["names"], whole), THOSE)
     facts.add(KIND, found[0]["kinds"], ["Tensor on cpu"])
     if holds(facts, KIND):
         facts.add(LOADS, found[0]["loads"], "a dictionary")
-    values, weights = found[0]["values"], {name for name, _ in model.named_parameters()}
     if values.keys() == whole.keys():
         facts.add(WEIGHTS, alike(values, whole, weights), THOSE)
         if scene.norm:
             facts.add(BUFFERS, alike(values, whole, whole.keys() - weights), THOSE)
-    facts.add(MOST, [told["most"] for told in found], ["one"] * scene.ranks)
+    facts.add(MOST, [told["most"] for told in found], [ONE] * scene.ranks)
     facts.add(AFTER, [told["after"] for told in found], ["as it was"] * scene.ranks)
     facts.add(GROUP, [told["open"] for told in found], ["open"] * scene.ranks)
     return facts

@@ -9,6 +9,7 @@ from ..bank import Bank
 from ..edits import add, change, drop
 
 BANK = Bank("save_whole")
+SAVE, ONLY = "torch.save(whole, path)", "    if dist.get_rank() == 0:\n        torch.save"
 
 
 @BANK.right
@@ -16,16 +17,6 @@ def by_options(model, path):
     whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     if dist.get_rank() == 0:
         torch.save(whole, path)
-
-
-@BANK.right
-def with_a_barrier(model, path):
-    whole = {}
-    for name, value in model.state_dict().items():
-        whole[name] = (value.full_tensor() if isinstance(value, DTensor) else value).cpu()
-    if not dist.get_rank():
-        torch.save(whole, path)
-    dist.barrier()
 
 
 @BANK.right
@@ -58,12 +49,11 @@ BANK.mistakes(
      change("if isinstance(value, DTensor):", "if dist.get_rank() == 0 and isinstance(value, DTensor):"),
      add("if dist.get_rank(): return", before="whole = {}")),
     ("every rank saves", "in one folder all would write the same file at once: if dist.get_rank() == 0",
-     change("    if dist.get_rank() == 0:\n        torch.save", "    if True:\n        torch.save")),
+     change(ONLY, "    if True:\n        torch.save")),
     ("it is the last rank that saves", "rank 0 is there on any number of ranks",
      (change("if dist.get_rank() == 0:\n            whole",
-     "if dist.get_rank() == dist.get_world_size() - 1:\n            whole"),
-     change("    if dist.get_rank() == 0:\n        torch.save",
-     "    if dist.get_rank() == dist.get_world_size() - 1:\n        torch.save"))),
+             "if dist.get_rank() == dist.get_world_size() - 1:\n            whole"),
+      change(ONLY, "    if dist.get_rank() == dist.get_world_size() - 1:\n        torch.save"))),
     ("the tensors in the file are on the GPU",
      "torch.load puts them where they were, and fails where there is no such GPU: cpu() before saving",
      change("value.cpu()", "value")),
@@ -101,18 +91,21 @@ BANK.mistakes(
      change("model.state_dict().items()", "model.named_parameters()")),
     ("the model is whole afterwards, on every rank",
      "unshard() gathers in place, and reshard() must follow; full_tensor() makes a copy",
-     (add("[m.unshard() for m in model.modules() if hasattr(m, 'unshard')]", after="torch.save(whole, path)"),
-     change("        [m.unshard", "    [m.unshard"))),
+     change(SAVE, f"{SAVE}\n    [m.unshard() for m in model.modules() if hasattr(m, 'unshard')]")),
     ("the model itself lies on the host afterwards",
      "model.cpu() moves what is being trained; cpu() of a tensor makes a copy",
-     (add("model.cpu()", after="torch.save(whole, path)"), change("        model.cpu", "    model.cpu"))),
+     change(SAVE, f"{SAVE}\n    model.cpu()")),
     ("the buffers in the file are zeros",
      "they are no DTensors, and are whole on every rank: they need no gathering, only cpu()",
      change("value = value.full_tensor()",
      "value = value.full_tensor()\n        else:\n            value = torch.zeros_like(value)")),
     ("the process group is closed", "it is the script's, which goes on to train with it",
-     (add("dist.destroy_process_group()", after="torch.save(whole, path)"),
-     change("        dist.destroy", "    dist.destroy"))),
+     change(SAVE, f"{SAVE}\n    dist.destroy_process_group()")),
+    ("what an earlier call has gathered is saved again", "the weights have been trained since: gather at each call",
+     (change("(model, path):", "(model, path, whole={}):"), drop("whole = {}"),
+      change("whole[name] = value.cpu()", "whole.setdefault(name, value.cpu())"))),
+    ("a DTensor is gathered on the host", "NCCL sends from GPU to GPU: full_tensor() first, and then cpu()",
+     change("value.full_tensor()", "value.cpu().full_tensor()")),
     ("the file is no dictionary of tensors",
      "a pickled module needs its class, and a process group, where it is loaded: save the dictionary",
      change("torch.save(whole, path)", "torch.save([*whole.items()], path)")),
