@@ -10,8 +10,8 @@ from typing import Any
 from ..contract import Clause, Contract, Facts
 from ..scenes import Scene
 from ..wording import is_number, is_whole
-from .sections import BYTES, PRACTICE
 
+BYTES, PRACTICE = "Where the bytes go", "fully_shard in practice"
 STAGES = tuple(f"stage {stage}" for stage in range(4))
 UNEVEN, FEW = "rows that do not go round", "fewer rows than ranks"
 KIND = "kind of what is returned"

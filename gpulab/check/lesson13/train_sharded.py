@@ -9,7 +9,7 @@ import math
 import os
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any, ClassVar
 
@@ -23,37 +23,33 @@ from ..contract import Clause, Contract, Facts, holds
 from ..lesson12.common import MACHINES, group, spread
 from ..scenes import Scene
 from ..wording import as_float, is_number
-from .sections import PRACTICE, UNITS
 
+UNITS, PRACTICE = "Gather, compute, let go", "fully_shard in practice"
 MOST, PARTS, WEIGHTS = "blocks whole on a GPU at once", "how the ranks share a batch", "the weights"
 KIND, LOSSES, NORMS, SAME = "what is returned", "the losses", "the norms", "what the ranks return"
 AFTER, GROUP = "each weight afterwards, on the ranks", "the process group"
 TWO, EQUAL, ONE = "two at most", "an equal part each", "those of one process"
-LIKELY = {
-    MOST: "fully_shard for each block, which lies on the CPU until then, and then for the model",
-    PARTS: "x[rank::ranks] takes each ranks-th sample, beginning with this rank's",
-    WEIGHTS: "cut, then AdamW; zero_grad, backward, clip, step; fully_shard averages the gradients",
-    KIND: "append (loss, norm) for each batch; item() makes a float of a tensor",
-    LOSSES: "the mean of the ranks' losses, whose parts are equal: an all-reduce with ReduceOp.AVG",
-    NORMS: "clip_grad_norm_ returns the norm as it was, in a DTensor",
-    SAME: "each rank has the loss of its samples and the norm of its rows: an all-reduce, and full_tensor()",
-    AFTER: "fully_shard leaves DTensors, each with this rank's rows",
-    GROUP: "the script goes on with it",
-}
 CLAUSES = [
-    Clause(sentence, [fact], summary, LIKELY[fact], read)
-    for read, sentence, fact, summary in (
-        (UNITS, "on none are more than two blocks whole at a time", MOST, "more than two blocks are whole at a time"),
-        (PRACTICE, "Of each batch every rank takes an equal part", PARTS, "the ranks do not take equal parts"),
-        (PRACTICE, "The weights become those that one process", WEIGHTS, "the weights are not those of one process"),
-        (PRACTICE, "a list of (loss, norm), floats", KIND, "what is returned is no list of (loss, norm), floats"),
-        (PRACTICE, "the mean over all samples of the batch", LOSSES, "the losses are not the means of the batches"),
-        (PRACTICE, "of the whole gradient, before it is clipped", NORMS, "the norms are not those of the gradients"),
-        (PRACTICE, "the same on every rank", SAME, "the ranks return different numbers"),
-        (PRACTICE, "each rank has its part of every weight", AFTER, "the model is not cut afterwards"),
-        (PRACTICE, "the process group is open", GROUP, "the process group is closed"),
+    Clause(quote, [fact], summary, rule, read)
+    for read, fact, quote, summary, rule in (
+        (UNITS, MOST, "on none are more than two blocks whole at a time", "more than two blocks are whole at a time",
+         "from the first line to the last, also in backward and in later steps"),
+        (PRACTICE, PARTS, "Of each batch every rank takes an equal part", "the ranks do not take equal parts",
+         "each sample goes to one rank"),
+        (PRACTICE, WEIGHTS, "The weights become those that one process", "the weights are not those of one process",
+         "they show which gradient was stepped with, by which factor, and how often"),
+        (PRACTICE, KIND, "a list of (loss, norm), floats", "what is returned is no list of (loss, norm), floats",
+         "a pair for each batch, of plain numbers"),
+        (PRACTICE, LOSSES, "the mean over all samples of the batch", "the losses are not the means of the batches",
+         "a rank's own loss is that of its part; the parts are equal"),
+        (PRACTICE, NORMS, "of the whole gradient, before it is clipped", "the norms are not those of the gradients",
+         "over the parts of all ranks"),
+        (PRACTICE, SAME, "the same on every rank", "the ranks return different numbers", "of each it has a part"),
+        (PRACTICE, AFTER, "each rank has its part of every weight", "the model is not cut afterwards",
+         "a DTensor with this rank's rows, on its GPU"),
+        (PRACTICE, GROUP, "the process group is open", "the process group is closed", "the script goes on with it"),
     )
-]
+]  # fmt: skip
 EDGES = {
     "ranks": (2, 3),
     "rows": ("even", "uneven"),
@@ -245,15 +241,10 @@ def shared(found: Sequence[Any], lengths: Sequence[int]) -> str:
     return EQUAL if equal else "the parts are unequal"
 
 
-def of_all(found: Sequence[Any], name: str) -> Any:
-    """What the ranks tell of this, once where it is the same."""
-    told = [of_rank[name] for of_rank in found]
+def once(told: Iterable[Any]) -> Any:
+    """What all ranks tell, where it is the same."""
+    told = [*told]
     return told[0] if len({*told}) == 1 else told
-
-
-def alike(got: Sequence[float], ways: Mapping[str, Sequence[float]]) -> str:
-    """Which of these numbers came; "others" if none."""
-    return next((way for way, right in ways.items() if near(got, right)), "others")
 
 
 def differing(got: Sequence[Any]) -> str:
@@ -286,7 +277,7 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
 
     batch = "one batch" if scene.steps == 1 else f"{scene.steps} batches"
     facts = Facts(f"{ranks} ranks, {batch}, blocks of {width} columns, a limit {scene.limit}")
-    facts.add(MOST, of_all(found, "most"), TWO)
+    facts.add(MOST, once(told["most"] for told in found), TWO)
     facts.add(PARTS, shared(found, lengths), EQUAL)
     given: dict[str, Any] = {"rate": rate, "limit": limit}
     weights, losses, norms = one_process(model, batches, **given)
@@ -295,7 +286,7 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
         others = ((way, one_process(model, batches, **given | of(ranks))[0]) for way, of in WAYS.items())
         found_in = (way for way, its in chain([(ONE, weights)], others) if are(found, its, before))
         facts.add(WEIGHTS, next(found_in, "others"), ONE)
-    facts.add(KIND, of_all(found, "kind"), f"{scene.steps} of {PAIR}")
+    facts.add(KIND, once(told["kind"] for told in found), f"{scene.steps} of {PAIR}")
     if got and len(got) == scene.steps:
         if facts.seen.get(WEIGHTS) == ONE:
             own, means = iter(found[0]["indices"]), [float(loss.mean()) for loss in losses]
@@ -311,11 +302,12 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
                 "an Nth of them": [norm / ranks for norm in norms],
             }
             for fact, numbers, ways in zip((LOSSES, NORMS), zip(*got, strict=True), (of_losses, of_norms), strict=True):
-                facts.add(fact, alike(numbers, ways), next(iter(ways)))
+                came = (way for way, right in ways.items() if near(numbers, right))
+                facts.add(fact, next(came, "others"), next(iter(ways)))
         facts.add(SAME, differing([told["got"] for told in found]), "the same")
     gpus = range(ranks) if scene.machines == "one" else [0] * ranks
     facts.add(AFTER, [told["after"] for told in found], [f"a part of it on cuda:{gpu}" for gpu in gpus])
-    facts.add(GROUP, of_all(found, "open"), "open")
+    facts.add(GROUP, once(told["open"] for told in found), "open")
     return facts
 
 

@@ -62,10 +62,11 @@ def by_samplers(model, batches, learning_rate, limit):
     return [(sum(of) / len(of), float(norm)) for *of, norm in zip(*everybody, norms, strict=True)]
 
 
-BANK.right(change(GATHERED, "norm.item()"))
-BANK.right(change("optimizer.zero_grad()", "optimizer.zero_grad(set_to_none=False)"))
-BANK.right(add("[a.set_modules_to_forward_prefetch([b]) for a, b in zip(model.blocks, model.blocks[1:])]",
-           before="optimizer ="))  # fmt: skip
+BANK.right((
+    change(GATHERED, "norm.item()"),
+    change("optimizer.zero_grad()", "optimizer.zero_grad(set_to_none=False)"),
+    add("[a.set_modules_to_forward_prefetch([b]) for a, b in zip(model.blocks, model.blocks[1:])]", after="(model)"),
+))  # fmt: skip
 BANK.mistakes(
     ("all of the model is brought to the GPU before it is cut",
      "no model.cuda(): fully_shard brings a block from the CPU, and leaves this rank's rows",
