@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from ..base import Trial
@@ -13,17 +13,8 @@ from ..wording import is_whole, show
 
 Way = Callable[["Job", int], float]  # bytes on each of so many ranks, or whether it may be used on them
 ROUND = 720720  # divides by all ranks up to 16, so that no share of bytes is a fraction
-
-
-class Nothing:
-    """What None is here: a formula that gives None would not be compared."""
-
-    def __repr__(self) -> str:
-        return "None"
-
-
-Answer = tuple[int, str] | Nothing
-NOTHING = Nothing()
+Answer = tuple[int, str] | tuple[None]
+NOTHING = (None,)  # what None is here: a formula that gives None is not compared
 
 
 class Job(NamedTuple):
@@ -66,18 +57,17 @@ def fitting(
     equal: Way = divides,
     machine: Way = within,
     **other: Way,
-) -> list[tuple[int, str]]:
+) -> Iterator[tuple[int, str]]:
     """The ways that fit, with the fewest ranks first; with `other` ways to count their bytes, or to be allowed."""
-    return [
-        (n, way)
-        for n in ranks or range(1, j.most + 1)
-        for way, needed in {**WAYS, **other}.items()
-        if (machine if way == "tensor" else equal)(j, n) and needed(j, n) <= (j.memory if memory is None else memory)
-    ]
+    for n in ranks or range(1, j.most + 1):
+        for way, needed in {**WAYS, **other}.items():
+            allowed = (machine if way == "tensor" else equal)(j, n)
+            if allowed and needed(j, n) <= (j.memory if memory is None else memory):
+                yield n, way
 
 
 def right(j: Job, **other: Any) -> Answer:
-    return next(iter(fitting(j, **other)), NOTHING)
+    return next(fitting(j, **other), NOTHING)
 
 
 def by(**other: Any) -> Callable[[Job], Answer]:
@@ -131,9 +121,10 @@ MISTAKES: list[tuple[Any, ...]] = [
             tensor=lambda j, n: j.shard(n) * 12 / 16 + j.own(n))),
         ("tensor has the activations of the batch whole on each GPU", "they are cut by the ranks as well",
          by(tensor=lambda j, n: j.shard(n) + j.own(1))),
-        ("the samples of a rank are rounded up, also under tensor",
+        ("the samples of a rank are rounded, also under tensor",
          "tensor cuts each sample, so that nothing is left over: activations * batch / ranks",
-         by(tensor=lambda j, n: j.shard(n) + j.activations * -(-j.batch // n))),
+         by(tensor=lambda j, n: j.shard(n) + j.activations * -(-j.batch // n)),
+         by(tensor=lambda j, n: j.shard(n) + j.activations * (j.batch // n))),
         ("activations are those of one sample, whatever its part of the batch", "a rank has batch / ranks samples",
          by(**{w: lambda j, n, w=w: WAYS[w](j, n) - j.own(n) + j.activations for w in WAYS})),
         ("each rank has the whole batch's activations",
@@ -142,7 +133,8 @@ MISTAKES: list[tuple[Any, ...]] = [
         ("the batch is cut where it does not divide", "three ways give each rank an equal part: batch % ranks == 0",
          by(equal=lambda j, n: True), by(equal=lambda j, n: n <= j.batch)),
         ("tensor is left out where the batch does not divide", "every rank of tensor works on the whole batch",
-         by(machine=lambda j, n: within(j, n) and divides(j, n))),
+         by(machine=lambda j, n: within(j, n) and divides(j, n)),
+         by(machine=lambda j, n: within(j, n) and n <= j.batch)),
         ("tensor is left out where its ranks do not divide a machine's GPUs",
          "three of eight are within one machine, too: ranks <= machine",
          by(machine=lambda j, n: within(j, n) and j.machine % n == 0)),
@@ -180,9 +172,9 @@ def draw(scene: Scene) -> Job:
         count, ranks = ROUND * random.randint(2, 40), random.randint(1, 6)
         job = Job(
             parameters=count,
-            unit=count // random.randint(3, 40),
+            unit=count // random.randint(2, 15),
             activations=ROUND * random.randint(1, 40),
-            batch=ranks * random.randint(1, 5) + random.choice([0, 0, 1]),
+            batch=random.choice([0, ranks, ranks, ranks]) * random.randint(1, 5) + random.choice([0, 0, 1]) or 1,
             memory=0,
             machine=random.choice([1, 2, 4, 8, ranks]),
             most=ranks + random.randint(-1, 8) or 1,
@@ -222,7 +214,7 @@ EXERCISE = Numbers(
     says="as few GPUs as do, and the way of training that sends least on them",
     parameters=Job._fields,
     job=Job,
-    edges={"shows": SHOWS, "again": (0, 1)},
+    edges={"shows": SHOWS},
     draw=draw,
     parts={"answer": Part(right, "A 7B, a 13B and a 70B planned", pair)},
     clauses=CLAUSES,
