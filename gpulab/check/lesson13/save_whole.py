@@ -141,9 +141,9 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
     ]
     model = nn.Sequential(*blocks).double()
     model.register_buffer("positions", torch.arange(3.0), persistent=False)
-    for buffer in model.buffers():
-        if buffer.is_floating_point():
-            buffer.uniform_(1, 2)
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.is_floating_point():
+            tensor.data.uniform_(1, 2)  # no number that has room in fewer bits
     with TemporaryDirectory() as folder:
         homes = [Path(folder, f"rank{rank}") for rank in range(scene.ranks)]
         for home in homes:
