@@ -120,7 +120,7 @@ LESSONS: tuple[Lesson, ...] = (
         "many_gpus",
         "One script, N processes, the same result",
         60,
-        checks=("ddp_training", "mean_over_ranks", "evaluate_once", "odd_rank", "ring_all_reduce"),
+        checks=("ddp_training", "mean_over_ranks", "evaluate_once", "ring_all_reduce"),
         questions=5,
     ),
     Lesson(

@@ -25,6 +25,7 @@ _HOME = {
     "one_graph": "lesson11",
     "break_even": "lesson11",
     "dealt_indices": "lesson12",
+    "odd_ranks": "lesson12",
     "one_exchange": "lesson12",
     "a_unit_per_block": "lesson13",
     "summand_of_mlp": "lesson13",

@@ -1,4 +1,4 @@
-"""The turns of lesson 12: what a distributed sampler deals, and a window of micro-batches with one exchange."""
+"""The turns of lesson 12: what a distributed sampler deals, the odd rank, and a window with one exchange."""
 
 from __future__ import annotations
 
@@ -99,6 +99,33 @@ def _uneven() -> tuple[int, int]:
 def _even() -> tuple[int, int]:
     ranks = int(torch.randint(3, 8, ()))
     return ranks, ranks * int(torch.randint(2, 5, ()))
+
+
+# By job: who has parted and in which number, and what the dumps show.
+_PARTED: dict[str, tuple[tuple[int, int] | None, str]] = {
+    "a": ((2, 7), "those that wait have called what they should; rank 2 has not called number 7"),
+    "b": ((1, 9), "rank 1 alone waits in number 9, and no other has called it"),
+    "c": ((3, 4), "rank 3 called number 4 with other sizes: the two met, and ended without a word"),
+    "d": (None, "nobody waits: ranks 1 and 2 are behind, and may come"),
+    "e": ((2, 3), "a rank without a dump has died: it has not called what the others wait in"),
+}
+
+
+@turn("who waits is mostly not who is wrong, and who is wrong need not wait")
+def odd_ranks(answer: Any) -> None:
+    """A function that returns {job: (rank, number)}, or None for a job in which nobody has parted."""
+    got = answer()
+    if not isinstance(got, dict) or set(got) != set(_PARTED):
+        likely = "a key was changed, or the return is missing"
+        raise NotYet(show(got), expected="a dict with the keys a, b, c, d and e", likely=likely)
+    if all(parted == "?" for parted in got.values()):
+        raise AsGiven('all five are "?"')
+    for job, (right, likely) in _PARTED.items():
+        parted = tuple(got[job]) if isinstance(got[job], list) else got[job]
+        if parted != right:
+            if right and isinstance(parted, tuple) and parted[:1] == right[:1]:
+                likely = f"the rank is right; the number is that of the collective in which it parted: {likely}"
+            raise NotYet(f"{show(parted)} for job {job}", expected=show(right), likely=likely)
 
 
 MICRO = 4

@@ -14,7 +14,7 @@
 #
 # | time | before this | runs on |
 # |---|---|---|
-# | 60 minutes, and as long for the exercises | `02_devices`, `08_accumulation` (its `no_sync`) | any machine |
+# | 60 minutes, and 75 for the exercises | `02_devices`, `08_accumulation` (its `no_sync`) | any machine |
 
 # %% setup-text [markdown]
 # The processes of this lesson are real: `gpulab.distributed.run` starts a script on several of them, as `torchrun` does.
@@ -608,7 +608,34 @@ launch("hangs.py", timeout=4)
 # Number 4 is an all-reduce on rank 0 and a broadcast on rank 1: there they parted. The stacks name both lines.
 # `torchfrtrace` compares the dumps of hundreds of ranks. Do not count on a hang: where shapes happen to fit, two
 # different collectives meet, and the numbers are wrong without a word.
+
+# %% parted-turn-text [markdown]
+# **Your turn** · 4 minutes. Five jobs of four ranks, and how their dumps end. Those that wait are mostly not those that
+# are wrong: **which rank has parted from the others, and in which number?** Ranks part in the first collective that they
+# call differently, done or not; or in which one waits that another has not called; the odd one stands alone. Who is
+# merely behind has not parted: the source of a broadcast has sent, and is done before the others have come.
 #
+# | job | rank 0 | rank 1 | rank 2 | rank 3 |
+# |---|---|---|---|---|
+# | a | 7 all_reduce WAITS | 7 all_reduce WAITS | 6 broadcast done | 7 all_reduce WAITS |
+# | b | 8 all_reduce done | 9 barrier WAITS | 8 all_reduce done | 8 all_reduce done |
+# | c | 4 all_reduce 8 × 3 done | 4 all_reduce 8 × 3 done | 4 all_reduce 8 × 3 done | 4 all_reduce 3 × 8 done |
+# | d | 6 broadcast done | 5 all_reduce done | 5 all_reduce done | 6 broadcast done |
+# | e | 3 all_reduce WAITS | 3 all_reduce WAITS | no dump | 3 all_reduce WAITS |
+
+# %% parted-turn tags=["your-turn"]
+def odd_ranks():
+    # TODO: (rank, number) in place of each "?", or None where nobody has parted
+    ### BEGIN SOLUTION
+    return {"a": (2, 7), "b": (1, 9), "c": (3, 4), "d": None, "e": (2, 3)}
+    ### INSTEAD OF
+    # return {"a": "?", "b": "?", "c": "?", "d": "?", "e": "?"}
+    ### END SOLUTION
+
+
+gpulab.turn.odd_ranks(odd_ranks)
+
+# %% loud-text [markdown]
 # Three mistakes that are loud, and a global rank taken for a device on the second machine of two:
 
 # %% loud-write
@@ -664,39 +691,13 @@ with gpulab.VirtualGPU("A100-80", ranks=16, rank=9):
 # | message | cause | repair |
 # |---|---|---|
 # | `EADDRINUSE` | a fixed port, and another job has it (NCCL says the same: ranks meet before it starts) | leave the port to `torchrun` |
-# | `Expected to have finished reduction …` | a parameter got no gradient | take it out, or `find_unused_parameters=True`; its price is measured below |
+# | `Expected to have finished reduction …` | a parameter got no gradient | take it out, or `find_unused_parameters=True` |
 # | `Connection closed by peer` | rank 0 was done (NCCL is silent until its timeout, 10 minutes) | equal numbers of batches, or `model.join()` |
 # | `invalid device ordinal` | `cuda:{rank}` on the second machine | `LOCAL_RANK` |
 #
 # `find_unused_parameters=True` searches the graph in each step, sends one more all-reduce (what was used, anywhere), and keeps
-# the buckets' first order. Its price with a hundred small layers, all used, on two real ranks:
-
-# %% price-write
-# %%writefile price.py
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-import gpulab
-
-dist.init_process_group("gloo")
-torch.set_num_threads(1)
-layers = [layer for _ in range(100) for layer in (nn.Linear(32, 32), nn.GELU())]
-models = [DistributedDataParallel(nn.Sequential(*layers), find_unused_parameters=find) for find in (False, True)]
-times = ([], [])
-for _ in range(60):  # in turn, so that other work on this machine meets both
-    for model, ms in zip(models, times):
-        step = gpulab.timing.measure(lambda: model(torch.ones(16, 32)).sum().backward(), repeat=1, warm_up=0)
-        ms.append(step.median_ms)
-without, with_search = (sorted(ms)[15] for ms in times)  # lower quartiles: other work only adds
-print(f"a step: {without:.1f} ms, with find_unused_parameters {with_search:.1f} ms (measured)")
-
-# %% price-run tags=["host-dependent"]
-print(launch("price.py").ranks[0].output.splitlines()[-1])
-
-# %% price-explain [markdown]
-# Little here, and paid in every step: a repair and no default (PyTorch warns where it has found nothing unused). The
-# silent mistakes are worse: the result is wrong, and nothing fails.
+# the buckets' first order: a repair and no default (PyTorch warns where it has found nothing unused). The silent mistakes
+# are worse: the result is wrong, and nothing fails.
 
 # %% silent-write
 # %%writefile silent.py
