@@ -19,6 +19,7 @@ from torch.utils.data import Dataset
 
 from ..measure import virtual_gpu
 from ..on_rank import CALL, agents_store
+from ..wording import as_float, is_number
 
 _kept: list[dist.ProcessGroup] = []  # until the process ends
 
@@ -49,6 +50,13 @@ def others_used() -> list[int]:
     """The GPUs of this machine that are other ranks', and on which this rank has had something."""
     own = int(os.environ["LOCAL_RANK"])
     return [gpu for gpu in range(torch.cuda.device_count()) if gpu != own and torch.cuda.max_memory_allocated(gpu)]
+
+
+def floats_of(got: Any) -> list[float] | None:
+    """The numbers, or tensors of one number, that came back, alone or in a list or tuple; None for anything else."""
+    values = got if isinstance(got, list | tuple) else [got]
+    plain = all(is_number(x) or (torch.is_tensor(x) and x.numel() == 1) for x in values)
+    return [as_float(x) for x in values] if plain else None
 
 
 @contextmanager

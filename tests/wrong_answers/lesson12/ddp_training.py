@@ -5,8 +5,6 @@ import os
 import torch
 import torch.distributed as dist
 from torch.nn import functional as F
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Subset
 
 from ..bank import Bank
 from ..edits import add, change, drop
@@ -54,36 +52,11 @@ def by_hand(model, data, epochs, batch_size, learning_rate, path):
     return means
 
 
-@BANK.right
-def accelerator(model, data, epochs, batch_size, learning_rate, path):
-    torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
-    device = torch.accelerator.current_accelerator()
-    dist.init_process_group(device_id=torch.device(device.type, torch.accelerator.current_device_index()))
-    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
-    model = DistributedDataParallel(model.to(device))
-    means = []
-    for epoch in range(epochs):
+BANK.right(change(", device_ids=[device.index]", ", gradient_as_bucket_view=True"))
+BANK.right((drop("sampler = "), drop("loader = "), change("        sampler.set_epoch(epoch)", """\
         torch.manual_seed(epoch)
         order = torch.randperm(len(data)).repeat(2)[: -(-len(data) // ranks) * ranks]
-        losses = []
-        for x, label in DataLoader(Subset(data, order[rank::ranks].tolist()), batch_size // ranks):
-            losses.append(F.cross_entropy(model(x.to(device)), label.to(device), reduction="none"))
-            losses[-1].mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        mean = torch.cat(losses).detach().mean()
-        dist.all_reduce(mean, dist.ReduceOp.AVG)
-        means.append(float(mean))
-    try:
-        return means
-    finally:
-        if not rank:
-            torch.save(model.module.state_dict(), path)
-        dist.destroy_process_group()
-
-
-BANK.right(change(", device_ids=[device.index]", ", gradient_as_bucket_view=True"))
+        loader = DataLoader(Subset(data, order[rank::ranks].tolist()), batch_size // ranks)""")))  # fmt: skip
 BANK.mistakes(
     ("RANK is taken for the number of the GPU",
      "on a second machine RANK goes on, and GPUs begin at 0 again: LOCAL_RANK", change('"LOCAL_RANK"', '"RANK"')),
@@ -136,8 +109,7 @@ BANK.mistakes(
      change(WRAPPED, "ddp = model.to(device)")),
     ("the steps are N times as long",
      "the batch is that of one GPU, and so is the learning rate; DDP has divided the gradients by N",
-     change("ddp.parameters(), learning_rate", "ddp.parameters(), learning_rate * ranks"),
-     change("loss.backward()", "(ranks * loss).backward()")),
+     change("ddp.parameters(), learning_rate", "ddp.parameters(), learning_rate * ranks")),
     ("the steps are an Nth as long", "backward() averages over the ranks already: the loss stays as it is",
      change("loss.backward()", "(loss / ranks).backward()")),
     ("each rank returns the loss of its own samples",
