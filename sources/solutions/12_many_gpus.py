@@ -145,8 +145,8 @@ gpulab.check.ddp_training(ddp_training)
 def mean_over_ranks(loss, count):
     """The mean loss over the samples of all ranks, a float, the same on every rank. Called on all of them.
 
-    loss   the mean over this rank's samples, of shape (), in float32 or bfloat16, on this rank's GPU;
-           NaN where it has no sample
+    loss   the mean over this rank's samples, of shape (), in float32 or bfloat16, on this rank's GPU, which is
+           the current one; NaN where it has no sample
     count  how many samples those are, an int; it differs from rank to rank
 
     A rank without a sample adds nothing; if no rank has one, the mean is NaN. So it is where a rank that has samples has
@@ -202,7 +202,7 @@ gpulab.check.mean_over_ranks(mean_over_ranks)
 def evaluate_once(model, data, batch_size):
     """(loss, accuracy) over data, two floats, the same on every rank. Called on all of them.
 
-    model       in DistributedDataParallel, on this rank's GPU; it makes logits of shape (batch, classes)
+    model       in DistributedDataParallel, on this rank's GPU, the current one; it makes logits, (batch, classes)
     data        a dataset of (x, label), a tensor on the CPU and an int, the same on every rank; at least one sample
     batch_size  the most samples that go through the model at once
 

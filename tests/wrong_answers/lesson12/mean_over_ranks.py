@@ -1,6 +1,5 @@
 """Answers to "one loss for all ranks": the mean over all samples, on real ranks."""
 
-import torch
 import torch.distributed as dist
 
 from ..bank import Bank
@@ -77,20 +76,8 @@ BANK.mistakes(
     ("the process group is closed",
      "destroy_process_group() is the last line of a script, not of a function that each step calls",
      add("dist.destroy_process_group()", after="dist.all_reduce")),
+    ("loss itself is added up over the ranks", "all_reduce writes into the tensor that it is given",
+     (change("dist.all_reduce(sums)", "dist.all_reduce(loss)"), change(SUMS, "loss / dist.get_world_size()"))),
+    ("where no rank has a sample, numbers of Python are divided by 0",
+     "for tensors 0/0 is NaN, for numbers an exception", change(f"({SUMS}).item()", "sums[0].item() / sums[1].item()")),
 )  # fmt: skip
-
-
-@BANK.wrong("loss itself is added up over the ranks", "all_reduce writes into the tensor that it is given")
-def live_loss(loss, count):
-    dist.all_reduce(loss)
-    return loss.item() / dist.get_world_size()
-
-
-@BANK.wrong(
-    "where no rank has a sample, numbers of Python are divided by 0", "for tensors 0/0 is NaN, for numbers an exception"
-)
-def divides_numbers(loss, count):
-    sums = torch.tensor([loss.item() * count if count else 0.0, count], dtype=torch.float64, device=loss.device)
-    dist.all_reduce(sums)
-    total, samples = sums.tolist()
-    return total / samples

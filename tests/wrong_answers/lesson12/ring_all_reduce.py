@@ -16,20 +16,53 @@ def in_batches(x):
     """Two phases, pairs of operations, pieces of which the first are longer, the other way round."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     pieces = x.view(-1).tensor_split(ranks)
+    for bring in (torch.Tensor.add_, torch.Tensor.copy_):
+        for hop in range(ranks - 1):
+            going, coming = (pieces[(rank + hop + i - (bring is torch.Tensor.copy_)) % ranks] for i in (0, 1))
+            inbox = torch.zeros_like(coming)
+            both = [
+                dist.P2POp(dist.isend, going, (rank - 1) % ranks),
+                dist.P2POp(dist.irecv, inbox, (rank + 1) % ranks),
+            ]
+            for request in dist.batch_isend_irecv(both):
+                request.wait()
+            bring(coming, inbox)
 
-    def around(hop, bring):
-        going, coming = pieces[(rank + hop) % ranks], pieces[(rank + hop + 1) % ranks]
-        inbox = torch.zeros_like(coming)
-        to, source = (rank - 1) % ranks, (rank + 1) % ranks
-        both = [dist.P2POp(dist.isend, going, to), dist.P2POp(dist.irecv, inbox, source)]
-        for request in dist.batch_isend_irecv(both):
-            request.wait()
-        bring(coming, inbox)
 
-    for hop in range(ranks - 1):
-        around(hop, torch.Tensor.add_)
-    for hop in range(ranks - 1, 2 * ranks - 2):
-        around(hop, torch.Tensor.copy_)
+def whole_tensors(x):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    going, inbox = x.clone(), torch.empty_like(x)
+    for _ in range(ranks - 1):
+        sent = dist.isend(going, (rank + 1) % ranks)
+        dist.recv(inbox, (rank - 1) % ranks)
+        sent.wait()
+        x += inbox
+        going.copy_(inbox)
+
+
+def over_rank_0(x):
+    rank, others = dist.get_rank(), range(1, dist.get_world_size())
+    if rank:
+        dist.send(x, 0)
+        dist.recv(x, 0)
+        return
+    for other in others:
+        inbox = torch.empty_like(x)
+        dist.recv(inbox, other)
+        x += inbox
+    for other in others:
+        dist.send(x, other)
+
+
+def pieces_to_each_other(x):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    own, inbox = x.clone(), torch.empty_like(x)
+    for hop in range(1, ranks):
+        for going, coming in zip(*(t.view(-1).tensor_split(ranks) for t in (own, inbox)), strict=True):
+            sent = dist.isend(going, (rank + hop) % ranks)
+            dist.recv(coming, (rank - hop) % ranks)
+            sent.wait()
+        x += inbox
 
 
 BANK.right(change("coming += inbox", "torch.add(coming, inbox, out=coming)"))
@@ -40,7 +73,7 @@ BANK.mistakes(
     ("a hop is missing at the end", "N − 1 hops add up, and N − 1 bring the sums: 2(N − 1) in all",
      change("range(2 * (ranks - 1))", "range(2 * (ranks - 1) - 1)")),
     ("the second round adds, too", "from hop N − 1 on what comes is complete: copy it over what is there",
-     change("if hop < ranks - 1:", "if True:"), change("if hop < ranks - 1:", "if hop < ranks:")),
+     change("if hop < ranks - 1:", "if hop < ranks:")),
     ("each rank sends its own piece in every hop",
      "what came in the last hop is sent on in the next: piece (rank − hop) % N",
      change("pieces[(rank - hop) % ranks]", "pieces[rank]")),
@@ -81,50 +114,12 @@ BANK.mistakes(
      "send returns when the other has taken the message, and the other is in send: isend, recv, then wait()",
      (change(ISEND, "dist.send(going, (rank + 1) % ranks)"), drop("sent.wait()"))),
     ("all ranks wait in recv", "nobody has sent yet: isend before recv", swap("sent = dist.isend", "dist.recv(inbox")),
+    ("the collective is called that was to be built", "sends and receives alone: dist.isend and dist.recv",
+     change("flat = x.view(-1)", "return dist.all_reduce(x)\n    flat = x.view(-1)")),
+    ("one rank adds all up, and sends the sum to all others", "its link carries N − 1 times what the others' do",
+     over_rank_0),
+    ("the whole tensor goes around", "in each hop a ring sends an Nth of it, and adds each piece up once",
+     whole_tensors),
+    ("each rank sends all its pieces to each other", "add a piece up on one rank, and send the sum around",
+     pieces_to_each_other),
 )  # fmt: skip
-
-
-@BANK.wrong("the whole tensor goes around", "in each hop a ring sends an Nth of it, and adds each piece up once")
-def whole_tensors(x):
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    going, inbox = x.clone(), torch.empty_like(x)
-    for _ in range(ranks - 1):
-        sent = dist.isend(going, (rank + 1) % ranks)
-        dist.recv(inbox, (rank - 1) % ranks)
-        sent.wait()
-        x += inbox
-        going.copy_(inbox)
-
-
-@BANK.wrong("one rank adds all up, and sends the sum to all others", "its link carries N − 1 times what the others' do")
-def over_rank_0(x):
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    if rank:
-        dist.send(x, 0)
-        dist.recv(x, 0)
-        return
-    for other in range(1, ranks):
-        inbox = torch.empty_like(x)
-        dist.recv(inbox, other)
-        x += inbox
-    for other in range(1, ranks):
-        dist.send(x, other)
-
-
-@BANK.wrong("the collective is called that was to be built", "sends and receives alone: dist.isend and dist.recv")
-def the_real_one(x):
-    dist.all_reduce(x)
-
-
-@BANK.wrong("each rank sends all its pieces to each other", "add a piece up on one rank, and send the sum around")
-def own_order(x):
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    own, inbox = x.clone(), torch.empty_like(x)
-    for hop in range(1, ranks):
-        to, source = (rank + hop) % ranks, (rank - hop) % ranks
-        pieces = zip(own.view(-1).tensor_split(ranks), inbox.view(-1).tensor_split(ranks), strict=True)
-        for going, coming in pieces:
-            sent = dist.isend(going, to)
-            dist.recv(coming, source)
-            sent.wait()
-        x += inbox
