@@ -18,10 +18,9 @@ CALL = "            compiled(*args)"
 def with_a_counter(function, calls):
     """PyTorch's own counting backend."""
     torch._dynamo.reset()
+    counter, seen = CompileCounter(), [0]
     with torch._dynamo.config.patch(recompile_limit=len(calls) + 10):
-        counter = CompileCounter()
         compiled = torch.compile(function, backend=counter)
-        seen = [0]
         for args in calls:
             compiled(*args)
             seen.append(counter.frame_count)
@@ -58,7 +57,7 @@ BANK.mistakes(
      change(CALL, "            function(*args)")),
     ("the function is called more than once with each",
      "compiled(*args) runs it already: another call draws, prints and counts once more",
-     change(CALL, f'            function(*args)\n{CALL}'), change(CALL, f'{CALL}\n{CALL}')),
+     change(CALL, f"{CALL}\n{CALL}")),
     ("the count is taken before the call",
      "a graph is compiled when the function is called: compiled(*args), then look",
      (change("            counts.append(len(graphs) - before)", ""),
@@ -75,6 +74,9 @@ BANK.mistakes(
     ("after the eighth compilation of a function nothing is counted",
      "then Dynamo gives up: raise recompile_limit for a while, with torch._dynamo.config.patch(…)",
      change(LIMITS, "if True:")),
+    ("after some dozens of compilations nothing is counted",
+     "a limit of yours is a limit too: take one that no function reaches",
+     change("recompile_limit=10_000, accumulated", "recompile_limit=64, accumulated")),
     ("a setting of Dynamo stays changed",
      "it outlives your function: with torch._dynamo.config.patch(…) puts it back, also after an exception",
      change(LIMITS, "torch._dynamo.config.recompile_limit = 10_000\n    if True:"),
