@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional as F
 
 from ..bank import Bank
-from ..edits import change, drop
+from ..edits import add, change, drop
 
 BANK = Bank("graphed_step")
 BEFORE, AFTER = "side.wait_stream(torch.cuda.current_stream())", "torch.cuda.current_stream().wait_stream(side)"
@@ -28,7 +28,7 @@ ALL = "return [*model.parameters(), *model.buffers(), *moments]"
 
 @BANK.right
 def a_graph_for_each_shape(model, optimizer, x, y):
-    """Moments are made by a step, zeroed or loaded back; each shape is captured when it first comes."""
+    """Each shape is captured when it first comes; moments are made by a step, and zeroed or loaded back."""
     graphs = {}
 
     def one(x, y):
@@ -41,12 +41,10 @@ def a_graph_for_each_shape(model, optimizer, x, y):
     def capture(x, y):
         weights = {k: v.clone() for k, v in model.state_dict().items()}
         moments = copy.deepcopy([optimizer.state.get(p) for p in model.parameters()])
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(2):
-                one(x, y)
-        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.synchronize()
+        with torch.cuda.stream(torch.cuda.Stream()):
+            one(x, y)
+        torch.cuda.synchronize()
         model.load_state_dict(weights)
         for p, old in zip(model.parameters(), moments, strict=True):
             for key, value in optimizer.state[p].items():
@@ -57,8 +55,6 @@ def a_graph_for_each_shape(model, optimizer, x, y):
             loss = one(x, y).detach()
         return graph, x, y, loss
 
-    graphs[x.shape] = capture(x, y)
-
     def step(x, y):
         if x.shape not in graphs:
             graphs[x.shape] = capture(x, y)
@@ -68,17 +64,13 @@ def a_graph_for_each_shape(model, optimizer, x, y):
         graph.replay()
         return loss.clone()
 
+    graphs[x.shape] = capture(x, y)
     return step
 
 
-BANK.right(change(WARM, WARM.replace("plain(x, y)", "plain(x.clone(), y.clone())")))
-BANK.right(change("with torch.cuda.stream(side):", "if True:"))
-BANK.right((change(BEFORE, "torch.cuda.synchronize()"), change(AFTER, "torch.cuda.synchronize()")))
-BANK.right((change(BEFORE, "torch.cuda.current_stream().synchronize()"), change(AFTER, "side.synchronize()")))
 BANK.right((change(BEFORE, "side.wait_event(torch.cuda.current_stream().record_event())"),
-           change(AFTER, "torch.cuda.current_stream().wait_event(side.record_event())")))  # fmt: skip
+            change(AFTER, "while not side.query():\n        pass")))  # fmt: skip
 BANK.right(change(FILLED, f"        {BEFORE}\n{FILLED_ASIDE}        {AFTER}\n"))
-BANK.right(change(AFTER, "while not side.query():\n        pass"))
 BANK.mistakes(
     ("step is called, and its loss came back", "return step, without calling it",
      change("    return step", "    return step(x, y)")),
@@ -102,16 +94,15 @@ BANK.mistakes(
      "a few steps in a side stream first, so that the optimizer's moments exist", change(WARM, "        pass")),
     ("the warm-up may begin before what the caller's stream was given is done",
      "it changes parameters of which clones are still being made: "
-     "side.wait_stream(torch.cuda.current_stream()) first", drop(BEFORE), (drop(BEFORE), drop(AFTER))),
+     "side.wait_stream(torch.cuda.current_stream()) first", drop(BEFORE)),
     ("parameters are copied back while the warm-up may still be at work",
-     "torch.cuda.current_stream().wait_stream(side) after it", drop(AFTER), change(AFTER, BEFORE),
+     "torch.cuda.current_stream().wait_stream(side) after it", drop(AFTER),
      (change(WARM, f'        done = side.record_event()\n{WARM}'),
      change(AFTER, "torch.cuda.current_stream().wait_event(done)"))),
     ("a batch is copied in while the replay before may still read it, and replayed before it is there",
      "in step, too: side.wait_stream(current) before the copies, current.wait_stream(side) after them",
      change(FILLED, FILLED_ASIDE)),
     ("the warm-up has trained the model", "clone parameters, buffers and moments before it, and copy them back",
-     change(PUT_BACK, "            pass"),
      change(PUT_BACK, "            value = before.get(value, torch.zeros_like(value))")),
     ("moments and buffers of the warm-up stay",
      "buffers, such as BatchNorm's means, and the optimizer's state are trained as well",
@@ -145,7 +136,6 @@ BANK.mistakes(
      change("        if x.shape != own_x.shape:\n            return plain(x, y)\n", "")),
     ("a larger batch is taken for one of the graph's shape",
      "it does not fit into the graph's own x: compare the shapes, not which is shorter",
-     change("x.shape != own_x.shape", "len(x) < len(own_x)"),
      change("x.shape != own_x.shape", "x.numel() < own_x.numel()")),
     ("a batch of one sample is trained as one of many equal samples",
      "copy_ repeats one row for all rows, and raises nothing: compare the shapes",
@@ -158,6 +148,9 @@ BANK.mistakes(
      "another shape is another computation: plain(x, y) for it",
      change(f'{OTHER_SHAPE}        own_x.copy_(x)\n        own_y.copy_(y)',
      "        own_x[: len(x)] = x[: len(own_x)]\n        own_y[: len(y)] = y[: len(own_y)]")),
+    ("a second step has the graph of the first",
+     "what a step keeps belongs to the function that is returned: another model has another graph",
+     add("global graph, own_x, own_y, own_loss", before="def plain(x, y)")),
     ("each step captures a graph of its own", "capture once: a capture costs all launches, and more",
      change("        own_x.copy_(x)\n",
      "        graph = torch.cuda.CUDAGraph()\n        with torch.cuda.graph(graph):\n            "
