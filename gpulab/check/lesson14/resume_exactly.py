@@ -137,6 +137,8 @@ def seed_all(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
+    for number, generator in enumerate(torch.cuda.default_generators):
+        generator.manual_seed(seed + number)  # no two GPUs draw the same
 
 
 def pieces(run: Any) -> dict[str, Any]:
@@ -200,7 +202,7 @@ def story(make: Callable[..., Any], scene: Scene, facts: Facts) -> Iterator[None
     run = Run(scene, seed + 1)
     run.step()
     loaded, live = make(run), Run(scene, seed)
-    made = make(live)
+    made, given = make(live), list[tuple[Any, Any]]()
     for count in (0, done):  # asked twice, as at two checkpoints
         for _ in range(count):
             live.step()
@@ -208,7 +210,8 @@ def story(make: Callable[..., Any], scene: Scene, facts: Facts) -> Iterator[None
         facts.add(KIND, "a dictionary" if isinstance(state, dict) else show(state, 40), "a dictionary")
         facts.add(LIVE, unlike(pieces(live), saved), "nothing")
         yield
-    kept, then, to_gpu = state, copy.deepcopy(state), "to a GPU" in scene.kept
+        given.append((state, copy.deepcopy(state)))
+    (kept, then), to_gpu = given[1], "to a GPU" in scene.kept
     if scene.kept != "in memory":
         told = "read"
         try:
@@ -221,7 +224,8 @@ def story(make: Callable[..., Any], scene: Scene, facts: Facts) -> Iterator[None
         yield
     raised = live.next_steps()
     facts.add(LIVE, f"the next steps {raised}" if raised else "nothing", "nothing")
-    facts.add(STAYS, changes(state, then), "nothing")
+    later = [changes(old, its) for old, its in given]
+    facts.add(STAYS, later[1] if later[0] == "nothing" else later[0], "nothing")
     yield
     log, after = live.log[done:], pieces(live)
     seed_all(seed + 1)
