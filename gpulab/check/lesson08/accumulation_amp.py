@@ -14,66 +14,37 @@ from ..contract import Clause, Contract, Facts
 from ..measure import virtual_gpu
 from ..scenes import Scene
 from . import common
-from .common import FULL, LAST_WINDOW, Epoch
+from .common import FULL, Epoch
 
-PRECISION = "With mixed precision and clipping"
 SCALE, GROWTH = 8.0, 1.5  # not the defaults
 CLIPS = 10.0  # below the norm of every gradient
 NAN, INF_IN = "NaN everywhere", "inf in one element of parameter "
-FORWARD, LOSS = "autocast in the forward pass", "autocast at the loss"
 ADVANCES, LAST_SCALE = "steps made at each advance of the schedule", "scale after the epoch"
 CLAUSES = (
-    Clause(
-        "one optimizer step for each window",
-        [common.STEPS],
-        "the optimizer does not step at the end of each window without an overflow, and only there",
-        "the last window holds what is left; scaler.step skips a window whose gradient holds inf or NaN, and no other",
-        LAST_WINDOW,
-    ),
+    Clause("one optimizer step for each window", [common.STEPS],
+           "the optimizer does not step at the end of each window without an overflow, and only there",
+           "the last window holds what is left; scaler.step skips what holds inf or NaN, and nothing else",
+           common.LAST_WINDOW),
     *common.promises(
-        "as in exercise 1, on the CPU",
-        "Train one epoch in mixed precision",
-        "the gradient of the mean loss over its samples",
-        "gradients left by the caller do not count",
-        "only one micro-batch's activations are alive at a time",
-        "model, optimizer",
-    ),
-    Clause(
-        "The forward pass and the loss run under autocast on the CPU in bfloat16",
-        [FORWARD, LOSS],
-        "model and loss do not run under the autocast that is asked for",
-        'torch.autocast("cpu", dtype=torch.bfloat16) around both',
-        PRECISION,
-    ),
-    Clause(
-        "the largest norm that the gradient of a window may have when the optimizer steps",
-        [common.NORMS],
-        "the gradient at the step has another norm than the clipped one",
-        "it is the norm of the window's real gradient, not scaled, or max_norm where that is smaller",
-        PRECISION,
-    ),
-    Clause(
-        "a learning-rate schedule that counts updates of the weights",
-        [ADVANCES],
-        "the schedule does not advance once after each update of the weights, and only then",
-        "at its first advance one step has been made, at the second two; a skipped step is none",
-        PRECISION,
-    ),
-    Clause(
-        "a torch.amp.GradScaler, switched on",
-        [LAST_SCALE],
-        "the scale has not adapted as it should",
-        "scaler.update() once for each window, stepped or not: it grows after good ones and falls after an overflow",
-        PRECISION,
-    ),
-    Clause(
-        "Returns nothing",
-        ["what is returned"],
-        "something is returned",
-        "the epoch is what it does to the weights",
-        PRECISION,
-    ),
-)
+        "as in exercise 1, on the CPU", "Train one epoch in mixed precision",
+        "the gradient of the mean loss over its samples", "gradients left by the caller do not count",
+        "only one micro-batch's activations are alive at a time", "model, optimizer"),
+    *(Clause(quote, facts, summary, rule, "With mixed precision and clipping") for quote, facts, summary, rule in (
+        ("The forward pass and the loss run under autocast on the CPU in bfloat16",
+         ["autocast in the forward pass", "autocast at the loss"],
+         "model and loss do not run under the autocast that is asked for",
+         'torch.autocast("cpu", dtype=torch.bfloat16) around both'),
+        ("the largest norm that the gradient of a window may have when the optimizer steps", [common.NORMS],
+         "the gradient at the step has another norm than the clipped one",
+         "it is the norm of the window's real gradient, not scaled, or max_norm where that is smaller"),
+        ("a learning-rate schedule that counts updates of the weights", [ADVANCES],
+         "the schedule does not advance once after each update of the weights, and only then",
+         "at its first advance one step has been made, at the second two; a skipped step is none"),
+        ("a torch.amp.GradScaler, switched on", [LAST_SCALE], "the scale has not adapted as it should",
+         "scaler.update() once for each window, stepped or not: it grows after good ones and falls after an overflow"),
+        ("Returns nothing", ["what is returned"], "something is returned",
+         "the epoch is what it does to the weights"))),
+)  # fmt: skip
 EDGES = {
     "epoch": ((6, 2), (3, 2), (5, 3), (2, 3)),  # micro-batches, and how many make a window
     "overflow": ("none", "first", "last"),  # which window has one
@@ -107,14 +78,14 @@ def overflow(epoch: Epoch, holds: str, bad: int) -> None:
         p.register_hook(spoil)
 
 
-def last_scale(windows: int, bad: int | None, backoff: float, growth_interval: int) -> float:
-    """What the scaler has come to after so many windows, of which one overflows."""
-    scale, good = SCALE, 0
+def last_scale(scaler: torch.amp.GradScaler, windows: int, bad: int | None) -> float:
+    """What the scaler comes to after so many windows, of which one overflows."""
+    p = torch.nn.Parameter(torch.zeros(()))
     for window in range(windows):
-        good = 0 if window == bad else good + 1
-        scale *= backoff if window == bad else GROWTH if good == growth_interval else 1.0
-        good %= growth_interval
-    return scale
+        p.grad = scaler.scale(torch.tensor(math.inf if window == bad else 0.0))
+        scaler.step(torch.optim.SGD([p]))
+        scaler.update()
+    return scaler.get_scale()
 
 
 def hides(scene: Scene) -> tuple[str, ...]:
@@ -131,8 +102,9 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
         epoch = Epoch(common.draw([FULL] * count, torch.float32), "cpu", left=scene.left)
         if bad is not None:
             overflow(epoch, scene.holds, random.choice(windows[bad]))
-        options = {"growth_factor": GROWTH, "backoff_factor": scene.backoff, "growth_interval": scene.growth_interval}
-        scaler = torch.amp.GradScaler("cpu", init_scale=SCALE, **options)
+        scaler, twin = (
+            torch.amp.GradScaler("cpu", SCALE, GROWTH, scene.backoff, scene.growth_interval) for _ in range(2)
+        )
         advances, losses = list[int](), list[str]()
 
         def rate(number: int) -> float:
@@ -153,14 +125,13 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
     facts = Facts(f"{count} micro-batches, steps = {steps}, max_norm = {scene.max_norm:g}{happens}")
     if not epoch.compare_place(facts):
         return facts
-    facts.add(FORWARD, sorted(set(epoch.forwards)), ["bfloat16"])
-    facts.add(LOSS, sorted(set(losses)), ["bfloat16"])
+    facts.add("autocast in the forward pass", sorted(set(epoch.forwards)), ["bfloat16"])
+    facts.add("autocast at the loss", sorted(set(losses)), ["bfloat16"])
     as_precise = facts.hold()
     facts.seen["the scaler is used"] = scaler._scale is not None
     stepped = epoch.compare_steps(facts, [window for i, window in enumerate(windows) if i != bad])
     if facts.seen[common.STEPS] == facts.wanted[common.STEPS]:
-        scale = last_scale(len(windows), bad, scene.backoff, scene.growth_interval)
-        facts.add(LAST_SCALE, scaler.get_scale(), scale)
+        facts.add(LAST_SCALE, scaler.get_scale(), last_scale(twin, len(windows), bad))
     else:
         facts.seen["scale after other steps"] = scaler.get_scale()
     if not stepped:

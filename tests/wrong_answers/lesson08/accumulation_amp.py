@@ -5,20 +5,17 @@ from torch import nn
 
 from ..bank import Bank
 from ..edits import add, change, drop, move, swap
+from . import windows
+from .windows import CLEAR, FIRST, LOOP, LOSS, STARTS
 
 BANK = Bank("accumulation_amp", "train_epoch_amp")
-STARTS, WINDOW, LOOP = (
-    "range(0, len(micro_batches), steps)",
-    "micro_batches[start : start + steps]",
-    "for x, y in window:",
-)
-CLEAR, SHARE, LOSS = "optimizer.zero_grad()", "/ len(window)", "loss_fn(model(x), y)"
+SHARE = "/ len(window)"
 AUTOCAST, BACKWARD = 'with torch.autocast("cpu", dtype=torch.bfloat16):', "scaler.scale(loss).backward()"
 UNSCALE, CLIP, NORM = "scaler.unscale_(", "nn.utils.clip_grad_norm_(", "model.parameters(), max_norm"
 BEFORE, STEP, UPDATE = "before = scaler", "scaler.step(", "scaler.update()"
-GOOD, SCHEDULE, FIRST = "scaler.get_scale() >= before:", "scheduler.step()", "for start in"
-INSIDE = UNSCALE, CLIP, BEFORE, STEP, UPDATE, f"if {GOOD}", f"    {SCHEDULE}"
-INSIDE = tuple(change(f"        {line}", f"            {line}") for line in INSIDE)
+GOOD, SCHEDULE = "scaler.get_scale() >= before:", "scheduler.step()"
+ENDS = UNSCALE, CLIP, BEFORE, STEP, UPDATE, f"if {GOOD}", f"    {SCHEDULE}"
+FINITE = "p.grad.isfinite().all()"
 EACH = "[p.grad.div_(len(window)) for p in model.parameters()]"
 
 
@@ -46,7 +43,8 @@ def by_a_counter(model, optimizer, scaler, scheduler, loss_fn, micro_batches, st
         if (i + 1) % steps == 0 or (i + 1) == len(micro_batches):
             norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm * scaler.get_scale())
             if norm.isfinite():
-                optimizer_step(scaler, optimizer)
+                scaler.unscale_(optimizer)
+                scaler.step(optimizer)
                 scheduler.step()
             else:
                 scaler.unscale_(optimizer)
@@ -54,58 +52,26 @@ def by_a_counter(model, optimizer, scaler, scheduler, loss_fn, micro_batches, st
             optimizer.zero_grad(set_to_none=True)
 
 
-def optimizer_step(scaler, optimizer):
-    scaler.unscale_(optimizer)
-    scaler.step(optimizer)
+BANK.right(
+    (*end_of_window("all(p.grad.isfinite().all() for p in model.parameters())"),
+     change(LOSS, "[loss_fn(outputs := model(x), y), loss_fn(outputs.detach(), y)][0]")),
+    # the optimizer advances the schedule; divides and clips by hand
+    (add("hook = optimizer.register_step_post_hook(lambda *_: scheduler.step())", before=FIRST), change(GOOD, "False:"),
+     change(f" {SHARE}", ""), change(f"{CLIP}{NORM})", f"{EACH}; norm = torch.cat([p.grad.flatten() for p in "
+     "model.parameters()]).norm().item(); [p.grad.mul_(min(1.0, max_norm / norm)) for p in model.parameters()]"),
+     at_the_end("hook.remove()")),
+)  # fmt: skip
+BANK.mistakes(*windows.mistakes(
+    shared=lambda text: change(f" {SHARE}", text), begin=AUTOCAST, step=STEP,
+    inside=tuple(change(f"        {line}", f"            {line}") for line in ENDS),
+    after=lambda line: at_the_end(f"    {line}"), at_the_end=at_the_end,
+))  # fmt: skip
 
-
-@BANK.right
-def lets_the_optimizer_advance_the_schedule(
-    model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm
-):
-    hook = optimizer.register_step_post_hook(lambda *_: scheduler.step())
-    for start in range(0, len(micro_batches), steps):
-        window = micro_batches[start : start + steps]
-        model.zero_grad()
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            for x, y in window:
-                scaler.scale(loss_fn(model(x), y)).backward()
-        scaler.unscale_(optimizer)
-        for p in model.parameters():
-            p.grad.div_(len(window))
-        norm = torch.cat([p.grad.flatten() for p in model.parameters()]).norm().item()
-        for p in model.parameters():
-            p.grad.mul_(min(1.0, max_norm / norm))
-        scaler.step(optimizer)
-        scaler.update()
-    hook.remove()
-
-
-BANK.right((*end_of_window("all(p.grad.isfinite().all() for p in model.parameters())"),
-            change(LOSS, "[loss_fn(outputs := model(x), y), loss_fn(outputs.detach(), y)][0]")))  # fmt: skip
-
-
-@BANK.wrong(
-    "the last, incomplete window never makes a step",
-    "a step only when (i + 1) % steps == 0 leaves the rest in .grad, where it is lost or, worse, counted in the next "
-    "epoch",
-)
-def the_loop_of_the_web(model, optimizer, scaler, scheduler, loss_fn, micro_batches, steps, max_norm):
-    for i, (x, y) in enumerate(micro_batches):
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss = loss_fn(model(x), y) / steps
-        scaler.scale(loss).backward()
-        if (i + 1) % steps == 0:
-            scaler.unscale_(optimizer)
-            nn.utils.clip_grad_norm_(model.parameters(), max_norm)
-            scaler.step(optimizer)
-            scaler.update()
-            scheduler.step()
-            optimizer.zero_grad()
-
-
-# --- wrong: the scaler ---------------------------------------------------------------------------------
 BANK.mistakes(
+    ("the last, incomplete window never makes a step", "",  # in the loop of the web
+     (add("if len(window) < steps: continue", before=UNSCALE), drop(CLEAR), at_the_end(f"    {CLEAR}"),
+      change(GOOD, "True:"))),
+    # --- the scaler ---
     ("unscale_ runs for every micro-batch",
      "it divides the gradients in place, so it may run once between two updates: after the last micro-batch of the "
      "window", move(UNSCALE, after=BACKWARD)),
@@ -135,10 +101,7 @@ BANK.mistakes(
     ("one more step follows a last window that was full",
      "there is no gradient to step with: make a step for the rest only when micro-batches are left",
      change(STARTS, "range(0, len(micro_batches) + 1, steps)")),
-)  # fmt: skip
-
-# --- wrong: clipping -----------------------------------------------------------------------------------
-BANK.mistakes(
+    # --- clipping ---
     ("the gradients are clipped while they are still scaled",
      "the scaler multiplied them by its scale, so nearly every norm is above max_norm. Call scaler.unscale_(optimizer) "
      "once, then clip, then scaler.step", swap(UNSCALE, CLIP), drop(UNSCALE)),
@@ -173,11 +136,7 @@ BANK.mistakes(
     ("the gradient of the last, short window is clipped while it is still scaled",
      "the lines that end a window stand twice, and scaler.unscale_ is missing in those for the rest: all that ends a "
      "full window ends a short one", change(f"        {UNSCALE}", f"        if len(window) == steps: {UNSCALE}")),
-)  # fmt: skip
-
-# --- wrong: the schedule, and steps that are skipped ---------------------------------------------------
-FINITE = "p.grad.isfinite().all()"
-BANK.mistakes(
+    # --- the schedule, and steps that are skipped ---
     ("the schedule advances after a skipped step too",
      "the schedule counts updates of the weights, and a skipped step is none. scaler.step does not say whether it "
      "stepped: compare scaler.get_scale() before scaler.update() and after it", change(GOOD, "True:"),
@@ -231,10 +190,7 @@ BANK.mistakes(
     ("the last, short window advances the schedule, skipped or not",
      "the lines that end a window stand twice, and those for the rest do not ask whether the step was skipped",
      change(GOOD, "len(window) < steps or scaler.get_scale() >= before:")),
-)  # fmt: skip
-
-# --- wrong: autocast -----------------------------------------------------------------------------------
-BANK.mistakes(
+    # --- autocast ---
     ("the forward pass does not run under autocast",
      "without it all is float32: a scaler does not switch it on, and a block for another device, as for cuda, does "
      "nothing here", change(AUTOCAST, "if True:"), change('autocast("cpu"', 'autocast("cuda"')),
@@ -250,68 +206,10 @@ BANK.mistakes(
      "open it for each forward pass",
      (change(AUTOCAST, "if True:"), add("cast = torch.autocast('cpu', torch.bfloat16); cast.__enter__()", before=FIRST),
       at_the_end("cast.__exit__(None, None, None)"))),
-    ("the model came back in another dtype",
-     "model.to(dtype), or half(), rounds the caller's weights for good. Autocast rounds copies, for one forward pass",
-     change("model(x)", "model.to(torch.bfloat16)(x.bfloat16())")),
-    ("the model was moved to another device", "the caller's own model, whose optimizer steps next: it is on the CPU",
-     at_the_end("model.to('cuda')")),
-    ("the model runs in evaluation mode, and is put back",
-     "eval() switches dropout off, and lets BatchNorm normalise with what it has stored",
-     (add("model.eval()", before=FIRST), at_the_end("model.train()"))),
-)  # fmt: skip
-
-# --- wrong: the window ---------------------------------------------------------------------------------
-BANK.mistakes(
-    ("the last, incomplete window never makes a step", "",
-     change(STARTS, "range(0, len(micro_batches) // steps * steps, steps)")),
-    ("the step comes at the wrong end of the window",
-     "i % steps == 0 is true for i = 0: the first update sees one micro-batch. Count from one: (i + 1) % steps",
-     change(WINDOW, "micro_batches[max(0, start - steps + 1) : start + 1]")),
-    ("the optimizer steps after every micro-batch", "nothing is accumulated: the step comes once a window",
-     add("steps = 1", before=FIRST), INSIDE),
-    ("the optimizer steps once, at the end of the epoch",
-     "the windows run into each other: step and clear after every `steps` micro-batches",
-     add("steps = len(micro_batches)", before=FIRST)),
-    ("a last window of a single micro-batch makes no step",
-     "what is left is a window, also if it is one micro-batch",
-     change(STARTS, "range(0, len(micro_batches) - 1, steps)")),
-    ("the optimizer that was passed in never steps", "it is replaced by another optimizer: step with the argument",
-     add("optimizer = torch.optim.SGD(model.parameters(), lr=0.1)", before=FIRST)),
-    ("each update sees only the last micro-batch of its window",
-     "zero_grad runs for every micro-batch and throws away what was accumulated; clear once a window",
-     move(CLEAR, before=AUTOCAST), (move(CLEAR, before=AUTOCAST), change(f" {SHARE}", ""))),
-    ("gradients of earlier windows are still in .grad",
-     "nothing clears the gradients after a step, so each update repeats the ones before it", drop(CLEAR)),
-    ("what was in .grad before the call is counted in the first window",
-     "clear the gradients before the first window too: the caller may have left some",
-     (drop(CLEAR), at_the_end("    optimizer.zero_grad()"))),
-    ("the gradients are cleared just before the step",
-     "the gradient is zero at the step: zero_grad stands between backward and step", move(CLEAR, after=UNSCALE)),
-    ("the gradients are added up and never divided",
-     "backward adds to .grad; without a division the update is the sum over the window", change(f" {SHARE}", "")),
-    ("the last window is divided by steps, though it holds fewer micro-batches",
-     "dividing by steps shrinks its update: divide by what the window holds", change(SHARE, "/ steps")),
-    ("the gradients are divided by the micro-batches of the whole epoch",
-     "an update is the mean over its own window: divide by what the window holds",
-     change(SHARE, "/ len(micro_batches)")),
-    ("the loss is another one than loss_fn",
-     "F.cross_entropy is written into the loop: call loss_fn(outputs, targets), whatever the caller has chosen",
-     change(LOSS, "F.cross_entropy(model(x), y)")),
-    ("several micro-batches go through the model at once",
-     "the gradient is right, but the memory is that of the large batch, which is what must not fit",
-     (change(LOOP, "for x, y in [tuple(map(torch.cat, zip(*window)))]:"), change(f" {SHARE}", ""))),
     ("the activations of several micro-batches are kept at once",
      "losses are added up and backward runs once for all of them: call backward for each micro-batch",
      (change(BACKWARD, "total = total + loss"), add("total = 0", before=LOOP),
       add("scaler.scale(total).backward()", before=UNSCALE))),
-    ("the outputs of several micro-batches are kept at once",
-     "take from each the number that is wanted, and let it go: an output, detached or not, is as large as its "
-     "micro-batch",
-     (add("kept = []", before=FIRST), change(f"loss = {LOSS}", "kept.append(model(x)); loss = loss_fn(kept[-1], y)"),
-      add("kept[-1] = kept[-1].detach()", after=BACKWARD))),
-    ("the weights are moved beside the optimizer's step",
-     "they are updated by hand too, or the learning rate is another while the function runs",
-     add("with torch.no_grad(): [p.mul_(0.99) for p in model.parameters()]", after=UPDATE)),
     ("something is returned", "a loss that was not detached holds on to its graph, and one of the last micro-batch is "
      "none of the epoch", at_the_end("return loss")),
 )  # fmt: skip
