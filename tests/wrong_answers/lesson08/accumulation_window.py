@@ -64,8 +64,9 @@ BANK.mistakes(
      (NO_STEP, change(SHARE, "loss / steps"), drop(windows.CLEAR), add(windows.CLEAR, after=STEP))),
     ("the windows end one micro-batch late",
      "i > 0 and i % steps == 0 is true after steps + 1 micro-batches the first time. Count from one: (i + 1) % steps",
-     (change(WINDOW, "micro_batches[start + (start > 0) : start + steps + 1]"), change("0.0, 0", "torch.zeros(()), 0"),
-      change(STARTS, "range(0, len(micro_batches) - steps, steps)"), change(SHARE, "loss / steps"))),
+     (change(WINDOW, "micro_batches[start + (start > 0) : start + steps + 1]"), change(SHARE, "loss / steps"),
+      change(STARTS, "range(0, len(micro_batches) - steps, steps)"),
+      change(MEAN, "float(total) / max(samples, 1)"))),
     ("one more step follows a last window that was full",
      "the step for the rest runs even where there is no rest; with momentum or weight decay it moves the weights. Make "
      "it only when micro-batches are left", change(STARTS, "range(0, len(micro_batches) + 1, steps)")),
