@@ -20,6 +20,7 @@ from ..scenes import Scene
 from ..wording import as_float, is_number, show
 
 SCALER, ORDER = "Gradients that vanish, and the scaler", "The order: unscale, clip, step, update"
+SAID = "get_scale() before and after each update()"
 METHODS = ("scale", "unscale_", "step", "update", "get_scale")
 SHAPES = ((3,), (2, 2), (), (2,))  # of the parameters; the last is the one that may have no gradient
 LARGE = (2e38, 2e38, 2e38, 1e25, 1e25, 0.0, 0.0)  # scaled gradients that overflow when squared, or when added up
@@ -32,19 +33,17 @@ CLAUSES = [
         (["what scale(loss) returns", "first scale", "gradient through scale(loss)"],
          "returns the loss times the scale, with its graph", SCALER,
          "scale(loss) is not the loss times the scale, with its graph", ""),
-        (["steps of the optimizer after inf or NaN", "steps of the optimizer after good iterations"],
+        (["steps of the optimizer in each iteration"],
          "then optimizer.step(), unless an inf or NaN was found", SCALER,
          "the optimizer does not step once in every good iteration, and in no other",
          "what unscale_ notes holds until update() ends the iteration"),
-        (["factors on the scale after inf or NaN"], "after inf or NaN: multiplies the scale by backoff_factor", SCALER,
-         "an inf or NaN does not multiply the scale by backoff_factor", ""),
-        (["factors on the scale after good iterations"],
-         "After growth_interval good iterations in a row: by growth_factor, and counts anew", SCALER,
-         "the scale does not grow after growth_interval good iterations in a row, and only then", ""),
-        (["gradients after unscale_"], "divides the gradients of all the optimizer's parameters by the scale", ORDER,
-         "unscale_ does not leave the true gradients in .grad", ""),
-        (["gradients after unscale_, in the caller's tensors"], "by the scale, in place", ORDER,
-         "unscale_ does not divide in place", "what holds the old tensor sees the true gradient too"),
+        (["factors on the scale"], "after inf or NaN: multiplies the scale by backoff_factor. After growth_interval "
+         "good iterations in a row: by growth_factor, and counts anew", SCALER,
+         "the scale changes otherwise than it should after an iteration", "update() alone changes it"),
+        (["gradients after unscale_", "gradients after unscale_, in the caller's tensors"],
+         "divides the gradients of all the optimizer's parameters by the scale, in place", ORDER,
+         "unscale_ does not leave the true gradients in .grad, or divides another tensor",
+         "what holds the old tensor sees the true gradient too"),
         (["gradients made where there were none"],
          "a parameter may have no gradient (.grad is None), and keeps none", ORDER,
          "a parameter that had no gradient has one", "momentum and weight decay move what has a gradient, zeros too"),
@@ -52,7 +51,7 @@ CLAUSES = [
          "calls unscale_ unless that was done since the last update", ORDER,
          "the optimizer steps with other gradients than the true ones",
          "divided once; and what the caller makes of them after unscale_ is what it steps with"),
-        (["get_scale()", "get_scale() before update()"], "get_scale() the scale, a float", SCALER,
+        ([SAID], "get_scale() the scale, a float", SCALER,
          "get_scale() is not the scale, as a float", "from one update() to the next it stays"),
     )
 ]  # fmt: skip
@@ -67,11 +66,10 @@ EDGES = {
     "missing": (True, False),  # gradients
     "device": ("cuda:1", "cpu"),
 }
-NO_GRADIENT = "a parameter that was not used has no gradient: its .grad is None, and is passed over"
-ARGUMENTS = "__init__ takes (init_scale, growth_factor, backoff_factor, growth_interval), in this order"
 ERRORS = {
-    "positional argument": ARGUMENTS, "unexpected keyword": ARGUMENTS,
-    "'NoneType'": NO_GRADIENT, "not NoneType": NO_GRADIENT,
+    **dict.fromkeys(("positional argument", "unexpected keyword"),
+                    "__init__ takes (init_scale, growth_factor, backoff_factor, growth_interval), in this order"),
+    "NoneType": "a parameter that was not used has no gradient: its .grad is None, and is passed over",
     "leaf Variable that requires grad": "gradients are changed under torch.no_grad(), and with p.grad, not p",
 }  # fmt: skip
 
@@ -107,7 +105,7 @@ def run(make: Any, loss: torch.Tensor, optimizer: Any, iterations: Sequence[Any]
         seen["gone"] += [p.grad is None or not bool(p.grad.any()) for p in given]
         seen["steps"].append(len(seen["stepped"]) - before)
         seen["made"] += [p.grad is not None for p, g in zip(parameters, gradients, strict=True) if g is None]
-        seen["said before"].append(scaler.get_scale())
+        seen["said"].append(scaler.get_scale())
         scaler.update()
         seen["said"].append(scaler.get_scale())
     else:
@@ -151,12 +149,12 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
         where = f"{show(scene.value)} in the {scene.bad}" if any(bad) else "finite gradients of many sizes"
         interval = f"growth_interval {scene.interval}, a first scale of {scene.first:,.0f}"
         facts = Facts(f"{len(bad)} iterations, {where}, {interval}, unscale_ {scene.unscale} by the caller")
-        compare(facts, seen, like, bad)
+        compare(facts, seen, like)
         return facts
 
 
-def compare(facts: Facts, seen: Any, like: Any, bad: Sequence[bool]) -> None:
-    """The facts of what was `seen`, with those wanted, GradScaler's; in each group those that make sense."""
+def compare(facts: Facts, seen: Any, like: Any) -> None:
+    """The facts of what was `seen`, with those wanted, GradScaler's, up to where more makes no sense."""
     facts.add("methods that are missing", seen["missing"], [])
     if not seen["missing"]:
         facts.add("what scale(loss) returns", seen["returned"] or ["a tensor"], ["a tensor"])
@@ -166,12 +164,9 @@ def compare(facts: Facts, seen: Any, like: Any, bad: Sequence[bool]) -> None:
     facts.add("gradient through scale(loss)", seen["slopes"][0], Near(like["slopes"][0], 1e-5))
     if not facts.hold():
         return
-    kinds = [(name, of) for name, of in (("inf or NaN", bad), ("good iterations", [not b for b in bad])) if any(of)]
-    for name, of in kinds:
-        facts.add(f"steps of the optimizer after {name}", pick(seen["steps"], of), pick(like["steps"], of))
+    facts.add("steps of the optimizer in each iteration", seen["steps"], like["steps"])
     factors, right = ([b / a if a else math.nan for a, b in itertools.pairwise(one["scales"])] for one in (seen, like))
-    for name, of in kinds:
-        facts.add(f"factors on the scale after {name}", pick(factors, of), Near(pick(right, of), 1e-5))
+    facts.add("factors on the scale", factors, Near(right, 1e-5))
     facts.add("gradients made where there were none", sum(seen["made"]), 0)
     facts.seen["the weights stay finite"] = bool(seen["weights"][0].isfinite().all())
     names = {"unscaled": "gradients after unscale_", "held": "gradients after unscale_, in the caller's tensors"}
@@ -182,22 +177,14 @@ def compare(facts: Facts, seen: Any, like: Any, bad: Sequence[bool]) -> None:
             facts.add(name, got, Near(wanted, 1e-4))
     if facts.hold():
         facts.add("gradients gone after step()", sum(seen["gone"]), 0)
-    for name, key, scales in (
-        ("get_scale()", "said", seen["scales"][1:]),
-        ("get_scale() before update()", "said before", seen["scales"][:-1]),
-    ):
-        said = [as_float(value) if is_number(value) else show(value, 40) for value in seen[key]]
-        facts.add(name, said, Near(scales, 1e-5))
+    said = [as_float(value) if is_number(value) else show(value, 40) for value in seen["said"]]
+    facts.add(SAID, said, Near([scale for both in itertools.pairwise(seen["scales"]) for scale in both], 1e-5))
 
 
 def flat(tensors: Iterable[torch.Tensor | None]) -> torch.Tensor:
     """All as one vector of float64 on the CPU; zeros where there is none."""
     pairs = zip(tensors, SHAPES, strict=True)
     return torch.cat([(torch.zeros(s) if t is None else t).detach().double().flatten().cpu() for t, s in pairs])
-
-
-def pick(values: Sequence[Any], of: Sequence[bool]) -> list[Any]:
-    return [value for value, wanted in zip(values, of, strict=True) if wanted]
 
 
 def accept(student: Any, trial: Trial) -> Callable[..., Any]:

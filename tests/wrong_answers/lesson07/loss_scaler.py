@@ -37,51 +37,39 @@ BANK.right(
 )  # fmt: skip
 
 
-def looks_at(condition):
-    """A scaler that takes `condition`, of p.grad, for an overflow."""
-    return change(FINITE, condition)
-
-
 # --- what it looks at ----------------------------------------------------------------------------------
 BANK.mistakes(
     ("an inf or NaN in the gradients is not found",
      "the loss is finite while its gradients overflow: look at every gradient, not at the loss",
-     (add("self.loss = loss", before=LOSS), looks_at("not self.loss.isfinite().item()"))),
+     (add("self.loss = loss", before=LOSS), change(FINITE, "not self.loss.isfinite().item()"))),
     ("NaN is found, inf is not", "an overflow in fp16 is inf; torch.isfinite finds both",
-     looks_at("p.grad.isnan().any().item()")),
+     change(FINITE, "p.grad.isnan().any().item()")),
     ("inf is found, NaN is not", "inf - inf and 0 * inf make NaN; torch.isfinite finds both",
-     looks_at("p.grad.isinf().any().item()")),
+     change(FINITE, "p.grad.isinf().any().item()")),
     ("-inf is not found", "g == inf misses the negative one; torch.isfinite finds all",
-     looks_at('bool((p.grad == float("inf")).any() or p.grad.isnan().any())')),
+     change(FINITE, 'bool((p.grad == float("inf")).any() or p.grad.isnan().any())')),
     ("an inf or NaN is found only where a whole gradient is",
      "one element spoils the step: not isfinite().all(), rather than not isfinite().any()",
-     looks_at("not p.grad.isfinite().any().item()")),
+     change(FINITE, "not p.grad.isfinite().any().item()")),
     ("large finite gradients are taken for an overflow",
-     "the norm squares its elements and overflows itself: look at the elements, with torch.isfinite",
-     looks_at("not (p.grad * self.current).norm().isfinite().item()")),
-    ("large finite gradients are taken for an overflow",
-     "a sum of finite numbers may be inf: look at the elements, with torch.isfinite",
-     looks_at("not (p.grad * self.current).sum().isfinite().item()"), looks_at("not p.grad.sum().isfinite().item()")),
+     "a norm or a sum of finite numbers may be inf itself: look at the elements, with torch.isfinite",
+     change(FINITE, "not (p.grad * self.current).norm().isfinite().item()"),
+     change(FINITE, "not p.grad.sum().isfinite().item()")),
     ("finite gradients above a limit are taken for an overflow",
      "65504 is fp16's largest number, and these gradients are float32: only inf and NaN are an overflow",
-     looks_at("not (p.grad.abs() * self.current <= 65504).all().item()")),
+     change(FINITE, "not (p.grad.abs() * self.current <= 65504).all().item()")),
     ("an inf or NaN is looked for in step(), not in unscale_",
      "what the caller clips by value between the two is finite by then: unscale_ notes it, and divides",
      (drop(NOTE), change(SKIP, f"        self.overflow = not all(p.grad.isfinite().all() {GIVEN})\n{SKIP}"))),
     ("only the last parameter is looked at",
      "one inf anywhere spoils the step: |= keeps what was found before, = forgets it", change(NOTE, "self.overflow =")),
-    ("only the first parameter is looked at", "one inf anywhere spoils the step: look at all of them",
-     looks_at(f'{FINITE} if p is optimizer.param_groups[0]["params"][0] else False')),
-    ("only the first parameter group is looked at",
-     "optimizer.param_groups is a list: loop over all groups and their parameters",
-     looks_at(f"{FINITE} if group is optimizer.param_groups[0] else False")),
+    ("only the first parameter, or the first group, is looked at", "one inf anywhere spoils the step: look at all",
+     change(FINITE, f'{FINITE} if p is optimizer.param_groups[0]["params"][0] else False'),
+     change(FINITE, f"{FINITE} if group is optimizer.param_groups[0] else False")),
     ("the first parameter without a gradient ends the search",
      "a parameter that was not used is passed over, and those after it count: continue",
      change(SKIPS_NONE, "                if p.grad is None:\n                    return\n                if True:\n")),
-)  # fmt: skip
-
-# --- the scale -----------------------------------------------------------------------------------------
-BANK.mistakes(
+    # --- the scale ---
     ("the scale grows after every good step",
      "it grows after growth_interval good steps in a row; otherwise every second step would overflow",
      change("self.good == self.growth_interval", "self.good")),
@@ -94,9 +82,8 @@ BANK.mistakes(
     ("the scale grows once, and then no more",
      "after growth the count begins anew: set it to 0, or it never comes to growth_interval again",
      change(GROW, "self.current *= self.growth_factor")),
-    ("bad iterations are counted, too", "growth_interval good iterations in a row: those with an inf or NaN are none",
-     change(BACK_OFF, f"self.current, self.good = {LOWER}, self.good + 1")),
-    ("after an overflow the scale grows one step early", "the bad iteration is no good one: the count begins at 0",
+    ("after an overflow the scale grows too early", "a bad iteration is no good one: the count begins at 0 after it",
+     change(BACK_OFF, f"self.current, self.good = {LOWER}, self.good + 1"),
      change("self.backoff_factor, 0", "self.backoff_factor, 1")),
     ("the scale grows one step late", "after growth_interval good steps, not growth_interval + 1",
      change("self.good == self", "self.good > self")),
@@ -135,10 +122,7 @@ BANK.mistakes(
      (change("self.current, self.growth_factor", "LossScaler.current, self.growth_factor"),
       change(GROW, f"LossScaler.current, self.good = {GROWN}, 0"),
       change(BACK_OFF, f"LossScaler.current, self.good = {LOWER}, 0"))),
-)  # fmt: skip
-
-# --- the step ------------------------------------------------------------------------------------------
-BANK.mistakes(
+    # --- the step ---
     ("the optimizer steps although a gradient is inf or NaN",
      "step() must skip optimizer.step() then: one NaN in a weight, and the run is lost",
      change(SKIP, SKIP.replace("not self.overflow", "True"))),
@@ -186,46 +170,32 @@ BANK.mistakes(
     ("the weights are changed beside the optimizer's step",
      "weight decay is the optimizer's: step() calls optimizer.step(), and no more",
      change(SKIP, f"{SKIP}\n            [p.data.mul_(0.99) {ALL}]")),
-    ("a parameter that has no gradient is not passed over", "its .grad is None: ask before it is used",
-     change("if p.grad is not None:", "if True:")),
     ("a parameter that had no gradient is given zeros",
      "momentum and weight decay move what has a gradient, zeros too: pass over it",
      change(SKIPS_NONE, "                p.grad = torch.zeros_like(p) if p.grad is None else p.grad\n"
             "                if True:\n")),
     ("your class changed its argument optimizer: optimizer.param_groups[0]['lr'] is 0.1, not 0.5", "not put back",
      change(SKIP, f"{SKIP}\n        optimizer.param_groups[0]['lr'] = 0.1")),
-)  # fmt: skip
-
-# --- the loss, and the form ----------------------------------------------------------------------------
-FOUR = "__init__ takes (init_scale, growth_factor, backoff_factor, growth_interval), in this order"
-BANK.mistakes(
+    # --- the loss, and the form ---
     ("scale(loss) cuts the graph", "item(), detach() or torch.tensor() made a new number: multiply the loss itself",
      change(LOSS, "return torch.tensor(loss.item() * self.current)")),
-    ("scale(loss) returns a number, not a tensor",
-     "backward is called on what it returns: multiply the loss itself, without item()",
-     change(LOSS, "return loss.item() * self.current")),
+    ("scale(loss) returns no tensor", "backward is called on what it returns: multiply the loss itself, without item()",
+     change(LOSS, "return loss.item() * self.current"), change(LOSS, "loss = loss * self.current")),
     ("scale(loss) divides by the scale", "the loss is multiplied, so that small gradients are not lost",
      change(LOSS, "return loss / self.current")),
     ("scale(loss) returns the loss as it is", "the loss times the scale", change(LOSS, "return loss")),
-    ("scale(loss) returns nothing", "scale() ends without a return", change(LOSS, "loss = loss * self.current")),
     ("your class changed its argument loss", "a method that ends in _", change(LOSS, "return loss.mul_(self.current)")),
     ("get_scale() tells the first scale for ever",
      "the scale of now is asked for: one attribute, which update() changes",
      (change(f"        {SAID}", "        return self.at_first"),
       add("self.at_first = float(init_scale)", before="self.growth_interval, self.good = growth"))),
-    ("get_scale() returns a tensor", "a float is asked for: .item()",
-     change(f"        {SAID}", "        return torch.tensor(self.current)")),
-    ("get_scale() returns 1 / scale", "the number that the loss is multiplied by",
-     change(f"        {SAID}", "        return 1 / self.current")),
-    ("get_scale() returns nothing", "it ends without a return", change(f"        {SAID}", "        self.current")),
-    ("the class takes other arguments than the four numbers", FOUR,
-     (change("self, init_scale=2.0**16, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000", "self"),
-      change("float(init_scale), growth_factor, backoff_factor", "65536.0, 2.0, 0.5"),
-      change("self.good = growth_interval, 0", "self.good = 2000, 0"))),
-    ("backoff_factor and growth_factor have changed places", FOUR,
+    ("get_scale() returns no float, or not the scale", "the number that the loss is multiplied by: .item() of a tensor",
+     *(change(f"        {SAID}", f"        {instead}")
+       for instead in ("return torch.tensor(self.current)", "return 1 / self.current", "self.current"))),
+    ("backoff_factor and growth_factor have changed places",
+     "__init__ takes (init_scale, growth_factor, backoff_factor, growth_interval), in this order",
      change("growth_factor=2.0, backoff_factor=0.5", "backoff_factor=0.5, growth_factor=2.0")),
-    ("there is no method update", "five methods are asked for: scale, unscale_, step, update, get_scale",
-     change("def update", "def end")),
-    ("get_scale is no method", "scaler.get_scale() is called: leave out @property", add("    @property", before=END)),
+    ("a method is missing, or is none", "five are called: scale, unscale_, step, update, get_scale",
+     change("def update", "def end"), add("    @property", before=END)),
     ("there is no scaler", "the function ends without a return", lambda *four: None),
 )  # fmt: skip
