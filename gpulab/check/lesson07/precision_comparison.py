@@ -36,25 +36,26 @@ SLOW, LONG = 8, 3  # times as long: each step of the warm-up, and one of those t
 WIDTH, ROWS, SMALL = 256, 256, 2**16  # the last in bytes: a fourth of a model's weights
 GPUS = ("cuda:0", "cuda:1")
 RAISES = {"cuda:0, and loss_fn raises": RuntimeError, "cuda:0, and loss_fn raises another error": LookupError}
-BACK, RAISED = "TF32 settings that are not as before", "what comes of an exception of loss_fn"
+RAISED = "what comes of an exception of loss_fn"
+BACK = "TF32 settings that are not as before", "TF32 settings that are not as before, when loss_fn raises"
 TF32_RUNS = ("runs with TF32 in matrix products", "runs with TF32 in convolutions")
 CLAUSES = [
     Clause(quote, facts, summary, rule, read)
     for facts, quote, read, summary, rule in (
-        (["runs on another device"], "on the device to train on", AUTOCAST, "a run is not on the device of x", ""),
+        (["runs on another device", "runs with other data"], "the one batch to train on, on the device to train on",
+         AUTOCAST, "a run is not on the device of x, or sees other data than x and y", ""),
         (["precisions of the forward passes"], "On a GPU the precisions are", AUTOCAST,
          "the model does not run in each of the precisions, and in no other", "fp32 is without autocast"),
-        (["forward passes of each run", "losses of each run"], "further steps, before them", SAVES,
+        (["forward passes and losses of each run"], "further steps, before them", SAVES,
          "a run has another number of steps", "warm_up + steps, with one forward pass and one loss in each"),
         (["missing or too many in the result"], "Returns a dict {precision: row}; each row is a dict with", SAVES,
          "the result is not a dict of rows with four entries each", "three rows on a GPU, two on the CPU"),
-        (["runs with a loss outside of autocast"], "autocast around model and loss", AUTOCAST,
-         "the loss is not under autocast", "both calls stand in its block"),
-        (["runs with backward under autocast"], "backward is outside", AUTOCAST, "backward runs under autocast", ""),
-        (["runs with other data"], "the one batch to train on", AUTOCAST, "a run sees other data than x and y", ""),
-        (["runs in evaluation mode"], "in training mode", SAVES, "the model is trained in evaluation mode", ""),
-        (["runs that start elsewhere"], "the same first weights", SAVES,
-         "the runs do not all start from the weights of one new model", "a run changes the model it is given"),
+        (["runs with a loss outside of autocast", "runs with backward under autocast"],
+         "by autocast around model and loss; backward is outside", AUTOCAST,
+         "the loss is not under autocast, or backward is", "model and loss stand in its block, and nothing else"),
+        (["runs in evaluation mode", "runs that start elsewhere"], "the same first weights, in training mode", SAVES,
+         "the runs do not all start from the weights of one new model, in training mode",
+         "a run changes the model it is given"),
         (TF32_RUNS, '"fp32" is without TF32', TF32, "the fp32 baseline is secretly TF32", "not in convolutions either"),
         (["skipped"], "how many of all steps, warm-up included, the scaler skipped", SCALER,
          "skipped is not how many steps the scaler skipped", ""),
@@ -62,20 +63,16 @@ CLAUSES = [
          "the training goes another way", "a step of plain SGD after each backward, with this step's gradient"),
         (["ms", "ms on the CPU, off by thousands"], "milliseconds for one of the counted steps, the mean", SAVES,
          "ms is not the milliseconds of a counted step", "all that the GPU does in them, divided by their number"),
-        (["peak_bytes"], "the most memory allocated on the GPU in this run", SAVES,
-         "peak_bytes is not the peak of the run", "in bytes, on the GPU of x"),
-        (["peak_bytes on the CPU"], "None on the CPU", SAVES, "peak_bytes on the CPU is not None", ""),
-        (["runs that begin with more than model and data on the GPU"], "nothing of another run is on the GPU", SAVES,
-         "something of another run is on the GPU when one begins", ""),
-        (["kinds of the losses"], "a list of floats", SAVES, "losses are no list of floats", ""),
-        ([f"losses of {name}" for name in SECONDS], "the loss of each counted step, a list of floats, not scaled",
-         SCALER, "losses are not the losses of the counted steps", "as loss_fn gave them, in their order"),
-        ([BACK], "these settings are as before the call", TF32, "the TF32 settings are not as before", ""),
-        ([f"{BACK}, when loss_fn raises"], "also if loss_fn raises", TF32,
-         "the TF32 settings are not as before when loss_fn raises", ""),
-        ([RAISED], "whose exception comes out", TF32, "the exception of loss_fn does not come out", ""),
-        (["memory that stays on the GPU"], "nothing stays there in the end", SAVES,
-         "something stays on the GPU when the comparison is over", ""),
+        (["peak_bytes", "peak_bytes on the CPU"], "the most memory allocated on the GPU in this run", SAVES,
+         "peak_bytes is not the peak of the run", "in bytes, on the GPU of x; None on the CPU"),
+        (["runs that begin with more than model and data on the GPU", "memory that stays on the GPU"],
+         "nothing of another run is on the GPU, and nothing stays there in the end", SAVES,
+         "something of a run is on the GPU when another one begins, or in the end", ""),
+        (["kinds of the losses", "losses of the counted steps"],
+         "the loss of each counted step, a list of floats, not scaled", SCALER,
+         "losses are not the losses of the counted steps", "as loss_fn gave them, in their order, as floats"),
+        ([*BACK, RAISED], "as before the call, also if loss_fn raises, whose exception comes out", TF32,
+         "the TF32 settings are not as before, or the exception of loss_fn does not come out", ""),
     )
 ]  # fmt: skip
 OF_RUNS = [fact for clause in CLAUSES for fact in clause.facts if fact.startswith("runs ")]
@@ -242,30 +239,31 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
         else:
             rows = got.items() if isinstance(got, Mapping) else ()
             judge(facts, watch, {str(name): row if isinstance(row, Mapping) else {} for name, row in rows})
-        facts.add(f"{BACK}, when loss_fn raises" if watch.error else BACK, changed, [])
+        facts.add(BACK[watch.error is not None], changed, [])
     return facts
 
 
 def judge(facts: Facts, watch: Watch, rows: dict[str, Mapping[str, Any]]) -> None:
     names = [*SECONDS] if watch.line else ["fp32", "bf16"]
-    total = [watch.warm_up + watch.steps] * len(names)
+    total = [[watch.warm_up + watch.steps] * 2] * len(names)
     lacks = [f"{key} of {name}" for name in names if name in rows for key in KEYS if key not in rows[name]]
     for fact, seen, wanted in (  # each makes sense only where those before it hold
         (OF_RUNS[0], sorted(watch.runs[OF_RUNS[0]]), []),
         ("precisions of the forward passes", sorted(watch.seconds), sorted(names)),
-        ("forward passes of each run", [len(watch.seconds[name]) for name in names], total),
-        ("losses of each run", [len(watch.losses[name]) for name in names], total),
+        (
+            "forward passes and losses of each run",
+            [[len(watch.seconds[n]), len(watch.losses[n])] for n in names],
+            total,
+        ),
         ("missing or too many in the result", sorted([*({*rows} ^ {*names}), *lacks]), []),
     ):
         if facts.hold():
             facts.add(fact, seen, wanted)
-    if facts.hold():
-        judge_rows(facts, watch, {key: [rows[name][key] for name in names] for key in KEYS}, names)
-        for fact in OF_RUNS[1:]:
-            facts.add(fact, sorted(watch.runs[fact]), [])
-
-
-def judge_rows(facts: Facts, watch: Watch, given: dict[str, list[Any]], names: list[str]) -> None:
+    if not facts.hold():
+        return
+    for fact in OF_RUNS[1:]:
+        facts.add(fact, sorted(watch.runs[fact]), [])
+    given = {key: [rows[name][key] for name in names] for key in KEYS}
     said = {key: [*map(number, values)] for key, values in given.items()}
     losses = {name: [loss.item() for loss in watch.losses[name]] for name in names}
     facts.add("skipped", said["skipped"], [len(watch.overflows) if name == "fp16" else 0 for name in names])
@@ -275,9 +273,9 @@ def judge_rows(facts: Facts, watch: Watch, given: dict[str, list[Any]], names: l
     lists = [[*values] if isinstance(values, list | tuple) else [values] for values in given["losses"]]
     kinds = {type(value).__name__ for values in lists for value in values if not is_number(value)}
     facts.add("kinds of the losses", sorted(kinds) or ["float"], ["float"])
-    for name, values in zip(names, lists, strict=True):
-        if not kinds:
-            facts.add(f"losses of {name}", [*map(as_float, values)], Near(losses[name][watch.warm_up :], 1e-5))
+    if not kinds:
+        counted = [losses[name][watch.warm_up :] for name in names]
+        facts.add("losses of the counted steps", [[*map(as_float, values)] for values in lists], Near(counted, 1e-5))
     if not watch.line:
         off: list[Any] = []
         for name, ms in zip(names, given["ms"], strict=True):

@@ -59,14 +59,7 @@ BANK.mistakes(
      change("dtype=dtype, enabled", "enabled")),
     ("the model is converted to 16 bits", "under autocast it stays float32",
      change(f"{COPY}.to(x.device)", f"{COPY}.to(x.device, dtype)")),
-    ("the model is converted, and the data are not", "with autocast convert neither",
-     (change(f"{COPY}.to(x.device)", f"{COPY}.to(x.device, dtype)"), change("dtype is not torch.float32", "False"))),
-    ("the model stays on the CPU", "make_model() gives it there: move it to x.device",
-     change(f"{COPY}.to(x.device)", COPY)),
-)  # fmt: skip
-
-# --- the clock -----------------------------------------------------------------------------------------
-BANK.mistakes(
+    # --- the clock ---
     ("the time is that of the launches, not of the work",
      "the GPU was still running when the clock was read: torch.cuda.synchronize() before, or events",
      change(NOW, "            pass")),
@@ -76,20 +69,14 @@ BANK.mistakes(
      change("i == warm_up", "i == 0"), (change("i == warm_up", "i == 0"), change(MS, f"{MS[:-5]}(warm_up + steps)"))),
     ("the time is that of all steps", "divide by the number of counted steps", change(MS, MS.removesuffix(" / steps"))),
     ("the time is in seconds", "milliseconds are asked for: multiply by 1000", change(MS, "(now() - start) / steps")),
-    ("the time on the CPU is in seconds", "milliseconds are asked for: multiply by 1000 there too",
+    ("the time on the CPU is in seconds, or there is none", "a clock of the host alone is right there: "
+     "time.perf_counter(), times 1000", change(MS, f"{MS} if on_gpu else None"),
      change(MS, "(now() - start) * (1000 if on_gpu else 1) / steps")),
-    ("there is no time on the CPU", "a clock of the host alone is right there: time.perf_counter()",
-     change(MS, f"{MS} if on_gpu else None")),
-    ("the GPU is waited for where there is none", "ask x.device.type first",
-     change(f"        if on_gpu:\n{NOW}", NOW[4:])),
     ("the time is that of the median step", "the mean is asked for: a long step counts too",
      (change("start = now()", "start = [now()]"),
       change(MS, "sorted(b - a for a, b in zip(start, start[1:]))[steps // 2] * 1000"),
       add("if i >= warm_up: start += [now()]", before="losses.append"))),
-)  # fmt: skip
-
-# --- the peak ------------------------------------------------------------------------------------------
-BANK.mistakes(
+    # --- the peak ---
     ("the peak is an older one", "the counter holds the highest value since it was last reset: "
      "torch.cuda.reset_peak_memory_stats()", change(RESET, "pass")),
     ("the peak is the highest of several runs", "reset it before each run, not once",
@@ -111,29 +98,19 @@ BANK.mistakes(
      change("if on_gpu else None", "if on_gpu else 0")),
     ("something stays on the GPU", "a model, an optimizer or losses are kept, in what is returned or outside",
      add("globals()['kept'] = loss.detach()", after="losses.append")),
-)  # fmt: skip
-
-# --- TF32 ----------------------------------------------------------------------------------------------
-BANK.mistakes(
-    ("TF32 is left as the caller has it", "the baseline may be TF32: switch it off, for products and convolutions",
-     drop(OFF)),
-    ("convolutions may be TF32 in the baseline", "there TF32 is the default: switch it off for both",
-     change(OFF, "torch.backends.cuda.matmul.allow_tf32 = False")),
-    ("products may be TF32 in the baseline", "the caller may have allowed it: switch it off for both",
+    # --- TF32 ---
+    ("TF32 is left as the caller has it", "the baseline may be TF32 then: switch it off, for products and for "
+     "convolutions, where it is the default", drop(OFF),
+     change(OFF, "torch.backends.cuda.matmul.allow_tf32 = False"),
      change(OFF, "torch.backends.cudnn.allow_tf32 = False")),
-    ("TF32 stays switched off", "keep the old values, and put them back in `finally`", change(BACK, "pass")),
-    ("TF32 is switched on afterwards", "it may have been off before: put that back, whatever it was",
-     change(TF32, "allow_tf32 = True, True")),
-    ("the two TF32 settings have changed places", "each gets its own old value back", change(TF32, f"{TF32}[::-1]")),
+    ("the TF32 settings are not put back as they were", "keep both old values, and put each back in `finally`",
+     change(BACK, "pass"), change(TF32, "allow_tf32 = True, True"), change(TF32, f"{TF32}[::-1]")),
     ("TF32 stays switched off when loss_fn raises", "an exception passes by what follows: put them back in `finally`",
      (change("    try:", "    if True:"), change("    finally:", "    if True:"), *AFTERWARDS),
      (*AFTERWARDS, change("    finally:", f"    except RuntimeError:\n        {BACK}\n        raise\n    if True:"))),
     ("an exception of loss_fn is swallowed", "an `except` ends it: `try` and `finally` alone let it pass",
      change("    finally:", "    except RuntimeError:\n        return {}\n    finally:")),
-)  # fmt: skip
-
-# --- the scaler, and the form --------------------------------------------------------------------------
-BANK.mistakes(
+    # --- the scaler, and the form ---
     ("fp16 runs without a scaler", "an inf in the gradients is then an inf in the weights",
      change("enabled=dtype is torch.float16", "enabled=False")),
     ("no skipped step is counted", "a skipped step shows as a scale that falls in update(), or as optimizer.step() "
@@ -155,7 +132,5 @@ BANK.mistakes(
      add("x, y = (t.to('cuda' if torch.cuda.is_available() else 'cpu') for t in (x, y))", before="on_gpu = ")),
     ("whether there is a GPU is asked, not where x is", "x may be on the CPU although there is a GPU: x.device.type",
      change('x.device.type == "cuda"', "torch.cuda.is_available()")),
-    ("the GPU's counter is reset for a tensor on the CPU", "ask x.device.type, not torch.cuda.is_available()",
-     (change('x.device.type == "cuda"', "torch.cuda.is_available()"), change(RESET, f"{RESET[:-2]}(x.device)"))),
     ("the rows have no skipped", "ms, peak_bytes, losses and skipped belong into each", drop('"skipped":')),
 )  # fmt: skip
