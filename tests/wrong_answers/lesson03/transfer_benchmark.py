@@ -51,6 +51,8 @@ BANK.mistakes(
     ("the host does more than copy inside the clock", "timer itself waits for what it times: no synchronize, no event, "
      "no empty_cache()", change(COPY, "(there.copy_(here), there.is_cuda and torch.cuda.synchronize(device))"),
      change(COPY, "(torch.cuda.empty_cache(), there.copy_(here))")),
+    ("each byte is counted twice in the bandwidth", "it is read here and written there, and crosses the bus once",
+     back(bandwidth="2e-6 / slope")),
     ("the timer was never called", "the times to return are those that timer gives",
      change(f"timer(lambda: {COPY})", "size * 1e-6")),
     ("the copy was made before timer could call it", "pass a function: timer(lambda: there.copy_(here))",
