@@ -74,7 +74,7 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
     if right and isinstance(got, float):
         samples = [len(x) for x, _ in batches]
         mean = sum(loss * n for loss, n in zip(losses, samples, strict=True)) / sum(samples)
-        facts.add(LOSS, got, Near(mean, 1e-5))
+        facts.add(LOSS, got, Near(mean, 1e-5 if scene.dtype == torch.float32 else 1e-9))
     return facts
 
 
