@@ -14,7 +14,7 @@
 #
 # | time | before this | runs on |
 # |---|---|---|
-# | 60 minutes, and as long for the exercises | `04_memory`, `06_less_memory`, `12_many_gpus` | any machine |
+# | 60 minutes, and 75 for the exercises | `04_memory`, `06_less_memory`, `12_many_gpus` | any machine |
 
 # %% setup-text [markdown]
 # As in lesson 12, scripts run in real processes, each with a virtual GPU where there are not two real ones. Machines with

@@ -14,7 +14,7 @@
 #
 # | time | before this | runs on |
 # |---|---|---|
-# | 60 minutes, and as long for the exercises | `07_mixed_precision`, `12_many_gpus` | any machine; the signals need Linux or macOS |
+# | 60 minutes, and 95 for the exercises | `07_mixed_precision`, `12_many_gpus` | any machine; the signals need Linux or macOS |
 
 # %% setup-text [markdown]
 # Processes, signals and files of this lesson are real, in a temporary folder. A power cut is not: its results are computed.

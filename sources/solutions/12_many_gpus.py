@@ -1,8 +1,8 @@
 # %% title [markdown]
 # # 12 · Exercises: many GPUs
 #
-# Four functions, about 75 minutes. Each is checked on your own code: run the check cell under it as often as you like. It draws fresh inputs every
-# time, and when it fails it says what it expected, what came back, and which section of
+# Four functions, about 75 minutes. Each is checked on your own code: run the check cell under it as often as you like. It
+# draws fresh inputs every time, and when it fails it says what it expected, what came back, and which section of
 # [the lecture](../notebooks/12_many_gpus.ipynb) to read.
 #
 # A cell that says *not attempted yet* is one you have not written. Everything after it still runs.

@@ -1,8 +1,8 @@
 # %% title [markdown]
 # # 13 · Exercises: what does not fit on one GPU
 #
-# Each function is checked on your own code: run the check cell under it as often as you like. It draws fresh inputs every
-# time, and when it fails it says what it expected, what came back, and which section of
+# Four functions, about 75 minutes. Each is checked on your own code: run the check cell under it as often as you like. It
+# draws fresh inputs every time, and when it fails it says what it expected, what came back, and which section of
 # [the lecture](../notebooks/13_sharding.ipynb) to read.
 #
 # A cell that says *not attempted yet* is one you have not written. Everything after it still runs.
@@ -218,7 +218,7 @@ gpulab.check.train_sharded(train_sharded)
 # </details>
 
 # %% fewest-text [markdown]
-# ## 4 · As few GPUs as do
+# ## 4 · Stretch: as few GPUs as do
 #
 # **Build** the first decision of a project: how many GPUs, and which cut. **Why:** a machine too many costs every hour of the
 # run; one too few is found out at the first step, after the queue. The rule is short, and every part of it turns some decision.

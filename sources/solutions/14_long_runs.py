@@ -1,8 +1,8 @@
 # %% title [markdown]
 # # 14 · Exercises: a run that survives interruptions
 #
-# Each answer is checked on your own code: run the check cell under it as often as you like. It draws fresh inputs every
-# time, and when it fails it says what it expected, what came back, and which section of
+# Four answers, about 95 minutes. Each is checked on your own code: run the check cell under it as often as you like. It
+# draws fresh inputs every time, and when it fails it says what it expected, what came back, and which section of
 # [the lecture](../notebooks/14_long_runs.ipynb) to read.
 #
 # A cell that says *not attempted yet* is one you have not written. Everything after it still runs.
@@ -372,7 +372,7 @@ code = save_on_notice(noisy_step, lambda done: print(f"saved: {done} steps done"
 print("and the code is", code)
 
 # %% interval-text [markdown]
-# ## 4 · How often to save
+# ## 4 · Stretch: how often to save
 #
 # **Build** the interval between checkpoints that loses least, and the hours to ask for. **Why:** who saves too often pays
 # in checkpoints, who saves too seldom in work done twice; and a run on a hundred machines is interrupted a hundred times as

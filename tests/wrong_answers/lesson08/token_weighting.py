@@ -54,7 +54,8 @@ BANK.right((change(LOSS, MEAN), change(DIVIDED, "loss * (labels >= 0).sum() / ma
 # --- wrong: what the loss is divided by ----------------------------------------------------------------
 BANK.mistakes(
     ("micro-batches count the same, however many tokens they hold",
-     "the default is the mean over the micro-batch's own tokens: sum, and divide once by the tokens of the window",
+     "F.cross_entropy's default is the mean over the micro-batch's own tokens: sum, and divide once by the tokens of "
+     "the window",
      (change(LOSS, MEAN), change(DIVIDED, "loss / len(micro_batches)"))),
     ("the means of the micro-batches are added up",
      "each is already divided by its own tokens; the window needs the sum of losses over the sum of tokens",
