@@ -69,9 +69,17 @@ def compare_precisions(make_model, loss_fn, x, y, steps, warm_up):
     on_gpu = x.device.type == "cuda"
 
     def now():
-        if on_gpu:
-            torch.cuda.synchronize()
-        return time.perf_counter()
+        if not on_gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # the GPU notes the time when it comes to it in the queue
+        event.record()
+        return event
+
+    def milliseconds(start, end):
+        if not on_gpu:
+            return (end - start) * 1000
+        end.synchronize()
+        return start.elapsed_time(end)
 
     def run(model, dtype):
         if on_gpu:
@@ -91,7 +99,7 @@ def compare_precisions(make_model, loss_fn, x, y, steps, warm_up):
             scaler.update()
             losses.append(loss.detach())
         return {
-            "ms": (now() - start) * 1000 / steps,
+            "ms": milliseconds(start, now()) / steps,
             "peak_bytes": torch.cuda.max_memory_allocated() if on_gpu else None,
             "losses": [loss.item() for loss in losses[warm_up:]],
             "skipped": warm_up + steps - len(stepped),

@@ -7,8 +7,8 @@ import inspect
 import io
 import random
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from multiprocessing.pool import ThreadPool
 from types import SimpleNamespace
 from typing import Any
 
@@ -132,7 +132,7 @@ class Blocks:
             torch.cuda.set_device(self.current[when])
 
     def where_t_is(self, step: Callable[[], Any]) -> Any:
-        return self.thread.apply(step) if self.thread else step()
+        return self.thread.submit(step).result() if self.thread else step()
 
     def note(self) -> int:
         self.log.append({gpu: torch.cuda.memory_allocated(gpu) / MIB for gpu in self.gpus})
@@ -344,7 +344,7 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
     def through(make: Callable[..., Any]) -> None:
         held = dict[int, torch.Tensor]()
         with (
-            ThreadPool(1) if order == THREAD else no_matter as thread,
+            ThreadPoolExecutor(1) if order == THREAD else no_matter as thread,
             torch.cuda.device(0) if scene.current else no_matter,
             contextlib.redirect_stderr(io.StringIO()),
         ):

@@ -4,8 +4,15 @@ from ..bank import Bank
 from ..edits import add, change, drop
 
 BANK = Bank("precision_comparison", "compare_precisions")
-MS, SKIPPED, LOSSES = "(now() - start) * 1000 / steps", "warm_up + steps - len(stepped)", "losses[warm_up:]"
-COPY, FIRST, NOW = "copy.deepcopy(first)", "first = make_model()", "            torch.cuda.synchronize()"
+MS, SKIPPED, LOSSES = "milliseconds(start, now()) / steps", "warm_up + steps - len(stepped)", "losses[warm_up:]"
+COPY, FIRST = "copy.deepcopy(first)", "first = make_model()"
+EVENT = """        if not on_gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # the GPU notes the time when it comes to it in the queue
+        event.record()
+        return event"""
+UNTIMED = change(EVENT, "        return time.perf_counter()"), change(MS, "(now() - start) * 1000 / steps")
+SYNCHRONIZED = change(EVENT, "        return on_gpu and torch.cuda.synchronize() or time.perf_counter()"), UNTIMED[1]
 PEAK, RESET = "torch.cuda.max_memory_allocated()", "torch.cuda.reset_peak_memory_stats()"
 OFF, TF32 = "torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False", "allow_tf32 = tf32"
 BACK = "torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = tf32"
@@ -17,12 +24,8 @@ BANK.right(  # seeds, goes through the precisions backwards, looks at the scale,
      add("stepped += [True] * (scaler.get_scale() >= before)", after="scaler.update()"),
      add(f"{RESET} if on_gpu else None", before="start = now()"),
      change("zero_grad()", "zero_grad(set_to_none=False)")),
-    # events; the newer settings; the first weights in models of their own; clears after the forward pass
-    (change(f"        if on_gpu:\n{NOW}\n        return",
-            "        if on_gpu:\n            event = torch.cuda.Event(enable_timing=True)\n            event.record()\n"
-            "        return event if on_gpu else"), change(MS, "took(start, now()) / steps"),
-     add("took = lambda a, b: (b.synchronize(), a.elapsed_time(b))[1] if on_gpu else 1000 * (b - a)", before="def now"),
-     change("tf32 = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32",
+    # the host's clock; the newer settings; the first weights in models of their own; clears after the forward pass
+    (*SYNCHRONIZED, change("tf32 = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32",
             "one, two = torch.backends.cuda.matmul, torch.backends.cudnn.conv; "
             "tf32 = one.fp32_precision, two.fp32_precision"),
      change(OFF, "one.fp32_precision = two.fp32_precision = 'ieee'"),
@@ -62,19 +65,19 @@ BANK.mistakes(
     # --- the clock ---
     ("the time is that of the launches, not of the work",
      "the GPU was still running when the clock was read: torch.cuda.synchronize() before, or events",
-     change(NOW, "            pass")),
+     UNTIMED),
     ("the warm-up still runs when the clock starts", "synchronize before the clock starts",
-     change("start = now()", "start = time.perf_counter()")),
+     (*SYNCHRONIZED, change("start = now()", "start = time.perf_counter()"))),
     ("the steps of the warm-up are in the time", "start the clock after them",
      change("i == warm_up", "i == 0"), (change("i == warm_up", "i == 0"), change(MS, f"{MS[:-5]}(warm_up + steps)"))),
     ("the time is that of all steps", "divide by the number of counted steps", change(MS, MS.removesuffix(" / steps"))),
-    ("the time is in seconds", "milliseconds are asked for: multiply by 1000", change(MS, "(now() - start) / steps")),
+    ("the time is in seconds", "milliseconds are asked for: multiply by 1000", change(MS, f"{MS} / 1000")),
     ("the time on the CPU is in seconds, or there is none", "a clock of the host alone is right there: "
      "time.perf_counter(), times 1000", change(MS, f"{MS} if on_gpu else None"),
-     change(MS, "(now() - start) * (1000 if on_gpu else 1) / steps")),
+     change("(end - start) * 1000", "end - start")),
     ("the time is that of the median step", "the mean is asked for: a long step counts too",
      (change("start = now()", "start = [now()]"),
-      change(MS, "sorted(b - a for a, b in zip(start, start[1:]))[steps // 2] * 1000"),
+      change(MS, "sorted(milliseconds(a, b) for a, b in zip(start, start[1:]))[steps // 2]"),
       add("if i >= warm_up: start += [now()]", before="losses.append"))),
     # --- the peak ---
     ("the peak is an older one", "the counter holds the highest value since it was last reset: "
