@@ -610,10 +610,10 @@ launch("hangs.py", timeout=4)
 # different collectives meet, and the numbers are wrong without a word.
 
 # %% parted-turn-text [markdown]
-# **Your turn** · 4 minutes. Five jobs of four ranks, and how their dumps end. Those that wait are mostly not those that
-# are wrong: **which rank has parted from the others, and in which number?** Ranks part in the first collective that they
-# call differently, done or not; or in which one waits that another has not called; the odd one stands alone. Who is
-# merely behind has not parted: the source of a broadcast has sent, and is done before the others have come.
+# **Your turn** · 4 minutes. Five jobs of four ranks, and the last collective in each rank's dump. The rank that waits is
+# mostly not the one that is wrong: **which rank has parted from the others, and at which number?** Ranks part at the first
+# number that one of them calls differently from the others, or that some wait in and another has not called. A rank
+# that is only behind has not parted: the source of a broadcast has sent, and is done before the others come.
 #
 # | job | rank 0 | rank 1 | rank 2 | rank 3 |
 # |---|---|---|---|---|
