@@ -238,7 +238,9 @@ def _steps(run: Run) -> list[dict[str, Any]]:
     planned = list(steps_of(run.effort))
 
     def time_it(step: Callable[[], None]) -> dict[str, Any]:
-        return {"step_ms": speed.timed(step, 7, 2)} if run.effort.times else {}
+        if not run.effort.times:
+            return {}
+        return {"step_ms": speed.timed(step, 7, 2), "host_ms": speed.host_ms(step, 5)} | speed.by_operation(step)
 
     memory.warm_up()
     with memory.quick_collections():

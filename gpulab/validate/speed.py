@@ -139,6 +139,26 @@ def small_step(model: Model, batch: int, mode: str, dtype: torch.dtype | None) -
     return row | {"infer_ms": timed(infer, 7, 3), "infer_host_ms": host_ms(infer, 7)}
 
 
+def by_operation(run: Callable[[], object]) -> dict[str, Any]:
+    """What the kernels of `run` take, as the profiler counts them: together, how many, and in ms by operation.
+
+    Beside the time between two events this tells the kernels' part of a step from the host's.
+    """
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=activities) as profile:
+        run()
+        torch.cuda.synchronize()
+    rows = [row for row in profile.key_averages() if row.self_device_time_total > 0]
+    kernels = [row for row in rows if row.device_type.name == "CUDA" and not getattr(row, "is_user_annotation", False)]
+    taken = {row.key: row.self_device_time_total / 1e3 for row in rows if row.device_type.name == "CPU"}
+    return {
+        "kernels": sum(row.count for row in kernels),
+        "kernels_ms": sum(row.self_device_time_total for row in kernels) / 1e3,
+        "operations_ms": dict(sorted(taken.items(), key=lambda item: -item[1])),
+    }
+
+
 def host_ms(run: Callable[[], object], repeat: int) -> float:
     """Median milliseconds of the host's clock for `run` alone, without the wait for the device after it."""
     times = []
