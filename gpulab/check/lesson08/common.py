@@ -218,7 +218,7 @@ class Epoch:
         true = torch.stack([columns[:, [*w]] @ share for w, share in zip(windows, shares, strict=True)], 1)
         got = torch.stack(self.gradients, 1)
         basis = torch.cat([columns, self._left.unsqueeze(1)], 1)
-        found = torch.linalg.lstsq(basis, got).solution
+        found = torch.linalg.lstsq(basis, got, driver="gelsd").solution  # any rank; "gelsy" errs in torch 2.11
         parts, whole = found.abs() * basis.norm(dim=0).unsqueeze(1), got.norm(dim=0)
 
         def above(part: float, sizes: Iterable[torch.Tensor]) -> list[int]:
