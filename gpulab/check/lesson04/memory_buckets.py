@@ -104,7 +104,7 @@ class Job:
     inputs: torch.Tensor
     optimizer: str
     amp: bool
-    gpu: bool = field(default_factory=torch.cuda.is_available)
+    gpu: bool = field(default_factory=lambda: torch.cuda.is_available())  # as it is asked then
 
     def __post_init__(self) -> None:
         self.step = Pass(self.model, self.inputs, self.amp)
