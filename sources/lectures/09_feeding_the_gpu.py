@@ -33,6 +33,7 @@ from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, Subs
 import gpulab
 
 gpu = gpulab.setup()
+torch.set_num_threads(1)  # as in each worker of a loader, so that the two can be compared
 files = gpulab.data.photographs()
 
 # %% setup-folder
