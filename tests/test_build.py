@@ -44,9 +44,10 @@ print(time.perf_counter())
 def course(tmp_path, monkeypatch):
     """An empty course with one solution in it, as `build.sources` finds it."""
     monkeypatch.setattr(build, "ROOT", tmp_path)
-    for folder in ("sources/lectures", "sources/solutions", "notebooks", "solutions", "exercises"):
+    lessons = (f"lessons/{name}" for name in ("99_small", "97_asking", "96_asking", "95_turning", "94_turning"))
+    for folder in (*lessons, "notebooks", "solutions", "exercises"):
         (tmp_path / folder).mkdir(parents=True)
-    path = tmp_path / "sources/solutions/99_small.py"
+    path = tmp_path / "lessons/99_small/exercises.py"
     path.write_text(SOURCE, encoding="utf-8")
     return build.sources([])[0]
 
@@ -71,7 +72,7 @@ def test_what_build_writes_check_accepts_and_an_edit_is_found(course):
     notebook = nbformat.read(course.notebook, as_version=4)
     notebook.cells[0].source += " edited"
     course.notebook.write_text(build.canonical(notebook), encoding="utf-8")
-    assert any("edited in sources/ only" in p for p in build.problems(course))
+    assert any("edited in lessons/ only" in p for p in build.problems(course))
     course.exercise.write_text("{}", encoding="utf-8")
     assert any("not what the solution gives" in p for p in build.problems(course))
 
@@ -196,7 +197,7 @@ print("after")
 @pytest.fixture
 def asking(course, tmp_path):
     """A lecture that asks, and the course of `course` around it."""
-    path = tmp_path / "sources/lectures/97_asking.py"
+    path = tmp_path / "lessons/97_asking/lecture.py"
     path.write_text(ASKING, encoding="utf-8")
     return next(s for s in build.sources([]) if s.path == path)
 
@@ -234,7 +235,7 @@ def test_a_fold_shows_no_line_of_what_is_in_it(asking):
 
 
 def test_a_solution_is_not_folded(asking):
-    (asking.path.parents[1] / "solutions" / "96_asking.py").write_text(ASKING, encoding="utf-8")
+    (asking.path.parents[1] / "96_asking" / "exercises.py").write_text(ASKING, encoding="utf-8")
     solution = next(s for s in build.sources(["96"]))
     assert solution.folder == "solutions"
     assert folded(build.parse(solution).cells) == []
@@ -282,7 +283,7 @@ def test_a_prediction_that_cannot_be_folded_is_named(asking, old, new, message):
     asking.path.write_text(ASKING.replace(old, new), encoding="utf-8")
     with pytest.raises(build.SourceError, match=message) as caught:
         build.parse(asking)
-    assert "97_asking.py" in str(caught.value)
+    assert "97_asking/lecture.py" in str(caught.value)
 
 
 # --- the reader's turn -----------------------------------------------------------------------------------
@@ -321,7 +322,7 @@ gpulab.turn.halve(halve)
 
 @pytest.fixture
 def turning(course, tmp_path):
-    path = tmp_path / "sources/lectures/95_turning.py"
+    path = tmp_path / "lessons/95_turning/lecture.py"
     path.write_text(TURN, encoding="utf-8")
     return next(s for s in build.sources([]) if s.path == path)
 
@@ -373,11 +374,11 @@ def test_a_turn_that_cannot_be_built_is_named(turning, old, new, message):
     turning.path.write_text(text, encoding="utf-8")
     with pytest.raises(build.SourceError, match=message) as caught:
         build.parse(turning)
-    assert "95_turning.py" in str(caught.value)
+    assert "95_turning/lecture.py" in str(caught.value)
 
 
 def test_an_exercise_has_no_turns(turning):
-    path = turning.path.parents[1] / "solutions" / "94_turning.py"
+    path = turning.path.parents[1] / "94_turning" / "exercises.py"
     path.write_text(TURN, encoding="utf-8")
     with pytest.raises(build.SourceError, match="which is for lectures: here it is 'solution'"):
         build.parse(build.sources(["94"])[0])

@@ -9,13 +9,12 @@ from types import SimpleNamespace
 import build
 import nbformat
 import pytest
+from wrong_answers import bank as bank_module
+from wrong_answers import edits, test_contracts
 
 import gpulab
 from gpulab import course
 from gpulab.check import base
-
-from .wrong_answers import bank as bank_module
-from .wrong_answers import edits, test_contracts
 
 ROOT = Path(__file__).resolve().parent.parent
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.DOTALL)
@@ -30,11 +29,10 @@ def block(containing):
 def built(tmp_path, monkeypatch):
     """Builds a block as a source, in a course of its own."""
     monkeypatch.setattr(build, "ROOT", tmp_path)
-    for folder in ("lectures", "solutions"):
-        (tmp_path / "sources" / folder).mkdir(parents=True)
+    (tmp_path / "lessons" / "99_example").mkdir(parents=True)
 
-    def parse(text, folder):
-        path = tmp_path / "sources" / folder / "99_example.py"
+    def parse(text, name):
+        path = tmp_path / "lessons" / "99_example" / name
         path.write_text(text, encoding="utf-8")
         source = next(s for s in build.sources([]) if s.path == path)
         notebook = build.parse(source)
@@ -44,7 +42,7 @@ def built(tmp_path, monkeypatch):
 
 
 def test_the_example_of_a_lesson_is_a_source(built):
-    notebook, _ = built(block("# %% saved-text"), "lectures")
+    notebook, _ = built(block("# %% saved-text"), "lecture.py")
     assert [c.cell_type for c in notebook.cells] == ["markdown", "code", "code", "code"]
     nbformat.validate(notebook)
 
@@ -62,20 +60,21 @@ from gpulab.check.scenes import Scene
 def test_the_example_of_an_exercise_gives_a_stub_and_its_check_judges(built, monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("GPULAB_PROGRESS", str(tmp_path / "progress.json"))
     text = block("# %% check-double")
-    solved, exercise = built(text, "solutions")
+    solved, exercise = built(text, "exercises.py")
     lessons = [dataclasses.replace(row, checks=("double",)) if row.number == 2 else row for row in course.LESSONS]
     monkeypatch.setattr(course, "LESSONS", tuple(lessons))
-    file = tmp_path / "lesson02" / "double.py"
-    file.parent.mkdir()
-    names = {"gpulab": gpulab, "__file__": str(file), "__name__": "gpulab.check.lesson02.double"}
+    file = tmp_path / "02_devices" / "checks" / "double.py"
+    file.parent.mkdir(parents=True)
+    names = {"gpulab": gpulab, "__file__": str(file), "__name__": "gpulab.lessons.02_devices.checks.double"}
     exec(IMPORTS + block("EXERCISE = Contract("), names)
     check = names["EXERCISE"].check
-    monkeypatch.setitem(sys.modules, "gpulab.check.lesson02.double", SimpleNamespace(EXERCISE=names["EXERCISE"]))
+    monkeypatch.setitem(
+        sys.modules, "gpulab.lessons.02_devices.checks.double", SimpleNamespace(EXERCISE=names["EXERCISE"])
+    )
 
-    (tmp_path / "02_example.py").write_text(text)
-    monkeypatch.setattr(edits, "SOLUTIONS", tmp_path)
+    (tmp_path / "02_devices" / "exercises.py").write_text(text)
+    monkeypatch.setattr(edits, "FOLDER", tmp_path)
     edits._solution.cache_clear()
-    monkeypatch.setattr(bank_module, "LESSONS", course.LESSONS)
     bank_names = {"Bank": bank_module.Bank, "change": edits.change}
     exec(block('BANK = Bank("double"'), bank_names)
     bank = bank_names["BANK"]
@@ -106,7 +105,7 @@ def test_the_example_of_an_exercise_gives_a_stub_and_its_check_judges(built, mon
 
 
 def test_the_example_of_a_turn_gives_the_code_to_change_and_answers(built, capsys):
-    lecture, _ = built(block("# %% double-turn"), "lectures")
+    lecture, _ = built(block("# %% double-turn"), "lecture.py")
     names = {"gpulab": SimpleNamespace(turn=SimpleNamespace())}
     exec("import torch\nfrom typing import Any\nfrom gpulab.check.wording import show\n", names)
     exec("from gpulab.turn.base import AsGiven, NotYet, turn\n", names)

@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import tomllib
-from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -24,7 +23,7 @@ def test_lessons_are_numbered_as_they_stand():
 @LESSONS
 def test_a_lesson_has_its_lecture(lesson):
     assert (ROOT / "notebooks" / f"{lesson.name}.ipynb").is_file()
-    assert (ROOT / "sources" / "lectures" / f"{lesson.name}.py").is_file()
+    assert (lesson.folder / "lecture.py").is_file()
 
 
 @LESSONS
@@ -35,8 +34,7 @@ def test_a_lesson_has_exercises_and_solutions_exactly_when_it_has_checks(lesson)
 
 @LESSONS
 def test_the_number_of_questions_is_that_of_the_quiz(lesson):
-    quiz = resources.files("gpulab") / "quizzes" / f"{lesson.number:02d}.toml"
-    questions = tomllib.loads(quiz.read_text(encoding="utf-8"))["question"] if quiz.is_file() else []
+    questions = tomllib.loads((lesson.folder / "quiz.toml").read_text(encoding="utf-8"))["question"]
     assert len(questions) == lesson.questions
 
 
@@ -50,14 +48,13 @@ def test_a_check_of_the_table_exists_and_says_what_it_wants(lesson, name):
 
 @pytest.mark.parametrize("lesson", WITH_CHECKS, ids=lambda lesson: lesson.name)
 def test_the_checks_that_exist_are_those_of_the_table(lesson):
-    folder = ROOT / "gpulab" / "check" / f"lesson{lesson.number:02d}"
-    files = {path.stem: path.read_text("utf-8") for path in folder.glob("*.py")}
+    files = {path.stem: path.read_text("utf-8") for path in (lesson.folder / "checks").glob("*.py")}
     assert {name for name, text in files.items() if "\nEXERCISE = " in text} <= set(lesson.checks) <= set(files)
 
 
 @pytest.mark.parametrize("lesson", WITH_CHECKS, ids=lambda lesson: lesson.name)
 def test_each_check_is_called_once_in_the_exercises(lesson):
-    source = (ROOT / "sources" / "solutions" / f"{lesson.name}.py").read_text(encoding="utf-8")
+    source = (lesson.folder / "exercises.py").read_text(encoding="utf-8")
     assert {name: source.count(f"gpulab.check.{name}(") for name in lesson.checks} == dict.fromkeys(lesson.checks, 1)
 
 

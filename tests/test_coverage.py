@@ -24,9 +24,9 @@ def flat(text):
 
 
 @cache
-def sections(folder, number):
+def sections(file, number):
     """heading: the names of the cells under it, of the lecture or the solution with this number."""
-    (path,) = (ROOT / "sources" / folder).glob(f"{number}_*.py")
+    (path,) = (ROOT / "lessons").glob(f"{number}_*/{file}")
     found, open_headings, cell = {}, {}, ""
     for line in path.read_text(encoding="utf-8").splitlines():
         if match := re.match(r"# %% (\S+)", line):
@@ -47,7 +47,7 @@ def test_every_place_is_there(row):
     places = 0
     for exercise, number, heading, cells in PLACE.findall(where):
         places += 1
-        found = sections("solutions" if exercise else "lectures", number)
+        found = sections("exercises.py" if exercise else "lecture.py", number)
         names = [name for name in found if name.startswith(flat(heading))]
         assert names, f"{number} has no heading {heading!r}"
         under = set().union(*(found[name] for name in names))

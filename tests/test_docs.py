@@ -161,15 +161,15 @@ def source_of(path, start, end):
 # Where some of them are tried or named one after the other, and other words for a remedy there.
 IN_PART = {
     "06, bars": (
-        ("sources/lectures/06_less_memory.py", "prices = {", "\n}"),
+        ("lessons/06_less_memory/lecture.py", "prices = {", "\n}"),
         {"kernels that write less": "attention kernel", "checkpointing": "block checkpointed"},
     ),
     "06, text": (
-        ("sources/lectures/06_less_memory.py", "Memory that costs no time comes first", "On a real GPU"),
+        ("lessons/06_less_memory/lecture.py", "Memory that costs no time comes first", "On a real GPU"),
         {"kernels that write less": "attention kernel", "autocast": "mixed precision"},
     ),
     "13": (
-        ("sources/lectures/13_sharding.py", "where several GPUs are there anyway", "# %%"),
+        ("lessons/13_sharding/lecture.py", "where several GPUs are there anyway", "# %%"),
         {"offloading": "**offload**", "several gpus": "more gpus"},
     ),
     "interview, the whole story": (
@@ -180,7 +180,7 @@ IN_PART = {
         ("gpulab/running/hints.py", "def _out_of_memory", "def _room"),
         {"expandable segments": "expandable_segments", "several gpus": "smallest gpu of the table"},
     ),
-    "15": (("sources/lectures/15_capstone.py", "**It does not fit:**", "**It is slow:**"), {}),
+    "15": (("lessons/15_capstone/lecture.py", "**It does not fit:**", "**It is slow:**"), {}),
 }
 
 
@@ -229,8 +229,8 @@ NAMESPACES = {"http://www.w3.org/2000/svg"}  # a name, and no address
 READ = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "LICENSE", "LICENSE-TEXT")),
     *sorted(DOCS.glob("*.md")),
-    *sorted((ROOT / "sources").glob("*/*.py")),
-    *sorted((ROOT / "gpulab").glob("quizzes/*.toml")),
+    *sorted((ROOT / "lessons").glob("*/*.py")),
+    *sorted((ROOT / "lessons").glob("*/quiz.toml")),
 ]
 
 

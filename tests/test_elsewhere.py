@@ -13,13 +13,13 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import DataLoader, TensorDataset
 
-LECTURES = Path(__file__).resolve().parent.parent / "sources" / "lectures"
+LESSONS = Path(__file__).resolve().parent.parent / "lessons"
 WITH_A_GPU = types.SimpleNamespace(without_gpu=contextlib.nullcontext)
 
 
 def cells(lecture):
     """The code of a lecture's cells by name, in order."""
-    parts = (LECTURES / f"{lecture}.py").read_text(encoding="utf-8").split("\n# %% ")[1:]
+    parts = (LESSONS / lecture / "lecture.py").read_text(encoding="utf-8").split("\n# %% ")[1:]
     named = (part.partition("\n") for part in parts)
     return {head.split()[0]: code for head, _, code in named if "[markdown]" not in head}
 

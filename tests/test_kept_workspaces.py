@@ -19,7 +19,7 @@ CELL = re.compile(r"^# %% (?P<name>[\w-]+)(?! \[markdown\])[^\n]*\n(?P<code>.*?)
 
 def printed(source, *names, after=""):
     """What these cells of a source print on a virtual H200, and the code `after` them."""
-    text = (ROOT / "sources" / source).read_text(encoding="utf-8")
+    text = (ROOT / "lessons" / source).read_text(encoding="utf-8")
     cells = {cell["name"]: cell["code"] for cell in CELL.finditer(text)}
     kept = "import os; os.environ['TORCH_CUBLAS_WORKSPACE_CACHE'] = '1'"  # which a Python that has torch has not read
     command = [*python_here(), "-c", "\n".join([kept, *(cells[name] for name in names), after])]
@@ -33,7 +33,7 @@ def printed(source, *names, after=""):
 def out_of_memory():
     names = "setup", "small", "question-predict", "question-run", "cache-predict", "cache-run", "retry-run"
     return printed(
-        "lectures/05_out_of_memory.py", *names, "leaks-predict", "leaks-run", "previous-predict", "previous-run"
+        "05_out_of_memory/lecture.py", *names, "leaks-predict", "leaks-run", "previous-predict", "previous-run"
     )
 
 
@@ -52,12 +52,12 @@ def test_two_graphs_are_alive_at_once(out_of_memory):
 
 def test_the_peak_of_a_step_has_three_tensors_of_the_logits_size():
     names = "setup", "gpt-block", "gpt", "buckets-predict", "buckets-count", "buckets-run", "peak-predict", "peak-run"
-    found = re.search(r"([\d.]+) times the logits", printed("lectures/04_memory.py", *names))
+    found = re.search(r"([\d.]+) times the logits", printed("04_memory/lecture.py", *names))
     assert 3 < float(found[1]) < 3.2
 
 
 def test_the_batch_search_of_an_exercise_has_a_gpu_that_is_large_enough():
-    found = printed("solutions/05_out_of_memory.py", "setup", "largest_batch", "search-try")
+    found = printed("05_out_of_memory/exercises.py", "setup", "largest_batch", "search-try")
     assert int(re.search(r"in 128 MiB: batch ([\d,]+)", found)[1].replace(",", "")) > 1000
 
 
@@ -75,4 +75,4 @@ del block, parameter
 gc.collect()
 print("gone:", seen() is None)
 """
-    assert "gone: True" in printed("lectures/06_less_memory.py", "setup", "model", "backward-run", after=after)
+    assert "gone: True" in printed("06_less_memory/lecture.py", "setup", "model", "backward-run", after=after)

@@ -230,7 +230,7 @@ def prediction_places():
 
 def test_the_answer_of_every_prediction_is_folded_and_the_question_is_not():
     places = list(prediction_places())
-    sources = [p.read_text(encoding="utf-8") for p in sorted((ROOT / "sources" / "lectures").glob("*.py"))]
+    sources = [p.read_text(encoding="utf-8") for p in sorted((ROOT / "lessons").glob("*/lecture.py"))]
     assert len(places) == sum(text.count("gpulab.predict(") for text in sources)
     assert len(places) >= 66
     assert [place for place, ask, _ in places if is_folded(ask)] == [], "a question that cannot be seen"

@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "gpulab"
 
 # Rooms on one line stand side by side: they do not import each other.
 HOUSE = """
-    asleep
+    asleep lessons
     course control_groups debugger nvml display collecting
     style
     svg

@@ -1437,7 +1437,7 @@ def test_lectures_have_one_turn_to_three_and_every_turn_stands_in_one_lecture():
     asked = [cell for notebook in NOTEBOOKS.values() for cell in notebook.cells if is_turn(cell)]
     assert len(asked) == len(TURNS)
     for name, (path, _, _) in TURNS.items():
-        assert getattr(gpulab.turn, name).__module__ == f"gpulab.turn.lesson{path.stem[:2]}"
+        assert getattr(gpulab.turn, name).__module__ == f"gpulab.lessons.{path.stem}.turns"
 
 
 @BY_NAME

@@ -1,8 +1,9 @@
 """Build the notebooks from their text sources: `python tools/build.py [--check] [--force] [--measure] [NAME ...]`.
 
-sources/lectures/NN_topic.py  → notebooks/NN_topic.ipynb   executed, outputs kept
-sources/solutions/NN_topic.py → solutions/NN_topic.ipynb   executed, outputs kept
+lessons/NN_topic/lecture.py   → notebooks/NN_topic.ipynb   executed, outputs kept
+lessons/NN_topic/exercises.py → solutions/NN_topic.ipynb   executed, outputs kept
                               → exercises/NN_topic.ipynb   solutions cleared, no outputs
+lessons/NAME.py               → notebooks/NAME.ipynb       a notebook that belongs to no lesson
 
 Only what changed is executed, known by the hash of the source that each notebook carries; `--force` executes all.
 What depends on the machine keeps its saved output while its code is the same; `--measure` takes it anew, on a quiet
@@ -68,7 +69,7 @@ class Source:
 
     @property
     def name(self) -> str:
-        return self.path.stem
+        return self.path.stem if self.path.parent.name == "lessons" else self.path.parent.name
 
     @property
     def notebook(self) -> Path:
@@ -84,11 +85,8 @@ class Source:
 
 def sources(names: list[str]) -> list[Source]:
     """All sources, or those whose name begins with one of `names`."""
-    found = [
-        Source(path, folder)
-        for place, folder in (("lectures", "notebooks"), ("solutions", "solutions"))
-        for path in sorted((ROOT / "sources" / place).glob("*.py"))
-    ]
+    places = (("*/lecture.py", "notebooks"), ("*.py", "notebooks"), ("*/exercises.py", "solutions"))
+    found = [Source(path, folder) for pattern, folder in places for path in sorted((ROOT / "lessons").glob(pattern))]
     return [s for s in found if not names or s.name.startswith(tuple(names))]
 
 
@@ -409,7 +407,7 @@ def problems(source: Source) -> Iterator[str]:
         fold_answers(wanted, source)
     inputs = [[(c.id, c.cell_type, c.source, c.metadata) for c in n.cells] for n in (stored, wanted)]
     if inputs[0] != inputs[1]:
-        yield f"{name}: cells differ from the source; notebooks are edited in sources/ only"
+        yield f"{name}: cells differ from the source; notebooks are edited in lessons/ only"
     elif stored.cells != wanted.cells:
         yield f"{name}: a fold is not covered, and JupyterLab would write a line of the answer on it"
     for cell in stored.cells:

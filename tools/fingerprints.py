@@ -1,6 +1,6 @@
 """Store the fingerprints of the banks' wrong answers: `python tools/fingerprints.py [--check] [NAME ...]`.
 
-Beside each check that is a contract: which facts each wrong answer of tests/wrong_answers breaks, on scenes that are
+Beside each check that is a contract: which facts each wrong answer of the lesson's `answers` breaks, on scenes that are
 always the same. `--check` writes nothing, and fails where a file is not what its bank gives.
 """
 
@@ -21,13 +21,9 @@ def main() -> int:
     )
     parser.add_argument("names", nargs="*", help="of checks; all that are contracts, if none is given")
     args = parser.parse_args()
-    sys.path.insert(0, str(ROOT))
+    sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
     lessons = importlib.import_module("gpulab.course").LESSONS
-    banks = {
-        name: importlib.import_module(f"tests.wrong_answers.lesson{lesson.number:02d}.{name}").BANK
-        for lesson in lessons
-        for name in lesson.checks
-    }
+    banks = {name: lesson.part(f"answers.{name}").BANK for lesson in lessons for name in lesson.checks}
     contracts = {name: bank for name, bank in banks.items() if bank.contract}
     if unknown := sorted(set(args.names) - contracts.keys()):
         parser.error(f"{unknown[0]} is no check that is a contract; those are {', '.join(contracts)}")

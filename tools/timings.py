@@ -102,7 +102,7 @@ def measure(path: Path) -> Run:
 
 def routes() -> dict[str, tuple[int, ...]]:
     """Name and lessons of each route, as lesson 00 lists them."""
-    text = (ROOT / "sources" / "lectures" / "00_start_here.py").read_text(encoding="utf-8")
+    text = (ROOT / "lessons" / "00_start_here" / "lecture.py").read_text(encoding="utf-8")
     found = {}
     for name, rest in re.findall(r"^# - \*\*(.+?):\*\* ([^.]*)\.", text.partition("### Three routes")[2], re.MULTILINE):
         numbers: list[int] = []

@@ -1,7 +1,7 @@
 """The pool of faults: each an edit of the sound script, in one of its places, with the lesson that treats it.
 
-A place is what a probe of `check/lesson15` measures. In one script a place has at most one fault, so that faults can be
-put together as one likes, and repaired in any order.
+A place is what a probe of lesson 15's checks measures. In one script a place has at most one fault, so that faults can
+be put together as one likes, and repaired in any order.
 """
 
 from __future__ import annotations

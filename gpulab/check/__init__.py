@@ -1,9 +1,9 @@
 """Checks of the exercises: `gpulab.check.NAME(your_function)` passes, or raises and says what was misunderstood.
 
-Each check is a file, lessonNN/NAME.py, which is loaded when it is first used: it holds an `EXERCISE`.
+Each check is a file of its lesson, `lessons/NN_topic/checks/NAME.py`, which is loaded when it is first used: it holds
+an `EXERCISE`.
 """
 
-from importlib import import_module
 from typing import Any
 
 from ..course import LESSONS
@@ -11,13 +11,13 @@ from .base import CheckFailed, NotAttempted
 
 __all__ = ["CheckFailed", "NotAttempted"]
 
-_HOME = {name: f"{__name__}.lesson{lesson.number:02d}.{name}" for lesson in LESSONS for name in lesson.checks}
+_HOME = {name: lesson for lesson in LESSONS for name in lesson.checks}
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"there is no check {name!r}; the checks are: {', '.join(sorted(_HOME))}")
-    module = import_module(_HOME[name])
+    module = _HOME[name].part(f"checks.{name}")
     return module.EXERCISE.check if hasattr(module, "EXERCISE") else getattr(module, name)
 
 

@@ -270,9 +270,9 @@ class Trial:
 
 
 def home_of(file: str) -> tuple[int, str]:
-    """The lesson and the name of a check, by the file that holds it: lessonNN/NAME.py."""
+    """The lesson and the name of a check, by the file that holds it: NN_topic/checks/NAME.py."""
     path = Path(file)
-    return int(path.parent.name.removeprefix("lesson")), path.stem
+    return int(path.parent.parent.name.partition("_")[0]), path.stem
 
 
 def check(

@@ -12,13 +12,13 @@ import reprlib
 import sysconfig
 import traceback
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-_OURS = str(Path(__file__).parents[1])
+from ..lessons import OURS
+
 _LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
@@ -120,4 +120,4 @@ class _Words(reprlib.Repr):
 
 
 def is_students(filename: str) -> bool:
-    return not filename.startswith((_OURS, *_LIBRARIES, "<frozen")) and "-packages" not in filename
+    return not filename.startswith((*OURS, *_LIBRARIES, "<frozen")) and "-packages" not in filename

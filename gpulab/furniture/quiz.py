@@ -1,4 +1,4 @@
-"""Quiz questions with a reason for every option, read from `gpulab/quizzes/NN.toml`.
+"""Quiz questions with a reason for every option, read from each lesson's `quiz.toml`.
 
 With a kernel: radio buttons, answered with mouse or keyboard, recorded in the progress file. Without one:
 a page on which each option unfolds to its reason, or plain text.
@@ -10,7 +10,6 @@ import html
 import re
 import tomllib
 from dataclasses import dataclass
-from importlib import resources
 from typing import Any
 
 from .. import course
@@ -61,7 +60,7 @@ def quiz(lesson: int, *ids: str) -> None:
 def questions(lesson: int) -> tuple[Question, ...]:
     """The questions of a lesson, in the order of its file."""
     row = course.lesson(lesson)
-    file = resources.files("gpulab").joinpath("quizzes", f"{row.number:02d}.toml")
+    file = row.folder / "quiz.toml"
     return tuple(
         Question(
             lesson,

@@ -11,7 +11,6 @@ import functools
 import html
 import re
 from collections.abc import Callable
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -19,8 +18,8 @@ from ..check import settings
 from ..check.base import NotAttempted, drawn_seed
 from ..check.wording import show as words_for
 from ..display import bundle, show
+from ..lessons import OURS
 
-_PACKAGE = str(Path(__file__).parents[1])
 _ON = "the lecture goes on without it"
 _COLORS = {"○": "var(--jp-brand-color2, #56B4E9)", "✘": "#E69F00", "✔": "#009E73"}
 _CARD = '<div style="border-left: 3px solid {color}; padding: 0.2em 0.8em;">{lines}</div>'
@@ -98,6 +97,6 @@ def _called_for(answer: Any) -> None:
 def _own_lines(traceback: TracebackType | None) -> TracebackType | None:
     """The part of the traceback from the first line outside of this package on; all of it where there is none."""
     inner = traceback
-    while inner is not None and inner.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+    while inner is not None and inner.tb_frame.f_code.co_filename.startswith(OURS):
         inner = inner.tb_next
     return inner or traceback

@@ -13,7 +13,6 @@ import warnings
 from collections import deque, namedtuple
 from fractions import Fraction
 from functools import partial
-from importlib import import_module
 
 import numpy as np
 import pytest
@@ -23,6 +22,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import gpulab
+from gpulab import course
 from gpulab.check import settings
 from gpulab.check.audit import ANYTHING, TRAINED, Audit
 from gpulab.check.base import Trial
@@ -628,17 +628,17 @@ def enlarged(value):
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("lesson", "name"),
     [
-        "lesson03.honest_timer",
-        "lesson03.hidden_syncs",
-        "lesson08.token_weighting",
-        "lesson09.starvation",
-        "lesson10.job_mfu",
+        (3, "honest_timer"),
+        (3, "hidden_syncs"),
+        (8, "token_weighting"),
+        (9, "starvation"),
+        (10, "job_mfu"),
     ],
 )
-def test_an_int_too_large_for_a_float_fails_as_an_answer(name):
-    bank = import_module(f"tests.wrong_answers.{name}").BANK
+def test_an_int_too_large_for_a_float_fails_as_an_answer(lesson, name):
+    bank = course.lesson(lesson).part(f"answers.{name}").BANK
     with pytest.raises(gpulab.CheckFailed):
         bank.check(lambda *args: enlarged(bank.right_answers[0](*args)))
 

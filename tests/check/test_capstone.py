@@ -14,7 +14,6 @@ import sys
 import threading
 import types
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
@@ -26,13 +25,14 @@ from gpulab.capstone.faults import FAULTS, FIRST, LECTURE, places_of, sound, wit
 from gpulab.capstone.places import PLACES
 from gpulab.check import settings
 from gpulab.check.base import Trial
-from gpulab.check.lesson15 import scoring
-from gpulab.check.lesson15.capstone import _read
-from gpulab.check.lesson15.reach import Parts
-from gpulab.check.lesson15.scoring import PROBES, findings
-from tests.wrong_answers.lesson15.repairs import RIGHT, WRONG
+from gpulab.course import lesson
 
-EXERCISE = Path(__file__).parents[2] / "sources" / "solutions" / "15_capstone.py"
+LESSON = lesson(15)
+EXERCISE = LESSON.folder / "exercises.py"
+scoring = LESSON.part("checks.scoring")
+PROBES, findings = scoring.PROBES, scoring.findings
+_read, Parts = LESSON.part("checks.capstone")._read, LESSON.part("checks.reach").Parts
+RIGHT, WRONG = LESSON.part("answers.repairs").RIGHT, LESSON.part("answers.repairs").WRONG
 FAULT = {fault.name: fault for fault in FAULTS}
 BY_PLACE = {place: [fault.name for fault in FAULTS if fault.place == place] for place in PLACES}
 

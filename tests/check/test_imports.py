@@ -20,19 +20,20 @@ from itertools import islice
 import gpulab
 from gpulab.check import base, guard
 from gpulab.course import LESSONS
-from tests.wrong_answers.bank import Bank
+sys.path.insert(0, "tests")
+from wrong_answers.bank import Bank
 
 Bank.mistake = lambda *_, **__: None  # no wrong answer is tried
 # Banks that import what optimizers need themselves, most of them with torchvision: they come when it is there.
 IMPORT_IT = {"name_bottleneck", "profiled_steps", "job_mfu", "graphs_per_call"}
 
 def bank_of(name):
-    return import_module(f"tests.wrong_answers.lesson{numbers[name]:02d}.{name}").BANK
+    return lessons[name].part(f"answers.{name}").BANK
 
-numbers = {name: lesson.number for lesson in LESSONS for name in lesson.checks}
+lessons = {name: lesson for lesson in LESSONS for name in lesson.checks}
 with contextlib.redirect_stdout(sys.stderr):
     gpulab.setup("T4").close()
-    for name in numbers:
+    for name in lessons:
         getattr(gpulab.check, name)
         if name not in IMPORT_IT:
             bank_of(name)
@@ -68,7 +69,7 @@ def tried(name):
         print(json.dumps([name, sorted(found)]), flush=True)
     os._exit(0)
 
-base.import_module, asked, their_turn = imports, [name for name in numbers if name not in IMPORT_IT], [*IMPORT_IT]
+base.import_module, asked, their_turn = imports, [name for name in lessons if name not in IMPORT_IT], [*IMPORT_IT]
 for _ in range(2):
     gc.collect()
     gc.freeze()  # answers that collect do not look through all of torch

@@ -12,8 +12,10 @@ import torch
 from torch.utils.data import DataLoader, get_worker_info
 
 import gpulab
-from gpulab.check.lesson09.seeded_workers import Drawing
-from gpulab.check.lesson09.workers import Workers
+from gpulab.course import lesson
+
+Drawing = lesson(9).part("checks.seeded_workers").Drawing
+Workers = lesson(9).part("checks.workers").Workers
 
 forks = pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="the functions are local")
 

@@ -16,7 +16,7 @@ import gpulab
 from gpulab.check import on_rank
 from gpulab.check import ranks as module
 from gpulab.check.base import CheckFailed, Trial
-from gpulab.check.lesson12.common import in_group, machine
+from gpulab.check.groups import in_group, machine
 from gpulab.check.ranks import Ranks
 from gpulab.distributed import processes, warm
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from courselib.patience import HANG_SECONDS
 
-LECTURE = Path(__file__).parents[2] / "sources" / "lectures" / "14_long_runs.py"
+LECTURE = Path(__file__).parents[2] / "lessons" / "14_long_runs" / "lecture.py"
 _MAGIC = re.compile(r"# %%writefile (-a )?(\S+)\n")
 _LOSS = re.compile(r"^step (\d+): loss (\S+)$", re.MULTILINE)
 STEPS = 60  # of train.py, where nothing else is asked for

@@ -1,8 +1,8 @@
 """The bank of answers to an exercise: right ones that must pass, wrong ones that must each fail in their own words.
 
-A bank stands in lessonNN/NAME.py, where NAME is that of the check, as `BANK`; test_banks.py tries all of them. A
-mistake is a row: what its author is told, and the answers that make it, each an edit of the solution, several at once
-as a tuple, or a function.
+A bank stands in lessons/NN_topic/answers/NAME.py, where NAME is that of the check, as `BANK`; test_banks.py tries all
+of them. A mistake is a row: what its author is told, and the answers that make it, each an edit of the solution,
+several at once as a tuple, or a function.
 """
 
 from __future__ import annotations
@@ -11,21 +11,18 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import gpulab
+from gpulab import course
 from gpulab.check.contract import Contract
 from gpulab.check.numbers import Numbers
-from gpulab.course import LESSONS
 
 from .edits import Edit, solution
 
 ENDLESS_SECONDS = (
     1.0  # of processor time, that an answer is given of which its bank says it never ends; others get more
 )
-LECTURES = Path(__file__).parents[2] / "sources" / "lectures"
 
 
 @dataclass(frozen=True)
@@ -53,7 +50,7 @@ class Bank:
 
     @cached_property
     def lesson(self) -> int:
-        return next(lesson.number for lesson in LESSONS if self.name in lesson.checks)
+        return next(lesson.number for lesson in course.LESSONS if self.name in lesson.checks)
 
     @property
     def check(self) -> Callable[..., None]:
@@ -68,7 +65,7 @@ class Bank:
     @cached_property
     def exercise(self) -> Contract | Numbers[Any] | None:
         """What judges; None for the capstone."""
-        module = import_module(f"gpulab.check.lesson{self.lesson:02d}.{self.name}")
+        module = course.lesson(self.lesson).part(f"checks.{self.name}")
         exercise: Contract | Numbers[Any] | None = getattr(module, "EXERCISE", None)
         return exercise
 
@@ -88,7 +85,7 @@ class Bank:
     @cached_property
     def sections(self) -> set[str]:
         """The headings of the lecture, to which the line `read` may point."""
-        (lecture,) = LECTURES.glob(f"{self.lesson:02d}_*.py")
+        lecture = course.lesson(self.lesson).folder / "lecture.py"
         return set(re.findall(r"^# ##+ (.*)$", lecture.read_text("utf-8").replace("`", ""), flags=re.M))
 
     def edited(self, *edits: Edit, called: str = "") -> Any:

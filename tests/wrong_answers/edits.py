@@ -1,7 +1,7 @@
 """Mistakes as edits of the solution: `drop("scaler.update()")`, `swap(...)`, `change(...)`.
 
-The solution is the cell of sources/solutions that holds the answer; it is read, edited and run here, so that a mistake
-follows when the solution changes, and an edit that no longer fits says so.
+The solution is the cell of the lesson's exercises.py that holds the answer; it is read, edited and run here, so that
+a mistake follows when the solution changes, and an edit that no longer fits says so.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-SOLUTIONS = Path(__file__).parents[2] / "sources" / "solutions"
+FOLDER = Path(__file__).parents[2] / "lessons"
 Edit = Callable[[list[str]], None]  # of the lines of the solution, in place
 
 
@@ -113,13 +113,13 @@ def _code(cell: str) -> tuple[str, ...]:
 @functools.cache
 def _solution(lesson: int, name: str) -> tuple[str, str]:
     """The imports of the solution notebook, and the source of the answer called `name`, without its docstring."""
-    (path,) = SOLUTIONS.glob(f"{lesson:02d}_*.py")
+    (path,) = FOLDER.glob(f"{lesson:02d}_*/exercises.py")
     cells = re.split(r"^# %%", path.read_text("utf-8"), flags=re.M)
     code = [cell.partition("\n")[2] for cell in cells if "[markdown]" not in cell.partition("\n")[0]]
     imports = [node for cell in code for node in ast.parse(cell).body if isinstance(node, ast.Import | ast.ImportFrom)]
     found = [cell for cell in code if re.search(rf"^(def|class) {name}\b", cell, flags=re.M) and "### BEGIN" in cell]
     if len(found) != 1:
-        raise EditError(f"{len(found)} cells of {path.name} hold the solution {name!r}, not one")
+        raise EditError(f"{len(found)} cells of {path.parent.name} hold the solution {name!r}, not one")
     return "\n".join(map(ast.unparse, imports)), found[0]
 
 

@@ -12,7 +12,6 @@ import json
 import math
 import os
 from dataclasses import asdict, dataclass
-from importlib import import_module
 
 import hypothesis
 import pytest
@@ -26,11 +25,7 @@ from gpulab.virtual.scope import in_force
 from .bank import ENDLESS_SECONDS, Bank
 from .stored import draws_the_fixed_scenes, plays_one_fixed_scene
 
-BANKS = {
-    name: import_module(f".lesson{lesson.number:02d}.{name}", __package__).BANK
-    for lesson in LESSONS
-    for name in lesson.checks
-}
+BANKS = {name: lesson.part(f"answers.{name}").BANK for lesson in LESSONS for name in lesson.checks}
 SLOW_GUARDS = "ignore:Guards may run slower on Python 3.13.0"  # torch.compile says so of that one Python
 ITS_OWN = "ignore:.torch.jit.script_method. is deprecated"  # PyTorch 2.11's compiler, which begins anew where a GPU is
 ALL_SCENES = {"bytes_per_rank"}  # the bank for which nothing is left to what is stored

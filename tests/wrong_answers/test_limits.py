@@ -5,9 +5,10 @@ import torch
 
 import gpulab
 
-from .lesson11 import graphs_per_call
+from .test_banks import BANKS
 
-(NO_LIMIT,) = graphs_per_call.BANK.told("after the eighth compilation of a function nothing is counted")
+BANK = BANKS["graphs_per_call"]
+(NO_LIMIT,) = BANK.told("after the eighth compilation of a function nothing is counted")
 
 
 @pytest.mark.parametrize(
@@ -18,9 +19,9 @@ from .lesson11 import graphs_per_call
 def test_what_the_reader_has_set_before_neither_hides_a_mistake_nor_makes_one(settings, capsys):
     config = torch._dynamo.config
     with config.patch(settings):
-        graphs_per_call.BANK.check(graphs_per_call.BANK.solution, seed=1)
+        BANK.check(BANK.solution, seed=1)
         assert "✔ graphs_per_call" in capsys.readouterr().out
         with pytest.raises(gpulab.CheckFailed) as caught:
-            graphs_per_call.BANK.check(NO_LIMIT.answer, seed=1)
+            BANK.check(NO_LIMIT.answer, seed=1)
         assert caught.value.summary == NO_LIMIT.summary
         assert {name: getattr(config, name) for name in settings} == settings

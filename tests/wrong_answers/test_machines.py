@@ -71,7 +71,9 @@ def test_a_machine_without_a_gpu_has_none_on_a_machine_with_one(monkeypatch):
 
 WITHOUT_AVX = """
 from gpulab.check.base import Trial
-from wrong_answers.lesson08.batch_norm_free import BANK
+from gpulab.course import lesson
+
+BANK = lesson(8).part("answers.batch_norm_free").BANK
 
 answer = BANK.told("a group for each channel is an instance norm")[0].answer
 contract = BANK.contract

@@ -76,12 +76,12 @@ COMMANDS = {
         _program("-m", "gpulab", "doctor"),
     ),
     "notebooks": Command(
-        "build notebooks, solutions and exercises from sources/",
+        "build notebooks, solutions and exercises from lessons/",
         AUTHOR,
         _program("tools/build.py"),
     ),
     "check": Command(
-        "verify that what is built agrees with sources/",
+        "verify that what is built agrees with lessons/",
         AUTHOR,
         _program("tools/build.py", "--check"),
     ),

@@ -1,0 +1,141 @@
+"""What the checks of lesson 03 share: a virtual GPU, and an eye on Python's clocks."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import sys
+import time
+import timeit
+from collections.abc import Callable, Iterator
+from types import FunctionType
+from typing import Any
+
+from ..virtual.clock.clock import Clock
+from ..virtual.clock.clock import real as real_clock
+from ..virtual.gpu import VirtualGPU
+from .measure import virtual_gpu
+from .wording import is_students
+
+_OTHERS = tuple(
+    f"{name}{unit}"
+    for name in ("time", "monotonic", "process_time", "thread_time", "clock_gettime")
+    for unit in ("", "_ns")
+    if hasattr(time, f"{name}{unit}")
+)
+_TICK = 1e-7  # seconds
+
+
+class Clocks:
+    """Python's clocks as the student's code sees them while it is entered.
+
+    Who wrote `from time import perf_counter` has the clock of where the notebook began: in the scope of a virtual GPU
+    it is replaced by the scope's, in the globals of `student`, and in the defaults and closures of the functions there.
+    `own` is whether a clock of the scope's was read. `used` names the clocks that were read which know
+    nothing of a virtual GPU: `time.time` and the like. They run while the host of `clock` works, and stand still while
+    it waits: as on a machine that is not busy, on which a wait for a virtual GPU takes no time.
+    """
+
+    def __init__(self, student: Callable[..., Any], before: tuple[Any, ...], clock: Clock) -> None:
+        function = inspect.unwrap(student)
+        self._function = getattr(function, "__func__", function)
+        self._globals = getattr(self._function, "__globals__", {})
+        self._before, self._clock = before, clock
+        self.own = False
+        self._undo: list[Callable[[], object]] = []
+        self.used: set[str] = set()
+        self._read = 0
+
+    def __enter__(self) -> Clocks:
+        self._now = now = tuple(map(self._noted, clocks_here()))
+        others = {name: getattr(time, name) for name in _OTHERS}
+        watched = {name: self._watched(name, own) for name, own in others.items()}
+
+        def here(value: Any) -> Any:
+            """The clock that stands for this one here; any other object is itself."""
+            if inspect.ismethod(value) and value.__func__ is Clock.perf_counter:  # perhaps of an earlier scope
+                return now[0]
+            clocks = [
+                new for old, new in zip((*self._before, real_clock), (*now, now[0]), strict=True) if value is old
+            ] or [watched[clock] for clock, own in others.items() if value is own]
+            return clocks[0] if clocks else value
+
+        for name, value in list(self._globals.items()):
+            if here(value) is not value:
+                self._globals[name] = here(value)
+                self._undo.append(lambda name=name, value=value: self._globals.__setitem__(name, value))  # type: ignore[misc]
+        own_code = [f for f in (self._function, *self._globals.values()) if isinstance(f, FunctionType)]
+        for students in {id(f): f for f in own_code if is_students(f.__code__.co_filename)}.values():
+            self._replace_kept(students, here)
+        before = clocks_here()
+        _set_clocks(now)
+        self._undo.append(lambda: _set_clocks(before))
+        for function in (timeit.Timer.__init__, timeit.timeit, timeit.repeat):  # their default clock is from long ago
+            defaults: Any = function.__defaults__
+            self._undo.append(lambda f=function, d=defaults: setattr(f, "__defaults__", d))  # type: ignore[misc]
+            replaced = tuple(now[2] if callable(value) else value for value in defaults)
+            setattr(function, "__defaults__", replaced)  # noqa: B010 - no attribute of a callable, for mypy
+        for name, own in others.items():
+            setattr(time, name, watched[name])
+            self._undo.append(lambda name=name, own=own: setattr(time, name, own))  # type: ignore[misc]
+        return self
+
+    def _replace_kept(self, function: FunctionType, here: Callable[[Any], Any]) -> None:
+        """In its defaults and its closure."""
+        defaults, by_name = function.__defaults__, function.__kwdefaults__
+        if any(here(value) is not value for value in (*(defaults or ()), *(by_name or {}).values())):
+            function.__defaults__ = defaults and tuple(map(here, defaults))
+            function.__kwdefaults__ = by_name and {name: here(value) for name, value in by_name.items()}
+            self._undo.append(lambda: setattr(function, "__defaults__", defaults))
+            self._undo.append(lambda: setattr(function, "__kwdefaults__", by_name))
+        for cell in function.__closure__ or ():
+            with contextlib.suppress(ValueError):  # an empty cell
+                value = cell.cell_contents
+                if here(value) is not value:
+                    cell.cell_contents = here(value)
+                    self._undo.append(lambda cell=cell, value=value: setattr(cell, "cell_contents", value))  # type: ignore[misc]
+
+    def _noted(self, clock: Callable[[], Any]) -> Callable[[], Any]:
+        """A clock of the scope's that takes note of being read."""
+
+        def read() -> Any:
+            self.own = True
+            return clock()
+
+        return read
+
+    def _watched(self, name: str, own: Callable[..., Any]) -> Callable[..., Any]:
+        began: dict[Any, Any] = {}
+
+        def clock(*args: Any) -> Any:
+            if not is_students(sys._getframe(1).f_code.co_filename):
+                return own(*args)
+            first = began.setdefault(args, own(*args))
+            self.used.add(f"time.{name}")
+            self._read += 1  # a loop until some time has passed comes to its end
+            passed = self._clock.host - self._clock.waited + self._read * _TICK
+            return first + (round(passed * 1e9) if name.endswith("_ns") else passed)
+
+        return clock
+
+    def __exit__(self, *error: object) -> None:
+        for undo in reversed(self._undo):
+            undo()
+        self._undo.clear()
+
+
+def clocks_here() -> tuple[Any, ...]:
+    """The clocks that a virtual GPU replaces, as they are now."""
+    return time.perf_counter, time.perf_counter_ns, timeit.default_timer
+
+
+def _set_clocks(clocks: tuple[Any, ...]) -> None:
+    time.perf_counter, time.perf_counter_ns, timeit.default_timer = clocks
+
+
+@contextlib.contextmanager
+def scope(name: str = "T4", *, compute: bool, count: int = 1) -> Iterator[VirtualGPU]:
+    """A virtual GPU for one call. What is measured there is the GPU's work, however busy this machine is."""
+    with virtual_gpu(name, compute=compute, count=count) as gpu:
+        gpu.clock.ignores_own = True
+        yield gpu

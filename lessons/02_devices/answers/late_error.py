@@ -1,0 +1,128 @@
+"""Answers to "the error three lines late": which step fails, when the call of a later one raises, or none."""
+
+import time
+
+import torch
+from wrong_answers.bank import Bank
+from wrong_answers.edits import add, change, drop, swap
+
+BANK = Bank("late_error", "first_fault")
+SYNC, CATCH = "torch.accelerator.synchronize()", "except RuntimeError:  # torch.AcceleratorError is one"
+STEP, LOOP = "batch = step(batch)", "for number, step in enumerate(steps):"
+TRY_END = f"            {SYNC}\n        {CATCH}\n            return number"
+
+
+@BANK.right
+def prints_what_a_step_gives(steps, batch):
+    number = None
+    try:
+        for number, step in enumerate(steps):  # noqa: B007
+            batch = step(batch).detach()
+            str(batch)
+    except Exception:
+        return number
+
+
+@BANK.right
+def asks_an_event_now_and_then(steps, batch):
+    for number in range(len(steps)):
+        try:
+            batch = steps[number](batch)
+            done = torch.cuda.Event()
+            done.record()
+            while not done.query():
+                time.sleep(0.01)
+        except (RuntimeError, IndexError):
+            return number
+
+
+@BANK.right
+def fetches_the_batch(steps, batch):
+    def fails(step):
+        nonlocal batch
+        try:
+            batch = step(batch)
+            batch.cpu()
+        except RuntimeError:
+            return True
+        return False
+
+    return next((number for number, step in enumerate(steps) if fails(step)), None)
+
+
+def waits_at_the_end(steps, batch):
+    number = None
+    try:
+        for number, step in enumerate(steps):  # noqa: B007
+            try:
+                batch = step(batch)
+            except RuntimeError:
+                continue
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return number
+
+
+def runs_again_from_the_start(steps, batch):
+    for last in range(len(steps)):
+        try:
+            result = batch
+            for step in steps[: last + 1]:
+                result = step(result)
+            torch.cuda.synchronize()
+        except RuntimeError:
+            return last
+
+
+# --- no wait, or in the wrong place ----------------------------------------------------------------------
+BANK.mistakes(
+    ("nobody waits, and the step is named where the error surfaced",
+     "the kernel was launched by a step before it: wait for each step", drop(SYNC),
+     (drop(SYNC), add('__import__("os").environ["CUDA_LAUNCH_BLOCKING"] = "1"', before=LOOP))),
+    ("nobody waits, and one was taken off",
+     "right by luck: how much later an error surfaces is not fixed. Wait after each step",
+     (drop(SYNC), change("return number", "return number - 1"))),
+    ("the wait stands before the step", "it finds the one before: wait after each step", swap(STEP, SYNC)),
+    ("the wait stands outside the try", "the wait that finds the fault raises: it has to be inside the try",
+     change(TRY_END, f"        {CATCH}\n            return number\n        {SYNC}")),
+    ("there is one wait for all of them", "it tells that something failed, not where: synchronize after each step",
+     waits_at_the_end),
+    ("nobody waits for the last step", "its kernel fails after the call has returned: synchronize after each step",
+     change(SYNC, f"number < len(steps) - 1 and {SYNC}")),
+    ("something is asked of the result, and nobody waits",
+     "right by luck: here an error surfaces at the next call of any kind, on a GPU perhaps at a later one. Wait after "
+     "each step", change(SYNC, "batch.sum()")),
+)  # fmt: skip
+
+# --- what is caught, counted and returned ----------------------------------------------------------------
+BANK.mistakes(
+    ("no error is caught", "the wait that finds the fault raises: it has to be inside a try",
+     change("except RuntimeError", "except ZeroDivisionError")),
+    ("an error at the call is not caught", "a step may also raise at its call, as any line of Python does",
+     change("except RuntimeError", "except torch.AcceleratorError")),
+    ("an error at the call was taken for none",
+     "it counts too: catch RuntimeError, of which torch.AcceleratorError is one",
+     change("return number", "return None if 'shape' in str(__import__('sys').exc_info()[1]) else number")),
+    ("the steps are counted from 1", "they are counted from 0, as in a list", change("(steps)", "(steps, start=1)")),
+    ("the step before is blamed", "a fault is found by the wait after a step, and belongs to that step",
+     change("return number", "return number - 1")),
+    ("the error itself was returned", "return the number of the step",
+     (change("except RuntimeError:", "except RuntimeError as error:"), change("return number", "return error"))),
+    ("-1 was returned where none fails", "return None after the last one", change("return None", "return -1")),
+    ("it was told whether there is a fault, and not where", "the number is wanted",
+     (change("return number", "return True"), change("return None", "return False"))),
+    ("the steps after the fault ran too", "the GPU is lost to the process after a failed kernel: stop there",
+     (change(LOOP, f"found = []\n    {LOOP}"), change("return number", "found.append(number)"),
+      change("return None", "return found[0] if found else None"))),
+    ("each step is tried from the start again",
+     "after a failed kernel nothing can be tried again in the same process, so one pass has to find it",
+     runs_again_from_the_start),
+    ("every step was given the first batch", "batch = step(batch), and the next step of that",
+     change(STEP, "step(batch)")),
+    ("a step was given a copy", "give it the tensor that the step before gave",
+     change(STEP, "batch = step(batch).clone()")),
+    ("the batch was fetched to the CPU", "the steps' tables are on the GPU: give them the batch as it is",
+     add("batch = batch.cpu()", before=LOOP)),
+    ("the first step is taken unasked", "the list of steps may be empty, and then none fails",
+     add("first = steps[0]", before=LOOP)),
+)  # fmt: skip

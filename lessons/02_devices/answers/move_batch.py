@@ -1,0 +1,152 @@
+"""Answers to "a batch of anything": containers, what is no tensor, and the caller's own batch."""
+
+import copy
+import functools
+
+import torch
+from wrong_answers.bank import Bank
+from wrong_answers.edits import change
+
+BANK = Bank("move_batch")
+MOVES, LISTS = "return batch.to(device)", "isinstance(batch, list | tuple)"
+NAMED = 'isinstance(batch, tuple) and hasattr(batch, "_fields")'
+OF_DICT = "{key: move_batch(value, device) for key, value in batch.items()}"
+OF_LIST, ITEMS = "return type(batch)(move_batch(item", "move_batch(item, device) for item in batch"
+NO_NAMED, REST = change(NAMED, "False"), f"return type(batch)({ITEMS})\n    return batch"
+
+
+def moves(line):
+    """`line` for each tensor; `moved` is what .to gives for it."""
+    return change(MOVES, f"moved = batch.to(device)\n        {line}")
+
+
+def rest(line):
+    """`line` for what is neither a tensor nor a container."""
+    return change(REST, REST.replace("\n    return batch", f"\n    {line}\n    return batch"))
+
+
+@BANK.right
+def asks_by_type_at_the_first_argument(batch, device):
+    @functools.singledispatch
+    def moved(x):
+        return x
+
+    moved.register(torch.Tensor, lambda x: x.to(device))
+    moved.register(dict, lambda x: {key: moved(value) for key, value in x.items()})
+    moved.register(list, lambda x: list(map(moved, x)))
+    moved.register(tuple, lambda x: x._make(map(moved, x)) if hasattr(x, "_make") else tuple(map(moved, x)))
+    return moved(batch)
+
+
+@BANK.right
+def moves_the_leaves_of_a_tree_and_waits(batch, device):
+    def moved(x):
+        return x.to(device, non_blocking=True) if isinstance(x, torch.Tensor) else x
+
+    got = torch.utils._pytree.tree_map(moved, batch)
+    for index in range(torch.cuda.device_count()):
+        torch.cuda.synchronize(index)
+    return got
+
+
+# --- containers ------------------------------------------------------------------------------------------
+BANK.mistakes(
+    ("the function does not go on inside a dict's values",
+     "containers in containers: let the function call itself for every item",
+     (change(OF_DICT, "{k: v.to(device) if torch.is_tensor(v) else v for k, v in batch.items()}"),
+      NO_NAMED, change(LISTS, "False"))),
+    ("tuples are not entered", "a tuple is a container too", (NO_NAMED, change(LISTS, "isinstance(batch, list)"))),
+    ("namedtuples are not entered", "a namedtuple is a tuple: go through it, and build it anew with type(x)(*items)",
+     (NO_NAMED, change(LISTS, "type(batch) in (list, tuple)"))),
+    ("a namedtuple is built of one iterable", "a namedtuple takes its items one by one: type(x)(*items)", NO_NAMED),
+    ("a namedtuple without fields is taken for a plain tuple",
+     "a namedtuple without fields is one too: ask hasattr(x, '_fields'), which is there, and empty",
+     change(NAMED, "getattr(batch, '_fields', None)")),
+    ("a namedtuple became a plain tuple", "batch.images fails from now on: build it anew with type(x)(*items)",
+     (NO_NAMED, change(OF_LIST, "return (list if type(batch) is list else tuple)(move_batch(item"))),
+    ("tuples became lists", "lists and tuples are told apart by those who use the batch: build type(x) anew",
+     (NO_NAMED, change(OF_LIST, "return list(move_batch(item"))),
+    ("a dict became a list of its keys", "going through a dict gives its keys: go through .items(), and build a dict",
+     change(OF_DICT, f"[{ITEMS}]"),
+     (change(OF_DICT, f"[{ITEMS}]"), NO_NAMED, change(OF_LIST, "return list(move_batch(item"))),
+    ("the function takes dicts only", "the batch is not always a dict: it may be a tensor, a list, a tuple or None",
+     lambda batch, device: {key: BANK.solution(value, device) for key, value in batch.items()}),
+    ("empty containers come back as the same objects", "an empty one is a container too",
+     (change("isinstance(batch, dict)", "isinstance(batch, dict) and batch"), change(LISTS, f"{LISTS} and batch"))),
+    ("the keys are in another order", "a dict keeps the order in which its keys came: go through .items() as it is",
+     change("in batch.items()", "in sorted(batch.items(), key=lambda pair: str(pair[0]))")),
+    ("items that are None are left out", "None and texts belong to the batch too",
+     change("batch.items()}", "batch.items() if value is not None}")),
+)  # fmt: skip
+
+# --- what is no tensor -----------------------------------------------------------------------------------
+BANK.mistakes(
+    ("everything is asked to move", "not everything in a batch has a .to: ask whether it is a tensor",
+     change(REST, f"{REST}.to(device)"), lambda batch, device: {key: value.to(device) for key, value in batch.items()}),
+    ("texts are entered", "a text of one letter holds itself: ask for list and tuple by name",
+     change(LISTS, "hasattr(batch, '__iter__')")),
+    ("what is no tensor became None", "a branch of the function ends without a return",
+     change(REST, REST.replace("\n    return batch", ""))),
+    ("numbers became tensors", "torch.as_tensor takes whatever looks like one: only tensors move",
+     rest("if isinstance(batch, int | float): return torch.as_tensor(batch, device=device)")),
+    ("what belongs to NumPy became a tensor", "only tensors move here, and the rest is returned as it is",
+     rest("if type(batch).__name__ == 'ndarray': return torch.from_numpy(batch).to(device)"),
+     rest("if type(batch).__name__ == 'float32': return torch.as_tensor(batch, device=device)")),
+    ("bytes are taken apart", "bytes are a sequence as texts are, and no container: ask for list and tuple by name",
+     rest("if type(batch) is bytes: return [*batch]"), rest("if type(batch) is bytes: return bytes([*batch])")),
+    ("an object that is no container was taken apart",
+     "one can iterate over it, and it has fields: ask for dict, list and tuple by name, and return it as it is",
+     change(NAMED, 'hasattr(batch, "_fields")'), change("isinstance(batch, dict)", "hasattr(batch, 'items')"),
+     rest("if type(batch).__name__ == 'Record': return [move_batch(item, device) for item in batch]")),
+    ("objects and arrays were copied", "an object that is no container comes back itself, and not a copy of it",
+     change(REST, REST.replace("\n    return batch", "\n    return __import__('copy').deepcopy(batch)"))),
+    ("the whole batch is copied first", "deepcopy copies objects and arrays too, and no tensor within a graph",
+     lambda batch, device: BANK.solution(copy.deepcopy(batch), device)),
+)  # fmt: skip
+
+# --- the caller's batch ----------------------------------------------------------------------------------
+BANK.mistakes(
+    ("the moved tensors were put into the caller's dict", "build a new dict",
+     change(f"return {OF_DICT}", f"batch.update({OF_DICT})\n        return batch")),
+    ("attributes of the caller's objects were set",
+     "an object that is no container stays as it is, and so do its attributes",
+     rest("for name in vars(batch) if type(batch).__name__ == 'Record' else (): "
+          "setattr(batch, name, move_batch(getattr(batch, name), device))")),
+    ("a tensor is no longer part of the graph",
+     "detach() and .data cut it off: backward of what is computed there never reaches the caller's tensor",
+     moves("return moved if moved is batch else moved.detach()"),
+     moves("return moved if moved is batch else moved.detach().requires_grad_(batch.requires_grad)")),
+)  # fmt: skip
+
+# --- tensors ---------------------------------------------------------------------------------------------
+BANK.mistakes(
+    ("a tensor's .to is called, and its result thrown away", "tensor.to(device) leaves the tensor as it is",
+     moves("return batch")),
+    ("the number of the GPU got lost", "a GPU is named in the code, or only its kind: give .to the device as it came",
+     change(MOVES, "return batch.to(torch.device(device).type)")),
+    ("“cuda” is taken for GPU 0", "“cuda” is the current GPU, which need not be number 0: .to(device) knows it",
+     change(MOVES, "return batch.to(0 if str(device) == 'cuda' else device)")),
+    ("tensors move to a GPU, and not back", "the way back counts too: .to(device) for any device, the CPU as well",
+     moves("return moved if moved.is_cuda else batch")),
+    ("a tensor without dimensions is left out", "it is a tensor too", moves("return moved if batch.dim() else batch")),
+    ("a tensor without elements is left out", "it is a tensor too, and has a device",
+     moves("return moved if batch.numel() else batch")),
+    ("an nn.Parameter is left out", "it is a tensor too, of a subclass: ask isinstance(x, torch.Tensor)",
+     moves("return moved if type(batch) is torch.Tensor else batch")),
+    ("every tensor became float32", "only the device changes; dtype and shape stay", moves("return moved.float()")),
+    ("floats became float32", "float64 and bfloat16 are floats too, and whoever put them there wants them",
+     moves("return moved.float() if moved.is_floating_point() else moved"),
+     moves("return moved.float() if moved.dtype is torch.float64 else moved")),
+    ("a new tensor was made on the device", "empty_like and zeros_like copy no values: the old one has to be copied",
+     moves("return moved if moved is batch else torch.zeros_like(moved)")),
+    ("a tensor that was there already was copied", "copy=True, clone(), contiguous(), or a way over the CPU",
+     change(MOVES, "return batch.to(device, copy=True)"), moves("return moved.contiguous()")),
+    ("a tensor that is on “cuda” already was copied",
+     "torch.device('cuda') has no number, and is equal to no tensor's device: .to(device) knows by itself",
+     moves("return batch if batch.device == torch.device(device) else batch.to(device, copy=True)")),
+    ("the values are not on the CPU yet when the function returns",
+     "non_blocking=True to the CPU returns before the copy is made, and whoever reads the tensor then gets what stood "
+     "in its memory before", change(MOVES, "return batch.to(device, non_blocking=True)")),
+    ("only the current GPU is waited for", "torch.cuda.synchronize() waits for one GPU: the batch may be on another",
+     change(MOVES, "moved = batch.to(device, non_blocking=True); torch.cuda.synchronize(); return moved")),
+)  # fmt: skip

@@ -1,0 +1,157 @@
+"""The turns of lesson 04: what a model with a frozen layer holds, and a step without a fourth tensor of logits."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from gpulab.check.measure import virtual_gpu
+from gpulab.check.wording import is_number, show
+from gpulab.turn.base import AsGiven, NotYet, turn
+
+MIB = 2**20
+
+
+@turn("as many bytes as the allocator was asked for, with a frozen layer in float32 and in bf16 (virtual T4)")
+def held_bytes(answer: Any) -> None:
+    """A function of a model that gives the bytes of its weights, gradients and Adam's moments on the GPU."""
+    for dtype in (torch.float32, torch.bfloat16):
+        with virtual_gpu():
+            widths = [32 * int(size) for size in torch.randperm(8)[:3] + 2]
+            before = _requested()
+            model = nn.Sequential(nn.Linear(widths[0], widths[1]), nn.Linear(widths[1], widths[2]))
+            model.to("cuda", dtype)
+            model[0].requires_grad_(False)
+            got = answer(model)
+            optimizer = _stepped(model, torch.randn(4, widths[0], device="cuda", dtype=dtype))
+            right = _requested() - before
+            del optimizer  # and with it the moments
+            if is_number(got) and got == right:
+                continue
+            weights = sum(p.nbytes for p in model.parameters())
+            trained = sum(p.nbytes for p in model.parameters() if p.requires_grad)
+        likely = "the return is missing" if got is None else "a number was asked for"
+        if is_number(got):
+            likely = _miscounted(got, weights, trained, dtype.itemsize)
+        raise NotYet(
+            f"{f'{got:,}' if is_number(got) else show(got)} for a model of {weights:,} bytes in "
+            f"{str(dtype).removeprefix('torch.')}, of which {trained:,} are trained",
+            expected=f"{right:,} bytes (virtual T4)",
+            likely=likely,
+        )
+
+
+def _requested() -> int:
+    return int(torch.cuda.memory_stats()["requested_bytes.all.current"])
+
+
+def _stepped(model: nn.Module, x: torch.Tensor) -> torch.optim.Optimizer:
+    """AdamW over what is trained, after its first step; the gradients are still there."""
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
+    model(x).square().mean().backward()
+    optimizer.step()
+    return optimizer
+
+
+def _miscounted(got: float, weights: int, trained: int, itemsize: int) -> str:
+    """Why a reader may have counted so many; `weights` and `trained` in bytes."""
+    right = weights + 3 * trained
+    why = {
+        4 * weights: "a frozen layer has weights, but no gradient, and Adam keeps no moments for it",
+        4 * trained: "a frozen layer is not trained, and its weights are there all the same",
+        weights + trained: "Adam's two moments are missing: each is as large as the trained weights",
+        weights + 2 * trained: "one part is missing: either the gradients, or one of Adam's two moments",
+        weights: "these are the weights; what is trained has a gradient and two moments beside each",
+        right // itemsize: "these are numbers, not bytes: p.nbytes, or p.numel() * p.element_size()",
+        right * 4 // itemsize: "4 bytes for each number; in bf16 it has 2: p.nbytes, or p.element_size()",
+        right / MIB: "MiB; bytes were asked for",
+    }
+    return why.get(got, "weights of all parameters; of the trained ones gradients, and moments twice")
+
+
+@turn("the same accuracy, the same weights, and at the peak one tensor of the logits' size less (virtual T4)")
+def lean_step(answer: Any) -> None:
+    """A function (model, optimizer, inputs, targets) that trains one step and returns the accuracy before it."""
+    with virtual_gpu():
+        model = nn.Sequential(nn.Embedding(16384, 16), nn.Linear(16, 16384)).to("cuda")
+        inputs, targets = torch.randint(16384, (2, 2, 64), device="cuda")
+        known = torch.rand(2, 64, device="cuda") < 0.4
+        targets = torch.where(known, model(inputs).argmax(-1), targets).flatten()
+        logits = inputs.numel() * 16384 * 4
+        reference, ours = copy.deepcopy(model), copy.deepcopy(model)
+        wanted, peak, _ = _measured(_given, reference, inputs, targets)
+        after = _accuracy(reference(inputs), targets)
+        got, own, calls = _measured(answer, ours, inputs, targets)
+        _same_step(ours, reference, model)
+        _same_accuracy(got, float(wanted), float(after))
+    if calls > 1:
+        raise NotYet(
+            f"the model has run {calls} times",
+            expected="one forward pass: a second one takes its time again",
+            likely="the logits are there, before backward: what you want of them can be taken then",
+        )
+    saved = (peak - own) / logits
+    if abs(saved) < 0.1:
+        raise AsGiven(f"the peak is {peak / MIB:.1f} MiB (virtual T4)")
+    if saved < 0.9:
+        raise NotYet(
+            f"the peak is {own / MIB:.1f} MiB, and with the code given {peak / MIB:.1f}",
+            expected=f"{logits / MIB:.0f} MiB less, the logits (virtual T4)",
+            likely="something as large as the logits is still there, or made anew, when backward begins",
+        )
+
+
+def _measured(step: Callable[..., Any], model: nn.Module, inputs: Any, targets: Any) -> tuple[Any, int, int]:
+    """What the step returns, the most bytes that it has above what was there, and how often it runs the model."""
+    calls: list[None] = []
+    handle = model.register_forward_hook(lambda *_: calls.append(None))
+    optimizer = torch.optim.SGD(model.parameters(), lr=50.0)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    returned = step(model, optimizer, inputs, targets)
+    handle.remove()
+    return returned, torch.cuda.max_memory_allocated() - before, len(calls)
+
+
+def _given(model: Any, optimizer: Any, inputs: Any, targets: Any) -> Any:
+    logits = model(inputs).flatten(0, 1)
+    F.cross_entropy(logits, targets).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return _accuracy(logits, targets)
+
+
+def _accuracy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return (logits.flatten(0, -2).argmax(-1) == targets).float().mean()
+
+
+def _same_step(ours: nn.Module, right: nn.Module, before: nn.Module) -> None:
+    if any(p.grad is not None and bool(p.grad.any()) for p in ours.parameters()):
+        raise NotYet("gradients are left", expected="none, as before", likely="optimizer.zero_grad() is gone")
+    got, wanted, start = (nn.utils.parameters_to_vector(m.parameters()) for m in (ours, right, before))
+    if not torch.allclose(got, wanted, atol=1e-4):
+        gone = torch.equal(got, start)
+        raise NotYet(
+            "no weight has moved" if gone else "the weights have moved elsewhere",
+            expected="the same step as before",
+            likely="optimizer.step() is gone" if gone else "something else than the place of the logits was changed",
+        )
+
+
+def _same_accuracy(got: Any, wanted: float, after: float) -> None:
+    value = float(got) if is_number(got) or (isinstance(got, torch.Tensor) and got.numel() == 1) else None
+    if value is None:
+        raise NotYet(f"{show(got)} came back", expected=f"{wanted:.3f}", likely="the return is missing or another")
+    if abs(value - wanted) > 1e-4:
+        raise NotYet(
+            f"{value:.3f} came back",
+            expected=f"{wanted:.3f}, the accuracy before the step",
+            likely="it was taken with the weights after the step"
+            if abs(value - after) < 1e-4
+            else "the share of the right ones was asked for: right ones divided by all",
+        )

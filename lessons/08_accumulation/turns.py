@@ -1,0 +1,154 @@
+"""The turns of lesson 08: a loop over windows, and how many updates a training has."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from gpulab.check.wording import is_number, show
+from gpulab.turn.base import AsGiven, NotYet, turn
+
+Window = list[tuple[torch.Tensor, torch.Tensor]]
+STEPS = 4
+
+# Loops that readers write: where the gradient is cleared, what a loss is divided by, where the step is; and why.
+_LOOPS: tuple[tuple[str, Callable[[Window], float], str, str, str], ...] = (
+    ("window", lambda window: STEPS, "window", "the short last window moves the weights by less than it should",
+     "its losses are divided by 4, and it holds fewer micro-batches"),
+    ("micro-batch", len, "window", "each window moves the weights by its last micro-batch alone",
+     "zero_grad() in the inner loop wipes out what the micro-batches before it have added"),
+    ("never", len, "window", "each window's gradient still has those of the windows before it in it",
+     "zero_grad() has to come once for each window: before its first backward, or after the step"),
+    ("never", lambda window: STEPS, "window", "earlier windows' gradients stay in `.grad`, the last is divided by 4",
+     "zero_grad() has to come once for each window, and the divisor is what that window holds"),
+    ("window", lambda window: 1, "window", "the gradient of a window is the sum of its micro-batches', not their mean",
+     "the division is gone: each loss is a mean already, and their mean needs one more"),
+    ("window", len, "micro-batch", "the optimizer steps after every micro-batch",
+     "step() stands in the inner loop, so nothing is accumulated"),
+)  # fmt: skip
+
+
+@turn("each window moves the weights as its samples in one batch would, the short last one too")
+def window_loop(answer: Any) -> None:
+    """A function (model, optimizer, windows) that steps once for each list of at most four equal micro-batches."""
+    windows = [_window(STEPS), _window(STEPS), _window(STEPS - 2)]
+    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    start = _weights(model)
+    ours = copy.deepcopy(model)
+    answer(ours, torch.optim.SGD(ours.parameters(), lr=0.5), windows)
+    got, right = _weights(ours), _trained(model, windows, "window", len, "window")
+    if torch.allclose(got, right, rtol=0, atol=1e-9):
+        return
+    if torch.equal(got, start):
+        raise NotYet("no weight has moved", expected="a step for each window", likely="optimizer.step() is gone")
+    if torch.allclose(got, _trained(model, windows, "micro-batch", lambda window: STEPS, "window"), rtol=0, atol=1e-9):
+        raise AsGiven("each window moves the weights by a quarter of its last micro-batch's gradient")
+    for clears, divisor, steps, told, likely in _LOOPS:
+        if torch.allclose(got, _trained(model, windows, clears, divisor, steps), rtol=0, atol=1e-9):
+            raise NotYet(told, expected="the step that its samples in one batch would make", likely=likely)
+    ratio = (got - start).norm() / (right - start).norm()
+    raise NotYet(
+        f"three windows, the last of two micro-batches, move the weights {ratio:.2f} times as far, or elsewhere",
+        expected="as their samples in one batch would",
+        likely="once for each window: zero_grad(), and step(); each loss divided by what the window holds",
+    )
+
+
+def _window(size: int) -> Window:
+    return [(torch.randn(7, 6, dtype=torch.double), torch.randint(3, (7,))) for _ in range(size)]
+
+
+def _weights(model: nn.Module) -> torch.Tensor:
+    return nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+
+
+def _trained(
+    model: nn.Module, windows: Sequence[Window], clears: str, divisor: Callable[[Window], float], steps: str
+) -> torch.Tensor:
+    """The weights after plain SGD over the windows, with the gradient cleared and a step made once for each of what."""
+    model = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for window in windows:
+        if clears == "window":
+            optimizer.zero_grad()
+        for x, y in window:
+            if clears == "micro-batch":
+                optimizer.zero_grad()
+            (F.cross_entropy(model(x), y) / divisor(window)).backward()
+            if steps == "micro-batch":
+                optimizer.step()
+        if steps == "window":
+            optimizer.step()
+    return _weights(model)
+
+
+@turn("as many updates as the loop makes, short last batches and windows included: what T_max has to be")
+def update_count(answer: Any) -> None:
+    """A function (samples, micro_batch, steps, epochs) that counts the optimizer steps of a whole training."""
+    for samples, micro, steps, epochs in (_short_window(), _short_batch_alone(), _even()):
+        right = _counted(samples, micro, steps) * epochs
+        got = answer(samples, micro, steps, epochs)
+        if is_number(got) and got == right:
+            continue
+        likely = "the return is missing" if got is None else "a number was asked for"
+        if is_number(got):
+            likely = _miscounted(got, samples, micro, steps, epochs)
+        asked = f"{samples} samples, micro-batches of {micro}, windows of {steps}, {epochs} epochs"
+        raise NotYet(f"{show(got)} for {asked}", expected=f"{right} updates", likely=likely)
+
+
+def _miscounted(got: float, samples: int, micro: int, steps: int, epochs: int) -> str:
+    """Why a reader may have counted so many."""
+    batches, full = -(-samples // micro), samples // micro
+    across, whole = (
+        "no window goes on over the end of an epoch: round up in each",
+        "steps are whole: round up in each epoch",
+    )
+    why = {  # of two that are equal the later one counts
+        samples / (micro * steps) * epochs: whole,
+        batches / steps * epochs: whole,
+        batches * epochs: "these are the micro-batches; the optimizer steps once for each window of them",
+        -(-batches // steps): "these are the updates of one epoch",
+        (batches // steps + 1) * epochs: "where the windows come out even there is no short one to add",
+        math.ceil(batches * epochs / steps): across,
+        math.ceil(samples * epochs / (micro * steps)): across,
+        batches // steps * epochs: "// rounds down, and so drops the short last window of each epoch",
+        -(-full // steps) * epochs: "the short last micro-batch was dropped; here it is a window of its own",
+    }
+    return why.get(got, "count the windows of one epoch, the short last one too, and multiply by the epochs")
+
+
+def _drawn(low: int, high: int) -> int:
+    return int(torch.randint(low, high, ()))
+
+
+def _short_window() -> tuple[int, int, int, int]:
+    """A training whose epochs end with a short batch in a short window: half a window at most, so that as many epochs
+    would take fewer windows, were they not cut at the ends."""
+    micro, steps, epochs = _drawn(8, 40), _drawn(5, 9), _drawn(4, 12)
+    batches = steps * _drawn(3, 12) + _drawn(2, steps // 2 + 1)
+    return micro * batches - _drawn(1, micro), micro, steps, epochs
+
+
+def _short_batch_alone() -> tuple[int, int, int, int]:
+    """The last window of an epoch has the short last batch and nothing else."""
+    micro, steps, epochs = _drawn(8, 40), _drawn(3, 9), _drawn(3, 12)
+    return micro * steps * _drawn(3, 12) + _drawn(1, micro), micro, steps, epochs
+
+
+def _even() -> tuple[int, int, int, int]:
+    """Nothing is short."""
+    micro, steps, epochs = _drawn(8, 40), _drawn(3, 9), _drawn(3, 12)
+    return micro * steps * _drawn(3, 12), micro, steps, epochs
+
+
+def _counted(samples: int, micro: int, steps: int) -> int:
+    """The windows of an epoch, by cutting one."""
+    batches = range(0, samples, micro)
+    return len(range(0, len(batches), steps))

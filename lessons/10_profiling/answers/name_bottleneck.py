@@ -1,0 +1,170 @@
+"""Answers to "name the bottleneck": whose time is looked at, what a gap is put down to, and which roof is nearer."""
+
+from wrong_answers.bank import Bank
+from wrong_answers.edits import add, change
+
+BANK = Bank("name_bottleneck")
+ENDS, OWN = 'e["name"].endswith("Synchronize")', 'span[2]["args"]["device"] == gpu'
+IN_STEPS, IN_WAIT, LONG = "begin < span[1] and span[0] < end", "a <= start <= b", "> 0.3 * (end - begin)"
+PARTS, FROM = "max(0, min(stop, b) - max(start, a)) for a, b in loads", "gaps, done = [], begin"
+MORE, TIMES = f"if sum(stop - start for start, stop in gaps) {LONG}:", "sum(stop - start for start, stop, _ in runs)"
+LOADING, RETURN = "loading > 0.5 * (stop - start)", "return max(lost, key=lost.get)"
+KIND = f'"input" if {LOADING} else "waits" if waiting else "launches"'
+COMPUTE, OF_RUNS = "flops / peak_flops > moved / peak_bandwidth", "for _, _, e in runs)"
+WORD = f'return "compute" if {COMPUTE} else "bandwidth"'
+WINDOW = "min(span[0] for span in steps), max(span[1] for span in steps)"
+
+
+def first(condition, word):
+    """This word, before gaps are looked at."""
+    return change(f"    {MORE}", f'    if {condition}:\n        return "{word}"\n    {MORE}')
+
+
+BANK.right(change(IN_STEPS, "begin <= span[0] < end"))
+BANK.right((add("import numpy as np", before="spans = ["), change("gaps, done = [], begin",
+            "done = np.maximum.accumulate([begin, *(stop for _, stop, _ in runs)])"),
+            change("    for start, stop in [*(span[:2] for span in runs), (end, end)]:\n        if start > done:\n"
+            "            gaps.append((done, start))\n        done = max(done, stop)\n",
+            "    starts = np.array([*(a for a, *_ in runs), end])\n    late = starts > done\n"
+            "    gaps = [*zip(done[late], starts[late])]\n"),
+            change(f"sum({PARTS})", "np.clip([min(stop, b) - max(start, a) for a, b in loads], 0, None).sum()"),
+            change(COMPUTE, "flops * peak_bandwidth > moved * peak_flops")))  # fmt: skip
+BANK.right(change(ENDS, 'e["name"].startswith("cuda") and "Synchronize" in e["name"]'))
+
+# --- what comes back, and which events are read ----------------------------------------------------------
+BANK.mistakes(
+    ("the word is printed, and None is returned", "return instead of print",
+     change(RETURN, f"return print({RETURN[7:]})")),
+    ("what is returned is another word than the five", "“input”, “waits”, “launches”, “compute”, “bandwidth”",
+     change('"input" if', '"loader" if')),
+    ("the time by kind is returned, not the kind", "the one with the most time: max(lost, key=lost.get)",
+     change(RETURN, "return dict(lost)")),
+    ("your function changed its argument events", "", add("events.sort(key=lambda e: id(e))", before="spans =")),
+    ("events without a duration are read as if they had one", 'only events whose "ph" is "X" have a "dur"',
+     change(' if e["ph"] == "X"]', "]")),
+    ("every kernel is asked for its FLOPs and bytes", 'not every kernel tells both: e["args"].get("flops", 0)',
+     change('e["args"].get(key, 0)', 'e["args"][key]')),
+    ("kernels that lack their FLOPs or their bytes are left out", "what a norm moves takes its time too: no if",
+     change(OF_RUNS, 'for _, _, e in runs if len(e["args"].keys() & {"flops", "bytes"}) == 2)')),
+    ("the events are taken as they stand in the file", "a file is in no order: sort the kernels by ts",
+     change("key=lambda span: span[0])", "key=lambda span: 0)")),
+    ("loads are looked for by the whole name of one kind of loader",
+     'with workers it is _MultiProcessingDataLoaderIter: ask for "DataLoader" in the name',
+     change('if "DataLoader" in e["name"]', 'if "_SingleProcessDataLoaderIter" in e["name"]')),
+    ("one kind of wait is not known",
+     'a host waits for a stream, an event or the device: ask for the end of the name, "Synchronize"',
+     *(change(ENDS, f'e["name"] in ("cudaStreamSynchronize", "cuda{one}Synchronize")') for one in ("Event", "Device"))),
+    ("Synchronize anywhere in the name makes a wait", f"its end is asked for: {ENDS}",
+     change(ENDS, '"Synchronize" in e["name"]')),
+    ("a range whose name ends in Synchronize counts as a wait",
+     'names are anybody\'s: the waits are events of cat "cuda_runtime"', change('e["cat"] == "cuda_runtime" and ', "")),
+    ("an event of another cat counts as loading",
+     "loads are of “user_annotation”; “gpu_user_annotation” is their shadow over the kernels",
+     change("for start, stop, e in ranges if", 'for start, stop, e in spans if "user_annotation" in e["cat"] and'),
+     change("for start, stop, e in ranges if", 'for start, stop, e in spans if e["cat"] != "gpu_user_annotation" and')),
+    ("kernels of all GPUs are taken for this one's", "the number of their GPU is in their args",
+     change(f" and {OWN}", "")),
+    ("kernels are looked for on GPU 0", "gpu says which one", change(OWN, 'span[2]["args"]["device"] == 0')),
+    ("a copy counts as a kernel", "copies have engines of their own: beside one the multiprocessors may be idle",
+     change('["cat"] == "kernel"', '["cat"] in ("kernel", "gpu_memcpy")')),
+    ("the bytes of copies are added to the kernels'", "they say nothing of what the kernels wait for",
+     change(OF_RUNS, 'for a, b, e in [*runs, *(s for s in spans if s[2]["cat"] == "gpu_memcpy")])')),
+)  # fmt: skip
+
+# --- which time, and what a gap is -----------------------------------------------------------------------
+BANK.mistakes(
+    ("gaps of less than 30 % decide", "with less of its time to win, look at the kernels first",
+     change(LONG, LONG.replace("0.3", "0.15"))),
+    ("gaps of more than 30 % do not decide", "the limit is 30 % of the steps' time",
+     change(LONG, LONG.replace("0.3", "1 / 3"))),
+    ("only the longest gap is compared with the limit", "many short gaps make up a launch-bound step: add them up",
+     change(MORE, MORE.replace("sum", "max"))),
+    ("short gaps do not count", "a hundred gaps of 10 µs are a millisecond: every stretch without a kernel is a gap",
+     change("if start > done:", "if start > done + 5:")),
+    ("a GPU without any kernel is put under a roof", "its whole time is one gap: what does the host do in it?",
+     add('if not runs:\n        return "bandwidth"', before=FROM)),
+    ("a kernel is asked for where there is none", "then the gap goes from the steps' begin to their end",
+     add("runs[0]", before=FROM)),
+    ("a kernel that runs on after the steps does not count", "its part within them keeps the GPU busy",
+     change(IN_STEPS, "begin <= span[0] and span[1] <= end")),
+    ("the gap after the last kernel is left out", "the last gap ends with the last step",
+     change("for span in runs), (end, end)]", "for span in runs)]")),
+    ("the gap before the first kernel is left out", "the first gap begins with the first step",
+     change(FROM, "gaps, done = [], runs[0][0] if runs else begin")),
+    ("the time runs from the first kernel to the last", "the steps' ranges say when a step begins and ends",
+     (change(IN_STEPS, "True"), add("begin, end = runs[0][0], max(span[1] for span in runs)", before=FROM))),
+    ("the time is that of the whole file", "take begin and end from ProfilerStep",
+     change(WINDOW, WINDOW.replace("steps", "spans"))),
+    ("FLOPs and bytes are those of all kernels in the file", "those before the first step are no part of the steps",
+     change(OF_RUNS, 'for _, _, e in spans if e["cat"] == "kernel" and e["args"]["device"] == gpu)')),
+    ("the time is the sum of the steps', without what is between them",
+     "gaps between two steps count, and so do kernels: from the first step's begin to the last one's end",
+     change(LONG, "> 0.3 * sum(b - a for a, b, _ in steps)")),
+    ("the steps' shadows on the GPU's lane count as steps", "the host's are of cat “user_annotation”",
+     change("steps = [span for span in ranges if", "steps = [span for span in spans if")),
+    ("only one step is looked at", "one step may be unlike the others: judge all of them together",
+     *(change(WINDOW, f"sorted(span[:2] for span in steps)[{one}]") for one in (0, -1))),
+    ("the steps are in the order of their names", "ProfilerStep#10 comes before #9 there: min and max of their times",
+     (add('steps.sort(key=lambda one: one[2]["name"])', before="begin, end ="),
+      change(WINDOW, "steps[0][0], steps[-1][1]"))),
+    ("kernels' durations are added up, also of those that run side by side",
+     "on several streams that makes more than 100 %: the GPU is busy in the union of the intervals",
+     change(MORE, f"if {TIMES} < 0.7 * (end - begin):")),
+    ("a gap is found while another stream runs a kernel",
+     "it begins where all that has begun is over: of all streams, with done = max(done, stop)",
+     change("max(done, stop)", "stop"), change(IN_STEPS, f'{IN_STEPS} and span[2]["args"]["stream"] == 7')),
+    ("many kernels, or short ones, are taken for launch-bound",
+     "twenty thousand kernels without a gap are launched fast enough, and ten with gaps are not: look for gaps",
+     first("len(runs) > 40", "launches"), first(f"runs and {TIMES} < 25 * len(runs)", "launches")),
+    ("gaps are counted, not their time", "a thousand gaps of 3 µs are less than one of 10 ms",
+     change('else "launches"] += stop - start', 'else "launches"] += 1')),
+)  # fmt: skip
+
+# --- whose a gap is, and which roof ----------------------------------------------------------------------
+BANK.mistakes(
+    ("a gap in which the host loads is put down to another thing",
+     "ask for the loader first: what the gap begins in does not matter where the host loads for most of it",
+     change(KIND, '"waits" if waiting else "input" if loading > 0.5 * (stop - start) else "launches"'),
+     change(KIND, '"waits" if waiting else "launches"')),
+    ("a job that waits for its own results is called launch-bound",
+     "behind a wait the queue is empty, however fast the host launches: a gap that begins in a wait is the wait's",
+     change('"waits" if waiting else', "")),
+    ("a wait counts that is over when the gap begins, or comes later in it",
+     "a host that launches too slowly comes to a wait now and then: its begin <= that of the gap <= its end",
+     *(change(IN_WAIT, to) for to in ("a < stop and start < b", "a <= stop <= b", "a <= start <= b + 50"))),
+    ("a job whose host launches too slowly is called a waiting one", "it is in no wait when the gaps begin",
+     change('if waiting else "launches"', "")),
+    ("every gap is put down to the loader", "gaps say that the host is late, not with what: look at the host in them",
+     change(KIND, '"input"')),
+    ("a loader anywhere makes the job input-bound", "what the host loads while the GPU is at work costs nothing",
+     first("loads", "input")),
+    ("loads count whole, also where they are behind kernels", "only the part in a gap has kept the GPU waiting",
+     first(f"sum(b - a for a, b in loads) {LONG} and {MORE[3:-1]}", "input"),
+     change(PARTS, "b - a for a, b in loads if a < stop and start < b")),
+    ("a load that has begun behind a kernel does not count in the gap after it", "its part in the gap does",
+     change(PARTS, "b - a for a, b in loads if start <= a < stop")),
+    ("a gap with several batches loaded in it is not the loader's", "add up the parts",
+     change(f"sum({PARTS})", f"max(({PARTS}), default=0)")),
+    ("a gap in which the host loads at all is the loader's", "it is if they fill more than half of it",
+     change(LOADING, "loading > 0")),
+    ("a gap in which the host loads for less than half of it is the loader's", "more than half: loading > 0.5 * gap",
+     change(LOADING, "loading > 0.4 * (stop - start)")),
+    ("a gap in which the host loads for more than half of it is not the loader's", "more than half is enough",
+     change(LOADING, "loading > 0.6 * (stop - start)")),
+    ("FLOP/s are looked at before the gaps", "with gaps no roof is near, whatever a job reaches while it runs",
+     change(MORE, "if False:")),
+    ("a GPU without gaps is taken for compute-bound",
+     "a kernel that waits for memory fills its lane as well: compare the seconds that each needs at its peak",
+     change(WORD, 'return "compute"'), change(COMPUTE, "flops > moved")),
+    ("a GPU without gaps is taken for bandwidth-bound",
+     "products of large matrices reach most of the peak: compare with both roofs", change(WORD, 'return "bandwidth"')),
+    ("the two roofs are the other way round", "the one under which the kernels need *longer* is what holds them",
+     change(COMPUTE, COMPUTE.replace(">", "<"))),
+    ("the peaks are an A100's, whatever the GPU", "the ridge is elsewhere on each GPU: take what was handed over",
+     change(COMPUTE, "flops / 312 > moved / 2.039")),
+    ("compute-bound means half of the peak", "many kernels reach a quarter of the nearer roof: compare the two parts",
+     change(COMPUTE, f"flops / peak_flops > 0.4e-6 * {TIMES}")),
+    ("each kernel has a vote", "most kernels are bound by memory in nearly every job: time counts",
+     change(COMPUTE, f"sum((a := e['args']).get('flops', 0) / peak_flops > a.get('bytes', 0) / peak_bandwidth "
+     f"{OF_RUNS} > len(runs) / 2")),
+)  # fmt: skip

@@ -1,0 +1,102 @@
+"""The turns of lesson 10: a schedule for a run that is slow now and then, and a rule that names a bottleneck."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import Any
+
+from gpulab.check.wording import show
+from gpulab.turn.base import AsGiven, NotYet, turn
+
+FIRST, PERIOD, ACTIVE, CYCLES, STEPS = 20, 20, 3, 3, 100
+
+
+@turn("three of every 20 steps, each time after a warm-up, and the first 20 left alone")
+def three_of_twenty(answer: Any) -> None:
+    """A function () that returns a schedule for `torch.profiler.profile`."""
+    from torch.profiler import ProfilerAction
+
+    plan = answer()
+    if not callable(plan):
+        raise NotYet(f"{show(plan)} came back", expected="a schedule", likely="the return is missing")
+    actions = [plan(step) for step in range(STEPS)]
+    recorded = [i for i, does in enumerate(actions) if does in (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)]
+    warm = [i for i, does in enumerate(actions) if does is ProfilerAction.WARMUP]
+    starts = [i for i in recorded if i - 1 not in recorded]
+    says = f"steps {_listed(recorded)} are recorded"
+    if recorded and recorded[0] == 2:
+        raise AsGiven("the first steps are recorded, and 3 of every 5")
+    if not recorded or recorded[0] < FIRST or (warm and warm[0] < FIRST):
+        raise NotYet(
+            f"{says}, with a warm-up at {_listed(warm)}",
+            expected="nothing before step 20",
+            likely="skip_first counts the steps that come before everything else",
+        )
+    if any(b - a != PERIOD for a, b in itertools.pairwise(starts)) or len(recorded) != ACTIVE * len(starts):
+        raise NotYet(
+            says, expected="3 of every 20", likely="wait, warmup and active together are one cycle: 16 + 1 + 3"
+        )
+    if warm != [i - 1 for i in starts]:
+        raise NotYet(
+            f"warm-up is at {_listed(warm)}, recording begins at {_listed(starts)}",
+            expected="one step of warm-up before each",
+            likely="warmup=1; without it the first recorded step pays for the profiler's own start",
+        )
+    if len(starts) != CYCLES:
+        raise NotYet(
+            f"there are {len(starts)} cycles in {STEPS} steps",
+            expected=f"{CYCLES}",
+            likely="repeat says how many; 0, which is the default, goes on to the end",
+        )
+
+
+def _listed(steps: list[int]) -> str:
+    return ", ".join(map(str, steps[:6])) + (", …" if len(steps) > 6 else "") if steps else "none"
+
+
+Shares = tuple[float, float, float, float]  # busy, loading, flops, moved
+
+
+def _cases() -> dict[str, list[Shares]]:
+    """Jobs of which everybody would say the same."""
+    draw = random.uniform
+    cases: dict[str, list[Shares]] = {"input": [], "launches": [], "bandwidth": [], "compute": []}
+    for _ in range(6):
+        loading = draw(0.6, 0.9)
+        cases["input"].append((draw(0.02, 0.95 - loading), loading, draw(0.05, 0.6), draw(0.05, 0.6)))
+        cases["launches"].append((draw(0.02, 0.55), draw(0.0, 0.1), draw(0.05, 0.6), draw(0.05, 0.6)))
+        near, far = draw(0.45, 0.8), draw(0.02, 0.3)
+        # The host may wait for a batch while the GPU is still at work: nothing is lost by it.
+        cases["bandwidth"].append((draw(0.93, 1.0), draw(0.0, 0.8), far, near))
+        cases["compute"].append((draw(0.93, 1.0), draw(0.0, 0.8), near, far))
+    return cases
+
+
+_LIKELY = {
+    "input": "with gaps in the kernels' lane, ask what the host does in them: here it is in the loader",
+    "launches": "with gaps, and the host hardly in the loader, it launches",
+    "bandwidth": "without gaps the loader does not matter; the roof that is nearer is memory's",
+    "compute": "without gaps the loader does not matter; the roof that is nearer is that of arithmetic",
+}
+
+
+@turn("gaps first, then what the host does in them, or which roof is near")
+def bottleneck(answer: Any) -> None:
+    """A function (busy, loading, flops, moved) that returns one of four words."""
+    cases = _cases()
+    got = {name: [answer(*shares) for shares in found] for name, found in cases.items()}
+    if got == {name: ["input" if s[0] < 0.85 else "compute" for s in found] for name, found in cases.items()}:
+        raise AsGiven("every gap is put down to the input, and no gap to arithmetic")
+    for said in itertools.chain.from_iterable(got.values()):
+        if said not in cases:
+            raise NotYet(f"{show(said)} came back", expected=f"one of {', '.join(cases)}", likely="another word")
+    for name, found in cases.items():
+        for shares, said in zip(found, got[name], strict=True):
+            if said != name:
+                busy, loading, flops, moved = (f"{share:.0%}" for share in shares)
+                raise NotYet(
+                    f'"{said}" for busy {busy}, loading {loading}, FLOP/s {flops}, bandwidth {moved}',
+                    expected=f'"{name}"',
+                    likely=_LIKELY[name],
+                )

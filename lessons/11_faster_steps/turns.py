@@ -1,0 +1,201 @@
+"""The turns of lesson 11: replays on fixed addresses, a function in one graph, and when compiling pays."""
+
+from __future__ import annotations
+
+import math
+import types
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from gpulab.check.wording import is_number, show
+from gpulab.turn.base import AsGiven, NotYet, turn
+from gpulab.virtual.gpu import VirtualGPU, without_gpu
+
+BATCHES = 3
+RETURNED = "the return is missing"
+
+
+@turn("each batch has its own result, from one graph")
+def replayed_batches(answer: Any) -> None:
+    """A function (graph, x, y, batches) that replays a graph for each batch and gives the results in a list."""
+    with warnings.catch_warnings(), VirtualGPU("T4"):
+        warnings.simplefilter("ignore")
+        x = torch.randn(4, 3, device="cuda")
+        weight = torch.randn(3, 2, device="cuda")
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = x @ weight
+        first, batches = x.clone(), [torch.randn(4, 3, device="cuda") for _ in range(BATCHES)]
+        kept = [batch.clone() for batch in batches]
+        got = answer(graph, x, y, batches)
+        results = _tensors(got)
+        want = [(batch @ weight).cpu() for batch in kept]
+        of_first, shared = (first @ weight).cpu(), results is not None and len({t.data_ptr() for t in results}) == 1
+        changed = not all(torch.equal(batch, before) for batch, before in zip(batches, kept, strict=True))
+        found = None if results is None else [t.detach().cpu() for t in results]
+    expected = f"a list of {BATCHES} results, y as it was after each replay"
+    if found is None:
+        likely = RETURNED if got is None else "the results themselves are asked for"
+        raise NotYet(f"{show(got)} came back", expected=expected, likely=likely)
+    if len(found) != BATCHES:
+        likely = "one result for each batch, also for the last"
+        raise NotYet(f"{len(found)} results for {BATCHES} batches", expected=expected, likely=likely)
+    if all(_near(a, of_first) for a in found):
+        if shared:
+            raise AsGiven(f"all {BATCHES} results are one tensor, computed from what lay in x at first")
+        likely = "x = batch gives the name to another tensor; copy_ fills the memory that the graph reads"
+        raise NotYet("every result is that of the x at capture", expected=expected, likely=likely)
+    if shared and all(_near(a, want[-1]) for a in found):
+        likely = "y is one place in memory, and each replay writes there: keep a clone"
+        raise NotYet("every result is that of the last batch", expected=expected, likely=likely)
+    if len(found) == len(want) and all(_near(a, b) for a, b in zip(found[1:], want, strict=False)):
+        raise NotYet("each result is that of the batch before", expected=expected, likely="fill x before the replay")
+    if changed:
+        raise NotYet("the batches have changed", expected=expected, likely="x.copy_(batch), and not batch.copy_(x)")
+    if not all(_near(a, b) for a, b in zip(found, want, strict=True)):
+        raise NotYet("other results", expected=expected, likely="x.copy_(batch), then replay, then y.clone()")
+
+
+def _tensors(got: Any) -> list[torch.Tensor] | None:
+    if not isinstance(got, (list, tuple)) or not all(isinstance(one, torch.Tensor) for one in got):
+        return None
+    return list(got)
+
+
+def _near(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.shape == other.shape and torch.allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+@turn("one graph, and the same results")
+def one_graph(answer: Any) -> None:
+    """A function (x, limit) that shortens x to the norm `limit` where it is longer, without a graph break."""
+    short, long = torch.randn(6), torch.randn(6)
+    short, long = short * (0.5 / short.norm()), long * (7.0 / long.norm())
+    with without_gpu():
+        for x, want in ((long, long * (2.0 / 7.0)), (short, short), (torch.zeros(6), torch.zeros(6))):
+            _right_value(answer(x.clone(), 2.0), x, want)
+        graphs, why = _graphs(answer, long)
+    if graphs == 1 and not why:
+        return
+    if graphs == 0:
+        raise NotYet(
+            "nothing is compiled",
+            expected="one graph",
+            likely="torch.compiler.disable takes it out; write it without an if",
+        )
+    pieces = f"{graphs} graphs" if graphs > 1 else "one graph, and a break beside it"
+    takes_items = "item" in getattr(getattr(answer, "__code__", None), "co_names", ())
+    if takes_items:
+        likely = "a number from .item() is the host's, which waits for it; clamp, minimum and torch.where do without"
+        raise NotYet(pieces, expected="one graph", likely=likely)
+    if why.startswith("Data-dependent branching"):
+        raise AsGiven(f"{pieces}: `if` has to know a value")
+    raise NotYet(pieces, expected="one graph", likely=f"Dynamo says: {why or 'the graph breaks'}")
+
+
+def _right_value(got: Any, x: torch.Tensor, want: torch.Tensor) -> None:
+    expected = f"a tensor of norm {want.norm():.1f} for one of norm {x.norm():.1f} and the limit 2"
+    if not isinstance(got, torch.Tensor):
+        raise NotYet(f"{show(got)} came back", expected=expected, likely=RETURNED)
+    if got.shape == want.shape and torch.allclose(got, want, rtol=1e-4, atol=1e-5):
+        return
+    likely = "x times limit / norm where that is below 1, and times 1 elsewhere"
+    if not x.any():
+        likely = "0 / 0: divide by the norm only where it is above the limit"
+    elif torch.equal(got, x):
+        likely = "nothing is shortened: a factor above 1 has been kept, or one below 1 left out"
+    elif not torch.equal(want, x) and bool((got.abs() <= 2.0).all()) and got.norm() > 2.01:
+        likely = "each element is cut by itself: the norm is asked for, so one factor for all"
+    elif got.norm() > 1.01 * x.norm():
+        likely = "short ones are lengthened: the factor must not exceed 1"
+    norm = f"norm {got.norm():.1f}" if got.shape == x.shape else f"shape {tuple(got.shape)}"
+    raise NotYet(f"{norm} came back", expected=expected, likely=likely)
+
+
+_NO_LIMIT = 10**6
+
+
+def _graphs(answer: Callable[..., Any], x: torch.Tensor) -> tuple[int, str]:
+    """How many graphs a call makes, and what Dynamo says of the first break: nothing where there is none."""
+    seen: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        seen.append(graph)
+        return graph.forward
+
+    why = ""
+    # Functions of some files reach Dynamo through one of its own, for which every answer counts.
+    with torch._dynamo.config.patch(recompile_limit=_NO_LIMIT, accumulated_recompile_limit=_NO_LIMIT):
+        try:
+            whole: Any = torch.compile(_fresh(answer), backend="eager", fullgraph=True)
+            whole(x.clone(), 2.0)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            why = str(error).splitlines()[0]
+        compiled: Any = torch.compile(_fresh(answer), backend=backend)
+        compiled(x.clone(), 2.0)
+    return len(seen), why
+
+
+def _fresh(function: Any) -> Any:
+    """The same function with code of its own: what was compiled before counts for the code."""
+    if not isinstance(function, types.FunctionType):
+        return function
+    copy = types.FunctionType(
+        function.__code__.replace(),
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
+
+
+@turn("compile time over time saved, and never where nothing is saved")
+def break_even(answer: Any) -> None:
+    """A function (compile_s, before_ms, after_ms): the steps from which on compiling pays, math.inf for never."""
+    before = 10.0 + int(torch.randint(1, 90, ())) / 2
+    compile_s, after = float(torch.randint(20, 90, ())), before * 0.75
+    steps = 1000 * compile_s / (before - after)
+    gains, loses = (compile_s, before, after), (compile_s, before, 1.25 * before)
+    found, lost = answer(*gains), answer(*loses)
+    for case, number in ((gains, found), (loses, lost)):
+        if not is_number(number):
+            asked = _asked(case)
+            raise NotYet(f"{show(number)} for {asked}", expected="a number of steps, or math.inf", likely=RETURNED)
+    right = f"{steps:,.0f} for {_asked(gains)}"
+    if _about(found, steps / 1000) and lost < 0:
+        raise AsGiven("a thousandth of the steps, and a negative number where the step got slower")
+    if _about(found, steps / 1000):
+        raise NotYet(f"{found:.2f}", expected=right, likely="seconds over milliseconds: 1000 is missing")
+    if _about(found, 1000 * compile_s / after):
+        raise NotYet(f"{found:,.0f}", expected=right, likely="what a step saves counts, not what it takes")
+    if not (_about(found, steps) or abs(found - steps) <= 1):
+        likely = "1000 · compile_s / (before_ms − after_ms)"
+        raise NotYet(f"{show(found)}", expected=right, likely=likely)
+    same = (compile_s, before, before)
+    for case, number in ((loses, lost), (same, _of_equal(answer, *same[:2]))):
+        if number != math.inf:
+            likely = "nothing is saved, so no number of steps pays"
+            raise NotYet(f"{show(number)} for {_asked(case)}", expected="math.inf", likely=likely)
+
+
+def _of_equal(answer: Any, compile_s: float, before: float) -> Any:
+    """What it says where nothing is saved; a division by zero is told as what it is."""
+    try:
+        return answer(compile_s, before, before)
+    except ZeroDivisionError:
+        asked = _asked((compile_s, before, before))
+        likely = "two equal times: nothing is saved, and there is a division by it"
+        raise NotYet(f"ZeroDivisionError for {asked}", expected="math.inf", likely=likely) from None
+
+
+def _asked(case: tuple[float, float, float]) -> str:
+    return f"{case[0]:g} s of compiling, {case[1]:g} ms → {case[2]:g} ms"
+
+
+def _about(one: float, other: float) -> bool:
+    return abs(one - other) <= 0.01 * abs(other)

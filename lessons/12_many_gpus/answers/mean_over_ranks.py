@@ -1,0 +1,82 @@
+"""Answers to "one loss for all ranks": the mean over all samples, on real ranks."""
+
+import torch.distributed as dist
+from wrong_answers.bank import Bank
+from wrong_answers.edits import add, change, drop
+
+BANK = Bank("mean_over_ranks")
+SUMS = "sums[0] / sums[1]"
+
+
+@BANK.right
+def gathers_objects(loss, count):
+    all_of_them = [None] * dist.get_world_size()
+    dist.all_gather_object(all_of_them, (loss.item() if count else 0.0, count))
+    samples = sum(n for _, n in all_of_them)
+    return sum(mean * n for mean, n in all_of_them) / samples if samples else float("nan")
+
+
+BANK.right(change("device=loss.device", 'device="cuda"'))
+BANK.right(change("all_reduce(sums)", "all_reduce(sums[:1]), dist.all_reduce(sums[1:])"))
+BANK.mistakes(
+    ("the ranks' means count equally, however many samples each has",
+     "a rank's mean stands for count samples: send the sum, loss · count, and the count",
+     (change("* count", "* bool(count)"), change("sums[1] = count", "sums[1] = bool(count)"))),
+    ("the sum of the losses is not divided by the number of samples",
+     "an all-reduce adds up; what makes a mean of it is the division by the sum of the counts",
+     change(SUMS, "sums[0]")),
+    ("the sum of the losses is divided by the number of ranks",
+     "the mean is over samples: the counts are to be added up over the ranks too",
+     change(SUMS, "sums[0] / dist.get_world_size()")),
+    ("the sum of the losses of all ranks is divided by this rank's own number of samples",
+     "the counts are to be added up over the ranks too",
+     (change(SUMS, "sums[0] / count"), change("if count:", "if count or not (count := float('nan')):"))),
+    ("each rank returns the mean over its own samples",
+     "nothing has travelled: an all-reduce brings the sums of all ranks", drop("dist.all_reduce")),
+    ("loss itself is multiplied by the number of samples",
+     "detach() shares memory with loss: mul_() and *= change both",
+     change("loss.detach().double() * count", "loss.detach().mul_(count)")),
+    ("loss itself is taken out of the graph",
+     "detach_() works on loss; detach() makes another tensor without the graph",
+     add("loss.detach_()", before="sums = ")),
+    ("the NaN of a rank without samples is added up", "NaN times 0 is NaN: such a rank adds zeros",
+     change("if count:", "if True:")),
+    ("a rank that has diverged is left out of the mean",
+     "its loss is NaN and its count is not 0: nan_to_num, or a test for NaN, hides what must be seen at once",
+     change("if count:", "if not loss.isnan():")),
+    ("the mean of no samples is 0",
+     "a clamp or an `or 1` under the division hides that there was nothing; a 0 looks like a perfect step",
+     change(SUMS, "sums[0] / sums[1].clamp(min=1)")),
+    ("the sums are in the dtype of the loss",
+     "bfloat16 keeps 8 bits: a sum over ranks of loss · count needs more, and so does a count above 256",
+     change("dtype=torch.float64", "dtype=loss.dtype")),
+    ("what is returned is a tensor, not a float",
+     "item() makes a number of it; a tensor that is kept for a log keeps memory on the GPU",
+     (drop("return"), add("return sums[0] / sums[1]", after="dist.all_reduce"))),
+    ("only rank 0 has the mean", "dist.reduce brings the sum to one rank; the others are left with what they had",
+     change("dist.all_reduce(sums)", "dist.reduce(sums, 0)")),
+    ("rank 0 alone calls the all-reduce",
+     "a collective is called by all ranks: print on rank 0, but add up on every one",
+     change("dist.all_reduce(sums)", "dist.get_rank() == 0 and dist.all_reduce(sums)")),
+    ("a rank without samples does not call the all-reduce",
+     "the others wait for it: it has nothing to add, and calls it with zeros",
+     change("if count:", "if not count:\n        return float('nan')\n    if count:")),
+    ("what is added up lies on the CPU", "NCCL sends from GPU to GPU: the tensor belongs on loss.device",
+     change(", device=loss.device", "")),
+    ("what is added up lies on GPU 0, on every rank",
+     "that is rank 0's GPU, and NCCL refuses two ranks on one: the tensor belongs on loss.device",
+     change("device=loss.device", 'device="cuda:0"')),
+    ("RANK is taken for the number of the GPU",
+     "on a second machine RANK goes on, and GPUs begin at 0 again: loss.device",
+     change("device=loss.device", 'device=f"cuda:{dist.get_rank()}"')),
+    ("a rank with one sample is left out",
+     "the loss of one sample counts once; only a rank without any adds nothing: if count",
+     change("if count:", "if count > 1:")),
+    ("the process group is closed",
+     "destroy_process_group() is the last line of a script, not of a function that each step calls",
+     add("dist.destroy_process_group()", after="dist.all_reduce")),
+    ("loss itself is added up over the ranks", "all_reduce writes into the tensor that it is given",
+     (change("dist.all_reduce(sums)", "dist.all_reduce(loss)"), change(SUMS, "loss / dist.get_world_size()"))),
+    ("where no rank has a sample, numbers of Python are divided by 0",
+     "for tensors 0/0 is NaN, for numbers an exception", change(f"({SUMS}).item()", "sums[0].item() / sums[1].item()")),
+)  # fmt: skip

@@ -1,0 +1,151 @@
+"""Answers to "the losses of one GPU"."""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from wrong_answers.bank import Bank
+from wrong_answers.edits import add, change, drop, move
+
+BANK = Bank("train_sharded")
+CLIPS = "norm = nn.utils.clip_grad_norm_(model.parameters(), limit)"
+GATHERED = "norm.full_tensor().item()"
+PART = "x[rank::ranks].cuda(), label[rank::ranks].cuda()"
+LOCAL = "torch.stack([p.grad.to_local().norm() for p in model.parameters()]).norm()"
+
+
+@BANK.right
+def norm_by_hand(model, batches, learning_rate, limit):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    mesh = init_device_mesh("cuda", (ranks,))
+    device = torch.device("cuda", torch.cuda.current_device())
+    for unit in (*model.blocks, model):
+        fully_shard(unit, mesh=mesh, reshard_after_forward=True)
+    optimizer, told = torch.optim.AdamW(model.parameters(), learning_rate, foreach=False), []
+    for x, label in batches:
+        mine = slice(rank * len(x) // ranks, (rank + 1) * len(x) // ranks)
+        loss = F.cross_entropy(model(x[mine].to(device)), label[mine].to(device), reduction="sum")
+        (loss * ranks / len(x)).backward()
+        sums = torch.stack([loss.detach() / len(x), torch.zeros_like(loss)])
+        for p in model.parameters():
+            sums[1] += p.grad.to_local().square().sum()
+        dist.all_reduce(sums)
+        mean, norm = sums[0].item(), sums[1].sqrt().item()
+        for p in model.parameters():
+            p.grad.to_local().mul_(min(1, limit / norm))
+        optimizer.step()
+        optimizer.zero_grad()
+        told += [(mean, norm)]
+    return told
+
+
+@BANK.right
+def by_samplers(model, batches, learning_rate, limit):
+    for unit in [*reversed(model.blocks), model.embed, model.head, model]:
+        fully_shard(unit)
+    optimizer, losses, norms = torch.optim.AdamW(model.parameters(), lr=learning_rate, fused=True), [], []
+    for batch in batches:
+        data = TensorDataset(*batch)
+        for x, label in DataLoader(data, len(data), sampler=DistributedSampler(data, shuffle=False)):
+            model.zero_grad()
+            losses.append(F.cross_entropy(model(x.cuda()), label.cuda()))
+            losses[-1].backward()
+            norms.append(torch.nn.utils.get_total_norm([p.grad for p in model.parameters()]).full_tensor())
+            nn.utils.clip_grads_with_norm_(model.parameters(), limit, norms[-1])
+            optimizer.step()
+    everybody = [None] * dist.get_world_size()
+    dist.all_gather_object(everybody, [loss.item() for loss in losses])
+    return [(sum(of) / len(of), float(norm)) for *of, norm in zip(*everybody, norms, strict=True)]
+
+
+BANK.right((
+    change(GATHERED, "norm.item()"),
+    change("optimizer.zero_grad()", "optimizer.zero_grad(set_to_none=False)"),
+    add("[a.set_modules_to_forward_prefetch([b]) for a, b in zip(model.blocks, model.blocks[1:])]", after="(model)"),
+))  # fmt: skip
+BANK.mistakes(
+    ("all of the model is brought to the GPU before it is cut",
+     "no model.cuda(): fully_shard brings a block from the CPU, and leaves this rank's rows",
+     add("model.cuda()", before="for block in")),
+    ("the blocks are a single unit, gathered at once",
+     "a unit for each: fully_shard(block), in a loop over model.blocks",
+     (drop("for block in"), drop("fully_shard(block)"))),
+    ("a unit has several blocks", "a unit for each: then two blocks are whole, one that runs and one that comes",
+     (change("block in model.blocks:", "i in range(0, len(model.blocks), 2):"),
+     change("fully_shard(block)", "fully_shard([*model.blocks[i : i + 2]])"))),
+    ("what the forward pass gathers stays until backward",
+     "reshard_after_forward=False is for models that fit: without it a block is let go after its forward",
+     change("fully_shard(block)", "fully_shard(block, reshard_after_forward=False)")),
+    ("in backward several blocks are whole at a time",
+     "fully_shard brings the next one by itself: set_modules_to_backward_prefetch with more of them "
+     "gathers these too",
+     add("for i, b in enumerate(model.blocks): b.set_modules_to_backward_prefetch(model.blocks[:i][:-5:-1])",
+     before="optimizer =")),
+    ("in backward blocks stay whole until the end",
+     "set_reshard_after_backward(False) is for several passes before a step: a block is let go with its " "gradient",
+     add("[block.set_reshard_after_backward(False) for block in model.blocks]", before="optimizer =")),
+    ("from the second step on what the forward pass gathers stays until backward",
+     "set_reshard_after_forward(False) is for models that fit",
+     add("[block.set_reshard_after_forward(False) for block in model.blocks]", after="optimizer.step()")),
+    ("from the second step on several blocks are whole as soon as the first one runs",
+     "a block may bring the next one, and no more: set_modules_to_forward_prefetch([next])",
+     add("[b.set_modules_to_forward_prefetch(model.blocks[i + 1 : i + 5]) for i, b in enumerate(model.blocks)]",
+     after="optimizer.step()")),
+    ("RANK is taken for the number of the GPU",
+     "on a second machine RANK goes on, and GPUs begin at 0 again: cuda() brings a tensor to the current GPU",
+     change(PART, 'x[rank::ranks].to(f"cuda:{rank}"), label[rank::ranks].to(f"cuda:{rank}")')),
+    ("the model is cut before its blocks", "the blocks first, and then the model: it takes what is not cut yet",
+     move("fully_shard(model)", before="for block in")),
+    ("the rest of the model is not cut", "after the blocks fully_shard(model), for embed and head",
+     drop("fully_shard(model)"), change("fully_shard(model)", "model.cuda()")),
+    ("DDP, not fully_shard: all of the model lies on each GPU",
+     "DDP shares the work among the ranks, fully_shard the weights too",
+     (drop("for block in"), drop("fully_shard(block)"),
+     change("fully_shard(model)", "model = nn.parallel.DistributedDataParallel(model.cuda())"),
+     change(GATHERED, "norm.item()"))),
+    ("the optimizer was made before the cut, and trains nothing",
+     "fully_shard puts new parameters in place of the old: cut first", move("optimizer = ", before="for block in")),
+    ("every rank computes all of each batch",
+     "the same numbers, for N times the work: x[rank::ranks] is this rank's part",
+     change(PART, "x.cuda(), label.cuda()")),
+    ("every rank takes the same part of a batch", "the part begins at the rank: x[rank::ranks]",
+     change(PART, "x[::ranks].cuda(), label[::ranks].cuda()")),
+    ("the gradients of all steps so far are added up", "zero_grad before each backward", drop("zero_grad")),
+    ("zero_grad stands between backward and step", "it takes away what the step is to be made of",
+     move("zero_grad", after="loss.backward()")),
+    ("the step is made with the gradient as it is", "clip_grad_norm_ stands between backward and step, with the limit",
+     change("(model.parameters(), limit)", "(model.parameters(), float('inf'))"),
+     move("clip_grad_norm_", after="optimizer.step()")),
+    ("each rank clips by the norm of its own rows",
+     "the ranks would scale by different factors: clip_grad_norm_ of the DTensors takes the norm over all",
+     (change(CLIPS,
+     f'norm = {LOCAL}\n        [p.grad.mul_((limit / norm).item()) for p in model.parameters() if norm > limit]'),
+     change(GATHERED, "norm.item()"))),
+    ("the norm is that of this rank's rows",
+     "p.grad.to_local() has a part of the gradient: clip_grad_norm_ returns the norm of all of it",
+     (change(CLIPS, f'norm = {LOCAL}\n        nn.utils.clip_grad_norm_(model.parameters(), limit)'),
+     change(GATHERED, "norm.item()"))),
+    ("the norm is taken after clipping", "clip_grad_norm_ returns the norm as it was before",
+     change(GATHERED, "nn.utils.get_total_norm([p.grad for p in model.parameters()]).item()")),
+    ("the gradients are divided by the number of ranks once more",
+     "fully_shard averages them in backward: each is that of the whole batch already",
+     add("[p.grad.div_(ranks) for p in model.parameters()]", after="loss.backward()")),
+    ("the loss is that of this rank's samples", "all-reduce it, with ReduceOp.AVG", drop("dist.all_reduce")),
+    ("the losses of the ranks are added up", "dist.all_reduce adds unless it is told ReduceOp.AVG",
+     change(", dist.ReduceOp.AVG", "")),
+    ("only rank 0 has the loss of all", "dist.reduce brings it to one rank; the others are left with their own",
+     change("dist.all_reduce(mean, dist.ReduceOp.AVG)", "dist.reduce(mean, 0, dist.ReduceOp.AVG)")),
+    ("rank 0 alone calls the all-reduce of the loss",
+     "a collective is called by all ranks, also those that do nothing with the result",
+     change("        dist.all_reduce", "        if rank == 0:\n            dist.all_reduce")),
+    ("the norm is a DTensor", "full_tensor() makes it a plain tensor, item() a float", change(GATHERED, "norm")),
+    ("the loss is a tensor", "item() makes a float of it", change("mean.item()", "mean")),
+    ("the weights are left whole on every rank",
+     "unshard() gathers in place; the model stays as it is after the last step",
+     add("[m.unshard() for m in model.modules() if hasattr(m, 'unshard')]", before="return steps")),
+    ("the process group is closed", "it is the script's, which goes on to evaluate and save with it",
+     add("dist.destroy_process_group()", before="return steps")),
+)  # fmt: skip

@@ -1,0 +1,222 @@
+"""The check of a choice among four ways to train: for each mistake there are jobs in which it shows."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from gpulab.check.base import Trial
+from gpulab.check.numbers import Clause, Numbers, Part
+from gpulab.check.scenes import Scene
+from gpulab.check.wording import is_whole, show
+
+Way = Callable[["Job", int], float]  # bytes on each of so many ranks, or whether it may be used on them
+ROUND = 720720  # divides by all ranks up to 16, so that no share of bytes is a fraction
+Answer = tuple[int, str] | tuple[None]
+NOTHING = (None,)  # what None is here: a formula that gives None is not compared
+
+
+class Job(NamedTuple):
+    parameters: int
+    unit: int
+    activations: int
+    batch: int
+    memory: int
+    machine: int
+    most: int
+
+    def own(self, ranks: int) -> float:
+        return self.activations * self.batch / ranks
+
+    def shard(self, ranks: int) -> float:
+        return 16 * self.parameters / ranks
+
+
+WAYS: dict[str, Way] = {  # bytes; the one that sends least first
+    "ddp": lambda j, n: 16 * j.parameters + j.own(n),
+    "zero1": lambda j, n: 8 * j.parameters + j.shard(n) / 2 + j.own(n),
+    "fsdp": lambda j, n: j.shard(n) + 16 * j.unit + j.own(n),
+    "tensor": lambda j, n: j.shard(n) + j.own(n),
+}
+
+
+def divides(j: Job, ranks: int) -> bool:
+    return j.batch % ranks == 0
+
+
+def within(j: Job, ranks: int) -> bool:
+    return ranks <= j.machine
+
+
+def fitting(
+    j: Job,
+    *,
+    ranks: range | None = None,
+    memory: float | None = None,
+    equal: Way = divides,
+    machine: Way = within,
+    **other: Way,
+) -> Iterator[tuple[int, str]]:
+    """The ways that fit, with the fewest ranks first; with `other` ways to count their bytes, or to be allowed."""
+    for n in ranks or range(1, j.most + 1):
+        for way, needed in {**WAYS, **other}.items():
+            allowed = (machine if way == "tensor" else equal)(j, n)
+            if allowed and needed(j, n) <= (j.memory if memory is None else memory):
+                yield n, way
+
+
+def right(j: Job, **other: Any) -> Answer:
+    return next(fitting(j, **other), NOTHING)
+
+
+def by(**other: Any) -> Callable[[Job], Answer]:
+    return lambda j: right(j, **other)
+
+
+def best(key: Callable[[Job, tuple[int, str]], Any]) -> Callable[[Job], Answer]:
+    """Of all that fit, the one with the least of this."""
+    return lambda j: min(fitting(j), key=lambda one: key(j, one), default=NOTHING)
+
+
+def in_order(*ways: str) -> Callable[[Job], Answer]:
+    return best(lambda j, one: (one[0], ways.index(one[1])))
+
+
+ORDER = [*WAYS]
+MISTAKES: list[tuple[Any, ...]] = [
+    ("answer", *row) for row in (
+        ("one GPU more than `most` is tried", "range(1, most + 1) ends with most",
+         lambda j: right(j, ranks=range(1, j.most + 2))),
+        ("the largest number of GPUs is not tried", "range ends before its end: most + 1",
+         lambda j: right(j, ranks=range(1, j.most)) if j.most > 1 else NOTHING),
+        ("one GPU is not tried", "range(1, …): where the model fits on one, nothing is sent at all",
+         lambda j: right(j, ranks=range(2, j.most + 1)) if j.most > 1 else NOTHING),
+        ("only powers of two are tried", "any number of ranks may be rented that divides the batch",
+         lambda j: next((one for one in fitting(j) if one[0] in (1, 2, 4, 8, 16)), NOTHING)),
+        ("zero1 counts 4 bytes kept and 12 cut",
+         "stage 1 cuts the optimizer state alone; weights and gradients, 8 bytes, stay whole",
+         by(zero1=lambda j, n: 4 * j.parameters + j.shard(n) * 12 / 16 + j.own(n))),
+        ("zero1 needs as much as ddp", "its 8 bytes of optimizer state are divided by the ranks",
+         by(zero1=WAYS["ddp"])),
+        ("ddp counts 12 bytes for each parameter", "the gradient has 4 bytes as well: 4 + 4 + 8",
+         by(ddp=lambda j, n: 12 * j.parameters + j.own(n))),
+        ("ddp divides its 16 bytes by the ranks", "DDP shares the work: each GPU has a whole copy",
+         by(ddp=lambda j, n: j.shard(n) + j.own(n))),
+        ("fsdp has nothing whole", "it gathers a unit to compute with it: four times one unit, 4 bytes each",
+         by(fsdp=WAYS["tensor"])),
+        ("fsdp has fewer units whole than it needs",
+         "the next one's weights come while this one computes, and a gradient and its copy wait to be sent: four times",
+         *(by(fsdp=lambda j, n, k=k: j.shard(n) + 4 * k * j.unit + j.own(n)) for k in (1, 2, 3)),
+         by(fsdp=lambda j, n: j.shard(n) + 16 * j.unit / n + j.own(n))),
+        ("fsdp has more units whole than it needs",
+         "weights of two, the gradient of one and its copy: four times 4 bytes, and no more",
+         by(fsdp=lambda j, n: j.shard(n) + 20 * j.unit + j.own(n))),
+        ("fsdp keeps all weights whole", "they are cut too, and whole unit by unit: that is in the four units",
+         by(fsdp=lambda j, n: j.shard(n) + 4 * j.parameters + 16 * j.unit + j.own(n))),
+        ("tensor has units whole", "nothing is gathered: each rank computes with its part of the matrices",
+         by(tensor=WAYS["fsdp"])),
+        ("fsdp and tensor count 12 bytes cut", "the gradient's 4 bytes are in the 16",
+         by(fsdp=lambda j, n: j.shard(n) * 12 / 16 + 16 * j.unit + j.own(n),
+            tensor=lambda j, n: j.shard(n) * 12 / 16 + j.own(n))),
+        ("tensor has the activations of the batch whole on each GPU", "they are cut by the ranks as well",
+         by(tensor=lambda j, n: j.shard(n) + j.own(1))),
+        ("the samples of a rank are rounded, also under tensor",
+         "tensor cuts each sample, so that nothing is left over: activations * batch / ranks",
+         by(tensor=lambda j, n: j.shard(n) + j.activations * -(-j.batch // n)),
+         by(tensor=lambda j, n: j.shard(n) + j.activations * (j.batch // n))),
+        ("activations are those of one sample, whatever its part of the batch", "a rank has batch / ranks samples",
+         by(**{w: lambda j, n, w=w: WAYS[w](j, n) - j.own(n) + j.activations for w in WAYS})),
+        ("each rank has the whole batch's activations",
+         "batch samples are those of all ranks together: a rank has batch / ranks",
+         by(**{w: lambda j, n, w=w: WAYS[w](j, n) - j.own(n) + j.own(1) for w in WAYS})),
+        ("the batch is cut where it does not divide", "three ways give each rank an equal part: batch % ranks == 0",
+         by(equal=lambda j, n: True), by(equal=lambda j, n: n <= j.batch)),
+        ("tensor is left out where the batch does not divide", "every rank of tensor works on the whole batch",
+         by(machine=lambda j, n: within(j, n) and divides(j, n)),
+         by(machine=lambda j, n: within(j, n) and n <= j.batch)),
+        ("tensor is left out where its ranks do not divide a machine's GPUs",
+         "three of eight are within one machine, too: ranks <= machine",
+         by(machine=lambda j, n: within(j, n) and j.machine % n == 0)),
+        ("tensor goes beyond one machine", "its exchanges stand in the way of the next kernel: ranks <= machine",
+         by(machine=lambda j, n: True)),
+        ("tensor is used on a whole machine only", "it may use fewer of its GPUs: ranks <= machine",
+         by(machine=lambda j, n: n == j.machine)),
+        ("tensor is left out where it takes all GPUs of a machine", "within one machine: <=, not <",
+         by(machine=lambda j, n: n < j.machine)),
+        ("a GPU that is just full is refused", "full to the last byte is allowed: <=",
+         lambda j: right(j, memory=j.memory - 1e-3)),
+        ("a tenth of the memory is left free", "a good habit, and not what is asked: memory is what the ways may fill",
+         lambda j: right(j, memory=0.9 * j.memory)),
+        ("an earlier way is taken on more GPUs", "the number of GPUs comes first: the outer loop goes over ranks",
+         best(lambda j, one: (ORDER.index(one[1]), one[0]))),
+        ("of the ways that fit on as few GPUs the one with fewest bytes is taken",
+         "the first that fits sends least: memory that is left is not worth an exchange",
+         best(lambda j, one: (one[0], WAYS[one[1]](j, one[0])))),
+        ("of the ways that fit on as few GPUs another than the first is taken", "the first that fits sends least",
+         in_order(*reversed(ORDER)), in_order("zero1", "ddp", "fsdp", "tensor"),
+         in_order("ddp", "fsdp", "zero1", "tensor"), in_order("ddp", "zero1", "tensor", "fsdp")),
+        ("where nothing fits the largest number is returned",
+         "None: who rents most GPUs for it gets an out-of-memory error on all of them",
+         *(lambda j, way=way: (j.most, way) if right(j) is NOTHING else right(j) for way in WAYS)),
+    )
+]  # fmt: skip
+SHOWS: list[tuple[Any, Any]] = [(right, formula) for _, _, _, *formulas in MISTAKES for formula in formulas]
+SHOWS.append((by(zero1=WAYS["ddp"]), in_order("ddp", "fsdp", "zero1", "tensor")))  # which are seldom told apart
+
+
+def draw(scene: Scene) -> Job:
+    """A job for which these two formulas give different answers."""
+    one, other = scene.shows
+    while True:
+        count, ranks = ROUND * random.randint(2, 40), random.randint(1, 6)
+        job = Job(
+            parameters=count,
+            unit=count // random.randint(2, 15),
+            activations=ROUND * random.randint(1, 40),
+            batch=random.choice([0, ranks, ranks, ranks]) * random.randint(1, 5) + random.choice([0, 0, 1]) or 1,
+            memory=0,
+            machine=random.choice([1, 2, 4, 8, ranks]),
+            most=ranks + random.randint(-1, 8) or 1,
+        )
+        spare = random.choice([0, random.randint(0, 4 * job.unit), random.randint(0, 4 * count)])
+        job = job._replace(memory=int(random.choice([*WAYS.values()])(job, ranks)) + spare)
+        if one(job) != other(job):
+            return job
+
+
+def pair(trial: Trial, value: Any, name: str, read: str) -> Answer:
+    """`value`, if it is None or a whole number and the name of a way."""
+    if value is None or value is NOTHING:
+        return NOTHING
+    likely = "which way is the other half of the decision" if is_whole(value) else ""
+    if isinstance(value, tuple | list):
+        likely = "where nothing fits, None itself" if None in value else "(ranks, way), the number first"
+    trial.expect(
+        isinstance(value, tuple | list) and len(value) == 2 and is_whole(value[0]) and isinstance(value[1], str),
+        "what is returned is no (ranks, way), and not None",
+        expected="(ranks, way): a whole number and a name",
+        got=show(value),
+        likely=likely,
+        read=read,
+    )
+    return int(value[0]), str(value[1])
+
+
+CLAUSES: list[Clause[Job]] = [
+    Clause("None if none of them fits", "answer", "a way is named where none fits",
+           "up to `most` ranks, none of the four has enough memory", lambda j: right(j) is NOTHING),
+    Clause("the fewest GPUs that train the model", "answer", "another choice is right",
+           "of the ways that fit, and that are allowed on so many ranks, first the fewest ranks, then the first way"),
+]  # fmt: skip
+EXERCISE = Numbers(
+    __file__,
+    says="as few GPUs as do, and the way of training that sends least on them",
+    parameters=Job._fields,
+    job=Job,
+    edges={"shows": SHOWS},
+    draw=draw,
+    parts={"answer": Part(right, "A 7B, a 13B and a 70B planned", pair)},
+    clauses=CLAUSES,
+    mistakes=MISTAKES,
+)

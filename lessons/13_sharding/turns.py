@@ -1,0 +1,142 @@
+"""The turns of lesson 13: a model sharded by block, and a rank's part of an MLP under tensor parallelism."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from gpulab.check.wording import show
+from gpulab.turn.base import AsGiven, NotYet, turn
+from gpulab.virtual.gpu import VirtualGPU
+
+WIDTH, RANKS = 64, 4
+
+
+class _Model(nn.Module):
+    """The names of the lecture's SmallGPT, with blocks that say when they run."""
+
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)) for _ in range(depth)
+        )
+        self.embed = nn.Linear(8, WIDTH)
+        self.blocks = nn.ModuleDict({"layers": layers})
+        self.head = nn.Linear(WIDTH, 8)
+
+    def layers(self) -> list[nn.Module]:
+        return list(self.blocks.layers)  # type: ignore[arg-type]
+
+    def forward(self, x: torch.Tensor) -> Any:
+        x = self.embed(x)
+        for layer in self.layers():
+            x = layer(x)
+        return self.head(x)
+
+
+@turn("while a block computes it is whole, and the others are cut: a unit for each, and one for the rest")
+def a_unit_per_block(answer: Any) -> None:
+    """A function (model) that shards it with `fully_shard`, each of `model.blocks.layers` and then the whole."""
+    import torch.distributed as dist
+    from torch.distributed.fsdp import FSDPModule
+
+    with warnings.catch_warnings(), VirtualGPU("T4", ranks=RANKS):
+        warnings.simplefilter("ignore")
+        dist.init_process_group("nccl")
+        try:
+            model = _Model(int(torch.randint(3, 6, ()))).cuda()
+            answer(model)
+            blocks = model.layers()
+            root = isinstance(model, FSDPModule)
+            units = [isinstance(block, FSDPModule) for block in blocks]
+            finer = [m for block in blocks for m in block.modules() if m is not block and isinstance(m, FSDPModule)]
+            model(torch.randn(2, 8, device="cuda")).sum().backward()
+            whole = [name for name, p in model.named_parameters() if not hasattr(p, "to_local")]
+        finally:
+            dist.destroy_process_group()
+            gc.collect()
+    if root and not any(units) and not finer:
+        raise AsGiven("the model is one unit, and all of it is gathered before the first kernel")
+    told, likely = _of_units(root, units, bool(finer), whole)
+    if told:
+        raise NotYet(told, expected="a unit for each block, and one for embedding and head", likely=likely)
+
+
+def _of_units(root: bool, units: list[bool], finer: bool, whole: list[str]) -> tuple[str, str]:
+    """What is wrong and why, empty where nothing is."""
+    if not root and not any(units) and not finer:
+        return "nothing is sharded", "fully_shard(block) changes the block itself; it was not called"
+    if finer:
+        return "there are units within the blocks", "gathers of a layer each are many and small: the block is the unit"
+    if not all(units):
+        missing = [i for i, unit in enumerate(units) if not unit]
+        return f"{len(missing)} of {len(units)} blocks are no unit", "the loop goes over all of model.blocks.layers"
+    if not root:
+        return (
+            f"{show(whole[0])} and {len(whole) - 1} others lie whole on every rank",
+            "embedding and head belong to no block: fully_shard(model), after the blocks",
+        )
+    return "", ""
+
+
+Part = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int, int], torch.Tensor]
+
+
+def _columns_of_up(x: torch.Tensor, up: torch.Tensor, down: torch.Tensor, rank: int, ranks: int) -> torch.Tensor:
+    each = up.shape[1] // ranks
+    mine = slice(rank * each, (rank + 1) * each)
+    return F.linear(torch.relu(F.linear(x[..., mine], up[:, mine])), down)
+
+
+def _strided(x: torch.Tensor, up: torch.Tensor, down: torch.Tensor, rank: int, ranks: int) -> torch.Tensor:
+    each = up.shape[0] // ranks
+    return F.linear(torch.relu(F.linear(x, up[rank * each : (rank + 1) * each])), down[:, rank::ranks])
+
+
+@turn("the parts of all ranks add up to the layer, and each has computed its share of the hidden units")
+def summand_of_mlp(answer: Any) -> None:
+    """A function (x, up, down, rank, ranks): one rank's summand of relu(x @ up.T) @ down.T."""
+    ranks, each, width = (int(torch.randint(2, 5, ())) for _ in range(3))
+    hidden, width = ranks * (each + 1), 4 * width
+    x, up, down = torch.randn(5, width), torch.randn(hidden, width), torch.randn(width, hidden)
+    whole = F.linear(torch.relu(F.linear(x, up)), down)
+    parts = []
+    for rank in range(ranks):
+        up_read, down_read = up.clone().requires_grad_(), down.clone().requires_grad_()
+        part = answer(x.clone(), up_read, down_read, rank, ranks)
+        if not torch.is_tensor(part) or part.shape != whole.shape:
+            got = tuple(part.shape) if torch.is_tensor(part) else show(part)
+            raise NotYet(
+                f"{got} came from rank {rank}",
+                expected=f"a tensor of shape {tuple(whole.shape)} from every rank",
+                likely="rows of up, then the same columns of down: a summand has the shape of the whole",
+            )
+        parts.append(part.detach())
+    if all(_same(part, whole) for part in parts):
+        raise AsGiven("every rank computes the whole layer")
+    if _same(torch.stack(parts).sum(0), whole):
+        if _same(parts[0], whole):
+            raise NotYet("rank 0 computes everything", expected="a share on each rank", likely=_RIGHT)
+        return
+    for wrong, told, likely in _PARTS:
+        if all(_same(part, wrong(x, up, down, rank, ranks)) for rank, part in enumerate(parts)):
+            raise NotYet(told, expected=f"a sum over {ranks} ranks that is the layer", likely=likely)
+    raise NotYet("the parts do not add up to the layer", expected="their sum is the whole", likely=_RIGHT)
+
+
+_RIGHT = "rank r has the rows r · each to (r + 1) · each of up, each = hidden // ranks, and the same columns of down"
+_PARTS: tuple[tuple[Part, str, str], ...] = (
+    (_columns_of_up, "up is cut by its inputs",
+     "the ReLU of a summand is not a summand of the ReLU: cut up by its rows, and each hidden unit is whole on a rank"),
+    (_strided, "the columns of down are not those of the rows of up", "the same slice for both"),
+)  # fmt: skip
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch.allclose(one, other, rtol=1e-3, atol=1e-3)

@@ -1,0 +1,195 @@
+"""Answers to "whole, or not there"."""
+
+import io
+import os
+import tempfile
+import zipfile
+
+import torch
+from wrong_answers.bank import Bank
+from wrong_answers.edits import change, drop, move
+
+BANK = Bank("atomic_checkpoint", "Checkpoints")
+FSYNC, REPLACE = "os.fsync(file.fileno())", 'os.replace(temporary, self.folder / f"step{step}.pt")'
+UNFINISHED, UNLINK = 'self.folder / "unfinished.tmp"', "            temporary.unlink(missing_ok=True)\n"
+NEWER, KEPT = "        for old in self.files()[self.keep :]:", "self.folder, self.keep = folder, keep\n"
+PRUNE = NEWER + "\n            old.unlink()"
+READ, CATCH = (
+    "content = path.read_bytes()",
+    "except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError)",
+)
+ASIDE, ANY = 'os.replace(path, path.with_suffix(".damaged"))', 'if any(self.folder.glob("*.damaged")):'
+BY_PATH = (
+    change(READ, "content = path"),
+    change("zipfile.ZipFile(io.BytesIO(content))", "zipfile.ZipFile(content)"),
+    change('torch.load(io.BytesIO(content), map_location="meta"', "torch.load(content"),
+)
+
+
+@BANK.right
+class ByDescriptor:
+    """A temporary file with a name of its own, and all by numbers of open files, and names."""
+
+    def __init__(self, folder, keep):
+        self.folder, self.keep = str(folder), keep
+
+    def paths(self):
+        steps = sorted(int(name[len("step") : -3]) for name in os.listdir(self.folder) if name.endswith(".pt"))
+        return [os.path.join(self.folder, f"step{step}.pt") for step in steps[::-1]]
+
+    def save(self, state, step):
+        torch.save(state, buffer := io.BytesIO())
+        for name in os.listdir(self.folder):
+            if name.endswith(".part"):
+                os.remove(os.path.join(self.folder, name))
+        fd, name = tempfile.mkstemp(dir=self.folder, suffix=".part")
+        with open(fd, "wb", buffering=0) as file:
+            file.write(buffer.getvalue())
+            os.fsync(fd)
+        os.rename(name, os.path.join(self.folder, f"step{step}.pt"))
+        if os.name != "nt":
+            os.fsync(folder := os.open(self.folder, os.O_RDONLY))
+            os.close(folder)
+        for old in self.paths()[self.keep :]:
+            os.remove(old)
+
+    def latest(self):
+        for path in self.paths():
+            with open(path, "rb") as file:
+                data = file.read()
+            try:
+                if zipfile.ZipFile(io.BytesIO(data)).testzip() is None:
+                    return torch.load(io.BytesIO(data), weights_only=True)
+            except (zipfile.BadZipFile, RuntimeError, ValueError, EOFError):
+                pass
+            os.rename(path, path + ".bad")
+        if any(name.endswith(".bad") for name in os.listdir(self.folder)):
+            raise ValueError("no checkpoint is whole")
+
+
+BANK.right((*BY_PATH, change('io.BytesIO(content), map_location="cpu"', "content"), drop("file.flush()")))
+BANK.mistakes(
+    ("the file is written piece by piece under its own name, and is there in part when the process is killed",
+     "another name first, in the same folder; then os.replace, which changes the name in one step",
+     (change(UNFINISHED, 'self.folder / f"step{step}.pt"'), drop("os.replace(temporary")),
+     change(REPLACE, "import shutil\n\n        shutil.copy(temporary, self.folder / f\"step{step}.pt\")\n        "
+     "temporary.unlink()")),
+    ("a file cannot be renamed from one disk to another", "write in the same folder: then it is the same disk",
+     change(UNFINISHED, 'pathlib.Path(tempfile.gettempdir(), f"unfinished-{os.getpid()}.tmp")')),
+    ("the unfinished file ends in .pt", "who reads *.pt finds it: another ending, as .tmp",
+     change('"unfinished.tmp"', '"unfinished.pt"')),
+    ("after a power cut the new name may be there, and the bytes not", f"{FSYNC} before os.replace", drop(FSYNC),
+     (change(FSYNC, "pass"), change(REPLACE, REPLACE + "\n        os.fsync(late := os.open(self.folder / "
+     'f"step{step}.pt", os.O_RDWR))\n        os.close(late)'))),
+    ("the folder is not fsynced after os.replace: after a power cut the new name may be gone",
+     "a name is an entry of its folder: os.open(folder, os.O_RDONLY), os.fsync, os.close", drop("self.sync_folder()"),
+     move("self.sync_folder()", before="os.replace(temporary")),
+    ("the old file goes before the new name is safe",
+     "fsync the folder between os.replace and the first unlink: of two changes the second may be on the disk alone",
+     (drop("self.sync_folder()"), change(PRUNE, PRUNE + "\n        self.sync_folder()"))),
+    ("the oldest file goes before the new one is there",
+     "with keep=1 there is none for a moment: remove when the new one is safe",
+     *(change(f"        {place}", NEWER.replace(" :]", " - 1 :]") + f"\n            old.unlink()\n        {place}")
+       for place in ("temporary =", REPLACE))),
+    ("all files stay", "remove what is beyond keep: files()[keep:]", change(PRUNE, "")),
+    ("one file too many stays", "the new one is one of the keep", change("[self.keep :]", "[self.keep + 1 :]")),
+    ("the newest are removed, and the oldest stay", "files()[keep:] of a list with the newest first",
+     change(NEWER, NEWER.replace("files()", "files()[::-1]"))),
+    ("what a killed save has left stays for ever",
+     "each save has something temporary of a name of its own: take one name for all, or remove those of others",
+     change('"unfinished.tmp"', 'f"step{step}.tmp"'),
+     (change(UNFINISHED, 'pathlib.Path(tempfile.mkdtemp(dir=self.folder)) / "unfinished.tmp"\n        '
+      'for part in self.folder.glob("*/unfinished.tmp"):\n            part.unlink()'),
+      change(UNLINK, "            temporary.unlink()\n            temporary.parent.rmdir()\n"),
+      change(REPLACE, REPLACE + "\n        temporary.parent.rmdir()"))),
+    ("the files have names of another form", 'other programs read f"step{step}.pt"; the order comes from int(…) of it',
+     change('f"step{step}.pt"', 'f"step{step:06}.pt"'),
+     (change('f"step{step}.pt"', 'f"step{step}.ckpt.pt"'), change("path.stem", "path.stem.removesuffix('.ckpt')"))),
+    ("the step is looked up in the state", "a state need not have it: save is given the step",
+     change('f"step{step}.pt"', "f\"step{state['step']}.pt\"")),
+    ("the state that is saved has an entry more",
+     "what latest() gives is the state as it was: the step stands in the name",
+     change("torch.save(state, file)", "torch.save(state | {'saved_step': step}, file)")),
+    ("save changes the state that it is given", "the caller goes on with it: the step stands in the name",
+     change("torch.save(state, file)", "torch.save(state, file)\n                state['saved_step'] = step")),
+    ("the object keeps a list of files, and some of them are gone",
+     "what is in the folder says the folder: list it each time",
+     (change(KEPT, KEPT + "        self.known = self.listed()\n"),
+      change("    def files(self):\n        steps =", "    def listed(self):\n        return"),
+      change("        return [steps[", "    def files(self):\n        steps = self.known\n        return [steps["),
+      change("        self.sync_folder()\n",
+             "        self.sync_folder()\n        self.known[step] = self.folder / f'step{step}.pt'\n"))),
+    ("latest() goes by what the object knew before",
+     "another save has been made since, by this object or another process: list the folder in latest()",
+     (change(KEPT, KEPT + "        self.known = self.files()\n"), change("in self.files():", "in self.known:")),
+     change("    def latest(self):", "    @__import__('functools').cache\n    def latest(self):")),
+    ("latest() gives what this object has saved last", "another process may have saved since: look into the folder",
+     (change(KEPT, KEPT + "        self.last = None\n"), change(PRUNE, PRUNE + "\n        self.last = state"),
+      change("    def latest(self):", "    def latest(self):\n        if self.last:\n            return self.last"))),
+    ("the newest is found by its name as text", "as text step9 comes after step10: compare int(…) of it",
+     change('steps = {int(path.stem.removeprefix("step")): path', "steps = {path.name: path")),
+    ("the newest is found by the time of the file", "a copy of the folder has other times; the step stands in the name",
+     change("        return [steps[step] for step in sorted(steps, reverse=True)]",
+            "        return sorted(steps.values(), key=lambda path: path.stat().st_mtime, reverse=True)")),
+    ("the oldest is taken", "reverse=True, or the last of the list",
+     change("for path in self.files():", "for path in self.files()[::-1]:")),
+    ("an empty folder is an error", "a run that begins has no checkpoint: return None",
+     change("        return None", "        raise FileNotFoundError(self.folder)")),
+    ("a damaged file is the end: latest() gives None", "go on with the one before it: return None after the loop",
+     change(f"            {ASIDE}", f"            return None\n            {ASIDE}")),
+    ("a damaged file is an error",
+     "catch zipfile.BadZipFile, or what torch.load raises, and go on with the one before it",
+     change(f"{CATCH}:  # what damaged bytes raise\n            return False", "except ZeroDivisionError:\n            pass")),
+    ("zeros in the middle of a file are not seen",
+     "torch.load does not compare the checksums: zipfile.ZipFile(path).testzip() does",
+     change("archive.testzip()", "not archive.namelist()"), change("archive.testzip()", "bytes(512) in content")),
+    ("zeros in the part that holds the numbers are not seen",
+     "a checksum for each part: testzip() reads all of them, also data.pkl",
+     change("archive.testzip()", "[archive.read(name) for name in archive.namelist() if '/data/' in name] and None")),
+    ("a file whose list of parts is damaged is an error",
+     "testzip() finds nothing, since that list has no checksum; torch.load raises RuntimeError or another one: "
+     "catch them", change(CATCH, "except zipfile.BadZipFile")),
+    ("a file that could not be opened, or that torch.load refuses, is set aside as if it were damaged",
+     "except Exception takes a disk that is gone for damage: catch what damaged bytes raise",
+     (*BY_PATH, change(CATCH, "except Exception"))),
+    ("a file that could not be opened is set aside as if it were damaged",
+     "an OSError says nothing of the file: let it out",
+     change(READ, "try:\n                content = path.read_bytes()\n            except OSError:\n                "
+            "content = b''")),
+    ("a file that could not be opened is passed over, and work that is saved is done again",
+     "an OSError says nothing of the file: let it out",
+     change(READ, "try:\n                content = path.read_bytes()\n            except OSError:\n                "
+            "continue")),
+    ("a whole file that torch.load refuses is set aside as if it were damaged",
+     "UnpicklingError comes from what was saved, as NumPy's state: the checksums have said that it is whole",
+     change(CATCH, "except Exception")),
+    ("latest() gives None where all files are damaged, and the run begins at step 0",
+     "raise: somebody has to look, and None is for a folder without any", change(ANY, "if False:")),
+    ("where all files are damaged latest() raises once, and gives None the next time",
+     "a job that is put back calls it again: look for files that were set aside before as well",
+     (change("for path in self.files():", "for path in (found := self.files()):"), change(ANY, "if found:"))),
+    ("two damaged files are the end: latest() looks at no other", "all of them, until one is whole",
+     change("for path in self.files():", "for path in self.files()[:2]:")),
+    ("a damaged file is written over by the next one", "a name of its own for each: path.with_suffix",
+     change('path.with_suffix(".damaged")', 'self.folder / "last.damaged"')),
+    ("save removes the damaged files that were set aside",
+     "somebody may look at them: remove checkpoints, and what a killed save has left",
+     change(PRUNE, "        kept = self.files()[: self.keep]\n        for old in self.folder.iterdir():\n            "
+            "if old not in kept:\n                old.unlink()")),
+    ("latest() runs code that stands in a file",
+     "weights_only=False loads any object, and runs what it says; True builds tensors, numbers and containers",
+     tuple(change(f'"{place}", weights_only=True', f'"{place}", weights_only=False') for place in ("meta", "cpu"))),
+    ("a damaged file is left where it is", "with .pt it counts as one of the keep: rename it",
+     (drop(ASIDE), change(ANY, "if self.files():"))),
+    ("a damaged file is removed", "a part may be wanted, and why it is damaged as well: rename it",
+     change(ASIDE, "path.unlink()")),
+    ("a save that fails leaves its unfinished file behind", "unlink it, and raise again", change(UNLINK, "")),
+    ("after some errors the unfinished file is left behind",
+     "torch.save raises TypeError, AttributeError, PicklingError, or OSError where the disk is full: "
+     "except BaseException", change("except BaseException:", "except TypeError:")),
+    ("save raises an error of its own in the place of torch.save's",
+     "who calls must know what is not to be saved: raise alone goes on with the same one",
+     change("            raise\n", "            raise TypeError('cannot save') from None\n")),
+    ("a save that fails says nothing", "raise again: who calls must know that there is no new checkpoint",
+     change("            raise\n", "            return\n")),
+)  # fmt: skip

@@ -1,0 +1,22 @@
+"""What the checks of lesson 14 that ask for a class have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from gpulab.check.base import Trial
+from gpulab.check.wording import show
+
+
+def is_class(student: Any, trial: Trial) -> Callable[..., Any]:
+    """What makes the student's object: a class, or a function of the same parameters."""
+    trial.expect(
+        callable(student),
+        "this is not a class",
+        expected="a class with the two methods",
+        got=show(student),
+        likely="an object came: pass the class itself, without calling it",
+    )
+    make: Callable[..., Any] = student
+    return make

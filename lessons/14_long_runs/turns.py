@@ -1,0 +1,161 @@
+"""The turns of lesson 14: the rest of an epoch after an interruption, and a rule that names a run's illness."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import torch
+
+from gpulab.check.wording import show
+from gpulab.turn.base import AsGiven, NotYet, turn
+
+
+class _Samples:
+    """Samples that are their own indices; it notes which of them are read."""
+
+    def __init__(self, length: int) -> None:
+        self._all, self.read = torch.arange(length), set[int]()
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __getitem__(self, rows: Any) -> torch.Tensor:
+        found = self._all[rows]
+        self.read |= set(found.flatten().tolist())
+        return found
+
+
+Given = list[list[int]]
+
+
+def _given(answer: Any, length: int, epoch: int, size: int, done: int) -> tuple[Given, set[int], bool]:
+    """The batches that came, which samples were read, and whether PyTorch's generator has been seeded."""
+    torch.manual_seed(random.randrange(2**31))  # another state at each call, as in another process
+    data, before = _Samples(length), torch.initial_seed()
+    came = answer(data, epoch, size, done)
+    try:
+        batches = [batch.tolist() for batch in came]
+    except (AttributeError, TypeError):
+        likely = "neither yield nor return" if came is None else "yield data[rows] for the rows of each batch"
+        raise NotYet(f"{show(came)} came back", expected="batches of samples", likely=likely) from None
+    return batches, data.read, torch.initial_seed() != before
+
+
+def _flat(batches: Given) -> list[int]:
+    return [sample for batch in batches for sample in batch]
+
+
+@turn("the rest of the epoch, in the order that it would have had, and nothing else is read")
+def rest_of_epoch(answer: Any) -> None:
+    """A function (data, epoch, size, done) that yields the batches of an epoch after `done` of them."""
+    size, epoch = random.randint(4, 6), random.randint(3, 9)
+    length = 6 * size + random.randint(1, size - 1)  # the last batch is shorter
+    done = random.randint(2, 4)
+    whole, _, seeded = _given(answer, length, epoch, size, 0)
+    again, *_ = _given(answer, length, epoch, size, 0)
+    rest, skipped, _ = _given(answer, length, epoch, size, done)
+    if whole != again:
+        if len(rest) == len(whole):
+            raise AsGiven("each call draws another order, and begins at the first batch")
+        raise NotYet(
+            "two calls for one epoch give two orders",
+            expected="the same order in another process",
+            likely="a generator of its own, seeded with the epoch: torch.Generator().manual_seed(epoch)",
+        )
+    if sorted(_flat(whole)) != list(range(length)) or len(whole) != 7:
+        raise NotYet(
+            f"with done=0 there are {len(whole)} batches of {len(_flat(whole))} samples",
+            expected=f"7 batches with all of {length}",
+            likely="the last batch is shorter, and belongs to the epoch",
+        )
+    if seeded:
+        raise NotYet(
+            "the order is right, and PyTorch's own generator has been seeded",
+            expected="dropout and augmentation draw on as before",
+            likely="torch.manual_seed() is for all: take a torch.Generator()",
+        )
+    other, *_ = _given(answer, length, epoch + 1, size, 0)
+    if other == whole:
+        raise NotYet(
+            f"epochs {epoch} and {epoch + 1} have one order",
+            expected="another in each epoch",
+            likely="the seed does not depend on epoch, or nothing is shuffled",
+        )
+    if rest != whole[done:]:
+        told = f"{len(rest)} batches for done={done}"
+        likely = "done counts batches, not samples: split first, then [done:]"
+        if _flat(rest) != _flat(whole)[done:]:
+            likely = "it leaves out batches, not another number or another order of them"
+        raise NotYet(told, expected=f"the last {7 - done} of the whole epoch's 7", likely=likely)
+    if extra := len(skipped - set(_flat(rest))):
+        raise NotYet(
+            f"{extra} samples are read that no batch has",
+            expected=f"the samples of the {7 - done} batches that are left",
+            likely="skip rows, before data[rows]",
+        )
+
+
+Means = dict[str, float]
+
+_LIKELY = {
+    "overflow": "every step is skipped, so that the loss falls no more, and the scale halves each time: ask it first",
+    "diverged": "the loss is higher than in the beginning, or nan, which is not larger than anything; the scale holds",
+    "leak": "memory grows, and nothing else is wrong",
+    "data": "most of the step is a wait, whether it has become longer or not",
+    "throttled": "it has become slower without a wait for data: both, since a healthy run has no wait either",
+    "healthy": "nothing is wrong: as fast as before, and the loss falls",
+}
+
+
+def _cases() -> dict[str, list[tuple[Means, Means]]]:
+    """Runs of which everybody would say the same; means of the first and of the last ten steps."""
+    cases: dict[str, list[tuple[Means, Means]]] = {name: [] for name in _LIKELY}
+    for name, found in cases.items():
+        for _ in range(6):
+            found.append(_case(name))
+    return cases
+
+
+def _case(name: str) -> tuple[Means, Means]:
+    draw = random.uniform
+    step = draw(20, 400)
+    early = {"loss": draw(0.9, 7), "scale": 2.0 ** random.randint(12, 17), "memory": draw(500, 40_000)}
+    early |= {"wait": step * draw(0, 0.1), "step": step}
+    late = {
+        "loss": early["loss"] * draw(0.2, 0.7),
+        "scale": early["scale"] * random.choice([0.5, 1, 2]),
+        "memory": early["memory"] * draw(1, 1.03),
+        "step": step * draw(0.95, 1.05),
+    }
+    late["wait"] = late["step"] * draw(0, 0.1)
+    if name == "overflow":
+        late |= {"scale": early["scale"] / 2.0 ** random.randint(10, 40), "loss": early["loss"] * draw(0.9, 1.1)}
+    elif name == "diverged":
+        late["loss"] = random.choice([math.nan, early["loss"] * draw(1.5, 20)])
+    elif name == "leak":
+        late["memory"] = early["memory"] * draw(1.4, 3)
+    elif name == "throttled":
+        late["step"] *= draw(1.6, 4)
+    elif name == "data":
+        early["wait"], late["wait"] = early["step"] * draw(0.6, 0.9), late["step"] * draw(0.6, 0.9)
+    return early, late
+
+
+@turn("the scale first, then the loss, then memory and time")
+def illness(answer: Any) -> None:
+    """A function (early, late) that returns one of six words."""
+    cases = _cases()
+    got = {name: [answer(dict(early), dict(late)) for early, late in found] for name, found in cases.items()}
+    if got == {n: ["diverged" if late["loss"] > 1 else "data" for _, late in found] for n, found in cases.items()}:
+        raise AsGiven("a high loss has diverged, and everything else is put down to the data")
+    for said in (one for answers in got.values() for one in answers):
+        if said not in cases:
+            likely = "a case without a return" if said is None else "another word"
+            raise NotYet(f"{show(said)} came back", expected=f"one of {', '.join(cases)}", likely=likely)
+    for name, found in cases.items():
+        for (early, late), said in zip(found, got[name], strict=True):
+            if said != name:
+                shown = ", ".join(f"{what} {early[what]:.4g} to {late[what]:.4g}" for what in early)
+                raise NotYet(f'"{said}" for {shown}', expected=f'"{name}"', likely=_LIKELY[name])
