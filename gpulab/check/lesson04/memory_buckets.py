@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ...memory.storages import storages
-from ..base import Trial
+from ..base import OPTIMIZERS, Trial
 from ..lesson02.machines import on_the_cpu
 from ..measure import virtual_gpu
 from ..numbers import Clause, Numbers, Part, number, whole
@@ -326,5 +326,6 @@ EXERCISE = Numbers(
     scope=lambda: virtual_gpu(count=2),
     around=lambda j: nullcontext() if j.gpu else on_the_cpu(),
     own_gpu=True,
+    imports=[OPTIMIZERS],
     about=Job.about,
 )
