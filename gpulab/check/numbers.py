@@ -116,7 +116,7 @@ class Numbers(Generic[J]):
     formula, …). `explain(job, error)` says what an exception, as "Type: text", likely means. Jobs are drawn and
     tried inside `scope()`; the call is made inside `around(job)` too, with the options `call` of `Trial.call`.
     `own_gpu`: the function never meets the notebook's GPU. `about(job)` says in a message which job it was, in place of
-    the arguments.
+    the arguments. `imports` is as in `check`.
     """
 
     def __init__(
@@ -141,6 +141,7 @@ class Numbers(Generic[J]):
         call: Mapping[str, Any] | None = None,
         own_gpu: bool = False,
         about: Callable[[J], str] | None = None,
+        imports: Sequence[str] = (),
     ) -> None:
         self.lesson, self.name = home_of(file)
         self.says, self.parameters, self.job, self.draw = says, tuple(parameters), job, draw
@@ -150,12 +151,13 @@ class Numbers(Generic[J]):
             Mistake(part, summary, likely, tuple(formulas)) for part, summary, likely, *formulas in mistakes
         ]
         self.explain, self.scope, self.around, self.call = explain, scope, around, dict(call or {})
-        self.own_gpu, self.about = own_gpu, about or self._arguments
+        self.own_gpu, self.about, self.imports = own_gpu, about or self._arguments, imports
 
     @cached_property
     def check(self) -> Callable[..., None]:
         doc = f"Check a function of ({', '.join(self.parameters)}): {self.says}."
-        return check(lesson=self.lesson, says=self.says, name=self.name, doc=doc)(self.judge)
+        made = check(lesson=self.lesson, says=self.says, name=self.name, doc=doc, imports=self.imports)
+        return made(self.judge)
 
     @cached_property
     def _pairs(self) -> Pairs:

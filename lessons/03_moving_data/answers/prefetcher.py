@@ -15,27 +15,25 @@ TURNS = (
     change(SWITCH, "sides.reverse()\n        with torch.cuda.stream(sides[0]):"),
     change(WAIT, "main.wait_stream(sides[0])"),
 )
-EVENTS = (
-    change(f"return {ALL}, None", f"return [*{ALL}, side.record_event()], None"),
-    change("batch = torch.cuda.current_stream(device), coming", f"(*batch, there) = {MAIN}, coming"),
-    change(WAIT, "main.wait_event(there)"),
-)
 PAIR = "kept.append([torch.empty_like(torch.cat([t, t]), device=device) for t in batch])"
 BUFFERS = (  # two pairs of them in turn
     add("kept = []", before="def ahead"),
     change(SWITCH, f"{SWITCH}\n            _ = len(kept) < 2 and {PAIR}, kept.reverse()"),
     change(ALL, "[to[: len(t)].copy_(t, non_blocking=True) for to, t in zip(kept[0], batch, strict=True)]"),
 )
-BANK.right(EVENTS, TURNS, (*BUFFERS, add(f"side.wait_stream({MAIN})", before=SWITCH)))
+BANK.right(
+    (change(f"return {ALL}, None", f"return [*{ALL}, side.record_event()], None"),
+     change("batch = torch.cuda.current_stream(device), coming", f"(*batch, there) = {MAIN}, coming"),
+     change(WAIT, "main.wait_event(there)")),
+    TURNS, (*BUFFERS, add(f"side.wait_stream({MAIN})", before=SWITCH)))  # fmt: skip
 BANK.mistakes(
     ("nothing overlaps: the copies stand in the caller's own stream", "non_blocking frees the host only; a stream "
      "works in order: put the copies under with torch.cuda.stream(side)", change(SWITCH, "if True:")),
     ("nothing overlaps: the next copy starts when the computation has ended", "the side stream waits for the batch "
      "in use; it may wait for the one before at most",
      change(NEXT, f"{YIELD}\n        side.wait_stream({MAIN})\n        {NEXT[:23]}")),
-    ("the next copy is queued only when the next batch is asked for", "take the next batch and "
-     "queue its copy first, then yield the present one",
-     change(NEXT, f"{YIELD}\n        del batch\n        {NEXT[:23]}")),
+    ("the next copy is queued only when the next batch is asked for", "take the next batch and queue its copy "
+     "first, then yield the present one", change(NEXT, f"{YIELD}\n        del batch\n        {NEXT[:23]}")),
     ("a computation may start before its batch has arrived", "two streams do not wait for each other by themselves: "
      "main.wait_stream(side) before the yield", drop(WAIT), change(WAIT, "side.wait_stream(main)")),
     ("a computation waits for the batch after its own", "wait_stream waits for all that the side stream has been given "
@@ -53,8 +51,7 @@ BANK.mistakes(
     ("the side stream stays the current one", "torch.cuda.set_stream is not undone by itself: use the stream as a "
      "context manager", change(SWITCH, "torch.cuda.set_stream(side)\n        if True:")),
     ("the caller is put back into its earlier stream", "the stream of the beginning is made current again: use "
-     "`with` around the copies only",
-     (FIRST, add("torch.cuda.set_stream(first)", before=YIELD))),
+     "`with` around the copies only", (FIRST, add("torch.cuda.set_stream(first)", before=YIELD))),
     ("another GPU is current for the caller", "torch.cuda.set_device is not undone by itself: "
      "torch.cuda.Stream(device) and .to(device) need no current GPU",
      add("torch.cuda.set_device(device.index or torch.cuda.current_device())", before=LOOP)),
@@ -85,8 +82,7 @@ BANK.mistakes(
      (FIRST, change(RECORD, "t.record_stream(first)"))),
     ("the side stream waits for the stream that was current at the beginning, also where the caller has changed it",
      "a copy into memory that was a batch's waits for the stream in which that batch is read: ask for it anew "
-     "for each batch",
-     (FIRST, UNMARKED, add("side.wait_stream(first)", before=SWITCH))),
+     "for each batch", (FIRST, UNMARKED, add("side.wait_stream(first)", before=SWITCH))),
     ("a buffer is written again while it is still read", "record_stream speaks to the allocator, and a buffer of one's "
      "own is never freed: side.wait_stream(main) before the copy that goes into it", BUFFERS),
     ("all batches are kept on the GPU", "they are in a list: at the end the whole data set is on the GPU",

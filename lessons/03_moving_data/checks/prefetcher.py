@@ -94,10 +94,6 @@ def possible(scene: Scene) -> bool:
     return (many or scene.caller == BRIEF) and not (scene.source == "a list" and "exception" in scene.ends)
 
 
-class SourceError(Exception):
-    """What the source of batches raises."""
-
-
 class Source:
     """The batches, counted as they are taken; `error` comes after them."""
 
@@ -135,7 +131,7 @@ class Consumer:
         self.current = 1 if scene.device == "cuda" else 0
         self.device = gpu.device(1 if scene.device == "cuda:1" else self.current)
         text = ("a batch cannot be read",) if scene.ends == "with an exception after 5" else ()  # nor need it say why
-        self.error = SourceError(*text) if "exception" in scene.ends else None
+        self.error = OSError(*text) if "exception" in scene.ends else None
         self.source, self.raised, self.most = Source(batches, self.error), "none", 0
         self.sizes = {t.nbytes: (i, part) for i, batch in enumerate(batches) for part, t in enumerate(batch)}
         self.spans, self.own = list[Span](), set[int]()  # own: the consumer's waits, by their places among the spans
@@ -165,12 +161,10 @@ class Consumer:
                     self.kept += [ref() is not None for ref in self.inputs[len(self.kept) : -2]]
                     if scene.stream == "a stream that changes" and len(self.arrived) == 1:
                         stream = device.stream = torch.cuda.Stream(device.index).stream_id
-            except SourceError as error:
+            except OSError as error:
                 self.raised = "the source's" if error is self.error else "another one"
                 error.__traceback__ = None  # its frames hold batches
         self._look_around(stream, "afterwards")
-        device.stream = 0
-        torch.cuda.set_device(0)
 
     def held(self) -> int:
         return torch.cuda.memory_allocated(self.device.index) - self.before
@@ -214,9 +208,7 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
         batches = draw_batches(scene)
         seen, count = Consumer(gpu, scene, batches), len(batches)
         call(through=seen, besides={"batches": batches}, may_leave=("the current stream", "the current GPU"))
-        facts = Facts(
-            f"{scene.source}, it ends {scene.ends}; {scene.device}, where one {scene.caller} in {scene.stream}"
-        )
+        facts = Facts(f"{scene.source}, ending {scene.ends}; {scene.device}; one {scene.caller} in {scene.stream}")
         facts.add(KIND, sorted(seen.kinds) if count else [], [seen.kind] if count and seen.kinds else [])
         if facts.hold():
             facts.add(BEFORE if seen.error else ARRIVE if count else NONE, seen.arrived, list(range(count)))

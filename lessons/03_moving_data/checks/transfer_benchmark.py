@@ -29,13 +29,8 @@ LEFT = 24 * 2**20  # bytes that are free on a full GPU: room for the buffer of o
 LARGE = range(14_000_000, 15_000_000)
 POWERS = [step / 4 for step in range(-8, 9)]  # of bytes, or of the time, by which least squares may divide a row
 VIEWS = ("copy_", "detach", "alias", "view", "slice", "select", "narrow", "as_strided", "lift_fresh")
-ALL, GPU, HOST, LOCKED, ERRORS = (
-    "all",
-    "all but one on the GPU",
-    "all but one on the host",
-    "all but one to pin",
-    "errors",
-)
+ALL, GPU, HOST = "all", "all but one on the GPU", "all but one on the host"
+LOCKED, ERRORS = "all but one to pin", "errors"
 FORM, INSIDE = "what is returned", "inside the clock"
 BYTES, WAY, SOURCE = "bytes that were not asked for", "the way of the copies", "the source's memory"
 KEYS, ROOM, TIMES = "sizes in the dict", "sizes that find room", "ms of the sizes"

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gpulab.check.base import Trial
+from gpulab.check.base import OPTIMIZERS, Trial
 from gpulab.check.machines import on_the_cpu
 from gpulab.check.measure import virtual_gpu
 from gpulab.check.numbers import Clause, Numbers, Part, number, whole
@@ -124,25 +124,19 @@ class Job:
         return {"weights": found, "gradients": trained, "optimizer_state": self.states * trained}
 
     @cached_property
-    def switched(self) -> int:
-        """Activations without autocast where it is asked for, and with it where it is not."""
-        return Pass(self.twin, self.inputs, not self.amp).kept
+    def others(self) -> dict[str, int]:
+        """Activations of passes that nobody asked for: autocast where there is to be none, and none where it is."""
+        twin = copy.deepcopy(self.twin)
+        return {
+            "switched": Pass(twin, self.inputs, not self.amp).kept,
+            "in eval mode": Pass(twin.eval(), self.inputs, self.amp).kept,
+            "on the CPU": Pass(twin.train().cpu(), self.inputs.cpu(), self.amp).kept,
+        }
 
     @property
     def plain(self) -> int:
-        return self.switched if self.amp else self.step.kept
+        return self.others["switched"] if self.amp else self.step.kept
 
-    @cached_property
-    def quiet(self) -> int:
-        """Activations in evaluation mode."""
-        return Pass(copy.deepcopy(self.twin).eval(), self.inputs, self.amp).kept
-
-    @cached_property
-    def on_the_cpu(self) -> int:
-        """Activations of a copy there."""
-        return Pass(copy.deepcopy(self.twin).cpu(), self.inputs.cpu(), self.amp).kept
-
-    @property
     def about(self) -> str:
         where = str(self.inputs.device) if self.device == "cuda" else "the CPU" + " beside two GPUs" * self.gpu
         dtype = " in bfloat16 with norms in float32" * (self.twin.table.dtype == torch.bfloat16)
@@ -275,16 +269,16 @@ MISTAKES = [
      lambda j: j.step.kept if j.device == ("cuda" if j.gpu else "cpu") else j.plain,
      lambda j: j.step.kept if j.device == "cpu" else j.plain),
     ("activations", "autocast is on though amp is False", "torch.autocast(…, enabled=amp) is off then",
-     lambda j: j.step.kept if j.amp else j.switched),
+     lambda j: j.step.kept if j.amp else j.others["switched"]),
     ("activations", "autocast is taken to halve all activations",
      "norms and losses stay in float32, masks and ids are not rounded, and copies of the weights come on top: count "
      "the pass itself", lambda j: j.plain // (1 + j.amp)),
     ("activations", "the activations are those of evaluation mode",
      "without dropout there is no mask, without batch statistics nothing of them is kept: count the pass in the mode "
-     "that trains", lambda j: j.quiet),
+     "that trains", lambda j: j.others["in eval mode"]),
     ("activations", "the activations are counted on the CPU, though the model is on a GPU",
      "kernels differ in what they keep: dropout's mask has 1 byte for each element on a GPU, 4 on the CPU. Run the "
-     "pass where the model is", lambda j: j.on_the_cpu if j.device == "cuda" else j.step.kept),
+     "pass where the model is", lambda j: j.others["on the CPU"] if j.device == "cuda" else j.step.kept),
 ]  # fmt: skip
 CLAUSES: list[Clause[Job]] = [
     Clause('"weights" the parameters', "weights", "weights is not what the parameters take",
@@ -333,5 +327,6 @@ EXERCISE = Numbers(
     scope=lambda: virtual_gpu(count=2),
     around=lambda j: nullcontext() if j.gpu else on_the_cpu(),
     own_gpu=True,
-    about=lambda j: j.about,
+    imports=[OPTIMIZERS],
+    about=Job.about,
 )

@@ -1,8 +1,4 @@
-"""Exercise 05.3, "the largest batch": that of two whole steps, and nothing left behind.
-
-The search runs on a virtual GPU of which PyTorch may take 64 MiB. What each attempt finds alive when it begins tells
-why a wrong result is wrong.
-"""
+"""Exercise 05.3, "the largest batch": two whole steps in 64 MiB; what is alive at an attempt tells mistakes apart."""
 
 from __future__ import annotations
 
@@ -222,10 +218,8 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
         states.append(job.state())
         try:
             got = student(model, optimizer, loss_of, most)
-        except TooMany:
-            return TooMany
-        except Bug:
-            return Bug
+        except (TooMany, Bug) as error:
+            return type(error)
         states.append(job.state())
         return got
 
@@ -237,11 +231,9 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
         grads = [p.grad for p in job.model.parameters() if p.grad is not None]
         left = max(0, requested() - job.begin - sum(grad.nbytes for grad in grads))
     facts.add(FEW, len(job.batches) <= ATTEMPTS, True)
-    if not facts.hold():
-        return facts
-    if breaks:
-        if max(job.batches, default=0) >= setup.broken_from:
-            facts.add(BUG, "raised" if got is Bug else "swallowed", "raised")
+    if facts.hold() and max(job.batches, default=0) >= setup.broken_from:
+        facts.add(BUG, "raised" if got is Bug else "swallowed", "raised")
+    if breaks or not facts.hold():
         return facts
     facts.add(LEFT, left, 0)
     facts.add(TRAINS, job.trains, True)
@@ -263,8 +255,7 @@ def compare(facts: Facts, job: Job, got: int) -> None:
     """What is told of the number that came back."""
     most = job.setup.most
     if not job.fits(1) or job.fits(most):
-        name, wanted = (ALL, most) if job.fits(1) else (NONE, 0)
-        facts.add(name, got, wanted)
+        facts.add(*((ALL, got, most) if job.fits(1) else (NONE, got, 0)))
         return
     fits, larger = not got or job.fits(got), got < most and job.fits(got + 1)
     facts.add(FITS, fits, True)

@@ -1,8 +1,4 @@
-"""Exercise 05.2, "read the message": the figures in bytes, what they add up to, and the remedy that they call for.
-
-A case is an account of a GPU's memory, written as PyTorch writes it. What is wanted is computed from the written
-figures, which have two decimals; only the remedy of each case stands in the table.
-"""
+"""Exercise 05.2, "read the message": its figures in bytes, what they add up to, and the remedy that they ask for."""
 
 from __future__ import annotations
 
@@ -151,9 +147,9 @@ CLAUSES = (
     Clause("What is in pools is not live", [NEED_POOLS], NEED, "pools are counted as allocated", MESSAGE),
     *(Clause("by the table *Which cause is it?*", [f"remedy, where {where}"], f"the remedy is not right where {where}",
              row, CAUSE) for where, row in CAUSES.values()),
-    Clause("Raises ValueError", [REFUSES], "a message of another form is not refused",
+    Clause("Raises ValueError, with the names of what is missing", [REFUSES, NAMES],
+           "a message of another form is not refused by the names of what is missing",
            "where one of the first five figures is not found", MESSAGE),
-    Clause("with the names of what is missing", [NAMES], "the error does not name what was not found", read=MESSAGE),
 )  # fmt: skip
 
 
@@ -169,18 +165,10 @@ def shortage(case: Case, exact: bool) -> Shortage:
     free, cached, live, _ = (round(GIB * (rest if size == REST else size)) for size in sizes)
     pools, tried = round(drawn(case.pools) * GIB), round(drawn(case.tried) * GIB)
     return Shortage(
-        device=random.randint(1, 7),
-        requested=tried,
-        tried=tried,
-        total=round(total * GIB),
-        free=free,
-        process=live + cached + round(CONTEXT * GIB),
-        allocated=live - pools,
-        reserved=live + cached,
-        allowed=round(case.allowed * GIB) if case.allowed else None,
-        expandable_segments=case.expandable,
-        private=pools,
-    )
+        device=random.randint(1, 7), requested=tried, tried=tried, total=round(total * GIB), free=free,
+        process=live + cached + round(CONTEXT * GIB), allocated=live - pools, reserved=live + cached,
+        allowed=round(case.allowed * GIB) if case.allowed else None, expandable_segments=case.expandable, private=pools,
+    )  # fmt: skip
 
 
 def sizes_of(short: Shortage) -> dict[str, int]:

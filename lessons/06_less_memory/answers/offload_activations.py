@@ -1,7 +1,5 @@
 """Answers to "offload activations, and nothing else": what the hooks send, keep and bring back."""
 
-import contextlib
-
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 from wrong_answers.bank import Bank
@@ -13,23 +11,6 @@ BANK = Bank("offload_activations", "offload")
 def stays(tensor, model, min_bytes):
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
     return tensor.nbytes < min_bytes or tensor.untyped_storage().data_ptr() in weights
-
-
-@BANK.right
-@contextlib.contextmanager
-def a_generator_with_its_decorator(model, min_bytes):
-    def pack(tensor):
-        if stays(tensor, model, min_bytes):
-            return tensor.detach()
-        host = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
-        host.copy_(tensor, non_blocking=True)
-        return host, tensor.device
-
-    def unpack(packed):
-        return packed if isinstance(packed, torch.Tensor) else packed[0].to(packed[1], non_blocking=True)
-
-    with saved_tensors_hooks(pack, unpack):
-        yield
 
 
 def in_a_side_stream(before=True, record=True, after=True):
@@ -75,15 +56,17 @@ class AClassOfItsOwn(saved_tensors_hooks):
         super().__init__(pack, lambda packed: packed[1].to(packed[0]))
 
 
-BANK.right(in_a_side_stream())
-
 SMALL, OWN = "tensor.nbytes < min_bytes or ", "tensor.untyped_storage().data_ptr() in weights"
 STAYS, GOES, BACK = "return None, tensor.detach()", 'return tensor.device, tensor.to("cpu")', "tensor.to(device)"
 HOOKS = "return torch.autograd.graph.saved_tensors_hooks(pack, unpack)"
-OF_MODEL, UNPACKED = "for p in model.parameters()}", "device, tensor = packed"
-GENERATOR = change("def offload", "import contextlib\n\n\n@contextlib.contextmanager\ndef offload")
-WITH = HOOKS.replace("return", "with")
+OF_MODEL, UNPACKED, WITH = "for p in model.parameters()}", "device, tensor = packed", HOOKS.replace("return", "with")
+GENERATOR = change("def offload", "import contextlib\n@contextlib.contextmanager\ndef offload")
 LIST = (change("def pack", "kept = []\n\n    def pack"), change(GOES, 'kept.append((tensor.device, tensor.to("cpu")))'))
+PINNED = 'torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda).copy_(tensor, non_blocking=True)'
+BANK.right(
+    in_a_side_stream(),
+    (GENERATOR, change(HOOKS, WITH + ":\n        yield"), change(GOES, f"return tensor.device, {PINNED}")),
+)
 BANK.mistakes(
     # what is sent
     ("everything is sent to the host", "weights are on the GPU anyway, and small tensors cost a launch and a wait each",
@@ -147,10 +130,8 @@ BANK.mistakes(
      change(BACK, 'tensor.to("cuda")')),
     ("the copies are rounded", "in 16 bits they are half the size, and other numbers",
      (change('tensor.to("cpu")', 'tensor.to("cpu").half()'), change(BACK, BACK + ".float()"))),
-    ("what comes back has another dtype", "indices are kept too, and they are no floats: bring back what was there",
-     change('tensor.to("cpu")', 'tensor.float().to("cpu")')),
-    ("all floats come back as float32",
-     "weights and activations have other dtypes too: bring back the one that was there",
+    ("what comes back has another dtype", "indices, and floats of other sizes, are kept too: bring back what was there",
+     change('tensor.to("cpu")', 'tensor.float().to("cpu")'),
      change(BACK, "tensor.to(device, torch.float32 if tensor.is_floating_point() else tensor.dtype)")),
     ("float64 is rounded on the way", "float32 has half of its digits: copy the tensor in its own dtype",
      (change(GOES,
@@ -161,9 +142,7 @@ BANK.mistakes(
     ("backward got other tensors than were kept",
      "it may ask in any order, and for one tensor again, so a list that is emptied on the way will not do. Return from "
      "pack what unpack needs",
-     (*LIST, change(UNPACKED, UNPACKED + " or (kept[-1] if len(kept) == 1 else kept.pop())"))),
-    ("a list of what was kept is emptied on the way",
-     "backward may ask for a tensor again, so nothing may be taken out of a list: return from pack what unpack needs",
+     (*LIST, change(UNPACKED, UNPACKED + " or (kept[-1] if len(kept) == 1 else kept.pop())")),
      (*LIST, change(UNPACKED, UNPACKED + " or kept.pop()"))),
     ("unpack returns no tensor", "unpack must return a tensor: from what pack returned, take the copy",
      change(f"{UNPACKED}\n        return tensor if device is None else {BACK}", "return packed")),

@@ -6,15 +6,14 @@ import copy
 import functools
 import gc
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from types import SimpleNamespace as Seen
 from typing import Any
 
 import torch
 from torch import nn
 
-from gpulab.check.audit import Kind
 from gpulab.check.base import OPTIMIZERS, Trial
 from gpulab.check.contract import Clause, Contract, Facts, Near
 from gpulab.check.measure import virtual_gpu
@@ -22,28 +21,23 @@ from gpulab.check.races import Race, races
 from gpulab.check.scenes import Scene
 from gpulab.check.wording import show
 
-HOST = "Send it to the host"
 CAME, PLACE, GRADIENT = "what came back", "device of the parameters", "gradients"
 STILL_ON, RAISED, STILL_ON_RAISED = "hooks after the context", "an exception within it", "hooks after an exception"
 OTHERS, WEIGHTS, SMALL = (f"{kind} that came back as others" for kind in ("tensors", "weights", "small tensors"))
 BUFFER, KEPT = "tensors of 128 bytes that went to the host", "KiB kept on the GPU after forward"
-LEFT = "KiB left by a forward pass without backward"
 RACES: dict[str, Callable[[Race], bool]] = {
     "a stream of yours uses what the caller's may still be writing": lambda race: bool(race.stream) and not race.freed,
     "the caller's stream uses what one of yours may still be writing": lambda race: not (race.stream or race.freed),
     "memory is freed while a stream of yours may still use it": lambda race: race.freed,
 }
 CLAUSES = [
-    Clause(quote, facts, summary, rule, HOST)
+    Clause(quote, facts, summary, rule, "Send it to the host")
     for quote, facts, summary, rule in (
         ("A context manager for the forward pass", [CAME], "no context manager came back",
          "it is to be used in a with statement"),
-        ("Backward, which runs after the context has ended", [STILL_ON],
-         "the hooks are still on after the context has ended", "what is computed behind it is none of theirs"),
-        ("the exception reaches the caller", [RAISED], "an exception within the context does not reach the caller",
-         "what the block raises comes out of it"),
-        ("It ends with its block, also where that raises", [STILL_ON_RAISED],
-         "the hooks are still on after an exception", "whichever way the block is left"),
+        ("It ends with its block, also where that raises: the exception reaches the caller",
+         [STILL_ON, RAISED, STILL_ON_RAISED], "the context does not end with its block",
+         "whichever way the block is left, what it raises comes out, and the hooks are off"),
         ("an nn.Module on some device", [PLACE], "the model was moved", "its parameters stay where they are"),
         ("gets it back on the device it came from, with the same values and dtype", [OTHERS, GRADIENT, *RACES],
          "the gradients are not those of a plain pass",
@@ -56,12 +50,11 @@ CLAUSES = [
          "a small tensor stays on the GPU that has min_bytes", "parameters stay, and nothing else of the model"),
         ("if it has at least `min_bytes`", [KEPT], "not what should has left the GPU",
          "each tensor of at least min_bytes goes, and nothing of it stays"),
-        ("A forward pass whose backward never comes leaves nothing on the GPU", [LEFT],
+        ("A forward pass whose backward never comes leaves nothing on the GPU", ["KiB left without backward"],
          "a forward pass without backward stays in memory", "all that pack kept goes with the graph"),
     )
 ]  # fmt: skip
-KIB, THIRD = 2**10, 1 / 3
-BACKWARD = ("backward", "backward twice")
+KIB, THIRD, BACKWARD = 2**10, 1 / 3, ("backward", "backward twice")
 HIDDEN = 128 * 256 * 4  # bytes of the large activations, and of a weight; the others have half of it
 EDGES = {
     "device": ("cuda:0", "cuda:1", "cpu"),
@@ -70,7 +63,6 @@ EDGES = {
     "end": (*BACKWARD, "no backward", "an exception"),
     "frozen": (False, True),
 }
-MAY_CHANGE: dict[str, Iterable[Kind]] = {"model": {"grad", "place"}}  # its place is judged
 
 
 class _Keep(torch.autograd.Function):
@@ -110,8 +102,7 @@ class Probe(nn.Module):
         self.weights = weights  # in a tuple, so that they are not registered a second time
         self.small = torch.ones(64, dtype=torch.bfloat16)
         self.register_buffer("wide", torch.ones(HIDDEN // 4))
-        self.others: list[str] = []
-        self.sent: list[str] = []
+        self.others, self.sent = list[str](), list[str]()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         weight, other = self.weights
@@ -130,24 +121,6 @@ class Probe(nn.Module):
         out: torch.Tensor = _Keep.apply(x, self, list(kept), *kept.values())
         return out
 
-    def sent_of(self, *words: str) -> list[str]:
-        return [name for name in self.sent if any(word in name for word in words)]
-
-
-@dataclass
-class Seen:
-    """What one use of the student's context came to."""
-
-    came: str
-    kept: int = 0  # bytes on the GPU after forward, more than before
-    hooks: str = ""  # whether they were still on after the context
-    raised: bool = False  # whether an exception within it came out
-    gradient: torch.Tensor | None = None
-
-
-class Stop(Exception):
-    """What the block of the check raises."""
-
 
 def network(scene: Scene) -> nn.Sequential:
     first, second = nn.Linear(128, 256), nn.Linear(256, 128)
@@ -162,21 +135,22 @@ def use(offload: Any, model: nn.Module, inputs: list[torch.Tensor], scene: Scene
     gpu = scene.device if scene.device != "cpu" else None
     before = torch.cuda.memory_allocated(gpu)
     batches = [[x] for x in inputs] if scene.passes == "two contexts" else [inputs]
-    losses = []
+    losses, seen = [], Seen(raised=False)
+    stops = (FloatingPointError,) if scene.end == "an exception" else ()  # else it is the student's
     try:
         for batch in batches:
             manager = offload(model, scene.min_bytes)
-            seen = Seen(kind_of(manager))
+            seen.came = "a context manager" if hasattr(type(manager), "__enter__") else show(manager)
             if seen.came != "a context manager":
                 return seen
             with manager:
                 for x in batch:
                     losses.append(model(x).square().mean())
                 if scene.end == "an exception":
-                    raise Stop
+                    raise FloatingPointError("the loss is nan")
             if where(model) != [scene.device]:  # it can go neither on nor backward
                 return seen
-    except Stop:
+    except stops:
         seen.raised = True
     seen.hooks = "off" if torch._C._autograd._top_saved_tensors_default_hooks(False) is None else "on"
     seen.kept = torch.cuda.memory_allocated(gpu) - before
@@ -203,14 +177,6 @@ def reference(model: nn.Module, min_bytes: int) -> Any:
     return torch.autograd.graph.saved_tensors_hooks(pack, lambda packed: packed[1].to(packed[0]))
 
 
-def kind_of(manager: Any) -> str:
-    if hasattr(type(manager), "__enter__"):
-        return "a context manager"
-    if inspect.isgenerator(manager):
-        return "a generator"
-    return "two functions" if isinstance(manager, tuple) and all(map(callable, manager)) else show(manager)
-
-
 def play(call: Callable[..., Any], scene: Scene) -> Facts:
     facts = Facts(f"{scene.passes} on {scene.device}, min_bytes = {scene.min_bytes:,}, then {scene.end}")
     with virtual_gpu(count=2):
@@ -227,16 +193,14 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
 
         gpu = scene.device if scene.device != "cpu" else None
         before = torch.cuda.memory_allocated(gpu)
-        seen = call(model, inputs, through=watch, may_change=MAY_CHANGE)
+        seen = call(model, inputs, through=watch, may_change={"model": {"grad", "place"}})  # its place is judged
         facts.add(CAME, seen.came, "a context manager")
         facts.add(PLACE, where(model), [scene.device])
         if not facts.hold():
             return facts
         if scene.end == "an exception":
             facts.add(RAISED, "comes out" if seen.raised else "is swallowed", "comes out")
-            facts.add(STILL_ON_RAISED, seen.hooks, "off")
-        else:
-            facts.add(STILL_ON, seen.hooks, "off")
+        facts.add(STILL_ON_RAISED if scene.end == "an exception" else STILL_ON, seen.hooks, "off")
         for name, is_one in RACES.items() if watched else ():
             facts.add(name, any(map(is_one, found)), False)
         probe: Any = model[-1]
@@ -244,16 +208,13 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
             facts.add(OTHERS, probe.others, [])
             facts.add(GRADIENT, seen.gradient, Near(right.gradient, 0.0))
             if scene.device != "cpu" and facts.hold():
-                facts.add(WEIGHTS, probe.sent_of("weight", "of it"), [])
-                small = probe.sent_of("bfloat16", "buffer")
-                if scene.min_bytes > 128:
-                    facts.add(SMALL, small, [])
-                else:
-                    facts.add(BUFFER, len(small), 2)
+                small = [name for name in probe.sent if "bfloat16" in name or "buffer" in name]
+                facts.add(WEIGHTS, [name for name in probe.sent if "weight" in name or "of it" in name], [])
+                facts.add(*((SMALL, small, []) if scene.min_bytes > 128 else (BUFFER, len(small), 2)))
         elif seen.hooks == "off" and facts.hold():
             if torch.cuda.memory_allocated(gpu) >= before + KIB:
                 gc.collect()  # perhaps a cycle that Python finds, in 0.2 s
-            facts.add(LEFT, (torch.cuda.memory_allocated(gpu) - before) // KIB, 0)
+            facts.add("KiB left without backward", (torch.cuda.memory_allocated(gpu) - before) // KIB, 0)
         if facts.hold():
             facts.add(KEPT, seen.kept / KIB, Near(right.kept / KIB, 0.01))
         return facts
