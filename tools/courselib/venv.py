@@ -94,7 +94,7 @@ class Venv:
             constraints = (self.root / "constraints.txt").read_text(encoding="utf-8")
         except OSError as error:
             raise Stop(f"{error.filename} cannot be read: get the whole course folder again.") from error
-        required = [project["build-system"], project["project"], project["tool"]["setuptools"]]
+        required = [project["build-system"], project["project"], project["tool"]["hatch"]]
         parts = [json.dumps(required, sort_keys=True), constraints, version, str(self.root)]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
