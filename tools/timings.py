@@ -1,7 +1,7 @@
 """docs/timings.md: what each notebook takes to run and to go through. Written by `make bench`, or by this file alone.
 
 Each lecture and solution is run from top to bottom, one after the other. What is counted (words, lines, predictions,
-turns) comes from the notebooks, the minutes that a lesson states from gpulab/course.py, the routes from lesson 00.
+turns) comes from the notebooks, the minutes that a lesson states from its lesson.toml, the routes from lesson 00.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ did. The machine: {machine}. Words, lines and sizes are counted.
 Minutes **by run-through** are those of a reader who reads {words} words a minute, takes {line:g} s for a line of code
 and {output:g} s for what a cell prints, {prediction:g} s for a prediction, {question:g} minute for a question of the
 quiz, {simulator:g} minutes for a simulator, for a turn what it states, and waits for the processor. What a lesson
-**states** is rounded, and stands in `gpulab/course.py`.
+**states** is rounded, and stands in its `lesson.toml`.
 
 ## Lectures
 
