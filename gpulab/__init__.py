@@ -4,26 +4,21 @@ Importing it is cheap: torch, matplotlib and ipywidgets are loaded only by the p
 """
 
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from virtualgpu import own_code
+
+from .lessons import FOLDER
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from . import (
-        capstone,
-        check,
-        crash,
-        data,
-        devices,
-        distributed,
-        memory,
-        monitor,
-        sim,
-        style,
-        timing,
-        transfers,
-        turn,
-    )
+    from virtualgpu.gpu import VirtualGPU, without_gpu
+    from virtualgpu.pictures import style
+    from virtualgpu.planning import plan
+
+    from . import capstone, check, crash, data, devices, distributed, memory, monitor, sim, timing, transfers, turn
     from .check.base import CheckFailed, NotAttempted
     from .diagnosis import doctor
     from .furniture.annotated import annotated
@@ -33,16 +28,16 @@ if TYPE_CHECKING:
     from .furniture.quiz import quiz
     from .machine import Machine, setup
     from .memory import GPUMemoryTracker
-    from .planning import plan
-    from .virtual.gpu import VirtualGPU, without_gpu
 
-# name -> the module that holds it; a name that is its own module is given as None
+own_code.add(str(Path(__file__).parent), str(FOLDER))
+
+# name -> the module that holds it, of this package or of virtualgpu; a name that is its own module is given as None
 _EXPORTS: dict[str, str | None] = {
     "CheckFailed": "check.base",
     "GPUMemoryTracker": "memory",
     "Machine": "machine",
     "NotAttempted": "check.base",
-    "VirtualGPU": "virtual.gpu",
+    "VirtualGPU": "virtualgpu.gpu",
     "annotated": "furniture.annotated",
     "capstone": None,
     "certificate": "furniture.certificate",
@@ -54,17 +49,17 @@ _EXPORTS: dict[str, str | None] = {
     "doctor": "diagnosis",
     "memory": None,
     "monitor": None,
-    "plan": "planning",
+    "plan": "virtualgpu.planning",
     "predict": "furniture.predict",
     "progress": "furniture.progress",
     "quiz": "furniture.quiz",
     "setup": "machine",
     "sim": None,
-    "style": None,
+    "style": "virtualgpu.pictures.style",
     "timing": None,
     "transfers": None,
     "turn": None,
-    "without_gpu": "virtual.gpu",
+    "without_gpu": "virtualgpu.gpu",
 }
 
 __all__ = [
@@ -103,8 +98,8 @@ def __getattr__(name: str) -> Any:
     if name not in _EXPORTS:
         raise AttributeError(f"module 'gpulab' has no attribute {name!r}; it has: {', '.join(sorted(_EXPORTS))}")
     home = _EXPORTS[name]
-    module = import_module(f"{__name__}.{home or name}")
-    value = module if home is None else getattr(module, name)
+    module = import_module(home if home and home.startswith("virtualgpu") else f"{__name__}.{home or name}")
+    value = module if home is None or home.endswith(f".{name}") else getattr(module, name)
     globals()[name] = value
     return value
 

@@ -100,7 +100,7 @@ def _draw(folder: Path, count: int) -> None:
     from torch.nn.functional import interpolate
     from torchvision.transforms.v2.functional import to_pil_image
 
-    from .virtual.gpu import without_gpu
+    from virtualgpu.gpu import without_gpu
 
     height, width = PHOTOGRAPH
     with without_gpu():  # one on shapes alone would leave no values
@@ -135,7 +135,7 @@ class Measurement(NamedTuple):
 def published(setting: str | None = None) -> list[Measurement]:
     """The published measurements of the image models of `timm` in one setting; in all 18 of them without one.
 
-    Source and licence: `gpulab/published/README.md`. Raises ValueError for an unknown setting, and names all.
+    Source and licence: `virtualgpu/published/README.md`. Raises ValueError for an unknown setting, and names all.
     """
     rows = list(_measurements())
     names = list(dict.fromkeys(row.setting for row in rows))
@@ -147,12 +147,12 @@ def published(setting: str | None = None) -> list[Measurement]:
 
 
 def recorded(gpu: str) -> dict[str, Any]:
-    """What a real GPU did, by section, as `python -m gpulab validate` wrote it down: `gpulab/recordings/README.md`.
+    """What a real GPU did, by section, as `python -m gpulab validate` wrote it down: `virtualgpu/recordings/README.md`.
 
     `gpu` is a name as `VirtualGPU` takes it. Raises ValueError for one that was not recorded, and names those that are.
     """
-    from .virtual.clock.rates import recording_of
-    from .virtual.gpus.specs import SPECS
+    from virtualgpu.clock.rates import recording_of
+    from virtualgpu.gpus.specs import SPECS
 
     found = {name: recording_of(spec) for name, spec in SPECS.items()}
     path = found.get(gpu)
@@ -188,7 +188,7 @@ class Network(NamedTuple):
 @cache
 def networks() -> dict[str, Network]:
     """The image models of `timm` whose arithmetic was published with the speeds, by name. The dictionary is shared."""
-    text = resources.files("gpulab").joinpath("published", "timm-models.csv").read_text(encoding="utf-8")
+    text = resources.files("virtualgpu").joinpath("published", "timm-models.csv").read_text(encoding="utf-8")
     return {
         row["model"]: Network(
             1e6 * float(row["parameters_millions"]), 1e9 * float(row["gmacs"]), int(row["gmacs_image_size"])
@@ -212,10 +212,10 @@ class Training(NamedTuple):
 def trainings(source: str | None = None) -> list[Training]:
     """Published speeds and memories of trainings, of one source, or of all.
 
-    What the sources are and their settings: `gpulab/published/README.md`. Raises ValueError for an unknown source, and
-    names all.
+    What the sources are and their settings: `virtualgpu/published/README.md`. Raises ValueError for an unknown source,
+    and names all.
     """
-    text = resources.files("gpulab").joinpath("published", "others.csv").read_text(encoding="utf-8")
+    text = resources.files("virtualgpu").joinpath("published", "others.csv").read_text(encoding="utf-8")
     rows = [Training(**{**row, "value": float(row["value"])}) for row in csv.DictReader(text.splitlines())]  # type: ignore[arg-type]
     names = list(dict.fromkeys(row.source for row in rows))
     if source is not None and source not in names:

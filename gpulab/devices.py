@@ -9,9 +9,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from .memory.counters import checked
-from .memory.curve import mib
-from .memory.source import numbers
+from virtualgpu.readings.counters import checked
+from virtualgpu.readings.curve import mib
+from virtualgpu.readings.source import numbers
+
 from .memory.storages import storages
 
 if TYPE_CHECKING:

@@ -14,16 +14,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
+from virtualgpu import lending
+from virtualgpu.choice import DEFAULT, choose
+from virtualgpu.pictures.display import show
+
 from . import course  # noqa: F401  (it notes the folder in which the notebook began)
-from .choice import DEFAULT, choose
 from .debugger import IN_IT, is_attached
-from .display import show
 from .machine_card import Card, as_html, as_svg, as_text
 
 if TYPE_CHECKING:
     import torch
 
-    from .virtual.gpu import VirtualGPU
+    from virtualgpu.gpu import VirtualGPU
 
 # What torch says where there is no GPU at all, so that nothing need be explained.
 _NO_GPU = re.compile("Found no NVIDIA driver|No (CUDA|HIP) GPUs|not compiled with CUDA")
@@ -61,8 +63,7 @@ class Machine:
 
 
 _current: Machine | None = None
-_gpu: VirtualGPU | None = None  # the one that `setup` started, or was lent, while it is in force
-_lent = _stays = False
+_gpu: VirtualGPU | None = None  # the one that `setup` started, while it is in force
 
 
 def setup(gpu: str | None = None, *, seed: int = 0) -> Machine:
@@ -85,10 +86,11 @@ def setup(gpu: str | None = None, *, seed: int = 0) -> Machine:
     _check_within_nothing("setup()")
     mode, spec = choose(gpu)
     notes: tuple[str, ...] = ()
-    if _lent and _gpu is not None and (_stays or gpu is None or mode == "auto"):
-        if gpu is not None and mode != "auto" and (mode, spec) != ("virtual", _gpu.spec.name):
-            notes = (f"setup({gpu!r}) is overruled by `python -m gpulab run --gpu {_gpu.spec.name}`.",)
-        mode, spec = "virtual", _gpu.spec.name
+    lent = lending.gpu
+    if lent is not None and (lending.stays or gpu is None or mode == "auto"):
+        if gpu is not None and mode != "auto" and (mode, spec) != ("virtual", lent.spec.name):
+            notes = (f"setup({gpu!r}) is overruled by `python -m gpulab run --gpu {lent.spec.name}`.",)
+        mode, spec = "virtual", lent.spec.name
     if mode == "virtual":
         machine = _virtual(spec, notes)
     else:
@@ -106,13 +108,9 @@ def setup(gpu: str | None = None, *, seed: int = 0) -> Machine:
     return machine
 
 
-def lend(gpu: VirtualGPU | None, *, keep: bool = False) -> None:
-    """Let `setup()` find `gpu` in force, which another has started and will end; None takes it back.
-
-    `setup("A100-80")` replaces it as it would its own; with `keep`, it stays on `gpu` and says so.
-    """
-    global _gpu, _lent, _stays
-    _gpu, _lent, _stays = gpu, gpu is not None, gpu is not None and keep
+def _in_force() -> VirtualGPU | None:
+    """The one of `setup`, or that was lent to this program and that `setup` may replace."""
+    return lending.gpu or _gpu
 
 
 def _checked_seed(seed: int) -> int:
@@ -128,7 +126,7 @@ def _virtual(name: str, notes: tuple[str, ...] = ()) -> Machine:
     """The virtual GPU `name`. Nothing of the host may enter it but `notes`."""
     import torch
 
-    from .virtual.gpus.specs import spec
+    from virtualgpu.gpus.specs import spec
 
     gpu = spec(name)
     return Machine(torch.device("cuda", 0), gpu.product, "virtual", name, gpu.memory_bytes, gpu.capability, notes=notes)
@@ -137,11 +135,12 @@ def _virtual(name: str, notes: tuple[str, ...] = ()) -> Machine:
 def _put_in_force(name: str | None) -> None:
     """Start the virtual GPU `name` unless it runs already; end another one, and any for None."""
     global _gpu
-    from .virtual.gpu import VirtualGPU
-    from .virtual.scope import in_force
+    from virtualgpu.gpu import VirtualGPU
+    from virtualgpu.scope import in_force
 
     count = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    if _gpu is not None and _gpu.active and _gpu.spec.name == name and (_lent or _gpu.count == count):
+    now = _in_force()
+    if now is not None and now.active and now.spec.name == name and (now is lending.gpu or now.count == count):
         return
     _end()
     if in_force.current is not None:
@@ -154,26 +153,29 @@ def _put_in_force(name: str | None) -> None:
 
 def _check_within_nothing(what: str) -> None:
     """Refuse to change the GPU where it is only out of sight: it comes back."""
-    from .virtual.scope import in_force
+    from virtualgpu.scope import in_force
 
     if in_force.suspended:
         raise RuntimeError(f"{what} within a block without {in_force.suspended[-1]!r}: end that first")
 
 
 def _end() -> None:
-    global _gpu, _lent, _stays
-    if _gpu is not None and _gpu.active:
-        _gpu.stop()
-    _gpu, _lent, _stays = None, False, False
+    global _gpu
+    now = _in_force()
+    if now is not None and now.active:
+        now.stop()
+    _gpu = None
+    lending.lend(None)
 
 
 @contextlib.contextmanager
 def _without_virtual() -> Iterator[None]:
     """Ask PyTorch for the GPUs that are really there."""
-    if _gpu is None or not _gpu.active:
+    now = _in_force()
+    if now is None or not now.active:
         yield
         return
-    with _gpu.suspended():
+    with now.suspended():
         yield
 
 
@@ -335,7 +337,7 @@ def _card(machine: Machine, seed: int, earlier: Machine | None) -> Card:
 
 
 def _rates(name: str) -> str:
-    from .virtual.clock import rates
+    from virtualgpu.clock import rates
 
     return rates.of(name).source
 

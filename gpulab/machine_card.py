@@ -10,7 +10,7 @@ import html
 import textwrap
 from dataclasses import dataclass
 
-from .style import BLUE, GREEN, INK, MUTED, PAPER, RULE, scale
+from virtualgpu.pictures.style import BLUE, GREEN, INK, MUTED, PAPER, RULE, scale
 
 _WIDTH = 640  # px
 _LINE = 18  # px from one line to the next

@@ -117,10 +117,10 @@ def the_same_random_numbers():
 def nothing_of_a_virtual_gpu_stays(request):
     # Set up first, so that the module's other fixtures are undone before it looks.
     yield
-    if "gpulab.virtual.scope.in_force" in sys.modules:
+    if "virtualgpu.scope.in_force" in sys.modules:
         import torch
 
-        from gpulab.virtual.scope import in_force
+        from virtualgpu.scope import in_force
 
         name = request.module.__name__
         assert in_force.current is None, f"{name} leaves {in_force.current!r} in force"
@@ -130,7 +130,7 @@ def nothing_of_a_virtual_gpu_stays(request):
 @pytest.fixture(params=[True, False], ids=["values", "shapes"])
 def gpu(request):
     """A virtual GPU in both of its modes."""
-    from gpulab.virtual.gpu import VirtualGPU
+    from virtualgpu.gpu import VirtualGPU
 
     with VirtualGPU("T4", compute=request.param) as scope:
         yield scope
@@ -138,7 +138,7 @@ def gpu(request):
 
 @pytest.fixture
 def shapes():
-    from gpulab.virtual.gpu import VirtualGPU
+    from virtualgpu.gpu import VirtualGPU
 
     with VirtualGPU("T4", compute=False) as scope:
         scope.devices[0].timer.budget = None  # no power limit: one measurement does not hang on those before it
@@ -147,7 +147,7 @@ def shapes():
 
 @pytest.fixture
 def two_gpus():
-    from gpulab.virtual.gpu import VirtualGPU
+    from virtualgpu.gpu import VirtualGPU
 
     with VirtualGPU("T4", count=2, compute=False) as scope:
         for device in scope.devices:

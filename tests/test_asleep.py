@@ -6,7 +6,7 @@ import pytest
 from courselib import lab
 from courselib.venv import Venv
 
-from gpulab import asleep, display
+from virtualgpu.pictures import asleep, display
 
 
 @pytest.fixture

@@ -122,7 +122,10 @@ def test_the_example_of_a_turn_gives_the_code_to_change_and_answers(built, capsy
 
 def test_the_example_of_a_simulator_is_whole():
     names = {}
-    exec("from dataclasses import dataclass\nfrom gpulab.sim.base import *\nfrom gpulab.svg import *\n", names)
+    exec(
+        "from dataclasses import dataclass\nfrom gpulab.sim.base import *\nfrom virtualgpu.pictures.svg import *\n",
+        names,
+    )
     exec("from gpulab.style import SKY\n", names)
     exec(block("class Lilies"), names)
     pond = names["Lilies"](days=3)

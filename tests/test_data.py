@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gpulab import data
-from gpulab.virtual.gpu import VirtualGPU
+from virtualgpu.gpu import VirtualGPU
 
 COUNTS = [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]  # as published with the set
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from gpulab.devices import WrongDevice, placement, print_tensor_info, tensor_info, verify_model_device
-from gpulab.virtual.gpu import VirtualGPU
+from virtualgpu.gpu import VirtualGPU
 
 
 @pytest.fixture(params=[True, False], ids=["values", "shapes"])

@@ -18,9 +18,10 @@ from courselib.ready import python_here
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from gpulab import VirtualGPU, choice, machine, machine_card
+from gpulab import VirtualGPU, machine, machine_card
 from gpulab.diagnosis import driver, host, pytorch
-from gpulab.virtual.gpus.specs import SPECS
+from virtualgpu import choice
+from virtualgpu.gpus.specs import SPECS
 
 NO_DRIVER = "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU"
 H200 = SimpleNamespace(name="NVIDIA H200", total_memory=150_754_820_096, major=9, minor=0)
@@ -357,7 +358,7 @@ def test_a_machine_prints_in_one_short_line_and_cannot_be_changed(no_gpu: None) 
 def test_in_a_script_the_card_is_printed(
     monkeypatch: pytest.MonkeyPatch, no_gpu: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from gpulab.display import show
+    from virtualgpu.pictures.display import show
 
     monkeypatch.setattr(machine, "show", show)
     machine.setup("T4")

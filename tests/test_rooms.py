@@ -13,45 +13,49 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).resolve().parent.parent / "gpulab"
+ROOT = Path(__file__).resolve().parent.parent
+VIRTUAL_GPU = ROOT / "virtualgpu"
 
 # Rooms on one line stand side by side: they do not import each other.
 HOUSE = """
-    asleep lessons
-    course control_groups debugger nvml display collecting
-    style
-    svg
-    virtual
-    choice sim capstone crash
+    lessons
+    course debugger
+    sim capstone crash
     diagnosis furniture data machine_card
     machine memory
-    devices timing monitor planning
-    transfers distributed running
-    validate check
+    devices timing monitor
+    transfers distributed
+    check
     turn
     __init__
     __main__
 """
 VIRTUAL = """
+    own_code release control_groups nvml collecting
     gpus
     memory
     clock
-    release
     scope
     operations
     ranks
     surface
     gpu
+    choice lending readings pictures
+    planning
+    running validate
     __init__
+    __main__
 """
 
 
 def name_of(path: Path) -> str:
-    parts = ("gpulab", *path.relative_to(PACKAGE).with_suffix("").parts)
+    parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-MODULES = {name_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+MODULES = {
+    name_of(path): path for package in ("virtualgpu", "gpulab") for path in sorted((ROOT / package).rglob("*.py"))
+}
 
 
 def at_run_time(node: ast.AST) -> Iterator[ast.AST]:
@@ -93,7 +97,7 @@ def room(name: str, of: str) -> str:
     return name.removeprefix(of).lstrip(".").partition(".")[0] or "__init__"
 
 
-@pytest.mark.parametrize(("of", "house"), [("gpulab", HOUSE), ("gpulab.virtual", VIRTUAL)])
+@pytest.mark.parametrize(("of", "house"), [("gpulab", HOUSE), ("virtualgpu", VIRTUAL)])
 def test_imports_run_downwards(of: str, house: str) -> None:
     level = order(house)
     assert {room(name, of) for name in MODULES if name == of or name.startswith(of + ".")} == set(level)
@@ -108,6 +112,21 @@ def test_imports_run_downwards(of: str, house: str) -> None:
     assert not upwards
 
 
+def test_the_virtual_gpu_knows_nothing_of_the_course() -> None:
+    for name, others in all_imports().items():
+        assert name.startswith("gpulab") or not {other for other in others if other.startswith("gpulab")}, name
+
+
+@pytest.mark.parametrize(
+    "file", sorted((ROOT / "lessons").glob("*/**/*.py")), ids=lambda path: str(path.relative_to(ROOT))
+)
+def test_a_lesson_imports_no_other(file: Path) -> None:
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level <= 2
+            assert not (node.module or "").startswith("gpulab.lessons")
+
+
 def test_no_module_imports_itself_by_a_detour() -> None:
     try:
         TopologicalSorter(all_imports()).prepare()
@@ -117,7 +136,7 @@ def test_no_module_imports_itself_by_a_detour() -> None:
 
 @pytest.mark.parametrize("lower", ["gpus", "memory", "clock"])
 def test_the_lower_rooms_of_the_virtual_gpu_know_no_torch(lower: str) -> None:
-    for path in (PACKAGE / "virtual" / lower).glob("*.py"):
+    for path in (VIRTUAL_GPU / lower).glob("*.py"):
         for node in at_run_time(ast.parse(path.read_text(encoding="utf-8"))):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             home = node.module or "" if isinstance(node, ast.ImportFrom) and not node.level else ""

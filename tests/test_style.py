@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from gpulab import display, style
+from virtualgpu.pictures import display, style
 
 
 @pytest.fixture(autouse=True)

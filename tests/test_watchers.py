@@ -11,10 +11,10 @@ from torch.utils.data import DataLoader
 
 import gpulab
 from gpulab import memory, monitor
-from gpulab.running import target
-from gpulab.running.session import Session
-from gpulab.virtual.gpu import VirtualGPU
-from gpulab.virtual.scope import in_force
+from virtualgpu.gpu import VirtualGPU
+from virtualgpu.running import target
+from virtualgpu.running.session import Session
+from virtualgpu.scope import in_force
 
 
 @contextlib.contextmanager

@@ -11,8 +11,8 @@ import torch
 
 import gpulab
 from gpulab import machine
-from gpulab.virtual.gpu import VirtualGPU
-from gpulab.virtual.scope import in_force
+from virtualgpu.gpu import VirtualGPU
+from virtualgpu.scope import in_force
 
 MiB = 1 << 20
 HERE = torch.cuda.is_available()  # this machine's own answer, asked before there is a virtual GPU

@@ -17,8 +17,8 @@ from typing import Any
 
 from evidence import bert_large, clock_report, published_speed
 
-from gpulab.validate import memory, predict
-from gpulab.validate.models import by_name
+from virtualgpu.validate import memory, predict
+from virtualgpu.validate.models import by_name
 
 ROOT = Path(__file__).resolve().parent.parent
 STAND_IN = ROOT / "tests" / "virtual" / "torch_cuda" / "steps.json"
@@ -307,8 +307,8 @@ Speeds that NVIDIA (ResNet-50, its own container and fused kernels) and Hugging 
 virtual clock's; its rates come from published microbenchmarks, and nothing was fitted to these:"""
 CLOCK = """\
 Speeds of timm's models (settings of pytorch-image-models) and of other published trainings, beside the virtual
-clock's: `gpulab/published/`. Of timm's rows those are run that a hash of the model's name chooses, from the half that
-was not looked at while the rules were made; of the others all are run. "Rank" is Spearman's; "formulas" is what
+clock's: `virtualgpu/published/`. Of timm's rows those are run that a hash of the model's name chooses, from the half
+that was not looked at while the rules were made; of the others all are run. "Rank" is Spearman's; "formulas" is what
 `torch.utils._runtime_estimation` gives for the same operations with the data sheet's figures; "one factor" divides by
 the set's median first, so that what remains is the scatter between models. cuDNN 8.3, of PyTorch 1.12, ran grouped
 convolutions with channels last at a fraction of today's speed: a line without the models that have them follows.

@@ -36,7 +36,7 @@ def timeline() -> gpulab.memory.MemoryCurve:
     import torch
     from torch.nn import functional as F
 
-    from gpulab.validate.models import GPT
+    from virtualgpu.validate.models import GPT
 
     with gpulab.VirtualGPU("T4", compute=False):
         model = GPT(width=512, layers=6, heads=8, vocabulary=16384, length=256).to("cuda")
@@ -82,8 +82,8 @@ def main() -> int:
         print(f"docs/pictures/{name}.svg")
     import matplotlib
 
-    from gpulab import style
     from gpulab.memory import picture
+    from virtualgpu.pictures import style
 
     curve = timeline()
     with matplotlib.rc_context():

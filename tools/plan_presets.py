@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from gpulab.planning import Plan, plan
+from virtualgpu.planning import Plan, plan
 
 TARGET = Path(__file__).parents[1] / "gpulab" / "sim" / "memory_budget" / "plans.json"
 GPU = "A100-80"

@@ -8,7 +8,8 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..display import in_notebook
+from virtualgpu.pictures.display import in_notebook
+
 from .faults import FAULTS, FIRST, LECTURE, with_faults
 from .places import PLACES
 

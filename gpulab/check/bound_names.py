@@ -14,7 +14,7 @@ from types import CellType, ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from ..virtual.scope import in_force
+from virtualgpu.scope import in_force
 
 
 @contextmanager

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator
 from types import FunctionType
 from typing import Any
 
-from ..virtual.clock.clock import Clock
-from ..virtual.clock.clock import real as real_clock
-from ..virtual.gpu import VirtualGPU
+from virtualgpu.clock.clock import Clock
+from virtualgpu.clock.clock import real as real_clock
+from virtualgpu.gpu import VirtualGPU
+
 from .measure import virtual_gpu
 from .wording import is_students
 

@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import torch
 
-from ..virtual import gpu as virtual
+from virtualgpu import gpu as virtual
 
 _NEED_A_GPU = ("current_device", "get_device_name", "get_device_properties", "synchronize", "reset_peak_memory_stats")
 _COUNT_NOTHING = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")

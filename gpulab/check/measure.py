@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import torch
 
-from ..virtual.gpu import VirtualGPU
+from virtualgpu.gpu import VirtualGPU
 
 
 def virtual_gpu(name: str = "T4", *, count: int = 1, compute: bool = True, settings: str = "") -> VirtualGPU:

@@ -23,7 +23,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from ..virtual.scope.in_force import backing
+from virtualgpu.scope.in_force import backing
 
 Kind = Literal[
     "values",  # of a tensor or an array

@@ -23,8 +23,8 @@ import torch
 from torch._utils import CallbackRegistry
 from torch.cuda import _gpu_trace
 
-from ..virtual.surface.graphs import CUDAGraph
-from ..virtual.surface.streams import Event, Stream
+from virtualgpu.surface.graphs import CUDAGraph
+from virtualgpu.surface.streams import Event, Stream
 
 _PINNED = "_gpulab_raced"  # on a storage of the host: what it is known by
 _names = itertools.count(1)

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from .. import collecting
+from virtualgpu import collecting
 
 _T = TypeVar("_T")
 _WORDS = 624  # of a state of the Mersenne Twister

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..lessons import OURS
+from virtualgpu import own_code
 
 _LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
@@ -120,4 +120,4 @@ class _Words(reprlib.Repr):
 
 
 def is_students(filename: str) -> bool:
-    return not filename.startswith((*OURS, *_LIBRARIES, "<frozen")) and "-packages" not in filename
+    return not filename.startswith((*own_code.folders(), *_LIBRARIES, "<frozen")) and "-packages" not in filename

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from ..display import show
+from virtualgpu.pictures.display import show
+
 from .checks import Readers, examine
 from .finding import Finding, Report
 from .table import as_html, as_text

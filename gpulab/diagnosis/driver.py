@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..nvml import as_text, attempt, opened
+from virtualgpu.nvml import as_text, attempt, opened
+
 from .finding import Finding, first_line, gib
 from .pytorch import SELECTOR, Torch, version_pair
 

@@ -14,8 +14,9 @@ from pathlib import Path
 from time import process_time, sleep
 from typing import Any
 
+from virtualgpu.control_groups import Limits, read_limits
+
 from .. import course
-from ..control_groups import Limits, read_limits
 from .finding import Finding, gib
 
 OLDEST_PYTHON = (3, 11)

@@ -214,7 +214,7 @@ def environment(extra: dict[str, str]) -> dict[str, str]:
     loopback = {"linux": "lo", "darwin": "lo0"}.get(sys.platform)
     if loopback in [name for _, name in socket.if_nameindex()]:
         env.setdefault("GLOO_SOCKET_IFNAME", loopback)  # a host name that means nothing is asked for otherwise
-    virtual = sys.modules.get("gpulab.virtual.scope.in_force")
+    virtual = sys.modules.get("virtualgpu.scope.in_force")
     if virtual is not None and virtual.current is not None:
         env["GPULAB_GPU"] = f"virtual:{virtual.current.spec.name}"
     return {**env, **extra}

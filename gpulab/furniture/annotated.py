@@ -14,7 +14,7 @@ import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..display import show
+from virtualgpu.pictures.display import show
 
 _WIDTH = 100  # of the text form
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import html
 
-from ..display import in_notebook, show
-from ..style import GREEN
+from virtualgpu.pictures.display import in_notebook, show
+from virtualgpu.pictures.style import GREEN
 
 _PASSED = """\
 <div class="gpulab-passed" style="border-left: 3px solid {colour}; background: {colour}1f; padding: 0.3em 0.8em; \

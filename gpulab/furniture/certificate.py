@@ -7,8 +7,9 @@ import os
 from datetime import date
 from pathlib import Path
 
+from virtualgpu.pictures.display import show
+
 from .. import course
-from ..display import show
 from . import progress
 
 _LONGEST = 100  # characters of a name

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from .. import asleep
+from virtualgpu.pictures import asleep
 
 BOX_CLASS = "gpulab-furniture"  # the script and the style look for these two
 ANSWER_CLASS = "gpulab-answer"

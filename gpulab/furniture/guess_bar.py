@@ -9,7 +9,7 @@ from __future__ import annotations
 import html
 import math
 
-from ..style import BLUE
+from virtualgpu.pictures.style import BLUE
 
 _APART = 3  # from this factor on, the shorter of two bars says little
 _MOST_TICKS = 7

@@ -15,8 +15,9 @@ from datetime import date
 from pathlib import PurePath
 from typing import Any
 
+from virtualgpu.pictures.display import in_notebook, show
+
 from .. import course
-from ..display import in_notebook, show
 from . import front_end, guess_bar, progress
 
 # A saved lecture hides what answers a prediction (tools/build.py), and not every page that shows it can.

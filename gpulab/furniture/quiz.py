@@ -12,8 +12,9 @@ import tomllib
 from dataclasses import dataclass
 from typing import Any
 
+from virtualgpu.pictures.display import show
+
 from .. import course
-from ..display import show
 from . import front_end, progress
 
 

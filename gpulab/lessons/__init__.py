@@ -4,10 +4,8 @@
 statement takes no name that begins with a digit.
 """
 
-import os
 from pathlib import Path
 
 _OWN = Path(__file__).parent
 FOLDER = _OWN if any(_OWN.glob("[0-9][0-9]_*")) else _OWN.parent.parent / "lessons"
 __path__ = [str(FOLDER)]
-OURS = (str(_OWN.parent) + os.sep, str(FOLDER) + os.sep)  # where the course's own code stands

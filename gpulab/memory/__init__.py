@@ -3,8 +3,9 @@
 Everything is read from torch.cuda or torch.accelerator, and says whether it is measured or virtual.
 """
 
+from virtualgpu.readings.curve import Mark, MemoryCurve
+
 from .activations import ActivationBytes, activation_bytes
-from .curve import Mark, MemoryCurve
 from .report import GPUMemory, gpu_memory, log_memory, print_gpu_memory
 from .timeline import Timeline, timeline
 from .tracker import DeviceMemory, GPUMemoryTracker

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .curve import mib
+from virtualgpu.readings.curve import mib
+
 from .storages import storages
 
 if TYPE_CHECKING:

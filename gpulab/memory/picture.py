@@ -8,8 +8,8 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING, Any
 
-from .counters import MIB
-from .curve import Mark, MemoryCurve
+from virtualgpu.readings.counters import MIB
+from virtualgpu.readings.curve import Mark, MemoryCurve
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,7 +22,7 @@ def show(curve: MemoryCurve) -> None:
     """Draw the curve and put it on the page, with its description as alt text."""
     import matplotlib
 
-    from .. import style
+    from virtualgpu.pictures import style
 
     with matplotlib.rc_context():
         style.use()
@@ -34,7 +34,7 @@ def draw(curve: MemoryCurve) -> Figure:
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    from .. import style
+    from virtualgpu.pictures import style
 
     figure = Figure()
     axes = figure.add_subplot()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from . import counters
-from .counters import MIB, DeviceLike
-from .source import Numbers, numbers
+from virtualgpu.readings import counters
+from virtualgpu.readings.counters import MIB, DeviceLike
+from virtualgpu.readings.source import Numbers, numbers
 
 _NO_GPU = "no GPU here, so no GPU memory to report; tensors are in the host's memory"
 

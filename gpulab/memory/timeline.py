@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from . import counters
-from .counters import DeviceLike, Gpu
-from .curve import Mark, MemoryCurve, mib
+from virtualgpu.readings import counters
+from virtualgpu.readings.counters import DeviceLike, Gpu
+from virtualgpu.readings.curve import Mark, MemoryCurve, mib
+from virtualgpu.readings.source import in_force, numbers_of
+
 from .replay import Point, Unclear, replay
-from .source import in_force, numbers_of
 
 Traceback = TracebackType | None
 

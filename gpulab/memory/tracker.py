@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import ParamSpec, TypeVar
 
-from . import counters
-from .counters import MIB, DeviceLike
-from .source import Numbers
+from virtualgpu.readings import counters
+from virtualgpu.readings.counters import MIB, DeviceLike
+from virtualgpu.readings.source import Numbers
+
 from .windows import Window, lock
 
 P = ParamSpec("P")

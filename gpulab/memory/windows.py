@@ -9,9 +9,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 
-from . import counters
-from .counters import Gpu
-from .source import Numbers, in_force
+from virtualgpu.readings import counters
+from virtualgpu.readings.counters import Gpu
+from virtualgpu.readings.source import Numbers, in_force
 
 lock = threading.RLock()  # re-entrant: the garbage collector may end a tracker while one is being read
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ..nvml import as_text, attempt
+from virtualgpu.nvml import as_text, attempt
+
 from .reading import Reading, Readings, Slice
 
 T = TypeVar("T")

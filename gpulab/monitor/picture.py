@@ -10,8 +10,9 @@ import html
 import itertools
 from collections.abc import Callable, Sequence
 
-from .. import style
-from ..svg import BODY, HEAD, MARGIN, SMALL, Picture, lines, rect, shape, text, wrap
+from virtualgpu.pictures import style
+from virtualgpu.pictures.svg import BODY, HEAD, MARGIN, SMALL, Picture, lines, rect, shape, text, wrap
+
 from .reading import Reading, Slice, amount, memory, power
 from .summary import GPUSummary, Sample, Series, series_of, summarise
 

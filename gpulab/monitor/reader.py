@@ -7,8 +7,9 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
-from ..memory.source import in_force
-from ..nvml import opened
+from virtualgpu.nvml import opened
+from virtualgpu.readings.source import in_force
+
 from . import driver
 from .reading import Readings
 from .virtual import VirtualReader

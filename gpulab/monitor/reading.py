@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..memory.source import Numbers
+from virtualgpu.readings.source import Numbers
 
 MIB = 2**20
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from ..memory.source import Numbers
+from virtualgpu.readings.source import Numbers
+
 from .reading import Reading, Readings, Slice, memory
 from .visible import is_mine
 

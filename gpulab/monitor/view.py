@@ -13,8 +13,9 @@ from typing import Any
 import ipywidgets
 from IPython.display import display
 
-from .. import asleep
-from ..display import bundle
+from virtualgpu.pictures import asleep
+from virtualgpu.pictures.display import bundle
+
 from .picture import draw, page, svg
 from .summary import Sample, summarise
 

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..nvml import attempt
+from virtualgpu.nvml import attempt
+
 from .reading import Reading, Readings
 
 

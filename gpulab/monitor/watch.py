@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
-from .. import display
+from virtualgpu.pictures import display
+
 from .sampler import Sampler
 from .summary import Sample, Summary, summarise
 

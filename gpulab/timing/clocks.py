@@ -8,10 +8,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from ..memory import counters
-from ..memory.counters import DeviceLike, Gpu
-from ..memory.source import Numbers
-from ..virtual.scope import in_force
+from virtualgpu.readings import counters
+from virtualgpu.readings.counters import DeviceLike, Gpu
+from virtualgpu.readings.source import Numbers
+from virtualgpu.scope import in_force
 
 if TYPE_CHECKING:
     import torch

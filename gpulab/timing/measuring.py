@@ -11,8 +11,9 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..memory.counters import DeviceLike
-from ..memory.source import Numbers
+from virtualgpu.readings.counters import DeviceLike
+from virtualgpu.readings.source import Numbers
+
 from .clocks import clock_of
 from .words import duration, durations
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..memory.source import Numbers, numbers
+from virtualgpu.readings.source import Numbers, numbers
+
 from .measuring import Timing
 from .stopwatch import Timer
 from .words import rounded

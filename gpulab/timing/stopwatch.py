@@ -8,9 +8,10 @@ from __future__ import annotations
 import time
 from types import TracebackType
 
-from ..memory import counters
-from ..memory.counters import DeviceLike
-from ..memory.source import Numbers, in_force
+from virtualgpu.readings import counters
+from virtualgpu.readings.counters import DeviceLike
+from virtualgpu.readings.source import Numbers, in_force
+
 from .clocks import Pair, clock_of
 from .words import duration
 

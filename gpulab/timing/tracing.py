@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..virtual.scope import in_force
+from virtualgpu.scope import in_force
 
 
 @contextlib.contextmanager

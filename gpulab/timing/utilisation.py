@@ -1,6 +1,6 @@
 """Model FLOPs utilisation: the part of a GPU's peak that a model's own arithmetic uses, and the count it needs.
 
-The count is PyTorch's, the peak its vendor's dense figure (gpulab/virtual/specs.py). A rate above the peak is refused.
+The count is PyTorch's, the peak its vendor's dense figure (virtualgpu/specs.py). A rate above the peak is refused.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..memory import counters
-from ..memory.counters import DeviceLike
-from ..memory.source import Numbers
-from ..virtual.gpus.specs import SPECS, Spec
+from virtualgpu.gpus.specs import SPECS, Spec
+from virtualgpu.readings import counters
+from virtualgpu.readings.counters import DeviceLike
+from virtualgpu.readings.source import Numbers
+
 from .measuring import Timing, check_function
 from .rates import Time, positive, seconds
 from .stopwatch import Timer

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..virtual.clock.rates import line
+from virtualgpu.clock.rates import line
 
 
 @dataclass(frozen=True)

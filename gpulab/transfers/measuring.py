@@ -6,10 +6,11 @@ import operator
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from virtualgpu.readings import counters
+from virtualgpu.readings.counters import DeviceLike, Gpu
+from virtualgpu.readings.source import numbers_of
+
 from .. import timing
-from ..memory import counters
-from ..memory.counters import DeviceLike, Gpu
-from ..memory.source import numbers_of
 from ..timing import Timing
 from .picture import size
 from .results import Copy, Direction, Kind, Pinning, Series, Transfers

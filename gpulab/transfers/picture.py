@@ -14,7 +14,7 @@ def show(found: Transfers) -> None:
     """Draw it and put it on the page, with its description as alt text."""
     import matplotlib
 
-    from .. import style
+    from virtualgpu.pictures import style
 
     with matplotlib.rc_context():
         style.use()
@@ -25,7 +25,7 @@ def draw(found: Transfers) -> Figure:
     """The figure; its title states what the largest copies reach."""
     from matplotlib.figure import Figure
 
-    from .. import style
+    from virtualgpu.pictures import style
 
     figure = Figure(figsize=(9.2, 4.0))
     times, rates = figure.subplots(1, 2)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ..memory.source import Numbers
+from virtualgpu.readings.source import Numbers
+
 from ..timing import Timing
 from ..timing.words import duration, rounded
 from .fit import Fit, fit

@@ -14,11 +14,12 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
+from virtualgpu import own_code
+from virtualgpu.pictures.display import bundle, show
+
 from ..check import settings
 from ..check.base import NotAttempted, drawn_seed
 from ..check.wording import show as words_for
-from ..display import bundle, show
-from ..lessons import OURS
 
 _ON = "the lecture goes on without it"
 _COLORS = {"○": "var(--jp-brand-color2, #56B4E9)", "✘": "#E69F00", "✔": "#009E73"}
@@ -97,6 +98,6 @@ def _called_for(answer: Any) -> None:
 def _own_lines(traceback: TracebackType | None) -> TracebackType | None:
     """The part of the traceback from the first line outside of this package on; all of it where there is none."""
     inner = traceback
-    while inner is not None and inner.tb_frame.f_code.co_filename.startswith(OURS):
+    while inner is not None and inner.tb_frame.f_code.co_filename.startswith(own_code.folders()):
         inner = inner.tb_next
     return inner or traceback

@@ -189,7 +189,7 @@ share_guess.compare(round(100 * share), "measured")
 # %% workers-cores tags=["host-dependent"]
 import math
 
-from gpulab.control_groups import read_limits
+from virtualgpu.control_groups import read_limits
 
 # Python 3.13 has os.process_cpu_count() for this
 affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()

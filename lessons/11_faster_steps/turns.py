@@ -12,7 +12,7 @@ import torch
 
 from gpulab.check.wording import is_number, show
 from gpulab.turn.base import AsGiven, NotYet, turn
-from gpulab.virtual.gpu import VirtualGPU, without_gpu
+from virtualgpu.gpu import VirtualGPU, without_gpu
 
 BATCHES = 3
 RETURNED = "the return is missing"

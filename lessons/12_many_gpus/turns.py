@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from gpulab.check.wording import show
 from gpulab.turn.base import AsGiven, NotYet, turn
-from gpulab.virtual.gpu import VirtualGPU
+from virtualgpu.gpu import VirtualGPU
 
 Dealing = Callable[[int, int, int], list[int]]
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from gpulab.check.wording import show
 from gpulab.turn.base import AsGiven, NotYet, turn
-from gpulab.virtual.gpu import VirtualGPU
+from virtualgpu.gpu import VirtualGPU
 
 WIDTH, RANKS = 64, 4
 

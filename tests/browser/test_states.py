@@ -7,7 +7,7 @@ import pytest
 from browser.reading import LOWEST_CONTRAST, wait_until
 from courselib.venv import ROOT
 
-from gpulab.asleep import WORDS
+from virtualgpu.pictures.asleep import WORDS
 
 pytestmark = pytest.mark.browser
 

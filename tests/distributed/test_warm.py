@@ -306,12 +306,12 @@ def test_a_server_that_cannot_start_is_told_with_its_last_words(tmp_path):
 
 @starts_servers
 def test_ranks_with_a_virtual_gpu_are_forked_from_a_process_that_has_imported_it():
-    write("finds.py", "import sys; before = 'gpulab.virtual.gpu' in sys.modules; import gpulab; gpulab.setup()")
+    write("finds.py", "import sys; before = 'virtualgpu.gpu' in sys.modules; import gpulab; gpulab.setup()")
     with open("finds.py", "a", encoding="utf-8") as file:
         file.write("\nimport torch\nprint(before, torch.cuda.get_device_name(), torch.cuda.memory_allocated())")
     others = {"GPULAB_GPU": ""}
-    warm.server(running.environment(others)).imports(["gpulab.svg"])
-    write("other.py", "import sys; print('gpulab.svg' in sys.modules, 'gpulab.data' in sys.modules)")
+    warm.server(running.environment(others)).imports(["virtualgpu.pictures.svg"])
+    write("other.py", "import sys; print('virtualgpu.pictures.svg' in sys.modules, 'gpulab.data' in sys.modules)")
     assert distributed.run("other.py", 1, env=others).ranks[0].output == "True False\n"
     for run in range(2):
         output = distributed.run("finds.py", 2, env={"GPULAB_GPU": "virtual:L4"}).ranks[1].output

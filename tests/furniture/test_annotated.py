@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulab import annotated, display
+from gpulab import annotated
 from gpulab.furniture import annotated as module
+from virtualgpu.pictures import display
 
 CODE = """
     def step(x):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from gpulab import display
 from gpulab.furniture import calm
+from virtualgpu.pictures import display
 
 
 @pytest.fixture

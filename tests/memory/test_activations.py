@@ -6,7 +6,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from gpulab.memory import GPUMemoryTracker, activation_bytes
-from gpulab.virtual.gpu import VirtualGPU
+from virtualgpu.gpu import VirtualGPU
 
 WIDTH, BATCH = 64, 32
 ACTIVATION = WIDTH * BATCH * 4

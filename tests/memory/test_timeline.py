@@ -5,9 +5,9 @@ import random
 import pytest
 import torch
 
-from gpulab import display
 from gpulab.memory import GPUMemoryTracker, Mark, MemoryCurve, picture, timeline
-from gpulab.virtual.gpu import VirtualGPU
+from virtualgpu.gpu import VirtualGPU
+from virtualgpu.pictures import display
 
 MIB = 2**20
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gpulab.memory import GPUMemoryTracker, windows
-from gpulab.virtual.gpu import VirtualGPU
+from virtualgpu.gpu import VirtualGPU
 
 MIB = 2**20
 

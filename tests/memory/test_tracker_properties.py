@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpulab.memory import GPUMemoryTracker
-from gpulab.virtual.gpu import VirtualGPU
+from virtualgpu.gpu import VirtualGPU
 
 DEVICES = (0, 1, "all")
 SIZES = st.one_of(st.integers(1, 4096), st.integers(4096, 40 << 20))

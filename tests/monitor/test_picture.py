@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gpulab.monitor import Reading, Readings, Sample, Slice
 from gpulab.monitor.picture import COLUMNS, HEIGHT, draw, page, svg
-from gpulab.style import BLUE
+from virtualgpu.pictures.style import BLUE
 
 MIB = 2**20
 T4 = Reading(

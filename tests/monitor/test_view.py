@@ -14,8 +14,8 @@ import ipywidgets
 import pytest
 from courselib.patience import HANG_SECONDS
 
-from gpulab import display
 from gpulab.monitor import Watch, view
+from virtualgpu.pictures import display
 
 
 def watching() -> int:

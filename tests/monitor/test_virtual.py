@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 import gpulab
 from gpulab import monitor
 from gpulab.monitor.virtual import VirtualReader
-from gpulab.virtual.gpus.specs import spec
-from gpulab.virtual.scope import in_force
+from virtualgpu.gpus.specs import spec
+from virtualgpu.scope import in_force
 
 
 class FakeClock:

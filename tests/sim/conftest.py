@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from gpulab import style, svg
+from virtualgpu.pictures import style, svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 

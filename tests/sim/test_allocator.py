@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpulab import svg
 from gpulab.sim.allocator.controls import EXAMPLES, Allocator, limits, simulate
 from gpulab.sim.allocator.model import MOST_COMMANDS, Command, largest_request, read, run
 from gpulab.sim.allocator.picture import draw
 from gpulab.sim.base.live import Live
-from gpulab.virtual.memory.blocks import MiB
-from gpulab.virtual.memory.caching import CachingAllocator
-from gpulab.virtual.memory.settings import Settings
+from virtualgpu.memory.blocks import MiB
+from virtualgpu.memory.caching import CachingAllocator
+from virtualgpu.memory.settings import Settings
+from virtualgpu.pictures import svg
 
 DEFAULT = {"script": "fragmentation", "step": MOST_COMMANDS, "memory": 100, "max_split": 0, "expandable": False}
 

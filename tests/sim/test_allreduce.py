@@ -26,7 +26,7 @@ from gpulab.sim.allreduce.model import (
 )
 from gpulab.sim.allreduce.picture import draw
 from gpulab.sim.base.simulator import Flag, Slider
-from gpulab.virtual.gpus.specs import SPECS
+from virtualgpu.gpus.specs import SPECS
 
 from . import states
 

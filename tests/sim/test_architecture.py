@@ -18,7 +18,7 @@ from gpulab.sim.architecture.model import (
     simulate,
 )
 from gpulab.sim.base.live import Live
-from gpulab.virtual.gpus.specs import SHOWN
+from virtualgpu.gpus.specs import SHOWN
 
 DEFAULT = {
     "gpu": TOY,

@@ -12,10 +12,10 @@ import comm
 import pytest
 
 import gpulab.sim
-from gpulab import display, style, svg
 from gpulab.sim.base.live import CALM, Live
 from gpulab.sim.base.simulator import Choice, Flag, Limit, Play, Result, Simulator, Slider
 from gpulab.sim.base.words import count, percent, size
+from virtualgpu.pictures import display, style, svg
 
 
 @dataclass(frozen=True)

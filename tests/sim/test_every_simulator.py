@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import gpulab
-from gpulab import svg
 from gpulab.sim.base.controls import Choice, Control, Flag, Script, Slider
+from virtualgpu.pictures import svg
 
 from . import states
 

@@ -2,9 +2,9 @@ import re
 
 import pytest
 
-from gpulab import svg
 from gpulab.sim.base.lanes import Axis, blocks, inside, joined, round_step, total, veil
-from gpulab.style import INK, SKY
+from virtualgpu.pictures import svg
+from virtualgpu.pictures.style import INK, SKY
 
 AXIS = Axis(100, 500, 2.0)  # 200 pixels a second
 

@@ -9,7 +9,7 @@ from gpulab.sim.base.lanes import total
 from gpulab.sim.launch_queue.controls import LaunchQueue, simulate
 from gpulab.sim.launch_queue.model import STEPS, Work, addition_us, run, seconds
 from gpulab.sim.launch_queue.picture import _lanes
-from gpulab.virtual.clock import rates
+from virtualgpu.clock import rates
 
 from . import states
 
@@ -122,7 +122,7 @@ class TestPresets:
     def test_the_addition_takes_what_the_virtual_gpu_takes(self, gpu):
         torch = pytest.importorskip("torch")
         from gpulab import VirtualGPU
-        from gpulab.virtual.scope import in_force
+        from virtualgpu.scope import in_force
 
         with VirtualGPU(gpu, compute=False):
             x, y = (torch.zeros(512, 1024, device="cuda") for _ in range(2))

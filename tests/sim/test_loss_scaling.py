@@ -5,11 +5,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gpulab import svg
 from gpulab.sim.base.floats import FP16
 from gpulab.sim.loss_scaling.controls import LossScaling
 from gpulab.sim.loss_scaling.model import REACH, STEPS, TO_INF, TO_NORMAL, TO_ZERO, Scaler, part, simulate, size
 from gpulab.sim.loss_scaling.picture import draw
+from virtualgpu.pictures import svg
 
 from . import states
 

@@ -7,7 +7,6 @@ import plan_presets
 import pytest
 import torch
 
-from gpulab.planning import plan
 from gpulab.sim.memory_budget import needs as memory_needs
 from gpulab.sim.memory_budget.controls import MemoryBudget
 from gpulab.sim.memory_budget.job import CONTEXT_BYTES, MOST, PARALLEL, deepspeed
@@ -22,8 +21,9 @@ from gpulab.sim.memory_budget.needs import (
     plans,
 )
 from gpulab.sim.memory_budget.picture import axis
-from gpulab.virtual.gpus.specs import SHOWN
-from gpulab.virtual.scope.device import CONTEXT_BYTES as VIRTUAL_CONTEXT_BYTES
+from virtualgpu.gpus.specs import SHOWN
+from virtualgpu.planning import plan
+from virtualgpu.scope.device import CONTEXT_BYTES as VIRTUAL_CONTEXT_BYTES
 
 from . import states
 

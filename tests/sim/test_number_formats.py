@@ -4,11 +4,11 @@ import re
 import pytest
 from hypothesis import example
 
-from gpulab import svg
 from gpulab.sim.base.floats import FORMATS
 from gpulab.sim.number_formats.controls import NumberFormats
 from gpulab.sim.number_formats.model import MOST_UPDATES, share, simulate, spacings
 from gpulab.sim.number_formats.picture import _basin, draw
+from virtualgpu.pictures import svg
 
 from . import states
 

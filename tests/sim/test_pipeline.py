@@ -21,7 +21,7 @@ from gpulab.sim.pipeline.model import (
     shown,
     steady,
 )
-from gpulab.virtual.clock import rates
+from virtualgpu.clock import rates
 
 from . import states
 

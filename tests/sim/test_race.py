@@ -3,7 +3,6 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from gpulab import svg
 from gpulab.sim.base.live import Live
 from gpulab.sim.base.words import duration, many
 from gpulab.sim.race.controls import Race
@@ -19,8 +18,9 @@ from gpulab.sim.race.model import (
     simulate,
     times,
 )
-from gpulab.virtual.clock import rates
-from gpulab.virtual.gpus.specs import SHOWN
+from virtualgpu.clock import rates
+from virtualgpu.gpus.specs import SHOWN
+from virtualgpu.pictures import svg
 
 from . import states
 

@@ -11,7 +11,7 @@ from gpulab import VirtualGPU
 from gpulab.sim.base.simulator import Choice, Flag
 from gpulab.sim.roofline.controls import Roofline
 from gpulab.sim.roofline.model import DTYPES, HEAD, OPERATIONS, image, simulate
-from gpulab.virtual.gpus.specs import SPECS
+from virtualgpu.gpus.specs import SPECS
 
 from . import states
 

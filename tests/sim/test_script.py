@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from gpulab import svg
 from gpulab.sim.base.live import Live
 from gpulab.sim.base.simulator import Result, Script, Simulator, Slider
+from virtualgpu.pictures import svg
 
 
 @dataclass(frozen=True)

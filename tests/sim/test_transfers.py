@@ -11,8 +11,8 @@ from gpulab.sim.base.live import Live
 from gpulab.sim.transfers.controls import Transfers, simulate
 from gpulab.sim.transfers.machine import CONTEXT_BYTES
 from gpulab.sim.transfers.model import BYTES, GPUS, MOST_COMMANDS, SLOTS, read
-from gpulab.virtual.clock import rates
-from gpulab.virtual.memory.out_of_memory import format_size
+from virtualgpu.clock import rates
+from virtualgpu.memory.out_of_memory import format_size
 
 DEFAULT = {
     "script": "input_data to GPU; weights to GPU",
@@ -57,7 +57,7 @@ class TestSizes:
         assert {"19.27 MB", "1.05 MB", "2.05 KB", "20.32 MB", "20,318,208 bytes", "20,316,160 bytes"} <= set(words)
 
     def test_the_context_is_the_virtual_gpus(self):
-        from gpulab.virtual.scope import device
+        from virtualgpu.scope import device
 
         assert device.CONTEXT_BYTES == CONTEXT_BYTES
 
@@ -199,7 +199,7 @@ class TestAgainstTheVirtualGPU:
         import torch
         from torch import nn
 
-        from gpulab.virtual.gpu import VirtualGPU
+        from virtualgpu.gpu import VirtualGPU
 
         commands = ["all to GPU", "weights + bias", "input_data to CPU", "weights to CPU", "all to GPU"]
         result = state(*commands, assign=assign, pinned=pinned, non_blocking=non_blocking, gpu=gpu, slot=5)
@@ -222,7 +222,7 @@ class TestAgainstTheVirtualGPU:
         import torch
         from torch import nn
 
-        from gpulab.virtual.gpu import VirtualGPU
+        from virtualgpu.gpu import VirtualGPU
 
         values |= {"slot": 5}
         result = simulate(**values)

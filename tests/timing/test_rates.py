@@ -8,8 +8,8 @@ from torch import nn
 
 from gpulab import timing
 from gpulab.timing import words
-from gpulab.virtual.gpu import VirtualGPU
-from gpulab.virtual.gpus.specs import SPECS
+from virtualgpu.gpu import VirtualGPU
+from virtualgpu.gpus.specs import SPECS
 
 
 def taken(ms, numbers="measured", how="CUDA events"):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gpulab import timing
-from gpulab.virtual.gpu import VirtualGPU
+from virtualgpu.gpu import VirtualGPU
 
 
 def product(n=4096, device="cuda"):

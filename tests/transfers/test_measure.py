@@ -8,7 +8,7 @@ import torch
 from gpulab import transfers
 from gpulab.diagnosis import host
 from gpulab.transfers import measuring
-from gpulab.virtual.gpu import VirtualGPU
+from virtualgpu.gpu import VirtualGPU
 
 SIZES = (1e4, 1e6, 1e8)
 

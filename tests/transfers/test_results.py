@@ -2,9 +2,10 @@
 
 import pytest
 
-from gpulab import style, timing
+from gpulab import timing
 from gpulab.transfers import Copy, Pinning, Series, Transfers, picture
 from gpulab.transfers.picture import size
+from virtualgpu.pictures import style
 
 
 def series(kind, latency_us, gbps, sizes=(1_000, 1_000_000, 1_000_000_000)):

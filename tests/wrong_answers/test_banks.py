@@ -20,7 +20,7 @@ import gpulab
 from gpulab.check import guard, ranks
 from gpulab.check.guard import Guard
 from gpulab.course import LESSONS
-from gpulab.virtual.scope import in_force
+from virtualgpu.scope import in_force
 
 from .bank import ENDLESS_SECONDS, Bank
 from .stored import draws_the_fixed_scenes, plays_one_fixed_scene

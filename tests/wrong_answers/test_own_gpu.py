@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import gpulab
-from gpulab.virtual.scope import in_force
+from virtualgpu.scope import in_force
 
 from .test_banks import BANKS
 

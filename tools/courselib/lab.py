@@ -60,7 +60,7 @@ def lab_command(venv: Venv, port: int, *, folder: Path, browser: bool) -> list[s
         f"--LabApp.default_url=/lab/tree/{FIRST_NOTEBOOK}",
         f"--ServerApp.port={port}",
         "--ServerApp.port_retries=0",
-        "--ServerApp.jpserver_extensions={'gpulab.asleep': True}",  # what it saves of a widget can be read
+        "--ServerApp.jpserver_extensions={'virtualgpu.pictures.asleep': True}",  # what it saves of a widget can be read
         "--Application.log_level=ERROR",  # the address, and what goes wrong
         "--ServerApp.answer_yes=True",  # Ctrl-C ends it without a question
         "--KernelManager.transport_encryption=auto",  # several people may share the machine

@@ -123,7 +123,7 @@ def clock(repeats: int) -> Iterator[tuple[str, float, str, float | None, str]]:
     import torch
 
     from gpulab import VirtualGPU
-    from gpulab.virtual.operations import cost
+    from virtualgpu.operations import cost
 
     with VirtualGPU("T4"):
         x = torch.zeros(4, 4, device="cuda")

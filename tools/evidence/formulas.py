@@ -15,7 +15,7 @@ from torch.utils import _runtime_estimation as torchs
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
-from gpulab.virtual.gpus.specs import Spec
+from virtualgpu.gpus.specs import Spec
 
 
 class Estimate(TorchDispatchMode):

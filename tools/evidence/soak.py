@@ -2,7 +2,7 @@
 
 Training with and without AMP in both backings, checkpointing, out of memory, memory history, trackers, threads, copies
 both ways, scopes entered and left. Prints the process's memory once a minute, and at the end its growth after the first
-fifth. It is no test: CI has no hour; `tests/virtual/test_soak.py` runs a few rounds of it.
+fifth. It is no test: CI has no hour; `tests/virtualgpu/test_soak.py` runs a few rounds of it.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from ...style import GREEN, INK, MUTED, ORANGE, PURPLE, RULE, SKY, VERMILLION
-from ...svg import MARGIN, SMALL, Picture, bar, key, length, line, rect, shape, text
+from virtualgpu.pictures.style import GREEN, INK, MUTED, ORANGE, PURPLE, RULE, SKY, VERMILLION
+from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, bar, key, length, line, rect, shape, text
+
 from ..base.words import count, percent, size
 from .model import RECORDED, STATE_BYTES, Epoch, Window
 

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ...virtual.memory.blocks import MiB
-from ...virtual.memory.settings import Settings
+from virtualgpu.memory.blocks import MiB
+from virtualgpu.memory.settings import Settings
+
 from ..base.simulator import Choice, Flag, Limit, Play, Result, Row, Script, Simulator, Slider
 from ..base.words import below, count, percent
 from .model import MOST_COMMANDS, Command, Moment, Run, largest_request, read, run

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from ...virtual.memory.blocks import BIG_REQUEST, FREE, Block, MiB
-from ...virtual.memory.caching import CachingAllocator
-from ...virtual.memory.out_of_memory import OutOfMemory
-from ...virtual.memory.settings import Settings
+from virtualgpu.memory.blocks import BIG_REQUEST, FREE, Block, MiB
+from virtualgpu.memory.caching import CachingAllocator
+from virtualgpu.memory.out_of_memory import OutOfMemory
+from virtualgpu.memory.settings import Settings
 
 MOST_COMMANDS = 60
 LARGEST_REQUEST = 1 << 40

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...style import BLUE, INK, MUTED, ORANGE, PAPER, RULE, SKY, VERMILLION
-from ...svg import (
+from virtualgpu.memory.blocks import MiB
+from virtualgpu.pictures.style import BLUE, INK, MUTED, ORANGE, PAPER, RULE, SKY, VERMILLION
+from virtualgpu.pictures.svg import (
     MARGIN,
     SMALL,
     Picture,
@@ -20,7 +21,7 @@ from ...svg import (
     text,
     wrap,
 )
-from ...virtual.memory.blocks import MiB
+
 from ..base.words import count, percent
 from .model import Piece, Segment
 

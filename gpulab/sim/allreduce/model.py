@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
 
-from ...virtual.clock.rates import published
-from ...virtual.gpus.specs import PCIE3, spec
+from virtualgpu.clock.rates import published
+from virtualgpu.gpus.specs import PCIE3, spec
 
 MOST_GPUS = 16
 

@@ -9,8 +9,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from ...style import BLUE, GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, RULE, SKY, VERMILLION
-from ...svg import (
+from virtualgpu.pictures.style import BLUE, GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, RULE, SKY, VERMILLION
+from virtualgpu.pictures.svg import (
     MARGIN,
     SMALL,
     Picture,
@@ -26,6 +26,7 @@ from ...svg import (
     shape,
     text,
 )
+
 from ..base.words import duration
 from .model import MOST_GPUS, Bucket, data_parallel_seconds, ddp_seconds, held, hops, sends
 

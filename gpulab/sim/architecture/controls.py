@@ -5,7 +5,8 @@ The controls; the numbers come from `model`, `picture` draws them.
 
 from __future__ import annotations
 
-from ...virtual.gpus.specs import SHOWN
+from virtualgpu.gpus.specs import SHOWN
+
 from ..base.simulator import Choice, Play, Simulator, Slider
 from .model import MOST_LANES, MOST_ROOM, MOST_SMS, MOST_WAVES, TOY, WARP, Kernel, limits, simulate
 from .picture import draw

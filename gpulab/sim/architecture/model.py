@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from ...virtual.gpus.specs import SHOWN, Spec
+from virtualgpu.gpus.specs import SHOWN, Spec
+
 from ..base.simulator import Limit, Result, Row
 from ..base.words import count, duration, percent
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeAlias
 
-from ...style import GREEN, INK, MUTED, ORANGE, PAPER, RULE, SKY, VERMILLION
-from ...svg import MARGIN, SMALL, Picture, bar, boxes, key, length, line, marks, rect, shape, text
+from virtualgpu.pictures.style import GREEN, INK, MUTED, ORANGE, PAPER, RULE, SKY, VERMILLION
+from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, bar, boxes, key, length, line, marks, rect, shape, text
+
 from ..base.words import count, duration, many, percent
 from .model import WARP, Kernel
 

@@ -10,8 +10,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from ...style import INK, MUTED, PAPER, RULE, VERMILLION
-from ...svg import SMALL, hatch, length, line, num, rect, shape, text
+from virtualgpu.pictures.style import INK, MUTED, PAPER, RULE, VERMILLION
+from virtualgpu.pictures.svg import SMALL, hatch, length, line, num, rect, shape, text
 
 Stretch = tuple[float, float]  # from when until when, in seconds
 LETTER = 0.75 * SMALL  # how far letters of the small size reach above their base line

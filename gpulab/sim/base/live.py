@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ipywidgets
 
-from ... import asleep, style
+from virtualgpu.pictures import asleep, style
+
 from .controls import Play, Script, Slider
 
 if TYPE_CHECKING:

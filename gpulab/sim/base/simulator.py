@@ -14,8 +14,9 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
-from ... import display, style
-from ...svg import Picture
+from virtualgpu.pictures import display, style
+from virtualgpu.pictures.svg import Picture
+
 from .controls import Choice, Control, Flag, Limit, Play, Script, Slider
 
 __all__ = ["Choice", "Flag", "Limit", "Play", "Result", "Row", "Script", "Simulator", "Slider"]

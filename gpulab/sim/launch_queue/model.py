@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate
 
-from ...virtual.clock import hosts, rates
-from ...virtual.clock.clock import Clock, DeviceClock, Engine, Span
-from ...virtual.gpus import specs
+from virtualgpu.clock import hosts, rates
+from virtualgpu.clock.clock import Clock, DeviceClock, Engine, Span
+from virtualgpu.gpus import specs
 
 STEPS = 6
 FUSED = 4  # of so many kernels in a row the first is a product and stays, the others become one

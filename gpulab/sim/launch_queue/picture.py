@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from ...style import GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, RULE, SKY, VERMILLION, YELLOW
-from ...svg import MARGIN, SMALL, Picture, bar, key, length, line, rect, shape, text
+from virtualgpu.pictures.style import GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, RULE, SKY, VERMILLION, YELLOW
+from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, bar, key, length, line, rect, shape, text
+
 from ..base.lanes import Axis, Stretch, blocks, cursor, inside, joined, veil
 from ..base.words import count, duration, percent
 from .model import MODE_NAMES, MODES, STEPS, Run

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from itertools import groupby
 
-from ...style import BLUE, INK, MUTED, ORANGE, RULE, SKY, VERMILLION
-from ...svg import (
+from virtualgpu.pictures.style import BLUE, INK, MUTED, ORANGE, RULE, SKY, VERMILLION
+from virtualgpu.pictures.svg import (
     MARGIN,
     SMALL,
     Picture,
@@ -21,6 +21,7 @@ from ...svg import (
     shape,
     text,
 )
+
 from .model import STEPS, TO_INF, TO_NORMAL, TO_ZERO, Run, part, size
 
 WIDTH, BODY_HEIGHT = 860.0, 452.0

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ...virtual.gpus.specs import SHOWN, Spec
+from virtualgpu.gpus.specs import SHOWN, Spec
+
 from ..base.simulator import Limit, Result, Row
 from ..base.words import many, percent, size
 from .job import CATEGORIES, MOST, PARALLEL_WORDS, Job, Moment, deepspeed

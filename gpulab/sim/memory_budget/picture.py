@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 
-from ...style import BLUE, GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, RULE, SKY, VERMILLION, YELLOW
-from ...svg import MARGIN, SMALL, Picture, bar, line, rect, shape, text
+from virtualgpu.pictures.style import BLUE, GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, RULE, SKY, VERMILLION, YELLOW
+from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, bar, line, rect, shape, text
+
 from .job import CATEGORIES, Moment
 from .model import UNITS, Budget, Fit, amount, billions, unit_of
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from ...style import BLUE, GREEN, INK, MUTED, ORANGE, PURPLE, RULE, SKY, VERMILLION, YELLOW
-from ...svg import (
+from virtualgpu.pictures.style import BLUE, GREEN, INK, MUTED, ORANGE, PURPLE, RULE, SKY, VERMILLION, YELLOW
+from virtualgpu.pictures.svg import (
     BODY,
     MARGIN,
     SMALL,
@@ -21,6 +21,7 @@ from ...svg import (
     shape,
     text,
 )
+
 from ..base.floats import TF32, weight
 from .model import Number, Stored, show, spacings
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from ...virtual.clock.clock import Span
+from virtualgpu.clock.clock import Span
+
 from ..base.simulator import Choice, Flag, Play, Result, Row, Simulator, Slider
 from ..base.words import count, duration, percent
 from .model import BATCHES, MOST_WORKERS, Run, Work, first_wait, shown, steady

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
-from ...virtual.clock import rates
-from ...virtual.clock.clock import Clock, Span
-from ...virtual.clock.rates import Rates
+from virtualgpu.clock import rates
+from virtualgpu.clock.clock import Clock, Span
+from virtualgpu.clock.rates import Rates
 
 MOST_WORKERS = 8
 EPOCHS, BATCHES = 2, 8  # in the picture

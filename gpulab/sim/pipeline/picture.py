@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from ...style import BLUE, GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, RULE, SKY, VERMILLION, YELLOW
-from ...svg import MARGIN, SMALL, Picture, dot, key, line, polyline, rect, shape, text
-from ...virtual.clock.clock import Span
+from virtualgpu.clock.clock import Span
+from virtualgpu.pictures.style import BLUE, GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, RULE, SKY, VERMILLION, YELLOW
+from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, dot, key, line, polyline, rect, shape, text
+
 from ..base.lanes import Axis, Stretch, blocks, cursor, inside, veil
 from ..base.words import count, duration, percent
 from .model import MOST_WORKERS, Run, Work

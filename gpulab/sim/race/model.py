@@ -1,7 +1,7 @@
 """The same tasks on a CPU and on a GPU: how long each takes, and how far each is at a given time.
 
 A toy: a task is 10 µs of arithmetic on one lane of the CPU, and all tasks are alike. Links and memories are those of
-`gpulab.virtual.clock.rates`; it knows nothing of what a task does.
+`virtualgpu.clock.rates`; it knows nothing of what a task does.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from ...virtual.clock import rates
-from ...virtual.gpus.specs import SHOWN
+from virtualgpu.clock import rates
+from virtualgpu.gpus.specs import SHOWN
+
 from ..base.simulator import Limit, Result, Row
 from ..base.words import count, duration, many, percent
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 
-from ...style import BLUE, INK, MUTED, ORANGE, PURPLE, RULE, SKY, VERMILLION, YELLOW
-from ...svg import MARGIN, SMALL, Picture, bar, dot, key, length, line, marks, polyline, rect, text
+from virtualgpu.pictures.style import BLUE, INK, MUTED, ORANGE, PURPLE, RULE, SKY, VERMILLION, YELLOW
+from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, bar, dot, key, length, line, marks, polyline, rect, text
+
 from ..base.words import count, duration, many, percent
 from .model import (
     CORE_LANES,

@@ -5,7 +5,8 @@ The controls; the numbers come from `model`, `picture` draws them.
 
 from __future__ import annotations
 
-from ...virtual.gpus.specs import SPECS
+from virtualgpu.gpus.specs import SPECS
+
 from ..base.controls import Sizes
 from ..base.simulator import Choice, Flag, Simulator
 from .model import DTYPES, OPERATIONS, Roofs, simulate

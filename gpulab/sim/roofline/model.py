@@ -1,6 +1,6 @@
 """Five operations on one GPU: their arithmetic, their bytes, and the time that the virtual GPU's clock gives them.
 
-The formulas are the clock's own (`gpulab.virtual.clock.work`, `rates`); here are only the shapes. Forward passes, no
+The formulas are the clock's own (`virtualgpu.clock.work`, `rates`); here are only the shapes. Forward passes, no
 gradients kept.
 """
 
@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ...virtual.clock import rates, work
-from ...virtual.clock.rates import Rates, Tiling
-from ...virtual.gpus.specs import SPECS, Spec
+from virtualgpu.clock import rates, work
+from virtualgpu.clock.rates import Rates, Tiling
+from virtualgpu.gpus.specs import SPECS, Spec
+
 from ..base.simulator import Result, Row
 from ..base.words import count, duration, many, percent, size
 

@@ -7,21 +7,9 @@ from __future__ import annotations
 
 import math
 
-from ...style import GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, RULE, SKY
-from ...svg import (
-    MARGIN,
-    SMALL,
-    Picture,
-    bar,
-    dot,
-    length,
-    line,
-    polyline,
-    rect,
-    shape,
-    text,
-    wrap,
-)
+from virtualgpu.pictures.style import GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, RULE, SKY
+from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, bar, dot, length, line, polyline, rect, shape, text, wrap
+
 from ..base.words import duration, many, percent
 from .model import DTYPES, Roofs, rate
 

@@ -9,8 +9,9 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
-from ...style import BLUE, GREEN, INK, MUTED, ORANGE, PURPLE, RULE, SKY
-from ...svg import MARGIN, SMALL, Picture, bar, dot, length, line, num, polyline, shape, text
+from virtualgpu.pictures.style import BLUE, GREEN, INK, MUTED, ORANGE, PURPLE, RULE, SKY
+from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, bar, dot, length, line, num, polyline, shape, text
+
 from ..base.words import percent
 from .model import Plan
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...style import GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, RULE, SKY, VERMILLION, YELLOW
-from ...svg import MARGIN, SMALL, Picture, bar, key, length, line, num, rect, shape, text
+from virtualgpu.pictures.style import GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, RULE, SKY, VERMILLION, YELLOW
+from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, bar, key, length, line, num, rect, shape, text
+
 from ..base.words import duration, percent, size
 from .model import (
     CATEGORIES,

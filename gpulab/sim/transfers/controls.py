@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ...virtual.gpus.specs import Spec
-from ...virtual.memory.out_of_memory import format_size
+from virtualgpu.gpus.specs import Spec
+from virtualgpu.memory.out_of_memory import format_size
+
 from ..base.simulator import Choice, Flag, Result, Row, Script, Simulator, Slider
 from ..base.words import below, duration, percent
 from .machine import run

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
-from ...virtual.clock.clock import Clock
-from ...virtual.clock.rates import Rates
-from ...virtual.gpus.specs import Link
-from ...virtual.memory.blocks import STEP, Block
-from ...virtual.memory.caching import CachingAllocator
-from ...virtual.memory.out_of_memory import OutOfMemory
+from virtualgpu.clock.clock import Clock
+from virtualgpu.clock.rates import Rates
+from virtualgpu.gpus.specs import Link
+from virtualgpu.memory.blocks import STEP, Block
+from virtualgpu.memory.caching import CachingAllocator
+from virtualgpu.memory.out_of_memory import OutOfMemory
+
 from .model import (
     BYTES,
     GPUS,

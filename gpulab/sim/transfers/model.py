@@ -9,9 +9,9 @@ import re
 from dataclasses import dataclass, replace
 from math import prod
 
-from ...virtual.clock.rates import PAGEABLE, Rates, of
-from ...virtual.gpus.specs import PCIE3, PCIE4, PCIE5, SHOWN, Link
-from ...virtual.memory.out_of_memory import OutOfMemory
+from virtualgpu.clock.rates import PAGEABLE, Rates, of
+from virtualgpu.gpus.specs import PCIE3, PCIE4, PCIE5, SHOWN, Link
+from virtualgpu.memory.out_of_memory import OutOfMemory
 
 SHAPES = {"input_data": (32, 3, 224, 224), "weights": (512, 512), "bias": (512,)}
 BYTES = {name: 4 * prod(shape) for name, shape in SHAPES.items()}  # float32

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...style import GREEN, INK, MUTED, ORANGE, RULE, SKY, VERMILLION
-from ...svg import MARGIN, SMALL, Picture, bar, code, key, line, lines, rect, shape, text, wrap
+from virtualgpu.pictures.style import GREEN, INK, MUTED, ORANGE, RULE, SKY, VERMILLION
+from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, bar, code, key, line, lines, rect, shape, text, wrap
+
 from ..base.words import count, duration
 from .model import Held, Line
 

@@ -25,7 +25,7 @@ from gpulab.check.contract import Clause, Contract, Facts, Near
 from gpulab.check.races import Race, races
 from gpulab.check.scenes import Scene
 from gpulab.check.wording import as_float, clip, is_finite, is_number, is_students, is_whole
-from gpulab.virtual.clock.clock import Clock, Span
+from virtualgpu.clock.clock import Clock, Span
 
 HIDDEN, WAITS, STREAMS = "Hidden waits", "Who waits for a copy", "Two streams at once"
 AHEAD = 1000.0  # seconds of work before the first batch: who waits in the loop waits for this

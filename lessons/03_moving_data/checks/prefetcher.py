@@ -20,9 +20,9 @@ import torch
 from gpulab.check.clocks import scope
 from gpulab.check.contract import Clause, Contract, Facts
 from gpulab.check.scenes import Scene
-from gpulab.virtual.clock.clock import Span
-from gpulab.virtual.gpu import VirtualGPU
-from gpulab.virtual.scope.in_force import backing
+from virtualgpu.clock.clock import Span
+from virtualgpu.gpu import VirtualGPU
+from virtualgpu.scope.in_force import backing
 
 WAITS, STREAMS = "Who waits for a copy", "Two streams at once"
 KERNEL, SHORT = 3e-4, 3e-6  # seconds: some three times as long as a batch's copies, or far shorter

@@ -21,8 +21,8 @@ from gpulab.check.clocks import scope
 from gpulab.check.contract import Clause, Contract, Facts, Near
 from gpulab.check.scenes import Scene
 from gpulab.check.wording import is_finite
-from gpulab.virtual.gpu import VirtualGPU
-from gpulab.virtual.operations.copies import PinnedCache
+from virtualgpu.gpu import VirtualGPU
+from virtualgpu.operations.copies import PinnedCache
 
 COST, PINNED = "What a copy costs", "Pinned memory"
 LEFT = 24 * 2**20  # bytes that are free on a full GPU: room for the buffer of one large size, and not of two

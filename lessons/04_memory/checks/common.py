@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from gpulab.check.measure import virtual_gpu
-from gpulab.virtual.gpu import VirtualGPU
+from virtualgpu.gpu import VirtualGPU
 
 MIB = 2**20
 

@@ -22,7 +22,7 @@ from gpulab.check.machines import on_the_cpu
 from gpulab.check.scenes import Scene
 from gpulab.check.wording import as_float, is_number, show
 from gpulab.memory.storages import storages
-from gpulab.virtual.gpu import VirtualGPU
+from virtualgpu.gpu import VirtualGPU
 
 from .common import MIB, Halves, gpus, near
 

@@ -16,8 +16,8 @@ from gpulab.check.contract import Clause, Contract, Facts
 from gpulab.check.measure import same, virtual_gpu
 from gpulab.check.scenes import Scene
 from gpulab.check.wording import is_whole, show
-from gpulab.virtual.gpu import VirtualGPU
-from gpulab.virtual.gpus.specs import spec
+from virtualgpu.gpu import VirtualGPU
+from virtualgpu.gpus.specs import spec
 
 SEARCH, HOLDERS, MISTAKES = "The largest batch that fits", "Who keeps a tensor alive", "Common mistakes"
 RESULT, NONE, ALL = "what is returned", "the result where not even batch 1 fits", "the result where all batches fit"

@@ -11,7 +11,7 @@ from typing import Any
 from gpulab.check.contract import Clause, Contract, Facts, Near
 from gpulab.check.scenes import Scene
 from gpulab.check.wording import is_finite, show, text_in
-from gpulab.virtual.memory.out_of_memory import Shortage, format_size
+from virtualgpu.memory.out_of_memory import Shortage, format_size
 
 MESSAGE, SEGMENT, CAUSE = "The message, number by number", "“Tried to allocate” is a segment", "Which cause is it?"
 GIB, MIB = 2**30, 2**20

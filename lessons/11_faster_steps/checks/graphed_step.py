@@ -18,7 +18,7 @@ from gpulab.check.contract import Clause, Contract, Facts, Near
 from gpulab.check.measure import virtual_gpu
 from gpulab.check.races import Race, races
 from gpulab.check.scenes import Scene
-from gpulab.virtual.scope.in_force import backing
+from virtualgpu.scope.in_force import backing
 
 WIDTH, BATCH, CLASSES, STEPS = 16, 8, 4, 3
 DEPTH = {"BatchNorm": 3, "LayerNorm": 2}

@@ -15,7 +15,7 @@ from torch import nn
 from gpulab.check.contract import Clause, Contract, Facts
 from gpulab.check.scenes import Scene
 from gpulab.check.wording import is_whole
-from gpulab.virtual.gpu import without_gpu
+from virtualgpu.gpu import without_gpu
 
 BREAKS, AGAIN = "torch.compile: one graph, or several", "Recompilations"
 KIND, ERROR, SETTINGS = "what came back", "the exception", "the settings afterwards"

@@ -19,7 +19,7 @@ from gpulab.check.contract import Clause, Contract, Facts
 from gpulab.check.measure import virtual_gpu
 from gpulab.check.scenes import Scene
 from gpulab.check.wording import show, text_of
-from gpulab.virtual.scope.in_force import backing
+from virtualgpu.scope.in_force import backing
 
 from .common import is_class
 

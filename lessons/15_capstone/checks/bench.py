@@ -21,9 +21,9 @@ from torch import nn
 
 from gpulab.capstone.faults import sound
 from gpulab.check.measure import virtual_gpu
-from gpulab.virtual.clock.clock import Clock
-from gpulab.virtual.clock.timeline import Timeline
-from gpulab.virtual.scope import in_force
+from virtualgpu.clock.clock import Clock
+from virtualgpu.clock.timeline import Timeline
+from virtualgpu.scope import in_force
 
 WORDS = 32
 Batch = tuple[torch.Tensor, torch.Tensor]

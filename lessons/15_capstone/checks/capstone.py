@@ -16,8 +16,8 @@ from gpulab.check.base import ATTENTION, OPTIMIZERS, SAVING, NotAttempted, Trial
 from gpulab.check.measure import virtual_gpu
 from gpulab.check.wording import show as words_for
 from gpulab.check.wording import text_of
-from gpulab.display import show
 from gpulab.furniture.progress import record
+from virtualgpu.pictures.display import show
 
 from .bench import Finding
 from .scoring import findings, of_the_run

@@ -12,7 +12,7 @@ import torch
 from gpulab.capstone.places import PLACES
 from gpulab.check.base import CheckFailed, Trial
 from gpulab.check.measure import virtual_gpu
-from gpulab.virtual.scope import in_force
+from virtualgpu.scope import in_force
 
 from . import of_model, of_rest, of_run, of_training
 from .bench import Finding, module_of

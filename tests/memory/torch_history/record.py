@@ -2,7 +2,7 @@
 
     python tests/memory/torch_history/record.py
 
-Needs what tests/virtual/torch_allocator/record.py needs, whose stand-in answers for CUDA here too; the allocator and
+Needs what tests/virtualgpu/torch_allocator/record.py needs, whose stand-in answers for CUDA here too; the allocator and
 its history are PyTorch's. test_replay.py holds the replayed history against the counts.
 """
 

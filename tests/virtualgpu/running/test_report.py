@@ -1,0 +1,379 @@
+"""The report's text and hints, from reports that are made here."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from virtualgpu.running.hints import hints
+from virtualgpu.running.places import Line
+from virtualgpu.running.report import (
+    Between,
+    Gpu,
+    GpuTime,
+    Memory,
+    Report,
+    Share,
+    Shortage,
+    Steps,
+    Tried,
+    as_json,
+    json_path,
+)
+from virtualgpu.running.target import Ending
+from virtualgpu.running.text import amount, as_text, duration
+
+MiB, GiB = 1 << 20, 1 << 30
+T4 = 15_828_320_256
+LINE = Line("train.py", 12, "loss.backward()")
+MEMORY = Memory(
+    total=T4, peak_allocated=900 * MiB, peak_reserved=1000 * MiB, peak_used=1300 * MiB, end_allocated=400 * MiB,
+    end_reserved=1000 * MiB, retries=0, failures=0, peak_line=LINE,
+    peak_shares=(Share(LINE, 600 * MiB), Share(Line("train.py", 9, "out = model(x)"), 250 * MiB)),
+)  # fmt: skip
+TIME = GpuTime(
+    elapsed=4.0, busy=3.0, waited=1.0, launch=5e-6, kernels=30_000, flops=8e12, flop_seconds=2.0,
+    source="published rates",
+)  # fmt: skip
+STEPS = Steps("AdamW", 1_200_000, "cuda:0", 20, median=0.2, host_median=1.5, busy_share=0.8)
+REPORT = Report(
+    name="train.py", argv=("train.py",), ending=Ending(0), gpu="T4", numbers="virtual", shapes_only=False,
+    gpus=(Gpu(0, MEMORY, TIME),), steps=(STEPS,), host_seconds=31.4, tflops=(("fp32", 8.1), ("fp16", 65)),
+)  # fmt: skip
+
+
+def with_memory(**changes):
+    return replace(REPORT, gpus=(replace(REPORT.gpus[0], memory=replace(MEMORY, **changes)),))
+
+
+def test_the_text_of_a_plain_run():
+    assert as_text(REPORT, ()).splitlines() == [
+        "gpulab run: train.py on a virtual T4",
+        "  ended             exit code 0 after 31.4 s on this machine (measured)",
+        "  peak memory       900.0 MiB allocated, 1,000 MiB reserved; with the context 1,300 MiB of 15,095 MiB, "
+        "9% (virtual)",
+        "  peak reached at   train.py:12  loss.backward()",
+        "  peak held by         600.0 MiB  train.py:12  loss.backward()",
+        "                       250.0 MiB  train.py:9  out = model(x)",
+        "                        50.0 MiB  other lines",
+        "  at the end        400.0 MiB allocated, 1,000 MiB reserved (virtual)",
+        "  GPU time          3.00 s in 30,000 kernels, 75% of 4.00 s (virtual, published rates)",
+        "                    4.00 TFLOP/s in matrix products, while they run (virtual); peaks: 8.1 fp32, 65 fp16",
+        "  steps             20 of AdamW (1.20 M parameters, cuda:0), every 200 ms (virtual median), "
+        "1.50 s here (measured)",
+    ]
+
+
+def test_every_number_of_a_real_gpu_is_measured():
+    real = replace(MEMORY, peak_used=None, peak_line=None, peak_shares=())
+    report = replace(
+        REPORT, gpu="NVIDIA H200", numbers="measured", gpus=(Gpu(0, real),), steps=(replace(STEPS, busy_share=None),)
+    )
+    text = as_text(report, hints(report))
+    assert "virtual" not in text
+    assert "on NVIDIA H200" in text
+    assert text.count("(measured)") == 4
+    assert "every 200 ms (measured median)" in text
+
+
+def test_waiting_for_data_is_this_machines_whatever_the_gpu():
+    waits = (replace(STEPS, waited=0.0123, waited_share=0.41),)
+    line = (
+        "  waited for data   12.3 ms a step in DataLoader.__next__, 41% of the time from step to step (measured here)"
+    )
+    virtual, real = replace(REPORT, steps=waits), replace(REPORT, steps=waits, gpu="NVIDIA H200", numbers="measured")
+    for report in (virtual, real):
+        assert line in as_text(report, ()).splitlines()
+    assert "waited for data" not in as_text(REPORT, ())
+    hint = (
+        "Of the time between steps of AdamW the loop waits 41% for data, and the GPU is idle 20% of it (virtual). The"
+    )
+    assert any(found.startswith(hint) for found in hints(virtual))
+    unknown = replace(real, steps=(replace(waits[0], busy_share=None),))
+    assert any("waits 41% for data. The same loop with one batch" in found for found in hints(unknown))
+    little = replace(real, steps=(replace(STEPS, waited=0.001, waited_share=0.05),))
+    assert hints(little) == hints(replace(REPORT, gpu="NVIDIA H200", numbers="measured"))
+
+
+def test_what_goes_between_ranks_says_what_is_waiting():
+    def shown(waited):
+        between = Between(2, 0.010, 0.006, 3.0, 5 * MiB, waited)
+        return as_text(replace(REPORT, steps=(replace(STEPS, between=between),)), ())
+
+    row = "between ranks     10.0 ms of a step in 3 collectives of 5.0 MiB, 6.00 ms exposed, 4.00 ms beside kernels"
+    assert row in shown(0.0)
+    assert "is there" not in shown(0.0)
+    assert f"{row} (virtual)\n{' ' * 20}in 4.00 ms of it this rank is there and another is not yet (virtual)" in shown(
+        0.004
+    )
+
+
+def test_a_rank_that_is_ended_in_a_wait_says_where_and_for_whom():
+    for_whom = "for rank 1, which waits in barrier (collective 9 of ranks 0, 1)"
+    waits = f"all_reduce of 260 bytes (collective 9 of ranks 0, 1), {for_whom}"
+    ended = Ending(143, "terminated", "SIGTERM")
+    report = replace(REPORT, ending=ended, ended_at=LINE, waits_in=waits)
+    assert as_text(report, ()).splitlines()[2:5] == [
+        "  at                train.py:12  loss.backward()",
+        "  waits in          all_reduce of 260 bytes (collective 9 of ranks 0, 1), for rank 1, which waits in barrier",
+        "                    (collective 9 of ranks 0, 1)",
+    ]
+    assert as_json(report, ())["waits_in"] == waits
+
+
+def test_ranks_and_several_gpus_are_named():
+    second = replace(REPORT.gpus[0], index=1, memory=replace(MEMORY, peak_allocated=100 * MiB))
+    idle = Gpu(2, replace(MEMORY, peak_allocated=0))
+    text = as_text(replace(REPORT, gpus=(*REPORT.gpus, second, idle), rank=1, world_size=2), ())
+    assert text.startswith("gpulab run: train.py on a virtual T4, rank 1 of 2\n")
+    assert "peak memory       cuda:0: 900.0 MiB" in text
+    assert "peak memory       cuda:1: 100.0 MiB" in text
+    assert "cuda:2" not in text
+    assert text.count("peak held by") == 1  # of the GPU that holds most
+
+
+@pytest.mark.parametrize(
+    ("ending", "says"),
+    [
+        (Ending(1, "error", "ValueError: no"), "exit code 1 after 31.4 s on this machine (measured): ValueError: no"),
+        (Ending(7, "exit", "sys.exit(7)"), "exit code 7 after 31.4 s on this machine (measured): sys.exit(7)"),
+        (Ending(0, "exit", "sys.exit(0)"), "exit code 0 after 31.4 s on this machine (measured)"),
+        (Ending(143, "terminated", "SIGTERM"), "by SIGTERM after 31.4 s on this machine (measured)"),
+    ],
+)
+def test_the_end_is_told(ending, says):
+    assert as_text(replace(REPORT, ending=ending), ()).splitlines()[1] == f"  ended             {says}"
+
+
+def test_a_long_error_is_cut_to_the_width():
+    text = as_text(replace(REPORT, ending=Ending(1, "error", "ValueError: " + "long " * 100)), ())
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_many_optimizers_are_counted():
+    text = as_text(replace(REPORT, steps=(STEPS,) * 5), ())
+    assert text.count("20 of AdamW") == 3
+    assert text.endswith("and of 2 more optimizers: --json has all\n")
+
+
+# -- hints -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_in_order_has_no_hint_but_where_else_it_fits():
+    assert hints(replace(REPORT, gpu="RTX3060")) == ()
+    assert hints(REPORT) == ("The smallest GPU of the table with room for this peak is RTX3060 (12,004 MiB).",)
+    assert hints(with_memory(peak_used=500 * MiB)) == ()  # every GPU has that
+
+
+def test_a_nearly_full_gpu_is_told():
+    (hint,) = hints(with_memory(peak_used=T4 - T4 // 25))
+    assert hint == "At its peak the run leaves 603.8 MiB of the T4, 4%."
+
+
+def test_what_is_reserved_in_vain_is_told():
+    found = hints(with_memory(peak_allocated=3 * GiB, peak_reserved=5 * GiB, peak_used=T4 // 2))
+    assert any(hint.startswith("2,048 MiB more were reserved than ever allocated") for hint in found)
+    assert not any("reserved" in hint for hint in hints(with_memory(peak_allocated=4 * GiB, peak_reserved=5 * GiB)))
+
+
+def test_a_full_gpu_that_gave_its_cache_back_is_told():
+    assert any("Memory was full once" in hint for hint in hints(with_memory(retries=1)))
+    assert any("Memory was full 12 times" in hint for hint in hints(with_memory(retries=12)))
+
+
+def idle(share, busy=0.1, count=20, **more):
+    time = replace(TIME, busy=busy)
+    steps = (replace(STEPS, busy_share=share, count=count, **more),)
+    return hints(replace(REPORT, gpu="RTX3060", gpus=(replace(REPORT.gpus[0], time=time),), steps=steps))
+
+
+def test_a_gpu_that_waits_is_told_with_the_reason_where_it_is_known():
+    (hint,) = idle(0.09)
+    assert hint.startswith("From step to step the GPU is busy 9% of the virtual time and waits 91% of it")
+    assert "a kernel takes 3.3 µs on average, its launch 5.0 µs" in hint
+    (hint,) = idle(0.09, busy=30.0)  # large kernels: launches are not the reason
+    assert hint.endswith("waits 91% of it.")
+    assert idle(0.6) == ()
+    assert idle(0.09, count=2) == ()
+    (hint,) = idle(0.09, python=0.15)  # and launches take 7.5 ms a step
+    assert hint.endswith("Python between the operations takes 150 ms a step on the host (measured here).")
+    (hint,) = idle(0.09, python=0.001)
+    assert "its launch 5.0 µs" in hint
+    (hint,) = idle(0.09, waited=0.1, waited_share=0.5)  # for data, and that is said once
+    assert hint.startswith("Of the time between steps of AdamW the loop waits 50% for data, and the GPU is idle 91%")
+
+
+def test_memory_that_grows_is_told():
+    (hint,) = hints(replace(REPORT, gpu="RTX3060", steps=(replace(STEPS, growth=3 * MiB),)))
+    assert hint == (
+        "Allocated memory grows by 3.0 MiB a step of AdamW on average: the script keeps tensors of its steps."
+    )
+    (hint,) = hints(replace(REPORT, gpu="RTX3060", steps=(replace(STEPS, growth=3 * MiB, state_growth=3 * MiB),)))
+    assert hint.endswith("on average: the optimizer's own state does, by 3.0 MiB.")
+
+
+SHORT = Shortage(
+    requested=6 * GiB, free=2 * GiB, allocated=10 * GiB, reserved=11 * GiB, room=T4 - 300 * MiB, line=LINE,
+    shares=(Share(LINE, 9 * GiB),),
+)  # fmt: skip
+OUT = Ending(1, "error", "OutOfMemoryError: CUDA out of memory. Tried to allocate")
+
+
+def short(shortage=SHORT, ending=OUT, **changes):
+    memory = replace(MEMORY, failures=1, **changes)
+    return replace(REPORT, ending=ending, gpus=(Gpu(0, memory, TIME, shortage),), steps=())
+
+
+def test_out_of_memory_says_what_was_missing_and_which_gpu_has_it():
+    text = as_text(short(), hints(replace(short(), steps=(STEPS,))))
+    assert "out of memory     asked for 6,144 MiB, free 2,048 MiB: 4,096 MiB missing (virtual)" in text
+    assert "asked at          train.py:12  loss.backward()" in text
+    assert "held then by         9,216 MiB  train.py:12  loss.backward()" in text
+    # 15,095 - 2,048 + 6,144 MiB; an RTX 3060, a T4 and a V100-16 have less.
+    text = " ".join(text.split())
+    assert (
+        "Up to that line the run needs 19,191 MiB (virtual); the smallest GPU of the table with so much is L4" in text
+    )
+    assert "--gpu L4 --shapes-only" in text
+    assert "expandable_segments" not in text
+
+
+def test_out_of_memory_beyond_every_gpu():
+    (hint,) = hints(short(replace(SHORT, requested=1000 * GiB)))
+    assert hint.endswith("no GPU of the table has so much.")
+
+
+# What 13_fragmentation.py of pytorch#35901 meets on a T4.
+PIECES = replace(SHORT, requested=9 * GiB, free=5579 * MiB, allocated=800 * MiB, reserved=9216 * MiB)
+TRIED = Tried("end", 9 * GiB, 18_732 * MiB, "L4", expands=False, expandable=10_320 * MiB)
+
+
+def test_memory_in_pieces_is_told_from_too_little_memory():
+    found = hints(short(PIECES))
+    assert found[0] == (
+        "Memory is fragmented: 800.0 MiB are allocated, 9,216 MiB were asked for, and the allocator may have "
+        "14,795 MiB (virtual); but what it has free is in pieces that are too small."
+    )
+    assert not any("fragmented" in hint for hint in hints(short()))
+    full = replace(PIECES, allocated=T4 - 300 * MiB - PIECES.requested)
+    assert full.fragmented
+    assert not replace(full, allocated=full.allocated + 1).fragmented
+
+
+def test_a_setting_that_was_not_tried_is_not_advised():
+    assert "expandable_segments" not in " ".join(hints(short(PIECES)))
+
+
+def test_what_was_tried_is_told_with_how_far_it_came():
+    assert hints(short(replace(PIECES, tried=TRIED)))[1:] == (
+        "With PYTORCH_ALLOC_CONF=expandable_segments:True it fits on the T4, with a peak of 10,320 MiB (virtual): "
+        "tried with the same allocations to the script's end.",
+        "Let go on over the limit to the script's end, the run takes 18,732 MiB at its peak (virtual); the smallest "
+        "GPU of the table with so much is L4 (22,518 MiB): --gpu L4 --shapes-only shows the whole run.",
+    )
+    (step,) = hints(short(replace(SHORT, tried=replace(TRIED, until="step", expandable=None))))
+    assert step.startswith("Let go on over the limit to the end of a step, the run takes 18,732 MiB at its peak")
+    (line,) = hints(short(replace(SHORT, tried=replace(TRIED, until="", expandable=None, gpu=None))))
+    assert line == (
+        "Up to that line, before the first optimizer step, the run needs 19,191 MiB (virtual); no GPU of the table has "
+        "so much."
+    )
+
+
+def test_a_setting_that_would_not_help_is_told_where_pytorch_s_own_text_names_it():
+    useless = "PYTORCH_ALLOC_CONF=expandable_segments:True does not help: tried with the same allocations"
+    for much in (PIECES, replace(SHORT, reserved=17 * GiB)):
+        found = hints(short(replace(much, tried=replace(TRIED, expandable=None))))
+        assert sum(hint.startswith(useless) for hint in found) == 1
+    on = replace(TRIED, expandable=None, expands=True)
+    assert "expandable_segments" not in " ".join(hints(short(replace(PIECES, tried=on))))
+
+
+def test_out_of_memory_that_the_script_survived():
+    report = short(ending=Ending(0), retries=1)
+    text = as_text(report, hints(report))
+    assert "once, and the script went on" in text
+    assert "Up to that line" not in text
+
+
+def test_out_of_memory_before_the_first_step_says_so():
+    (hint,) = hints(short())
+    assert hint.startswith("Up to that line, before the first optimizer step, the run needs 19,191 MiB (virtual); the")
+
+
+NO_STEP = "No optimizer step was seen: what training takes is not in these numbers."
+CUT_SHORT = "These numbers go as far as the script came, and nothing else follows from them."
+
+
+def test_without_a_step_nothing_is_said_of_training():
+    assert hints(replace(REPORT, steps=())) == (NO_STEP,)
+    full = replace(with_memory(peak_used=T4 - T4 // 25), steps=())
+    assert hints(full) == (NO_STEP, "At its peak the run leaves 603.8 MiB of the T4, 4%.")
+    # The optimizer's numbers may be the host's: then training was seen.
+    assert hints(replace(REPORT, steps=(), host_steps=3)) == hints(REPORT)
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [Ending(1, "error", "ValueError: no"), Ending(7, "exit", "sys.exit(7)"), Ending(1, "error", "AcceleratorError: x")],
+)
+@pytest.mark.parametrize("steps", [(), (replace(STEPS, busy_share=0.1, growth=3 * MiB),)])
+def test_after_an_error_nothing_is_concluded(ending, steps):
+    report = replace(with_memory(peak_used=T4 - T4 // 25, retries=3), ending=ending, steps=steps)
+    assert hints(report) == (CUT_SHORT,)
+    nothing = replace(report, gpus=(Gpu(0, replace(MEMORY, peak_allocated=0)),), steps=())
+    assert hints(nothing) == ()
+
+
+@pytest.mark.parametrize("ending", [Ending(143, "terminated", "SIGTERM"), Ending(130, "interrupted", "")])
+def test_a_run_that_was_ended_says_what_holds_until_then(ending):
+    (hint,) = hints(replace(REPORT, ending=ending))
+    assert hint == "The smallest GPU of the table with room for the peak until then is RTX3060 (12,004 MiB)."
+    assert hints(replace(REPORT, ending=ending, steps=())) == (NO_STEP,)
+
+
+def test_nothing_on_the_gpu_is_told_where_the_script_ended_well():
+    nothing = replace(REPORT, gpus=(Gpu(0, replace(MEMORY, peak_allocated=0)),), steps=())
+    assert hints(nothing)[0].startswith("Nothing was put on the GPU.")
+    assert hints(replace(nothing, ending=Ending(1, "error", "SyntaxError: no"))) == ()
+    assert len(as_text(nothing, ()).splitlines()) == 2
+
+
+def test_values_that_shapes_only_does_not_have():
+    failed = replace(REPORT, shapes_only=True, ending=Ending(1, "error", "NoValues: a branch on a tensor"))
+    assert hints(failed)[0].startswith("The script reads values, which --shapes-only does not have")
+
+
+# -- the rest --------------------------------------------------------------------------------------------------------
+
+
+def test_json_has_all_of_it():
+    read = json.loads(json.dumps(as_json(short(), ("a hint",))))
+    assert read["gpus"][0]["shortage"]["shares"][0]["line"] == {"file": "train.py", "line": 12, "code": LINE.code}
+    assert read["gpus"][0]["time"]["kernels"] == 30_000
+    assert read["hints"] == ["a hint"]
+
+
+@pytest.mark.parametrize(
+    ("path", "rank", "name"), [("r.json", None, "r.json"), ("r.json", 0, "r.rank0.json"), ("r", 3, "r.rank3")]
+)
+def test_each_rank_has_a_file(path, rank, name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert json_path(path, rank) == tmp_path / name
+
+
+@pytest.mark.parametrize(
+    ("seconds", "says"),
+    [(0, "0 µs"), (3.21e-6, "3.21 µs"), (0.00085, "850 µs"), (0.0009996, "1.00 ms"), (0.16449, "164 ms"),
+     (0.9996, "1.00 s"), (12.34, "12.3 s"), (119.6, "120 s"), (125, "2 min 05 s"), (7200, "120 min 00 s")],
+)  # fmt: skip
+def test_durations(seconds, says):
+    assert duration(seconds) == says
+
+
+@pytest.mark.parametrize(
+    ("number", "says"),
+    [(1.31e12, "1.31 T"), (45.2e6, "45.2 M"), (850, "850 "), (999.7e9, "1.00 T"), (9.55e3, "9.55 k")],
+)
+def test_amounts(number, says):
+    assert amount(number) == says

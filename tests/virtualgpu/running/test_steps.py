@@ -1,0 +1,171 @@
+"""Marks of optimizers: counts, medians, growth; on a clock of the test's own."""
+
+import contextlib
+import itertools
+
+import pytest
+import torch
+
+from virtualgpu.clock import clock as clocks
+from virtualgpu.gpu import VirtualGPU
+from virtualgpu.running.meters import VirtualMeter
+from virtualgpu.running.places import Places
+from virtualgpu.running.steps import StepMarks
+from virtualgpu.running.watch import Watch
+
+
+class Meter:
+    """A clock and a counter that go on by what the test says."""
+
+    counts_host = False
+
+    def __init__(self, times, held=None):
+        self.times, self.held = iter(times), iter(held or itertools.repeat(100))
+
+    def reading(self, device):
+        return next(self.times), next(self.held)
+
+    def seconds(self, marks):
+        return marks
+
+    def between(self, device, marks):
+        return None
+
+    def busy(self, marks):
+        return 0.25
+
+    def python(self, marks):
+        return None
+
+    def aside(self):
+        return contextlib.nullcontext()
+
+
+@pytest.fixture
+def parameters():
+    with VirtualGPU("T4"):
+        yield [torch.nn.Parameter(torch.zeros(3, 4, device="cuda"))]
+
+
+def marked(meter, optimizer, steps):
+    marks = StepMarks(lambda: meter)
+    try:
+        for _ in range(steps):
+            optimizer.step()
+    finally:
+        marks.end()
+    optimizer.step()  # unseen
+    return marks.steps()
+
+
+def test_the_median_is_of_the_time_from_step_to_step(parameters):
+    (steps,) = marked(Meter([0, 5, 6, 7, 9]), torch.optim.SGD(parameters), 5)
+    assert (steps.optimizer, steps.count, steps.parameters, steps.device) == ("SGD", 5, 12, "cuda:0")
+    assert steps.median == 1.5  # of 5, 1, 1, 2
+    assert steps.busy_share == 0.25
+    assert steps.host_median > 0
+
+
+def test_one_step_has_no_interval(parameters):
+    (steps,) = marked(Meter([3]), torch.optim.Adam(parameters), 1)
+    assert (steps.count, steps.median, steps.host_median, steps.busy_share, steps.growth) == (1, None, None, None, 0)
+
+
+@pytest.mark.parametrize(
+    ("held", "growth"),
+    [
+        ([0, 90, 100, 110, 120, 130], 10),
+        ([0, 90, 100, 110, 110, 130], 0),  # one step without
+        ([0, 90, 100, 110, 105, 130], 0),
+        ([50, 60, 70, 80], 0),  # too few to say
+        ([900, 500, 100, 101, 102, 106], 2),  # what goes on before the third step is not counted
+        ([0, 0, *(100 * (step // 5) for step in range(20))], 18),  # kept at every fifth step
+        ([0, 0, *(1000 + 7 * step + 300 * (step % 3) for step in range(30))], 7),  # and batches of different lengths
+        ([0, 0, *[100] * 10, *[500] * 10], 0),  # allocated once, and kept
+        ([0, 0, 100, 300, 200, 500, 400, 800, *[800] * 12], 0),  # it grew at first, and does not any more
+        ([0, 0, *(100 + (step * 7919) % 50 for step in range(40))], 0),  # up and down
+    ],
+)
+def test_growth_is_a_trend_from_the_third_step_on(parameters, held, growth):
+    (steps,) = marked(Meter(itertools.count(), held), torch.optim.SGD(parameters), len(held))
+    assert steps.growth == growth
+
+
+def test_growth_of_the_optimizers_own_state_is_known():
+    with VirtualGPU("T4"):
+        weight = torch.nn.Parameter(torch.randn(1024, device="cuda"))
+        keeping = torch.optim.LBFGS([weight], max_iter=1, lr=0.1)
+        held = itertools.count(100, 10)
+        marks = StepMarks(lambda: Meter(itertools.count(), held))
+
+        def closure():
+            keeping.zero_grad()
+            loss = weight.pow(4).sum()
+            loss.backward()
+            return loss
+
+        for _ in range(10):
+            keeping.step(closure)
+        marks.end()
+    (steps,) = marks.steps()
+    assert (steps.growth, steps.state_growth) == (
+        10,
+        2 * 4096 + 8,
+    )  # a direction, a difference of gradients, two numbers
+
+
+def test_what_watches_takes_none_of_the_host_s_time(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(clocks, "real", lambda: now[0])
+    monkeypatch.setattr(clocks, "queued", lambda: 0.0)
+
+    def pass_(seconds):
+        now[0] += seconds
+
+    with VirtualGPU("T4", counts_host=True) as scope:
+        watches = [Watch(device, Places(__file__.rpartition("/")[0])) for device in scope.devices]
+        meter = VirtualMeter(scope, watches)
+        weight = torch.nn.Parameter(torch.zeros(3, device="cuda"))
+        weight.grad = torch.ones_like(weight)
+        optimizer = torch.optim.SGD([weight])
+        marks = StepMarks(lambda: meter, lambda *_: pass_(5.0))  # both before a step and after it
+        before = scope.clock.perf_counter()
+        for _ in range(5):
+            pass_(0.25)
+            optimizer.step()
+        assert scope.clock.perf_counter() - before == pytest.approx(5 * 0.25, rel=1e-3)
+        (steps,) = marks.steps()
+        marks.end()
+    assert steps.median == pytest.approx(0.25, rel=1e-3)
+    assert steps.python == pytest.approx(0.25, rel=1e-3)
+
+
+def test_optimizers_are_told_apart_and_those_of_the_host_are_left_out(parameters):
+    marks = StepMarks(lambda: Meter(itertools.count()))
+    host = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))])
+    first, second = torch.optim.SGD(parameters), torch.optim.SGD(parameters)
+    for optimizer in (first, host, second, first, first):
+        optimizer.step()
+    marks.end()
+    assert [steps.count for steps in marks.steps()] == [3, 1]
+    assert marks.elsewhere == 1
+
+
+def test_a_step_that_the_scaler_skips_is_none(parameters):
+    optimizer, scaler = torch.optim.SGD(parameters), torch.amp.GradScaler("cuda")
+    marks = StepMarks(lambda: Meter(itertools.count()))
+    for value in (1.0, float("inf"), 1.0):
+        scaler.scale(parameters[0].sum()).backward()
+        parameters[0].grad.mul_(value)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    marks.end()
+    assert marks.steps()[0].count == 2
+
+
+def test_without_a_gpu_nothing_is_marked():
+    marks = StepMarks(lambda: None)
+    torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))]).step()
+    marks.end()
+    assert marks.steps() == ()

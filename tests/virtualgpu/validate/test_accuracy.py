@@ -1,0 +1,60 @@
+"""The accuracy table: what it says of given rows, and where it goes."""
+
+import accuracy
+import pytest
+
+from virtualgpu.validate.predict import Pair
+
+MiB = 1 << 20
+
+
+def row(mode, recorded, predicted, cudnn=None):
+    pair = Pair(f"mlp 64 {mode}", recorded * MiB, predicted * MiB)
+    return accuracy.Row("T4", "mlp", 64, mode, pair, pair, cudnn and Pair("mlp", cudnn * MiB, predicted * MiB))
+
+
+def test_a_cell_has_what_was_recorded_and_how_much_the_prediction_is_off():
+    text = accuracy.table([row("fp32", 1000, 1000), row("amp_fp16", 800, 780)])
+    assert text.splitlines()[2] == "| mlp, 64 | 1,000 (0.00 %) | 800 (−2.50 %) | – | – |"
+
+
+def test_the_summary_has_median_and_worst_also_with_cudnn_where_that_is_known():
+    rows = [row("fp32", 1000, 1000), row("amp_fp16", 800, 780), row("amp_bf16", 1000, 1010, cudnn=2020)]
+    line = accuracy.summary(rows, "T4")
+    assert line.startswith("- T4, 3 steps: peak allocated median 1.00 %, worst −2.50 % (mlp 64 amp_fp16); reserved ")
+    assert line.endswith("allocated with cuDNN's workspaces median 50.00 %, worst −50.00 % (mlp).")
+
+
+def test_the_readme_keeps_what_stands_outside_the_marks(tmp_path):
+    path = tmp_path / "README.md"
+    path.write_text(f"before\n{accuracy.BEGIN}old\n{accuracy.END}after\n")
+    accuracy.write_readme("new", path)
+    assert path.read_text() == f"before\n{accuracy.BEGIN}new\n{accuracy.END}after\n"
+    path.write_text("no marks\n")
+    with pytest.raises(ValueError, match=r"README\.md lacks the marks"):
+        accuracy.write_readme("new", path)
+
+
+def test_the_readme_of_the_course_has_the_marks_in_order_and_five_lines_between_them():
+    text = (accuracy.ROOT / "README.md").read_text()
+    begin, end = text.index(accuracy.BEGIN), text.index(accuracy.END)
+    assert 0 < begin < end
+    assert len(text[begin + len(accuracy.BEGIN) : end].splitlines()) == 5
+
+
+def test_the_lines_of_the_readme_are_on_the_page_that_they_stand_for():
+    page = (accuracy.ROOT / "docs" / "accuracy.md").read_text()
+    assert page.startswith(accuracy.HEAD)
+    for part in ("## Real GPUs", "## PyTorch's own CUDA code", "## Published memory", "## Published speed"):
+        assert part in page
+
+
+def test_a_range_has_the_middle_and_both_ends():
+    assert accuracy._range([-0.101, 0.02, -0.06]) == "median error 6.0 %, from −10.1 to +2.0 %"
+
+
+def test_a_part_of_the_report_is_not_written_for_the_whole(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["accuracy.py", "--write", "--quick"])
+    with pytest.raises(SystemExit):
+        accuracy.main()
+    assert "leave out --quick and --gpu" in capsys.readouterr().err

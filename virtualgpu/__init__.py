@@ -1,0 +1,38 @@
+"""A virtual GPU: what stands in for an NVIDIA GPU where a machine has none. Memory to the byte, time by a model.
+
+    with virtualgpu.VirtualGPU("T4"):      the scope in which PyTorch finds a T4
+    virtualgpu.plan(build, batch=32)       what one training step takes
+    python -m virtualgpu run train.py      any script, unmodified, and a report at its end
+
+Its rooms, lowest first; each imports only from those before it and from itself, and none anything of the course:
+
+    gpus        which GPUs there are
+    memory      PyTorch's caching allocator                        } without torch
+    clock       the virtual time, and how fast a GPU does what     }
+    scope       which GPU is in force, and which tensors are on it
+    operations  every operation below and above autograd
+    ranks       processes with a virtual GPU each, and what they exchange
+    surface     what PyTorch says about CUDA from Python
+    gpu         `VirtualGPU`, the scope that joins them
+    planning    `plan`
+    running     `python -m virtualgpu run`
+    validate    what a real GPU does, recorded in `recordings` and compared
+
+Importing this package loads neither torch nor Jupyter, and patches nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .gpu import VirtualGPU, without_gpu
+    from .planning import plan
+
+_HOME = {"VirtualGPU": "gpu", "plan": "planning", "without_gpu": "gpu"}
+__all__ = ["VirtualGPU", "plan", "without_gpu"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'virtualgpu' has no attribute {name!r}; it has: {', '.join(__all__)}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

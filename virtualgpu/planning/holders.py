@@ -1,0 +1,144 @@
+"""Who holds memory: the modules, optimizers and trainable tensors of a run, as Python's garbage collector knows them.
+
+So nobody has to hand them over, and it does not matter where they are kept. Nothing here keeps one of them alive.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from .. import collecting
+from ..scope.patches import Patches
+
+if TYPE_CHECKING:
+    from .ledger import Ledger
+
+
+@contextlib.contextmanager
+def others_left_alone() -> Iterator[None]:
+    """What is there already is not looked through from now on, and its modules are neither moved nor converted.
+
+    A module that moves to a GPU without values loses its own, which somebody may still need: that is refused.
+    """
+    import torch._dynamo  # an optimizer does, and its objects too are then there already
+
+    known = {id(module): module for module in _all(torch.nn.Module)[torch.nn.Module]}
+    own: Any = torch.nn.Module._apply
+
+    def _apply(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if id(self) in known:
+            raise RuntimeError(
+                f"build moves or converts a {type(self).__name__} that was made before build was called: a plan knows "
+                "shapes only, so the module would lose its values. Make the model within build, or let build take a "
+                "copy, copy.deepcopy(model)."
+            )
+        return own(self, *args, **kwargs)
+
+    patches = Patches()
+    patches.set(torch.nn.Module, "_apply", _apply)
+    try:
+        with collecting.of_what_is_new(for_long=True):
+            yield
+    finally:
+        patches.restore()
+
+
+def tell(ledger: Ledger) -> list[torch.Tensor]:
+    """Tell the ledger what is weights, gradients and state of optimizers; the tensors that can have a gradient."""
+    found = _all(torch.Tensor, torch.nn.Module, torch.optim.Optimizer)
+    # A tensor that requires_grad was set on is a weight, also outside of any module.
+    leaves = {id(t): t for t in found[torch.Tensor] if t.requires_grad and t.is_leaf}
+    for module in found[torch.nn.Module]:
+        ledger.hold("weights", [*module._parameters.values(), *module._buffers.values()])
+    for optimizer in found[torch.optim.Optimizer]:
+        leaves |= {id(p): p for p in _parameters(optimizer) if p.is_leaf}
+    ledger.hold("weights", leaves.values())
+    for optimizer in found[torch.optim.Optimizer]:
+        ledger.hold("optimizer_state", tensors(optimizer.state))
+    ledger.hold("gradients", (t.grad for t in leaves.values()))
+    return [t for t in leaves.values() if t.requires_grad]
+
+
+def optimizing(ledger: Ledger, optimizer: Any) -> None:
+    """This optimizer begins its step."""
+    ledger.optimizing = True
+    ledger.hold("gradients", [p.grad for p in _parameters(optimizer)])
+
+
+@contextlib.contextmanager
+def telling(ledger: Ledger, *, optimizers: bool = True) -> Iterator[None]:
+    """For one step: the ledger hears of gradients as they come to `.grad`, and of optimizers at work.
+
+    Without `optimizers` somebody else tells of them, with `optimizing`.
+    """
+
+    def before(optimizer: Any, *_: Any) -> None:
+        optimizing(ledger, optimizer)
+
+    def after(*_: Any) -> None:
+        ledger.optimizing = False
+
+    with contextlib.ExitStack() as stack:
+        if optimizers:
+            stack.callback(register_optimizer_step_pre_hook(before).remove)
+            stack.callback(register_optimizer_step_post_hook(after).remove)
+        for remove in _when_gradients_come(tell(ledger), lambda tensor: ledger.hold("gradients", [tensor.grad])):
+            stack.callback(remove)
+        yield
+
+
+def _when_gradients_come(tensors: list[torch.Tensor], call: Callable[[torch.Tensor], None]) -> list[Callable[[], None]]:
+    """Have `call` called whenever autograd has changed the `.grad` of one of the tensors; what undoes that."""
+    undo: list[Callable[[], None]] = []
+    for tensor in tensors:
+        handle = tensor.register_post_accumulate_grad_hook(call)
+        # First in the row: a hook of the user's may use the gradient up.
+        hooks: Any = tensor._post_accumulate_grad_hooks
+        hooks.move_to_end(handle.id, last=False)
+        undo.append(handle.remove)
+    return undo
+
+
+def _parameters(optimizer: Any) -> Iterator[torch.Tensor]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+def tensors(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors somewhere in an optimizer's state."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors(item)
+
+
+def _all(*kinds: type) -> dict[type, list[Any]]:
+    """Every object of each kind, but for frozen ones."""
+    found: dict[type, list[Any]] = {kind: [] for kind in kinds}
+    wanted = {cls: kind for kind in reversed(kinds) for cls in _classes(kind)}
+    # By type(), since objects may lie about their class, and some warn when they are asked; and in C, one and all.
+    objects = gc.get_objects()
+    for item in itertools.compress(objects, map(wanted.__contains__, map(type, objects))):
+        found[wanted[type(item)]].append(item)
+    return found
+
+
+def _classes(kind: type) -> set[type]:
+    """`kind` and what is derived from it: hundreds of classes, where it is hundreds of thousands of objects."""
+    found, new = {kind}, [kind]
+    while new:
+        more: set[type] = set(type.__subclasses__(new.pop())) - found
+        found |= more
+        new += more
+    return found

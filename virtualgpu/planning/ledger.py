@@ -1,0 +1,204 @@
+"""The ledger of a run: every block of GPU memory with its birth and its death, and what was alive at the peak.
+
+The virtual GPU tells it (`Observer` in virtual/device.py); it keeps no tensor alive and changes nothing. What a block
+was for is known from who held it (`holders` says so) and from when it lived.
+"""
+
+from __future__ import annotations
+
+import sys
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+
+import torch
+
+from ..operations import factories
+from ..scope.labels import NAME, Label, parts_of, storage_of
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from ..memory.blocks import Block
+    from ..scope.device import Device
+
+Phase: TypeAlias = Literal["forward", "backward", "optimizer", "no_grad"]
+Role: TypeAlias = Literal[
+    "weights", "gradients", "optimizer_state", "activations", "data", "temporaries", "workspaces", "communication"
+]
+ROLES: tuple[Role, ...] = get_args(Role)
+_BEFORE = 0  # born before the step's first event
+
+
+class Entry:
+    """One block: `born` and `died` count the events of the step."""
+
+    __slots__ = ("born", "died", "from_nothing", "phase", "role", "size")
+
+    def __init__(self, size: int, born: int, phase: Phase, from_nothing: bool) -> None:
+        self.size = size
+        self.born = born
+        self.died = sys.maxsize
+        self.phase = phase
+        self.from_nothing = from_nothing  # copied from the host, or made without any tensor of the GPU
+        self.role: Role | None = None
+
+
+class Ledger:
+    """All blocks of `device` from now on; `begin` starts the record of a step.
+
+    `at_peak` is called with the phase whenever more is allocated than ever before in the step; what it returned last
+    is in `seen`.
+    """
+
+    def __init__(self, device: Device, at_peak: Callable[[Phase], Any] | None = None) -> None:
+        self._device = device
+        self._at_peak = at_peak
+        self._alive: dict[Block, Entry] = {}
+        self.total = self.highest = 0  # bytes allocated now, and at most since the ledger was opened
+        self.in_use = 0  # the most that the driver showed since then: the context and what is reserved
+        self.optimizing = False
+        self.begin()
+        device.observer = self
+
+    def adopt(self, block: Block, entry: Entry) -> None:
+        """A block that was there before the ledger was opened."""
+        self._alive[block] = entry
+        self.total += entry.size
+
+    def begin(self) -> None:
+        """A step begins: its events and its peak are counted from here."""
+        self.settle()
+        self._entries = list(self._alive.values())
+        for entry in self._entries:
+            entry.born = _BEFORE
+        self._events = self._peak_event = _BEFORE
+        self.peak = self.total
+        self.seen: Any = None
+        self._starts_of_backward: list[int] = []
+        self.optimizing = self._in_backward = False
+
+    def settle(self) -> None:
+        """Hear of everything that has died."""
+        with self._device.lock:
+            self._device.drain()
+
+    def hold(self, role: Role, tensors: Iterable[Any]) -> None:
+        """The memory of these tensors has this role, from its first moment to its last; weights stay weights."""
+        for block in _blocks(tensors):
+            entry = self._alive.get(block)
+            if entry is not None and entry.role != "weights":
+                entry.role = role
+
+    def at_the_peak(self) -> dict[Role, int]:
+        """The bytes of each role at the peak of the step; their sum is `peak`."""
+        for label in (*self._device.workspaces.values(), self._device.dropout_state):
+            if label is not None and label.block in self._alive:
+                self._alive[label.block].role = "workspaces"
+        found = dict.fromkeys(ROLES, 0)
+        for entry in self._entries:
+            if entry.born <= self._peak_event < entry.died:
+                found[self._role(entry)] += entry.size
+        return found
+
+    @property
+    def traffic(self) -> int:
+        """All that the step has allocated, in bytes."""
+        return sum(entry.size for entry in self._entries if entry.born > _BEFORE)
+
+    def _role(self, entry: Entry) -> Role:
+        if entry.role is not None:
+            return entry.role
+        if entry.born == _BEFORE or entry.from_nothing:
+            return "data"
+        if entry.phase in ("forward", "no_grad"):
+            # What is alive when a backward pass begins is kept for it, by autograd or by a variable of the step.
+            starts = self._starts_of_backward
+            following = bisect_right(starts, entry.born)
+            if following < len(starts) and starts[following] < entry.died:
+                return "activations"
+        return "temporaries"
+
+    # -- what the device tells ---------------------------------------------------------------------------------------
+
+    def allocated(self, block: Block) -> None:
+        self._events += 1
+        phase = self._phase()
+        if phase == "backward" and not self._in_backward:
+            self._starts_of_backward.append(self._events)
+        self._in_backward = phase == "backward"
+        entry = Entry(block.size, self._events, phase, phase in ("forward", "no_grad") and _from_nothing())
+        self._alive[block] = entry
+        self._entries.append(entry)
+        self.total += block.size
+        free, capacity = self._device.allocator.memory_info()
+        self.in_use = max(self.in_use, capacity - free)
+        self.highest = max(self.highest, self.total)
+        if self.total > self.peak:
+            self.peak, self._peak_event = self.total, self._events
+            if self._at_peak is not None:
+                self.seen = self._at_peak(phase)
+
+    def freed(self, block: Block) -> None:
+        entry = self._alive.pop(block, None)
+        if entry is not None:
+            self._events += 1
+            entry.died = self._events
+            self.total -= entry.size
+
+    def communicates(self, tensors: list[torch.Tensor]) -> None:
+        for block in _blocks(tensors):
+            entry = self._alive.get(block)
+            if entry is not None and entry.role is None:
+                entry.role = "communication"
+
+    def took_beside(self, block: Block | None) -> None:
+        if block is not None and block in self._alive:
+            self._alive[block].role = "workspaces"
+
+    def _phase(self) -> Phase:
+        # Within backward, an operation that records a graph is a part of the forward pass, done again.
+        if torch.is_grad_enabled():
+            return "forward"
+        if torch._C._current_graph_task_id() != -1:
+            return "backward"
+        return "optimizer" if self.optimizing else "no_grad"
+
+
+def _from_nothing() -> bool:
+    """Whether the block that is being allocated is for a tensor that no other tensor of the GPU went into.
+
+    Such are copies from the host, and what `torch.rand(…, device="cuda")` and its like make.
+    """
+    frame: FrameType | None = sys._getframe(2)
+    for _ in range(6):  # allocate, put, place (once or twice), create
+        if frame is None:
+            return False
+        if frame.f_code is factories.create.__code__:
+            return not any(True for _ in _blocks(frame.f_locals["args"]))
+        frame = frame.f_back
+    return False
+
+
+def _blocks(tensors: Iterable[Any]) -> Iterator[Block]:
+    """The blocks behind tensors, in lists too; what is no tensor, or on no GPU, has none."""
+    for tensor in tensors:
+        if isinstance(tensor, (list, tuple)):
+            yield from _blocks(tensor)
+        elif isinstance(tensor, torch.Tensor):
+            yield from _of_tensor(tensor)
+
+
+def _of_tensor(tensor: torch.Tensor) -> Iterator[Block]:
+    if torch.nn.parameter.is_lazy(tensor):
+        return
+    if hasattr(tensor, "__tensor_flatten__"):
+        yield from _blocks(getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
+        return
+    storage = storage_of(tensor)
+    if storage is None:
+        yield from _blocks(parts_of(tensor))
+        return
+    label = getattr(storage, NAME, None)
+    if isinstance(label, Label) and label.block is not None:
+        yield label.block

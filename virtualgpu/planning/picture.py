@@ -1,0 +1,64 @@
+"""The picture of a plan: one bar of what is in use, against the GPU's memory, and a key with the numbers.
+
+Every part has a number in the bar where there is room, the same number in the key, and every second one is hatched:
+no colour is needed to read it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..pictures import style
+from ..pictures.svg import BODY, MARGIN, SMALL, Picture, bar, line, rect, text
+from ..readings.counters import MIB
+
+if TYPE_CHECKING:
+    from .result import Plan
+
+_WIDTH, _BAR, _TOP = 760.0, 44.0, 26.0
+_ROW = 22.0
+_COLOURS = (style.BLUE, style.ORANGE, style.GREEN, style.SKY, style.YELLOW, style.VERMILLION, style.PURPLE)
+_BESIDE = (style.RULE, style.MUTED)  # what is no category
+
+
+def draw(plan: Plan) -> Picture:
+    """The parts of what is in use from left to right, and a line where the GPU's memory ends."""
+    rows = plan.rows()
+    colours = [*_COLOURS, *[style.INK] * (len(rows) - len(_COLOURS) - len(_BESIDE)), *_BESIDE]
+    coloured = [*zip(rows, colours, strict=True), (("free", plan.free), style.PAPER)][: None if plan.free > 0 else -1]
+    full = max(plan.memory, plan.total)
+    scale = (_WIDTH - 2 * MARGIN) / full
+    body = [rect(MARGIN, _TOP, plan.memory * scale, _BAR, fill=style.PAPER, stroke=style.MUTED)]
+    left = MARGIN
+    for number, ((_, nbytes), colour) in enumerate(coloured, 1):
+        width = nbytes * scale
+        body.append(bar(left, _TOP, width, _BAR, fill=colour, hatched=_hatched(number)))
+        if width > 18:
+            body.append(_number(left + width / 2, _TOP + _BAR / 2 + 5, number, colour))
+        left += width
+    end = MARGIN + plan.memory * scale
+    body.append(line(end, _TOP - 6, end, _TOP + _BAR + 6, width=3))
+    words = f"{plan.gpu}: {plan.memory / MIB:,.0f} MiB"
+    body.append(text(end, _TOP - 10, words, size=SMALL, anchor="end" if end > _WIDTH / 2 else "start"))
+    half = -(-len(coloured) // 2)
+    for index, ((name, nbytes), colour) in enumerate(coloured):
+        x = MARGIN + (index // half) * (_WIDTH / 2)
+        y = _TOP + _BAR + 36 + (index % half) * _ROW
+        body.append(bar(x, y - 14, 20, 18, fill=colour, hatched=_hatched(index + 1)))
+        body.append(_number(x + 10, y, index + 1, colour))
+        body.append(text(x + 30, y, name, size=BODY))
+        body.append(text(x + 310, y, f"{nbytes / MIB:,.1f} MiB", size=BODY, anchor="end"))
+    height = _TOP + _BAR + 36 + half * _ROW
+    return Picture(_WIDTH, height, plan.finding, plan.describe(), tuple(body), head_lines=1)
+
+
+def _hatched(number: int) -> bool:
+    return number % 2 == 0 and number < 10  # what is free is empty
+
+
+def _number(x: float, y: float, number: int, colour: str) -> str:
+    dark = colour in (style.BLUE, style.MUTED, style.INK)
+    return text(
+        x, y, str(number), size=SMALL, anchor="middle", weight="bold", fill=style.PAPER if dark else style.INK,
+        halo=_hatched(number),
+    )  # fmt: skip

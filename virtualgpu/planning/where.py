@@ -1,0 +1,160 @@
+"""The line of the step at which its peak is reached: read off Python's stack at that moment.
+
+A peak in the backward pass has two lines: the one that calls `backward()`, and the one of the forward pass whose
+gradient is being worked out. The second is known from autograd's anomaly mode.
+"""
+
+from __future__ import annotations
+
+import functools
+import linecache
+import os
+import re
+import sys
+import sysconfig
+from collections.abc import Iterable
+from dataclasses import dataclass
+from types import CodeType, FrameType
+from typing import Any
+
+from .. import own_code
+from .ledger import Phase
+
+_SHOWN = 80  # characters of a line
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of Python: `source` is its text, "" where the file is not there to read."""
+
+    file: str
+    number: int
+    function: str
+    source: str
+
+    def __str__(self) -> str:
+        # The file of a notebook's cell has a name that means nothing, and another one each time.
+        cell = "ipykernel" in self.file or self.file.startswith("<ipython")
+        name = "the cell" if cell else os.path.basename(self.file)
+        source = self.source if len(self.source) <= _SHOWN else self.source[: _SHOWN - 1] + "…"
+        return f"{name}, line {self.number}" + (f": {source}" if source else "")
+
+
+@dataclass(frozen=True)
+class Where:
+    """The moment of the peak.
+
+    `phase` is "forward", "backward", "optimizer", or "no_grad" for what else runs without autograd. `line` is the
+    innermost line of the user's own code, `forward` the line of the forward pass whose backward is running, `library`
+    the line within a library (not torch) that the last of them leads to. `operation` is PyTorch's name of what takes
+    the memory, `node` that of the part of the backward pass it stands in. What is not known is None.
+    """
+
+    phase: Phase
+    operation: str | None
+    line: Line | None
+    forward: Line | None = None
+    library: Line | None = None
+    node: str | None = None
+
+    def __str__(self) -> str:
+        during = {
+            "forward": "in the forward pass",
+            "backward": "in the backward pass",
+            "optimizer": "in the optimizer's step",
+            "no_grad": "outside of autograd",
+        }[self.phase]
+        operation = " of ".join(name for name in (self.operation, self.node) if name)
+        parts = [during + (f" ({operation})" if operation else "")]
+        if self.line is not None:
+            parts.append(f"  {self.line}")
+        if self.forward is not None:
+            parts.append(f"  backward of {self.forward}")
+        if self.library is not None:
+            parts.append(f"  within it {self.library}")
+        return "\n".join(parts)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What is noted at a moment that may be the peak: little, for there are thousands; `where` makes sense of it."""
+
+    phase: Phase
+    operation: str | None
+    stack: tuple[tuple[CodeType, int], ...]  # innermost first
+    node: str | None
+    forward: tuple[str, ...]  # as traceback.format_stack writes it
+
+    def where(self) -> Where:
+        line, library = _lines((code.co_filename, number, code.co_name) for code, number in self.stack)
+        forward = None
+        if self.forward:
+            frames = (match.groups() for text in reversed(self.forward) if (match := _FRAME.match(text)))
+            forward, library = _lines((file, int(number), function) for file, number, function in frames)
+        return Where(self.phase, self.operation, line, forward, library, self.node)
+
+
+class Watch:
+    """Notes a `Moment` when called; `outermost` is the code from which on the stack is the user's."""
+
+    def __init__(self, outermost: CodeType) -> None:
+        self._outermost = outermost
+
+    def __call__(self, phase: Phase) -> Moment:
+        import torch
+
+        from ..operations.dispatch import Dispatch
+
+        stack: list[tuple[CodeType, int]] = []
+        operation: str | None = None
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code is not self._outermost:
+            code = frame.f_code
+            if operation is None and code is Dispatch.__torch_dispatch__.__code__:
+                operation = str(frame.f_locals["func"].name()).partition(".")[0].replace("::", ".")
+            if _owner(code.co_filename) is not None:
+                stack.append((code, frame.f_lineno))
+            frame = frame.f_back
+        node: Any = torch._C._current_autograd_node() if phase == "backward" else None
+        if node is None:
+            return Moment(phase, operation, tuple(stack), None, ())
+        # Only texts are kept: the node holds a whole graph.
+        outer = f'  File "{self._outermost.co_filename}", line '
+        texts = list(node.metadata.get("traceback_", ()))
+        within = next((i for i in reversed(range(len(texts))) if texts[i].startswith(outer)), -1)
+        return Moment(phase, operation, tuple(stack), node.name(), tuple(texts[within + 1 :]))
+
+
+_FRAME = re.compile(r'  File "(.*)", line (\d+), in (.*)')
+
+
+def _lines(frames: Iterable[tuple[str, int, str]]) -> tuple[Line | None, Line | None]:
+    """The innermost line of the user's in a stack, innermost first, and that of a library below it.
+
+    Where nothing is the user's, the library's takes its place.
+    """
+    library = None
+    for file, number, function in frames:
+        owner = _owner(file)
+        if owner == "own":
+            return _line(file, number, function), library
+        if owner == "library" and library is None:
+            library = _line(file, number, function)
+    return library, None
+
+
+def _line(file: str, number: int, function: str) -> Line:
+    return Line(file, number, function, linecache.getline(file, number).strip())
+
+
+@functools.cache
+def _owner(file: str) -> str | None:
+    """ "own" for the user's code, "library" for an installed package; None for torch, Python and this package."""
+    import torch
+
+    path = os.path.abspath(file)
+    if path.startswith((os.path.dirname(torch.__file__) + os.sep, *own_code.folders())) or file.startswith("<frozen"):
+        return None
+    if {"site-packages", "dist-packages"} & set(path.split(os.sep)):
+        return "library"
+    return None if path.startswith(sysconfig.get_path("stdlib") + os.sep) else "own"

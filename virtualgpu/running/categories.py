@@ -1,0 +1,73 @@
+"""What a GPU's memory was for, at the peak of one step: an optimizer's third, when all that stays is there.
+
+It uses the planner's ledger (`virtualgpu.planning`), for one step only: looking for who holds what takes time. It keeps
+nothing of the script alive: the optimizer that it follows is the first one, and after its death the next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from typing import Any
+
+from ..memory.blocks import Block
+from ..planning import holders
+from ..planning.ledger import Entry, Ledger
+from ..scope.device import Device
+
+AFTER = 2  # steps
+
+
+class Categories:
+    """Told of every step of an optimizer on `device` (`step`); `found` is there after the third of one of them."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.found: dict[str, int] = {}
+        self._optimizer: weakref.ref[Any] | None = None
+        self._steps = 0
+        self._ledger: Ledger | None = None
+        self._telling = contextlib.ExitStack()
+
+    def begins(self, optimizer: Any) -> None:
+        """An optimizer begins its step."""
+        if self._ledger is not None:
+            holders.optimizing(self._ledger, optimizer)
+
+    def step(self, optimizer: Any, alive: dict[Block, Any]) -> None:
+        """An optimizer has taken a step; `alive` are the blocks that there are."""
+        if self._ledger is not None:
+            self._ledger.optimizing = False
+        followed = None if self._optimizer is None else self._optimizer()
+        if followed is None:
+            self.end()
+            self._optimizer, self._steps, followed = weakref.ref(optimizer), 0, optimizer
+        if optimizer is not followed or self.found:
+            return
+        self._steps += 1
+        if self._steps == AFTER and self.device.observer is None:
+            self._begin(alive)
+        elif self._ledger is not None:
+            self._end(self._ledger)
+
+    def _begin(self, alive: dict[Block, Any]) -> None:
+        ledger = self._ledger = Ledger(self.device)
+        with self.device.lock:
+            self.device.drain()
+            for block in alive:
+                ledger.adopt(block, Entry(block.size, 0, "no_grad", False))
+        self._telling.enter_context(holders.telling(ledger, optimizers=False))
+        ledger.begin()
+
+    def _end(self, ledger: Ledger) -> None:
+        ledger.settle()
+        holders.tell(ledger)
+        self.found = {role: nbytes for role, nbytes in ledger.at_the_peak().items() if nbytes}
+        self.end()
+
+    def end(self) -> None:
+        """Look no longer."""
+        self._telling.close()
+        if self._ledger is not None:
+            self.device.observer = None
+            self._ledger = None

@@ -1,0 +1,67 @@
+"""Processes that a script starts: the forked report nothing, the spawned get virtual GPUs of their own.
+
+A spawned process imports the script anew; on a machine with a GPU it would find it there.
+"""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing.spawn
+import os
+from collections.abc import Callable
+from typing import Any
+
+from ..gpu import VirtualGPU
+
+_forgets: list[Callable[[], None]] = []  # what a forked child calls first
+
+
+def begin(recipe: dict[str, Any]) -> None:
+    """In a spawned process, before it imports the script: the same virtual GPUs, until its end."""
+    spawning: Any = importlib.import_module("torch.multiprocessing.spawn")  # as an attribute, it is the function in it
+    first = spawning._wrap
+    VirtualGPU(**recipe).start()
+    spawning._wrap = first  # what comes from `torch.multiprocessing.spawn` brings its own GPUs, and asks for this one
+    Children(recipe, lambda: None)
+
+
+class _Recipe:
+    """Unpickled by the child, it is the call of `begin`."""
+
+    def __init__(self, recipe: dict[str, Any]) -> None:
+        self.recipe = recipe
+
+    def __reduce__(self) -> Any:
+        return begin, (self.recipe,)
+
+
+class Children:
+    """From now on, spawned processes get the GPUs that `recipe` describes, and forked ones call `forget`."""
+
+    def __init__(self, recipe: dict[str, Any] | None, forget: Callable[[], None]) -> None:
+        self._forget = forget
+        self._own: Any = None
+        _forgets.append(forget)
+        if recipe is not None:
+            own = self._own = multiprocessing.spawn.get_preparation_data
+
+            def get_preparation_data(name: str) -> dict[str, Any]:
+                return {**own(name), "gpulab": _Recipe(recipe)}
+
+            multiprocessing.spawn.get_preparation_data = get_preparation_data
+
+    def end(self) -> None:
+        """As before."""
+        _forgets.remove(self._forget)
+        if self._own is not None:
+            multiprocessing.spawn.get_preparation_data = self._own
+
+
+def _in_forked_child() -> None:
+    for forget in _forgets:
+        forget()
+    _forgets.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_forked_child)

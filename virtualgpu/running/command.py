@@ -1,0 +1,187 @@
+"""`python -m gpulab run [options] script.py args…`: reads the options, checks all that can be checked, and runs.
+
+Everything after the script's name is the script's. The report goes to standard error, so that the script's own output
+can be piped on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import faulthandler
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..choice import choose
+from . import target
+
+if TYPE_CHECKING:
+    from .report import Alone
+    from .session import Session
+
+USAGE = (
+    "python -m gpulab run [options] script.py [args ...]\n       python -m gpulab run [options] -m module [args ...]"
+)
+_EPILOG = """\
+Bytes and GPU times are virtual: your own PyTorch calls, counted by the rules of PyTorch's CUDA allocator and timed by
+a model of the GPU. Values are computed on this machine, which takes no virtual time. What the script does beside
+PyTorch's calls (loading data, Python of its own) takes the time that it takes here, while the GPU works on;
+--repeatable leaves it out. With --gpu real all numbers are measured.
+Steps are those of the optimizers: every optimizer.step() is a mark.
+With several ranks: torchrun --nproc-per-node 2 -m gpulab run script.py; each rank has a report of its own. Or
+imagined: --ranks 64 --gpu H100; then this process is rank 0, and the others are taken to do what it does. With
+--scaling the script runs twice, and writes twice what it writes: first on one GPU as --ranks 1 --skip-ddp has it.
+SIGTERM (timeout 60 python -m gpulab run …) and Ctrl-C end the script, and the report still comes; of a rank that waits
+for others it says in what, and for whom.
+"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of `run`, for a parser that is made with `allow_abbrev=False`."""
+    parser.usage = USAGE
+    parser.epilog = _EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--gpu", metavar="NAME", help="T4, A100-80, H100, …, or real (default: GPULAB_GPU, else T4)")
+    parser.add_argument("--gpus", type=int, metavar="N", help="how many (default: 1; under torchrun one for each rank)")
+    parser.add_argument("--ranks", type=int, metavar="N", help="imagine that this is rank 0 of N, one GPU each")
+    parser.add_argument("--nodes", type=int, metavar="N", help="machines that the imagined ranks are spread over")
+    parser.add_argument("--link", metavar="NAME", help="what joins the GPUs of a machine (default: the usual)")
+    parser.add_argument(
+        "--adapters", metavar="WHAT", help="what joins machines: 1, HDR, '4 x HDR' (default: the usual)"
+    )
+    parser.add_argument(
+        "--scaling", action="store_true", help="run it first on one GPU, without DDP's own cost, and compare"
+    )
+    parser.add_argument(
+        "--skip-ddp", action="store_true", help="let DistributedDataParallel wrap modules and do nothing"
+    )
+    parser.add_argument("--shapes-only", action="store_true", help="no values: any size of model, and much faster")
+    parser.add_argument("--repeatable", action="store_true", help="no time of this machine's: the same in every run")
+    parser.add_argument("--json", metavar="FILE", help="write the report there too, - for standard output")
+    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="run a module, as python -m does")
+    parser.add_argument("script", nargs=argparse.REMAINDER, metavar="script.py args", help="all of it the script's")
+
+
+def main(options: argparse.Namespace) -> int:
+    """Run it; the script's exit code, 2 where nothing was run. The report is written at the interpreter's exit."""
+    try:
+        session = prepare(options)
+    except (target.CannotRun, ValueError) as error:
+        print(f"gpulab run: {error}", file=sys.stderr)
+        return 2
+    if options.scaling:
+        session.alone = alone(options)
+    session.begin()
+    if not faulthandler.is_enabled():
+        faulthandler.enable()  # C that reads an address of the virtual GPU unseen: at least the script's line is told
+    atexit.register(session.finish)  # before the script registers anything, so after all of that
+    return session.execute()
+
+
+def prepare(options: argparse.Namespace) -> Session:
+    """The session for these options. Raises CannotRun or ValueError where something in them is wrong."""
+    if options.module is not None:
+        if not options.module:
+            raise target.CannotRun("-m needs the name of a module.")
+        what = target.module(options.module[0], options.module[1:])
+    else:
+        what = _script(options.script[1:] if options.script[:1] == ["--"] else options.script)
+    mode, name = choose(options.gpu)
+    count = _count(options.gpus)
+    _check_json(options.json)
+
+    import torch
+
+    from ..gpu import VirtualGPU
+    from .session import Session
+
+    if mode == "auto":
+        mode = "real" if options.gpu is not None and torch.cuda.device_count() else "virtual"
+    if options.scaling and (options.ranks or 0) < 2:
+        raise target.CannotRun("--scaling compares several ranks with one: it needs --ranks N, of two or more.")
+    if options.skip_ddp and options.ranks != 1:
+        raise target.CannotRun("--skip-ddp leaves out the exchange of gradients: it needs --ranks 1.")
+    if mode == "real":
+        named = ("gpus", "shapes_only", "repeatable", "ranks", "nodes", "link", "adapters", "skip_ddp")
+        for option, given in ((f"--{name.replace('_', '-')}", getattr(options, name) or False) for name in named):
+            if given:
+                raise target.CannotRun(f"{option} is for virtual GPUs, and --gpu real is not one.")
+        if not torch.cuda.device_count():
+            raise target.CannotRun(
+                "--gpu real: PyTorch finds no CUDA GPU here. What to do: python -m gpulab doctor. "
+                "Without a GPU, --gpu T4 runs the script on a virtual one."
+            )
+        return Session(what, None, keep=False, json_to=options.json)
+    if options.ranks is not None and "RANK" in os.environ:
+        raise target.CannotRun("--ranks imagines ranks, and torchrun has started real ones: leave one of them out.")
+    adapters = int(options.adapters) if (options.adapters or "").isdigit() else options.adapters
+    gpu = VirtualGPU(
+        name,
+        count=count,
+        compute=not options.shapes_only,
+        counts_host=not options.repeatable,
+        ranks=options.ranks,
+        nodes=options.nodes,
+        link=options.link,
+        adapters=adapters,
+    )
+    gpu.skips_ddp = options.skip_ddp
+    return Session(what, gpu, keep=options.gpu is not None, json_to=options.json)
+
+
+def alone(options: argparse.Namespace) -> Alone:
+    """What the script takes on one GPU, DistributedDataParallel doing nothing: it runs in a process of its own, and
+    what it prints is dropped."""
+    from .report import Alone
+
+    command = [sys.executable, "-m", "gpulab", "run", "--ranks", "1", "--skip-ddp"]
+    command += ["--gpu", options.gpu] if options.gpu is not None else []
+    command += ["--shapes-only"] if options.shapes_only else []
+    command += ["--repeatable"] if options.repeatable else []
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "alone.json"
+        what = ["--", *options.script] if options.module is None else ["-m", *options.module]
+        done = subprocess.run([*command, "--json", str(file), *what], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        if not file.exists():
+            raise target.CannotRun(f"--scaling: on one GPU: {done.stderr.decode(errors='replace').strip()}")
+        found = json.loads(file.read_text(encoding="utf-8"))
+    if found["ending"]["code"]:
+        return Alone(None, f"alone it ended with exit code {found['ending']['code']}: {found['ending']['why']}")
+    median = next((steps["median"] for steps in found["steps"]), None)
+    why = "" if median else "alone it took no two steps of an optimizer on the GPU"
+    return Alone(median, why, found["skipped_ddp"])
+
+
+def _script(command: list[str]) -> target.Target:
+    if not command:
+        raise target.CannotRun(f"no script is given.\nusage: {USAGE}")
+    return target.script(command[0], command[1:])
+
+
+def _count(given: int | None) -> int:
+    """How many GPUs: VirtualGPU checks the range."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if given is None else given
+
+
+def _check_json(path: str | None) -> None:
+    """Raise CannotRun if the report could not be written, before the script has run for hours."""
+    if path is None or path == "-":
+        return
+    from .report import json_path
+
+    where = json_path(path, None)
+    folder = where.parent
+    if where.is_dir():
+        why = "it is a directory"
+    elif not folder.is_dir():
+        why = f"there is no directory {str(folder)!r}"
+    elif not os.access(where if where.exists() else folder, os.W_OK):
+        why = "it may not be written"
+    else:
+        return
+    raise target.CannotRun(f"--json {path!r} cannot be written: {why}.")

@@ -1,0 +1,145 @@
+"""How long a run waits for its data: the time in `next()` of PyTorch's DataLoader.
+
+It is this machine's time, for the data set's code runs here. Workers load while the main process computes values, which
+takes much longer here than on a real GPU: so workers are timed, and the main process waits on the virtual clock as long
+as it would for workers of that speed, each with a processor. The loader itself is left as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils.data import _utils, dataloader, get_worker_info
+
+from ..clock.clock import Clock
+from ..clock.processor import queued
+
+
+class Feeding:
+    """From now on, `seconds` is what the main thread has spent in the `next()` of all loaders, and `batches` how many
+    they gave. A loader that a data set asks in turn counts once.
+
+    `clock` gives the virtual clock where it counts the host's own time; `seconds` are its seconds then, and this
+    machine's where it gives None.
+    """
+
+    def __init__(self, clock: Callable[[], Clock | None] = lambda: None) -> None:
+        self.seconds, self.batches = 0.0, 0
+        self._clock = clock
+        self._inside = False
+        self._workers: weakref.WeakKeyDictionary[Any, _Workers] = weakref.WeakKeyDictionary()
+        self._undo = contextlib.ExitStack()
+        iterators: Any = dataloader._BaseDataLoaderIter  # all loaders' iterators are of it
+        with_workers: Any = dataloader._MultiProcessingDataLoaderIter
+        own_next, own_init = iterators.__next__, with_workers.__init__
+        feeding = self
+
+        def __next__(self: Any) -> Any:
+            if feeding._inside or threading.current_thread() is not threading.main_thread():
+                return own_next(self)
+            return feeding._next(self, own_next)
+
+        def __init__(self: Any, loader: Any) -> None:
+            times = torch.zeros(loader.num_workers, 2, dtype=torch.float64).share_memory_()
+            own = loader.worker_init_fn
+            loader.worker_init_fn = _Timing(times, own)
+            try:
+                own_init(self, loader)
+            finally:
+                loader.worker_init_fn = own
+            feeding._workers[self] = _Workers(times, loader.prefetch_factor)
+
+        self._put(iterators, "__next__", __next__)
+        self._put(with_workers, "__init__", __init__)
+
+    def end(self) -> None:
+        """Count no longer."""
+        self._undo.close()
+
+    def _put(self, owner: Any, name: str, function: Any) -> None:
+        self._undo.callback(setattr, owner, name, getattr(owner, name))
+        setattr(owner, name, function)
+
+    def _next(self, iterator: Any, own: Callable[[Any], Any]) -> Any:
+        clock, workers = self._clock(), self._workers.get(iterator)
+        now = time.monotonic if clock is None else clock.perf_counter  # the former is replaced by no scope
+        self._inside = True
+        began = now()
+        try:
+            if clock is None or workers is None or workers.last is None:
+                batch = own(iterator)
+            else:
+                with clock.stopped():
+                    batch = own(iterator)
+                    wait = workers.wait(began)
+                clock.spend(wait)
+            self.batches += 1
+            return batch
+        finally:
+            ended = now()
+            if workers is not None:
+                workers.last = None if clock is None else ended  # the next batch may be asked for by another clock
+            self.seconds += ended - began
+            self._inside = False
+
+
+class _Workers:
+    """What workers of the speed that was measured have ready, on the virtual clock: at most what they load ahead.
+
+    `last` is when the loop got its last batch. The first one comes when it really does: the workers start until then.
+    """
+
+    def __init__(self, times: torch.Tensor, prefetch: int) -> None:
+        self._times = times
+        self._most = len(times) * prefetch
+        self._ready = 0.0
+        self.last: float | None = None
+
+    def wait(self, now: float) -> float:
+        """Seconds until the next batch is there, which the loop asks for now."""
+        assert self.last is not None
+        seconds, batches = map(float, self._times.sum(dim=0).tolist())
+        each = seconds / max(batches, 1) / len(self._times)  # from one batch to the next, all workers at work
+        passed = max(0.0, now - self.last)
+        ready = min(self._ready + passed / each, self._most) if each else self._most
+        self._ready = max(ready - 1, 0.0)
+        return max(1 - ready, 0.0) * each
+
+
+class _Timing:
+    """The `worker_init_fn` of a loader that is timed: it runs in each worker, and adds up there what loading takes."""
+
+    def __init__(self, times: torch.Tensor, own: Callable[[int], Any] | None) -> None:
+        self.times, self.own = times, own
+
+    def __call__(self, worker: int) -> None:
+        for fetcher in (_utils.fetch._MapDatasetFetcher, _utils.fetch._IterableDatasetFetcher):
+            fetcher.fetch = _timed(fetcher.fetch, self.times)  # type: ignore[method-assign]
+        if self.own is not None:
+            self.own(worker)
+
+
+def _timed(own: Callable[[Any, Any], Any], times: torch.Tensor) -> Callable[[Any, Any], Any]:
+    inside = False
+
+    def fetch(self: Any, index: Any) -> Any:
+        nonlocal inside
+        info = get_worker_info()
+        if inside or info is None:  # a loader that the data set asks in turn
+            return own(self, index)
+        inside, began, before = True, time.monotonic(), queued()
+        try:
+            batch = own(self, index)
+        finally:
+            inside = False
+        took = time.monotonic() - began - (queued() - before)
+        times[info.id] += torch.tensor([took, 1.0])
+        return batch
+
+    return fetch

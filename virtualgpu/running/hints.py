@@ -1,0 +1,212 @@
+"""What follows from a report: sentences that its own numbers prove, and nothing else.
+
+After an error nothing follows but what the error says, and before the first optimizer step nothing about training.
+"""
+
+from __future__ import annotations
+
+from ..gpus.specs import SPECS
+from ..readings.curve import mib
+from .report import Gpu, Report, Tried, ran_out
+from .text import duration
+
+_FULL = 0.9  # of the driver's memory
+_GAP = 0.25  # of what is reserved
+_GAP_BYTES = 256 << 20
+_LITTLE = 1 << 30  # every GPU of the table has it many times
+_IDLE = 0.5  # of the time between steps
+_RECOMPUTED = 0.5  # of the peak
+_WAITS = 0.1  # of the time between steps
+_STEPS = 3  # fewer say little
+_CUT_SHORT = "These numbers go as far as the script came, and nothing else follows from them."
+_NO_STEP = "No optimizer step was seen: what training takes is not in these numbers."
+
+
+def hints(report: Report) -> tuple[str, ...]:
+    """The sentences, the weightiest first."""
+    if _failed(report):
+        return (*_values(report), *((_CUT_SHORT,) if report.used else ()))
+    if not report.used:
+        return _unused(report)
+    found = [] if report.trained or ran_out(report) else [_NO_STEP]
+    for gpu in report.used:
+        if gpu.shortage is not None and ran_out(report):
+            found += _out_of_memory(report, gpu)
+        elif report.numbers == "virtual":
+            found += _room(report, gpu)
+        found += _reserve(report, gpu)
+        found += _recomputed(gpu)
+    found += _growth(report)
+    found += _starved(report)
+    found += _idle(report)
+    return tuple(dict.fromkeys(found))
+
+
+def _failed(report: Report) -> bool:
+    """Whether the script ended by an error, other than for want of the GPU's memory; a signal is none."""
+    ending = report.ending
+    return ending.code != 0 and ending.kind not in ("terminated", "interrupted") and not ran_out(report)
+
+
+def _unused(report: Report) -> tuple[str, ...]:
+    if report.ending.code:
+        return ()
+    return (
+        "Nothing was put on the GPU. A script does that with .to('cuda'); torch.cuda.is_available() answers True here. "
+        "What processes that it starts put on theirs is not in this report.",
+    )
+
+
+def _values(report: Report) -> tuple[str, ...]:
+    if report.shapes_only and report.ending.why.startswith("NoValues"):
+        return ("The script reads values, which --shapes-only does not have; without it, it runs on.",)
+    if not report.shapes_only and report.numbers == "virtual" and report.ending.why.startswith("MemoryError"):
+        return ("It is this machine's memory that ended, which holds the values; --shapes-only needs none of it.",)
+    return ()
+
+
+def _out_of_memory(report: Report, gpu: Gpu) -> list[str]:
+    short = gpu.shortage
+    assert short is not None
+    if report.numbers != "virtual":
+        return []
+    found, tried = [], short.tried
+    if short.fragmented:
+        found.append(
+            f"Memory is fragmented: {mib(short.allocated)} are allocated, {mib(short.requested)} were asked for, and "
+            f"the allocator may have {mib(short.room)} (virtual); but what it has free is in pieces that are too small."
+        )
+    needed = _needed(report, gpu.memory.total - short.free + short.requested, tried)
+    if tried is None:
+        return [*found, needed]
+    if tried.expandable is not None:
+        found.append(
+            f"With PYTORCH_ALLOC_CONF=expandable_segments:True it fits on the {report.gpu}, with a peak of "
+            f"{mib(tried.expandable)} (virtual): tried with the same allocations{_REACH[tried.until]}."
+        )
+    elif not tried.expands and (short.fragmented or short.reserved - short.allocated >= short.requested):
+        found.append(
+            f"PYTORCH_ALLOC_CONF=expandable_segments:True does not help: tried with the same allocations"
+            f"{_REACH[tried.until]}, it runs out of memory, too."
+        )
+    return [*found, needed]
+
+
+_REACH = {"": " up to that line", "step": " to the end of a step", "end": " to the script's end"}
+
+
+def _needed(report: Report, nbytes: int, tried: Tried | None) -> str:
+    """What the run takes, or needs up to that line (`nbytes`), and the smallest GPU that has it, tried where it can."""
+    early = "" if report.trained else ", before the first optimizer step,"
+    what = f"Up to that line{early} the run needs {mib(nbytes)} (virtual)"
+    if tried is not None and tried.until:
+        what = f"Let go on over the limit{_REACH[tried.until]}, the run takes {mib(tried.used)} at its peak (virtual)"
+    name = _smallest(nbytes) if tried is None else tried.gpu
+    if name is None:
+        return f"{what}; no GPU of the table has so much."
+    has = f"{name} ({mib(SPECS[name].memory_bytes)})"
+    return (
+        f"{what}; the smallest GPU of the table with so much is {has}: --gpu {name} --shapes-only shows the whole run."
+    )
+
+
+def _room(report: Report, gpu: Gpu) -> list[str]:
+    memory = gpu.memory
+    if memory.peak_used is None:
+        return []
+    left = memory.total - memory.peak_used
+    if left < (1 - _FULL) * memory.total:
+        return [f"At its peak the run leaves {mib(left)} of the {report.gpu}, {left / memory.total:.0%}."]
+    if not report.trained or memory.peak_used <= _LITTLE:
+        return []
+    smaller = _smallest(memory.peak_used)
+    if smaller is None or smaller == report.gpu or SPECS[smaller].memory_bytes >= memory.total:
+        return []
+    peak = "this peak" if report.ending.code == 0 else "the peak until then"
+    return [f"The smallest GPU of the table with room for {peak} is {smaller} ({mib(SPECS[smaller].memory_bytes)})."]
+
+
+def _smallest(nbytes: int) -> str | None:
+    """The GPU with the least memory that has so much."""
+    fitting = [spec for spec in SPECS.values() if spec.memory_bytes >= nbytes]
+    return min(fitting, key=lambda spec: spec.memory_bytes).name if fitting else None
+
+
+def _reserve(report: Report, gpu: Gpu) -> list[str]:
+    memory, found = gpu.memory, []
+    gap = memory.peak_reserved - memory.peak_allocated
+    if gap >= max(_GAP_BYTES, _GAP * memory.peak_reserved):
+        found.append(
+            f"{mib(gap)} more were reserved than ever allocated: pieces of the allocator's cache that did not fit what "
+            "was asked for."
+        )
+    if memory.retries and not ran_out(report):
+        times = "once" if memory.retries == 1 else f"{memory.retries:,} times"
+        found.append(f"Memory was full {times}, and the allocator had to give its cache back first, which waits.")
+    return found
+
+
+def _recomputed(gpu: Gpu) -> list[str]:
+    memory = gpu.memory
+    if memory.recomputed < max(_GAP_BYTES, _RECOMPUTED * memory.peak_allocated):
+        return []
+    return [
+        f"At the peak {memory.recomputed / memory.peak_allocated:.0%} of the memory, {mib(memory.recomputed)}, is what "
+        "backward computes again for a checkpoint: a checkpoint around each block holds one block's at a time."
+    ]
+
+
+def _growth(report: Report) -> list[str]:
+    cycles = report.cycles
+    if cycles is not None:
+        return [
+            f"Allocated memory grows by {mib(cycles.growth)} a call of backward(create_graph=True) on average"
+            f"{f', at {cycles.line.file}:{cycles.line.line}' if cycles.line else ''}: .grad keeps its graph, and the "
+            "graph .grad. torch.autograd.grad(…, create_graph=True) makes none; or set .grad to None after its use."
+        ]
+    return [
+        f"Allocated memory grows by {mib(steps.growth)} a step of {steps.optimizer} on average: "
+        + (
+            f"the optimizer's own state does, by {mib(steps.state_growth)}."
+            if 2 * steps.state_growth >= steps.growth
+            else "the script keeps tensors of its steps."
+        )
+        for steps in report.steps
+        if steps.growth
+    ]
+
+
+def _starved(report: Report) -> list[str]:
+    found = []
+    for steps in report.steps:
+        share = steps.waited_share
+        if share is None or share < _WAITS or steps.count < _STEPS:
+            continue
+        idle = "" if steps.busy_share is None else f", and the GPU is idle {1 - steps.busy_share:.0%} of it (virtual)"
+        found.append(
+            f"Of the time between steps of {steps.optimizer} the loop waits {share:.0%} for data{idle}. The same loop "
+            "with one batch again and again shows what that costs."
+        )
+    return found
+
+
+def _idle(report: Report) -> list[str]:
+    """Why the GPU waits, where it is not for data."""
+    known = [steps for steps in report.steps if steps.busy_share is not None and steps.count >= _STEPS]
+    if not known:
+        return []
+    steps = min(known, key=lambda steps: steps.busy_share or 0.0)
+    share = steps.busy_share
+    if share is None or share >= _IDLE or (steps.waited_share or 0.0) >= _WAITS:
+        return []
+    text = f"From step to step the GPU is busy {share:.0%} of the virtual time and waits {1 - share:.0%} of it"
+    times = [gpu.time for gpu in report.used if gpu.time is not None and gpu.time.kernels]
+    launches = sum(t.launch * t.kernels for t in times) / steps.count
+    if steps.python and steps.python > launches:
+        text += f": Python between the operations takes {duration(steps.python)} a step on the host (measured here)"
+    elif times and (mean := sum(t.busy for t in times) / sum(t.kernels for t in times)) < times[0].launch:
+        text += (
+            f": a kernel takes {mean * 1e6:.1f} µs on average, its launch {times[0].launch * 1e6:.1f} µs. Larger "
+            "batches or fewer operations fill it"
+        )
+    return [text + "."]

@@ -1,0 +1,144 @@
+"""How a GPU is read at a mark: a virtual one from its clock, a real one through events, which wait for nothing."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..clock.timeline import communication
+from .report import Between, GpuTime
+
+if TYPE_CHECKING:
+    from ..gpu import VirtualGPU
+    from .watch import Watch
+
+
+class Meter(Protocol):
+    """What reads a GPU at a mark. The times of `reading` may be anything that `seconds` can turn into seconds.
+
+    `counts_host`: whether the host's own work, such as loading data, is in these times.
+    """
+
+    @property
+    def counts_host(self) -> bool: ...
+
+    def reading(self, device: Any) -> tuple[Any, int]:
+        """The time on the GPU's clock and the allocated bytes."""
+
+    def seconds(self, marks: list[Any]) -> list[float] | None:
+        """The times of readings, in seconds since some moment; None where they cannot be read any more."""
+
+    def between(self, device: Any, marks: list[Any]) -> Between | None:
+        """What goes on between ranks in a step, None where there is nothing, or it is not known."""
+
+    def busy(self, marks: list[Any]) -> float | None:
+        """The share of the time from the first to the last mark in which kernels ran, None where it is not known."""
+
+    def python(self, marks: list[Any]) -> float | None:
+        """Seconds of the host's own work, beside PyTorch's calls, between these marks; None where it is not known."""
+
+    def aside(self) -> contextlib.AbstractContextManager[None]:
+        """A block whose work is the watcher's, and takes none of the time that is read."""
+
+
+class VirtualMeter:
+    """A scope's clock, and what its watches count.
+
+    A mark is (all done at, seconds with a kernel running, seconds of the host's own work).
+    """
+
+    def __init__(self, gpu: VirtualGPU, watches: list[Watch]) -> None:
+        self.clock = gpu.clock
+        self.counts_host = gpu.counts_host
+        self.source = gpu.rates.source
+        self.watches = watches
+
+    def reading(self, device: Any) -> tuple[Any, int]:
+        """The mark, and the allocated bytes."""
+        index = device.index or 0
+        watch = self.watches[index]
+        with watch.device.lock:
+            watch.device.drain()
+        return (self.clock.now(index), self.clock.busy(index), self.clock.own), watch.allocated
+
+    def seconds(self, marks: list[Any]) -> list[float] | None:
+        """When all was done, at each mark."""
+        return [done for done, *_ in marks]
+
+    def time(self, index: int) -> GpuTime:
+        """What the clock says of GPU `index` up to now."""
+        clock = self.clock
+        elapsed = max(clock.now(index), clock.host) - self.watches[index].began
+        kernels = clock.kernels(index)
+        launch = clock.launching(index) / kernels if kernels else 0.0
+        flops = clock.flops(index), clock.flop_seconds(index)
+        computing = clock.computing(index)
+        return GpuTime(elapsed, computing, clock.waited, launch, kernels, *flops, self.source)
+
+    def between(self, device: Any, marks: list[Any]) -> Between | None:
+        """The collectives of the last steps, as many as the record holds."""
+        spans = self.clock.record
+        if not spans:
+            return None
+        began = spans[0].start
+        ends = [done for done, *_ in marks if done >= began]
+        if len(ends) < 2:
+            return None
+        found = communication([s for s in spans if s.start < ends[-1]], device.index or 0, ends[0])
+        if not found.collectives:
+            return None
+        steps = len(ends) - 1
+        parts = found.seconds, found.exposed, found.collectives, found.nbytes, found.waited
+        return Between(steps, *(part / steps for part in parts))
+
+    def busy(self, marks: list[Any]) -> float | None:
+        """The share of the GPU's time between first and last mark that its kernels took."""
+        (began, busy, _), (ended, busy_then, _) = marks[0], marks[-1]
+        return (busy_then - busy) / (ended - began) if ended > began else None
+
+    def python(self, marks: list[Any]) -> float | None:
+        """What the clock has counted as the host's own, where it counts it."""
+        return marks[-1][2] - marks[0][2] if self.counts_host else None
+
+    def aside(self) -> contextlib.AbstractContextManager[None]:
+        """The clock stands still."""
+        return self.clock.stopped()
+
+
+class RealMeter:
+    """torch.cuda; a mark is an event on the current stream."""
+
+    counts_host = True
+
+    def reading(self, device: Any) -> tuple[Any, int]:
+        """The event, and the allocated bytes."""
+        import torch
+
+        with torch.cuda.device(device):
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+        return event, torch.cuda.memory_allocated(device)
+
+    def seconds(self, marks: list[Any]) -> list[float] | None:
+        """The events' times; waits for the last of them. None on a GPU that has failed."""
+        try:
+            marks[-1].synchronize()
+            return [marks[0].elapsed_time(mark) / 1e3 for mark in marks]
+        except RuntimeError:  # a kernel's error, which the script has seen before
+            return None
+
+    def between(self, device: Any, marks: list[Any]) -> Between | None:
+        """Only a profiler could tell."""
+        return None
+
+    def busy(self, marks: list[Any]) -> float | None:
+        """Only a profiler could tell."""
+        return None
+
+    def python(self, marks: list[Any]) -> float | None:
+        """Only a profiler could tell."""
+        return None
+
+    def aside(self) -> contextlib.AbstractContextManager[None]:
+        """No clock can be stopped; what watches a real GPU takes microseconds a step."""
+        return contextlib.nullcontext()

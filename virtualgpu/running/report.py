@@ -1,0 +1,262 @@
+"""What is known of a run when it is over: numbers only, as a report and as what JSON can hold.
+
+`text` writes it for people, `hints` draws conclusions; bytes are bytes and times seconds here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..readings.source import Numbers
+from .places import Line
+from .target import Ending
+
+FORMAT = "gpulab run, 1"
+
+
+@dataclass(frozen=True)
+class Share:
+    """Bytes that were allocated from one line of the script, and were there at the moment that is meant."""
+
+    line: Line
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What a run that ran out would have taken, in bytes: its allocations in order, tried in other allocators.
+
+    `until`: how far the run was let go on over the limit, to the end of the "step", of the script ("end"), or not ("").
+    `gpu` is the smallest larger GPU of the table that holds it, None where none does; `used` the peak there, or without
+    a limit, with the context and the allocator's cache. `expandable` is the peak with expandable segments on the GPU of
+    the run, None where they do not help; `expands`: they were in force.
+    """
+
+    until: str
+    allocated: int
+    used: int
+    gpu: str | None
+    expands: bool
+    expandable: int | None
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """One allocation that failed, in bytes: what was asked for, and how things stood.
+
+    `free` is what the driver still had, after PyTorch's allocator had given its cache back; `room` is what that may
+    reserve in all. `tried` is known where the run ended with it, and all that was asked of the allocator is known.
+    """
+
+    requested: int
+    free: int
+    allocated: int
+    reserved: int
+    room: int
+    line: Line | None
+    shares: tuple[Share, ...]
+    tried: Tried | None = None
+
+    @property
+    def missing(self) -> int:
+        """How much more the driver would have had to have."""
+        return max(0, self.requested - self.free)
+
+    @property
+    def fragmented(self) -> bool:
+        """Whether there was room for it, but not in one piece."""
+        return self.allocated + self.requested <= self.room
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The memory of one GPU over the run, in bytes.
+
+    `peak_used` is the driver's: PyTorch's reserve and the context (None where it was not watched). `peak_line` is where
+    the peak of allocated memory was reached, `peak_shares` which lines had allocated it; `recomputed` are the bytes of
+    it that backward had computed again, as checkpointing asks. `categories` says what the memory was for, at the peak
+    of a third step.
+    """
+
+    total: int
+    peak_allocated: int
+    peak_reserved: int
+    peak_used: int | None
+    end_allocated: int
+    end_reserved: int
+    retries: int
+    failures: int
+    peak_line: Line | None = None
+    peak_shares: tuple[Share, ...] = ()
+    recomputed: int = 0
+    categories: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Cycles:
+    """Calls of `backward(create_graph=True)`, the last of them at `line`, and the bytes that each leaves on average."""
+
+    calls: int
+    growth: int
+    line: Line | None
+
+
+@dataclass(frozen=True)
+class GpuTime:
+    """The modelled time of one virtual GPU: seconds from its first allocation until all was done, and what its kernels
+    took of them (without those of collectives, which `Steps.between` tells).
+
+    `waited` is the time the host waited for GPUs, `launch` what a kernel's launch took it on average; `flops` are those
+    of matrix products, convolutions and attention, which took `flop_seconds`. `source` says where the rates come from.
+    """
+
+    elapsed: float
+    busy: float
+    waited: float
+    launch: float
+    kernels: int
+    flops: float
+    flop_seconds: float
+    source: str
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The steps of one optimizer: how many, and the median seconds from one to the next on its GPU's clock.
+
+    `parameters` are the numbers it optimizes, as it began. `busy_share` is the part of the time between the first and
+    the last step in which kernels ran, those of collectives too; `growth` the bytes by which allocated memory grew a
+    step on average from the third on, 0 where there is no trend, `state_growth` those of the optimizer's own state.
+
+    `waited` are the seconds of each step in `DataLoader.__next__`, `waited_share` their part of the time from the first
+    step to the last; loading takes what it takes on this machine, whatever the GPU; None without a DataLoader. `python`
+    are the seconds of a step in which the host does other things than PyTorch's calls, loading without workers among
+    them (this machine's; None where the clock leaves them out).
+    """
+
+    optimizer: str
+    parameters: int
+    device: str
+    count: int
+    median: float | None = None
+    host_median: float | None = None
+    busy_share: float | None = None
+    growth: int = 0
+    state_growth: int = 0
+    python: float | None = None
+    waited: float | None = None
+    waited_share: float | None = None
+    between: Between | None = None
+
+
+@dataclass(frozen=True)
+class Between:
+    """What goes on between ranks in a step, on average over `steps` of them: `seconds` in which kernels of collectives
+    run, those of them in which no other kernel runs on this GPU (`exposed`), how many there are, and bytes. In `waited`
+    of the `seconds` this rank is there and another is not yet: the rank that waits least is the one that is late."""
+
+    steps: int
+    seconds: float
+    exposed: float
+    collectives: float
+    nbytes: float
+    waited: float = 0.0
+
+
+@dataclass(frozen=True)
+class Alone:
+    """The same script on one GPU: the median seconds of a step, or why there are none. `skipped_ddp` counts modules in
+    DistributedDataParallel, which did nothing there."""
+
+    median: float | None
+    why: str = ""
+    skipped_ddp: int = 0
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU of the run."""
+
+    index: int
+    memory: Memory
+    time: GpuTime | None = None
+    shortage: Shortage | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """A run: what ran, how it ended, where, and what it took. `numbers` holds for all but `host_seconds` and what
+    `steps` say of this machine.
+
+    `gpu` is the name of a virtual GPU such as "T4", or a real one's product name. `rank` is None without torchrun; of
+    `imagined` ranks, `joined` as it says, only this one ran.
+    On shapes alone, `operations` were asked for their results' shapes, and of `remembered` they were known already.
+    `steps` are those of optimizers on the GPU, `host_steps` counts those of the others. `ended_at` is the line at which
+    SIGTERM found the script; `waits_in` says what this rank waits in when it is ended, and for which others.
+    `skipped_ddp` modules were in a DistributedDataParallel that did nothing.
+    """
+
+    name: str
+    argv: tuple[str, ...]
+    ending: Ending
+    gpu: str
+    numbers: Numbers
+    shapes_only: bool
+    gpus: tuple[Gpu, ...]
+    steps: tuple[Steps, ...]
+    host_seconds: float
+    rank: int | None = None
+    world_size: int = 1
+    imagined: bool = False
+    joined: str = ""
+    tflops: tuple[tuple[str, float], ...] = ()
+    torch: str = ""
+    operations: int = 0
+    remembered: int = 0
+    notes: tuple[str, ...] = ()
+    host_steps: int = 0
+    alone: Alone | None = None
+    cycles: Cycles | None = None
+    ended_at: Line | None = None
+    waits_in: str = ""
+    skipped_ddp: int = 0
+
+    @property
+    def scaling(self) -> float | None:
+        """How much more the ranks do in the same time than one GPU, each with its own batch, where that is known.
+
+        `world_size` would be perfect (weak scaling).
+        """
+        median = next((steps.median for steps in self.steps), None)
+        if self.alone is None or self.alone.median is None or not median:
+            return None
+        return self.world_size * self.alone.median / median
+
+    @property
+    def trained(self) -> bool:
+        """Whether an optimizer took a step, so that what training takes was seen."""
+        return bool(self.steps or self.host_steps)
+
+    @property
+    def used(self) -> tuple[Gpu, ...]:
+        """The GPUs on which there was something."""
+        return tuple(gpu for gpu in self.gpus if gpu.memory.peak_allocated or gpu.shortage)
+
+
+def ran_out(report: Report) -> bool:
+    """Whether the run ended for want of memory."""
+    return report.ending.out_of_memory
+
+
+def as_json(report: Report, hints: tuple[str, ...]) -> dict[str, Any]:
+    """The report for machines, with the hints that were shown."""
+    return {"format": FORMAT, **dataclasses.asdict(report), "scaling": report.scaling, "hints": list(hints)}
+
+
+def json_path(path: str, rank: int | None) -> Path:
+    """Where the report of this rank goes: an absolute path, with the rank in its name under torchrun."""
+    where = Path(path).absolute()  # the script may change the directory
+    return where if rank is None else where.with_name(f"{where.stem}.rank{rank}{where.suffix}")

@@ -1,0 +1,193 @@
+"""What is to be run: a script or a module, found and checked, then executed as `python` would execute it.
+
+It knows nothing of GPUs: `__main__`, `sys.argv` and `sys.path` are the script's, and errors are shown with its frames.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import importlib.machinery
+import importlib.util
+import io
+import os
+import runpy
+import sys
+import types
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+_NOT_PYTHON = {
+    ".ipynb": "a notebook: open it in Jupyter, and begin it with gpulab.setup()",
+    ".sh": "a shell script: put `-m gpulab run` after the `python` in it",
+    ".json": "JSON", ".yaml": "YAML", ".yml": "YAML", ".toml": "TOML",
+}  # fmt: skip
+INTERRUPTED = 130  # what a shell says of a process that Ctrl-C has ended
+_OURS = (os.path.dirname(os.path.abspath(__file__)) + os.sep, runpy.__file__)
+_VIRTUAL = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+
+class CannotRun(Exception):
+    """There is nothing to run, or not as it is asked for; the text says why, and what would be right."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """Code to run as `__main__`; `name` is for the reader, `argv` what the code finds in `sys.argv`.
+
+    A script has a `path`, as Python writes it in tracebacks; a module has none before it is found.
+    """
+
+    name: str
+    argv: tuple[str, ...]
+    first_on_path: str
+    path: str = ""
+    module: str = ""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How the code ended: its exit code, and in a few words why, "" for a plain end."""
+
+    code: int
+    kind: Literal["finished", "exit", "error", "interrupted", "terminated"] = "finished"
+    why: str = ""
+
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether a GPU's memory was short, and the code did not catch that."""
+        return self.kind == "error" and self.why.startswith("OutOfMemoryError")
+
+
+def script(path: str, arguments: Sequence[str] = ()) -> Target:
+    """The script at `path`; raises CannotRun where there is none, or none that can be read."""
+    found = Path(path)
+    if found.is_dir():
+        inside = found / "__main__.py"
+        raise CannotRun(
+            f"{path!r} is a directory. Give the Python file to run"
+            + (f": {inside}." if inside.exists() else "; a package is run with -m NAME.")
+        )
+    if not found.exists():
+        folder = found.parent if found.parent.is_dir() else Path()
+        here = sorted(file.name for file in folder.glob("*.py"))
+        there = f" Python files there: {', '.join(here[:5])}{', …' if len(here) > 5 else ''}." if here else ""
+        raise CannotRun(f"{path!r}: no such file.{there} A module is run with -m NAME.")
+    if found.suffix in _NOT_PYTHON:
+        raise CannotRun(f"{path!r} is not Python source but {_NOT_PYTHON[found.suffix]}.")
+    try:
+        start = found.read_bytes()[:4096] if found.is_file() else b""
+    except OSError as error:
+        raise CannotRun(f"{path!r} cannot be read: {error.strerror}.") from None
+    if b"\0" in start:
+        raise CannotRun(f"{path!r} is not Python source: it has bytes of value 0. A checkpoint, or compiled code?")
+    full = os.path.join(os.getcwd(), path)
+    return Target(found.name, (path, *arguments), os.path.dirname(os.path.realpath(full)), path=full)
+
+
+def module(name: str, arguments: Sequence[str] = ()) -> Target:
+    """The module called `name`, as `python -m` finds it from here; raises CannotRun where its package is not there."""
+    found = Target(f"-m {name}", ("-m", *arguments), os.getcwd(), module=name)
+    before = sys.path[:]
+    _put_first(found)
+    try:
+        there = name.isprintable() and importlib.util.find_spec(name.partition(".")[0]) is not None
+    except (ImportError, ValueError):
+        there = False
+    finally:
+        sys.path[:] = before
+    if not there:
+        hint = f" A file is run without -m: {name}." if name.endswith(".py") else ""
+        raise CannotRun(f"-m {name}: there is no module of this name here.{hint}")
+    return found
+
+
+def _put_first(target: Target) -> None:
+    """Let Python look first where it would for this target."""
+    if not sys.flags.safe_path:
+        sys.path[0:1] = [target.first_on_path]
+
+
+@contextlib.contextmanager
+def borrowed() -> Iterator[None]:
+    """Put back what `execute` changes in the interpreter; for a process that goes on afterwards."""
+    main, argv, path = sys.modules["__main__"], sys.argv, sys.path[:]
+    try:
+        yield
+    finally:
+        sys.modules["__main__"], sys.argv, sys.path[:] = main, argv, path
+
+
+def execute(target: Target) -> Ending:
+    """Run it to its end; an exception that it does not catch is shown as Python shows it.
+
+    `sys.modules["__main__"]`, `sys.argv` and `sys.path` stay the script's: what it left for the interpreter's exit, and
+    the processes it starts, need them.
+    """
+    main = types.ModuleType("__main__")
+    vars(main)["__builtins__"] = builtins
+    if sys.version_info < (3, 14):
+        vars(main)["__annotations__"] = {}
+    sys.modules["__main__"] = main
+    sys.argv = list(target.argv)
+    _put_first(target)
+    try:
+        code, known = _code(target)
+        if target.module:
+            sys.argv[0] = code.co_filename
+        vars(main).update(known)
+        exec(code, vars(main))
+    except SystemExit as error:
+        return _exit(error.code)
+    except BaseException as error:
+        error.__traceback__ = _theirs(error)
+        sys.excepthook(type(error), error, error.__traceback__)
+        why = type(error).__name__ + (f": {line}" if (line := str(error).partition("\n")[0]) else "")
+        if isinstance(error, KeyboardInterrupt):
+            return Ending(INTERRUPTED, "interrupted", why)
+        return Ending(1, "error", why)
+    return Ending(0)
+
+
+def _code(target: Target) -> tuple[types.CodeType, dict[str, Any]]:
+    """The code, and what its module knows of itself; raises what Python raises for code that is none."""
+    if target.module:
+        _, spec, code = runpy._get_module_details(target.module, SystemExit)  # type: ignore[attr-defined]
+        known = {"__spec__": spec, "__package__": spec.parent, "__loader__": spec.loader, "__file__": spec.origin}
+        return code, {**known, "__cached__": spec.cached}
+    with io.open_code(target.path) as file:
+        source = file.read()
+    loader = importlib.machinery.SourceFileLoader("__main__", target.path)
+    known = {"__spec__": None, "__package__": None, "__loader__": loader, "__file__": target.path}
+    return compile(source, target.path, "exec", dont_inherit=True), {**known, "__cached__": None}
+
+
+def _exit(code: object) -> Ending:
+    """What `sys.exit(code)` means."""
+    if code is None:
+        return Ending(0, "exit")
+    if isinstance(code, int):
+        return Ending(code, "exit", f"sys.exit({code:d})")
+    print(code, file=sys.stderr)
+    return Ending(1, "exit", f"sys.exit({str(code).partition(chr(10))[0]!r})")
+
+
+def _theirs(error: BaseException) -> types.TracebackType | None:
+    """Its traceback without the frames that led to the script; where a GPU would fail, without the virtual GPU's."""
+    import torch
+
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith((*_OURS, "<frozen runpy>")):
+        trace = trace.tb_next
+    if not isinstance(error, (torch.OutOfMemoryError, torch.AcceleratorError)):
+        return trace
+    kept = []
+    while trace is not None:
+        if not trace.tb_frame.f_code.co_filename.startswith(_VIRTUAL):
+            kept.append(trace)
+        trace = trace.tb_next
+    for each in reversed(kept):
+        trace = types.TracebackType(trace, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return trace

@@ -1,0 +1,183 @@
+"""The memory of a virtual GPU, watched through a run: its peaks, and which lines of the script hold how much.
+
+It stands beside the allocator, so it sees every block, and the script's own resets of peaks do not reach it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..memory.out_of_memory import OutOfMemory
+from .categories import Categories
+from .places import Line, Place, Places
+from .replay import Record
+from .report import Memory, Share, Shortage
+
+if TYPE_CHECKING:
+    from ..memory.blocks import Block
+    from ..memory.private import PrivatePool
+    from ..scope.device import Device
+    from .backwards import Backwards
+    from .overrun import Overrun
+
+_SHARES = 5
+_NOWHERE = ("", 0)
+
+
+class Watch:
+    """One virtual GPU, from now on; nothing may be allocated on it yet."""
+
+    def __init__(self, device: Device, places: Places, backwards: Backwards | None = None) -> None:
+        self.device = device
+        self._places, self._backwards = places, backwards
+        self._allocator = device.allocator
+        self._allocate, self._free = self._allocator.allocate, self._allocator.free
+        free, self.total = self._allocator.memory_info()
+        self._at_start = self._least_free = free
+        self._blocks: dict[Block, Place] = {}
+        self._again: set[Block] = set()  # those that backward has computed again
+        self._recomputed = self._recomputed_at_peak = 0
+        self._held: Counter[Place] = Counter()
+        self.allocated = self.peak = 0
+        self.began = 0.0  # the host's time at the first allocation
+        self._peak_place: Place | None = None
+        self._at_peak: dict[Place, int] | None = {}  # None while the peak is now: `_held` is what it is made of
+        self.shortage: Shortage | None = None
+        self.record = Record()
+        self.overrun: Overrun | None = None
+        self._categories = Categories(device)
+        self._in_allocate = False
+        allocator: Any = self._allocator
+        self._own = {name: getattr(allocator, name) for name in ("hold", "empty_cache", "set_memory_fraction")}
+        allocator.allocate, allocator.free = self._see_allocate, self._see_free
+        allocator.hold, allocator.empty_cache = self._see_hold, self._see_empty_cache
+        allocator.set_memory_fraction = self._see_memory_fraction
+
+    def stepping(self, optimizer: Any) -> None:
+        """An optimizer begins a step on this GPU."""
+        self._categories.begins(optimizer)
+
+    def stepped(self, optimizer: Any) -> None:
+        """An optimizer has taken a step on this GPU."""
+        self._categories.step(optimizer, self._blocks)
+        if self.overrun is not None:
+            self.overrun.stepped(optimizer)
+
+    def end(self) -> None:
+        """Watch no longer."""
+        self._categories.end()
+        allocator: Any = self._allocator
+        for name in ("allocate", "free", *self._own):
+            delattr(allocator, name)
+
+    # All are called under the device's lock.
+
+    def _see_allocate(self, nbytes: int, stream: int = 0, private: PrivatePool | None = None) -> Block | None:
+        self._in_allocate = True
+        try:
+            block = self._allocate(nbytes, stream, private)
+        except OutOfMemory as error:
+            self._see_failure(error)
+            if self.overrun is None or not self.overrun.failed(self, nbytes, stream):
+                raise
+            block = self._allocate(nbytes, stream, private)
+        finally:
+            self._in_allocate = False
+        if block is None:
+            return None
+        self.record.took(block, nbytes, stream)
+        if private is not None:
+            self.record.whole = False
+        place = self._places.here() or _NOWHERE
+        if not self.peak:
+            self.began = self.device.timer.clock.host
+        self._blocks[block] = place
+        self._held[place] += block.size
+        self.allocated += block.size
+        if torch.is_grad_enabled() and torch._C._current_graph_task_id() != -1 and not self._builds_graph():
+            self._again.add(block)
+            self._recomputed += block.size
+        if self.allocated > self.peak:
+            self.peak, self._peak_place, self._at_peak = self.allocated, place, None
+            self._recomputed_at_peak = self._recomputed
+        free, _ = self._allocator.memory_info()
+        if free < self._least_free:
+            self._least_free = free
+        return block
+
+    def _see_free(self, block: Block | None) -> None:
+        place = None if block is None else self._blocks.pop(block, None)
+        if place is not None and block is not None:
+            if self._at_peak is None:
+                self._at_peak = dict(self._held)
+            self._held[place] -= block.size
+            self.allocated -= block.size
+            self.record.freed(block)
+            if block in self._again:
+                self._again.remove(block)
+                self._recomputed -= block.size
+        self._free(block)
+
+    def _builds_graph(self) -> bool:
+        return self._backwards is not None and self._backwards.building
+
+    def _see_hold(self, block: Block) -> None:
+        self.record.held(block)
+        self._own["hold"](block)
+
+    def _see_empty_cache(self) -> None:
+        if not self._in_allocate:  # where memory is short, the allocator calls it itself
+            self.record.emptied()
+        self._own["empty_cache"]()
+
+    def _see_memory_fraction(self, fraction: float) -> None:
+        self.record.whole = False
+        self._own["set_memory_fraction"](fraction)
+
+    def _see_failure(self, error: OutOfMemory) -> None:
+        known = error.shortage
+        place = self._places.here()
+        room = known.total - self._allocator.memory.context_bytes - known.private
+        self.shortage = Shortage(
+            requested=known.tried,
+            free=known.free,
+            allocated=known.allocated,
+            reserved=known.reserved,
+            room=room if known.allowed is None else min(room, known.allowed),
+            line=self._line(place),
+            shares=self._shares(self._held),
+        )
+
+    # -- what it saw -------------------------------------------------------------------------------------------------
+
+    def memory(self) -> Memory:
+        """The numbers up to now."""
+        with self.device.lock:
+            self.device.drain()
+            free, _ = self._allocator.memory_info()
+            events = self._allocator.statistics.events
+            return Memory(
+                total=self.total,
+                peak_allocated=self.peak,
+                peak_reserved=self._at_start - self._least_free,
+                peak_used=self.total - self._least_free,
+                end_allocated=self.allocated,
+                end_reserved=self._at_start - free,
+                retries=events["num_alloc_retries"],
+                failures=events["num_ooms"],
+                peak_line=self._line(self._peak_place),
+                peak_shares=self._shares(self._held if self._at_peak is None else self._at_peak),
+                recomputed=self._recomputed_at_peak,
+                categories=tuple(self._categories.found.items()),
+            )
+
+    def _shares(self, held: dict[Place, int]) -> tuple[Share, ...]:
+        """The lines that hold most, the largest first."""
+        largest = sorted((item for item in held.items() if item[1] > 0), key=lambda item: -item[1])[:_SHARES]
+        return tuple(Share(self._line(place) or Line("PyTorch", 0, ""), nbytes) for place, nbytes in largest)
+
+    def _line(self, place: Place | None) -> Line | None:
+        return None if place is None or place == _NOWHERE else self._places.line(place)
