@@ -40,7 +40,7 @@ def digits(split: Literal["train", "test"] | None = None) -> Digits:
         raise ValueError(f"split must be 'train', 'test' or None for all images, not {split!r}")
     import torch
 
-    rows = csv.reader(_unpacked("digits.csv.gz").splitlines())
+    rows = csv.reader(_unpacked("gpulab", "digits.csv.gz").splitlines())
     table = torch.tensor([[int(v) for v in row] for row in rows], device="cpu")
     part = {None: slice(None), "train": slice(TRAIN_SAMPLES), "test": slice(TRAIN_SAMPLES, None)}[split]
     table = table[part]
@@ -165,7 +165,7 @@ def recorded(gpu: str) -> dict[str, Any]:
 
 @cache
 def _measurements() -> tuple[Measurement, ...]:
-    rows = csv.DictReader(_unpacked("published", "timm.csv.gz").splitlines())
+    rows = csv.DictReader(_unpacked("virtualgpu", "published", "timm.csv.gz").splitlines())
     return tuple(
         Measurement(
             row["setting"], row["model"], int(row["batch"]), int(row["image_size"]), float(row["samples_per_s"])
@@ -247,8 +247,8 @@ def gains(before: str, after: str, *, equal_batch: bool = True) -> list[Gain]:
     ]
 
 
-def _unpacked(*path: str) -> str:
-    return gzip.decompress(resources.files("gpulab").joinpath(*path).read_bytes()).decode()
+def _unpacked(package: str, *path: str) -> str:
+    return gzip.decompress(resources.files(package).joinpath(*path).read_bytes()).decode()
 
 
 # 10⁹ bytes per second by bytes.

@@ -156,7 +156,8 @@ class TestEnvironmentYml:
         monkeypatch.delenv("PYTHONPATH", raising=False)  # it may name this checkout
         course = tmp_path / "course"
         ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
-        shutil.copytree(ROOT / "gpulab", course / "gpulab", ignore=ignored)
+        for package in ("gpulab", "virtualgpu", "lessons"):
+            shutil.copytree(ROOT / package, course / package, ignore=ignored)
         for name in ("pyproject.toml", "constraints.txt", "README.md", "LICENSE", "LICENSE-TEXT"):
             shutil.copy(ROOT / name, course)
         # conda writes the pip lines into a file beside environment.yml and runs pip there.

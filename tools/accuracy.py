@@ -21,7 +21,7 @@ from virtualgpu.validate import memory, predict
 from virtualgpu.validate.models import by_name
 
 ROOT = Path(__file__).resolve().parent.parent
-STAND_IN = ROOT / "tests" / "virtual" / "torch_cuda" / "steps.json"
+STAND_IN = ROOT / "tests" / "virtualgpu" / "torch_cuda" / "steps.json"
 BEGIN, END = "<!-- accuracy: written by `python tools/accuracy.py --write` -->\n", "<!-- accuracy: end -->\n"
 MiB = 1 << 20
 

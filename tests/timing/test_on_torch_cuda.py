@@ -12,7 +12,7 @@ import pytest
 import torch
 from courselib.patience import HANG_SECONDS
 
-TOOLS = Path(__file__).resolve().parent.parent / "virtual" / "torch_cuda"
+TOOLS = Path(__file__).resolve().parent.parent / "virtualgpu" / "torch_cuda"
 TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
 CAN = (
     sys.platform == "linux" and torch.version.cuda is not None and TORCH >= (2, 15) and shutil.which("gcc") is not None

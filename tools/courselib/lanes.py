@@ -36,7 +36,7 @@ TIMES, BUSY = 10, 8  # `make explore`: so many times the examples; so many busy 
 
 NOT_UNIT = ("--ignore=tests/browser", "--ignore=tests/cluster")  # a lane, and a command, of their own
 ANSWERS = ("tests/wrong_answers",)
-VIRTUAL = ("tests/virtualgpu", "tests/virtualgpu/validate", "tests/timing")
+VIRTUAL = ("tests/virtualgpu", "tests/timing")
 
 # Memory of tensors that come and go stays with the process: half of the time of some cells went to asking for it anew.
 _KEEPS_MEMORY = {"MALLOC_TRIM_THRESHOLD_": "100000000000", "MALLOC_MMAP_THRESHOLD_": "100000000000"}
@@ -127,7 +127,7 @@ def lanes_for_exploring(times: float, processes: int, seed: int) -> list[Lane]:
 
 
 _SEEDS = 10**9
-LOAD_SENSITIVE = ("check", "wrong_answers", "distributed", "planning", "running", "monitor")
+LOAD_SENSITIVE = ("check", "wrong_answers", "distributed", "virtualgpu/planning", "virtualgpu/running", "monitor")
 
 LINT_LANES = (
     Lane("ruff", "lint", ("-m", "ruff", "check", ".")),

@@ -139,7 +139,7 @@ def clock(repeats: int) -> Iterator[tuple[str, float, str, float | None, str]]:
 
 def planning() -> Iterator[tuple[str, float, str, float | None, str]]:
     """Training steps of billions of weights, planned in processes of their own, imports included; the best of three."""
-    script = ROOT / "tests" / "planning" / "seven_billion.py"
+    script = ROOT / "tests" / "virtualgpu" / "planning" / "seven_billion.py"
     for mode, model, most_seconds, most_bytes in (
         ("bfloat16", "a 7B model made on the GPU", 6.0, 900.0),
         ("host", "a 7B model made on the host", 6.0, 900.0),

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-ALLOCATOR = HERE.parents[1] / "virtual" / "torch_allocator"
+ALLOCATOR = HERE.parents[1] / "virtualgpu" / "torch_allocator"
 SETTINGS = ["", "max_split_size_mb:30", "expandable_segments:True", "garbage_collection_threshold:0.3"]
 CAPACITY, CONTEXT, STEPS = 1_000_000_000, 300_000_000, 250
 

@@ -12,7 +12,7 @@ from courselib.ready import python_here
 
 def planned(mode):
     script = Path(__file__).with_name("seven_billion.py")
-    env = {**os.environ, "PYTHONPATH": str(script.parents[2])}
+    env = {**os.environ, "PYTHONPATH": str(script.parents[3])}
     command = [*python_here(), str(script), mode]
     done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS, check=True, env=env)
     return json.loads(done.stdout)

@@ -87,7 +87,7 @@ def test_each_rank_of_torchrun_has_its_gpu_and_its_report(tmp_path):
 
 @pytest.mark.slow
 def test_spawned_ranks_find_the_same_gpus():
-    done = start("--gpus", "2", SCRIPTS.parents[1] / "virtual" / "scripts" / "ddp_spawn.py")
+    done = start("--gpus", "2", SCRIPTS.parents[1] / "scripts" / "ddp_spawn.py")
     assert done.returncode == 0, done.stderr
     assert [done.stdout.count(f"rank {rank}: nccl on cuda:{rank}") for rank in range(2)] == [1, 1]
     assert len(reports(done.stderr)) == 1

@@ -18,9 +18,9 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore
 from torch.distributed import distributed_c10d as c10d
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from virtual.sharded_programs import PROGRAMS, alone
+from sharded_programs import PROGRAMS, alone
 
 from gpulab import VirtualGPU
 

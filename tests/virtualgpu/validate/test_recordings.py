@@ -7,7 +7,7 @@ import pytest
 
 from virtualgpu.validate import predict
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 NONE_YET = "No real GPU has been recorded yet."
 PATHS = predict.recordings()
 # Where no cuDNN runs, recurrent layers keep no reserve.

@@ -13,7 +13,7 @@ import torch
 from virtualgpu.validate import predict
 
 HERE = Path(__file__).resolve().parent
-TOOLS = HERE.parent / "virtual" / "torch_cuda"
+TOOLS = HERE.parent / "torch_cuda"
 CAN = sys.platform == "linux" and torch.version.cuda is not None and shutil.which("gcc") is not None
 
 pytestmark = [
