@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from virtualgpu import own_code
 
-from .lessons import FOLDER
+from .lessons import CODE
 
 __version__ = "0.1.0"
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .machine import Machine, setup
     from .memory import GPUMemoryTracker
 
-own_code.add(str(Path(__file__).parent), str(FOLDER))
+own_code.add(str(Path(__file__).parent), *map(str, CODE))
 
 # name -> the module that holds it, of this package or of virtualgpu; a name that is its own module is given as None
 _EXPORTS: dict[str, str | None] = {

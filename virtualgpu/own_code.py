@@ -7,11 +7,12 @@ import os
 _folders = [os.path.dirname(os.path.abspath(__file__)) + os.sep]
 
 
-def add(*folders: str) -> None:
-    """Count the code below these folders as the package's own too, as the course does with its lessons."""
-    _folders.extend(f"{os.path.abspath(folder)}{os.sep}" for folder in folders)
+def add(*paths: str) -> None:
+    """Count these files, and the code below these folders, as the package's own too: the course adds its checks."""
+    whole = (os.path.abspath(path) for path in paths)
+    _folders.extend(path + os.sep * os.path.isdir(path) for path in whole)
 
 
 def folders() -> tuple[str, ...]:
-    """Each with a separator at its end, for `str.startswith`."""
+    """Files, and folders with a separator at their end, for `str.startswith`."""
     return tuple(_folders)

@@ -9,3 +9,4 @@ from pathlib import Path
 _OWN = Path(__file__).parent
 FOLDER = _OWN if any(_OWN.glob("[0-9][0-9]_*")) else _OWN.parent.parent / "lessons"
 __path__ = [str(FOLDER)]
+CODE = (*FOLDER.glob("*/checks"), *FOLDER.glob("*/turns.py"))  # and no answer, which a student could have written
