@@ -184,6 +184,9 @@ def times(rows: Sequence[predict.Trained]) -> str:
         pairs = [row.time for row in rows if row.time is not None and row.launch_bound == bound]
         if pairs:
             parts.append(f"{what}, {len(pairs)} steps: {_spread([pair for pair in pairs if pair is not None])}")
+    kernels = [row.kernels for row in rows if row.kernels is not None]
+    if kernels:
+        parts.append(f"the kernels alone, without the host, {len(kernels)} steps: {_spread(kernels)}")
     return "- " + "; ".join(parts) + "." if parts else "- No step times were recorded."
 
 
@@ -291,8 +294,9 @@ Of what is further off than it should be, the causes that are known:
   mirrored.
 - **Equal blocks**: up to torch 2.11 the allocator chooses between them by CUDA's addresses; a step whose requests are
   known to the byte may be up to 0.6 % off as it is allocated.
-- **Time**: this machine's host is slow, and its steps of 20 ms vary by a factor of 2 from row to row. Where kernels are
-  the limit: transformers 1.0 to 0.8, convolutions 1.2 to 0.7."""
+- **Time**: this machine's host is slow, and its steps of 20 ms vary by a factor of 2 from row to row: what is said of
+  kernels alone tells the two apart. Where kernels are the limit: transformers 1.0 to 0.8, convolutions 1.2 to 0.7; an
+  LSTM in bf16 is furthest off."""
 WHAT = "peak allocated of a training step with AdamW, recorded in MiB, and how much the prediction is off."
 REFERENCE = """\
 The reference below is PyTorch's own CUDA code, run on a stand-in for the driver: its operators, autograd, autocast,

@@ -90,6 +90,13 @@ class Trained:
         return Pair(f"{self.name} ms", self.row["step_ms"], self.predicted["step_ms"])
 
     @property
+    def kernels(self) -> Pair | None:
+        """Milliseconds in which kernels run, of all streams together; None where they were not recorded."""
+        if "kernels_ms" not in self.row:
+            return None
+        return Pair(f"{self.name} kernels", self.row["kernels_ms"], self.predicted["busy_ms"])
+
+    @property
     def launch_bound(self) -> bool:
         """Whether, as predicted, the GPU waits for launches for more than half of the step."""
         return bool(self.predicted["busy_ms"] < self.predicted["step_ms"] / 2)
