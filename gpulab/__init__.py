@@ -55,7 +55,7 @@ _EXPORTS: dict[str, str | None] = {
     "quiz": "furniture.quiz",
     "setup": "machine",
     "sim": None,
-    "style": "virtualgpu.pictures.style",
+    "style": "virtualgpu.pictures",
     "timing": None,
     "transfers": None,
     "turn": None,
@@ -99,7 +99,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'gpulab' has no attribute {name!r}; it has: {', '.join(sorted(_EXPORTS))}")
     home = _EXPORTS[name]
     module = import_module(home if home and home.startswith("virtualgpu") else f"{__name__}.{home or name}")
-    value = module if home is None or home.endswith(f".{name}") else getattr(module, name)
+    value = module if home is None else getattr(module, name)
     globals()[name] = value
     return value
 

@@ -9,12 +9,14 @@ from types import SimpleNamespace
 import build
 import nbformat
 import pytest
-from wrong_answers import bank as bank_module
-from wrong_answers import edits, test_contracts
+from banks import bank as bank_module
+from banks import edits
 
 import gpulab
 from gpulab import course
 from gpulab.check import base
+
+from .wrong_answers import test_contracts
 
 ROOT = Path(__file__).resolve().parent.parent
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.DOTALL)
@@ -126,7 +128,7 @@ def test_the_example_of_a_simulator_is_whole():
         "from dataclasses import dataclass\nfrom gpulab.sim.base import *\nfrom virtualgpu.pictures.svg import *\n",
         names,
     )
-    exec("from gpulab.style import SKY\n", names)
+    exec("from virtualgpu.pictures.style import SKY\n", names)
     exec(block("class Lilies"), names)
     pond = names["Lilies"](days=3)
     assert "after 3 days there are 8 lilies" in repr(pond)

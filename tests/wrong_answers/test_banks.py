@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 
 import hypothesis
 import pytest
+from banks.bank import ENDLESS_SECONDS, Bank
 
 import gpulab
 from gpulab.check import guard, ranks
@@ -22,7 +23,6 @@ from gpulab.check.guard import Guard
 from gpulab.course import LESSONS
 from virtualgpu.scope import in_force
 
-from .bank import ENDLESS_SECONDS, Bank
 from .stored import draws_the_fixed_scenes, plays_one_fixed_scene
 
 BANKS = {name: lesson.part(f"answers.{name}").BANK for lesson in LESSONS for name in lesson.checks}

@@ -5,10 +5,10 @@ told its own words.
 """
 
 import pytest
+from banks.edits import add, change, drop, text_of_exercise
 
 import gpulab
 
-from .edits import add, change, drop, text_of_exercise
 from .test_banks import BANKS
 
 CONTRACTS = [bank for bank in BANKS.values() if bank.contract]

@@ -83,7 +83,7 @@ print([one.summary for one in contract.explained(contract.fingerprint(answer, Tr
 
 def test_whatever_its_processor_rounds():
     """A norm of single values gives nothing but how the processor rounds: of that nothing may be told."""
-    paths = os.pathsep.join(map(str, (ROOT, ROOT / "tests")))
+    paths = os.pathsep.join(map(str, (ROOT, ROOT / "tools")))
     env = {**os.environ, "ATEN_CPU_CAPABILITY": "default", "PYTHONPATH": paths}
     done = subprocess.run([sys.executable, "-c", WITHOUT_AVX], capture_output=True, text=True, env=env)
     assert (done.stdout, done.returncode) == ("['a group for each channel is an instance norm']\n", 0), done.stderr

@@ -133,6 +133,7 @@ LINT_LANES = (
     Lane("ruff", "lint", ("-m", "ruff", "check", ".")),
     Lane("format", "formatting", ("-m", "ruff", "format", "--check", ".")),
     Lane("mypy", "types", ("-m", "mypy")),
+    Lane("mypy of tools", "types of what builds and tests", ("-m", "mypy", "tools")),
 )
 
 

@@ -1,1 +1,5 @@
 """How things are shown: the palette, SVG, and what a notebook is given, with or without a kernel."""
+
+from . import style
+
+__all__ = ["style"]

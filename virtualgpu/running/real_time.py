@@ -50,6 +50,6 @@ class RealTime:
             place = caller()
             if place is not None:
                 calls[place, name] += 1
-            return own()  # type: ignore[no-any-return]
+            return own()
 
         return call

@@ -5,8 +5,8 @@ from math import inf
 
 import numpy as np
 import torch
-from wrong_answers.bank import Bank
-from wrong_answers.edits import change
+from banks.bank import Bank
+from banks.edits import change
 
 from ..checks.amdahl import Job
 

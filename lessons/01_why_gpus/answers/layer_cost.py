@@ -3,10 +3,10 @@
 import copy
 import math
 
+from banks.bank import Bank
+from banks.edits import add, change
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
-from wrong_answers.bank import Bank
-from wrong_answers.edits import add, change
 
 BANK = Bank("layer_cost")
 FLOPS, RETURN = "flops = 2 * out.numel() * layer.weight[0].numel()", "return flops, nbytes"

@@ -1,10 +1,10 @@
 """Answers to "one step, on any machine": the choice of the device, what has to move, and in which order."""
 
 import torch
+from banks.bank import Bank
+from banks.edits import add, change, drop, swap
 from torch import nn
 from torch.nn import functional as F
-from wrong_answers.bank import Bank
-from wrong_answers.edits import add, change, drop, swap
 
 BANK = Bank("device_agnostic", "train_step")
 BEST = 'torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")'

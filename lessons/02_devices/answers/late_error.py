@@ -3,8 +3,8 @@
 import time
 
 import torch
-from wrong_answers.bank import Bank
-from wrong_answers.edits import add, change, drop, swap
+from banks.bank import Bank
+from banks.edits import add, change, drop, swap
 
 BANK = Bank("late_error", "first_fault")
 SYNC, CATCH = "torch.accelerator.synchronize()", "except RuntimeError:  # torch.AcceleratorError is one"

@@ -1,8 +1,8 @@
 """Answers to "is the whole model there?": which tensors are looked at, how devices are compared, what is told."""
 
 import torch
-from wrong_answers.bank import Bank
-from wrong_answers.edits import add, change, drop
+from banks.bank import Bank
+from banks.edits import add, change, drop
 
 BANK = Bank("model_device", "verify_model_device")
 BARE, CURRENT = 'device.type == "cuda" and device.index is None', "torch.cuda.current_device()"

@@ -4,8 +4,8 @@ import copy
 import functools
 
 import torch
-from wrong_answers.bank import Bank
-from wrong_answers.edits import change
+from banks.bank import Bank
+from banks.edits import change
 
 BANK = Bank("move_batch")
 MOVES, LISTS = "return batch.to(device)", "isinstance(batch, list | tuple)"

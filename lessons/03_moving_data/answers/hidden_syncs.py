@@ -2,9 +2,9 @@
 
 import numpy as np
 import torch
+from banks.bank import Bank
+from banks.edits import add, change, drop
 from torch.nn import functional as F
-from wrong_answers.bank import Bank
-from wrong_answers.edits import add, change, drop
 
 BANK = Bank("hidden_syncs", "quiet_epoch")
 TO, LOOP = "x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)", "for x, y in batches:"

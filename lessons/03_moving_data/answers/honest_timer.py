@@ -6,8 +6,8 @@ import time
 from time import perf_counter
 
 import torch
-from wrong_answers.bank import Bank
-from wrong_answers.edits import add, change, drop, move, swap
+from banks.bank import Bank
+from banks.edits import add, change, drop, move, swap
 
 BANK = Bank("honest_timer", "time_on_gpu")
 

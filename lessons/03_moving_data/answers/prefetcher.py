@@ -1,7 +1,7 @@
 """Answers to "a prefetcher with a side stream": what waits for what, what arrives, and whose memory it is."""
 
-from wrong_answers.bank import Bank
-from wrong_answers.edits import add, change, drop, move
+from banks.bank import Bank
+from banks.edits import add, change, drop, move
 
 BANK = Bank("prefetcher", "prefetch")
 WAIT, RECORD, COPY = "main.wait_stream(side)", "t.record_stream(main)", "t.to(device, non_blocking=True)"

@@ -1,7 +1,7 @@
 """Answers to "a transfer benchmark": what stands inside the clock, sizes that do not fit, and the line."""
 
-from wrong_answers.bank import Bank
-from wrong_answers.edits import add, change, drop
+from banks.bank import Bank
+from banks.edits import add, change, drop
 
 from gpulab import transfers
 

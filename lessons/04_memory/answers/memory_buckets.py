@@ -3,8 +3,8 @@
 import copy
 
 import torch
-from wrong_answers.bank import Bank
-from wrong_answers.edits import add, change
+from banks.bank import Bank
+from banks.edits import add, change
 
 BANK = Bank("memory_buckets")
 WEIGHTS, GRADIENTS = '"weights": sum(p.nbytes for p in model.parameters()),', '"gradients": gradients,'

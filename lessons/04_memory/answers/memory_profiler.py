@@ -1,8 +1,8 @@
 """Answers to the profiler of a forward pass, as edits of the solution."""
 
 import torch
-from wrong_answers.bank import Bank
-from wrong_answers.edits import add, change, drop
+from banks.bank import Bank
+from banks.edits import add, change, drop
 
 import gpulab
 

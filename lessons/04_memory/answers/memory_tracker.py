@@ -1,7 +1,7 @@
 """Answers to the challenge `GPUMemoryTracker`: one block, blocks beside others, errors, several GPUs and none."""
 
-from wrong_answers.bank import Bank
-from wrong_answers.edits import add, change, drop
+from banks.bank import Bank
+from banks.edits import add, change, drop
 
 import gpulab
 

@@ -1,8 +1,8 @@
 """Answers to golf: how to have no 2 GiB with next to nothing alive, and how not to."""
 
 import torch
-from wrong_answers.bank import Bank
-from wrong_answers.edits import add, change, drop
+from banks.bank import Bank
+from banks.edits import add, change, drop
 
 BANK = Bank("oom_golf", "fragment")
 MIB, GIB = 2**20, 2**30

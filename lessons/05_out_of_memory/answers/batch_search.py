@@ -1,7 +1,7 @@
 """Answers to "the largest batch, and nothing left behind"."""
 
-from wrong_answers.bank import Bank
-from wrong_answers.edits import add, change, drop
+from banks.bank import Bank
+from banks.edits import add, change, drop
 
 BANK = Bank("batch_search", "largest_batch")
 SEARCHES = """while high - low > 1:

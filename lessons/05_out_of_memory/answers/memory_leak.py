@@ -1,7 +1,7 @@
 """Answers to "find the leak": a training loop that keeps losses, scores and rows, and must keep nothing else."""
 
-from wrong_answers.bank import Bank
-from wrong_answers.edits import add, change, drop, move
+from banks.bank import Bank
+from banks.edits import add, change, drop, move
 
 BANK = Bank("memory_leak", "train")
 LOSS, ROW, RETURN = "loss.item())  #", "x[row].cpu())  #", "return losses, scores, hardest"

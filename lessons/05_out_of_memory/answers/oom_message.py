@@ -1,7 +1,7 @@
 """Answers to "read the message": the figures, what they add up to, and the remedy."""
 
-from wrong_answers.bank import Bank
-from wrong_answers.edits import add, change, drop
+from banks.bank import Bank
+from banks.edits import add, change, drop
 
 BANK = Bank("oom_message", "read_oom")
 RETURN, FIGURE, MISSING = "return read | {", "round(float(number) * units[unit])", "{', '.join(missing)}"

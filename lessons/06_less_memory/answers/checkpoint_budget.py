@@ -1,7 +1,7 @@
 """Answers to "checkpoint within a budget": which blocks are computed again, their gradients, the peak."""
 
-from wrong_answers.bank import Bank
-from wrong_answers.edits import add, change, drop
+from banks.bank import Bank
+from banks.edits import add, change, drop
 
 import gpulab
 

@@ -1,9 +1,9 @@
 """Answers to "offload activations, and nothing else": what the hooks send, keep and bring back."""
 
 import torch
+from banks.bank import Bank
+from banks.edits import add, change
 from torch.autograd.graph import saved_tensors_hooks
-from wrong_answers.bank import Bank
-from wrong_answers.edits import add, change
 
 BANK = Bank("offload_activations", "offload")
 

@@ -1,7 +1,7 @@
 """Answers to "one step, in the right order": scaler, clipping, schedule, and what is returned."""
 
-from wrong_answers.bank import Bank
-from wrong_answers.edits import add, change, drop, move, swap
+from banks.bank import Bank
+from banks.edits import add, change, drop, move, swap
 
 BANK = Bank("amp_step", "train_step")
 CLIP, UNSCALE, STEP, FELL, RETURN = "clip_grad_norm_", "unscale_", "scaler.step(", ">= before", "loss.item(), stepped"

@@ -1,8 +1,8 @@
 """Answers to "a loss scaler of your own": when it grows, when it backs off, what it looks at, and when it divides."""
 
 import torch
-from wrong_answers.bank import Bank
-from wrong_answers.edits import add, change, drop
+from banks.bank import Bank
+from banks.edits import add, change, drop
 
 BANK = Bank("loss_scaler", "LossScaler")
 FINITE, DIVIDE, NOTE = "not p.grad.isfinite().all().item()", "p.grad /= self.current", "self.overflow |="

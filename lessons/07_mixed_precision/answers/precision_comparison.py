@@ -1,7 +1,7 @@
 """Answers to "a comparison that can be believed": the start, the clock, the peak, TF32, the scaler, and the form."""
 
-from wrong_answers.bank import Bank
-from wrong_answers.edits import add, change, drop
+from banks.bank import Bank
+from banks.edits import add, change, drop
 
 BANK = Bank("precision_comparison", "compare_precisions")
 MS, SKIPPED, LOSSES = "milliseconds(start, now()) / steps", "warm_up + steps - len(stepped)", "losses[warm_up:]"

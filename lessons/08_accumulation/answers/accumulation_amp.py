@@ -1,9 +1,9 @@
 """Answers to "mixed precision, clipping and a schedule": what runs once a window, and in which order."""
 
 import torch
+from banks.bank import Bank
+from banks.edits import add, change, drop, move, swap
 from torch import nn
-from wrong_answers.bank import Bank
-from wrong_answers.edits import add, change, drop, move, swap
 
 from . import windows
 from .windows import CLEAR, FIRST, LOOP, LOSS, STARTS

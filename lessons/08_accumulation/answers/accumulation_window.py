@@ -3,8 +3,8 @@
 import functools
 
 import torch
-from wrong_answers.bank import Bank
-from wrong_answers.edits import add, change, drop
+from banks.bank import Bank
+from banks.edits import add, change, drop
 
 from . import windows
 from .windows import FIRST, LOSS, NO_WINDOW_OF_ONE, STARTS, WINDOW

@@ -2,9 +2,9 @@
 
 import copy
 
+from banks.bank import Bank
+from banks.edits import add, change, drop
 from torch import nn
-from wrong_answers.bank import Bank
-from wrong_answers.edits import add, change, drop
 
 BANK = Bank("batch_norm_free", "without_batch_norm")
 SOLUTION = BANK.solution

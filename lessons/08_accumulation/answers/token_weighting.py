@@ -1,9 +1,9 @@
 """Answers to "token-weighted loss": the gradient of a window of padded texts, and the count that is returned."""
 
 import torch
+from banks.bank import Bank
+from banks.edits import add, change, drop
 from torch.nn import functional as F
-from wrong_answers.bank import Bank
-from wrong_answers.edits import add, change, drop
 
 BANK = Bank("token_weighting", "accumulate_tokens")
 COUNT = "sum(int((labels != -100).sum()) for _, labels in micro_batches)"

@@ -1,6 +1,6 @@
 """Mistakes with windows that the epochs of exercises 1 and 3 can both have."""
 
-from wrong_answers.edits import add, change, drop, move
+from banks.edits import add, change, drop, move
 
 STARTS, WINDOW = "range(0, len(micro_batches), steps)", "micro_batches[start : start + steps]"
 CLEAR, LOSS, LOOP, FIRST = "optimizer.zero_grad()", "loss_fn(model(x), y)", "for x, y in window:", "for start in"

@@ -1,7 +1,7 @@
 """Answers to "a loader for this machine": arguments that exclude one another, and what is right for training alone."""
 
-from wrong_answers.bank import Bank
-from wrong_answers.edits import add, change
+from banks.bank import Bank
+from banks.edits import add, change
 
 BANK = Bank("make_loader")
 SAMPLER, MINE = "DistributedSampler(dataset, num_replicas=ranks, rank=rank)", "range(rank, len(dataset), ranks)"

@@ -1,7 +1,7 @@
 """Answers to "chance that can be repeated": whose generators, seeded from what, and where."""
 
-from wrong_answers.bank import Bank
-from wrong_answers.edits import add, change
+from banks.bank import Bank
+from banks.edits import add, change
 
 BANK = Bank("seeded_workers")
 RNG, SOURCE = "np.random.default_rng(info.seed)", "generator=torch.Generator().manual_seed(seed)"

@@ -1,7 +1,7 @@
 """Answers to "how long a step waits": where the clock starts and stops, and what is divided by what."""
 
-from wrong_answers.bank import Bank
-from wrong_answers.edits import add, change, drop
+from banks.bank import Bank
+from banks.edits import add, change, drop
 
 BANK = Bank("starvation")
 BEFORE, AFTER = "    torch.cuda.synchronize()\n    while", "step(batch)\n        torch.cuda.synchronize()"

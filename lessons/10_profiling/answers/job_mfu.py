@@ -1,9 +1,9 @@
 """Answers to "one number"."""
 
 import torch
+from banks.bank import Bank
+from banks.edits import add, change
 from torch.utils.flop_counter import FlopCounterMode
-from wrong_answers.bank import Bank
-from wrong_answers.edits import add, change
 
 BANK = Bank("job_mfu")
 BEFORE = "        torch.cuda.synchronize()\n        start = time.perf_counter()\n"

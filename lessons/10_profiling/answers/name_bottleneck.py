@@ -1,7 +1,7 @@
 """Answers to "name the bottleneck": whose time is looked at, what a gap is put down to, and which roof is nearer."""
 
-from wrong_answers.bank import Bank
-from wrong_answers.edits import add, change
+from banks.bank import Bank
+from banks.edits import add, change
 
 BANK = Bank("name_bottleneck")
 ENDS, OWN = 'e["name"].endswith("Synchronize")', 'span[2]["args"]["device"] == gpu'

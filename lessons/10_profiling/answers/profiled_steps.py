@@ -1,9 +1,9 @@
 """Answers to "some steps of many"."""
 
 import torch
+from banks.bank import Bank
+from banks.edits import add, change, drop
 from torch.profiler import ProfilerActivity, profile, tensorboard_trace_handler
-from wrong_answers.bank import Bank
-from wrong_answers.edits import add, change, drop
 
 BANK = Bank("profiled_steps")
 PLAN = "skip_first=skip, wait=every - count - 1, warmup=1, active=count, repeat=cycles"

@@ -3,9 +3,9 @@
 import copy
 
 import torch
+from banks.bank import Bank
+from banks.edits import add, change, drop
 from torch.nn import functional as F
-from wrong_answers.bank import Bank
-from wrong_answers.edits import add, change, drop
 
 BANK = Bank("graphed_step")
 BEFORE, AFTER = "side.wait_stream(torch.cuda.current_stream())", "torch.cuda.current_stream().wait_stream(side)"

@@ -3,9 +3,9 @@
 from itertools import pairwise
 
 import torch
+from banks.bank import Bank
+from banks.edits import change, drop
 from torch._dynamo.testing import CompileCounter
-from wrong_answers.bank import Bank
-from wrong_answers.edits import change, drop
 
 BANK = Bank("graphs_per_call")
 LIMITS = "with torch._dynamo.config.patch(recompile_limit=10_000, accumulated_recompile_limit=10_000):"

@@ -1,7 +1,7 @@
 """Answers to "which switches stay"."""
 
-from wrong_answers.bank import Bank
-from wrong_answers.edits import add, change
+from banks.bank import Bank
+from banks.edits import add, change
 
 BANK = Bank("keep_switches")
 LOOP, KEEP, START = "    for name in switches:\n", "stay = [*stay, name]", "stay, plain_loss = [], None"

@@ -4,9 +4,9 @@ import os
 
 import torch
 import torch.distributed as dist
+from banks.bank import Bank
+from banks.edits import add, change, drop
 from torch.nn import functional as F
-from wrong_answers.bank import Bank
-from wrong_answers.edits import add, change, drop
 
 BANK = Bank("ddp_training")
 OF_RANK = 'int(os.environ["LOCAL_RANK"])'

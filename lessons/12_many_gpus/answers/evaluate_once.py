@@ -2,9 +2,9 @@
 
 import torch
 import torch.distributed as dist
+from banks.bank import Bank
+from banks.edits import add, change, drop
 from torch.nn import functional as F
-from wrong_answers.bank import Bank
-from wrong_answers.edits import add, change, drop
 
 BANK = Bank("evaluate_once")
 PART = "part = Subset(data, range(rank, len(data), ranks))"

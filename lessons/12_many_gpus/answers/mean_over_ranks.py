@@ -1,8 +1,8 @@
 """Answers to "one loss for all ranks": the mean over all samples, on real ranks."""
 
 import torch.distributed as dist
-from wrong_answers.bank import Bank
-from wrong_answers.edits import add, change, drop
+from banks.bank import Bank
+from banks.edits import add, change, drop
 
 BANK = Bank("mean_over_ranks")
 SUMS = "sums[0] / sums[1]"

@@ -2,8 +2,8 @@
 
 import torch
 import torch.distributed as dist
-from wrong_answers.bank import Bank
-from wrong_answers.edits import change, drop, swap
+from banks.bank import Bank
+from banks.edits import change, drop, swap
 
 BANK = Bank("ring_all_reduce")
 ENDS = "ends = [flat.numel() * i // ranks for i in range(ranks + 1)]"

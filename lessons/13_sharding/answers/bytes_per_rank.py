@@ -2,8 +2,8 @@
 
 import math
 
-from wrong_answers.bank import Bank
-from wrong_answers.edits import change
+from banks.bank import Bank
+from banks.edits import change
 
 BANK = Bank("bytes_per_rank")
 KINDS, MINE = "((weights, 3), (gradients, 2), (state, 1))", "max(0, min(part, rows - rank * part))"

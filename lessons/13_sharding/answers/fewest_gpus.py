@@ -1,7 +1,7 @@
 """Answers to "as few GPUs as do" that are no formula for it."""
 
-from wrong_answers.bank import Bank
-from wrong_answers.edits import change
+from banks.bank import Bank
+from banks.edits import change
 
 BANK = Bank("fewest_gpus")
 

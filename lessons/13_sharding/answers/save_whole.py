@@ -2,10 +2,10 @@
 
 import torch
 import torch.distributed as dist
+from banks.bank import Bank
+from banks.edits import add, change, drop
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.tensor import DTensor
-from wrong_answers.bank import Bank
-from wrong_answers.edits import add, change, drop
 
 BANK = Bank("save_whole")
 SAVE, ONLY = "torch.save(whole, path)", "    if dist.get_rank() == 0:\n        torch.save"

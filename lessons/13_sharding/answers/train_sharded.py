@@ -2,13 +2,13 @@
 
 import torch
 import torch.distributed as dist
+from banks.bank import Bank
+from banks.edits import add, change, drop, move
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
-from wrong_answers.bank import Bank
-from wrong_answers.edits import add, change, drop, move
 
 BANK = Bank("train_sharded")
 CLIPS = "norm = nn.utils.clip_grad_norm_(model.parameters(), limit)"

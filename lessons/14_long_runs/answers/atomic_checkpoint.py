@@ -6,8 +6,8 @@ import tempfile
 import zipfile
 
 import torch
-from wrong_answers.bank import Bank
-from wrong_answers.edits import change, drop, move
+from banks.bank import Bank
+from banks.edits import change, drop, move
 
 BANK = Bank("atomic_checkpoint", "Checkpoints")
 FSYNC, REPLACE = "os.fsync(file.fileno())", 'os.replace(temporary, self.folder / f"step{step}.pt")'

@@ -2,8 +2,8 @@
 
 import math
 
-from wrong_answers.bank import Bank
-from wrong_answers.edits import change
+from banks.bank import Bank
+from banks.edits import change
 
 BANK = Bank("best_interval")
 RETURN = "return work_hours / best, expected(best)"

@@ -6,8 +6,8 @@ import random
 
 import numpy as np
 import torch
-from wrong_answers.bank import Bank
-from wrong_answers.edits import add, change, drop
+from banks.bank import Bank
+from banks.edits import add, change, drop
 
 BANK = Bank("resume_exactly", "Resumable")
 PARTS = 'for part in ("model", "optimizer", "scheduler", "scaler")'

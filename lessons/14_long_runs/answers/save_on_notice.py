@@ -3,8 +3,8 @@
 import contextlib
 import signal
 
-from wrong_answers.bank import Bank
-from wrong_answers.edits import change, drop
+from banks.bank import Bank
+from banks.edits import change, drop
 
 BANK = Bank("save_on_notice")
 NOTED, NOTES, SETS = "noticed = []", "noticed.append(number)", "signal.signal(signal.SIGTERM, before)"

@@ -4,7 +4,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from wrong_answers.bank import ENDLESS_SECONDS, Bank
+from banks.bank import ENDLESS_SECONDS, Bank
 
 from gpulab.capstone.faults import FIRST, places_of, sound
 

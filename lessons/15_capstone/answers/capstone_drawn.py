@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from wrong_answers.bank import Bank
+from banks.bank import Bank
 
 from gpulab.capstone.drawing import Drawn
 

@@ -105,8 +105,8 @@ def _code(cell: str) -> tuple[str, ...]:
             and ast.get_docstring(node) is not None
             and len(node.body) > 1
         ):
-            first = node.body[0]
-            lines[first.lineno - 1 : first.end_lineno] = [""] * (first.end_lineno - first.lineno + 1)
+            doc = slice(node.body[0].lineno - 1, node.body[0].end_lineno)
+            lines[doc] = [""] * len(lines[doc])
     return tuple(line for line in lines if line.strip() and not line.lstrip().startswith(("### ", "# TODO")))
 
 
