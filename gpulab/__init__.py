@@ -18,46 +18,48 @@ if TYPE_CHECKING:
     from virtualgpu.pictures import style
     from virtualgpu.planning import plan
 
-    from . import capstone, check, crash, data, devices, distributed, memory, monitor, sim, timing, transfers, turn
-    from .check.base import CheckFailed, NotAttempted
-    from .diagnosis import doctor
-    from .furniture.annotated import annotated
-    from .furniture.certificate import certificate
-    from .furniture.predict import predict
-    from .furniture.progress import progress
-    from .furniture.quiz import quiz
-    from .machine import Machine, setup
-    from .memory import GPUMemoryTracker
+    from . import capstone, check, crash, data, distributed, sim, turn
+    from .exercise.base import CheckFailed, NotAttempted
+    from .machine.diagnosis import doctor
+    from .machine.setup import Machine, setup
+    from .measure import devices, memory, monitor, timing, transfers
+    from .measure.memory import GPUMemoryTracker
+    from .notebook.annotated import annotated
+    from .notebook.certificate import certificate
+    from .notebook.predict import predict
+    from .notebook.progress import progress
+    from .notebook.quiz import quiz
 
 own_code.add(str(Path(__file__).parent), *map(str, CODE))
 
-# name -> the module that holds it, of this package or of virtualgpu; a name that is its own module is given as None
+# name -> the module that holds it, of this package or of virtualgpu; a colon at its end means the module itself, None
+# the one of this name
 _EXPORTS: dict[str, str | None] = {
-    "CheckFailed": "check.base",
-    "GPUMemoryTracker": "memory",
-    "Machine": "machine",
-    "NotAttempted": "check.base",
+    "CheckFailed": "exercise.base",
+    "GPUMemoryTracker": "measure.memory",
+    "Machine": "machine.setup",
+    "NotAttempted": "exercise.base",
     "VirtualGPU": "virtualgpu.gpu",
-    "annotated": "furniture.annotated",
+    "annotated": "notebook.annotated",
     "capstone": None,
-    "certificate": "furniture.certificate",
+    "certificate": "notebook.certificate",
     "check": None,
     "crash": None,
     "data": None,
-    "devices": None,
+    "devices": "measure.devices:",
     "distributed": None,
-    "doctor": "diagnosis",
-    "memory": None,
-    "monitor": None,
+    "doctor": "machine.diagnosis",
+    "memory": "measure.memory:",
+    "monitor": "measure.monitor:",
     "plan": "virtualgpu.planning",
-    "predict": "furniture.predict",
-    "progress": "furniture.progress",
-    "quiz": "furniture.quiz",
-    "setup": "machine",
+    "predict": "notebook.predict",
+    "progress": "notebook.progress",
+    "quiz": "notebook.quiz",
+    "setup": "machine.setup",
     "sim": None,
-    "style": "virtualgpu.pictures",
-    "timing": None,
-    "transfers": None,
+    "style": "virtualgpu.pictures.style:",
+    "timing": "measure.timing:",
+    "transfers": "measure.transfers:",
     "turn": None,
     "without_gpu": "virtualgpu.gpu",
 }
@@ -97,9 +99,9 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _EXPORTS:
         raise AttributeError(f"module 'gpulab' has no attribute {name!r}; it has: {', '.join(sorted(_EXPORTS))}")
-    home = _EXPORTS[name]
-    module = import_module(home if home and home.startswith("virtualgpu") else f"{__name__}.{home or name}")
-    value = module if home is None else getattr(module, name)
+    home, itself, _ = (_EXPORTS[name] or f"{name}:").partition(":")
+    module = import_module(home if home.startswith("virtualgpu") else f"{__name__}.{home}")
+    value = module if itself else getattr(module, name)
     globals()[name] = value
     return value
 

@@ -42,8 +42,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _doctor(*, as_json: bool) -> int:
-    from .diagnosis import examine
-    from .diagnosis.table import as_text
+    from .machine.diagnosis import examine
+    from .machine.diagnosis.table import as_text
 
     report = examine()
     if as_json:
@@ -55,7 +55,7 @@ def _doctor(*, as_json: bool) -> int:
 
 
 def _progress() -> int:
-    from .furniture.progress import progress
+    from .notebook.progress import progress
 
     progress()
     return 0

@@ -14,7 +14,7 @@ from banks import edits
 
 import gpulab
 from gpulab import course
-from gpulab.check import base
+from gpulab.exercise import base
 
 from .wrong_answers import test_contracts
 
@@ -53,9 +53,9 @@ IMPORTS = """
 import torch
 from collections.abc import Callable
 from typing import Any
-from gpulab.check.contract import Clause, Contract, Facts, Near
-from gpulab.check.measure import virtual_gpu
-from gpulab.check.scenes import Scene
+from gpulab.exercise.contract import Clause, Contract, Facts, Near
+from gpulab.exercise.measure import virtual_gpu
+from gpulab.exercise.scenes import Scene
 """
 
 
@@ -109,8 +109,8 @@ def test_the_example_of_an_exercise_gives_a_stub_and_its_check_judges(built, mon
 def test_the_example_of_a_turn_gives_the_code_to_change_and_answers(built, capsys):
     lecture, _ = built(block("# %% double-turn"), "lecture.py")
     names = {"gpulab": SimpleNamespace(turn=SimpleNamespace())}
-    exec("import torch\nfrom typing import Any\nfrom gpulab.check.wording import show\n", names)
-    exec("from gpulab.turn.base import AsGiven, NotYet, turn\n", names)
+    exec("import torch\nfrom typing import Any\nfrom gpulab.exercise.wording import show\n", names)
+    exec("from gpulab.exercise.turns import AsGiven, NotYet, turn\n", names)
     exec(block("@turn("), names)
     names["gpulab"].turn.double = names["double"]
     for notebook in (lecture, build.solved(lecture)):

@@ -14,12 +14,12 @@ import pytest
 
 import gpulab
 from gpulab.__main__ import main
-from gpulab.diagnosis import Finding, Readers, Report, examine
-from gpulab.diagnosis.driver import Driver, Gpu, Process
-from gpulab.diagnosis.host import Disk, Memory, Processors
-from gpulab.diagnosis.jupyter import Jupyter
-from gpulab.diagnosis.pytorch import Device, Torch
-from gpulab.diagnosis.table import as_html, as_text
+from gpulab.machine.diagnosis import Finding, Readers, Report, examine
+from gpulab.machine.diagnosis.driver import Driver, Gpu, Process
+from gpulab.machine.diagnosis.host import Disk, Memory, Processors
+from gpulab.machine.diagnosis.jupyter import Jupyter
+from gpulab.machine.diagnosis.pytorch import Device, Torch
+from gpulab.machine.diagnosis.table import as_html, as_text
 
 ROOT = Path(gpulab.__file__).parents[1]
 GIB = 2**30
@@ -163,13 +163,13 @@ def test_doctor_prints_the_table_and_returns_the_report(
 def test_the_exit_code_tells_of_problems(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], report: Report, code: int
 ) -> None:
-    monkeypatch.setattr("gpulab.diagnosis.examine", lambda: report)
+    monkeypatch.setattr("gpulab.machine.diagnosis.examine", lambda: report)
     assert main(["doctor"]) == code
     assert capsys.readouterr().out == as_text(report) + "\n"
 
 
 def test_the_json_has_every_finding(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("gpulab.diagnosis.examine", lambda: REPORT)
+    monkeypatch.setattr("gpulab.machine.diagnosis.examine", lambda: REPORT)
     assert main(["doctor", "--json"]) == 1
     told = json.loads(capsys.readouterr().out)
     assert told["problems"] == 1

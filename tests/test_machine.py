@@ -18,8 +18,10 @@ from courselib.ready import python_here
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from gpulab import VirtualGPU, machine, machine_card
-from gpulab.diagnosis import driver, host, pytorch
+from gpulab import VirtualGPU
+from gpulab.machine import card as machine_card
+from gpulab.machine import setup as machine
+from gpulab.machine.diagnosis import driver, host, pytorch
 from virtualgpu import choice
 from virtualgpu.gpus.specs import SPECS
 
@@ -497,7 +499,7 @@ def test_a_number_in_the_environment_is_left_alone(
 def test_pytorch_itself_takes_the_number() -> None:
     code = (
         "import os, torch; [os.environ.pop(name, 0) for name in ('OMP_NUM_THREADS', 'MKL_NUM_THREADS')];"
-        "from gpulab.diagnosis import host; host.read_processors = lambda: host.Processors(4, 4, 1.0);"
+        "from gpulab.machine.diagnosis import host; host.read_processors = lambda: host.Processors(4, 4, 1.0);"
         "torch.set_num_threads(4); import gpulab; gpu = gpulab.setup('T4'); print(torch.get_num_threads(), gpu.threads)"
     )
     done = subprocess.run([*python_here(), "-c", code], capture_output=True, text=True, check=True)

@@ -19,16 +19,21 @@ VIRTUAL_GPU = ROOT / "virtualgpu"
 # Rooms on one line stand side by side: they do not import each other.
 HOUSE = """
     lessons
-    course debugger
-    sim capstone crash
-    diagnosis furniture data machine_card
-    machine memory
-    devices timing monitor
-    transfers distributed
-    check
-    turn
+    course
+    sim capstone crash data
+    machine notebook
+    measure
+    distributed
+    exercise
+    check turn
     __init__
     __main__
+"""
+MEASURE = """
+    memory
+    devices timing monitor
+    transfers
+    __init__
 """
 VIRTUAL = """
     own_code release control_groups nvml collecting
@@ -97,7 +102,7 @@ def room(name: str, of: str) -> str:
     return name.removeprefix(of).lstrip(".").partition(".")[0] or "__init__"
 
 
-@pytest.mark.parametrize(("of", "house"), [("gpulab", HOUSE), ("virtualgpu", VIRTUAL)])
+@pytest.mark.parametrize(("of", "house"), [("gpulab", HOUSE), ("gpulab.measure", MEASURE), ("virtualgpu", VIRTUAL)])
 def test_imports_run_downwards(of: str, house: str) -> None:
     level = order(house)
     assert {room(name, of) for name in MODULES if name == of or name.startswith(of + ".")} == set(level)

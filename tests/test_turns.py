@@ -26,7 +26,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 
 import gpulab
-from gpulab.turn import base
+from gpulab.exercise import turns as base
 
 ROOT = Path(__file__).resolve().parent.parent
 CALL = re.compile(r"gpulab\.turn\.(\w+)\((\w+)\)$")

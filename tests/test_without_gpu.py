@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import gpulab
-from gpulab import machine
+from gpulab.machine import setup as machine
 from virtualgpu.gpu import VirtualGPU
 from virtualgpu.scope import in_force
 

@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from ..debugger import kept_out
+from ..machine.debugger import kept_out
 from . import processes
 from .folder import Folder, kept
 from .result import on_screen

@@ -22,7 +22,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..debugger import kept_out
+from ..machine.debugger import kept_out
 from . import processes
 from .folder import Folder, kept
 from .result import on_screen

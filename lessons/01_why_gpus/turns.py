@@ -8,8 +8,8 @@ import torch
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from gpulab.check.wording import show
-from gpulab.turn.base import AsGiven, NotYet, turn
+from gpulab.exercise.turns import AsGiven, NotYet, turn
+from gpulab.exercise.wording import show
 
 WORDS = ("arithmetic", "memory", "launch")
 PEAK, BANDWIDTH, LAUNCH = 65e12, 320e9, 5e-6  # a T4: FLOP/s in fp16, bytes/s (recorded); s (assumed)

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from gpulab.check.measure import virtual_gpu
-from gpulab.check.wording import show
-from gpulab.turn.base import AsGiven, NotYet, turn
+from gpulab.exercise.measure import virtual_gpu
+from gpulab.exercise.turns import AsGiven, NotYet, turn
+from gpulab.exercise.wording import show
 
 THERE = torch.device("cuda", 1)  # not the current GPU, so that "cuda" is another place
 

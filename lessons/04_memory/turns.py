@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gpulab.check.measure import virtual_gpu
-from gpulab.check.wording import is_number, show
-from gpulab.turn.base import AsGiven, NotYet, turn
+from gpulab.exercise.measure import virtual_gpu
+from gpulab.exercise.turns import AsGiven, NotYet, turn
+from gpulab.exercise.wording import is_number, show
 
 MIB = 2**20
 

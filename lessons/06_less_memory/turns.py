@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpulab.check.wording import show
-from gpulab.turn.base import AsGiven, NotYet, turn
+from gpulab.exercise.turns import AsGiven, NotYet, turn
+from gpulab.exercise.wording import show
 
 WEIGHTS, TEXT, INPUTS = 216, 198, 12  # MiB: of the eight blocks; kept for each text, and of that the blocks' inputs
 BLOCKS, LARGEST = 8, 9  # MiB of the largest parameter

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from gpulab.check.measure import virtual_gpu
-from gpulab.check.wording import show
-from gpulab.turn.base import AsGiven, NotYet, turn
+from gpulab.exercise.measure import virtual_gpu
+from gpulab.exercise.turns import AsGiven, NotYet, turn
+from gpulab.exercise.wording import show
 
 FORMATS = {"bf16": torch.bfloat16, "fp16 with scaler": torch.float16, "TF32": torch.float32, "float32": torch.float32}
 JOBS = {  # the GPU, the significant bits that are needed, the largest activation

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gpulab.check.wording import is_number, show
-from gpulab.turn.base import AsGiven, NotYet, turn
+from gpulab.exercise.turns import AsGiven, NotYet, turn
+from gpulab.exercise.wording import is_number, show
 
 Window = list[tuple[torch.Tensor, torch.Tensor]]
 STEPS = 4

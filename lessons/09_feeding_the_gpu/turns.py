@@ -10,9 +10,9 @@ import torch
 from torch.utils.data import Dataset
 from torch.utils.data._utils import worker as workers  # what `get_worker_info` reads stands there
 
-from gpulab.check.measure import virtual_gpu
-from gpulab.check.wording import is_whole, show
-from gpulab.turn.base import AsGiven, NotYet, turn
+from gpulab.exercise.measure import virtual_gpu
+from gpulab.exercise.turns import AsGiven, NotYet, turn
+from gpulab.exercise.wording import is_whole, show
 
 # (cores, quota, ranks): workers, and what a reader who has another number has likely overlooked.
 _MACHINES: tuple[tuple[int, float | None, int, int, str], ...] = (

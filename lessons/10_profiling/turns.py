@@ -6,8 +6,8 @@ import itertools
 import random
 from typing import Any
 
-from gpulab.check.wording import show
-from gpulab.turn.base import AsGiven, NotYet, turn
+from gpulab.exercise.turns import AsGiven, NotYet, turn
+from gpulab.exercise.wording import show
 
 FIRST, PERIOD, ACTIVE, CYCLES, STEPS = 20, 20, 3, 3, 100
 

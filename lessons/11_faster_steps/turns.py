@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from gpulab.check.wording import is_number, show
-from gpulab.turn.base import AsGiven, NotYet, turn
+from gpulab.exercise.turns import AsGiven, NotYet, turn
+from gpulab.exercise.wording import is_number, show
 from virtualgpu.gpu import VirtualGPU, without_gpu
 
 BATCHES = 3

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gpulab.check.wording import show
-from gpulab.turn.base import AsGiven, NotYet, turn
+from gpulab.exercise.turns import AsGiven, NotYet, turn
+from gpulab.exercise.wording import show
 from virtualgpu.gpu import VirtualGPU
 
 Dealing = Callable[[int, int, int], list[int]]

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from gpulab.check.wording import show
-from gpulab.turn.base import AsGiven, NotYet, turn
+from gpulab.exercise.turns import AsGiven, NotYet, turn
+from gpulab.exercise.wording import show
 
 
 class _Samples:

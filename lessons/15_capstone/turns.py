@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from gpulab.check.wording import show
-from gpulab.turn.base import AsGiven, NotYet, turn
+from gpulab.exercise.turns import AsGiven, NotYet, turn
+from gpulab.exercise.wording import show
 
 _STATE = 3 * 2**20  # what the first updates add: optimizer state
 

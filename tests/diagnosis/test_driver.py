@@ -11,9 +11,9 @@ from typing import Any
 import pynvml
 import pytest
 
-from gpulab.diagnosis.driver import Driver, Gpu, Process, judge_driver, judge_gpus, judge_none, read
-from gpulab.diagnosis.finding import Finding
-from gpulab.diagnosis.pytorch import Device, Torch
+from gpulab.machine.diagnosis.driver import Driver, Gpu, Process, judge_driver, judge_gpus, judge_none, read
+from gpulab.machine.diagnosis.finding import Finding
+from gpulab.machine.diagnosis.pytorch import Device, Torch
 
 GIB = 2**30
 H200 = Gpu(0, "NVIDIA H200", 141 * GIB, 140 * GIB, (9, 0))

@@ -10,9 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpulab.diagnosis import host
-from gpulab.diagnosis.finding import Finding
-from gpulab.diagnosis.host import Disk, Limits, Memory, Processors
+from gpulab.machine.diagnosis import host
+from gpulab.machine.diagnosis.finding import Finding
+from gpulab.machine.diagnosis.host import Disk, Limits, Memory, Processors
 
 GIB = 2**30
 

@@ -9,10 +9,10 @@ from types import ModuleType
 
 import pytest
 
-from gpulab.diagnosis import jupyter
-from gpulab.diagnosis.finding import Finding
-from gpulab.diagnosis.jupyter import Jupyter, judge_colab, judge_jupyterlab, judge_widgets
-from gpulab.diagnosis.pytorch import Device, Torch
+from gpulab.machine.diagnosis import jupyter
+from gpulab.machine.diagnosis.finding import Finding
+from gpulab.machine.diagnosis.jupyter import Jupyter, judge_colab, judge_jupyterlab, judge_widgets
+from gpulab.machine.diagnosis.pytorch import Device, Torch
 
 MANAGER = "@jupyter-widgets/jupyterlab-manager"
 WHOLE = Jupyter(

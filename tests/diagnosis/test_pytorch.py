@@ -13,9 +13,9 @@ from types import SimpleNamespace
 import pytest
 import torch as real_torch
 
-from gpulab.diagnosis import apart, pytorch
-from gpulab.diagnosis.finding import Finding
-from gpulab.diagnosis.pytorch import Device, Torch, has_code, judge_apple, judge_devices, judge_install
+from gpulab.machine.diagnosis import apart, pytorch
+from gpulab.machine.diagnosis.finding import Finding
+from gpulab.machine.diagnosis.pytorch import Device, Torch, has_code, judge_apple, judge_devices, judge_install
 
 GIB = 2**30
 BUILT = Torch(

@@ -5,7 +5,8 @@ import json
 import pytest
 import torch
 
-from gpulab import VirtualGPU, timing
+from gpulab import VirtualGPU
+from gpulab.measure import timing
 
 
 def names(path):

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpulab import VirtualGPU, distributed, timing
+from gpulab import VirtualGPU, distributed
+from gpulab.measure import timing
 
 from .sharded_programs import PROGRAMS, WIDTH, alone
 

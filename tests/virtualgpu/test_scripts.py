@@ -20,7 +20,7 @@ import torch._dynamo  # it replaces torch.manual_seed, and is imported by the fi
 from courselib.patience import HANG_SECONDS
 from courselib.ready import PLACE, python_here, ranks_here
 
-from gpulab.check.machines import without_gpu
+from gpulab.exercise.machines import without_gpu
 from virtualgpu.gpu import VirtualGPU
 
 SCRIPTS = Path(__file__).parent / "scripts"

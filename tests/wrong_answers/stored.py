@@ -8,8 +8,8 @@ of two answers one in which the mistake shows, and any one. All are played by `m
 `tools/fingerprints.py --check`, and in test_banks.py for the bank that it names.
 """
 
-from gpulab.check.base import CheckFailed
-from gpulab.check.contract import CALL, Contract
+from gpulab.exercise.base import CheckFailed
+from gpulab.exercise.contract import CALL, Contract
 
 AS_THE_SOLUTION = "as the solution"
 

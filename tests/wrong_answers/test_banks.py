@@ -18,9 +18,9 @@ import pytest
 from banks.bank import ENDLESS_SECONDS, Bank
 
 import gpulab
-from gpulab.check import guard, ranks
-from gpulab.check.guard import Guard
 from gpulab.course import LESSONS
+from gpulab.exercise import guard, ranks
+from gpulab.exercise.guard import Guard
 from virtualgpu.scope import in_force
 
 from .stored import draws_the_fixed_scenes, plays_one_fixed_scene

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import gpulab
-from gpulab.check.contract import CALL, Fingerprint
+from gpulab.exercise.contract import CALL, Fingerprint
 
 from .test_banks import BANKS, SEED, failure
 
@@ -70,7 +70,7 @@ def test_a_machine_without_a_gpu_has_none_on_a_machine_with_one(monkeypatch):
 
 
 WITHOUT_AVX = """
-from gpulab.check.base import Trial
+from gpulab.exercise.base import Trial
 from gpulab.course import lesson
 
 BANK = lesson(8).part("answers.batch_norm_free").BANK

@@ -7,10 +7,10 @@ import random
 
 import pytest
 
-from gpulab.check import settings
-from gpulab.check.base import CheckFailed, NotAttempted, Trial
-from gpulab.check.contract import holds
-from gpulab.check.numbers import Numbers
+from gpulab.exercise import settings
+from gpulab.exercise.base import CheckFailed, NotAttempted, Trial
+from gpulab.exercise.contract import holds
+from gpulab.exercise.numbers import Numbers
 
 from .test_banks import BANKS, explores
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import gpulab
 from gpulab import course
-from gpulab.check.contract import Contract
-from gpulab.check.numbers import Numbers
+from gpulab.exercise.contract import Contract
+from gpulab.exercise.numbers import Numbers
 
 from .edits import Edit, solution
 

@@ -127,7 +127,7 @@ def lanes_for_exploring(times: float, processes: int, seed: int) -> list[Lane]:
 
 
 _SEEDS = 10**9
-LOAD_SENSITIVE = ("check", "wrong_answers", "distributed", "virtualgpu/planning", "virtualgpu/running", "monitor")
+LOAD_SENSITIVE = ("exercise", "wrong_answers", "distributed", "virtualgpu/planning", "virtualgpu/running", "monitor")
 
 LINT_LANES = (
     Lane("ruff", "lint", ("-m", "ruff", "check", ".")),

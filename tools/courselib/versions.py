@@ -53,7 +53,10 @@ NOTEBOOKS = ("00_start_here", "02_devices", "04_memory", "07_mixed_precision", "
 PARTS = {
     "virtual GPU, memory, timing, processes, checks, simulators": (
         *PYTEST,
-        *(f"tests/{name}" for name in ("virtualgpu", "memory", "timing", "transfers", "distributed", "check", "sim")),
+        *(
+            f"tests/{name}"
+            for name in ("virtualgpu", "memory", "timing", "transfers", "distributed", "exercise", "sim")
+        ),
     ),
     "answers pass, or are told what is wrong": (*PYTEST, "tests/wrong_answers", "tests/test_turns.py"),
 }

@@ -1,5 +1,1 @@
 """How things are shown: the palette, SVG, and what a notebook is given, with or without a kernel."""
-
-from . import style
-
-__all__ = ["style"]

@@ -6,8 +6,8 @@ import random
 from math import inf, isinf
 from typing import NamedTuple
 
-from gpulab.check.numbers import Clause, Numbers, Part
-from gpulab.check.scenes import Scene
+from gpulab.exercise.numbers import Clause, Numbers, Part
+from gpulab.exercise.scenes import Scene
 
 LAW, SMALL = "Amdahl: the part that does not get faster", "When the CPU wins"
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from gpulab.check.numbers import Clause, Numbers, Part
-from gpulab.check.scenes import Scene
+from gpulab.exercise.numbers import Clause, Numbers, Part
+from gpulab.exercise.scenes import Scene
 
 ROOF = "Operations per byte, and the roof"
 

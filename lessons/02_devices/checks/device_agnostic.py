@@ -11,12 +11,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gpulab.check.audit import MOVED
-from gpulab.check.contract import Clause, Contract, Facts, Near, holds
-from gpulab.check.machines import STAND_IN, with_another_accelerator, without_gpu
-from gpulab.check.measure import virtual_gpu
-from gpulab.check.scenes import Scene
-from gpulab.check.wording import show
+from gpulab.exercise.audit import MOVED
+from gpulab.exercise.contract import Clause, Contract, Facts, Near, holds
+from gpulab.exercise.machines import STAND_IN, with_another_accelerator, without_gpu
+from gpulab.exercise.measure import virtual_gpu
+from gpulab.exercise.scenes import Scene
+from gpulab.exercise.wording import show
 
 CHOOSE, NONE, SEVERAL = "Choosing the device", "The same questions where there is no GPU", "Several GPUs"
 MAKE, TENSOR, MODEL = "Made there, or moved there", "What .to does to a tensor", "What .to does to a model"

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpulab.check.contract import Clause, Contract, Facts
-from gpulab.check.measure import virtual_gpu
-from gpulab.check.scenes import Scene
-from gpulab.check.wording import is_whole, show
+from gpulab.exercise.contract import Clause, Contract, Facts
+from gpulab.exercise.measure import virtual_gpu
+from gpulab.exercise.scenes import Scene
+from gpulab.exercise.wording import is_whole, show
 
 LATE = "The error that comes late"
 KERNEL, CALLED = "the step whose kernel fails", "the step whose call raises"

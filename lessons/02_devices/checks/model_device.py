@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from gpulab.check.audit import ANYTHING, Audit
-from gpulab.check.contract import Clause, Contract, Facts
-from gpulab.check.machines import without_gpu
-from gpulab.check.measure import virtual_gpu
-from gpulab.check.scenes import Scene
-from gpulab.check.wording import text_of
+from gpulab.exercise.audit import ANYTHING, Audit
+from gpulab.exercise.contract import Clause, Contract, Facts
+from gpulab.exercise.machines import without_gpu
+from gpulab.exercise.measure import virtual_gpu
+from gpulab.exercise.scenes import Scene
+from gpulab.exercise.wording import text_of
 
 SEE, MODEL, SEVERAL = "Seeing where things are", "What .to does to a model", "Several GPUs"
 NONE = "The same questions where there is no GPU"

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from gpulab.check.audit import ANYTHING, Audit
-from gpulab.check.contract import Clause, Contract, Facts
-from gpulab.check.measure import virtual_gpu
-from gpulab.check.scenes import Scene
+from gpulab.exercise.audit import ANYTHING, Audit
+from gpulab.exercise.contract import Clause, Contract, Facts
+from gpulab.exercise.measure import virtual_gpu
+from gpulab.exercise.scenes import Scene
 
 TENSOR, TOGETHER, MAKE = "What .to does to a tensor", "Together on one device", "Made there, or moved there"
 CHANGED, TYPE, ITEMS = "changed for the caller", "containers of another type", "containers with other items"

@@ -19,12 +19,12 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpulab.check.audit import TRAINED
-from gpulab.check.clocks import scope
-from gpulab.check.contract import Clause, Contract, Facts, Near
-from gpulab.check.races import Race, races
-from gpulab.check.scenes import Scene
-from gpulab.check.wording import as_float, clip, is_finite, is_number, is_students, is_whole
+from gpulab.exercise.audit import TRAINED
+from gpulab.exercise.clocks import scope
+from gpulab.exercise.contract import Clause, Contract, Facts, Near
+from gpulab.exercise.races import Race, races
+from gpulab.exercise.scenes import Scene
+from gpulab.exercise.wording import as_float, clip, is_finite, is_number, is_students, is_whole
 from virtualgpu.clock.clock import Clock, Span
 
 HIDDEN, WAITS, STREAMS = "Hidden waits", "Who waits for a copy", "Two streams at once"

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from gpulab.check.clocks import Clocks, clocks_here, scope
-from gpulab.check.contract import Clause, Contract, Facts, Near
-from gpulab.check.scenes import Scene
-from gpulab.check.wording import as_float, is_finite, is_number
+from gpulab.exercise.clocks import Clocks, clocks_here, scope
+from gpulab.exercise.contract import Clause, Contract, Facts, Near
+from gpulab.exercise.scenes import Scene
+from gpulab.exercise.wording import as_float, is_finite, is_number
 
 QUEUE, CLOCK = "The launch queue", "A clock that tells the truth"
 

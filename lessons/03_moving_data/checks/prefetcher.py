@@ -17,9 +17,9 @@ from unittest.mock import Mock
 
 import torch
 
-from gpulab.check.clocks import scope
-from gpulab.check.contract import Clause, Contract, Facts
-from gpulab.check.scenes import Scene
+from gpulab.exercise.clocks import scope
+from gpulab.exercise.contract import Clause, Contract, Facts
+from gpulab.exercise.scenes import Scene
 from virtualgpu.clock.clock import Span
 from virtualgpu.gpu import VirtualGPU
 from virtualgpu.scope.in_force import backing

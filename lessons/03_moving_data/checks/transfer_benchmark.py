@@ -16,11 +16,11 @@ from unittest.mock import Mock
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpulab.check.base import OPTIMIZERS
-from gpulab.check.clocks import scope
-from gpulab.check.contract import Clause, Contract, Facts, Near
-from gpulab.check.scenes import Scene
-from gpulab.check.wording import is_finite
+from gpulab.exercise.base import OPTIMIZERS
+from gpulab.exercise.clocks import scope
+from gpulab.exercise.contract import Clause, Contract, Facts, Near
+from gpulab.exercise.scenes import Scene
+from gpulab.exercise.wording import is_finite
 from virtualgpu.gpu import VirtualGPU
 from virtualgpu.operations.copies import PinnedCache
 

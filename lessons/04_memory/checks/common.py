@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from gpulab.check.measure import virtual_gpu
+from gpulab.exercise.measure import virtual_gpu
 from virtualgpu.gpu import VirtualGPU
 
 MIB = 2**20

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from gpulab.check.base import OPTIMIZERS, Trial
-from gpulab.check.machines import on_the_cpu
-from gpulab.check.measure import virtual_gpu
-from gpulab.check.numbers import Clause, Numbers, Part, number, whole
-from gpulab.check.scenes import Scene
-from gpulab.check.wording import is_number
-from gpulab.memory.storages import storages
+from gpulab.exercise.base import OPTIMIZERS, Trial
+from gpulab.exercise.machines import on_the_cpu
+from gpulab.exercise.measure import virtual_gpu
+from gpulab.exercise.numbers import Clause, Numbers, Part, number, whole
+from gpulab.exercise.scenes import Scene
+from gpulab.exercise.wording import is_number
+from gpulab.measure.memory.storages import storages
 
 from .common import Halves
 

@@ -16,12 +16,12 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from gpulab.check.base import OPTIMIZERS
-from gpulab.check.contract import Clause, Contract, Facts, Near
-from gpulab.check.machines import on_the_cpu
-from gpulab.check.scenes import Scene
-from gpulab.check.wording import as_float, is_number, show
-from gpulab.memory.storages import storages
+from gpulab.exercise.base import OPTIMIZERS
+from gpulab.exercise.contract import Clause, Contract, Facts, Near
+from gpulab.exercise.machines import on_the_cpu
+from gpulab.exercise.scenes import Scene
+from gpulab.exercise.wording import as_float, is_number, show
+from gpulab.measure.memory.storages import storages
 from virtualgpu.gpu import VirtualGPU
 
 from .common import MIB, Halves, gpus, near

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from gpulab.check.base import Trial
-from gpulab.check.bound_names import of_this_gpu
-from gpulab.check.contract import Clause, Contract, Facts
-from gpulab.check.machines import on_the_cpu
-from gpulab.check.measure import virtual_gpu
-from gpulab.check.scenes import Scene
-from gpulab.check.wording import as_float, is_number, is_whole, show
+from gpulab.exercise.base import Trial
+from gpulab.exercise.bound_names import of_this_gpu
+from gpulab.exercise.contract import Clause, Contract, Facts
+from gpulab.exercise.machines import on_the_cpu
+from gpulab.exercise.measure import virtual_gpu
+from gpulab.exercise.scenes import Scene
+from gpulab.exercise.wording import as_float, is_number, is_whole, show
 
 from .common import MIB
 

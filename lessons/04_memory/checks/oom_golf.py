@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from gpulab.check.contract import Clause, Contract, Facts
-from gpulab.check.scenes import Scene
-from gpulab.check.wording import show
+from gpulab.exercise.contract import Clause, Contract, Facts
+from gpulab.exercise.scenes import Scene
+from gpulab.exercise.wording import show
 
 from .common import MIB, gpus
 

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from gpulab.check.audit import TRAINED
-from gpulab.check.base import OPTIMIZERS
-from gpulab.check.contract import Clause, Contract, Facts
-from gpulab.check.measure import same, virtual_gpu
-from gpulab.check.scenes import Scene
-from gpulab.check.wording import is_whole, show
+from gpulab.exercise.audit import TRAINED
+from gpulab.exercise.base import OPTIMIZERS
+from gpulab.exercise.contract import Clause, Contract, Facts
+from gpulab.exercise.measure import same, virtual_gpu
+from gpulab.exercise.scenes import Scene
+from gpulab.exercise.wording import is_whole, show
 from virtualgpu.gpu import VirtualGPU
 from virtualgpu.gpus.specs import spec
 

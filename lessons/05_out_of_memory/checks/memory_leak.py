@@ -14,12 +14,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gpulab.check.audit import TRAINED
-from gpulab.check.base import OPTIMIZERS
-from gpulab.check.contract import Clause, Contract, Facts, Near
-from gpulab.check.measure import same, virtual_gpu
-from gpulab.check.scenes import Scene
-from gpulab.check.wording import show
+from gpulab.exercise.audit import TRAINED
+from gpulab.exercise.base import OPTIMIZERS
+from gpulab.exercise.contract import Clause, Contract, Facts, Near
+from gpulab.exercise.measure import same, virtual_gpu
+from gpulab.exercise.scenes import Scene
+from gpulab.exercise.wording import show
 
 LEAKS, EVALUATION = "Leaks that are, and leaks that are not", "Evaluation keeps nothing, if you say so"
 ROWS, SHORT, HELD_OUT, WIDTH, HIDDEN, CLASSES = 250, 50, 190, 128, 96, 32

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gpulab.check.contract import Clause, Contract, Facts, Near
-from gpulab.check.scenes import Scene
-from gpulab.check.wording import is_finite, show, text_in
+from gpulab.exercise.contract import Clause, Contract, Facts, Near
+from gpulab.exercise.scenes import Scene
+from gpulab.exercise.wording import is_finite, show, text_in
 from virtualgpu.memory.out_of_memory import Shortage, format_size
 
 MESSAGE, SEGMENT, CAUSE = "The message, number by number", "“Tried to allocate” is a segment", "Which cause is it?"

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from gpulab.check.base import OPTIMIZERS, Trial
-from gpulab.check.contract import Clause, Contract, Facts, Near
-from gpulab.check.measure import virtual_gpu
-from gpulab.check.races import Race, races
-from gpulab.check.scenes import Scene
-from gpulab.check.wording import show
+from gpulab.exercise.base import OPTIMIZERS, Trial
+from gpulab.exercise.contract import Clause, Contract, Facts, Near
+from gpulab.exercise.measure import virtual_gpu
+from gpulab.exercise.races import Race, races
+from gpulab.exercise.scenes import Scene
+from gpulab.exercise.wording import show
 
 CAME, PLACE, GRADIENT = "what came back", "device of the parameters", "gradients"
 STILL_ON, RAISED, STILL_ON_RAISED = "hooks after the context", "an exception within it", "hooks after an exception"

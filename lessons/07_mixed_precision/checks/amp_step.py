@@ -13,11 +13,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gpulab.check.audit import MOVED, Kind
-from gpulab.check.contract import Clause, Contract, Facts, Near
-from gpulab.check.measure import virtual_gpu
-from gpulab.check.scenes import Scene
-from gpulab.check.wording import show
+from gpulab.exercise.audit import MOVED, Kind
+from gpulab.exercise.contract import Clause, Contract, Facts, Near
+from gpulab.exercise.measure import virtual_gpu
+from gpulab.exercise.scenes import Scene
+from gpulab.exercise.wording import show
 
 AUTOCAST, MISTAKES = "Autocast decides for each operation", "Common mistakes"
 SCALER, ORDER = "Gradients that vanish, and the scaler", "The order: unscale, clip, step, update"

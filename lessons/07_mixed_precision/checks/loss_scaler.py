@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from gpulab.check.base import OPTIMIZERS, Trial
-from gpulab.check.contract import Clause, Contract, Facts, Near
-from gpulab.check.measure import virtual_gpu
-from gpulab.check.scenes import Scene
-from gpulab.check.wording import as_float, is_number, show
+from gpulab.exercise.base import OPTIMIZERS, Trial
+from gpulab.exercise.contract import Clause, Contract, Facts, Near
+from gpulab.exercise.measure import virtual_gpu
+from gpulab.exercise.scenes import Scene
+from gpulab.exercise.wording import as_float, is_number, show
 
 SCALER, ORDER = "Gradients that vanish, and the scaler", "The order: unscale, clip, step, update"
 SAID = "get_scale() before and after each update()"

@@ -20,13 +20,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gpulab.check.base import OPTIMIZERS
-from gpulab.check.contract import Clause, Contract, Facts, Near
-from gpulab.check.machines import on_the_cpu
-from gpulab.check.measure import virtual_gpu
-from gpulab.check.scenes import Scene
-from gpulab.check.wording import as_float, is_finite, is_number, is_whole, show
-from gpulab.memory import timeline
+from gpulab.exercise.base import OPTIMIZERS
+from gpulab.exercise.contract import Clause, Contract, Facts, Near
+from gpulab.exercise.machines import on_the_cpu
+from gpulab.exercise.measure import virtual_gpu
+from gpulab.exercise.scenes import Scene
+from gpulab.exercise.wording import as_float, is_finite, is_number, is_whole, show
+from gpulab.measure.memory import timeline
 
 AUTOCAST, SAVES = "Autocast decides for each operation", "What it saves, and from which batch on"
 SCALER, TF32 = "Gradients that vanish, and the scaler", "TF32: the switch that is already on"

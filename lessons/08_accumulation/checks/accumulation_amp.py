@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from gpulab.check.audit import MOVED, Kind
-from gpulab.check.contract import Clause, Contract, Facts
-from gpulab.check.measure import virtual_gpu
-from gpulab.check.scenes import Scene
+from gpulab.exercise.audit import MOVED, Kind
+from gpulab.exercise.contract import Clause, Contract, Facts
+from gpulab.exercise.measure import virtual_gpu
+from gpulab.exercise.scenes import Scene
 
 from . import common
 from .common import FULL, Epoch

@@ -12,11 +12,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gpulab.check.audit import ANYTHING
-from gpulab.check.contract import Clause, Contract, Facts, Near, holds
-from gpulab.check.measure import same, virtual_gpu
-from gpulab.check.scenes import Scene
-from gpulab.check.wording import show
+from gpulab.exercise.audit import ANYTHING
+from gpulab.exercise.contract import Clause, Contract, Facts, Near, holds
+from gpulab.exercise.measure import same, virtual_gpu
+from gpulab.exercise.scenes import Scene
+from gpulab.exercise.wording import show
 
 from .common import BATCH_NORM
 

@@ -16,8 +16,8 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
 
-from gpulab.check.contract import Clause, Facts, Near
-from gpulab.check.measure import SavedBytes
+from gpulab.exercise.contract import Clause, Facts, Near
+from gpulab.exercise.measure import SavedBytes
 
 # Headings of the lecture.
 FOUR_PIECES = "The same gradient in four pieces"

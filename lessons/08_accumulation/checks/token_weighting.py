@@ -10,11 +10,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gpulab.check.audit import Kind
-from gpulab.check.contract import Clause, Contract, Facts, Near
-from gpulab.check.measure import SavedBytes, virtual_gpu
-from gpulab.check.scenes import Scene
-from gpulab.check.wording import as_float, is_number, is_whole, show
+from gpulab.exercise.audit import Kind
+from gpulab.exercise.contract import Clause, Contract, Facts, Near
+from gpulab.exercise.measure import SavedBytes, virtual_gpu
+from gpulab.exercise.scenes import Scene
+from gpulab.exercise.wording import as_float, is_number, is_whole, show
 
 from .common import BYTES, ERRORS, FOUR_PIECES, Batch, flat_gradient
 

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from gpulab.check.contract import Clause, Contract, Facts, holds
-from gpulab.check.machines import with_cores, without_gpu
-from gpulab.check.measure import virtual_gpu
-from gpulab.check.scenes import Scene
-from gpulab.check.wording import is_number
+from gpulab.exercise.contract import Clause, Contract, Facts, holds
+from gpulab.exercise.machines import with_cores, without_gpu
+from gpulab.exercise.measure import virtual_gpu
+from gpulab.exercise.scenes import Scene
+from gpulab.exercise.wording import is_number
 
 from .workers import none_started, quiet
 

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from gpulab.check import settings
-from gpulab.check.contract import Clause, Contract, Facts
-from gpulab.check.scenes import Scene
+from gpulab.exercise import settings
+from gpulab.exercise.contract import Clause, Contract, Facts
+from gpulab.exercise.scenes import Scene
 
 from .workers import Workers, quiet
 

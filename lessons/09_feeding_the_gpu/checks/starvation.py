@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from gpulab.check.clocks import Clocks, clocks_here, scope
-from gpulab.check.contract import Clause, Contract, Facts, Near
-from gpulab.check.scenes import Scene
-from gpulab.check.wording import is_finite
+from gpulab.exercise.clocks import Clocks, clocks_here, scope
+from gpulab.exercise.contract import Clause, Contract, Facts, Near
+from gpulab.exercise.scenes import Scene
+from gpulab.exercise.wording import is_finite
 
 NUMBERS, IN_ORDER = "three floats, and no other", "each batch after the other"
 EARLIER, START, WARM, SHORT = "after earlier work", "with a slow start", "after a warm-up", "of a loader that ends"

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data import dataloader as of_torch
 from torch.utils.data._utils import worker as in_worker
 
-from gpulab.check import settings
+from gpulab.exercise import settings
 
 _LIBRARIES = {"torch", "numpy", "gpulab", *sys.stdlib_module_names}  # what is theirs counts nothing for a student
 

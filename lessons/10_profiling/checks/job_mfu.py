@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from gpulab.check.clocks import Clocks, clocks_here, scope
-from gpulab.check.contract import Clause, Contract, Facts, Near, holds
-from gpulab.check.scenes import Scene
-from gpulab.check.wording import as_float, is_finite, is_number
+from gpulab.exercise.clocks import Clocks, clocks_here, scope
+from gpulab.exercise.contract import Clause, Contract, Facts, Near, holds
+from gpulab.exercise.scenes import Scene
+from gpulab.exercise.wording import as_float, is_finite, is_number
 
 MFU, TIMER = "How far from the chip: MFU", "Time it so that the number holds"
 

@@ -6,9 +6,9 @@ import random
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from gpulab.check.contract import Clause, Contract, Facts
-from gpulab.check.scenes import Scene
-from gpulab.check.wording import text_in
+from gpulab.exercise.contract import Clause, Contract, Facts
+from gpulab.exercise.scenes import Scene
+from gpulab.exercise.wording import text_in
 
 JOBS, ROOF = "Four jobs, four bottlenecks", "The job under the roof"
 GAPS, ROOFS = ("input", "waits", "launches"), ("compute", "bandwidth")

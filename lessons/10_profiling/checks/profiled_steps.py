@@ -15,10 +15,10 @@ from unittest import mock
 import torch
 from torch.profiler import ProfilerActivity
 
-from gpulab.check.contract import Clause, Contract, Facts, Near
-from gpulab.check.measure import virtual_gpu
-from gpulab.check.scenes import Scene
-from gpulab.check.wording import as_float, is_number
+from gpulab.exercise.contract import Clause, Contract, Facts, Near
+from gpulab.exercise.measure import virtual_gpu
+from gpulab.exercise.scenes import Scene
+from gpulab.exercise.wording import as_float, is_number
 
 MISTAKES, RECORDS = "Common mistakes", "What torch.profiler records"
 

@@ -12,12 +12,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gpulab.check.audit import ANYTHING
-from gpulab.check.base import OPTIMIZERS
-from gpulab.check.contract import Clause, Contract, Facts, Near
-from gpulab.check.measure import virtual_gpu
-from gpulab.check.races import Race, races
-from gpulab.check.scenes import Scene
+from gpulab.exercise.audit import ANYTHING
+from gpulab.exercise.base import OPTIMIZERS
+from gpulab.exercise.contract import Clause, Contract, Facts, Near
+from gpulab.exercise.measure import virtual_gpu
+from gpulab.exercise.races import Race, races
+from gpulab.exercise.scenes import Scene
 from virtualgpu.scope.in_force import backing
 
 WIDTH, BATCH, CLASSES, STEPS = 16, 8, 4, 3

@@ -12,9 +12,9 @@ from unittest import mock
 import torch
 from torch import nn
 
-from gpulab.check.contract import Clause, Contract, Facts
-from gpulab.check.scenes import Scene
-from gpulab.check.wording import is_whole
+from gpulab.exercise.contract import Clause, Contract, Facts
+from gpulab.exercise.scenes import Scene
+from gpulab.exercise.wording import is_whole
 from virtualgpu.gpu import without_gpu
 
 BREAKS, AGAIN = "torch.compile: one graph, or several", "Recompilations"

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from gpulab.check.contract import Clause, Contract, Facts
-from gpulab.check.scenes import Scene
+from gpulab.exercise.contract import Clause, Contract, Facts
+from gpulab.exercise.scenes import Scene
 
 KIND, STEPS = "what came back", "steps run beyond those asked for"
 WITH, ORDER = "what the steps were run with", "in which order"

@@ -22,10 +22,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
-from gpulab.check.audit import MOVED
-from gpulab.check.contract import Clause, Contract, Facts, Near, holds
-from gpulab.check.groups import MACHINES, Samples, floats_of, machine, others_used, spread
-from gpulab.check.scenes import Scene
+from gpulab.exercise.audit import MOVED
+from gpulab.exercise.contract import Clause, Contract, Facts, Near, holds
+from gpulab.exercise.groups import MACHINES, Samples, floats_of, machine, others_used, spread
+from gpulab.exercise.scenes import Scene
 
 PROCESSES, DATA, MISTAKES = "One script, N processes", "Data: who gets which sample", "Common mistakes"
 GPU, OTHERS, OPEN = "GPU of each rank", "other ranks' GPUs on which something lay", "backend while it trains"

@@ -13,10 +13,10 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from gpulab.check.contract import Clause, Contract, Facts, Near
-from gpulab.check.groups import MACHINES, Samples, floats_of, group, others_used, spread
-from gpulab.check.scenes import Scene
-from gpulab.check.wording import show
+from gpulab.exercise.contract import Clause, Contract, Facts, Near
+from gpulab.exercise.groups import MACHINES, Samples, floats_of, group, others_used, spread
+from gpulab.exercise.scenes import Scene
+from gpulab.exercise.wording import show
 
 CLASSES = 3
 GROUP, OTHERS = "the process group", "other ranks' GPUs on which something lay"

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gpulab.check.audit import ANYTHING
-from gpulab.check.contract import Clause, Contract, Facts, Near, holds
-from gpulab.check.groups import MACHINES, floats_of, group, others_used, spread
-from gpulab.check.scenes import Scene
-from gpulab.check.wording import show
+from gpulab.exercise.audit import ANYTHING
+from gpulab.exercise.contract import Clause, Contract, Facts, Near, holds
+from gpulab.exercise.groups import MACHINES, floats_of, group, others_used, spread
+from gpulab.exercise.scenes import Scene
+from gpulab.exercise.wording import show
 
 GROUP, OTHERS, KIND = "the process group", "other ranks' GPUs on which something lay", "kind of what is returned"
 LOSS, GRADIENT = "loss afterwards", "the gradient of loss.backward() afterwards"

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch.distributed import ProcessGroup
 
-from gpulab.check.audit import ANYTHING
-from gpulab.check.contract import Clause, Contract, Facts
-from gpulab.check.groups import group
-from gpulab.check.scenes import Scene
+from gpulab.exercise.audit import ANYTHING
+from gpulab.exercise.contract import Clause, Contract, Facts
+from gpulab.exercise.groups import group
+from gpulab.exercise.scenes import Scene
 
 EQUAL, UNEQUAL, FEWER = "the sum", "the sum of unequal pieces", "the sum of fewer elements than ranks"
 CALLED, EXACT, SENT = "collectives called", "the sum in int64", "elements that a rank sends beyond 2(N − 1) pieces"

@@ -7,9 +7,9 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gpulab.check.contract import Clause, Contract, Facts
-from gpulab.check.scenes import Scene
-from gpulab.check.wording import is_number, is_whole
+from gpulab.exercise.contract import Clause, Contract, Facts
+from gpulab.exercise.scenes import Scene
+from gpulab.exercise.wording import is_number, is_whole
 
 BYTES, PRACTICE = "Where the bytes go", "fully_shard in practice"
 STAGES = tuple(f"stage {stage}" for stage in range(4))

@@ -6,10 +6,10 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from gpulab.check.base import Trial
-from gpulab.check.numbers import Clause, Numbers, Part
-from gpulab.check.scenes import Scene
-from gpulab.check.wording import is_whole, show
+from gpulab.exercise.base import Trial
+from gpulab.exercise.numbers import Clause, Numbers, Part
+from gpulab.exercise.scenes import Scene
+from gpulab.exercise.wording import is_whole, show
 
 Way = Callable[["Job", int], float]  # bytes on each of so many ranks, or whether it may be used on them
 ROUND = 720720  # divides by all ranks up to 16, so that no share of bytes is a fraction

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from gpulab.check.contract import Clause, Contract, Facts, holds
-from gpulab.check.groups import group
-from gpulab.check.scenes import Scene
+from gpulab.exercise.contract import Clause, Contract, Facts, holds
+from gpulab.exercise.groups import group
+from gpulab.exercise.scenes import Scene
 
 PRACTICE, SAVED = "fully_shard in practice", "Saved on two, loaded on one and on three"
 SAVES, NAMES, KIND = "ranks that have saved", "names in the file", "kind of the values"

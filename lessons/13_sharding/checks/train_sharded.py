@@ -18,11 +18,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
-from gpulab.check.audit import ANYTHING
-from gpulab.check.contract import Clause, Contract, Facts, holds
-from gpulab.check.groups import MACHINES, group, spread
-from gpulab.check.scenes import Scene
-from gpulab.check.wording import as_float, is_number
+from gpulab.exercise.audit import ANYTHING
+from gpulab.exercise.contract import Clause, Contract, Facts, holds
+from gpulab.exercise.groups import MACHINES, group, spread
+from gpulab.exercise.scenes import Scene
+from gpulab.exercise.wording import as_float, is_number
 
 UNITS, PRACTICE = "Gather, compute, let go", "fully_shard in practice"
 MOST, PARTS, WEIGHTS = "blocks whole on a GPU at once", "how the ranks share a batch", "the weights"

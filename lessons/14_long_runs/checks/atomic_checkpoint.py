@@ -19,11 +19,11 @@ from typing import Any
 import torch
 
 from gpulab import crash
-from gpulab.check.base import SAVING
-from gpulab.check.bound_names import globals_of
-from gpulab.check.contract import Clause, Contract, Facts
-from gpulab.check.scenes import Scene
-from gpulab.check.wording import is_whole, show
+from gpulab.exercise.base import SAVING
+from gpulab.exercise.bound_names import globals_of
+from gpulab.exercise.contract import Clause, Contract, Facts
+from gpulab.exercise.scenes import Scene
+from gpulab.exercise.wording import is_whole, show
 
 from .common import is_class
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from gpulab.check.numbers import Clause, Numbers, Part
-from gpulab.check.scenes import Scene
+from gpulab.exercise.numbers import Clause, Numbers, Part
+from gpulab.exercise.scenes import Scene
 from gpulab.sim.spot.model import Plan, best_interval
 
 OFTEN = "How often to save"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gpulab.check.base import Trial
-from gpulab.check.wording import show
+from gpulab.exercise.base import Trial
+from gpulab.exercise.wording import show
 
 
 def is_class(student: Any, trial: Trial) -> Callable[..., Any]:

@@ -13,12 +13,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gpulab.check import settings
-from gpulab.check.base import OPTIMIZERS, SAVING
-from gpulab.check.contract import Clause, Contract, Facts
-from gpulab.check.measure import virtual_gpu
-from gpulab.check.scenes import Scene
-from gpulab.check.wording import show, text_of
+from gpulab.exercise import settings
+from gpulab.exercise.base import OPTIMIZERS, SAVING
+from gpulab.exercise.contract import Clause, Contract, Facts
+from gpulab.exercise.measure import virtual_gpu
+from gpulab.exercise.scenes import Scene
+from gpulab.exercise.wording import show, text_of
 from virtualgpu.scope.in_force import backing
 
 from .common import is_class

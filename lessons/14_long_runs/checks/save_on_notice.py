@@ -10,9 +10,9 @@ import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from gpulab.check.contract import Clause, Contract, Facts
-from gpulab.check.scenes import Scene
-from gpulab.check.wording import is_whole, show
+from gpulab.exercise.contract import Clause, Contract, Facts
+from gpulab.exercise.scenes import Scene
+from gpulab.exercise.wording import is_whole, show
 
 NOTICE = "The notice"
 STEPS, SAVES, HALF, CODE = "steps", "saves, by the steps done", "saves in the middle of a step", "what is returned"

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from gpulab.capstone.faults import sound
-from gpulab.check.measure import virtual_gpu
+from gpulab.exercise.measure import virtual_gpu
 from virtualgpu.clock.clock import Clock
 from virtualgpu.clock.timeline import Timeline
 from virtualgpu.scope import in_force

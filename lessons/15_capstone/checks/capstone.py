@@ -12,11 +12,11 @@ from typing import Any
 from gpulab.capstone.drawing import Drawn, faults_of
 from gpulab.capstone.faults import FIRST, places_of, with_faults
 from gpulab.capstone.places import PLACES
-from gpulab.check.base import ATTENTION, OPTIMIZERS, SAVING, NotAttempted, Trial, check
-from gpulab.check.measure import virtual_gpu
-from gpulab.check.wording import show as words_for
-from gpulab.check.wording import text_of
-from gpulab.furniture.progress import record
+from gpulab.exercise.base import ATTENTION, OPTIMIZERS, SAVING, NotAttempted, Trial, check
+from gpulab.exercise.measure import virtual_gpu
+from gpulab.exercise.wording import show as words_for
+from gpulab.exercise.wording import text_of
+from gpulab.notebook.progress import record
 from virtualgpu.pictures.display import show
 
 from .bench import Finding

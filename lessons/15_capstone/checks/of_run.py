@@ -9,7 +9,7 @@ from unittest import mock
 
 import torch
 
-from gpulab.check.wording import is_finite
+from gpulab.exercise.wording import is_finite
 
 from .bench import Finding, found, sound_module
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from gpulab.capstone.places import PLACES
-from gpulab.check.base import CheckFailed, Trial
-from gpulab.check.measure import virtual_gpu
+from gpulab.exercise.base import CheckFailed, Trial
+from gpulab.exercise.measure import virtual_gpu
 from virtualgpu.scope import in_force
 
 from . import of_model, of_rest, of_run, of_training

@@ -1,0 +1,1 @@
+"""How exercises and turns are judged: contracts, numbers, guards around the student's function, ranks, audits."""

@@ -1,0 +1,350 @@
+"""What every check is made of: it runs a student's own object on fresh inputs, and answers in plain lines.
+
+A check is a function `(student, trial)` under `@check(...)`. It calls the student's code through `trial.call`
+and judges with `trial.expect`; it never reads the source. `guard` holds the student's code in bounds.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import random
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NoReturn
+
+from ..course import lesson as course_lesson
+from . import guard, settings
+from .audit import Audit, Change, Kind, named
+from .bound_names import of_this_gpu
+from .measure import allocated, left_behind
+from .wording import clip, frames, parameters_of, show, signature_of, text_of
+
+SAVING = "torch.utils.serialization.config"  # by the first torch.save or torch.load
+OPTIMIZERS = "torch._dynamo"  # imported by the first optimizer of a process: some seconds, more from a slow disk
+ATTENTION = "torch.utils.flop_counter"  # by the first attention that is timed
+
+# A call that did not return: after what, what it did instead, and what that likely means.
+_OVER = {
+    "processor": ("after {} of processor time", "was still computing", "a loop whose end is never reached"),
+    "idle": (
+        "within {}",
+        "was waiting and computed nothing",
+        "a wait for something that never comes, such as a lock, an event or a queue; or a long sleep",
+    ),
+    "wall": (
+        "within {}",
+        "was still running",
+        "a loop that sleeps and whose end is never reached, or a wait for another process",
+    ),
+    "import": ("within {}", "was still importing a module", "a module whose own code does not come to its end"),
+}
+
+
+class NotAttempted(NotImplementedError):
+    """Raised by the stub of an exercise that has not been written yet."""
+
+    def __str__(self) -> str:
+        return super().__str__() or "not attempted yet: this exercise is still to be written"
+
+    def _render_traceback_(self) -> list[str]:
+        return [str(self)]
+
+
+class CheckFailed(Exception):
+    """The student's answer is not right; prints as what was expected, what came back, why, where to read."""
+
+    def __init__(
+        self,
+        check: str,
+        summary: str,
+        *,
+        expected: str = "",
+        got: str = "",
+        likely: str = "",
+        also: str = "",
+        asked: str = "",
+        read: str = "",
+    ) -> None:
+        self.check, self.summary = check, summary
+        self.rows = {
+            "expected": expected,
+            "got": got,
+            "likely": likely,
+            "also": also,
+            "asked": asked,
+            "read": read,
+        }
+        self.notes: list[str] = []
+        self.raised = ""  # the exception of the student's code, as "Type: text"
+        self.hung = False  # whether it took some time to tell
+        super().__init__(summary)
+
+    def __str__(self) -> str:
+        lines = [f"✘ {self.check}: {self.summary}"]
+        for label, text in self.rows.items():
+            head = f"  {label:<9} " if text else ""
+            lines += textwrap.wrap(clip(text), 110, initial_indent=head, subsequent_indent=" " * len(head))
+        return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
+
+    def _render_traceback_(self) -> list[str]:
+        return [str(self)]
+
+
+class Trial:
+    """One run of a check: its name and lesson, and the verbs that a check is written with."""
+
+    def __init__(self, name: str, lesson: int) -> None:
+        self.name, self.lesson = name, lesson
+        self.called = False  # whether the student's code has run: before that, the inputs drawn do not matter
+        self.ranks: Any = None  # of a check whose calls are made on real ones
+        self._guard = guard.Guard()
+        self._judged: tuple[Any, Sequence[str]] = None, ()  # the student's function, and its parameters by name
+
+    def fail(self, summary: str, *, read: str = "", **rows: str) -> NoReturn:
+        where = f"lesson {self.lesson:02d}, “{read}”" if read else ""
+        raise CheckFailed(self.name, summary, read=where, **rows)
+
+    def expect(self, right: bool, summary: str, *, read: str = "", **rows: str) -> None:
+        """Fail with these lines unless `right`."""
+        if not right:
+            self.fail(summary, read=read, **rows)
+
+    def function(self, student: Any, parameters: Sequence[str]) -> None:
+        """Fail unless `student` is a function that can be called with these positional parameters."""
+        wanted = f"a function of ({', '.join(parameters)})"
+        self._judged = student, parameters
+        if student is None:
+            self.fail(
+                "there is nothing to check: the object is None",
+                expected=wanted,
+                got="None",
+                likely="the function was called, and what it returned was passed on: pass the function itself",
+            )
+        if inspect.isclass(student):
+            got = f"the class {student.__name__}"
+            self.fail("a class came where a function is wanted", expected=wanted, got=got)
+        if not callable(student):
+            self.fail("this cannot be called", expected=wanted, got=show(student))
+        if any(map(inspect.iscoroutinefunction, (student, type(student).__call__))):
+            self.fail(
+                "this function does not run when it is called",
+                expected=wanted,
+                got="an async function",
+                likely="it needs no async: a call then returns before any of the body has run",
+            )
+        try:
+            signature = inspect.signature(student)
+        except (TypeError, ValueError):  # a callable of C code has none; calling it will tell
+            return
+        got = signature_of(student, signature)
+        try:
+            signature.bind(*parameters)
+        except TypeError:
+            self.fail("the signature does not fit", expected=wanted, got=got)
+        names = list(signature.parameters)
+        if names != list(parameters) and sorted(names) == sorted(parameters):
+            self.fail("the parameters are in another order", expected=wanted, got=got)
+
+    def call(
+        self,
+        student: Callable[..., Any],
+        *args: Any,
+        may_change: Mapping[str, Iterable[Kind]] = MappingProxyType({}),
+        besides: Mapping[str, Any] = MappingProxyType({}),
+        may_leave: tuple[str, ...] = (),
+        may_seed: bool = False,
+        leaves_nothing: bool = False,
+        explain: Callable[[str], str] = lambda error: "",
+        inside: AbstractContextManager[Any] | None = None,
+        who: str = "your function",
+    ) -> Any:
+        """What `student(*args)` returns, called with `inside` entered. Its exception, an endless loop, a setting left
+        changed, a seeded global generator and a change of what it was handed each fail the check with their own lines.
+
+        What is handed over are the arguments, by the names that `function` was given or else those of the parameters,
+        and what is in `besides`. `may_change` names the kinds of change that the exercise allows for each, or that the
+        check judges itself: {"model": {"parameters", "grad"}}; `audit.ANYTHING` are all. `may_leave` does so for
+        settings, by how their text begins: "the current GPU". With `leaves_nothing` the call may leave on the GPU only
+        what it returns. `explain` turns an exception, as "Type: text", into what it likely means, or into nothing.
+        """
+        judged, parameters = self._judged
+        names = parameters if student is judged else parameters_of(student)
+        audit = Audit({**named(args, names), **besides}, may_change)
+        held = allocated() if leaves_nothing else {}
+        self.called = True
+        with of_this_gpu((student, judged)):
+            outcome = self._guard.run(student, args, inside or nullcontext())
+        if isinstance(outcome.error, NotAttempted) or _is_plain_stub(outcome.error):
+            raise NotAttempted(f"{self.name}: not attempted yet") from None
+        left = [text for text in outcome.left_behind if not text.startswith(may_leave)]
+        put_back = "; ".join(left) + " (put back now)" if left else ""
+        if outcome.over:
+            summary, got, likely = _OVER[outcome.over]
+            on = "" if outcome.ended else ", and goes on in the background until the kernel restarts"
+            self.fail(
+                f"{who} did not return {summary.format(f'{outcome.limit:g} s')}",
+                expected="an answer in a moment: the inputs are tiny",
+                got=f"a call that {got}{on}",
+                likely=likely,
+            )
+        if outcome.error is not None:
+            name, text = type(outcome.error).__name__, text_of(outcome.error)
+            failed = CheckFailed(
+                self.name,
+                f"{who} raised {name}",
+                got=f"{text or 'no message'}{put_back and f'; and it left {put_back}'}",
+                likely=explain(f"{name}: {text}"),
+            )
+            failed.raised = f"{name}: {clip(text, 100)}"
+            failed.notes += frames(outcome.error)
+            raise failed from outcome.error
+        if put_back:
+            self.left(put_back, who)
+        if not may_seed:
+            self.unseeded(outcome.seeded, who)
+        if inspect.iscoroutine(outcome.value) or inspect.isgenerator(outcome.value):
+            outcome.value.close()
+            self.fail(
+                f"{who} has not run: it returned a {type(outcome.value).__name__}",
+                expected="the work done when the call returns",
+                got="an object that would do it when it is iterated over or awaited",
+                likely="a yield, or an await, turns a function into one that only promises its body",
+            )
+        self.unchanged(audit.changes(), who)
+        if leaves_nothing:
+            more = left_behind(held, outcome.value)
+            self.expect(
+                not more,
+                f"{who} leaves memory on the GPU",
+                expected="nothing more on the GPU but what it returns",
+                got=", ".join(f"{nbytes:,} bytes more on cuda:{index}" for index, nbytes in more.items()),
+                likely="a tensor is still referred to: by a global, a list, a hook, an attribute, or a graph",
+            )
+        return outcome.value
+
+    def left(self, settings: str, who: str = "your function") -> None:
+        """Fail because of these settings, which the call has changed."""
+        self.fail(
+            f"{who} left a setting changed",
+            expected="the settings that were there before the call",
+            got=settings,
+            likely="a switch was set for the work inside and not set back: use it as a context manager",
+        )
+
+    def unseeded(self, calls: Sequence[str], who: str = "your function") -> None:
+        """Fail if the call has seeded global generators by these calls."""
+        if not calls:
+            return
+        self.fail(
+            f"{who} seeds a global random generator",
+            expected="random numbers that go on where the caller's were",
+            got=f"a new seed, as by {' and '.join(calls)} (put back now)",
+            likely="with a seed inside, every call draws the same numbers, and so does all that the caller draws "
+            "after it: take a generator of your own, torch.Generator().manual_seed(…), or torch.random.fork_rng()",
+        )
+
+    def unchanged(self, changes: Sequence[Change], who: str = "your function") -> None:
+        """Fail with the first of these changes, as an audit found them, if there are any."""
+        if not changes:
+            return
+        first = changes[0]
+        own = [change.words for change in changes if change.name == first.name]
+        more = f"; and {len(own) - 2} more" if len(own) > 2 else ""
+        where = "" if first.kind in ("values", "items") else f": {first.words}"
+        self.fail(
+            f"{who} changed its argument {first.name}{where}",
+            expected=f"{first.name} as it was: the caller still needs it",
+            got=f"{'; '.join(own[:2])}{more}, after the call",
+            likely=first.likely,
+        )
+
+    def printed(self) -> list[str]:
+        text = self._guard.printed()
+        return [f"(your function printed: {text})"] if text else [*(self.ranks.printed() if self.ranks else [])]
+
+
+def home_of(file: str) -> tuple[int, str]:
+    """The lesson and the name of a check, by the file that holds it: NN_topic/checks/NAME.py."""
+    path = Path(file)
+    return int(path.parent.parent.name.partition("_")[0]), path.stem
+
+
+def check(
+    *,
+    lesson: int,
+    says: str,
+    imports: Sequence[str] = (),
+    draws_once: bool = False,
+    name: str = "",
+    doc: str = "",
+) -> Callable[[Callable[[Any, Trial], None]], Callable[..., None]]:
+    """Make a check of `lesson` out of a function `(student, trial)` that raises when the answer is wrong.
+
+    `says` is the line that a right answer is told. `imports` names what PyTorch imports when the answer first needs
+    it, such as `OPTIMIZERS`: it is imported before the student's time runs. `name` and `doc` are those of the function
+    unless they are given. The check takes the student's object and, to draw the same inputs again, `seed=`.
+    One that `draws_once` has the same inputs each time in a process, so that what it has measured of an answer need not
+    be measured again.
+    """
+
+    def decorate(body: Callable[[Any, Trial], None], name: str = name) -> Callable[..., None]:
+        name = name or body.__name__
+        if name not in course_lesson(lesson).checks:
+            raise ValueError(f"check {name!r} is not in the course table of lesson {lesson:02d}")
+
+        def run(student: Any, *, seed: int | None = None) -> None:
+            drawn = drawn_seed(once=draws_once) if seed is None else seed
+            if not isinstance(drawn, int) or isinstance(drawn, bool):
+                raise TypeError(f"seed must be a whole number, as a failed check prints it, not {show(drawn)}")
+            trial = Trial(name, lesson)
+            for module in imports:
+                import_module(module)
+            try:
+                settings.in_clean_state(lambda: body(student, trial), seed=drawn)
+            except CheckFailed as failed:
+                if trial.called:
+                    failed.notes.append(f"the same inputs again: gpulab.check.{name}(…, seed={drawn})")
+                failed.notes += trial.printed()
+                raise
+            except NotAttempted as todo:
+                from ..notebook.calm import not_attempted
+
+                not_attempted(str(todo))
+                raise
+            from ..notebook.calm import passed
+            from ..notebook.progress import record
+
+            passed(name, says, *trial.printed(), *record("checks", lesson, name))
+
+        run.__name__ = run.__qualname__ = name
+        run.__doc__ = doc or body.__doc__
+        return run
+
+    return decorate
+
+
+def drawn_seed(*, once: bool = False) -> int:
+    """A new one for each check, or `once` for all of this process; where GPULAB_CHECK_SEED is set, as in the course's
+    own tests, that one."""
+    fixed = os.environ.get("GPULAB_CHECK_SEED")
+    if not fixed:
+        return _seed_of_this_process() if once else random.SystemRandom().randrange(2**31)
+    if not fixed.isdecimal():
+        raise ValueError(f"the environment variable GPULAB_CHECK_SEED must be a whole number, not {fixed!r}")
+    return int(fixed)
+
+
+@cache
+def _seed_of_this_process() -> int:
+    return random.SystemRandom().randrange(2**31)
+
+
+def _is_plain_stub(error: BaseException | None) -> bool:
+    """`raise NotImplementedError` with no message: the stub that an instructor's own grader writes."""
+    return type(error) is NotImplementedError and not error.args

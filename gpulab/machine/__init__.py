@@ -1,0 +1,1 @@
+"""Which machine this is: `setup`, its card, the doctor."""
