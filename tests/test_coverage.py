@@ -1,4 +1,4 @@
-"""docs/coverage.md: every place that it names is there, and every claim stands in the myths."""
+"""lessons/coverage.md: every place that it names is there, and every claim stands in the myths."""
 
 import re
 from functools import cache
@@ -12,7 +12,7 @@ from gpulab import course
 ROOT = Path(__file__).parents[1]
 ROWS = [
     [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
-    for line in (ROOT / "docs" / "coverage.md").read_text(encoding="utf-8").splitlines()
+    for line in (ROOT / "lessons" / "coverage.md").read_text(encoding="utf-8").splitlines()
     if re.match(r"\| [A-FT]\d", line)
 ]
 COUNTS = {"A": 74, "B": 70, "C": 49, "D": 15, "E": 5, "F": 10, "T": 46}
