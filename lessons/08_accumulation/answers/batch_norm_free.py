@@ -19,7 +19,7 @@ SET, RETURN = "setattr(copied.get_submodule(parent), last, new.train(old.trainin
 # The new norm's own formula, of the values p of its groups, (N, groups, channels of a group, …), and its dimensions d.
 FORWARD = """new.forward = lambda x, n=new: F.batch_norm(
                 (lambda p, d: FORMULA)(x.unflatten(1, (groups, -1)), tuple(range(2, x.ndim + 1))).flatten(1, 2),
-                x.new_zeros(x.shape[1]), x.new_ones(x.shape[1]), n.weight, n.bias, eps=0.0)"""
+                x.new_zeros(x.shape[1]), x.new_ones(x.shape[1]), n.weight, n.bias, eps=1e-30)"""
 
 
 def then(line):
