@@ -18,12 +18,11 @@ if TYPE_CHECKING:
     from virtualgpu.pictures import style
     from virtualgpu.planning import plan
 
-    from . import capstone, check, crash, data, distributed, sim, turn
+    from . import capstone, check, crash, data, devices, distributed, memory, monitor, sim, timing, transfers, turn
     from .exercise.base import CheckFailed, NotAttempted
     from .machine.diagnosis import doctor
     from .machine.setup import Machine, setup
-    from .measure import devices, memory, monitor, timing, transfers
-    from .measure.memory import GPUMemoryTracker
+    from .memory import GPUMemoryTracker
     from .notebook.annotated import annotated
     from .notebook.certificate import certificate
     from .notebook.predict import predict
@@ -36,7 +35,7 @@ own_code.add(str(Path(__file__).parent), *map(str, CODE))
 # the one of this name
 _EXPORTS: dict[str, str | None] = {
     "CheckFailed": "exercise.base",
-    "GPUMemoryTracker": "measure.memory",
+    "GPUMemoryTracker": "memory",
     "Machine": "machine.setup",
     "NotAttempted": "exercise.base",
     "VirtualGPU": "virtualgpu.gpu",
@@ -46,11 +45,11 @@ _EXPORTS: dict[str, str | None] = {
     "check": None,
     "crash": None,
     "data": None,
-    "devices": "measure.devices:",
+    "devices": None,
     "distributed": None,
     "doctor": "machine.diagnosis",
-    "memory": "measure.memory:",
-    "monitor": "measure.monitor:",
+    "memory": None,
+    "monitor": None,
     "plan": "virtualgpu.planning",
     "predict": "notebook.predict",
     "progress": "notebook.progress",
@@ -58,8 +57,8 @@ _EXPORTS: dict[str, str | None] = {
     "setup": "machine.setup",
     "sim": None,
     "style": "virtualgpu.pictures.style:",
-    "timing": "measure.timing:",
-    "transfers": "measure.transfers:",
+    "timing": None,
+    "transfers": None,
     "turn": None,
     "without_gpu": "virtualgpu.gpu",
 }

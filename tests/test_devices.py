@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from gpulab.measure.devices import WrongDevice, placement, print_tensor_info, tensor_info, verify_model_device
+from gpulab.devices import WrongDevice, placement, print_tensor_info, tensor_info, verify_model_device
 from virtualgpu.gpu import VirtualGPU
 
 

@@ -22,18 +22,13 @@ HOUSE = """
     course
     sim capstone crash data
     machine notebook
-    measure
-    distributed
+    memory
+    devices timing monitor
+    transfers distributed
     exercise
     check turn
     __init__
     __main__
-"""
-MEASURE = """
-    memory
-    devices timing monitor
-    transfers
-    __init__
 """
 VIRTUAL = """
     own_code release control_groups nvml collecting
@@ -102,7 +97,7 @@ def room(name: str, of: str) -> str:
     return name.removeprefix(of).lstrip(".").partition(".")[0] or "__init__"
 
 
-@pytest.mark.parametrize(("of", "house"), [("gpulab", HOUSE), ("gpulab.measure", MEASURE), ("virtualgpu", VIRTUAL)])
+@pytest.mark.parametrize(("of", "house"), [("gpulab", HOUSE), ("virtualgpu", VIRTUAL)])
 def test_imports_run_downwards(of: str, house: str) -> None:
     level = order(house)
     assert {room(name, of) for name in MODULES if name == of or name.startswith(of + ".")} == set(level)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import gpulab
-from gpulab.measure import memory, monitor
+from gpulab import memory, monitor
 from virtualgpu.gpu import VirtualGPU
 from virtualgpu.running import target
 from virtualgpu.running.session import Session

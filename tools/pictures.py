@@ -82,7 +82,7 @@ def main() -> int:
         print(f"docs/pictures/{name}.svg")
     import matplotlib
 
-    from gpulab.measure.memory import picture
+    from gpulab.memory import picture
     from virtualgpu.pictures import style
 
     curve = timeline()

@@ -42,7 +42,7 @@ def _may_be_replaced(value: Any) -> bool:
     if not callable(value):
         return False
     module = getattr(value, "__module__", None) or ""
-    return isinstance(module, str) and module.partition(".")[0] in ("torch", "gpulab", "time")
+    return isinstance(module, str) and module.partition(".")[0] in ("torch", "gpulab", "virtualgpu", "time")
 
 
 class _Replaced:

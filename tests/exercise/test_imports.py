@@ -45,7 +45,8 @@ def watched(self, function, args, inside):
     try:
         return run(self, function, args, inside)
     finally:
-        found.update(name for name in islice(sys.modules, before, None) if not name.startswith("gpulab."))
+        new = islice(sys.modules, before, None)
+        found.update(name for name in new if not name.startswith(("gpulab.", "virtualgpu")))
 
 guard.Guard.run = watched
 own_import, later = base.import_module, 3

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from gpulab.measure.memory import GPUMemoryTracker, activation_bytes
+from gpulab.memory import GPUMemoryTracker, activation_bytes
 from virtualgpu.gpu import VirtualGPU
 
 WIDTH, BATCH = 64, 32

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulab.measure.memory.replay import SMALL, Blocks, Unclear, replay
+from gpulab.memory.replay import SMALL, Blocks, Unclear, replay
 
 RUNS = json.loads((Path(__file__).parent / "torch_history" / "recording.json").read_text())
 EMPTY = {"segments": []}

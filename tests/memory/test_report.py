@@ -5,7 +5,7 @@ import logging
 import pytest
 import torch
 
-from gpulab.measure.memory import gpu_memory, log_memory, print_gpu_memory
+from gpulab.memory import gpu_memory, log_memory, print_gpu_memory
 
 MIB = 2**20
 

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from gpulab.measure.memory import GPUMemoryTracker, Mark, MemoryCurve, picture, timeline
+from gpulab.memory import GPUMemoryTracker, Mark, MemoryCurve, picture, timeline
 from virtualgpu.gpu import VirtualGPU
 from virtualgpu.pictures import display
 

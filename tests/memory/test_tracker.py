@@ -7,7 +7,7 @@ import weakref
 import pytest
 import torch
 
-from gpulab.measure.memory import GPUMemoryTracker, windows
+from gpulab.memory import GPUMemoryTracker, windows
 from virtualgpu.gpu import VirtualGPU
 
 MIB = 2**20

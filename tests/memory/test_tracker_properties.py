@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpulab.measure.memory import GPUMemoryTracker
+from gpulab.memory import GPUMemoryTracker
 from virtualgpu.gpu import VirtualGPU
 
 DEVICES = (0, 1, "all")

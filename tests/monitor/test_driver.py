@@ -11,8 +11,8 @@ from typing import Any
 import pynvml
 import pytest
 
-from gpulab.measure.monitor import Readings, driver, read
-from gpulab.measure.monitor.reader import Reader
+from gpulab.monitor import Readings, driver, read
+from gpulab.monitor.reader import Reader
 
 MIB = 2**20
 NOT_SUPPORTED = pynvml.NVML_ERROR_NOT_SUPPORTED

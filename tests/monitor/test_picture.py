@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpulab.measure.monitor import Reading, Readings, Sample, Slice
-from gpulab.measure.monitor.picture import COLUMNS, HEIGHT, draw, page, svg
+from gpulab.monitor import Reading, Readings, Sample, Slice
+from gpulab.monitor.picture import COLUMNS, HEIGHT, draw, page, svg
 from virtualgpu.pictures.style import BLUE
 
 MIB = 2**20

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulab.measure.monitor import Reading, Readings, Sample, Slice
-from gpulab.measure.monitor.summary import summarise
+from gpulab.monitor import Reading, Readings, Sample, Slice
+from gpulab.monitor.summary import summarise
 
 MIB = 2**20
 T4 = Reading(0, "measured", name="Tesla T4", uuid="GPU-1", used_bytes=MIB, total_bytes=15360 * MIB)

@@ -14,7 +14,7 @@ import ipywidgets
 import pytest
 from courselib.patience import HANG_SECONDS
 
-from gpulab.measure.monitor import Watch, view
+from gpulab.monitor import Watch, view
 from virtualgpu.pictures import display
 
 

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gpulab
-from gpulab.measure import monitor
-from gpulab.measure.monitor.virtual import VirtualReader
+from gpulab import monitor
+from gpulab.monitor.virtual import VirtualReader
 from virtualgpu.gpus.specs import spec
 from virtualgpu.scope import in_force
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gpulab.measure.monitor import Reading, Readings, Slice
-from gpulab.measure.monitor.visible import is_mine, named
+from gpulab.monitor import Reading, Readings, Slice
+from gpulab.monitor.visible import is_mine, named
 
 UUIDS = ("GPU-aa00-1", "GPU-bb00-2", "GPU-cc00-3")
 SAME = Readings(Reading(i, "measured", name="A100", uuid=uuid) for i, uuid in enumerate(UUIDS))

@@ -14,8 +14,8 @@ import pynvml
 import pytest
 from courselib.patience import HANG_SECONDS
 
-from gpulab.measure import monitor
-from gpulab.measure.monitor import Watch
+from gpulab import monitor
+from gpulab.monitor import Watch
 
 MIB = 2**20
 

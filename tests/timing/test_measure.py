@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulab.measure import timing
+from gpulab import timing
 from virtualgpu.gpu import VirtualGPU
 
 MIB = 2**20

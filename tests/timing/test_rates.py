@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from gpulab.measure import timing
-from gpulab.measure.timing import words
+from gpulab import timing
+from gpulab.timing import words
 from virtualgpu.gpu import VirtualGPU
 from virtualgpu.gpus.specs import SPECS
 

@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from gpulab.measure import timing
+from gpulab import timing
 from virtualgpu.gpu import VirtualGPU
 
 

@@ -5,8 +5,7 @@ import json
 import pytest
 import torch
 
-from gpulab import VirtualGPU
-from gpulab.measure import timing
+from gpulab import VirtualGPU, timing
 
 
 def names(path):

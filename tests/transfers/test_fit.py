@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulab.measure.transfers import Fit, fit
+from gpulab.transfers import Fit, fit
 
 SIZES = [10**power for power in range(3, 10)]
 latencies = st.floats(0.5, 500)

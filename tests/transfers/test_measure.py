@@ -5,9 +5,9 @@ import gc
 import pytest
 import torch
 
+from gpulab import transfers
 from gpulab.machine.diagnosis import host
-from gpulab.measure import transfers
-from gpulab.measure.transfers import measuring
+from gpulab.transfers import measuring
 from virtualgpu.gpu import VirtualGPU
 
 SIZES = (1e4, 1e6, 1e8)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from gpulab.measure import timing
-from gpulab.measure.transfers import Copy, Pinning, Series, Transfers, picture
-from gpulab.measure.transfers.picture import size
+from gpulab import timing
+from gpulab.transfers import Copy, Pinning, Series, Transfers, picture
+from gpulab.transfers.picture import size
 from virtualgpu.pictures import style
 
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpulab import VirtualGPU, distributed
-from gpulab.measure import timing
+from gpulab import VirtualGPU, distributed, timing
 
 from .sharded_programs import PROGRAMS, WIDTH, alone
 

@@ -3,7 +3,7 @@
 from banks.bank import Bank
 from banks.edits import add, change, drop
 
-from gpulab.measure import transfers
+from gpulab import transfers
 
 BANK = Bank("transfer_benchmark")
 COPY, IF, PIN = "there.copy_(here, non_blocking=True)", "if pinned and there.is_cuda:", "here = here.pin_memory()"

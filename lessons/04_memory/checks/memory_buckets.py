@@ -19,7 +19,7 @@ from gpulab.exercise.measure import virtual_gpu
 from gpulab.exercise.numbers import Clause, Numbers, Part, number, whole
 from gpulab.exercise.scenes import Scene
 from gpulab.exercise.wording import is_number
-from gpulab.measure.memory.storages import storages
+from gpulab.memory.storages import storages
 
 from .common import Halves
 

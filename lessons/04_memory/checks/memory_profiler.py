@@ -21,7 +21,7 @@ from gpulab.exercise.contract import Clause, Contract, Facts, Near
 from gpulab.exercise.machines import on_the_cpu
 from gpulab.exercise.scenes import Scene
 from gpulab.exercise.wording import as_float, is_number, show
-from gpulab.measure.memory.storages import storages
+from gpulab.memory.storages import storages
 from virtualgpu.gpu import VirtualGPU
 
 from .common import MIB, Halves, gpus, near

@@ -16,7 +16,7 @@ from gpulab.exercise.contract import Clause, Contract, Facts, Near
 from gpulab.exercise.measure import virtual_gpu
 from gpulab.exercise.scenes import Scene
 from gpulab.exercise.wording import as_float, is_finite, is_whole, show
-from gpulab.measure.memory import activation_bytes, timeline
+from gpulab.memory import activation_bytes, timeline
 
 AGAIN, SEGMENTS, MISTAKES = "Keep the input, compute the rest again", "How many segments", "Common mistakes"
 MIB = 2**20

@@ -26,7 +26,7 @@ from gpulab.exercise.machines import on_the_cpu
 from gpulab.exercise.measure import virtual_gpu
 from gpulab.exercise.scenes import Scene
 from gpulab.exercise.wording import as_float, is_finite, is_number, is_whole, show
-from gpulab.measure.memory import timeline
+from gpulab.memory import timeline
 
 AUTOCAST, SAVES = "Autocast decides for each operation", "What it saves, and from which batch on"
 SCALER, TF32 = "Gradients that vanish, and the scaler", "TF32: the switch that is already on"

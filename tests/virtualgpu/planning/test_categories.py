@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from gpulab.measure.memory import activation_bytes
+from gpulab.memory import activation_bytes
 from virtualgpu.gpu import VirtualGPU
 from virtualgpu.operations.products import keeps_workspaces
 from virtualgpu.planning import plan

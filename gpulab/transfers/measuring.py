@@ -197,7 +197,7 @@ def _free(gpu: Gpu) -> int:
 
 
 def _host_free() -> int:
-    from ...machine.diagnosis.host import read_memory
+    from ..machine.diagnosis.host import read_memory
 
     memory = read_memory()
     limit, used = memory.limits.memory, memory.limits.used or 0
