@@ -90,9 +90,10 @@ print(f"run to its end: out of memory in update {len(lived) + 1} (virtual)")
 steps_guess.compare(len(lived), "virtual")
 
 # %% question-explain [markdown]
-# “It fits” was true of four updates. A job that ends after seventy-odd has run for some minutes: long enough to be left alone
-# for the night. And it ends well before its room is used up: what each update leaves lies in small pieces between the large
-# blocks, and then the scores, 1.5 GiB, find no place in one piece (lesson 05). Room divided by growth is an upper bound.
+# “It fits” was true of four updates. A job that ends after seventy-odd (PyTorch 2.15; 134 with 2.11) has run for some
+# minutes: long enough to be left alone for the night. And it may end well before its room is used up, as here: what each
+# update leaves lies in small pieces between the large blocks, and then the scores, 1.5 GiB, find no place in one piece
+# (lesson 05). Room divided by growth is an upper bound.
 # Nothing in the script looked wrong, and one number after each step tells. So before any repair: **a list of questions, and
 # an instrument for each.**
 
