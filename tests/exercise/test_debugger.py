@@ -21,7 +21,7 @@ def amdahl(seconds, share, factor, overhead):
 """
 SETUP = """
 import gpulab, torch
-from gpulab.check import guard
+from gpulab.exercise import guard
 machine = gpulab.setup("T4")
 machine.close()
 guard.WALL_SECONDS = 1.0

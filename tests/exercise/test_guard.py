@@ -335,7 +335,7 @@ def test_the_share_of_the_processor_is_a_share():
 
 TWO_THREADS = """
 import sys, threading, time
-from gpulab.check import processor
+from gpulab.exercise import processor
 
 def work():
     until = time.thread_time() + 0.2

@@ -18,7 +18,7 @@ import contextlib, gc, json, os, sys
 from importlib import import_module
 from itertools import islice
 import gpulab
-from gpulab.check import base, guard
+from gpulab.exercise import base, guard
 from gpulab.course import LESSONS
 sys.path.insert(0, "tools")
 from banks.bank import Bank

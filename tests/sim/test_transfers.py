@@ -108,7 +108,7 @@ class TestWhatACopyIs:
 class TestErrors:
     def test_tensors_of_two_devices(self):
         result = state("weights to GPU", "weights + bias")
-        recorded = json.loads((Path(__file__).parents[1] / "virtual/torch_cuda/errors.json").read_text("utf-8"))
+        recorded = json.loads((Path(__file__).parents[1] / "virtualgpu/torch_cuda/errors.json").read_text("utf-8"))
         assert f'"message": "{result.error.removeprefix("RuntimeError: ")}"' in json.dumps(recorded)
         assert "cuda:0" in result.finding
         assert state("weights to GPU", "bias to GPU", "weights + bias").error == ""
