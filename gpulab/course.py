@@ -41,7 +41,8 @@ class Lesson:
 def _read(folder: Path) -> Lesson:
     number, _, slug = folder.name.partition("_")
     row = tomllib.loads((folder / "lesson.toml").read_text(encoding="utf-8"))
-    questions = (folder / "quiz.toml").read_text(encoding="utf-8").count("[[question]]")
+    quiz = folder / "quiz.toml"
+    questions = quiz.read_text(encoding="utf-8").count("[[question]]") if quiz.exists() else 0
     return Lesson(int(number), slug, row["promise"], row["minutes"], tuple(row["exercises"]), questions)
 
 

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import build
 import nbformat
 import pytest
-from banks import bank as bank_module
 from banks import edits
 
 import gpulab
@@ -49,16 +48,6 @@ def test_the_example_of_a_lesson_is_a_source(built):
     nbformat.validate(notebook)
 
 
-IMPORTS = """
-import torch
-from collections.abc import Callable
-from typing import Any
-from gpulab.exercise.contract import Clause, Contract, Facts, Near
-from gpulab.exercise.measure import virtual_gpu
-from gpulab.exercise.scenes import Scene
-"""
-
-
 def test_the_example_of_an_exercise_gives_a_stub_and_its_check_judges(built, monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("GPULAB_PROGRESS", str(tmp_path / "progress.json"))
     text = block("# %% check-double")
@@ -68,7 +57,7 @@ def test_the_example_of_an_exercise_gives_a_stub_and_its_check_judges(built, mon
     file = tmp_path / "02_devices" / "checks" / "double.py"
     file.parent.mkdir(parents=True)
     names = {"gpulab": gpulab, "__file__": str(file), "__name__": "gpulab.lessons.02_devices.checks.double"}
-    exec(IMPORTS + block("EXERCISE = Contract("), names)
+    exec(block("EXERCISE = Contract("), names)
     check = names["EXERCISE"].check
     monkeypatch.setitem(
         sys.modules, "gpulab.lessons.02_devices.checks.double", SimpleNamespace(EXERCISE=names["EXERCISE"])
@@ -77,7 +66,7 @@ def test_the_example_of_an_exercise_gives_a_stub_and_its_check_judges(built, mon
     (tmp_path / "02_devices" / "exercises.py").write_text(text)
     monkeypatch.setattr(edits, "FOLDER", tmp_path)
     edits._solution.cache_clear()
-    bank_names = {"Bank": bank_module.Bank, "change": edits.change}
+    bank_names = {}
     exec(block('BANK = Bank("double"'), bank_names)
     bank = bank_names["BANK"]
     file.with_suffix(".json").write_text(bank.fingerprints())
@@ -123,12 +112,7 @@ def test_the_example_of_a_turn_gives_the_code_to_change_and_answers(built, capsy
 
 
 def test_the_example_of_a_simulator_is_whole():
-    names = {}
-    exec(
-        "from dataclasses import dataclass\nfrom gpulab.sim.base import *\nfrom virtualgpu.pictures.svg import *\n",
-        names,
-    )
-    exec("from virtualgpu.pictures.style import SKY\n", names)
+    names = {"__name__": "lilies"}
     exec(block("class Lilies"), names)
     pond = names["Lilies"](days=3)
     assert "after 3 days there are 8 lilies" in repr(pond)

@@ -123,8 +123,8 @@ def test_code_and_signs_are_shown_as_they_are():
     ("call", "message"),
     [
         (lambda: gpulab.quiz(8, "nothing"), "ids: lesson 08 has no question 'nothing'; it has: last-window"),
-        (lambda: gpulab.quiz(99), "lesson must be a whole number from 0 to 15, not 99"),
-        (lambda: gpulab.quiz("08"), "lesson must be a whole number from 0 to 15, not '08'"),
+        (lambda: gpulab.quiz(99), f"lesson must be a whole number from 0 to {len(course.LESSONS) - 1}, not 99"),
+        (lambda: gpulab.quiz("08"), f"lesson must be a whole number from 0 to {len(course.LESSONS) - 1}, not '08'"),
     ],
 )
 def test_a_quiz_that_does_not_exist_is_refused(call, message):
