@@ -5,11 +5,9 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 python3 -m venv --clear .venv-cpu
-rm -rf build # what an earlier installation left would be installed again
 .venv-cpu/bin/python -m pip install --quiet --disable-pip-version-check "${CPU_TORCH:-torch==2.13.0}" .
-rm -rf build
 
-smoke=$PWD/tests/smoke.py
+smoke=$PWD/tests/wheel/smoke.py
 python=$PWD/.venv-cpu/bin/python
 cd "$(mktemp -d)" # away from the source tree: the installed package is what is tried
 trap 'rm -rf "$PWD"' EXIT

@@ -30,6 +30,7 @@ class Effort:
     sizes: int | None = None  # the first so many batch sizes of each model
     cudnn: bool = True
     times: bool = True
+    profiled: bool = True  # the kernels of each step; what stands in for a driver has none
     host_calls: int = 500
     new_shapes: int | None = None  # the first so many convolutions; None: all
     shapes: tuple[tuple[int, int, int], ...] = kernels.SHAPES

@@ -245,7 +245,8 @@ def _steps(run: Run) -> list[dict[str, Any]]:
     def time_it(step: Callable[[], None]) -> dict[str, Any]:
         if not run.effort.times:
             return {}
-        return {"step_ms": speed.timed(step, 7, 2), "host_ms": speed.host_ms(step, 5)} | speed.by_operation(step)
+        taken = {"step_ms": speed.timed(step, 7, 2), "host_ms": speed.host_ms(step, 5)}
+        return taken | (speed.by_operation(step) if run.effort.profiled else {})
 
     memory.warm_up()
     with memory.quick_collections():

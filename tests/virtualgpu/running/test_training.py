@@ -144,7 +144,7 @@ def test_out_of_memory_ends_in_pytorchs_traceback_and_says_what_would_help(run):
         ("too_large.py", "<module>"),
         ("too_large.py", "activations"),
     ]
-    assert "/gpulab/" not in trace.replace(str(SCRIPTS), "")
+    assert "/virtualgpu/" not in trace.replace(str(SCRIPTS), "")
     assert "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.05 GiB. GPU 0 has a total" in trace
     short = gpu(done).shortage
     assert short.requested == -(-200_000 * 4096 * 4 // (2 << 20)) * (2 << 20)  # a segment is a multiple of 2 MiB

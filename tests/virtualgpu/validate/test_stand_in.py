@@ -27,7 +27,7 @@ import sys
 from pathlib import Path
 from virtualgpu.validate import recorder
 effort = dataclasses.replace(
-    recorder.QUICK, events=150, other_rules=True,
+    recorder.QUICK, events=150, other_rules=True, profiled=False,
     operators=("linear", "conv3x3", "sdpa_causal"), models=("mlp", "unet"),
 )
 kind = "PyTorch's CUDA code on a stand-in driver; no kernel ran"
