@@ -22,7 +22,8 @@ from gpulab.exercise.wording import as_float, is_number, show
 SCALER, ORDER = "Gradients that vanish, and the scaler", "The order: unscale, clip, step, update"
 SAID = "get_scale() before and after each update()"
 METHODS = ("scale", "unscale_", "step", "update", "get_scale")
-SHAPES = ((3,), (2, 2), (), (2,))  # of the parameters; the last is the one that may have no gradient
+SHAPES = ((3,), (), (2, 2), (2,))  # of the parameters, in two groups of two
+MISSING = 2  # the one that may have no gradient; one of its group comes after it
 LARGE = (2e38, 2e38, 2e38, 1e25, 1e25, 0.0, 0.0)  # scaled gradients that overflow when squared, or when added up
 CLAUSES = [
     Clause(quote, facts, summary, rule, read)
@@ -58,7 +59,7 @@ CLAUSES = [
 EDGES = {
     "bad": ("none", "first", "middle", "last two"),  # iterations with an inf or NaN
     "value": (math.inf, -math.inf, math.nan),
-    "where": (0, 1, 2),  # the parameter that it is in; there are two groups
+    "where": (0, 1, 3),  # the parameter that it is in
     "interval": (1, 3),
     "factors": ((2.0, 0.5), (3.0, 0.25)),
     "first": (2.0**45, 1.0),  # scale
@@ -127,7 +128,7 @@ def draw(scene: Scene) -> tuple[list[Any], list[bool]]:
             flattened = gradients[scene.where].view(-1)
             flattened[random.randrange(len(flattened))] = scene.value
         if scene.missing and i % 2 == 0:
-            gradients[-1] = None
+            gradients[MISSING] = None
         unscale = {"always": True, "in turn": i % 2 == 1}.get(scene.unscale, False)
         iterations.append((gradients, not large, unscale))
     return iterations, [i in at for i in range(len(LARGE))]
