@@ -40,7 +40,7 @@ VIRTUAL = """
     ranks
     surface
     gpu
-    choice lending readings pictures
+    observe choice lending readings pictures
     planning
     running validate
     __init__

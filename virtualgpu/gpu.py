@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
@@ -91,6 +91,7 @@ class VirtualGPU:
         self.rates = found if host is None else replace(found, host=hosts.host(host))
         self.clock = Clock(count, self.rates)
         self.pinned = PinnedCache()
+        self.on_pin: list[Callable[[int], object]] = []  # `observe` adds to it
         self.under_way: UnderWay | None = None
         self.sync_debug_mode = 0
         self.active = False

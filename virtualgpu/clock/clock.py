@@ -122,6 +122,8 @@ class Clock:
         self.counts_host = counts_host
         self.ignores_own = False  # for a check: then what a program measures does not hang on how busy this machine is
         self.record: list[Span] | deque[Span] | None = None
+        self.on_wait: list[Callable[[str, float], object]] = []  # `observe` adds to these two
+        self.on_question: list[Callable[[], object]] = []
         self.devices = [DeviceClock(self, index) for index in range(count)]
         self._began = self._last = self._entered = real()  # until `_last` the host's own time is accounted for
         self._queued = 0, 0.0  # the thread that last asked how long it had waited for a processor, and the answer
@@ -229,6 +231,8 @@ class Clock:
         if until > self.host:
             if self.record is not None:
                 self.record.append(Span(name, "host", 0, 0, self.host, until - self.host))
+            for observer in self.on_wait:
+                observer(name, until - self.host)
             self.waited += until - self.host
             self.host = until
 
@@ -246,6 +250,8 @@ class Clock:
         between its questions gets on, and one that does not is not charged for what else this machine had to do.
         Of a pause that it makes with `time.sleep` counts what it asked for (`slept`).
         """
+        for observer in self.on_question:
+            observer()
         if self._asked:
             now = real()
             gap = now - self._last

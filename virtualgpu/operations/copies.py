@@ -197,6 +197,8 @@ def pin(storage: Any, *, copied: bool) -> None:
     if gpu is None or not nbytes:
         setattr(storage, PINNED, True)
         return
+    for observer in gpu.on_pin:
+        observer(nbytes)
     block, fresh = gpu.pinned.take(nbytes)
     setattr(storage, PINNED, block)
     if "_pin_memory_loop" not in threading.current_thread().name:

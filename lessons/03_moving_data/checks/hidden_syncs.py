@@ -25,7 +25,8 @@ from gpulab.exercise.contract import Clause, Contract, Facts, Near
 from gpulab.exercise.races import Race, races
 from gpulab.exercise.scenes import Scene
 from gpulab.exercise.wording import as_float, clip, is_finite, is_number, is_students, is_whole
-from virtualgpu.clock.clock import Clock, Span
+from virtualgpu.clock.clock import Clock
+from virtualgpu.observe import observe
 
 HIDDEN, WAITS, STREAMS = "Hidden waits", "Who waits for a copy", "Two streams at once"
 AHEAD = 1000.0  # seconds of work before the first batch: who waits in the loop waits for this
@@ -86,7 +87,7 @@ class Steps(torch.optim.SGD):
 
 
 class Waits(TorchDispatchMode):
-    """A record of the clock's that keeps what the host waits for, before the last of `batches` steps or later."""
+    """Keeps what the host waits for, before the last of `batches` steps or later."""
 
     def __init__(self, optimizer: Steps, batches: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -101,13 +102,13 @@ class Waits(TorchDispatchMode):
         finally:
             self._operation = "", None
 
-    def append(self, span: Span) -> None:
-        if span.where != "host" or not (span.name.startswith("copy to ") or span.name.endswith("synchronize")):
+    def note(self, name: str, seconds: float) -> None:
+        if not (name.startswith("copy to ") or name.endswith("synchronize")):
             return
         if self.optimizer.steps == self.batches:
-            self.told |= span.name.endswith("synchronize")
+            self.told |= name.endswith("synchronize")
             return
-        self.early.add(self._what(span.name))
+        self.early.add(self._what(name))
         frames = [frame for frame in traceback.extract_stack() if is_students(frame.filename)]
         self.line = self.line or (frames[-1].line or "" if frames else "")
 
@@ -204,18 +205,18 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
         graphs, optimizer = Graphs(model.to(device.name)), Steps(model.parameters(), lr)
         stream = torch.cuda.Stream(scene.gpu).stream_id if scene.stream == "a side stream" else 0
         pinned = [(x.pin_memory(), y.pin_memory()) for x, y in batches]
-        gpu.under_way, waits = (copies := Copies(clock)), Waits(optimizer, scene.batches)
+        copies, waits = Copies(clock), Waits(optimizer, scene.batches)
 
         def watched(student: Any, model: Any, optimizer: Any, batches: Any) -> Any:
-            device.stream, clock.record = stream, waits  # type: ignore[assignment]
+            device.stream = stream
             device.timer.kernel(stream, AHEAD, "earlier work")
             gpu.device(1 - scene.gpu).timer.kernel(0, AHEAD / 2, "earlier work")
             try:
-                with races() as seen, waits:
+                with races() as seen, waits, observe(gpu, wait=waits.note, copies=copies):
                     return student(model, optimizer, batches)
             finally:
                 found.extend(seen)
-                device.stream, clock.record = 0, None
+                device.stream = 0
 
         may_change = {"model": TRAINED, "optimizer": {"state"}}
         got = call(model, optimizer, pinned, may_change=may_change, through=watched)

@@ -13,7 +13,6 @@ import random
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest.mock import Mock
 
 import torch
 
@@ -22,6 +21,7 @@ from gpulab.exercise.contract import Clause, Contract, Facts
 from gpulab.exercise.scenes import Scene
 from virtualgpu.clock.clock import Span
 from virtualgpu.gpu import VirtualGPU
+from virtualgpu.observe import observe
 from virtualgpu.scope.in_force import backing
 
 WAITS, STREAMS = "Who waits for a copy", "Two streams at once"
@@ -135,7 +135,7 @@ class Consumer:
         self.source, self.raised, self.most = Source(batches, self.error), "none", 0
         self.sizes = {t.nbytes: (i, part) for i, batch in enumerate(batches) for part, t in enumerate(batch)}
         self.spans, self.own = list[Span](), set[int]()  # own: the consumer's waits, by their places among the spans
-        self.kinds, self.moved, self.asked = set[str](), set[str](), Mock(side_effect=gpu.clock.ask)
+        self.kinds, self.moved, self.questions = set[str](), set[str](), 0
         self.kind = ", ".join([f"Tensor on {self.device.name}"] * 2)
         self.arrived, self.streams = list[Any](), list[int]()
         self.places = list[list[tuple[int, int]]]()  # of a batch's tensors on the GPU, from and to
@@ -150,8 +150,7 @@ class Consumer:
         stream, self.before = device.stream, torch.cuda.memory_allocated(device.index)
         source: Any = list(self.batches) if scene.source == "a list" else self.source
         source = iter(source) if scene.source == "a generator" else source
-        self.gpu.clock.ask = self.asked  # type: ignore[method-assign]
-        with self.gpu.timeline() as timeline:
+        with self.gpu.timeline() as timeline, observe(self.gpu, question=self._asked):
             self.spans = timeline.spans
             try:
                 for item in student(source, torch.device(scene.device)):
@@ -165,6 +164,9 @@ class Consumer:
                 self.raised = "the source's" if error is self.error else "another one"
                 error.__traceback__ = None  # its frames hold batches
         self._look_around(stream, "afterwards")
+
+    def _asked(self) -> None:
+        self.questions += 1
 
     def held(self) -> int:
         return torch.cuda.memory_allocated(self.device.index) - self.before
@@ -233,7 +235,7 @@ def judge(facts: Facts, seen: Consumer) -> None:
     early = [n for n in numbers if runs[n].start < there[n] - SLACK]
     host = [span.name for i, span in enumerate(seen.spans) if span.where == "host" and i not in seen.own]
     waits = {name for name in host if name.startswith("copy to GPU, ") or name.endswith("synchronize")}
-    waits |= {"a copy that it asks about again and again"} if seen.asked.call_count > 3 * len(numbers) else set()
+    waits |= {"a copy that it asks about again and again"} if seen.questions > 3 * len(numbers) else set()
 
     def then(name: str, seen: Any, wanted: Any) -> None:
         if facts.hold():

@@ -22,7 +22,7 @@ from gpulab.exercise.contract import Clause, Contract, Facts, Near
 from gpulab.exercise.scenes import Scene
 from gpulab.exercise.wording import is_finite
 from virtualgpu.gpu import VirtualGPU
-from virtualgpu.operations.copies import PinnedCache
+from virtualgpu.observe import observe
 
 COST, PINNED = "What a copy costs", "Pinned memory"
 LEFT = 24 * 2**20  # bytes that are free on a full GPU: room for the buffer of one large size, and not of two
@@ -72,17 +72,6 @@ EDGES = {
 def possible(scene: Scene) -> bool:
     on_gpu, room = scene.place[0] != "cpu", scene.room
     return room == ALL or (on_gpu != (room == HOST) and (room != LOCKED or bool(scene.pinned)))
-
-
-class Pins(PinnedCache):
-    """The host's page-locked memory, without room for `refused` bytes."""
-
-    refused = 0
-
-    def take(self, nbytes: int) -> Any:
-        if nbytes == self.refused:
-            raise RuntimeError("CUDA error: out of memory")  # of cudaHostAlloc
-        return super().take(nbytes)
 
 
 class Operations(TorchDispatchMode):
@@ -154,9 +143,12 @@ class Run:
             with torch.cuda.device(current):
                 return student(sizes, pinned, device, timer)
 
-        with scope(compute=False, count=2) as gpu:
-            gpu.pinned, self.timer = Pins(), Timer(gpu)
-            gpu.pinned.refused = one if scene.room == LOCKED else 0
+        def no_room(nbytes: int) -> None:
+            if nbytes == one and scene.room == LOCKED:
+                raise RuntimeError("CUDA error: out of memory")  # of cudaHostAlloc
+
+        with scope(compute=False, count=2) as gpu, observe(gpu, pin=no_room):
+            self.timer = Timer(gpu)
             for i, size in enumerate(sorted(fits)):  # neighbours lie on different sides: a line through two is far off
                 self.timer.noise[size] = 1 + (-1) ** i * random.uniform(noise / 2, noise)
             full = torch.cuda.mem_get_info(index)[0] - LEFT if one and scene.room == GPU else 0

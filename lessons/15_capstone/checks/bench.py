@@ -23,6 +23,7 @@ from gpulab.capstone.faults import sound
 from gpulab.exercise.measure import virtual_gpu
 from virtualgpu.clock.clock import Clock
 from virtualgpu.clock.timeline import Timeline
+from virtualgpu.observe import observe
 from virtualgpu.scope import in_force
 
 WORDS = 32
@@ -137,19 +138,15 @@ def busy(seconds: float = 1.0) -> None:
 @contextlib.contextmanager
 def waits() -> Iterator[list[float]]:
     """The seconds of each wait of the host within the block; not those for room in the launch queue."""
-    own, seen = clock(), list[float]()
-    wait = own.wait
+    assert in_force.current is not None
+    seen = list[float]()
 
-    def noted(until: float, name: str = "wait") -> None:
-        if until > own.host and "queue" not in name:
-            seen.append(until - own.host)
-        wait(until, name)
+    def note(name: str, seconds: float) -> None:
+        if "queue" not in name:
+            seen.append(seconds)
 
-    own.wait = noted  # type: ignore[method-assign]
-    try:
+    with observe(in_force.current, wait=note):
         yield seen
-    finally:
-        del own.wait
 
 
 @contextlib.contextmanager
