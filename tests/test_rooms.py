@@ -154,6 +154,7 @@ SIMULATORS = sorted({name.split(".")[2] for name in MODULES if name.startswith("
 @pytest.mark.parametrize("simulator", SIMULATORS)
 def test_a_model_knows_no_picture_and_a_picture_no_controls(simulator: str) -> None:
     here = f"gpulab.sim.{simulator}."
+    assert "from .controls" not in MODULES[here + "picture"].read_text(encoding="utf-8")  # nor for annotations
     for name in (name for name in MODULES if name.startswith(here)):
         above = {"controls": set(), "picture": {"controls"}}.get(name.removeprefix(here), {"controls", "picture"})
         assert not {here + part for part in above} & all_imports()[name], name

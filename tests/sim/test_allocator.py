@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpulab.sim.allocator.controls import EXAMPLES, Allocator, limits, simulate
+from gpulab.sim.allocator.controls import Allocator
 from gpulab.sim.allocator.model import MOST_COMMANDS, Command, largest_request, read, run
 from gpulab.sim.allocator.picture import draw
+from gpulab.sim.allocator.result import EXAMPLES, limits, simulate
 from gpulab.sim.base.live import Live
 from virtualgpu.memory.blocks import MiB
 from virtualgpu.memory.caching import CachingAllocator

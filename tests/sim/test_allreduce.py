@@ -8,7 +8,7 @@ from fractions import Fraction
 import pytest
 from hypothesis import strategies as st
 
-from gpulab.sim.allreduce.controls import FRAMES, AllReduce, simulate
+from gpulab.sim.allreduce.controls import AllReduce
 from gpulab.sim.allreduce.model import (
     LINKS,
     MOST_GPUS,
@@ -25,6 +25,7 @@ from gpulab.sim.allreduce.model import (
     sent_bytes,
 )
 from gpulab.sim.allreduce.picture import draw
+from gpulab.sim.allreduce.result import FRAMES, simulate
 from gpulab.sim.base.simulator import Flag, Slider
 from virtualgpu.gpus.specs import SPECS
 

@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 
 from gpulab.sim.base.lanes import total
-from gpulab.sim.launch_queue.controls import LaunchQueue, simulate
+from gpulab.sim.launch_queue.controls import LaunchQueue
 from gpulab.sim.launch_queue.model import STEPS, Work, addition_us, run, seconds
 from gpulab.sim.launch_queue.picture import _lanes
+from gpulab.sim.launch_queue.result import simulate
 from virtualgpu.clock import rates
 
 from . import states

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from courselib.patience import HANG_SECONDS
 
-from gpulab.sim.pipeline.controls import Pipeline, simulate
+from gpulab.sim.pipeline.controls import Pipeline
 from gpulab.sim.pipeline.model import (
     AHEAD,
     BATCHES,
@@ -21,6 +21,7 @@ from gpulab.sim.pipeline.model import (
     shown,
     steady,
 )
+from gpulab.sim.pipeline.result import simulate
 from virtualgpu.clock import rates
 
 from . import states

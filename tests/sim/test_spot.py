@@ -6,9 +6,10 @@ import pytest
 from hypothesis import strategies as st
 
 from gpulab.sim.base.simulator import Slider
-from gpulab.sim.spot.controls import Spot, simulate
+from gpulab.sim.spot.controls import Spot
 from gpulab.sim.spot.model import AT_ONCE, Plan, best_interval, retried, young
-from gpulab.sim.spot.picture import LONGEST_INTERVAL, draw, money, span
+from gpulab.sim.spot.picture import draw
+from gpulab.sim.spot.result import LONGEST_INTERVAL, money, simulate, span
 
 from . import states
 

@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpulab.sim.base.live import Live
-from gpulab.sim.transfers.controls import Transfers, simulate
+from gpulab.sim.transfers.controls import Transfers
 from gpulab.sim.transfers.machine import CONTEXT_BYTES
 from gpulab.sim.transfers.model import BYTES, GPUS, MOST_COMMANDS, SLOTS, read
+from gpulab.sim.transfers.result import simulate
 from virtualgpu.clock import rates
 from virtualgpu.memory.out_of_memory import format_size
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from virtualgpu.memory.blocks import MiB
 from virtualgpu.pictures.style import BLUE, INK, MUTED, ORANGE, PAPER, RULE, SKY, VERMILLION
 from virtualgpu.pictures.svg import (
@@ -24,9 +22,7 @@ from virtualgpu.pictures.svg import (
 
 from ..base.words import count, percent
 from .model import Piece, Segment
-
-if TYPE_CHECKING:
-    from .controls import Memory
+from .result import Memory, mib
 
 WIDTH, LEFT, RIGHT = 860.0, MARGIN, 860.0 - MARGIN
 STRIP, STRIP_HEIGHT = 66.0, 28.0
@@ -37,15 +33,6 @@ COUNTS = ROWS_TOP + ROWS * ROW + 28
 CHART_LEFT, CHART_HEIGHT = 500.0, 92.0
 FOOT = COUNTS + 124
 LETTER = 0.61 * SMALL  # of a program
-
-
-def mib(nbytes: int) -> str:
-    """`12 MiB`, `1.5 MiB`; from 1 GiB on in GiB, below half a MiB in KiB, below half a KiB in B."""
-    if nbytes >= 2**30:
-        return f"{nbytes / 2**30:.4g} GiB"
-    if nbytes == 0 or nbytes >= MiB // 2:
-        return f"{round(nbytes / MiB, 2):g} MiB"
-    return f"{round(nbytes / 1024, 1):g} KiB" if nbytes >= 512 else f"{nbytes} B"
 
 
 def draw(result: Memory) -> Picture:

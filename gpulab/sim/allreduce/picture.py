@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from virtualgpu.pictures.style import BLUE, GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, RULE, SKY, VERMILLION
 from virtualgpu.pictures.svg import (
@@ -29,17 +29,7 @@ from virtualgpu.pictures.svg import (
 
 from ..base.words import duration
 from .model import MOST_GPUS, Bucket, data_parallel_seconds, ddp_seconds, held, hops, sends
-
-if TYPE_CHECKING:
-    from .controls import Step
-
-
-def times(speedup: float) -> str:
-    """How many GPUs a speed is worth: `0.83`, `3.86`, `13.2`."""
-    if speedup < 0.995:
-        return f"{speedup:.2f}" if speedup >= 0.01 else "<0.01"
-    return f"{speedup:.3g}"
-
+from .result import Step, times
 
 Box: TypeAlias = tuple[float, float, float, float]  # x, y, width, height
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from virtualgpu.pictures.style import GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, RULE, SKY, VERMILLION, YELLOW
 from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, bar, key, length, line, rect, shape, text
@@ -12,9 +11,7 @@ from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, bar, key, length, li
 from ..base.lanes import Axis, Stretch, blocks, cursor, inside, joined, veil
 from ..base.words import count, duration, percent
 from .model import MODE_NAMES, MODES, STEPS, Run
-
-if TYPE_CHECKING:
-    from .controls import Queue
+from .result import Queue
 
 WIDTH, LEFT, RIGHT = 860.0, 150.0, 772.0
 HOST, HOST_HIGH = 24.0, 30.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from virtualgpu.clock.clock import Span
 from virtualgpu.pictures.style import BLUE, GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, RULE, SKY, VERMILLION, YELLOW
@@ -13,9 +12,7 @@ from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, dot, key, line, poly
 from ..base.lanes import Axis, Stretch, blocks, cursor, inside, veil
 from ..base.words import count, duration, percent
 from .model import MOST_WORKERS, Run, Work
-
-if TYPE_CHECKING:
-    from .controls import Feed
+from .result import Feed
 
 WIDTH, LEFT, RIGHT, SIDE = 860.0, 150.0, 772.0, 842.0
 WORKERS, WORKERS_HIGH = 24.0, 72.0

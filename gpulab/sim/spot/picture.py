@@ -7,35 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from virtualgpu.pictures.style import BLUE, GREEN, INK, MUTED, ORANGE, PURPLE, RULE, SKY
 from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, bar, dot, length, line, num, polyline, shape, text
 
 from ..base.words import percent
 from .model import Plan
-
-if TYPE_CHECKING:
-    from .controls import Run
-
-LONGEST_INTERVAL = 720  # minutes
-
-
-def span(hours: float) -> str:
-    """`20 s`, `1 min`, `44 min`, `6.5 h`, `131 h`."""
-    minutes = hours * 60
-    if minutes < 1.995 and abs(minutes - 1) > 0.005:
-        return f"{minutes * 60:.0f} s" if minutes > 0.15 else f"{minutes * 60:.2g} s"
-    if hours < 1.995 and abs(hours - 1) > 1e-9:
-        return f"{minutes:.2g} min" if minutes < 9.95 else f"{minutes:.0f} min"
-    if hours < 99.5:
-        return f"{hours:.2g} h" if hours < 9.95 else f"{hours:.3g} h"
-    return f"{hours:,.0f} h" if hours < 99_999 else "over 100,000 h"
-
-
-def money(amount: float) -> str:
-    return f"${amount:,.2f}" if amount < 100 else f"${amount:,.0f}" if amount < 9_999_999 else "over $10 million"
-
+from .result import LONGEST_INTERVAL, Run, money, span
 
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 860.0, 70.0, 842.0, 76.0, 296.0
 POINTS = 96

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from virtualgpu.pictures.style import GREEN, INK, MUTED, ORANGE, RULE, SKY, VERMILLION
 from virtualgpu.pictures.svg import MARGIN, SMALL, Picture, bar, code, key, line, lines, rect, shape, text, wrap
 
 from ..base.words import count, duration
 from .model import Held, Line
-
-if TYPE_CHECKING:
-    from .controls import Crossings
+from .result import Crossings, size
 
 # the rest of the text is where to read on, an address longer than a line
 _TO_READ_ON = "  See documentation"
@@ -165,8 +161,3 @@ def _cost(result: Crossings) -> list[str]:
         times = f", {result.copying / near:.0f} × faster" if place else ""
         body.append(text(left + seconds * unit + 10, y, f"{duration(seconds)}{times}", weight="bold"))
     return body
-
-
-def size(nbytes: int) -> str:
-    """As data sheets count: 1 MB is 10⁶ bytes, 1 KB is 10³."""
-    return f"{nbytes / 1e6:.2f} MB" if nbytes >= 1e6 else f"{nbytes / 1e3:.2f} KB" if nbytes >= 1e3 else f"{nbytes} B"

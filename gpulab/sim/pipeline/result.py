@@ -1,0 +1,210 @@
+"""Results of the input pipeline: the step, who holds it up, and what each choice made the other way would save."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import NamedTuple
+
+from virtualgpu.clock.clock import Span
+
+from ..base.simulator import Result, Row
+from ..base.words import count, duration, percent
+from .model import MOST_WORKERS, Run, Work, first_wait, shown, steady
+
+VIRTUAL = "virtual"
+
+
+RECORDED = "recorded: fork on Linux, 16 ms a worker"
+
+
+LEAST = 0.01  # of a step: a smaller difference is none
+
+
+class Change(NamedTuple):
+    """One choice made the other way: what having it does to `per`, a step or an epoch; negative seconds are saved."""
+
+    name: str
+    on: bool
+    seconds: float
+    per: str = "step"
+
+    def nothing(self, step: float) -> bool:
+        return abs(self.seconds) < LEAST * step
+
+    def words(self, step: float) -> str:
+        if self.nothing(step):
+            return "saves nothing" if self.on else "would save nothing"
+        verb = "save" if self.seconds < 0 else "cost"
+        verb = f"{verb}s" if self.on else f"would {verb}"
+        return f"{verb} {duration(abs(self.seconds))}" + ("/epoch" if self.per == "epoch" else "")
+
+
+@dataclass(frozen=True)
+class Feed(Result):
+    """The loop, its neighbours with one choice made differently, and the same with other numbers of workers."""
+
+    work: Work
+    run: Run
+    step: float  # seconds, far from the ends of an epoch
+    fetch: float  # of it, in `next(iterator)`
+    by_workers: tuple[float, ...]  # a step with 0, 1, … workers
+    changes: tuple[Change, ...]
+    moment: float  # seconds
+
+    @property
+    def computing(self) -> float:
+        """The share of the time in which the GPU computes."""
+        return self.work.compute / self.step
+
+    @property
+    def copying(self) -> float:
+        return self.work.copy / self.step
+
+    @property
+    def loading(self) -> float:
+        """The share of the time in which a worker, or without one the main process, loads."""
+        return self.work.load / self.step / max(1, self.work.workers)
+
+    @property
+    def pinning(self) -> float:
+        return self.work.pin / self.step
+
+    @property
+    def enough(self) -> int:
+        """From this many workers on, more do not help."""
+        steps = self.by_workers
+        return next(n for n in range(len(steps)) if min(steps[n:]) >= (1 - LEAST) * steps[n])
+
+    @property
+    def gains(self) -> str:
+        """Where more workers stop helping, in words."""
+        if self.enough == MOST_WORKERS:
+            return f"still gaining at {MOST_WORKERS}"
+        return f"no gain from {count(self.enough, 'worker')} on" if self.enough else "no gain from any worker"
+
+    @property
+    def now(self) -> str:
+        """What goes on at the moment."""
+        at = self.moment
+        going = [span for span in self.run.spans if span.start <= at < span.start + span.seconds]
+        main = next((_doing(span) for span in going if span.where in ("host", "main")), "runs ahead")
+        if at >= self.run.end:
+            return "all is done"
+        if main == "runs ahead" and at > self.run.taken[-1]:
+            main = "is done"
+        gpu = next((f"computes batch {int(span.name) + 1}" for span in going if span.where == "kernels"), "waits")
+        return f"main process {main}, {count(self.run.ready(at), 'batch')} ready, GPU {gpu}"
+
+    @property
+    def finding(self) -> str:
+        work, step, workers = self.work, duration(self.step), self.work.workers
+        found = f"The GPU computes {percent(self.computing)} of the time"
+        if self.computing >= 0.97:
+            spare = f"; {count(self.enough, 'worker')} would do" if self.enough < workers else ""
+            return f"{found}: a step takes {step}, and neither loading nor copying holds it up{spare}"
+        if not workers:
+            then = ", then copies it" if self.copying > 0.05 else ""
+            return f"{found}: in each step of {step} the main process loads a batch{then}, and the GPU waits"
+        if self.loading > 0.97:
+            each = "1 worker brings" if workers == 1 else f"{workers} workers bring"
+            return f"{found}: {each} a batch every {step}, and it needs one every {duration(work.compute)}"
+        if self.pinning > 0.97:
+            return f"{found}: the one thread that pins takes {duration(work.pin)} a batch; more workers do not help"
+        if self.copying > 0.97:
+            return f"{found}: a copy takes {duration(work.copy)}, longer than all else; more workers do not help"
+        if not work.side and self.computing + self.copying > 0.97:
+            return f"{found}: it stands still in each copy of {duration(work.copy)}, and more workers do not help"
+        names = ("one more worker", "a larger prefetch_factor")
+        gain, what = min(
+            (change.seconds, name) for change, name in zip(self.changes, names, strict=False) if not change.on
+        )
+        if gain < -LEAST * self.step:
+            return f"{found}: now and then it waits for a slow batch; {what} would save {duration(-gain)}"
+        return f"{found}: loading, pinning and copying hold it up in turns"
+
+    def rows(self) -> list[Row]:
+        work = self.work
+        loads = "each worker loads" if work.workers else "main process loads"
+        rows = [
+            ("step", duration(self.step), VIRTUAL),
+            ("of it the main process waits for or loads a batch", duration(self.fetch), VIRTUAL),
+            ("GPU computes", f"{percent(self.computing)} of the time", VIRTUAL),
+            ("copy engine copies", f"{percent(self.copying)} of the time, {duration(work.copy)} a batch", VIRTUAL),
+            (loads, f"{percent(self.loading)} of the time", VIRTUAL),
+        ]
+        if work.pinned:
+            rows.append(("pinning", f"{percent(self.pinning)} of the time, {duration(work.pin)} a batch", VIRTUAL))
+        rows += [
+            ("first batch of the first epoch after", duration(first_wait(self.run, 0)), VIRTUAL),
+            ("first batch of the second epoch after", duration(first_wait(self.run, 1)), VIRTUAL),
+            ("starting the workers", duration(work.workers * work.start) if work.workers else "none", RECORDED),
+            ("more workers", self.gains, VIRTUAL),
+        ]
+        rows += [(f"step, {count(n, 'worker')}", duration(took), VIRTUAL) for n, took in enumerate(self.by_workers)]
+        rows += [(change.name, change.words(self.step), VIRTUAL) for change in self.changes]
+        return [*rows, (f"at {duration(self.moment) if self.moment else 0}", self.now, VIRTUAL)]
+
+
+def simulate(
+    gpu: str,
+    load: int,
+    spread: int,
+    workers: int,
+    prefetch: int,
+    persistent: bool,
+    batch: int,
+    pinned: bool,
+    non_blocking: bool,
+    side: bool,
+    compute: int,
+    moment: int,
+) -> Feed:
+    """The loop, and its neighbours."""
+    nbytes = batch * 2**20
+    work = Work(
+        load * 1e-3,
+        spread / 100,
+        workers,
+        prefetch,
+        persistent,
+        nbytes,
+        pinned,
+        non_blocking,
+        side,
+        compute * 1e-3,
+        gpu,
+    )
+    done, (step, fetch) = shown(work), steady(work)
+    by_workers = tuple(steady(replace(work, workers=n)).step for n in range(MOST_WORKERS + 1))
+    return Feed(work, done, step, fetch, by_workers, _changes(work, done, step), done.end * moment / 100)
+
+
+@lru_cache(maxsize=8)
+def _changes(work: Work, done: Run, step: float) -> tuple[Change, ...]:
+    """Each choice against its neighbour."""
+
+    def against(**other: bool | int) -> float:
+        return step - steady(replace(work, **other)).step  # type: ignore[arg-type]
+
+    full = work.workers == MOST_WORKERS
+    more = against(workers=work.workers - 1) if full else -against(workers=work.workers + 1)
+    deeper = -against(prefetch=work.prefetch + 1) if work.workers else 0.0
+    found = [
+        Change(f"worker {work.workers if full else work.workers + 1}", full, more),
+        Change(f"prefetch_factor {work.prefetch + 1}", False, deeper),
+    ]
+    for name, field in (("pin_memory", "pinned"), ("non_blocking", "non_blocking"), ("side stream", "side")):
+        on = getattr(work, field)
+        found.append(Change(name, on, against(**{field: False}) if on else -against(**{field: True})))
+    other = first_wait(shown(replace(work, persistent=not work.persistent)), 1) - first_wait(done, 1)
+    found.append(Change("persistent_workers", work.persistent, -other if work.persistent else other, "epoch"))
+    return tuple(found)
+
+
+def _doing(span: Span) -> str:
+    if span.where == "main":
+        return "starts workers" if span.name == "start" else "loads"
+    if span.name == "a batch":
+        return "waits for a batch"
+    return "waits for the GPU" if "full" in span.name else "waits for a copy"

@@ -1,0 +1,135 @@
+"""Results of a run on machines that can be taken away: expected time and cost, from the times of `model`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+from ..base.simulator import Result, Row
+from ..base.words import percent
+from .model import Plan, Time, young
+
+LONGEST_INTERVAL = 720  # minutes
+
+
+def span(hours: float) -> str:
+    """`20 s`, `1 min`, `44 min`, `6.5 h`, `131 h`."""
+    minutes = hours * 60
+    if minutes < 1.995 and abs(minutes - 1) > 0.005:
+        return f"{minutes * 60:.0f} s" if minutes > 0.15 else f"{minutes * 60:.2g} s"
+    if hours < 1.995 and abs(hours - 1) > 1e-9:
+        return f"{minutes:.2g} min" if minutes < 9.95 else f"{minutes:.0f} min"
+    if hours < 99.5:
+        return f"{hours:.2g} h" if hours < 9.95 else f"{hours:.3g} h"
+    return f"{hours:,.0f} h" if hours < 99_999 else "over 100,000 h"
+
+
+def money(amount: float) -> str:
+    return f"${amount:,.2f}" if amount < 100 else f"${amount:,.0f}" if amount < 9_999_999 else "over $10 million"
+
+
+EXACT = "virtual: exact for interruptions at a constant rate"
+
+
+@dataclass(frozen=True)
+class Run(Result):
+    """A run with a checkpoint after every `interval` hours of work; prices by the hour."""
+
+    plan: Plan
+    interval: float
+    price: float
+    discount: float
+
+    @cached_property
+    def time(self) -> Time:
+        return self.plan.time(self.interval)
+
+    @property
+    def hours(self) -> float:
+        """Expected."""
+        return self.time.mean
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of a single run, in hours."""
+        return math.sqrt(self.time.variance)
+
+    @property
+    def interruptions(self) -> float:
+        """Expected."""
+        return self.hours / self.plan.between
+
+    @property
+    def young(self) -> float:
+        return young(self.plan.checkpoint, self.plan.between)
+
+    @cached_property
+    def best(self) -> float:
+        return self.plan.best()
+
+    @cached_property
+    def best_hours(self) -> float:
+        return self.plan.time(self.best).mean
+
+    @property
+    def spot_price(self) -> float:
+        return self.price * (1 - self.discount)
+
+    @property
+    def cost(self) -> float:
+        return self.hours * self.spot_price
+
+    @property
+    def best_cost(self) -> float:
+        return self.best_hours * self.spot_price
+
+    @property
+    def cost_on_demand(self) -> float:
+        """Without interruptions, and so without checkpoints."""
+        return self.plan.work * self.price
+
+    @property
+    def finding(self) -> str:
+        every = f"A checkpoint every {span(self.interval)}"
+        by_formula = self.plan.time(self.young).mean
+        better = f"{span(self.young)} = √(2 · {span(self.plan.checkpoint)} · {span(self.plan.between)})"
+        if by_formula > 1.02 * self.best_hours:  # it is to first order, for checkpoints short against `between`
+            better, by_formula = span(self.best), self.best_hours
+        if self.hours <= 1.02 * self.best_hours:
+            saved = 1 - self.cost / self.cost_on_demand
+            cheap = f"{percent(saved)} less than" if saved > 0 else f"{percent(-saved)} more than"
+            cheap = "as much as" if abs(saved) < 0.005 else cheap
+            spent = f"{span(self.plan.work)} of work take {span(self.hours)} and cost {cheap} on demand"
+            return f"{every} is near the best, {better}: {spent}"
+        writing, _, lost = self.plan.extra(self.interval)
+        why = f"spends {span(writing)} writing" if self.interval < self.best else f"loses {span(lost)} of work"
+        takes = f"{span(self.plan.work)} of work take {span(by_formula)}, not {span(self.hours)}"
+        return f"{every} {why}; every {better}, {takes}"
+
+    def rows(self) -> list[Row]:
+        writing, restarts, lost = self.plan.extra(self.interval)
+        number = self.plan.checkpoints(self.interval)
+        return [
+            ("work", span(self.plan.work), ""),
+            ("checkpoints", f"{number}, one every {span(self.interval)} of work", ""),
+            ("expected time", span(self.hours), EXACT),
+            ("of it writing checkpoints", span(writing), ""),
+            ("of it restarting", span(restarts), EXACT),
+            ("of it lost work", span(lost), EXACT),
+            ("single runs differ by", f"± {span(self.spread)}, one standard deviation", EXACT),
+            ("expected interruptions", f"{self.interruptions:.3g}", EXACT),
+            ("best interval, √(2 · cost · between)", span(self.young), "virtual: Young, first order"),
+            ("best interval", f"{span(self.best)}, the work in equal parts", EXACT),
+            ("expected time with it", span(self.best_hours), EXACT),
+            ("cost on spot", money(self.cost), "virtual"),
+            ("cost on demand, no interruptions", money(self.cost_on_demand), ""),
+        ]
+
+
+def simulate(work: int, checkpoint: int, interval: int, between: int, restart: int, price: float, discount: int) -> Run:
+    """`work` and `between` interruptions in hours, `checkpoint` in seconds, `interval` and `restart` in minutes.
+
+    `price` of an hour on demand; spot is `discount` percent cheaper.
+    """
+    return Run(Plan(work, checkpoint / 3600, between, restart / 60), interval / 60, price, discount / 100)
