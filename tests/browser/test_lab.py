@@ -18,13 +18,13 @@ LECTURE = "notebooks/08_accumulation.ipynb"
 EXERCISE = "exercises/08_accumulation.ipynb"
 
 # Faster than any hand: 80 moves of the mouse before the first is answered.
-MANY_MOVES = """([x, y]) => {
+MANY_MOVES = """(range) => {
     const counter = new MutationObserver(() => window.gpulabDrawn++);
     window.gpulabDrawn = 0;
-    counter.observe(document.querySelector('.gpulab-picture'), { childList: true, subtree: true });
+    counter.observe(document.querySelector('.gpulab-picture'), { childList: true });
     for (let step = 1; step <= 80; step++) {
-        const place = { clientX: x + step, clientY: y, buttons: 1, bubbles: true, cancelable: true };
-        document.documentElement.dispatchEvent(new MouseEvent('mousemove', place));
+        range.valueAsNumber += 3;
+        range.dispatchEvent(new Event('input', { bubbles: true }));
     }
 }"""
 
@@ -68,6 +68,7 @@ def simulator(lecture):
     lecture.run(cell)
     box = lecture.shown(cell).locator(".gpulab-sim")
     box.get_by_role("slider", name="Micro-batch", exact=True).wait_for()
+    box.locator("details").evaluate_all("(folded) => folded.forEach((one) => { one.open = true; })")
     return box
 
 
@@ -203,8 +204,8 @@ def test_a_drag_moves_the_picture_and_leaves_out_what_lies_between(lecture, simu
     page.mouse.move(x + 20, y, steps=5)
     wait_until(page, lambda: picture(simulator) != before, "another picture during the drag")
     lecture.at_rest()
-    page.evaluate(MANY_MOVES, [x + 20, y])
     page.mouse.up()
+    handle.evaluate(MANY_MOVES)
     samples = int(handle.get_attribute("aria-valuetext").split()[0])
     assert samples > 200
     pieces = f"{-(-samples // 8)} micro-batches"

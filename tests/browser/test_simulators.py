@@ -30,7 +30,8 @@ def opened(all_of_them, request):
     all_of_them.console.clear()
     all_of_them.run(cell)
     box = all_of_them.shown(cell).locator(".gpulab-sim")
-    box.locator(".gpulab-picture svg[role=img]").wait_for()
+    box.locator(".gpulab-picture svg[role=group]").wait_for()
+    box.locator("details").evaluate_all("(folded) => folded.forEach((one) => { one.open = true; })")
     return all_of_them, box, getattr(sim, name)
 
 
@@ -48,7 +49,7 @@ def ends_and_middle(places):
 
 
 def whole(box):
-    return box.locator("[role=alert]").count() == 0 and box.locator(".gpulab-picture svg[role=img]").count() == 1
+    return not box.locator("[role=alert]").is_visible() and box.locator(".gpulab-picture svg[role=group]").count() == 1
 
 
 @each

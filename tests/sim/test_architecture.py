@@ -17,8 +17,9 @@ from gpulab.sim.architecture.model import (
     limits_of,
     simulate,
 )
-from gpulab.sim.base.live import Live
 from virtualgpu.gpus.specs import SHOWN
+
+from .page import Page
 
 DEFAULT = {
     "gpu": TOY,
@@ -238,13 +239,14 @@ class TestOverTheWholeRange:
 
 class TestSimulator:
     def test_sliders_that_a_preset_held_can_be_moved_again(self):
-        sim = Architecture()
-        sim._live = live = Live(sim)
-        live._widgets["gpu"].value = "T4"
-        sms = live._widgets["sms"]
-        assert (sms.value, sms.disabled, live._widgets["lanes"].value) == (40, True, 64)
-        live._widgets["gpu"].value = TOY
-        assert (sms.value, sms.disabled, sms.max, live._widgets["lanes"].disabled) == (4, False, 170, False)
+        page = Page(Architecture())
+        held = page.ask(gpu="T4")
+        assert (held["values"]["sms"], held["values"]["lanes"]) == (40, 64)
+        assert (held["limits"]["sms"]["low"], held["limits"]["sms"]["high"]) == (40, 40)
+        free = page.ask(gpu=TOY)
+        assert free["values"]["sms"] == 4
+        assert (free["limits"]["sms"]["low"], free["limits"]["sms"]["high"]) == (1, 170)
+        assert free["limits"]["lanes"]["low"] < free["limits"]["lanes"]["high"]
 
     def test_the_default_state_makes_the_point(self):
         sim = Architecture()

@@ -7,15 +7,17 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from dataclasses import dataclass
+from importlib.resources import files
 
-import comm
 import pytest
 
 import gpulab.sim
-from gpulab.sim.base.live import CALM, Live
+from gpulab.sim.base.live import COLOURS
 from gpulab.sim.base.simulator import Choice, Flag, Limit, Play, Result, Simulator, Slider
 from gpulab.sim.base.words import count, percent, size
 from virtualgpu.pictures import display, style, svg
+
+from .page import Page
 
 
 @dataclass(frozen=True)
@@ -177,7 +179,7 @@ class TestForms:
         assert bundle[display.WIDGET_VIEW]["model_id"] == kettle._live.box.model_id
         assert kettle._repr_mimebundle_()[display.WIDGET_VIEW] == bundle[display.WIDGET_VIEW]
 
-    def test_without_ipywidgets_the_still_picture_is_shown(self, monkeypatch):
+    def test_without_anywidget_the_still_picture_is_shown(self, monkeypatch):
         monkeypatch.setattr(display, "in_notebook", lambda: True)
         monkeypatch.setitem(sys.modules, "gpulab.sim.base.live", None)
         assert set(Kettle()._repr_mimebundle_()) == {"text/plain", "text/html", "image/svg+xml"}
@@ -204,123 +206,108 @@ class TestForms:
 
 
 class TestLive:
-    def test_a_moved_slider_moves_the_simulator_and_the_picture(self):
-        kettle = Kettle()
-        kettle._live = live = Live(kettle)
-        live._widgets["litres"].value = 7
-        assert kettle.values["litres"] == 7
-        assert "7 l of" in live._picture.value
+    def test_what_is_asked_moves_the_simulator_and_the_picture(self):
+        page = Page(Kettle())
+        view = page.ask(litres=7)
+        assert page.simulator.values["litres"] == 7
+        assert view["values"]["litres"] == 7
+        assert "7 l of" in view["headline"]
+        assert view["error"] == ""
 
-    def test_set_moves_the_widgets(self):
-        kettle = Kettle()
-        kettle._live = live = Live(kettle)
-        kettle.set(litres=9, kind="mate", warmth=3.5, spill=False)
-        shown = {name: widget.value for name, widget in live._widgets.items()}
-        assert shown == kettle.values
+    def test_set_moves_the_page(self):
+        page = Page(Kettle())
+        page.simulator.set(litres=9, kind="mate", warmth=3.5, spill=False)
+        assert page.view["values"] == page.simulator.values
 
-    def test_a_widget_cannot_take_what_the_others_forbid(self):
-        kettle = Kettle()
-        kettle._live = live = Live(kettle)
-        cups, litres = live._widgets["cups"], live._widgets["litres"]
-        assert cups.max == 16
-        cups.value = 16
-        litres.value = 2
-        assert (cups.max, cups.value, kettle.values["cups"]) == (8, 8, 8)
-        litres.value = 10
-        assert (cups.max, cups.value, kettle.values["cups"]) == (40, 16, 16)
+    def test_the_page_is_told_what_the_others_forbid(self):
+        page = Page(Kettle())
+        assert page.view["limits"]["cups"]["high"] == 16
+        page.ask(cups=16)
+        view = page.ask(litres=2)
+        assert (view["limits"]["cups"]["high"], view["values"]["cups"]) == (8, 8)
+        view = page.ask(litres=10)
+        assert (view["limits"]["cups"]["high"], view["values"]["cups"]) == (40, 16)
 
-    def test_a_slider_with_one_value_left_is_held_and_has_a_length(self):
-        sim = gpulab.sim.accumulation()
-        sim._live = live = Live(sim)
-        live._widgets["samples"].value = 16
-        live._widgets["batch"].value = 16
-        steps = live._widgets["steps"]
-        assert (steps.disabled, steps.value) == (True, 1)
-        assert steps.max > steps.min
-        live._widgets["batch"].value = 4
-        assert (steps.disabled, steps.value, steps.max) == (False, 4, 4)
+    def test_a_slider_with_one_value_left_says_why(self):
+        page = Page(gpulab.sim.accumulation())
+        limit = page.ask(samples=16, batch=16)["limits"]["steps"]
+        assert limit["low"] == limit["high"] == 1
+        assert limit["reason"]
+        assert page.ask(batch=4)["limits"]["steps"]["high"] == 4
 
-    def test_the_browser_hears_of_a_range_before_the_value_it_makes_room_for(self, monkeypatch):
-        monkeypatch.setattr(comm, "create_comm", comm.DummyComm)  # ipykernel's, once imported, sends in a kernel alone
-        kettle = Kettle(cups=16)
-        kettle._live = live = Live(kettle)
-        kettle.set(litres=1)
-        sent = []
-        monkeypatch.setattr(
-            type(live._widgets["cups"]), "_send", lambda self, message, **_: sent.append(message["state"])
-        )
-        kettle.set(litres=4)
-        cups = [state for state in sent if state.keys() & {"max"} or state.get("value") == 16]
-        assert cups == [{"max": 16}, {"value": 16}]
+    def test_an_error_of_the_model_is_shown_beside_the_picture_before_and_passes(self):
+        page = Page(Kettle())
+        before = page.view["svg"]
+        view = page.ask(spill=True)
+        assert "RuntimeError: the <floor> is wet" in view["error"]
+        assert view["svg"] == before
+        assert view["values"]["spill"] is False
+        assert page.ask(litres=5)["error"] == ""
 
-    def test_an_error_of_the_model_is_shown_in_the_picture_and_passes(self):
-        kettle = Kettle()
-        kettle._live = live = Live(kettle)
-        live._widgets["spill"].value = True
-        assert 'role="alert"' in live._picture.value
-        assert "RuntimeError: the &lt;floor&gt; is wet" in live._picture.value
-        live._widgets["spill"].value = False
-        assert "<svg" in live._picture.value
+    def test_one_question_has_one_answer(self):
+        page = Page(Kettle())
+        page.ask(litres=1, cups=3)
+        assert page.answers == 1
 
-    def test_one_move_draws_once(self, monkeypatch):
-        kettle = Kettle()
-        kettle._live = live = Live(kettle)
-        drawn = []
-        live._picture.observe(drawn.append, names="value")
-        live._widgets["litres"].value = 1
-        assert len(drawn) == 1
+    def test_a_number_of_another_kind_is_the_option_that_it_equals(self):
+        page = Page(gpulab.sim.launch_queue())
+        page.ask(item=2.0, kernel=30.0)  # as JSON may have them
+        assert page.simulator.values["item"] == 2
+        assert type(page.simulator.values["item"]) is type(page.simulator.values["kernel"]) is int
 
-    def test_step_goes_on_by_one_and_stops_at_the_end(self):
-        kettle = Kettle(cups=15)
-        kettle._live = live = Live(kettle)
-        cups = live._widgets["cups"]
-        row = next(cell for cell in live.box.children[0].children if hasattr(cell, "children"))
-        button = row.children[-1]
-        button.click()
-        button.click()
-        assert (cups.value, kettle.values["cups"]) == (16, 16)
-
-    def test_reduced_motion_slows_play_down(self):
-        live = Live(Kettle())
-        row = next(cell for cell in live.box.children[0].children if hasattr(cell, "children"))
-        player = row.children[1]
-        assert player.interval == 100
-        names = live.box.children[2].children[0]
-        names.reduced_motion = True
-        assert player.interval == CALM
-
-    def test_the_script_knows_every_slider_and_its_unit(self):
-        names = Live(Kettle()).box.children[2].children[0]
-        assert names.units == {"Water": "l", "Cups": "", "Warmth": "°C"}
-
-    def test_without_anywidget_the_rest_works(self, monkeypatch):
-        monkeypatch.setattr(
-            "gpulab.sim.base.live._names_class", lambda: (_ for _ in ()).throw(ImportError("anywidget"))
-        )
-        kettle = Kettle()
-        kettle._live = live = Live(kettle)
-        live._widgets["litres"].value = 2
-        assert kettle.values["litres"] == 2
+    def test_the_page_knows_every_control_and_its_unit(self):
+        controls = Page(Kettle()).live.front.spec["controls"]
+        assert [(one["kind"], one["label"], one.get("unit")) for one in controls] == [
+            ("slider", "Water", "l"),
+            ("play", "Cups", ""),
+            ("slider", "Warmth", "°C"),
+            ("choice", "Kind", None),
+            ("flag", "Spill it", None),
+        ]
 
     def test_a_lecture_enlarges_what_is_shown_again(self, monkeypatch):
         monkeypatch.setattr(display, "in_notebook", lambda: True)
         kettle = Kettle()
         kettle.show()
-        assert kettle._live.box.layout.max_width == "600px"
+        assert kettle._live.front.scale == 1
         style.lecture(1.5)
         try:
             kettle.show()
-            assert kettle._live.box.layout.max_width == "900px"
-            assert kettle._live._names[0].scale == 1.5
+            assert kettle._live.front.scale == 1.5
         finally:
             style.lecture(1)
 
-    def test_the_view_and_its_script_are_small(self):
-        script = Live(Kettle()).box.children[2].children[0]._esm
-        assert len(script) < 5000
+    def test_the_script_and_its_look_are_small(self):
+        front = Page(Kettle()).live.front
+        assert len(front.look) < 10_000
+        assert len((files("gpulab.sim.base") / "front.js").read_text(encoding="utf-8")) < 25_000
+
+
+# What a page in the dark theme has in place of each colour.
+_VARIABLE = re.compile(r"--gs-(\w+): (#\w+)")
+LOOK = (files("gpulab.sim.base") / "front.css").read_text(encoding="utf-8")
+LIGHT, DARK = (dict(_VARIABLE.findall(part)) for part in LOOK.split(".gs-dark {", 1))
+
+
+def full(colour):
+    return colour if len(colour) == 7 else "#" + "".join(2 * letter for letter in colour[1:])
 
 
 class TestColours:
+    def test_the_light_theme_has_the_colours_of_a_still_picture(self):
+        assert {name: full(colour).upper() for name, colour in LIGHT.items()} == {
+            variable.removeprefix("var(--gs-").removesuffix(")"): colour.upper() for colour, variable in COLOURS.items()
+        }
+
+    @pytest.mark.parametrize("name", sorted(set(LIGHT) - {"paper", "ink", "muted", "rule", "blue"}))
+    def test_in_the_dark_ink_reads_on_the_palette_and_the_palette_shows(self, name, contrast):
+        assert contrast(full(DARK["ink"]), DARK[name]) >= 4.5
+        assert contrast(DARK[name], DARK["paper"]) >= 3
+
+    @pytest.mark.parametrize("name", ["ink", "muted", "blue"])
+    def test_in_the_dark_letters_read_on_the_ground_and_the_ground_on_them(self, name, contrast):
+        assert contrast(full(DARK[name]), DARK["paper"]) >= 4.5
+
     @pytest.mark.parametrize("colour", sorted(set(style.PALETTE) - {style.BLUE, style.BLACK}))
     def test_ink_reads_on_the_palette(self, colour, contrast):
         assert contrast(style.INK, colour) >= 4.5

@@ -3,7 +3,6 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from gpulab.sim.base.live import Live
 from gpulab.sim.base.words import duration, many
 from gpulab.sim.race.controls import Race
 from gpulab.sim.race.model import (
@@ -23,6 +22,7 @@ from virtualgpu.gpus.specs import SHOWN
 from virtualgpu.pictures import svg
 
 from . import states
+from .page import Page
 
 DEFAULT = {
     "gpu": TOY,
@@ -202,13 +202,12 @@ class TestOverTheWholeRange:
 
 class TestSimulator:
     def test_a_slider_that_a_preset_held_can_be_moved_again(self):
-        sim = Race()
-        sim._live = live = Live(sim)
-        live._widgets["gpu"].value = "T4"
-        lanes = live._widgets["lanes"]
-        assert (lanes.value, lanes.disabled) == (2560, True)
-        live._widgets["gpu"].value = TOY
-        assert (lanes.value, lanes.disabled, lanes.max) == (256, False, 21_760)
+        page = Page(Race())
+        held = page.ask(gpu="T4")
+        assert held["values"]["lanes"] == held["limits"]["lanes"]["low"] == held["limits"]["lanes"]["high"] == 2560
+        free = page.ask(gpu=TOY)
+        assert free["values"]["lanes"] == 256
+        assert free["limits"]["lanes"]["high"] == 21_760
 
     def test_the_default_state_makes_the_point(self):
         sim = Race()

@@ -14,6 +14,7 @@ from gpulab.sim.roofline.model import DTYPES, HEAD, OPERATIONS, image, simulate
 from virtualgpu.gpus.specs import SPECS
 
 from . import states
+from .page import Page
 
 TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
 DEFAULT = {
@@ -292,14 +293,8 @@ class TestControls:
         assert sim.result.operation.shape == "1000 × 4096"
 
     def test_the_slider_makes_room_for_a_size_from_code(self):
-        pytest.importorskip("ipywidgets")
-        from gpulab.sim.base.live import Live
-
-        sim = Roofline()
-        sim._live = live = Live(sim)
-        rows = live._widgets["rows"]
-        sim.set(rows=1000)
-        assert rows.value == 1000
-        rows.value = 1
-        assert sim.values["rows"] == 1
-        assert [value for value in rows._options_values if 512 < value < 1025] == [513, 640, 641, 1000, 1024]
+        page = Page(Roofline())
+        page.simulator.set(rows=1000)
+        assert page.view["values"]["rows"] == 1000
+        page.ask(rows=1)
+        assert page.simulator.values["rows"] == 1

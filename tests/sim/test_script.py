@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from gpulab.sim.base.live import Live
 from gpulab.sim.base.simulator import Result, Script, Simulator, Slider
 from virtualgpu.pictures import svg
+
+from .page import Page
 
 
 @dataclass(frozen=True)
@@ -42,18 +43,6 @@ class Stroll(Simulator[Walk]):
     leaves_out = "The weather."
     model = staticmethod(lambda steps, miles: Walk(tuple(read(EXAMPLES.get(steps, steps))), miles))
     draw = staticmethod(lambda walk: svg.Picture(600, 80, walk.finding, walk.describe(), ()))
-
-
-@pytest.fixture
-def stroll():
-    """The simulator with its widgets: the box of text, the menu, and the buttons by their words."""
-    sim = Stroll()
-    sim._live = live = Live(sim)
-    row = live.box.children[0].children[0]
-    line, buttons = row.children
-    sim.box, sim.menu = line.children
-    sim.buttons = {button.description: button for button in buttons.children}
-    return sim
 
 
 class TestFromCode:
@@ -95,75 +84,25 @@ class TestFromCode:
         assert len(str(caught.value)) < 300
 
 
-class TestLive:
-    def test_it_opens_with_the_text_of_the_example(self, stroll):
-        assert stroll.box.value == "left; left"
-        assert stroll.menu.value == "left; left"
-        assert stroll.menu.label == "there"
+class TestOnThePage:
+    def test_it_opens_with_the_text_of_the_example(self):
+        assert Page(Stroll()).view["values"]["steps"] == "left; left"
 
-    def test_typed_commands_are_run_and_the_menu_says_that_they_are_your_own(self, stroll):
-        stroll.box.value = "left right"
-        assert stroll.result.steps == ("left", "right")
-        assert stroll.menu.label == "your own"
+    def test_the_page_knows_examples_and_buttons(self):
+        (control, _) = Page(Stroll()).live.front.spec["controls"]
+        assert control == {
+            "kind": "script",
+            "name": "steps",
+            "label": "Steps",
+            "examples": EXAMPLES,
+            "buttons": {"To the left": "left"},
+        }
 
-    def test_an_example_chosen_is_run(self, stroll):
-        stroll.menu.label = "back"
-        assert stroll.result.steps == ("right", "right")
-        assert stroll.box.value == "right; right"
-
-    def test_a_button_adds_its_command(self, stroll):
-        stroll.buttons["To the left"].click()
-        assert stroll.box.value == "left; left; left"
-        assert stroll.result.steps == ("left",) * 3
-
-    def test_a_button_twice_adds_it_twice(self, stroll):
-        stroll.set(steps="")
-        stroll.buttons["To the left"].click()
-        stroll.buttons["To the left"].click()
-        assert stroll.result.steps == ("left", "left")
-
-    def test_undo_and_clear(self, stroll):
-        stroll.buttons["Undo"].click()
-        assert stroll.result.steps == ("left",)
-        stroll.buttons["Clear"].click()
-        assert stroll.result.steps == ()
-        stroll.buttons["Undo"].click()
-        assert stroll.result.steps == ()
-
-    def test_what_cannot_be_run_is_said_in_the_picture_and_undone_first(self, stroll):
-        stroll.box.value = "left jump"
-        assert "&#x27;jump&#x27; is no step. Known: left, right." in stroll._live._picture.value
-        assert "<svg" in stroll._live._picture.value  # of the commands before
-        assert stroll.result.steps == ("left", "left")
-        stroll.buttons["Undo"].click()
-        assert stroll.box.value == "left; left"
-        assert 'role="alert"' not in stroll._live._picture.value
-
-    def test_a_button_after_what_cannot_be_run_goes_on_from_what_could(self, stroll):
-        stroll.box.value = "jump"
-        stroll.buttons["To the left"].click()
-        assert stroll.result.steps == ("left",) * 3
-
-    def test_another_control_puts_the_last_good_text_back(self, stroll):
-        stroll.box.value = "jump"
-        stroll._live._widgets["miles"].value = 5
-        assert stroll.box.value == "left; left"
-        assert stroll.values == {"steps": "there", "miles": 5}
-
-    def test_set_moves_box_and_menu(self, stroll):
-        stroll.set(steps="back")
-        assert (stroll.box.value, stroll.menu.label) == ("right; right", "back")
-
-    def test_box_and_menu_have_names(self, stroll):
-        assert [part.description for part in (stroll.box, stroll.menu)] == ["Steps", "Example"]
-        assert all(stroll.buttons)
-
-    def test_half_a_command_is_not_sent(self, stroll):
-        assert stroll.box.continuous_update is False
-
-    def test_one_press_draws_once(self, stroll):
-        drawn = []
-        stroll._live._picture.observe(drawn.append, names="value")
-        stroll.buttons["To the left"].click()
-        stroll.menu.label = "back"
-        assert len(drawn) == 2
+    def test_what_cannot_be_run_is_said_and_what_was_right_stays(self):
+        page = Page(Stroll())
+        view = page.ask(steps="left jump")
+        assert "'jump' is no step. Known: left, right." in view["error"]
+        assert view["values"]["steps"] == "left; left"
+        assert page.simulator.result.steps == ("left", "left")
+        assert page.ask(miles=5)["error"] == ""
+        assert page.simulator.values == {"steps": "there", "miles": 5}

@@ -7,13 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpulab.sim.base.live import Live
 from gpulab.sim.transfers.controls import Transfers
 from gpulab.sim.transfers.machine import CONTEXT_BYTES
 from gpulab.sim.transfers.model import BYTES, GPUS, MOST_COMMANDS, SLOTS, read
 from gpulab.sim.transfers.result import simulate
 from virtualgpu.clock import rates
 from virtualgpu.memory.out_of_memory import format_size
+
+from .page import Page
 
 DEFAULT = {
     "script": "input_data to GPU; weights to GPU",
@@ -309,17 +310,9 @@ class TestControls:
         for words, command in script.buttons.items():
             assert [str(c) for c in read(command)] == [words]
 
-    def test_buttons_move_the_simulator(self):
-        sim = Transfers()
-        sim._live = live = Live(sim)
-        row = next(cell for cell in live.box.children[0].children if hasattr(cell, "children"))
-        buttons = {part.description: part for part in row.children[1].children}
-        buttons["weights + bias"].click()
-        assert "same device" in sim.result.error
-        buttons["bias to GPU"].click()
-        assert sim.values["script"] == "input_data to GPU; weights to GPU; weights + bias; bias to GPU"
-        buttons["Undo"].click()
-        buttons["Undo"].click()
-        assert sim.values["script"] == "input_data to GPU; weights to GPU"
-        buttons["Clear"].click()
-        assert sim.result.copied == 0
+    def test_the_page_moves_the_simulator(self):
+        page = Page(Transfers())
+        page.ask(script="input_data to GPU; weights to GPU; weights + bias")
+        assert "same device" in page.simulator.result.error
+        page.ask(script="")
+        assert page.simulator.result.copied == 0

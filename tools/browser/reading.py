@@ -45,8 +45,8 @@ def slider(box: Locator, name: str) -> Locator:
 
 
 def picture(box: Locator) -> tuple[str | None, ...]:
-    """What a screen reader has of a simulator's picture: its title, and all its numbers."""
-    return tuple(box.locator(f".gpulab-picture svg > {part}").text_content() for part in ("title", "desc"))
+    """The headline of a simulator, and all its numbers as text."""
+    return tuple(box.locator(part).text_content() for part in (".gs-headline", ".gs-numbers"))
 
 
 def settled(box: Locator) -> tuple[str, str]:
@@ -59,14 +59,14 @@ def settled(box: Locator) -> tuple[str, str]:
 # way there and back costs as much as the kernel's answer.
 _SETTLED = """async (box, limit) => {
     const frame = () => new Promise(requestAnimationFrame);
-    const part = (name) => box.querySelector(`.gpulab-picture svg > ${name}`)?.textContent;
+    const part = (name) => box.querySelector(name)?.textContent;
     const kernel = window.jupyterapp.shell.currentWidget.sessionContext.session.kernel;
     const end = performance.now() + 1000 * limit;
     for (let last = null; performance.now() < end; ) {
         await kernel.requestExecute({ code: '', silent: true, store_history: false }).done;
         do await frame(); while (kernel.status !== 'idle' && performance.now() < end);
         await frame();
-        const said = [part('title'), part('desc')];
+        const said = [part('.gs-headline'), part('.gs-numbers')];
         if (last && said.every((text, index) => text && text === last[index])) return said;
         last = said;
     }

@@ -53,6 +53,13 @@ class Picture:
             f'{ground}{head}<g transform="translate(0 {num(top)})">{"".join(self.body)}</g>{foot}</svg>'
         )
 
+    def inner(self) -> str:
+        """The SVG of the body alone, without a size: for a page that shows the title itself and fits the picture in."""
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" role="group" viewBox="0 0 {num(self.width)} {num(self.height)}"'
+            f' font-family="{FONT}">{"".join(self.body)}</svg>'
+        )
+
 
 def num(value: float) -> str:
     """`value` with at most one decimal."""

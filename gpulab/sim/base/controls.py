@@ -1,12 +1,11 @@
 """What a student can change in a simulator: a number on a slider, one of several choices, a yes or no.
 
-A control is a description. It checks a value that comes from code and makes the ipywidget for the notebook,
-which cannot take a wrong one; it does not know what the value is for.
+A control is a description. It checks a value that comes from code, and describes itself to the page, which cannot
+send a wrong one; it does not know what the value is for.
 """
 
 from __future__ import annotations
 
-import functools
 import operator
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
@@ -35,6 +34,7 @@ class Slider:
     value: Number
     unit: str = ""
     step: Number = 1
+    log: bool = False  # equal ways on the slider are equal factors: for what goes over decades
 
     @property
     def whole(self) -> bool:
@@ -65,12 +65,14 @@ class Slider:
             return value
         return min(self.low + round((value - self.low) / self.step) * self.step, self.high)
 
-    def widget(self) -> Any:
-        import ipywidgets
+    def shown(self, value: Number) -> Number:
+        """The value as the page has it."""
+        return value
 
-        make = ipywidgets.IntSlider if self.whole else ipywidgets.FloatSlider
-        label = f"{self.label} ({self.unit})" if self.unit else self.label
-        return make(min=self.low, max=self.high, value=self.value, step=self.step, description=label, tooltip="")
+    def describe(self) -> dict[str, Any]:
+        """What the page needs to know of it: data that JSON can hold."""
+        known = {name: getattr(self, name) for name in ("name", "label", "low", "high", "unit", "step", "log", "whole")}
+        return {"kind": "slider", **known}
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,9 @@ class Play(Slider):
     """A slider over time: it can also run by itself, be paused, and go on by one step."""
 
     frames_per_second: int = 10
+
+    def describe(self) -> dict[str, Any]:
+        return super().describe() | {"kind": "play", "frames_per_second": self.frames_per_second}
 
 
 @dataclass(frozen=True)
@@ -102,11 +107,15 @@ class Choice:
     def clamp(self, value: Any, limit: Limit | None) -> Any:
         return value
 
-    def widget(self) -> Any:
-        import ipywidgets
+    def shown(self, value: Any) -> Any:
+        return value
 
-        pairs = [(words, value) for value, words in self.options.items()]
-        return ipywidgets.Dropdown(options=pairs, value=self.value, description=self.label, tooltip="")
+    def meant(self, value: Any) -> Any:
+        """The option that the page has sent: JSON has no difference between 1 and 1.0."""
+        return next((option for option in self.options if option == value), value)
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "choice", "name": self.name, "label": self.label, "options": [*map(list, self.options.items())]}
 
 
 @dataclass(frozen=True)
@@ -128,10 +137,13 @@ class Flag:
     def clamp(self, value: bool, limit: Limit | None) -> bool:
         return value
 
-    def widget(self) -> Any:
-        import ipywidgets
+    def shown(self, value: bool) -> bool:
+        return value
 
-        return ipywidgets.Checkbox(value=self.value, description=self.label, indent=False)
+    meant = shown
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "flag", "name": self.name, "label": self.label}
 
 
 @dataclass(frozen=True)
@@ -165,22 +177,15 @@ class Script:
         """The commands that `value` stands for."""
         return self.examples.get(value, value)
 
-    def longer(self, text: str, command: str) -> str:
-        """The text with a command more."""
-        return "; ".join(part for part in (text.strip().rstrip(";"), command) if part)
-
-    def shorter(self, text: str) -> str:
-        """The text without its last command."""
-        return "; ".join(map(str, self.read(text)[:-1]))
-
     def clamp(self, value: str, limit: Limit | None) -> str:
         return value
 
-    def widget(self) -> Any:
-        import ipywidgets
+    def shown(self, value: str) -> str:
+        return self.text(value)
 
-        # it answers to Enter and to leaving it: half a command is no command
-        return ipywidgets.Text(value=self.text(self.value), description=self.label, continuous_update=False, tooltip="")
+    def describe(self) -> dict[str, Any]:
+        known = {"name": self.name, "label": self.label, "examples": dict(self.examples), "buttons": dict(self.buttons)}
+        return {"kind": "script", **known}
 
 
 Control: TypeAlias = Slider | Choice | Flag | Script
@@ -209,26 +214,8 @@ class Sizes(Slider):
     stops: tuple[int, ...] = ()
 
     def snap(self, value: Number) -> Number:
-        return value  # its widget has no other numbers
+        return value
 
-    def widget(self) -> Any:
-        label = f"{self.label} ({self.unit})" if self.unit else self.label
-        options = sorted({int(self.low), *self.stops, int(self.value), int(self.high)})
-        return _stops_class()(options=options, value=self.value, description=label, tooltip="")
-
-
-@functools.cache
-def _stops_class() -> Any:
-    import ipywidgets
-    import traitlets
-
-    class Stops(ipywidgets.SelectionSlider):  # type: ignore[misc]
-        """Makes room for a value that comes from code and is no stop."""
-
-        @traitlets.validate("value")
-        def _validate_value(self, proposal: Any) -> Any:
-            if proposal.value not in self._options_values:
-                self.options = sorted({*self._options_values, proposal.value})
-            return proposal.value
-
-    return Stops
+    def describe(self) -> dict[str, Any]:
+        stops = sorted({int(self.low), *self.stops, int(self.value), int(self.high)})
+        return super().describe() | {"stops": stops}

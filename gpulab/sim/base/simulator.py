@@ -12,14 +12,14 @@ import html
 import inspect
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
 
 from virtualgpu.pictures import display, style
 from virtualgpu.pictures.svg import Picture
 
 from .controls import Choice, Control, Flag, Limit, Play, Script, Slider
 
-__all__ = ["Choice", "Flag", "Limit", "Play", "Result", "Row", "Script", "Simulator", "Slider"]
+__all__ = ["Choice", "Flag", "Limit", "Play", "Result", "Row", "Script", "Simulator", "Slider", "State"]
 
 Row: TypeAlias = tuple[str, str, str]  # name, value with unit, source
 
@@ -53,6 +53,14 @@ class Result:
 R = TypeVar("R", bound=Result)
 
 
+class State(NamedTuple):
+    """A state with a name that shows one point; `note` is what an instructor says of it."""
+
+    name: str
+    values: Mapping[str, Any]
+    note: str
+
+
 class Simulator(Generic[R]):
     """A model that can be moved, by hand in a notebook or by `set` from code.
 
@@ -62,6 +70,8 @@ class Simulator(Generic[R]):
     """
 
     controls: ClassVar[tuple[Control, ...]]
+    primary: ClassVar[tuple[str, ...]] = ()  # the two or three controls beside the picture; the first three if empty
+    states: ClassVar[tuple[State, ...]] = ()
     leaves_out: ClassVar[str]
     model: Callable[..., R]
     draw: Callable[[R], Picture]
@@ -157,7 +167,7 @@ class Simulator(Generic[R]):
         if self._live is None:
             try:
                 from .live import Live
-            except ImportError:  # ipywidgets is not installed: the picture and the table stand alone
+            except ImportError:  # anywidget is not installed: the picture and the table stand alone
                 return None
             self._live = Live(self)
         else:

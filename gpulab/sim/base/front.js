@@ -1,0 +1,457 @@
+// The front end of every simulator: controls, states, picture. Python draws; this script sends what is touched and
+// shows what comes back. Of `model` it needs get, set, on, off and save_changes, which a notebook has and a page can.
+
+const REST = 700; // milliseconds without a change before the headline is spoken
+const PATIENCE = 20000; // milliseconds without an answer, after which the next question may be asked
+const CALM = 1000; // milliseconds between two frames of Play where the system asks for reduced motion
+const BESIDE = 280; // pixels that controls need beside the picture
+const POSITIONS = 1000; // of a logarithmic slider
+
+function make(tag, attributes = {}, ...children) {
+  const node = document.createElement(tag);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (key.startsWith("on")) node.addEventListener(key.slice(2), value);
+    else if (value !== undefined && value !== false) node.setAttribute(key, value === true ? "" : value);
+  }
+  node.append(...children);
+  return node;
+}
+
+// One question at a time: what is touched before the answer comes is asked together, in its last state.
+function makeWire(model) {
+  let number = 0, waiting = {}, busy = false, timer;
+  const send = () => {
+    busy = true;
+    number += 1;
+    model.set("asked", { number, values: waiting });
+    waiting = {};
+    model.save_changes();
+    clearTimeout(timer);
+    timer = setTimeout(free, PATIENCE);
+  };
+  const free = () => {
+    busy = false;
+    if (Object.keys(waiting).length) send();
+  };
+  return {
+    ask(values) {
+      Object.assign(waiting, values);
+      if (!busy) send();
+    },
+    answered(view) {
+      if (view.answered === number) {
+        clearTimeout(timer);
+        free();
+      }
+    },
+    busy: () => busy,
+    end: () => clearTimeout(timer),
+  };
+}
+
+// -- a slider's scale: from its position to its value and back ----------------------------------------------------
+
+function scaleOf(control, limit) {
+  const low = limit?.low ?? control.low, high = limit?.high ?? control.high;
+  const round = (value) => {
+    const stepped = control.whole ? Math.round(value) : Math.round(value / control.step) * control.step;
+    return Math.min(high, Math.max(low, Number(stepped.toPrecision(12))));
+  };
+  if (control.stops) {
+    const stops = control.stops.filter((stop) => stop >= low && stop <= high);
+    const nearest = (value) => stops.reduce((best, stop, i) =>
+      Math.abs(stop - value) < Math.abs(stops[best] - value) ? i : best, 0);
+    return { low, high, last: stops.length - 1, value: (at) => stops[at], at: nearest, round };
+  }
+  if (control.log) {
+    const least = Math.max(low, control.whole ? 1 : control.step); // zero has no logarithm: it lies before the first
+    const zero = low < least ? 1 : 0, ratio = Math.log(high / least) || 1;
+    const value = (at) => {
+      if (at < zero) return low;
+      const exact = least * Math.exp((ratio * (at - zero)) / (POSITIONS - zero));
+      return round(Number(exact.toPrecision(2)));
+    };
+    const at = (v) => (v < least ? 0 : Math.round(zero + ((POSITIONS - zero) * Math.log(v / least)) / ratio));
+    return { low, high, last: POSITIONS, value, at, round, log: true };
+  }
+  const steps = Math.max(1, Math.round((high - low) / control.step));
+  return { low, high, last: steps, value: (at) => round(low + at * control.step), at: (v) => Math.round((v - low) / control.step), round };
+}
+
+// The next value up or down, as an arrow key goes: on a logarithmic scale the next that differs, else one step.
+function next(scale, value, direction) {
+  let at = scale.at(value);
+  for (let tries = 0; tries < POSITIONS; tries++) {
+    at += direction;
+    if (at < 0 || at > scale.last) return value;
+    const other = scale.value(at);
+    if ((other - value) * direction > 0) return other;
+  }
+  return value;
+}
+
+const KEYS = { ArrowRight: 1, ArrowUp: 1, ArrowLeft: -1, ArrowDown: -1, PageUp: 10, PageDown: -10 };
+
+function moved(scale, value, key) {
+  if (key === "Home") return scale.low;
+  if (key === "End") return scale.high;
+  let now = value;
+  for (let n = 0; n < Math.abs(KEYS[key] ?? 0); n++) now = next(scale, now, Math.sign(KEYS[key]));
+  return now;
+}
+
+// -- controls: each is a node, and shows the value and the limit that Python answers with ---------------------------
+
+function makeSlider(control, change) {
+  let scale, now;
+  const unit = control.unit ? ` ${control.unit}` : "";
+  const range = make("input", { type: "range", min: 0, step: 1, "aria-label": control.label });
+  const number = make("input", { type: "text", inputmode: "decimal", "aria-label": `${control.label}, as a number` });
+  const why = make("small");
+  const set = (value) => {
+    if (value === now) return show(value);
+    show(value);
+    change({ [control.name]: value });
+  };
+  const show = (value) => {
+    now = value;
+    range.max = scale.last;
+    range.value = scale.at(value);
+    range.setAttribute("aria-valuemin", scale.low);
+    range.setAttribute("aria-valuemax", scale.high);
+    range.setAttribute("aria-valuenow", value);
+    range.setAttribute("aria-valuetext", `${value.toLocaleString("en")}${unit}`);
+    if (document.activeElement !== number || !number.dataset.typed) number.value = value;
+  };
+  range.addEventListener("input", () => set(scale.value(Number(range.value))));
+  range.addEventListener("keydown", (event) => {
+    if (!(event.key in KEYS) && event.key !== "Home" && event.key !== "End") return;
+    event.preventDefault();
+    event.stopPropagation();
+    set(moved(scale, now, event.key));
+  });
+  const typed = () => {
+    delete number.dataset.typed;
+    const value = Number(number.value.replace(/[,_ ]/g, ""));
+    if (number.value.trim() === "" || Number.isNaN(value)) number.value = now;
+    else set(scale.round(value));
+  };
+  number.addEventListener("input", () => { number.dataset.typed = "1"; });
+  number.addEventListener("change", typed);
+  number.addEventListener("keydown", (event) => event.key === "Enter" && typed());
+  const node = make("div", { class: "gs-control gs-slider" },
+    make("span", { class: "gs-label" }, control.label), make("span", { class: "gs-number" }, number, unit), range, why);
+  return {
+    node, name: control.name, set,
+    get value() { return now; },
+    get scale() { return scale; },
+    show(value, limit) {
+      scale = scaleOf(control, limit);
+      range.disabled = number.disabled = scale.low === scale.high;
+      why.textContent = range.disabled ? limit?.reason ?? "" : "";
+      why.hidden = !why.textContent;
+      show(value);
+    },
+  };
+}
+
+const ICONS = { play: "M1 0 11 6 1 12z", pause: "M1 0h4v12H1zM7 0h4v12H7z", stop: "M1 1h10v10H1z", step: "M0 0 8 6 0 12zM9 0h3v12H9z" };
+const icon = (name) => `<svg viewBox="0 0 12 12" aria-hidden="true"><path d="${ICONS[name]}"/></svg>`;
+
+function makeButton(name, shape, onclick) {
+  const button = make("button", { type: "button", "aria-label": name, title: name, onclick });
+  button.innerHTML = icon(shape);
+  return button;
+}
+
+function makePlay(control, change, wire) {
+  const slider = makeSlider(control, change);
+  let timer;
+  const call = (name, shape) => {
+    play.innerHTML = icon(shape);
+    for (const key of ["aria-label", "title"]) play.setAttribute(key, name);
+  };
+  const stop = () => {
+    clearInterval(timer);
+    timer = undefined;
+    call("Play", "play");
+  };
+  const step = () => {
+    if (slider.value >= slider.scale.high) return stop();
+    slider.set(Math.min(slider.value + control.step, slider.scale.high));
+  };
+  const play = makeButton("Play", "play", () => {
+    if (timer) return stop();
+    if (slider.value >= slider.scale.high) slider.set(slider.scale.low);
+    const calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
+    timer = setInterval(() => wire.busy() || step(), calm ? CALM : 1000 / control.frames_per_second);
+    call("Pause", "pause");
+  });
+  const back = makeButton("Stop and go back", "stop", () => {
+    stop();
+    slider.set(slider.scale.low);
+  });
+  const one = makeButton("Step", "step", step);
+  slider.node.querySelector(".gs-label").after(make("span", { class: "gs-play" }, play, back, one));
+  return Object.defineProperties({ end: stop }, Object.getOwnPropertyDescriptors(slider));
+}
+
+function makeChoice(control, change) {
+  const options = control.options.map(([, words], i) => make("option", { value: i }, words));
+  const menu = make("select", { "aria-label": control.label, "data-lm-suppress-shortcuts": "true" }, ...options);
+  menu.addEventListener("change", () => change({ [control.name]: control.options[menu.value][0] }));
+  const node = make("div", { class: "gs-control" }, make("span", { class: "gs-label" }, control.label), menu);
+  return { node, name: control.name, show(value) { menu.value = control.options.findIndex(([one]) => one === value); } };
+}
+
+function makeFlag(control, change) {
+  const box = make("input", { type: "checkbox", "aria-label": control.label });
+  box.addEventListener("change", () => change({ [control.name]: box.checked }));
+  const node = make("label", { class: "gs-control gs-flag" }, box, " ", control.label);
+  return { node, name: control.name, show(value) { box.checked = value; } };
+}
+
+function makeScript(control, change) {
+  let good = "";
+  const text = make("input", { type: "text", "aria-label": control.label, spellcheck: "false" });
+  const put = (value) => change({ [control.name]: value });
+  text.addEventListener("change", () => put(text.value));
+  const button = (words, value) => make("button", { type: "button", onclick: () => put(value()) }, words);
+  const longer = (command) => [good.trim().replace(/;$/, ""), command].filter(Boolean).join("; ");
+  const buttons = Object.entries(control.buttons).map(([words, command]) => button(words, () => longer(command)));
+  const shorter = () => (text.value === good ? good.split(";").slice(0, -1).join(";").trim() : good);
+  buttons.push(button("Undo", shorter), button("Clear", () => ""));
+  const menu = make("select", { "aria-label": "Example", "data-lm-suppress-shortcuts": "true" },
+    make("option", { value: "" }, "Example: your own"),
+    ...Object.entries(control.examples).map(([name, script]) => make("option", { value: script }, name)));
+  menu.addEventListener("change", () => menu.value && put(menu.value));
+  const node = make("div", { class: "gs-control gs-script" }, make("span", { class: "gs-label" }, control.label),
+    text, ...(menu.options.length > 1 ? [menu] : []), make("span", { class: "gs-buttons" }, ...buttons));
+  return {
+    node, name: control.name,
+    add: (command) => put(longer(command)),
+    show(value) {
+      text.value = good = value;
+      menu.value = Object.values(control.examples).includes(value) ? value : "";
+    },
+  };
+}
+
+const MAKERS = { slider: makeSlider, play: makePlay, choice: makeChoice, flag: makeFlag, script: makeScript };
+
+// -- the picture: what can be grasped in it ------------------------------------------------------------------------
+
+// An element with data-drag="NAME" moves that control along x (or y, with data-axis), from data-from to data-to in the
+// picture's own coordinates, over data-low to data-high; data-set holds values that a click sets; data-add a command.
+function makePicture(controls, wire) {
+  const node = make("div", { class: "gpulab-picture" });
+  let held;
+  const place = (event, svg, axis) => {
+    const point = new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse());
+    return axis === "y" ? point.y : point.x;
+  };
+  const follow = (event) => {
+    const svg = node.querySelector("svg");
+    if (!svg) return;
+    for (const { control, axis, from, to, low, high, log } of held) {
+      const share = Math.min(1, Math.max(0, (place(event, svg, axis) - from) / (to - from)));
+      const value = log ? low * (high / low) ** share : low + share * (high - low);
+      control.set(control.scale.round(control.scale.log ? Number(value.toPrecision(2)) : value));
+    }
+  };
+  const grips = (target) => target.dataset.drag.split(" ").map((name, i) => {
+    const part = (key) => Number(target.dataset[key].split(" ")[i]);
+    const word = (key) => target.dataset[key]?.split(" ")[i];
+    return { control: controls[name], axis: word("axis"), log: word("log") === "1",
+      from: part("from"), to: part("to"), low: part("low"), high: part("high") };
+  });
+  const act = (target) => {
+    if (target.dataset.set) {
+      const values = JSON.parse(target.dataset.set);
+      wire.ask(values);
+    } else if (target.dataset.add) {
+      const [name, command] = JSON.parse(target.dataset.add);
+      controls[name].add(command);
+    }
+  };
+  node.addEventListener("pointerdown", (event) => {
+    const target = event.target.closest?.("[data-drag]");
+    if (!target || event.button) return;
+    held = grips(target);
+    node.setPointerCapture(event.pointerId);
+    node.dataset.held = target.dataset.drag;
+    event.preventDefault();
+    target.focus?.({ preventScroll: true });
+    follow(event);
+  });
+  node.addEventListener("pointermove", (event) => held && follow(event));
+  const release = () => { held = undefined; delete node.dataset.held; };
+  node.addEventListener("pointerup", release);
+  node.addEventListener("pointercancel", release);
+  node.addEventListener("click", (event) => {
+    const target = event.target.closest?.("[data-set],[data-add]");
+    if (target) act(target);
+  });
+  node.addEventListener("keydown", (event) => {
+    const target = event.target.closest?.("[data-drag],[data-set],[data-add]");
+    if (!target) return;
+    if (target.dataset.drag) {
+      const names = target.dataset.drag.split(" ");
+      const upright = event.key === "ArrowUp" || event.key === "ArrowDown";
+      const grip = controls[names.length > 1 && upright ? names[1] : names[0]];
+      if (!(event.key in KEYS) && event.key !== "Home" && event.key !== "End") return;
+      grip.set(moved(grip.scale, grip.value, event.key));
+    } else if (event.key === "Enter" || event.key === " ") act(target);
+    else return;
+    event.preventDefault();
+    event.stopPropagation();
+  });
+  const keyOf = (target) => target?.dataset?.key ?? target?.dataset?.drag ?? target?.dataset?.set ?? target?.dataset?.add;
+  const show = (svg) => {
+    const focused = node.contains(document.activeElement) ? keyOf(document.activeElement) : undefined;
+    node.innerHTML = svg;
+    for (const target of node.querySelectorAll("[data-drag],[data-set],[data-add]")) {
+      target.setAttribute("tabindex", "0");
+      if (target.dataset.drag) {
+        const control = controls[target.dataset.drag.split(" ")[0]];
+        target.setAttribute("role", "slider");
+        target.setAttribute("aria-label", target.dataset.label);
+        for (const [key, value] of [["min", control.scale.low], ["max", control.scale.high], ["now", control.value]])
+          target.setAttribute(`aria-value${key}`, value);
+      } else {
+        target.setAttribute("role", "button");
+        target.setAttribute("aria-label", target.dataset.label);
+      }
+      if (focused !== undefined && keyOf(target) === focused) target.focus({ preventScroll: true });
+    }
+  };
+  return { node, show };
+}
+
+// -- all of it -----------------------------------------------------------------------------------------------------
+
+function isDark(el) {
+  for (let node = el; node; node = node.parentElement) {
+    const [r, g, b, alpha = 1] = (getComputedStyle(node).backgroundColor.match(/[\d.]+/g) ?? [0, 0, 0, 0]).map(Number);
+    if (alpha > 0.5) return 0.299 * r + 0.587 * g + 0.114 * b < 128;
+  }
+  return matchMedia("(prefers-color-scheme: dark)").matches;
+}
+
+function render({ model, el }) {
+  const spec = model.get("spec");
+  const wire = makeWire(model);
+  const controls = {};
+  for (const control of spec.controls) controls[control.name] = MAKERS[control.kind](control, wire.ask, wire);
+  const picture = makePicture(controls, wire);
+  const headline = make("p", { class: "gs-headline" });
+  const alert = make("pre", { role: "alert", hidden: true });
+  const spoken = make("div", { role: "status", class: "gs-unseen" });
+  const numbers = make("div", { class: "gs-numbers" });
+  const primary = spec.primary.map((name) => controls[name].node);
+  const rest = spec.controls.filter(({ name }) => !spec.primary.includes(name)).map(({ name }) => controls[name].node);
+  const folded = (words, ...nodes) => make("details", {}, make("summary", {}, words), ...nodes);
+  const radio = `gs-${Math.random().toString(36).slice(2)}`;
+  const states = spec.states.map(({ name, values }, i) => {
+    const input = make("input", { type: "radio", name: radio, onchange: () => enter(i) });
+    return { input, values, node: make("label", {}, input, make("span", {}, name)) };
+  });
+  const note = make("p", { class: "gs-note", hidden: true });
+  const enter = (i) => {
+    states[i].input.checked = true;
+    note.textContent = spec.states[i].note;
+    wire.ask(spec.states[i].values);
+  };
+  const more = folded("More settings", make("div", { class: "gs-controls" }, ...rest));
+  const bar = make("div", { class: "gs-bar" },
+    ...(states.length ? [make("div", { role: "radiogroup", "aria-label": "See it move", class: "gs-states" },
+      ...states.map(({ node }) => node))] : []),
+    ...(rest.length ? [more] : []),
+    folded("The numbers", numbers, make("p", { class: "gs-leaves" }, spec.leaves_out)));
+  const side = make("div", { class: "gs-side" }, make("div", { class: "gs-controls" }, ...primary), bar, note);
+  const box = make("div", { class: "gpulab-sim" }, headline, alert, make("div", { class: "gs-body" }, side, picture.node), spoken);
+  el.append(make("style", {}, model.get("look")), box);
+
+  let said = model.get("view").headline, timer;
+  const fit = () => {
+    const { width } = model.get("view"), scale = model.get("scale");
+    const beside = box.clientWidth >= width * scale + BESIDE;
+    box.classList.toggle("gs-beside", beside);
+    box.style.setProperty("--gs-width", `${width * scale}px`);
+    box.style.setProperty("--gs-scale", scale);
+  };
+  const show = () => {
+    const view = model.get("view");
+    wire.answered(view);
+    for (const control of spec.controls) controls[control.name].show(view.values[control.name], view.limits[control.name]);
+    alert.hidden = !view.error;
+    alert.textContent = view.error;
+    headline.textContent = view.headline;
+    numbers.textContent = view.text;
+    picture.show(view.svg);
+    picture.node.querySelector("svg").setAttribute("aria-label", view.headline);
+    for (const { input, values } of states)
+      input.checked = Object.entries(values).every(([name, value]) => view.values[name] === value);
+    clearTimeout(timer);
+    timer = setTimeout(() => {
+      if (view.headline !== said) spoken.textContent = said = view.headline;
+    }, REST);
+  };
+  const theme = () => box.classList.toggle("gs-dark", isDark(el));
+  const watchers = [new ResizeObserver(fit), new MutationObserver(theme)];
+  watchers[0].observe(box);
+  watchers[1].observe(document.body, { attributes: true });
+  model.on("change:view", show);
+  model.on("change:scale", fit);
+  show();
+  fit();
+  requestAnimationFrame(theme);
+  const close = model.get("presented") ? present(box, el, enter, states, note, fit, theme) : () => {};
+  return () => {
+    close();
+    wire.end();
+    clearTimeout(timer);
+    watchers.forEach((watcher) => watcher.disconnect());
+    Object.values(controls).forEach((control) => control.end?.());
+    model.off("change:view", show);
+    model.off("change:scale", fit);
+  };
+}
+
+// The whole window for one simulator: the arrow keys go from state to state, Escape ends it.
+function present(box, el, enter, states, note, fit, theme) {
+  const dialog = make("dialog", { class: "gs-present", "aria-label": "Presentation" });
+  const open = () => {
+    dialog.append(box);
+    document.body.append(dialog);
+    dialog.showModal();
+    note.hidden = false;
+    dialog.focus();
+    fit();
+    theme();
+  };
+  const again = make("button", { type: "button", class: "gs-again", onclick: open }, "Present in the whole window");
+  dialog.addEventListener("close", () => {
+    note.hidden = true;
+    el.append(box);
+    dialog.remove();
+    fit();
+    theme();
+  });
+  dialog.addEventListener("keydown", (event) => {
+    const direction = { ArrowRight: 1, PageDown: 1, ArrowLeft: -1, PageUp: -1 }[event.key];
+    if (!direction || !states.length || event.target.closest("input[type=range],input[type=text],select,[data-drag]")) return;
+    event.preventDefault();
+    event.stopPropagation();
+    const now = states.findIndex(({ input }) => input.checked);
+    enter(now < 0 ? (direction > 0 ? 0 : states.length - 1) : Math.min(states.length - 1, Math.max(0, now + direction)));
+  }, true);
+  el.prepend(again);
+  const start = requestAnimationFrame(open);
+  return () => {
+    cancelAnimationFrame(start);
+    dialog.remove();
+  };
+}
+
+export default { render };

@@ -1,0 +1,56 @@
+"""Make a piece of a picture a control: it can be dragged, clicked, and reached by keyboard and screen reader.
+
+The marks do nothing in a still picture; `front.js` gives them their cursor, role and answer where a kernel is alive.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+from xml.sax.saxutils import escape, quoteattr
+
+
+class Grip(NamedTuple):
+    """A control that follows the pointer: from `low` to `high`, between `start` and `end` in the picture's pixels."""
+
+    name: str
+    start: float
+    end: float
+    low: float
+    high: float
+    log: bool = False
+    axis: str = "x"
+
+
+def draggable(piece: str, label: str, *grips: Grip) -> str:
+    """`piece` moves one control, or two: the second by the arrow keys up and down. `label` is what is spoken."""
+    marks = {
+        "drag": " ".join(grip.name for grip in grips),
+        "from": " ".join(f"{grip.start:g}" for grip in grips),
+        "to": " ".join(f"{grip.end:g}" for grip in grips),
+        "low": " ".join(f"{grip.low:g}" for grip in grips),
+        "high": " ".join(f"{grip.high:g}" for grip in grips),
+        "log": " ".join(str(int(grip.log)) for grip in grips),
+        "axis": " ".join(grip.axis for grip in grips),
+        "label": label,
+    }
+    return _marked(piece, marks)
+
+
+def clickable(piece: str, label: str, **values: Any) -> str:
+    """A click, Enter or the space bar on `piece` sets controls to `values`."""
+    return _marked(piece, {"set": json.dumps(values), "label": label})
+
+
+def command(piece: str, label: str, name: str, words: str) -> str:
+    """A click, Enter or the space bar on `piece` adds the command `words` to the script `name`."""
+    return _marked(piece, {"add": json.dumps([name, words]), "label": label})
+
+
+def named(piece: str, words: str) -> str:
+    """`piece` with words that show where the pointer rests on it."""
+    return f"<g>{piece}<title>{escape(words)}</title></g>"
+
+
+def _marked(piece: str, marks: dict[str, str]) -> str:
+    return "<g " + " ".join(f"data-{name}={quoteattr(value)}" for name, value in marks.items()) + f">{piece}</g>"
