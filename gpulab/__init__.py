@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .notebook.predict import predict
     from .notebook.progress import progress
     from .notebook.quiz import quiz
+    from .sim.presenting import present
 
 own_code.add(str(Path(__file__).parent), *map(str, CODE))
 
@@ -52,6 +53,7 @@ _EXPORTS: dict[str, str | None] = {
     "monitor": None,
     "plan": "virtualgpu.planning",
     "predict": "notebook.predict",
+    "present": "sim.presenting",
     "progress": "notebook.progress",
     "quiz": "notebook.quiz",
     "setup": "machine.setup",
@@ -83,6 +85,7 @@ __all__ = [
     "monitor",
     "plan",
     "predict",
+    "present",
     "progress",
     "quiz",
     "setup",

@@ -22,10 +22,8 @@ _STYLE = f"""<style>
   content: "{WORDS}"; display: block; width: auto; height: auto; font: inherit; text-align: left; line-height: 1.5;
   color: var(--jp-content-font-color1, inherit); {_LOOK}
 }}
-.{_CLASS}.jupyter-widgets-disconnected :is(.slider-container, .widget-readout, button, input, select) {{
-  opacity: 0.5;
-}}
-.{_CLASS}.jupyter-widgets-disconnected :is(.widget-slider, label, button, input, select) {{ pointer-events: none; }}
+.{_CLASS}.jupyter-widgets-disconnected :is(button, input, select) {{ opacity: 0.5; }}
+.{_CLASS}.jupyter-widgets-disconnected :is(label, button, input, select) {{ pointer-events: none; }}
 </style>"""
 
 

@@ -362,20 +362,22 @@ function render({ model, el }) {
     note.textContent = spec.states[i].note;
     wire.ask(spec.states[i].values);
   };
+  const whole = make("button", { type: "button", class: "gs-whole", title: "arrow keys: state to state; Escape: back" }, "Whole window");
   const more = folded("More settings", make("div", { class: "gs-controls" }, ...rest));
   const bar = make("div", { class: "gs-bar" },
     ...(states.length ? [make("div", { role: "radiogroup", "aria-label": "See it move", class: "gs-states" },
       ...states.map(({ node }) => node))] : []),
     ...(rest.length ? [more] : []),
-    folded("The numbers", numbers, make("p", { class: "gs-leaves" }, spec.leaves_out)));
+    folded("The numbers", numbers, make("p", { class: "gs-leaves" }, spec.leaves_out)), whole);
   const side = make("div", { class: "gs-side" }, make("div", { class: "gs-controls" }, ...primary), bar, note);
   const box = make("div", { class: "gpulab-sim" }, headline, alert, make("div", { class: "gs-body" }, side, picture.node), spoken);
   el.append(make("style", {}, model.get("look")), box);
 
   let said = model.get("view").headline, timer;
   const fit = () => {
-    const { width } = model.get("view"), scale = model.get("scale");
-    const beside = box.clientWidth >= width * scale + BESIDE;
+    const { width } = model.get("view"), inDialog = box.closest("dialog");
+    const scale = inDialog ? Math.max(1, Math.min(innerWidth / 950, innerHeight / 620)) : model.get("scale");
+    const beside = !inDialog && box.clientWidth >= width * scale + BESIDE;
     box.classList.toggle("gs-beside", beside);
     box.style.setProperty("--gs-width", `${width * scale}px`);
     box.style.setProperty("--gs-scale", scale);
@@ -406,7 +408,8 @@ function render({ model, el }) {
   show();
   fit();
   requestAnimationFrame(theme);
-  const close = model.get("presented") ? present(box, el, enter, states, note, fit, theme) : () => {};
+  const close = presenting(whole, box, el, enter, states, note, () => { fit(); theme(); });
+  if (model.get("presented")) requestAnimationFrame(() => el.isConnected && whole.click());
   return () => {
     close();
     wire.end();
@@ -419,39 +422,35 @@ function render({ model, el }) {
 }
 
 // The whole window for one simulator: the arrow keys go from state to state, Escape ends it.
-function present(box, el, enter, states, note, fit, theme) {
-  const dialog = make("dialog", { class: "gs-present", "aria-label": "Presentation" });
-  const open = () => {
+function presenting(whole, box, el, enter, states, note, changed) {
+  const dialog = make("dialog", { class: "gs-present", "aria-label": "The simulator in the whole window", tabindex: "-1" });
+  whole.addEventListener("click", () => {
+    if (dialog.open) return dialog.close();
     dialog.append(box);
     document.body.append(dialog);
     dialog.showModal();
-    note.hidden = false;
+    whole.textContent = "Back to the page";
+    note.hidden = !states.length;
+    if (states.length && !states.some(({ input }) => input.checked)) enter(0);
     dialog.focus();
-    fit();
-    theme();
-  };
-  const again = make("button", { type: "button", class: "gs-again", onclick: open }, "Present in the whole window");
+    changed();
+  });
   dialog.addEventListener("close", () => {
+    whole.textContent = "Whole window";
     note.hidden = true;
     el.append(box);
     dialog.remove();
-    fit();
-    theme();
+    changed();
   });
   dialog.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape") event.stopPropagation(); // or the notebook behind it would take the key
     const direction = { ArrowRight: 1, PageDown: 1, ArrowLeft: -1, PageUp: -1 }[event.key];
-    if (!direction || !states.length || event.target.closest("input[type=range],input[type=text],select,[data-drag]")) return;
+    if (!direction || !states.length || event.target.closest("input, select, [data-drag]")) return;
     event.preventDefault();
-    event.stopPropagation();
     const now = states.findIndex(({ input }) => input.checked);
-    enter(now < 0 ? (direction > 0 ? 0 : states.length - 1) : Math.min(states.length - 1, Math.max(0, now + direction)));
-  }, true);
-  el.prepend(again);
-  const start = requestAnimationFrame(open);
-  return () => {
-    cancelAnimationFrame(start);
-    dialog.remove();
-  };
+    enter(now < 0 ? 0 : Math.min(states.length - 1, Math.max(0, now + direction)));
+  });
+  return () => dialog.remove();
 }
 
 export default { render };

@@ -34,7 +34,7 @@ def _file(name: str) -> str:
     return (files(__package__) / name).read_text(encoding="utf-8")
 
 
-class Front(anywidget.AnyWidget):  # type: ignore[misc]
+class Front(anywidget.AnyWidget):
     """The state that the notebook and the page share."""
 
     _esm = _file("front.js")

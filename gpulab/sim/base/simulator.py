@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import difflib
+import functools
 import html
 import inspect
 import textwrap
@@ -124,7 +125,11 @@ class Simulator(Generic[R]):
 
     def show(self) -> None:
         """Display it, as being last in the cell does; in a terminal, print the table."""
-        display.show(repr(self), svg=self.svg(), html=self._still(), widget=self._widget)
+        self._show()
+
+    def _show(self, *, presented: bool = False) -> None:
+        widget = functools.partial(self._widget, presented=presented)
+        display.show(repr(self), svg=self.svg(), html=self._still(), widget=widget)
 
     def __repr__(self) -> str:
         return f"{self.result}\n\n{textwrap.fill(self.leaves_out, 100)}"
@@ -163,13 +168,14 @@ class Simulator(Generic[R]):
         limits = self.limits(asked)
         return {control.name: control.clamp(asked[control.name], limits.get(control.name)) for control in self.controls}
 
-    def _widget(self) -> Any:
-        if self._live is None:
+    def _widget(self, *, presented: bool = False) -> Any:
+        """The widget, made at the first call; a new one where it is to be `presented` in the whole window."""
+        if self._live is None or presented:
             try:
                 from .live import Live
             except ImportError:  # anywidget is not installed: the picture and the table stand alone
                 return None
-            self._live = Live(self)
+            self._live = Live(self, presented=presented)
         else:
             self._live.follow()  # `style.lecture` may have changed since
         return self._live.box
