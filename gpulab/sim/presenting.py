@@ -23,12 +23,13 @@ def present(simulator: str | Simulator[Any], **values: Any) -> None:
             near = difflib.get_close_matches(simulator, sim.__all__, 1)
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise ValueError(f"present({simulator!r}): {hint}simulator must be one of {', '.join(sim.__all__)}")
-        simulator = getattr(sim, simulator)(**values)
+        opened: Simulator[Any] = getattr(sim, simulator)(**values)
     elif isinstance(simulator, Simulator):
-        simulator.set(**values)
+        opened = simulator
+        opened.set(**values)
     else:
         raise TypeError(
             f"present(simulator={simulator!r}): simulator must be a name, such as 'launch_queue', or a simulator, "
             f"such as gpulab.sim.launch_queue()"
         )
-    simulator._show(presented=True)
+    opened._show(presented=True)
