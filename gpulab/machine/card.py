@@ -11,6 +11,7 @@ import textwrap
 from dataclasses import dataclass
 
 from virtualgpu.pictures.style import BLUE, GREEN, INK, MUTED, PAPER, RULE, scale
+from virtualgpu.pictures.svg import both_themes
 
 _WIDTH = 640  # px
 _LINE = 18  # px from one line to the next
@@ -46,10 +47,9 @@ def as_svg(card: Card) -> str:
             parts.append(f'<text x="{_COLUMN}" y="{y}" fill="{INK}">{_escape(line)}</text>')
     height = y + 16
     heading = textwrap.shorten(card.heading, 66, placeholder=" …")
-    # The card brings its own paper: a notebook shows SVG as an image, which cannot follow the page's theme.
     frame = f'x="0.5" y="0.5" height="{height - 1}"'
     edge = GREEN if card.real else BLUE
-    return (
+    return both_themes(
         f'<svg xmlns="http://www.w3.org/2000/svg" role="img" viewBox="0 0 {_WIDTH} {height}" '
         f'width="{_WIDTH * scale():.0f}" height="{height * scale():.0f}"><title>{_escape(_described(card))}</title>'
         f'<rect {frame} width="{_WIDTH - 1}" rx="6" fill="{PAPER}" stroke="{RULE}"/>'

@@ -4,11 +4,13 @@ What the picture offers is dragged with the mouse, and all of it by keyboard. Th
 in test_simulators.py.
 """
 
+import io
 import json
 from dataclasses import dataclass
 from importlib.resources import files
 
 import pytest
+from PIL import Image
 
 from gpulab.sim.base.controls import Choice, Flag, Play, Script, Slider
 from gpulab.sim.base.live import Live
@@ -349,3 +351,21 @@ def test_a_closed_view_hears_nothing_any_more(open_page):
     page = open_page()
     page.evaluate("() => { window.close_it(); window.close_it = null; }")
     page.toy.set(tasks=7)  # no complaint comes: the fixture looks
+
+
+STILL = """(scheme) => {
+    document.documentElement.style.colorScheme = scheme;
+    return new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+}"""
+
+
+def test_a_still_picture_follows_the_theme_of_its_page(browser, tmp_path):
+    page = browser.new_page(viewport={"width": 620, "height": 300})
+    page.set_content(f'<body style="margin:0">{Toy()._still()}')
+    grounds = {}
+    for scheme in ("light", "dark"):
+        page.evaluate(STILL, scheme)
+        shot = page.screenshot(clip={"x": 10, "y": 10, "width": 1, "height": 1})
+        grounds[scheme] = Image.open(io.BytesIO(shot)).convert("RGB").getpixel((0, 0))
+    page.close()
+    assert grounds == {"light": (255, 255, 255), "dark": (22, 22, 22)}

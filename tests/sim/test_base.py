@@ -283,30 +283,19 @@ class TestLive:
         assert len((files("gpulab.sim.base") / "front.js").read_text(encoding="utf-8")) < 25_000
 
 
-# What a page in the dark theme has in place of each colour.
-_VARIABLE = re.compile(r"--gs-(\w+): (#\w+)")
-LOOK = (files("gpulab.sim.base") / "front.css").read_text(encoding="utf-8")
-LIGHT, DARK = (dict(_VARIABLE.findall(part)) for part in LOOK.split(".gs-dark {", 1))
-
-
-def full(colour):
-    return colour if len(colour) == 7 else "#" + "".join(2 * letter for letter in colour[1:])
-
-
 class TestColours:
-    def test_the_light_theme_has_the_colours_of_a_still_picture(self):
-        assert {name: full(colour).upper() for name, colour in LIGHT.items()} == {
-            variable.removeprefix("var(--gs-").removesuffix(")"): colour.upper() for colour, variable in COLOURS.items()
-        }
+    def test_every_colour_has_one_for_the_dark_and_a_variable(self):
+        named = {getattr(style, name) for name in dir(style) if re.fullmatch("#[0-9A-F]{6}", str(getattr(style, name)))}
+        assert set(style.DARK) == set(COLOURS) == named - {style.BLACK}
 
-    @pytest.mark.parametrize("name", sorted(set(LIGHT) - {"paper", "ink", "muted", "rule", "blue"}))
-    def test_in_the_dark_ink_reads_on_the_palette_and_the_palette_shows(self, name, contrast):
-        assert contrast(full(DARK["ink"]), DARK[name]) >= 4.5
-        assert contrast(DARK[name], DARK["paper"]) >= 3
+    @pytest.mark.parametrize("colour", sorted(set(style.PALETTE) - {style.BLUE, style.BLACK}))
+    def test_in_the_dark_ink_reads_on_the_palette_and_the_palette_shows(self, colour, contrast):
+        assert contrast(style.DARK[style.INK], style.DARK[colour]) >= 4.5
+        assert contrast(style.DARK[colour], style.DARK[style.PAPER]) >= 3
 
-    @pytest.mark.parametrize("name", ["ink", "muted", "blue"])
-    def test_in_the_dark_letters_read_on_the_ground_and_the_ground_on_them(self, name, contrast):
-        assert contrast(full(DARK[name]), DARK["paper"]) >= 4.5
+    @pytest.mark.parametrize("colour", [style.INK, style.MUTED, style.BLUE])
+    def test_in_the_dark_letters_read_on_the_ground_and_the_ground_on_them(self, colour, contrast):
+        assert contrast(style.DARK[colour], style.DARK[style.PAPER]) >= 4.5
 
     @pytest.mark.parametrize("colour", sorted(set(style.PALETTE) - {style.BLUE, style.BLACK}))
     def test_ink_reads_on_the_palette(self, colour, contrast):

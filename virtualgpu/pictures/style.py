@@ -1,7 +1,7 @@
 """How everything in the course looks: the palette, matplotlib's settings, and the size for a lecture hall.
 
-Pictures have their own white ground, so that they read the same in a light and in a dark notebook. It draws
-nothing itself; `show` puts a finished matplotlib figure on the page with its alt text.
+A picture that is SVG follows the theme of the page that shows it (`svg.both_themes`); a matplotlib figure has its own
+white ground. Nothing is drawn here; `show` puts a finished matplotlib figure on the page with its alt text.
 """
 
 from __future__ import annotations
@@ -28,6 +28,21 @@ PAPER = "#FFFFFF"
 INK = "#111111"
 MUTED = "#555555"  # for what explains; 7.5 : 1 on PAPER
 RULE = "#C9C9C9"  # for edges and grids, which carry no text
+
+# The same in a dark theme: light ink reads on every fill (4.5 : 1), every fill shows on the ground (3 : 1).
+DARK = {
+    PAPER: "#161616",
+    INK: "#F2F2F2",
+    MUTED: "#B8B8B8",
+    RULE: "#505050",
+    ORANGE: "#8A5F00",
+    SKY: "#1F6A99",
+    GREEN: "#00735A",
+    YELLOW: "#6E6700",
+    BLUE: "#6BB8F0",
+    VERMILLION: "#B04A00",
+    PURPLE: "#A34C78",
+}
 
 _scale = 1.0
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from xml.sax.saxutils import escape, quoteattr
 
-from .style import INK, MUTED, PAPER, RULE
+from .style import DARK, INK, MUTED, PAPER, RULE
 
 FONT = "system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',Arial,sans-serif"
 SMALL, BODY, HEAD = 13.0, 14.0, 18.0
@@ -45,7 +45,7 @@ class Picture:
         foot = lines(MARGIN, top + self.height + SMALL, note_lines, size=SMALL, fill=MUTED)
         height = top + self.height + len(note_lines) * SMALL * 1.35 + MARGIN
         ground = rect(0.5, 0.5, self.width - 1, height - 1, fill=PAPER, stroke=RULE, radius=6)
-        return (
+        return both_themes(
             f'<svg xmlns="http://www.w3.org/2000/svg" role="img" viewBox="0 0 {num(self.width)} {num(height)}"'
             f' width="{num(self.width * scale)}" height="{num(height * scale)}"'
             f' style="display:block;max-width:100%;height:auto" font-family="{FONT}">'
@@ -59,6 +59,22 @@ class Picture:
             f'<svg xmlns="http://www.w3.org/2000/svg" role="group" viewBox="0 0 {num(self.width)} {num(self.height)}"'
             f' font-family="{FONT}">{"".join(self.body)}</svg>'
         )
+
+
+def both_themes(document: str) -> str:
+    """An SVG document that takes the dark palette where its page has a dark colour scheme, as JupyterLab's dark theme.
+
+    Only colours of `style` in the attributes fill and stroke change; an image on a page follows that page's scheme.
+    """
+    style = f"<style>@media (prefers-color-scheme:dark){{{_dark_rules()}}}</style>"
+    return f"{document.removesuffix('</svg>')}{style}</svg>"
+
+
+@functools.cache
+def _dark_rules() -> str:
+    # of an image only: within a page the rules would be the page's
+    rule = 'svg:root [{0}="{1}"]{{{0}:{2}}}'
+    return "".join(rule.format(part, *pair) for pair in DARK.items() for part in ("fill", "stroke"))
 
 
 def num(value: float) -> str:

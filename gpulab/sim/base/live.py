@@ -22,11 +22,19 @@ from .controls import Script, Slider
 if TYPE_CHECKING:
     from .simulator import Simulator
 
-# The colours of pictures, by the variables of front.css that stand for them in both themes.
+# The colours of pictures, by the variables that stand for them in both themes.
 COLOURS = {
-    getattr(style, name.upper()): f"var(--gs-{name})"
+    getattr(style, name.upper()): f"--gs-{name}"
     for name in ("paper", "ink", "muted", "rule", "orange", "sky", "green", "yellow", "blue", "vermillion", "purple")
 }
+
+
+def _palettes() -> str:
+    """The variables, in the light theme and in the dark one; a presentation's window has those of its simulator."""
+    light = ";".join(f"{variable}:{colour}" for colour, variable in COLOURS.items())
+    dark = ";".join(f"{variable}:{style.DARK[colour]}" for colour, variable in COLOURS.items())
+    dialog = "dialog.gs-present"
+    return f".gpulab-sim,{dialog}{{{light}}}\n.gpulab-sim.gs-dark,{dialog}:has(.gs-dark){{{dark}}}\n"
 
 
 @cache
@@ -41,7 +49,7 @@ class Front(anywidget.AnyWidget):
     spec = traitlets.Dict().tag(sync=True)
     view = traitlets.Dict().tag(sync=True)
     asked = traitlets.Dict().tag(sync=True)
-    look = traitlets.Unicode(_file("front.css")).tag(sync=True)
+    look = traitlets.Unicode(_palettes() + _file("front.css")).tag(sync=True)
     scale = traitlets.Float(1.0).tag(sync=True)
     presented = traitlets.Bool(False).tag(sync=True)
 
@@ -109,5 +117,5 @@ class Live:
 def themed(svg: str) -> str:
     """The picture with variables in place of its colours, so that it follows the page's theme."""
     for colour, variable in COLOURS.items():
-        svg = svg.replace(colour, variable)
+        svg = svg.replace(colour, f"var({variable})")
     return svg
