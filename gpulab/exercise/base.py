@@ -23,7 +23,7 @@ from . import guard, settings
 from .audit import Audit, Change, Kind, named
 from .bound_names import of_this_gpu
 from .measure import allocated, left_behind
-from .wording import clip, frames, parameters_of, show, signature_of, text_of
+from .wording import brief, clip, frames, parameters_of, signature_of, text_of
 
 SAVING = "torch.utils.serialization.config"  # by the first torch.save or torch.load
 OPTIMIZERS = "torch._dynamo"  # imported by the first optimizer of a process: some seconds, more from a slow disk
@@ -130,7 +130,7 @@ class Trial:
             got = f"the class {student.__name__}"
             self.fail("a class came where a function is wanted", expected=wanted, got=got)
         if not callable(student):
-            self.fail("this cannot be called", expected=wanted, got=show(student))
+            self.fail("this cannot be called", expected=wanted, got=brief(student))
         if any(map(inspect.iscoroutinefunction, (student, type(student).__call__))):
             self.fail(
                 "this function does not run when it is called",
@@ -301,7 +301,7 @@ def check(
         def run(student: Any, *, seed: int | None = None) -> None:
             drawn = drawn_seed(once=draws_once) if seed is None else seed
             if not isinstance(drawn, int) or isinstance(drawn, bool):
-                raise TypeError(f"seed must be a whole number, as a failed check prints it, not {show(drawn)}")
+                raise TypeError(f"seed must be a whole number, as a failed check prints it, not {brief(drawn)}")
             trial = Trial(name, lesson)
             for module in imports:
                 import_module(module)

@@ -19,7 +19,7 @@ import torch
 
 from .base import CheckFailed, Trial, check, home_of
 from .scenes import Pairs, Scene
-from .wording import as_float, is_number, is_whole, show
+from .wording import as_float, brief, is_number, is_whole
 
 J = TypeVar("J")  # a job: what the function is asked for, by the names of its parameters
 Reading = Callable[[Trial, Any, str, str], Any]  # (trial, what came, name, section) -> the value, or the check fails
@@ -35,7 +35,7 @@ def number(trial: Trial, value: Any, name: str, read: str) -> float:
         plain,
         f"{name} is not a number",
         expected=f"{name} as a plain number",
-        got=show(value),
+        got=brief(value),
         likely=_kind_of(value),
         read=read,
     )
@@ -49,7 +49,7 @@ def whole(trial: Trial, value: Any, name: str, read: str) -> int:
         is_whole(value),
         f"{name} is not a whole number",
         expected=f"{name} as an int",
-        got=show(value),
+        got=brief(value),
         likely=_kind_of(value) or "/ makes floats, // divides whole numbers",
         read=read,
     )
@@ -240,14 +240,14 @@ class Numbers(Generic[J]):
             likely = f"one number came back; {' and '.join(names)} are asked for"
         if self.keyed:
             right = isinstance(got, dict) and set(got) == set(names)
-            trial.expect(right, "a dict with these keys is wanted", expected=wanted, got=show(got), likely=likely)
+            trial.expect(right, "a dict with these keys is wanted", expected=wanted, got=brief(got), likely=likely)
             return dict(got)
         if isinstance(got, dict):
             likely = "a dict came back: return the values themselves, in this order"
         count = {2: "two", 3: "three"}.get(len(names), str(len(names)))
         right = isinstance(got, tuple | list) and len(got) == len(names)
         wanted = f"a tuple {wanted}"
-        trial.expect(right, f"{count} values are wanted", expected=wanted, got=show(got), likely=likely, read=read)
+        trial.expect(right, f"{count} values are wanted", expected=wanted, got=brief(got), likely=likely, read=read)
         return dict(zip(names, got, strict=True))
 
     def _is(self, name: str, job: J, got: Any) -> bool:
@@ -326,4 +326,4 @@ def _shown(value: Any) -> str:
         return (
             f"({', '.join(map(_shown, value))})" if isinstance(value, tuple) else f"[{', '.join(map(_shown, value))}]"
         )
-    return f"{value:,}" if is_whole(value) else show(value)
+    return f"{value:,}" if is_whole(value) else brief(value)

@@ -19,7 +19,7 @@ from virtualgpu.pictures.display import bundle, show
 
 from . import settings
 from .base import NotAttempted, drawn_seed
-from .wording import show as words_for
+from .wording import brief
 
 _ON = "the lecture goes on without it"
 _COLORS = {"○": "var(--jp-brand-color2, #56B4E9)", "✘": "#E69F00", "✔": "#009E73"}
@@ -89,7 +89,7 @@ def _card(text: str) -> str:
 def _called_for(answer: Any) -> None:
     if not callable(answer):
         raise NotYet(
-            f"{words_for(answer)} came",
+            f"{brief(answer)} came",
             expected="what the cell defines",
             likely="it was called, or its name was given to something else: pass it without brackets",
         )

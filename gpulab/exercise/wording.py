@@ -22,7 +22,7 @@ from virtualgpu import own_code
 _LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
-def show(value: Any, limit: int = 80) -> str:
+def brief(value: Any, limit: int = 80) -> str:
     """What `value` is, on one line of at most `limit` characters."""
     return clip(" ".join(_Words().repr(value).split()), limit)
 

@@ -25,7 +25,7 @@ from torch import nn
 import gpulab
 from gpulab.exercise.base import Trial, check
 from gpulab.exercise.measure import SavedBytes, same
-from gpulab.exercise.wording import show
+from gpulab.exercise.wording import brief
 from gpulab.notebook import progress
 
 WANTED = "a function of (x, times)"
@@ -40,7 +40,7 @@ def token_weighting(student, trial):
         x = torch.randn(3)
         got = trial.call(student, x, times, explain=lambda text: "a sign" if "sign" in text else "")
         fits = isinstance(got, torch.Tensor) and got.shape == x.shape
-        trial.expect(fits, "no tensor of the same shape came back", expected="a tensor of shape (3,)", got=show(got))
+        trial.expect(fits, "no tensor of the same shape came back", expected="a tensor of shape (3,)", got=brief(got))
         trial.expect(torch.equal(got, x * times), "the numbers are wrong", read="Doubling")
 
 

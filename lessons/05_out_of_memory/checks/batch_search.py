@@ -15,7 +15,7 @@ from gpulab.exercise.base import OPTIMIZERS
 from gpulab.exercise.contract import Clause, Contract, Facts
 from gpulab.exercise.measure import same, virtual_gpu
 from gpulab.exercise.scenes import Scene
-from gpulab.exercise.wording import is_whole, show
+from gpulab.exercise.wording import brief, is_whole
 from virtualgpu.gpu import VirtualGPU
 from virtualgpu.gpus.specs import spec
 
@@ -245,7 +245,7 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
     for name, is_kept in kept.items():
         facts.add(name, is_kept, True)
     is_size = is_whole(got) and 0 <= got <= setup.most
-    facts.add(RESULT, "a batch size" if is_size else show(got), "a batch size")
+    facts.add(RESULT, "a batch size" if is_size else brief(got), "a batch size")
     if is_size and job.trains:
         compare(facts, job, int(got))
     return facts

@@ -19,7 +19,7 @@ from gpulab.exercise.base import OPTIMIZERS
 from gpulab.exercise.contract import Clause, Contract, Facts, Near
 from gpulab.exercise.measure import same, virtual_gpu
 from gpulab.exercise.scenes import Scene
-from gpulab.exercise.wording import show
+from gpulab.exercise.wording import brief
 
 LEAKS, EVALUATION = "Leaks that are, and leaks that are not", "Evaluation keeps nothing, if you say so"
 ROWS, SHORT, HELD_OUT, WIDTH, HIDDEN, CLASSES = 250, 50, 190, 128, 96, 32
@@ -177,7 +177,7 @@ def compare(facts: Facts, got: Any, wanted: tuple[list[Any], ...], trained: bool
     count = len(wanted[0])
     lists = isinstance(got, tuple | list) and len(got) == 3 and all(isinstance(part, tuple | list) for part in got)
     right = f"three lists, of {count}, {count} and {count}"
-    facts.add(KIND, "three lists, of {}, {} and {}".format(*map(len, got)) if lists else show(got), right)
+    facts.add(KIND, "three lists, of {}, {} and {}".format(*map(len, got)) if lists else brief(got), right)
     if facts.seen[KIND] != right:
         return
     for (name, kind), part, values in zip(VALUES.items(), got, wanted, strict=False):

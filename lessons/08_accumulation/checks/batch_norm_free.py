@@ -16,7 +16,7 @@ from gpulab.exercise.audit import ANYTHING
 from gpulab.exercise.contract import Clause, Contract, Facts, Near, holds
 from gpulab.exercise.measure import same, virtual_gpu
 from gpulab.exercise.scenes import Scene
-from gpulab.exercise.wording import show
+from gpulab.exercise.wording import brief
 
 from .common import BATCH_NORM
 
@@ -125,7 +125,7 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
     with virtual_gpu(count=2):
         model = network(scene)
         new = call(model, groups)
-        back = "the model itself" if new is model else "a model" if isinstance(new, nn.Module) else show(new, 40)
+        back = "the model itself" if new is model else "a model" if isinstance(new, nn.Module) else brief(new, 40)
         facts.add("what came back", back, "a model")
         if not facts.hold() or not compare_names(facts, model, new):
             return facts
@@ -220,7 +220,7 @@ def first_of(norm: nn.Module) -> torch.Tensor:
 
 
 def place_of(tensor: Any) -> str:
-    return f"{tensor.dtype} on {tensor.device}" if isinstance(tensor, torch.Tensor) else show(tensor)
+    return f"{tensor.dtype} on {tensor.device}" if isinstance(tensor, torch.Tensor) else brief(tensor)
 
 
 def probe(norm: Any, sizes: tuple[int, ...]) -> torch.Tensor:

@@ -14,8 +14,7 @@ from gpulab.capstone.faults import FIRST, places_of, with_faults
 from gpulab.capstone.places import PLACES
 from gpulab.exercise.base import ATTENTION, OPTIMIZERS, SAVING, NotAttempted, Trial, check
 from gpulab.exercise.measure import virtual_gpu
-from gpulab.exercise.wording import show as words_for
-from gpulab.exercise.wording import text_of
+from gpulab.exercise.wording import brief, text_of
 from gpulab.notebook.progress import record
 from virtualgpu.pictures.display import show
 
@@ -48,7 +47,7 @@ def capstone_drawn(student: Any, trial: Trial) -> None:
         trial.fail(
             "this is no script that was drawn",
             expected='what gpulab.capstone.draw("your name", "mine.py") returns',
-            got=words_for(student),
+            got=brief(student),
         )
     judge(student, trial, faults_of(student.name))
 
@@ -116,7 +115,7 @@ def _returned(student: Any, trial: Trial) -> Any:
 def _read(student: Any, trial: Trial) -> tuple[str, str]:
     student = _returned(student, trial)
     if not isinstance(student, str | os.PathLike):
-        trial.fail("this is no file", expected='the path of the script, such as "train.py"', got=words_for(student))
+        trial.fail("this is no file", expected='the path of the script, such as "train.py"', got=brief(student))
     path = Path(os.fspath(student))
     if not path.is_file():
         trial.fail(
