@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from .journal import Journal
+from .os_wrappers import TorchWriter, functions, open_file
 from .recorder import Recorder
-from .stand_ins import TorchWriter, functions, open_file
 
 _KEEPS_OPEN = "IPython.core.interactiveshell"  # the open() of a notebook's cells is its own, which calls io's
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from .picture import Fact, Picture
-from .picture import Kind as Kind
+from .snapshot import Fact, Picture
+from .snapshot import Kind as Kind
 
 ANYTHING: frozenset[Kind] = frozenset(get_args(Kind))
 TRAINED: frozenset[Kind] = frozenset(("parameters", "buffers", "grad"))  # what training changes of a model

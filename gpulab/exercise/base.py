@@ -313,11 +313,11 @@ def check(
                 failed.notes += trial.printed()
                 raise
             except NotAttempted as todo:
-                from ..notebook.calm import not_attempted
+                from ..notebook.check_output import not_attempted
 
                 not_attempted(str(todo))
                 raise
-            from ..notebook.calm import passed
+            from ..notebook.check_output import passed
             from ..notebook.progress import record
 
             passed(name, says, *trial.printed(), *record("checks", lesson, name))

@@ -29,7 +29,7 @@ import torch
 from . import settings
 from .audit import Kind
 from .base import CheckFailed, Trial, check, home_of
-from .on_rank import Watched
+from .rank_worker import Watched
 from .scenes import Pairs, Scene
 from .wording import clip, is_finite
 

@@ -18,7 +18,7 @@ from torch.distributed import distributed_c10d as c10d
 from torch.utils.data import Dataset
 
 from .measure import virtual_gpu
-from .on_rank import CALL, agents_store
+from .rank_worker import CALL, agents_store
 from .wording import as_float, is_number
 
 _kept: list[dist.ProcessGroup] = []  # until the process ends

@@ -29,8 +29,8 @@ import psutil
 from ..distributed import Rank, RankFailed, run
 from ..distributed.running import environment
 from .base import CheckFailed, NotAttempted, Trial
-from .on_rank import WHERE, Answer, Call
 from .processor import TICK, FairClock
+from .rank_worker import WHERE, Answer, Call
 from .wording import clip, is_students
 
 QUIET_SECONDS = 2.0  # in which no rank that has not answered does anything
@@ -120,7 +120,7 @@ class _Crew:
     def __init__(self, count: int, home: str) -> None:
         key = os.urandom(16)
         self._listener = Listener(("127.0.0.1", 0), authkey=key, backlog=count)
-        script, (_, port) = Path(__file__).with_name("on_rank.py"), self._listener.address
+        script, (_, port) = Path(__file__).with_name("rank_worker.py"), self._listener.address
         self._outputs = list[str]()
         self.calls = 0  # so many were made
         self._failed: BaseException | None = None
@@ -131,7 +131,7 @@ class _Crew:
         if warm:
             from ..distributed.warm import VIRTUAL, server
 
-            names = [*VIRTUAL, f"{__package__}.on_rank", home]
+            names = [*VIRTUAL, f"{__package__}.rank_worker", home]
             server(environment(env)).imports([name for name in names if name.startswith(("gpulab.", "virtualgpu."))])
 
         def follow() -> None:

@@ -230,7 +230,7 @@ def _find_cuda() -> tuple[torch.device | None, str | None]:
     if trouble is None:
         return torch.device("cuda", torch.cuda.current_device()), None
     if _NO_GPU.search(trouble) and not torch.cuda.is_available():
-        here = driver.read()
+        here = driver.read_driver()
         if not here.gpus and not here.on_bus:
             return None, None
     return None, _sentence(trouble)

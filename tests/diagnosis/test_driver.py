@@ -11,7 +11,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from gpulab.machine.diagnosis.driver import Driver, Gpu, Process, judge_driver, judge_gpus, judge_none, read
+from gpulab.machine.diagnosis.driver import Driver, Gpu, Process, judge_driver, judge_gpus, judge_none, read_driver
 from gpulab.machine.diagnosis.finding import Finding
 from gpulab.machine.diagnosis.pytorch import Device, Torch
 
@@ -69,7 +69,7 @@ def only(findings: list[Finding]) -> Finding:
 
 def test_a_healthy_driver_is_read_whole() -> None:
     nvml = FakeNvml()
-    reading = read(nvml, NO_BUS)
+    reading = read_driver(nvml, NO_BUS)
     assert (reading.error, reading.version, reading.cuda) == (None, "580.65.06", (13, 0))
     first, second = reading.gpus
     assert first.others == (Process(4321, "program4321", 3 * GIB), Process(4322, "program4322", None))
@@ -79,7 +79,7 @@ def test_a_healthy_driver_is_read_whole() -> None:
 
 def test_one_gpu_that_does_not_support_a_reading_leaves_the_other_whole() -> None:
     code = pynvml.NVML_ERROR_NOT_SUPPORTED
-    reading = read(FakeNvml(nvmlDeviceGetMemoryInfo_1=code, nvmlDeviceGetComputeRunningProcesses_1=code), NO_BUS)
+    reading = read_driver(FakeNvml(nvmlDeviceGetMemoryInfo_1=code, nvmlDeviceGetComputeRunningProcesses_1=code), NO_BUS)
     first, second = reading.gpus
     assert first.unread == ()
     assert second.name == "NVIDIA H200"
@@ -99,7 +99,7 @@ def test_one_gpu_that_does_not_support_a_reading_leaves_the_other_whole() -> Non
     "code", [pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_NO_PERMISSION, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND]
 )
 def test_any_reading_may_fail_without_an_exception(function: str, code: int) -> None:
-    reading = read(FakeNvml(**{function: code}), NO_BUS)
+    reading = read_driver(FakeNvml(**{function: code}), NO_BUS)
     assert reading.error is None
     for torch in (Torch(), Torch("2.15.0", cuda="13.2"), Torch("2.15.0+cpu")):
         assert only(judge_driver(reading, torch)).what
@@ -116,7 +116,7 @@ def test_any_reading_may_fail_without_an_exception(function: str, code: int) -> 
     ],
 )
 def test_an_nvml_that_does_not_start_is_a_reading_with_its_error(code: int, name: str) -> None:
-    reading = read(FakeNvml(nvmlInit=code), NO_BUS)
+    reading = read_driver(FakeNvml(nvmlInit=code), NO_BUS)
     assert reading.error is not None
     assert reading.error.startswith(f"{name}: ")
     assert reading.gpus == ()
@@ -124,7 +124,7 @@ def test_an_nvml_that_does_not_start_is_a_reading_with_its_error(code: int, name
 
 def test_a_missing_pynvml_is_a_reading_with_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pynvml", None)
-    assert (read(system=NO_BUS).error or "").startswith("ModuleNotFoundError: ")
+    assert (read_driver(system=NO_BUS).error or "").startswith("ModuleNotFoundError: ")
 
 
 def test_nvidia_display_controllers_on_the_bus_are_counted(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_nvidia_display_controllers_on_the_bus_are_counted(tmp_path: Path) -> No
         device.mkdir(parents=True)
         (device / "vendor").write_text(vendor + "\n")
         (device / "class").write_text(kind + "\n")
-    assert read(FakeNvml(nvmlInit=pynvml.NVML_ERROR_LIBRARY_NOT_FOUND), tmp_path).on_bus == 2
+    assert read_driver(FakeNvml(nvmlInit=pynvml.NVML_ERROR_LIBRARY_NOT_FOUND), tmp_path).on_bus == 2
 
 
 # Judging the driver against torch

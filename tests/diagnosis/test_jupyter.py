@@ -37,7 +37,7 @@ def without(reading: Jupyter, *packages: str, extensions: tuple[str, ...] = ()) 
 def test_this_python_is_read_with_its_front_end_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in __import__("os").environ if name.startswith("COLAB_")]:
         monkeypatch.delenv(name)
-    reading = jupyter.read()
+    reading = jupyter.read_jupyter()
     assert all(reading.packages.values())
     assert all(reading.extensions.values())
     assert not reading.colab
@@ -59,7 +59,7 @@ def test_colab_is_known_by_its_module_and_by_its_environment(monkeypatch: pytest
         monkeypatch.setitem(sys.modules, "google.colab", ModuleType("google.colab"))
     else:
         monkeypatch.setenv("COLAB_RELEASE_TAG", "release-colab")
-    assert jupyter.read().colab
+    assert jupyter.read_jupyter().colab
 
 
 def test_a_missing_jupyterlab_is_a_note_with_what_to_install() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
-from . import apart, driver, host, jupyter, pytorch
+from . import driver, host, jupyter, pytorch, subprocess_probe
 from .finding import Finding, Report, first_line
 
 
@@ -18,12 +18,12 @@ class Readers:
     """Where each reading comes from: the machine itself by default, anything else in a test."""
 
     python: Callable[[], tuple[int, ...]] = host.read_python
-    torch: Callable[[], pytorch.Torch] = apart.read_apart
-    driver: Callable[[], driver.Driver] = driver.read
+    torch: Callable[[], pytorch.Torch] = subprocess_probe.probe_torch
+    driver: Callable[[], driver.Driver] = driver.read_driver
     memory: Callable[[], host.Memory] = host.read_memory
     processors: Callable[[], host.Processors] = host.read_processors
     disk: Callable[[], host.Disk] = host.read_disk
-    jupyter: Callable[[], jupyter.Jupyter] = jupyter.read
+    jupyter: Callable[[], jupyter.Jupyter] = jupyter.read_jupyter
 
 
 def examine(readers: Readers | None = None) -> Report:

@@ -58,7 +58,7 @@ class Driver:
     on_bus: int = 0  # NVIDIA display controllers on the PCI bus (Linux)
 
 
-def read(nvml: Any = None, system: Path = Path("/sys")) -> Driver:
+def read_driver(nvml: Any = None, system: Path = Path("/sys")) -> Driver:
     """Read the driver. `nvml` stands in for the module pynvml, `system` for /sys."""
     on_bus = _on_bus(system)
     with opened(nvml) as (nvml, error):

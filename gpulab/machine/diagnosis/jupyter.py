@@ -31,7 +31,7 @@ class Jupyter:
     colab: bool = False
 
 
-def read() -> Jupyter:
+def read_jupyter() -> Jupyter:
     """Read this Python's packages and the extensions where JupyterLab would look for them."""
     return Jupyter(
         {name: _version(name) for name in _PACKAGES},

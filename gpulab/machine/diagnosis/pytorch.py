@@ -1,6 +1,6 @@
 """PyTorch as it is installed here: its version, its build, and whether each GPU runs a kernel.
 
-Reading it starts CUDA on every device; `apart` does that in a process of its own.
+Reading it starts CUDA on every device; `subprocess_probe` does that in a process of its own.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def kernel_trouble(device: torch.device | str) -> str | None:
     return None if answer == 4 else f"it computes 2 + 2 as {answer}"
 
 
-def read() -> Torch:
+def read_torch() -> Torch:
     """Read torch in this process: imports it and starts CUDA on every device."""
     if importlib.util.find_spec("torch") is None:
         return Torch()

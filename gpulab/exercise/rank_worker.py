@@ -169,6 +169,6 @@ def _answer(call: Call) -> Answer:
 
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).parents[2])  # where this very gpulab is
-    from gpulab.exercise import on_rank
+    from gpulab.exercise import rank_worker
 
-    on_rank.main(*sys.argv[1:])
+    rank_worker.main(*sys.argv[1:])
