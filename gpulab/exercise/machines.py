@@ -1,6 +1,6 @@
-"""Machines that are not this one, while a student's function runs: without a GPU, or with one that is not CUDA's.
+"""Simulates other machines for a student's function: without a GPU, with another maker's GPU, with other cores.
 
-Only what PyTorch answers to "what is there?" is replaced; nothing computes elsewhere because of it.
+Only PyTorch's queries for devices are patched; nothing computes elsewhere because of it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from virtualgpu import gpu as virtual
 
 _NEED_A_GPU = ("current_device", "get_device_name", "get_device_properties", "synchronize", "reset_peak_memory_stats")
 _COUNT_NOTHING = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
-STAND_IN = "meta"  # PyTorch computes shapes there on any machine, so it can stand for a device that is not here
+STAND_IN = "meta"  # a device that PyTorch has on any machine, in place of one that is not here
 
 
 @contextmanager
@@ -36,15 +36,15 @@ def without_gpu() -> Iterator[None]:
 
 @contextmanager
 def on_the_cpu() -> Iterator[None]:
-    """The same, and without the notebook's virtual GPU, which would look at every operation."""
+    """The same, without the notebook's virtual GPU, which would intercept every operation."""
     with virtual.without_gpu(), without_gpu():
         yield
 
 
 @contextmanager
 def with_another_accelerator() -> Iterator[set[str]]:
-    """A machine whose only GPU is not CUDA's, as Intel's or Apple's: PyTorch calls it by `STAND_IN` here. What is told
-    is which of "xpu" and "mps" were asked for by name."""
+    """A machine whose only GPU is not CUDA's, as Intel's or Apple's; its device type here is `STAND_IN`. Yields a set
+    that collects which of "xpu" and "mps" were asked for by name."""
 
     def accelerator(check_available: bool = False) -> torch.device:
         return torch.device(STAND_IN)
@@ -55,7 +55,7 @@ def with_another_accelerator() -> Iterator[set[str]]:
 
 @contextmanager
 def with_cores(count: int) -> Iterator[None]:
-    """A machine of so many cores, all of them for this process, whatever is asked for their number."""
+    """A machine of `count` cores, all of them available to this process, by each of Python's functions."""
     with ExitStack() as stack:
         for name, answer in (
             ("cpu_count", lambda: count),

@@ -1,4 +1,4 @@
-"""The turn of lesson 01: what an operation waits for, on a given GPU."""
+"""Judges the turn of lesson 01: the limit of an operation on a given GPU."""
 
 from __future__ import annotations
 

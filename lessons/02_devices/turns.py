@@ -1,4 +1,4 @@
-"""The turns of lesson 02: what a module takes along, and code that names no device."""
+"""Judges the turns of lesson 02: what moves with a module, and code that names no device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The turns of lesson 04: what a model with a frozen layer holds, and a step without a fourth tensor of logits."""
+"""Judges the turns of lesson 04: the memory of a model with a frozen layer, a step without a fourth logits tensor."""
 
 from __future__ import annotations
 

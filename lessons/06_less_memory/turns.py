@@ -1,4 +1,4 @@
-"""The turn of lesson 06: the cheapest remedy with which a job fits, by the arithmetic of the lecture."""
+"""Judges the turn of lesson 06: the cheapest remedy with which a job fits, by the arithmetic of the lecture."""
 
 from __future__ import annotations
 

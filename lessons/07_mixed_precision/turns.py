@@ -1,4 +1,4 @@
-"""The turn of lesson 07: a format for each of four machines and jobs."""
+"""Judges the turn of lesson 07: a format for each of four machines and jobs."""
 
 from __future__ import annotations
 

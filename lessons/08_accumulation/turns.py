@@ -1,4 +1,4 @@
-"""The turns of lesson 08: a loop over windows, and how many updates a training has."""
+"""Judges the turns of lesson 08: a loop over windows, and the number of updates of a training."""
 
 from __future__ import annotations
 

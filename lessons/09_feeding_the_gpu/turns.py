@@ -1,4 +1,4 @@
-"""The turns of lesson 09: how many workers a rank may have, what each reads of a stream, batches without a loader."""
+"""Judges the turns of lesson 09: the workers of a rank, their parts of a stream, batches without a loader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The turns of lesson 10: a schedule for a run that is slow now and then, and a rule that names a bottleneck."""
+"""Judges the turns of lesson 10: a schedule for a run that is slow now and then, and a rule that names a bottleneck."""
 
 from __future__ import annotations
 

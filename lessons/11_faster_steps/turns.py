@@ -1,4 +1,4 @@
-"""The turns of lesson 11: replays on fixed addresses, a function in one graph, and when compiling pays."""
+"""Judges the turns of lesson 11: replays on fixed addresses, a function in one graph, and when compiling pays."""
 
 from __future__ import annotations
 

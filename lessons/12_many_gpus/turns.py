@@ -1,4 +1,4 @@
-"""The turns of lesson 12: what a distributed sampler deals, the odd rank, and a window with one exchange."""
+"""Judges the turns of lesson 12: the indices of a distributed sampler, the odd rank, a window with one exchange."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The turns of lesson 13: a model sharded by block, and a rank's part of an MLP under tensor parallelism."""
+"""Judges the turns of lesson 13: a model sharded by block, and a rank's part of an MLP under tensor parallelism."""
 
 from __future__ import annotations
 

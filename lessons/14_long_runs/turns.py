@@ -1,4 +1,4 @@
-"""The turns of lesson 14: the rest of an epoch after an interruption, and a rule that names a run's illness."""
+"""Judges the turns of lesson 14: the rest of an epoch after an interruption, and a rule that names a run's problem."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The turn of lesson 15: an alarm for memory that grows."""
+"""Judges the turn of lesson 15: an alarm for memory that grows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exercise 02.1, "one step, on any machine": the device that is chosen, what is taken there, and the step."""
+"""Checks exercise 02.1, "one step, on any machine": the device that is chosen, what moves there, and the step."""
 
 from __future__ import annotations
 

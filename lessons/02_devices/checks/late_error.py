@@ -1,4 +1,4 @@
-"""Exercise 02.4, "the error three lines late": a failed kernel is told by the next wait, or by nothing."""
+"""Checks exercise 02.4, "the error three lines late": which synchronisation, if any, reports a failed kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exercise 04.1, "what does this forward pass cost?": a profiler on a GPU that is not the current one, or on none."""
+"""Checks exercise 04.1, "what does this forward pass cost?": a profiler on a GPU that is not current, or on none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exercise 04.3, `GPUMemoryTracker`: trackers alone and beside others, on three GPUs and on none, ended by errors."""
+"""Checks exercise 04.3, `GPUMemoryTracker`: trackers alone and nested, on three GPUs and on none, ended by errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exercise 04.4, golf: 2 GiB that cannot be had on a virtual T4, with next to nothing alive."""
+"""Checks exercise 04.4, golf: 2 GiB cannot be allocated on a virtual T4, with almost no live memory."""
 
 from __future__ import annotations
 

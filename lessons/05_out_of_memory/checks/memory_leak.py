@@ -1,4 +1,4 @@
-"""Exercise 05.1, "find the leak": what the loop returns is the same, and no step leaves memory behind.
+"""Checks exercise 05.1, "find the leak": the loop returns the same, and no step leaves memory behind.
 
 Each time a batch is asked for, the blocks that are alive are counted by their size, which tells what they are.
 """
@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from gpulab.exercise.audit import TRAINED
 from gpulab.exercise.base import OPTIMIZERS
 from gpulab.exercise.contract import Clause, Contract, Facts, Near
-from gpulab.exercise.measure import same, virtual_gpu
+from gpulab.exercise.measure import equal_tensors, virtual_gpu
 from gpulab.exercise.scenes import Scene
 from gpulab.exercise.wording import brief
 
@@ -193,7 +193,7 @@ def compare(facts: Facts, got: Any, wanted: tuple[list[Any], ...], trained: bool
     storages = {row.untyped_storage()._cdata: row.untyped_storage().nbytes() for row in rows}
     facts.add(KEEPS, sum(storages.values()) // count, 4 * WIDTH)
     if trained:
-        equal = sum(map(same, wanted[2], rows))
+        equal = sum(map(equal_tensors, wanted[2], rows))
         facts.seen["sums of the hardest rows"] = [float(row.float().sum()) for row in rows]
         facts.add("hardest rows", f"those of {equal} batches", f"those of {count} batches")
 

@@ -1,4 +1,4 @@
-"""Exercise 05.2, "read the message": its figures in bytes, what they add up to, and the remedy that they ask for."""
+"""Checks exercise 05.2, "read the message": its numbers in bytes, their sums, and the remedy that they call for."""
 
 from __future__ import annotations
 

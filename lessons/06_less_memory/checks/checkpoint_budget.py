@@ -1,4 +1,4 @@
-"""Exercise 06.1, "checkpoint within a budget": which blocks are computed again, their gradient, and the peak."""
+"""Checks exercise 06.1, "checkpoint within a budget": the blocks recomputed, their gradients, and the peak."""
 
 from __future__ import annotations
 

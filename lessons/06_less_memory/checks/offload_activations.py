@@ -1,4 +1,4 @@
-"""Exercise 06.2, "offload activations": what leaves the GPU, what must not, and the gradients afterwards."""
+"""Checks exercise 06.2, "offload activations": which tensors leave the GPU, and the gradients afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exercise 07.2, "one step, in the right order": the gradients that it steps with, what is skipped, and the order."""
+"""Checks exercise 07.2, "one step, in the right order": the gradients of the step, skipped steps, and the order."""
 
 from __future__ import annotations
 

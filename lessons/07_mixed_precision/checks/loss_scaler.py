@@ -1,4 +1,4 @@
-"""Exercise 07.3, "a loss scaler of your own": a student's class and PyTorch's through the same iterations."""
+"""Checks exercise 07.3, "a loss scaler of your own": a student's class and PyTorch's in the same iterations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exercise 07.1, "a comparison that can be believed": the same start, a clock that waits, a peak of its own, true fp32.
+"""Checks exercise 07.1, "a comparison that can be believed": equal starts, a synchronised clock, separate peaks.
 
 Hooks of the models that are handed out note what each run does, and keep the GPU at work for a time that is known. The
 peak of a run is read from the memory's timeline, which nobody can reset.

@@ -1,4 +1,4 @@
-"""The check of a token-weighted loss: windows with padding at any place, and with micro-batches that have no label."""
+"""Checks a token-weighted loss: windows with padding anywhere, and micro-batches without a label."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exercise 12.3, "each sample once": an evaluation on real ranks, of lengths that they do not divide."""
+"""Checks exercise 12.3, "each sample once": an evaluation on real ranks, of lengths that they do not divide."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exercise 12.2, "one loss for all ranks": real ranks with unequal numbers of samples, some with none."""
+"""Checks exercise 12.2, "one loss for all ranks": real ranks with unequal numbers of samples, some with none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The check of a choice among four ways to train: for each mistake there are jobs in which it shows."""
+"""Checks a choice among four ways to train; for each mistake there are jobs that show it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The check of whole checkpoints: after a kill at any operation, after a power cut, with files that are damaged."""
+"""Checks atomic checkpoints: after a kill at any operation, after a power cut, with damaged files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the checks of lesson 14 that ask for a class have in common."""
+"""Provides the checks of lesson 14 that ask for a class with what they share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The check of a run that goes on: a twin that was never interrupted, on one virtual GPU or two, to the bit."""
+"""Checks a resumed run, bit for bit, against one that was never interrupted, on one virtual GPU or two."""
 
 from __future__ import annotations
 
@@ -273,7 +273,7 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
         try:
             next((None for _ in story(make, scene, facts) if not facts.hold()), None)
         finally:
-            settings.put_back_random(states)  # of seeds that are not the student's nobody has to ask
+            settings.restore_random(states)  # of seeds that are not the student's nobody has to ask
 
     with virtual_gpu(count=scene.gpus):
         torch.cuda.init()

@@ -1,4 +1,4 @@
-"""The check of a loop that is given notice: in a process of its own, with real signals at every kind of moment.
+"""Checks a loop that saves on a signal: in a process of its own, with real signals at every kind of moment.
 
 A handler can be set in the main thread alone, and a check runs an answer in another one; so the answer runs on a rank.
 """

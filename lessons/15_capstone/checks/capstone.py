@@ -1,4 +1,4 @@
-"""The checks of the capstone: a script with twelve faults, each repaired and scored on its own."""
+"""Checks the capstone: a script with twelve faults, each repaired and scored on its own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpulab.capstone.places import PLACES
 from gpulab.exercise.base import ATTENTION, OPTIMIZERS, SAVING, NotAttempted, Trial, check
 from gpulab.exercise.measure import virtual_gpu
 from gpulab.exercise.wording import brief, text_of
-from gpulab.notebook.progress import record
+from gpulab.notebook.progress import record_passed
 from virtualgpu.pictures.display import show
 
 from .bench import Finding
@@ -67,7 +67,7 @@ def judge(student: Any, trial: Trial, faults: tuple[str, ...]) -> None:
     ]
     repaired = [row for row in rows if row.was and row.now.right]
     for row in repaired:
-        record("checks", trial.lesson, f"{trial.name}: {row.place.name}")
+        record_passed("checks", trial.lesson, f"{trial.name}: {row.place.name}")
     show(as_text(rows), html=as_html(rows))
     for row in rows:
         if row.state in ("broken", "changed"):
