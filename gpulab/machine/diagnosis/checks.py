@@ -1,7 +1,4 @@
-"""All checks in their order: read each side of the machine once, judge it, and survive what fails.
-
-A check that breaks becomes a line of the report with its error's text.
-"""
+"""Runs all checks of the doctor in order; a check that raises becomes a line of the report with its error."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from .finding import Finding, Report, first_line
 
 @dataclass(frozen=True)
 class Readers:
-    """Where each reading comes from: the machine itself by default, anything else in a test."""
+    """The function for each reading: of the machine by default, replaced in tests."""
 
     python: Callable[[], tuple[int, ...]] = host.read_python
     torch: Callable[[], pytorch.Torch] = subprocess_probe.probe_torch

@@ -1,6 +1,6 @@
-"""Jupyter around the kernel: JupyterLab, the widgets and their front-end parts, and Google Colab.
+"""Reads and judges Jupyter: JupyterLab, the widgets and their front-end parts, and Google Colab.
 
-It reads this Python's installation; a JupyterLab that runs from another one has its own.
+It reads this Python's installation; a JupyterLab of another one is not seen.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from .finding import Finding
 from .pytorch import Torch
 
 _PACKAGES = ("jupyterlab", "ipywidgets", "jupyterlab_widgets", "anywidget")
-# front-end part -> the package that brings it
+# front-end part -> its package
 _EXTENSIONS = {"@jupyter-widgets/jupyterlab-manager": "jupyterlab_widgets", "anywidget": "anywidget"}
 _INSTALL = 'Run make lab in the course folder, or there: pip install -e ".[lab]"'
 
 
 @dataclass(frozen=True)
 class Jupyter:
-    """Versions of packages and of JupyterLab's extensions, None where missing."""
+    """The versions of packages and of JupyterLab's extensions, None if missing."""
 
     packages: Mapping[str, str | None] = field(default_factory=dict)
     extensions: Mapping[str, str | None] = field(default_factory=dict)
@@ -32,7 +32,7 @@ class Jupyter:
 
 
 def read_jupyter() -> Jupyter:
-    """Read this Python's packages and the extensions where JupyterLab would look for them."""
+    """Read the packages of this Python, and the extensions in JupyterLab's folders."""
     return Jupyter(
         {name: _version(name) for name in _PACKAGES},
         {name: _extension(name, _folders()) for name in _EXTENSIONS},
@@ -64,7 +64,7 @@ def _extension(name: str, folders: list[Path]) -> str | None:
 
 
 def judge_jupyterlab(jupyter: Jupyter) -> list[Finding]:
-    """Is JupyterLab installed beside this Python? Another front end may do, so its absence is a note."""
+    """Judge whether JupyterLab is installed. Its absence is a note, since there are other front ends."""
     version = jupyter.packages.get("jupyterlab")
     if version:
         return [Finding("JupyterLab", "ok", version)]
@@ -81,7 +81,7 @@ def judge_jupyterlab(jupyter: Jupyter) -> list[Finding]:
 
 
 def judge_widgets(jupyter: Jupyter) -> list[Finding]:
-    """Will sliders, quizzes and simulators show? Package and front-end part must both be there, and fit."""
+    """Judge whether widgets will show, which takes packages and front-end parts of fitting versions."""
     missing = [name for name in ("ipywidgets", "anywidget") if not jupyter.packages.get(name)]
     if missing:
         return [
@@ -120,7 +120,7 @@ def judge_widgets(jupyter: Jupyter) -> list[Finding]:
 
 
 def judge_colab(jupyter: Jupyter, torch: Torch) -> list[Finding]:
-    """In Colab, whether this runtime has a GPU and how to get one."""
+    """Judge in Colab whether this runtime has a GPU."""
     if not jupyter.colab:
         return []
     if torch.devices:
