@@ -1,6 +1,6 @@
-"""gpulab: the helper package behind the course "learn to use a GPU well, on any machine".
+"""The helper package of the course "Learn to use a GPU well, on any machine"; its parts load on first use.
 
-Importing it is cheap: torch, matplotlib and ipywidgets are loaded only by the parts that use them.
+`import gpulab` does not import torch, matplotlib or ipywidgets: the parts that need them do.
 """
 
 from importlib import import_module

@@ -1,7 +1,4 @@
-"""The command line: `python -m gpulab doctor`, `progress`, `run` and `validate`.
-
-It parses and prints; the parts it calls do the work.
-"""
+"""Implements the command line `python -m gpulab`: doctor, progress, run and validate."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
 
     if options.command == "run":
-        return running.main(options)  # whose standard output is the script's
+        return running.main(options)  # the script's standard output stays as it is
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a console without ● or → prints a question mark
     if options.command == "validate":

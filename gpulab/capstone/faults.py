@@ -1,7 +1,7 @@
-"""The pool of faults: each an edit of the sound script, in one of its places, with the lesson that treats it.
+"""Defines the capstone's faults, edits of the correct script, and applies a choice of them.
 
-A place is what a probe of lesson 15's checks measures. In one script a place has at most one fault, so that faults can
-be put together as one likes, and repaired in any order.
+Each fault is in a place, which a probe of lesson 15's checks measures. A script has at most one fault in a place, so
+that any choice can be combined, and repaired in any order.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from .places import PLACES
 
 @dataclass(frozen=True)
 class Fault:
-    """One way in which a place is wrong: pieces of the sound script, and what stands there instead."""
+    """A fault of one place: pieces of the correct script, each with its replacement."""
 
     name: str
     place: str
     edits: tuple[tuple[str, str], ...]
 
     def apply(self, script: str) -> str:
-        """The script with this fault. ValueError where a piece does not stand in it exactly once."""
+        """Return the script with this fault. ValueError if a piece is not in it exactly once."""
         for old, new in self.edits:
             if script.count(old) != 1:
                 raise ValueError(f"{self.name}: the script has {script.count(old)} times, not once, {old!r}")
@@ -274,12 +274,12 @@ LECTURE = ("norms_with_graph", "float32", "step_past_scaler")
 
 @cache
 def sound() -> str:
-    """The script without a fault."""
+    """Return the script without faults."""
     return resources.files(__package__).joinpath("sound.txt").read_text(encoding="utf-8")
 
 
 def with_faults(names: Iterable[str]) -> str:
-    """The script with these faults. ValueError for a name that is none, or for two in one place."""
+    """Return the script with these faults. ValueError for an unknown name, or two faults in one place."""
     known = {fault.name: fault for fault in FAULTS}
     script, taken = sound(), dict[str, str]()
     for name in names:
@@ -294,6 +294,6 @@ def with_faults(names: Iterable[str]) -> str:
 
 
 def places_of(names: Iterable[str]) -> tuple[str, ...]:
-    """The places of these faults, in the order of `PLACES`."""
+    """Return the places of these faults, in the order of `PLACES`."""
     there = {fault.place for fault in FAULTS if fault.name in set(names)}
     return tuple(name for name in PLACES if name in there)
