@@ -27,7 +27,7 @@ def examine(readers: Readers | None = None) -> Report:
     """Run every check and return the report."""
     of = readers or Readers()
     read_driver, read_torch, read_jupyter = cache(of.driver), cache(of.torch), cache(of.jupyter)
-    checks: list[tuple[str, Callable[[], list[Finding]]]] = [
+    checks: list[tuple[str, Callable[[], list[Finding] | Finding | None]]] = [
         ("Python", lambda: host.judge_python(of.python())),
         ("PyTorch", lambda: pytorch.judge_install(read_torch())),
         ("NVIDIA driver", lambda: driver.judge_driver(read_driver(), read_torch())),
@@ -45,9 +45,10 @@ def examine(readers: Readers | None = None) -> Report:
     return Report(tuple(finding for name, check in checks for finding in _survive(name, check)))
 
 
-def _survive(name: str, check: Callable[[], list[Finding]]) -> list[Finding]:
+def _survive(name: str, check: Callable[[], list[Finding] | Finding | None]) -> list[Finding]:
     try:
-        return check()
+        found = check() or []
+        return found if isinstance(found, list) else [found]
     except Exception as error:
         do = "The other lines hold. Please report this one to the course's maintainers, with its text."
         if isinstance(error, ImportError):

@@ -117,26 +117,26 @@ def _on_bus(system: Path) -> int:
     return count
 
 
-def judge_driver(driver: Driver, torch: Torch) -> list[Finding]:
+def judge_driver(driver: Driver, torch: Torch) -> Finding:
     """Judge whether there is a driver, and whether this build of torch runs on it."""
     if driver.error:
-        return [_no_driver(driver, torch)]
+        return _no_driver(driver, torch)
     reach = f"CUDA {_dotted(driver.cuda)}" if driver.cuda else "an unknown CUDA version"
     what = f"{driver.version or 'of unknown version'}, for programs up to {reach}"
     if not driver.gpus and not torch.devices:
-        return [Finding("NVIDIA driver", "ok", f"{what}; it sees no GPU")]
+        return Finding("NVIDIA driver", "ok", f"{what}; it sees no GPU")
     running = any(device.trouble is None for device in torch.devices)
     if torch.version is None or torch.hip or running:
         detail = f"; this torch (CUDA {torch.cuda}) runs on it" if running and torch.cuda else ""
-        return [Finding("NVIDIA driver", "ok", what + detail)]
+        return Finding("NVIDIA driver", "ok", what + detail)
     if torch.cuda is None:
-        return [_cpu_only(what, driver, torch)]
+        return _cpu_only(what, driver, torch)
     wanted = version_pair(torch.cuda)
     if driver.cuda and driver.cuda[0] < wanted[0]:
-        return [_too_old(what, driver.cuda, wanted, torch)]
+        return _too_old(what, driver.cuda, wanted, torch)
     if torch.trouble:
-        return [_hidden_or_ill(what, driver, torch)]
-    return [Finding("NVIDIA driver", "ok", what)]
+        return _hidden_or_ill(what, driver, torch)
+    return Finding("NVIDIA driver", "ok", what)
 
 
 def _no_driver(driver: Driver, torch: Torch) -> Finding:
@@ -239,11 +239,11 @@ def _judge_gpu(gpu: Gpu) -> Finding:
     )
 
 
-def judge_none(driver: Driver, torch: Torch) -> list[Finding]:
+def judge_none(driver: Driver, torch: Torch) -> Finding | None:
     """Return a line for a machine without a GPU."""
     if driver.gpus or driver.on_bus or torch.devices or torch.mps_available:
-        return []
-    return [Finding("GPU", "ok", "none that torch knows; every lesson runs without one")]
+        return None
+    return Finding("GPU", "ok", "none that torch knows; every lesson runs without one")
 
 
 def _dotted(pair: tuple[int, int]) -> str:

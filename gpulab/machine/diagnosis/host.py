@@ -126,22 +126,20 @@ def read_disk(folder: Path | None = None) -> Disk:
     return Disk(usage.total, usage.free, os.access(folder, os.W_OK))
 
 
-def judge_python(version: tuple[int, ...]) -> list[Finding]:
+def judge_python(version: tuple[int, ...]) -> Finding:
     """Judge whether this Python is new enough for the course."""
     text, oldest = ".".join(map(str, version)), ".".join(map(str, OLDEST_PYTHON))
     if version < OLDEST_PYTHON:
-        return [
-            Finding(
-                "Python",
-                "problem",
-                f"{text}: the course needs {oldest} or newer",
-                f"Install Python {oldest} or newer, remove the folder .venv, and run make lab again.",
-            )
-        ]
-    return [Finding("Python", "ok", text)]
+        return Finding(
+            "Python",
+            "problem",
+            f"{text}: the course needs {oldest} or newer",
+            f"Install Python {oldest} or newer, remove the folder .venv, and run make lab again.",
+        )
+    return Finding("Python", "ok", text)
 
 
-def judge_memory(memory: Memory) -> list[Finding]:
+def judge_memory(memory: Memory) -> Finding:
     """Judge whether the memory of this process is enough for a lesson."""
     total, available, whose = memory.total, memory.available, "in this machine"
     limits = memory.limits
@@ -151,13 +149,13 @@ def judge_memory(memory: Memory) -> list[Finding]:
     what = f"{gib(available)} free of {gib(total)} {whose}"
     close = "Close other programs and shut down kernels you have finished with"
     if available < _GIB:
-        return [Finding("Memory", "problem", what, f"{close}: a lesson needs about 1 GiB.")]
+        return Finding("Memory", "problem", what, f"{close}: a lesson needs about 1 GiB.")
     if available < 2 * _GIB:
-        return [Finding("Memory", "note", what, f"{close} before you open a second lesson.")]
-    return [Finding("Memory", "ok", what)]
+        return Finding("Memory", "note", what, f"{close} before you open a second lesson.")
+    return Finding("Memory", "ok", what)
 
 
-def judge_processors(processors: Processors) -> list[Finding]:
+def judge_processors(processors: Processors) -> Finding:
     """Judge how many processors this process may use, which may be fewer than the host has."""
     here, host = processors.allowed, processors.host
     what = f"{here} of {host} for this process"
@@ -170,27 +168,25 @@ def judge_processors(processors: Processors) -> list[Finding]:
     what += f"; gpulab.setup() lets PyTorch compute with {count} {'thread' if count == 1 else 'threads'} at most"
     if limited:
         do = "Give DataLoader no more workers than that: os.cpu_count() does not know of this limit."
-        return [Finding("Processors", "note", what, do)]
+        return Finding("Processors", "note", what, do)
     if processors.busy >= 0.5 and count < here:
         do = "Where this machine is yours, end what computes beside it, and run gpulab.setup() again."
-        return [Finding("Processors", "note", what, do)]
-    return [Finding("Processors", "ok", what)]
+        return Finding("Processors", "note", what, do)
+    return Finding("Processors", "ok", what)
 
 
-def judge_disk(disk: Disk) -> list[Finding]:
+def judge_disk(disk: Disk) -> Finding:
     """Judge whether notebooks and checkpoints can be saved."""
     what = f"{gib(disk.free)} free of {gib(disk.total)} where the course is"
     if not disk.writable:
-        return [
-            Finding(
-                "Disk",
-                "problem",
-                f"{what}; the folder cannot be written",
-                "Copy the course to a folder of your own, or take write permission on this one.",
-            )
-        ]
+        return Finding(
+            "Disk",
+            "problem",
+            f"{what}; the folder cannot be written",
+            "Copy the course to a folder of your own, or take write permission on this one.",
+        )
     if disk.free < _GIB:
-        return [Finding("Disk", "problem", what, "Free 1 GiB or more: notebooks may not save, and pip cannot install.")]
+        return Finding("Disk", "problem", what, "Free 1 GiB or more: notebooks may not save, and pip cannot install.")
     if disk.free < 5 * _GIB:
-        return [Finding("Disk", "note", what, "Free some: a CUDA build of torch alone takes several GiB.")]
-    return [Finding("Disk", "ok", what)]
+        return Finding("Disk", "note", what, "Free some: a CUDA build of torch alone takes several GiB.")
+    return Finding("Disk", "ok", what)

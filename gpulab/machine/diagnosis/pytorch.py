@@ -137,43 +137,37 @@ def has_code(capability: tuple[int, int], arch_list: tuple[str, ...]) -> bool:
     return False
 
 
-def judge_install(torch: Torch) -> list[Finding]:
+def judge_install(torch: Torch) -> Finding:
     """Judge whether torch is installed, imports, and is new enough."""
     name = "PyTorch"
     if torch.broken:
-        return [
-            Finding(
-                name,
-                "problem",
-                f"is installed, but does not start: {torch.broken}",
-                "Install it again: pip install --force-reinstall torch. "
-                "A file named torch.py beside your notebook has the same effect: rename it.",
-            )
-        ]
+        return Finding(
+            name,
+            "problem",
+            f"is installed, but does not start: {torch.broken}",
+            "Install it again: pip install --force-reinstall torch. "
+            "A file named torch.py beside your notebook has the same effect: rename it.",
+        )
     if torch.version is None:
-        return [
-            Finding(
-                name,
-                "problem",
-                "is not installed in this Python",
-                "Run make lab in the course folder, or pip install torch; "
-                "a notebook may also run on another Python than you think: see Kernel, Change Kernel.",
-            )
-        ]
+        return Finding(
+            name,
+            "problem",
+            "is not installed in this Python",
+            "Run make lab in the course folder, or pip install torch; "
+            "a notebook may also run on another Python than you think: see Kernel, Change Kernel.",
+        )
     build = "a CPU-only build"
     if torch.cuda or torch.hip:
         build = f"built for CUDA {torch.cuda}" if torch.cuda else f"built for ROCm {torch.hip}"
     if version_pair(torch.version) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
-        return [
-            Finding(
-                name,
-                "problem",
-                f"{torch.version}, {build}: the course needs {oldest} or newer",
-                f'Run pip install --upgrade "torch>={oldest}", then restart the kernel.',
-            )
-        ]
-    return [Finding(name, "ok", f"{torch.version}, {build}")]
+        return Finding(
+            name,
+            "problem",
+            f"{torch.version}, {build}: the course needs {oldest} or newer",
+            f'Run pip install --upgrade "torch>={oldest}", then restart the kernel.',
+        )
+    return Finding(name, "ok", f"{torch.version}, {build}")
 
 
 def judge_devices(torch: Torch) -> list[Finding]:
@@ -222,25 +216,20 @@ def _other_build(capability: tuple[int, int], torch: Torch) -> str:
     return f"{which}, or run the lessons without this GPU: gpulab.setup('T4')."
 
 
-def judge_apple(torch: Torch) -> list[Finding]:
+def judge_apple(torch: Torch) -> Finding | None:
     """Judge Apple's GPU, if torch is built for it."""
     if torch.mps_available:
-        return [
-            Finding(
-                "Apple's GPU",
-                "ok",
-                "is there. gpulab.setup('real') uses it; the lessons default to the virtual GPU, "
-                "so that their numbers hold",
-            )
-        ]
+        return Finding(
+            "Apple's GPU",
+            "ok",
+            "is there. gpulab.setup('real') uses it; the lessons default to the virtual GPU, "
+            "so that their numbers hold",
+        )
     if torch.mps_built:
-        return [
-            Finding(
-                "Apple's GPU",
-                "note",
-                "this torch is built for it and does not find it",
-                "On a Mac with Apple silicon, update macOS and use a Python for arm64; "
-                "on another Mac nothing is wrong.",
-            )
-        ]
-    return []
+        return Finding(
+            "Apple's GPU",
+            "note",
+            "this torch is built for it and does not find it",
+            "On a Mac with Apple silicon, update macOS and use a Python for arm64; on another Mac nothing is wrong.",
+        )
+    return None
