@@ -180,7 +180,7 @@ class Trial:
         self.called = True
         with of_this_gpu((student, judged)):
             outcome = self._guard.run(student, args, inside or nullcontext())
-        if isinstance(outcome.error, NotAttempted) or _is_plain_stub(outcome.error):
+        if is_stub(outcome.error):
             raise NotAttempted(f"{self.name}: not attempted yet") from None
         left = [text for text in outcome.left_behind if not text.startswith(may_leave)]
         put_back = "; ".join(left) + " (put back now)" if left else ""
@@ -343,6 +343,6 @@ def _seed_of_this_process() -> int:
     return random.SystemRandom().randrange(2**31)
 
 
-def _is_plain_stub(error: BaseException | None) -> bool:
-    """Return True for a bare `raise NotImplementedError`, the stub of other graders."""
-    return type(error) is NotImplementedError and not error.args
+def is_stub(error: BaseException | None) -> bool:
+    """Return True for `NotAttempted` and for a bare NotImplementedError, the stub of other graders."""
+    return isinstance(error, NotAttempted) or (type(error) is NotImplementedError and not error.args)

@@ -27,10 +27,7 @@ def without_gpu() -> Iterator[None]:
     def accelerator(check_available: bool = False) -> torch.device | None:
         return None if check_available else torch.device("cuda")
 
-    def no_gpu(*args: object, **kwargs: object) -> None:
-        raise RuntimeError("No CUDA GPUs are available")
-
-    with _answers(accelerator, lambda: False, lambda: 0, no_gpu):
+    with _answers(accelerator, lambda: False, lambda: 0, _no_cuda):
         yield
 
 
@@ -67,14 +64,15 @@ def with_cores(count: int) -> Iterator[None]:
         yield
 
 
+def _no_cuda(*args: object, **kwargs: object) -> None:
+    raise RuntimeError("No CUDA GPUs are available")
+
+
 @contextmanager
 def _answers(
     accelerator: Callable[..., Any], available: Callable[[], bool], count: Callable[[], int], index: Callable[..., Any]
 ) -> Iterator[set[str]]:
     kinds: set[str] = set()
-
-    def no_cuda(*args: object, **kwargs: object) -> None:
-        raise RuntimeError("No CUDA GPUs are available")
 
     def no(kind: str) -> bool:
         kinds.add(kind)
@@ -88,7 +86,7 @@ def _answers(
         (torch.accelerator, "current_device_idx", index),
         (torch.cuda, "is_available", lambda: False),
         (torch.cuda, "device_count", lambda: 0),
-        *((torch.cuda, name, no_cuda) for name in _NEED_A_GPU),
+        *((torch.cuda, name, _no_cuda) for name in _NEED_A_GPU),
         *((torch.cuda, name, lambda *args, **kwargs: 0) for name in _COUNT_NOTHING),
         (torch.xpu, "is_available", lambda: no("xpu")),
         (torch.mps, "is_available", lambda: no("mps")),

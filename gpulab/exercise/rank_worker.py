@@ -142,7 +142,7 @@ def _answer(call: Call) -> Answer:
     import torch
     import torch.distributed as dist
 
-    from gpulab.exercise.base import NotAttempted
+    from gpulab.exercise.base import is_stub
     from gpulab.exercise.wording import frames, text_of
 
     sys.path[:] = call.path
@@ -163,8 +163,7 @@ def _answer(call: Call) -> Answer:
     except SystemExit as end:
         return Answer(raised="SystemExit", text=text_of(end), frames=tuple(frames(end)))
     except Exception as error:
-        stub = isinstance(error, NotAttempted) or (type(error) is NotImplementedError and not error.args)
-        return Answer(None, type(error).__name__, text_of(error), tuple(frames(error)), stub)
+        return Answer(None, type(error).__name__, text_of(error), tuple(frames(error)), is_stub(error))
 
 
 if __name__ == "__main__":

@@ -88,7 +88,7 @@ def setup(gpu: str | None = None, *, seed: int = 0) -> Machine:
             notes = (f"setup({gpu!r}) is overruled by `python -m gpulab run --gpu {lent.spec.name}`.",)
         mode, spec = "virtual", lent.spec.name
     if mode == "virtual":
-        machine = _virtual(spec, notes)
+        machine = _virtual(spec, *notes)
     else:
         with _without_virtual():
             machine = _auto() if mode == "auto" else _real("GPULAB_GPU" if gpu is None else "gpu")
@@ -118,7 +118,7 @@ def _checked_seed(seed: int) -> int:
     return number
 
 
-def _virtual(name: str, notes: tuple[str, ...] = ()) -> Machine:
+def _virtual(name: str, *notes: str) -> Machine:
     """Return the machine of the virtual GPU `name`. It must not depend on the host, but for `notes`."""
     import torch
 
@@ -181,19 +181,11 @@ def _auto() -> Machine:
     if cuda is not None:
         return _describe(cuda)
     if trouble is not None:
-        return _virtual(
-            DEFAULT,
-            (f"A GPU is here, but cannot be used: {trouble} What to do: python -m gpulab doctor",),
-        )
+        return _virtual(DEFAULT, f"A GPU is here, but cannot be used: {trouble} What to do: python -m gpulab doctor")
     other = _find_other()
     if other is not None:
-        return _virtual(
-            DEFAULT,
-            (
-                f"{_kind(other)} is here: gpulab.setup('real') uses it; "
-                "without that the lessons leave it, so that their numbers hold.",
-            ),
-        )
+        note = "gpulab.setup('real') uses it; without that the lessons leave it, so that their numbers hold."
+        return _virtual(DEFAULT, f"{_kind(other)} is here: {note}")
     return _virtual(DEFAULT)
 
 
@@ -311,10 +303,13 @@ def _card(machine: Machine, seed: int, earlier: Machine | None) -> Card:
     """Return the card; that of a virtual GPU must be the same on every host, but for notes."""
     device = str(machine.device)
     if machine.virtual_of is not None:
+        from virtualgpu.clock import rates
+
         device += f": {machine.name}"
+        source = rates.of(machine.virtual_of).source
         numbers = (
             "bytes and GPU times are virtual: your own PyTorch calls, counted by the rules of PyTorch's CUDA "
-            f"allocator, and timed by a model with {_rates(machine.virtual_of)}. Values are computed on this CPU; "
+            f"allocator, and timed by a model with {source}. Values are computed on this CPU; "
             "figures from elsewhere say recorded."
         )
     else:
@@ -330,12 +325,6 @@ def _card(machine: Machine, seed: int, earlier: Machine | None) -> Card:
     rows += [("note", note) for note in machine.notes]
     heading = machine.name if machine.virtual_of is None else f"a virtual {machine.virtual_of}"
     return Card(f"This notebook uses {heading}", tuple(rows), real=machine.virtual_of is None)
-
-
-def _rates(name: str) -> str:
-    from virtualgpu.clock import rates
-
-    return rates.of(name).source
 
 
 def _choice(machine: Machine) -> str:

@@ -70,7 +70,8 @@ class Blocks:
         elif action == "free_requested":
             self.allocated -= self._at(address, live=True).size
         elif action == "free_completed":
-            self._free(address)
+            self._at(address, live=True).live = False
+            self._merge(address)
         elif action in ("segment_alloc", "segment_map"):
             self.reserved += size
             self._put(address, _Block(size, address if action == "segment_alloc" else 0, False))
@@ -94,10 +95,6 @@ class Blocks:
             block.size = size
         block.live = True
         self.allocated += block.size
-
-    def _free(self, address: int) -> None:
-        self._at(address, live=True).live = False
-        self._merge(address)
 
     def _merge(self, address: int) -> None:
         """Join a free block with its free neighbours in the same segment."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 from virtualgpu.readings import counters
@@ -12,8 +11,6 @@ from virtualgpu.readings.curve import Mark, MemoryCurve, mib
 from virtualgpu.readings.source import in_force, numbers_of
 
 from .replay import Point, Unclear, replay
-
-Traceback = TracebackType | None
 
 
 def timeline(device: DeviceLike = None, *, label: str = "", max_events: int = 200_000) -> Timeline:
@@ -107,13 +104,15 @@ class Timeline:
         self._gpu, self._curve, self._history, self._readings = (gpus[0] if gpus else None), None, None, []
         self._entered = True
         if self._gpu is not None:
-            if _has_history(self._gpu):
+            import torch
+
+            if self._gpu.type == "cuda" and torch.cuda.memory.get_allocator_backend() == "native":
                 self._history = _History(self._gpu, self._max_events)
             self._readings.append(_Reading.now(self._gpu, ""))
         self._open = True
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Traceback) -> None:
+    def __exit__(self, *error: object) -> None:
         self._open = False
         gpu, history = self._gpu, self._history
         if gpu is None:
@@ -142,12 +141,6 @@ class _Reading:
         requests = stats.get("allocation.all.allocated", 0) + stats.get("allocation.all.freed", 0)
         allocated, reserved = (stats.get(f"{kind}_bytes.all.current", 0) for kind in ("allocated", "reserved"))
         return _Reading(name, allocated, reserved, requests)
-
-
-def _has_history(gpu: Gpu) -> bool:
-    import torch
-
-    return gpu.type == "cuda" and torch.cuda.memory.get_allocator_backend() == "native"
 
 
 class _History:

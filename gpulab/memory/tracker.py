@@ -9,7 +9,6 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import ParamSpec, TypeVar
 
 from virtualgpu.readings import counters
@@ -20,7 +19,6 @@ from .windows import Window, lock
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Traceback = TracebackType | None
 
 
 @dataclass(frozen=True)
@@ -110,7 +108,7 @@ class GPUMemoryTracker:
         self._windows = tuple(windows)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Traceback) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if not self._open or self._windows is None:
             raise RuntimeError(f"{self._title()} is not open")
         try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Any
 
 from virtualgpu.nvml import opened
@@ -32,9 +31,7 @@ class Reader:
     def __enter__(self) -> Reader:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any
 
 from virtualgpu.pictures import display
@@ -71,9 +70,7 @@ class Watch:
         self._start(beside=False)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
     @property

@@ -6,7 +6,6 @@ It waits for the GPU only when a time is read, so that it does not change the ti
 from __future__ import annotations
 
 import time
-from types import TracebackType
 
 from virtualgpu.readings import counters
 from virtualgpu.readings.counters import DeviceLike
@@ -65,9 +64,7 @@ class Timer:
         self._began = time.perf_counter()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         ended = time.perf_counter()
         if not self._open or self._pair is None:
             raise RuntimeError(f"{self._title()} is not open")
