@@ -227,7 +227,6 @@ LECTURE = ("norms_with_graph", "float32", "step_past_scaler")
 
 @cache
 def sound() -> str:
-    """Return the script without faults."""
     return resources.files(__package__).joinpath("sound.txt").read_text(encoding="utf-8")
 
 

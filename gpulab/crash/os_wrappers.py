@@ -17,7 +17,6 @@ _PIECE, _MOST_PIECES = 4096, 16  # bytes of each write of torch.save, or its num
 
 
 def functions(recorder: Recorder) -> dict[str, Callable[..., Any]]:
-    """Return the wrappers of functions of os, by name."""
     real, lock = recorder.os, recorder.lock
 
     def os_open(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:

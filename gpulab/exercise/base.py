@@ -111,7 +111,6 @@ class Trial:
         raise CheckFailed(self.name, summary, read=where, **rows)
 
     def expect(self, right: bool, summary: str, *, read: str = "", **rows: str) -> None:
-        """Fail with these lines unless `right`."""
         if not right:
             self.fail(summary, read=read, **rows)
 
@@ -229,7 +228,6 @@ class Trial:
         return outcome.value
 
     def left(self, settings: str, who: str = "your function") -> None:
-        """Fail because the call left these settings changed."""
         self.fail(
             f"{who} left a setting changed",
             expected="the settings that were there before the call",

@@ -82,7 +82,6 @@ class Clocks:
         return self
 
     def _replace_kept(self, function: FunctionType, here: Callable[[Any], Any]) -> None:
-        """Replace the clocks in its defaults and its closure."""
         defaults, by_name = function.__defaults__, function.__kwdefaults__
         if any(here(value) is not value for value in (*(defaults or ()), *(by_name or {}).values())):
             function.__defaults__ = defaults and tuple(map(here, defaults))
@@ -97,8 +96,6 @@ class Clocks:
                     self._undo.append(lambda cell=cell, value=value: setattr(cell, "cell_contents", value))  # type: ignore[misc]
 
     def _noted(self, clock: Callable[[], Any]) -> Callable[[], Any]:
-        """Wrap a clock of the scope, to record that it was read."""
-
         def read() -> Any:
             self.own = True
             return clock()

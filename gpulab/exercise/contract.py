@@ -199,7 +199,6 @@ class Contract:
                 self._judge(facts, student, trial)
 
     def _on_ranks(self, trial: Trial) -> AbstractContextManager[Any]:
-        """Return a context in which `trial` has ranks, if this contract needs them."""
         if not self.ranks:
             return nullcontext()
         from .ranks import Ranks
@@ -358,7 +357,6 @@ class Contract:
 
 
 def holds(facts: Facts, name: str) -> bool:
-    """Return True if the value seen is as wanted."""
     seen, wanted, within = facts.seen.get(name), facts.wanted[name], 0.0
     if isinstance(wanted, Near):
         wanted, within = wanted.value, wanted.within
@@ -395,7 +393,6 @@ def _weights(count: int) -> list[torch.Tensor]:
 
 
 def fact_text(value: Any) -> str:
-    """Return a fact as text for a message."""
     value = value.value if isinstance(value, Near) else value
     if isinstance(value, torch.Tensor):
         return f"{value.numel():,} numbers, of norm {float(value.norm()):.4g}"

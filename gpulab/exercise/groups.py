@@ -117,6 +117,5 @@ def group(backend: str = "nccl") -> Iterator[torch.device]:
 
 
 def in_group(student: Callable[..., Any], *args: Any) -> Any:
-    """Call `student(*args)` inside `group()`."""
     with group():
         return student(*args)

@@ -235,7 +235,6 @@ def _find_other() -> torch.device | None:
 
 
 def _describe(device: torch.device) -> Machine:
-    """Return a real GPU with its name, memory and compute capability."""
     import torch
 
     name, total, capability = _kind(device), None, None
@@ -257,7 +256,6 @@ def _kind(device: torch.device) -> str:
 
 
 def _sentence(text: str) -> str:
-    """Return the first sentence of an error, with its full stop."""
     return re.split(r"(?<=\.)\s", text, maxsplit=1)[0].rstrip(".") + "."
 
 

@@ -39,7 +39,6 @@ def open_error(error: Exception) -> str:
 
 
 def readings(nvml: Any) -> Readings:
-    """Return one reading of each physical GPU; `nvml` is an open NVML."""
     count, error = attempt(lambda: nvml.nvmlDeviceGetCount())
     if error is not None:
         return Readings((), open_error(error))

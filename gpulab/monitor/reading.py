@@ -119,19 +119,16 @@ def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
 
 
 def amount(value: float | None, unit: str) -> str:
-    """Return a number with its unit, a dash for None."""
     return "–" if value is None else f"{value:,.0f} {unit}"
 
 
 def memory(used: int | None, total: int | None) -> str:
-    """Return used and total bytes in MiB."""
     if used is None:
         return "–"
     return f"{used / MIB:,.0f} MiB" if total is None else f"{used / MIB:,.0f} of {total / MIB:,.0f} MiB"
 
 
 def power(watts: float | None, limit: float | None) -> str:
-    """Return watts and their limit."""
     if watts is None:
         return "–"
     return f"{watts:,.0f} W" if limit is None else f"{watts:,.0f} of {limit:,.0f} W"

@@ -65,7 +65,6 @@ class GPUSummary:
 
     @property
     def busy(self) -> str:
-        """The utilization as text."""
         if self.mean_utilization is None or self.max_utilization is None:
             return "busy: not told"
         return f"busy {self.mean_utilization:.0f} % on average, {self.max_utilization:.0f} % at most"

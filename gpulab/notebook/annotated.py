@@ -72,7 +72,6 @@ def _lines(code: str | Callable[..., Any]) -> list[str]:
 
 
 def _said(lines: list[str], notes: Mapping[str | int, str]) -> dict[int, str]:
-    """Return the notes by line number, in the order of the lines."""
     if not notes:
         raise ValueError("notes must explain at least one line, and is empty")
     said: dict[int, str] = {}
@@ -106,7 +105,6 @@ def _number(lines: list[str], name: str | int) -> int:
 
 
 def _as_text(lines: list[str], said: Mapping[int, str]) -> str:
-    """Return the code with each explanation as a comment above its line."""
     out: list[str] = []
     for number, line in enumerate(lines, 1):
         if number in said:

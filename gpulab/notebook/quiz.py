@@ -59,7 +59,6 @@ def quiz(lesson: int, *ids: str) -> None:
 
 
 def questions(lesson: int) -> tuple[Question, ...]:
-    """Return the questions of a lesson, in the order of its file."""
     file = course.lesson(lesson).folder / "quiz.toml"
     if not file.exists():
         return ()

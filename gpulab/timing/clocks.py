@@ -35,7 +35,6 @@ class HostPair:
         """Record that the whole GPU is idle."""
 
     def ms(self) -> float:
-        """Milliseconds from start to end."""
         return (self._end - self._start) * 1e3
 
     def idle_after_ms(self) -> float:

@@ -26,7 +26,6 @@ class Fit:
         return self.latency_us * self.bandwidth_gbps * 1e3
 
     def ms(self, nbytes: float) -> float:
-        """Return the line's time for a copy, in milliseconds."""
         return self.latency_us * 1e-3 + nbytes / self.bandwidth_gbps * 1e-6
 
 

@@ -138,7 +138,6 @@ class Transfers:
 
     @property
     def route(self) -> str:
-        """The source and the target."""
         return {"h2d": f"CPU to {self.device}", "d2h": f"{self.device} to CPU", "d2d": f"within {self.device}"}[
             self.direction
         ]

@@ -24,7 +24,6 @@ class Readers:
 
 
 def examine(readers: Readers | None = None) -> Report:
-    """Run every check and return the report."""
     of = readers or Readers()
     read_driver, read_torch, read_jupyter = cache(of.driver), cache(of.torch), cache(of.jupyter)
     checks: list[tuple[str, Callable[[], list[Finding] | Finding | None]]] = [

@@ -211,7 +211,6 @@ def _hidden_or_ill(what: str, driver: Driver, torch: Torch) -> Finding:
 
 
 def judge_gpus(driver: Driver) -> list[Finding]:
-    """Describe each GPU, and the other programs on it."""
     return [_judge_gpu(gpu) for gpu in driver.gpus]
 
 

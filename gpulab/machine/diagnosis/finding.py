@@ -39,7 +39,6 @@ class Report:
 
     @property
     def summary(self) -> str:
-        """The numbers of lines, problems and notes."""
         return (
             f"{_count(len(self.findings), 'line')}, {_count(len(self.problems), 'problem')}, "
             f"{_count(len(self.notes), 'note')}"
@@ -50,7 +49,6 @@ class Report:
 
 
 def gib(size_bytes: int) -> str:
-    """Return a size in GiB with one decimal."""
     return f"{size_bytes / 2**30:.1f} GiB"
 
 

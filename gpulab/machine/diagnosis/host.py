@@ -116,7 +116,6 @@ def _busy_now() -> float:
 
 
 def _waiting(times: Any) -> float:
-    """Return a processor's idle seconds from psutil's times."""
     return float(times.idle + getattr(times, "iowait", 0.0))
 
 
@@ -127,7 +126,6 @@ def read_disk(folder: Path | None = None) -> Disk:
 
 
 def judge_python(version: tuple[int, ...]) -> Finding:
-    """Judge whether this Python is new enough for the course."""
     text, oldest = ".".join(map(str, version)), ".".join(map(str, OLDEST_PYTHON))
     if version < OLDEST_PYTHON:
         return Finding(
@@ -140,7 +138,6 @@ def judge_python(version: tuple[int, ...]) -> Finding:
 
 
 def judge_memory(memory: Memory) -> Finding:
-    """Judge whether the memory of this process is enough for a lesson."""
     total, available, whose = memory.total, memory.available, "in this machine"
     limits = memory.limits
     if limits.memory is not None and limits.memory < total:
@@ -176,7 +173,6 @@ def judge_processors(processors: Processors) -> Finding:
 
 
 def judge_disk(disk: Disk) -> Finding:
-    """Judge whether notebooks and checkpoints can be saved."""
     what = f"{gib(disk.free)} free of {gib(disk.total)} where the course is"
     if not disk.writable:
         return Finding(

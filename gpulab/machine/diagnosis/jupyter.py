@@ -112,7 +112,6 @@ def judge_widgets(jupyter: Jupyter) -> Finding:
 
 
 def judge_colab(jupyter: Jupyter, torch: Torch) -> Finding | None:
-    """Judge in Colab whether this runtime has a GPU."""
     if not jupyter.colab:
         return None
     if torch.devices:

@@ -138,7 +138,6 @@ def has_code(capability: tuple[int, int], arch_list: tuple[str, ...]) -> bool:
 
 
 def judge_install(torch: Torch) -> Finding:
-    """Judge whether torch is installed, imports, and is new enough."""
     name = "PyTorch"
     if torch.broken:
         return Finding(
@@ -171,7 +170,6 @@ def judge_install(torch: Torch) -> Finding:
 
 
 def judge_devices(torch: Torch) -> list[Finding]:
-    """Judge whether each of torch's GPUs runs a kernel and has memory left."""
     return [_judge_device(device, torch) for device in torch.devices]
 
 
@@ -217,7 +215,6 @@ def _other_build(capability: tuple[int, int], torch: Torch) -> str:
 
 
 def judge_apple(torch: Torch) -> Finding | None:
-    """Judge Apple's GPU, if torch is built for it."""
     if torch.mps_available:
         return Finding(
             "Apple's GPU",

@@ -30,7 +30,6 @@ def _text_lines(finding: Finding, column: int, width: int) -> list[str]:
 
 
 def as_html(report: Report) -> str:
-    """Return the table for a notebook."""
     cell = 'style="text-align:left;vertical-align:top;padding:4px 12px 4px 0"'
     rows = []
     for finding in report.findings:
