@@ -35,7 +35,12 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="replace")  # a console without ● or → prints a question mark
     if options.command == "validate":
         return validate(options)
-    return _doctor(as_json=options.json) if options.command == "doctor" else _progress()
+    if options.command == "doctor":
+        return _doctor(as_json=options.json)
+    from .notebook.progress import progress
+
+    progress()
+    return 0
 
 
 def _doctor(*, as_json: bool) -> int:
@@ -49,13 +54,6 @@ def _doctor(*, as_json: bool) -> int:
     else:
         print(as_text(report))
     return 1 if report.problems else 0
-
-
-def _progress() -> int:
-    from .notebook.progress import progress
-
-    progress()
-    return 0
 
 
 if __name__ == "__main__":

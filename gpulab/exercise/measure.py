@@ -28,11 +28,9 @@ def virtual_gpu(name: str = "T4", *, count: int = 1, compute: bool = True, setti
 def equal_tensors(old: Any, new: Any) -> bool:
     """Return True if two tensors, or lists of them, have equal values (NaN equals NaN), shapes, dtypes and devices."""
     if isinstance(old, torch.Tensor):
-        if not isinstance(new, torch.Tensor) or (old.shape, old.dtype, old.device) != (
-            new.shape,
-            new.dtype,
-            new.device,
-        ):
+        if not isinstance(new, torch.Tensor) or old.shape != new.shape:
+            return False
+        if (old.dtype, old.device) != (new.dtype, new.device):
             return False
         return bool(((old == new) | ((old != old) & (new != new))).all())
     if isinstance(old, list):

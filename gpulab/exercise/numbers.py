@@ -320,7 +320,6 @@ def _shown(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, list | tuple):
-        return (
-            f"({', '.join(map(_shown, value))})" if isinstance(value, tuple) else f"[{', '.join(map(_shown, value))}]"
-        )
+        items = ", ".join(map(_shown, value))
+        return f"({items})" if isinstance(value, tuple) else f"[{items}]"
     return f"{value:,}" if is_whole(value) else brief(value)

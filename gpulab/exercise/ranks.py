@@ -50,16 +50,13 @@ _HUNG, _BUSY = "has not returned: it waits", "was still computing"
 _ENDED = Answer(ended="ended its process")
 
 
-class Ranks:
+class Ranks(contextlib.AbstractContextManager["Ranks"]):
     """A context manager for the calls of `trial`, with at most `most` processes."""
 
     def __init__(self, most: int, trial: Trial) -> None:
         self.most, self._outputs = most, list[str]()
         self._crew: _Crew | None = None
         trial.ranks = self
-
-    def __enter__(self) -> Ranks:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 from virtualgpu.nvml import opened
@@ -15,7 +15,7 @@ from .virtual import VirtualReader
 from .visible import with_device_names
 
 
-class Reader:
+class Reader(AbstractContextManager["Reader"]):
     """Reads repeatedly, and keeps NVML open from the first use until it is closed. Not thread-safe.
 
     `nvml` replaces the module pynvml in tests.
@@ -27,9 +27,6 @@ class Reader:
         self._error: Exception | None = None
         self._open = ExitStack()
         self._virtual = VirtualReader()
-
-    def __enter__(self) -> Reader:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from virtualgpu.pictures.display import show
 
-from .. import course
 from . import progress
 
 _LONGEST = 100  # characters of a name
@@ -109,19 +108,17 @@ def as_html(name: str, passed: progress.Passed, today: date) -> str:
 
 def _sum(passed: progress.Passed) -> str:
     """Return the numbers of exercises and questions passed, as a sentence."""
-    known = course.LESSONS
-    checks = sum(len(passed.checks.get(row.number, frozenset()) & set(row.checks)) for row in known)
-    answered = sum(min(len(passed.questions.get(row.number, ())), row.questions) for row in known)
-    of_checks, of_questions = sum(len(row.checks) for row in known), sum(row.questions for row in known)
-    return f"{checks} of {of_checks} exercises and {answered} of {of_questions} questions of the course gpulab"
+    lessons, checks, answered = zip(*progress.counts(passed), strict=True)
+    of_checks, of_questions = sum(len(row.checks) for row in lessons), sum(row.questions for row in lessons)
+    exercises = f"{sum(checks)} of {of_checks} exercises"
+    return f"{exercises} and {sum(answered)} of {of_questions} questions of the course gpulab"
 
 
 def _lessons(passed: progress.Passed) -> list[tuple[str, list[str], str]]:
     """Return name, exercises with days, and questions of each lesson with something passed."""
     rows = []
-    for row in course.LESSONS:
+    for row, _, answered in progress.counts(passed):
         names = [name for name in row.checks if name in passed.checks.get(row.number, ())]
-        answered = min(len(passed.questions.get(row.number, ())), row.questions)
         if names or answered:
             exercises = [_with_day(name, passed, row.number, name) for name in names]
             rows.append((row.name, exercises, f"{answered} of {row.questions}" if answered else ""))

@@ -263,7 +263,7 @@ def _write(file: Path, raw: dict[str, Any]) -> None:
         raise
 
 
-def _rows(passed: Passed) -> list[tuple[course.Lesson, int, int]]:
+def counts(passed: Passed) -> list[tuple[course.Lesson, int, int]]:
     """Return each lesson with the numbers of exercises passed and questions answered."""
     return [
         (
@@ -281,7 +281,7 @@ def _bar(done: int, total: int) -> str:
 
 def _as_text(passed: Passed) -> str:
     lines = []
-    for lesson, checks, questions in _rows(passed):
+    for lesson, checks, questions in counts(passed):
         parts = []
         if lesson.checks:
             parts.append(f"exercises {_bar(checks, len(lesson.checks))} {checks}/{len(lesson.checks)}")
@@ -297,7 +297,7 @@ def _as_html(passed: Passed) -> str:
     cell = 'style="text-align:left;padding:2px 12px 2px 0"'
     whole = 'style="text-align:left;padding:2px 12px 2px 0;white-space:nowrap"'
     rows = []
-    for lesson, checks, questions in _rows(passed):
+    for lesson, checks, questions in counts(passed):
         name = f'<a href="../notebooks/{lesson.name}.ipynb">{lesson.name}</a>'
         exercises, quiz = "–", "–"
         if lesson.checks:
