@@ -1,6 +1,6 @@
-"""gpulab: the helper package behind the course "learn to use a GPU well, on any machine".
+"""The helper package of the course "Learn to use a GPU well, on any machine"; its parts load on first use.
 
-Importing it is cheap: torch, matplotlib and ipywidgets are loaded only by the parts that use them.
+`import gpulab` does not import torch, matplotlib or ipywidgets: the parts that need them do.
 """
 
 from importlib import import_module
@@ -32,36 +32,23 @@ if TYPE_CHECKING:
 
 own_code.add(str(Path(__file__).parent), *map(str, CODE))
 
-# name -> the module that holds it, of this package or of virtualgpu; a colon at its end means the module itself, None
-# the one of this name
-_EXPORTS: dict[str, str | None] = {
+# The modules of the names that are no submodule of this package; a colon at the end means the module itself.
+_HOMES = {
     "CheckFailed": "exercise.base",
     "GPUMemoryTracker": "memory",
     "Machine": "machine.setup",
     "NotAttempted": "exercise.base",
     "VirtualGPU": "virtualgpu.gpu",
     "annotated": "notebook.annotated",
-    "capstone": None,
     "certificate": "notebook.certificate",
-    "check": None,
-    "crash": None,
-    "data": None,
-    "devices": None,
-    "distributed": None,
     "doctor": "machine.diagnosis",
-    "memory": None,
-    "monitor": None,
     "plan": "virtualgpu.planning",
     "predict": "notebook.predict",
     "present": "sim.presenting",
     "progress": "notebook.progress",
     "quiz": "notebook.quiz",
     "setup": "machine.setup",
-    "sim": None,
     "style": "virtualgpu.pictures.style:",
-    "timing": None,
-    "transfers": None,
-    "turn": None,
     "without_gpu": "virtualgpu.gpu",
 }
 
@@ -99,9 +86,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _EXPORTS:
-        raise AttributeError(f"module 'gpulab' has no attribute {name!r}; it has: {', '.join(sorted(_EXPORTS))}")
-    home, itself, _ = (_EXPORTS[name] or f"{name}:").partition(":")
+    if name not in __all__:
+        names = ", ".join(export for export in __all__ if export != "__version__")
+        raise AttributeError(f"module 'gpulab' has no attribute {name!r}; it has: {names}")
+    home, itself, _ = _HOMES.get(name, f"{name}:").partition(":")
     module = import_module(home if home.startswith("virtualgpu") else f"{__name__}.{home}")
     value = module if itself else getattr(module, name)
     globals()[name] = value

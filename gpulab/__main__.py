@@ -1,7 +1,4 @@
-"""The command line: `python -m gpulab doctor`, `progress`, `run` and `validate`.
-
-It parses and prints; the parts it calls do the work.
-"""
+"""Implements the command line `python -m gpulab`: doctor, progress, run and validate."""
 
 from __future__ import annotations
 
@@ -33,12 +30,17 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
 
     if options.command == "run":
-        return running.main(options)  # whose standard output is the script's
+        return running.main(options)  # the script's standard output stays as it is
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a console without ● or → prints a question mark
     if options.command == "validate":
         return validate(options)
-    return _doctor(as_json=options.json) if options.command == "doctor" else _progress()
+    if options.command == "doctor":
+        return _doctor(as_json=options.json)
+    from .notebook.progress import progress
+
+    progress()
+    return 0
 
 
 def _doctor(*, as_json: bool) -> int:
@@ -52,13 +54,6 @@ def _doctor(*, as_json: bool) -> int:
     else:
         print(as_text(report))
     return 1 if report.problems else 0
-
-
-def _progress() -> int:
-    from .notebook.progress import progress
-
-    progress()
-    return 0
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
-"""Checks of the exercises: `gpulab.check.NAME(your_function)` passes, or raises and says what was misunderstood.
+"""Provides the checks of the exercises: `gpulab.check.NAME(your_function)` passes, or raises with the likely mistake.
 
-Each check is a file of its lesson, `lessons/NN_topic/checks/NAME.py`, which is loaded when it is first used: it holds
-an `EXERCISE`.
+Each check is a file `lessons/NN_topic/checks/NAME.py` with an `EXERCISE`, imported when it is first used.
 """
 
 from typing import Any

@@ -1,6 +1,6 @@
-"""The table of lessons: number, name, promise, minutes and exercises, read from each folder's `lesson.toml`.
+"""Reads the table of lessons: number, name, promise, minutes and exercises, from each folder's `lesson.toml`.
 
-The map of the course, the checks and the progress file all read it. It knows nothing of notebooks' contents.
+The map of the course, the checks and the progress file use it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .lessons import FOLDER
 
 @dataclass(frozen=True)
 class Lesson:
-    """One row of the course. `minutes` is for reading and running the lecture; exercises take as long again."""
+    """One lesson. `minutes` is for reading and running the lecture; exercises take as long again."""
 
     number: int
     slug: str
@@ -34,7 +34,7 @@ class Lesson:
         return FOLDER / self.name
 
     def part(self, name: str) -> ModuleType:
-        """A module of its folder, such as "checks.amdahl"; ModuleNotFoundError where there is none of this name."""
+        """Import a module of its folder, such as "checks.amdahl"; ModuleNotFoundError if there is none."""
         return import_module(f"{__package__}.lessons.{self.name}.{name}")
 
 
@@ -50,7 +50,7 @@ LESSONS: tuple[Lesson, ...] = tuple(_read(path.parent) for path in sorted(FOLDER
 
 
 def lesson(number: int) -> Lesson:
-    """The lesson with this number; ValueError names the range when there is none."""
+    """Return the lesson with this number; ValueError if there is none."""
     if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < len(LESSONS):
         raise ValueError(f"lesson must be a whole number from 0 to {len(LESSONS) - 1}, not {number!r}")
     return LESSONS[number]
@@ -59,17 +59,17 @@ def lesson(number: int) -> Lesson:
 def _current() -> Path:
     try:
         return Path.cwd()
-    except FileNotFoundError:  # a folder that somebody has removed
+    except FileNotFoundError:  # the folder was removed
         return Path("/")
 
 
-_STARTED = _current()  # before a notebook has gone elsewhere
+_STARTED = _current()  # before a notebook calls chdir
 
 
 def folder(start: Path | None = None) -> Path | None:
-    """The course folder: the nearest folder at or above `start` with the notebooks and the exercises in it; of the
-    copies in its `work/` too. None outside the course. Without `start` it is the current folder, and the one in which
-    this process began where that is outside."""
+    """Return the course folder, the nearest one at or above `start` that has notebooks and exercises; for the copies in
+    its `work/` too. None outside the course. `start` is by default the current folder, or else the one in which this
+    process began."""
     if start is None:
         return folder(Path.cwd()) or folder(_STARTED)
     here = start.resolve()

@@ -1,4 +1,4 @@
-"""The handwritten digits that every lesson trains on, photographs that are drawn, published speeds: no download.
+"""Provides the course's data without a download: handwritten digits, generated photographs, published speeds.
 
 1797 grey images of 8×8 pixels, ten classes: the test part of the UCI set "Optical Recognition of
 Handwritten Digits" (E. Alpaydin and C. Kaynak, 1998, CC BY 4.0), as whole numbers 0 to 16 in the package. The
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 if TYPE_CHECKING:
     import torch
 
-TRAIN_SAMPLES = 1500  # the rest, 297 images, is the test part
+TRAIN_SAMPLES = 1500  # the other 297 images are the test set
 
 
 class Digits(NamedTuple):
@@ -32,7 +32,7 @@ class Digits(NamedTuple):
 
 
 def digits(split: Literal["train", "test"] | None = None) -> Digits:
-    """The digits on the CPU: all 1797, or the first 1500 (`"train"`), or the last 297 (`"test"`).
+    """Return the digits on the CPU: all 1797, the first 1500 (`"train"`) or the last 297 (`"test"`).
 
     Raises ValueError for another split.
     """
@@ -53,14 +53,13 @@ CLASSES = 4
 
 
 def photographs(count: int = 320, *, folder: str | Path | None = None) -> list[Path]:
-    """JPEG files as a camera leaves them, to be read and decoded: `count` files CLASS/NUMBER.jpg, in order.
+    """Return the paths of `count` JPEG files CLASS/NUMBER.jpg, in order, for lessons on reading and decoding.
 
-    1024 by 768 pixels in colour, some 90 kB each, in four classes, which have a tint each. They are drawn by random
-    numbers that are always the same, in a few seconds; the next call finds them. They lie in `folder`, by default
-    `gpulab` in the user's cache (`XDG_CACHE_HOME`, or `.cache` at home). The folder is whole or not there: what an
-    interruption leaves has another name.
+    1024 by 768 pixels in colour, some 90 kB each, in four classes that differ in tint. The first call generates them
+    with a fixed seed, in a few seconds, in `folder`, by default `gpulab` in the user's cache (`XDG_CACHE_HOME`, or
+    `.cache` at home). An interrupted call leaves a folder of another name, never an incomplete one.
 
-    Raises ValueError for a count below 1, and for a folder that is there and holds another number of them.
+    Raises ValueError for a count below 1, and for an existing folder with another number of files.
     """
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ValueError(f"count must be a whole number from 1 on, not {count!r}")
@@ -79,12 +78,12 @@ def photographs(count: int = 320, *, folder: str | Path | None = None) -> list[P
 
 
 def _draw_into(place: Path, count: int) -> None:
-    """Draw them beside `place`, and give them its name when all are there."""
+    """Generate the files in a temporary folder, and rename it to `place` when it is complete."""
     place.parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(prefix=f"{place.name}-unfinished-", dir=place.parent))
     try:
         _draw(unfinished, count)
-        unfinished.chmod(0o755)  # mkdtemp's are for this user alone
+        unfinished.chmod(0o755)  # mkdtemp makes it private
         try:
             unfinished.rename(place)
         except OSError:
@@ -95,7 +94,7 @@ def _draw_into(place: Path, count: int) -> None:
 
 
 def _draw(folder: Path, count: int) -> None:
-    """Each is cut out of one large landscape of blobs and grain, and tinted by its class."""
+    """Crop each image from one large random landscape of blobs and grain, and add the tint of its class."""
     import torch
     from torch.nn.functional import interpolate
     from torchvision.transforms.v2.functional import to_pil_image
@@ -103,7 +102,7 @@ def _draw(folder: Path, count: int) -> None:
     from virtualgpu.gpu import without_gpu
 
     height, width = PHOTOGRAPH
-    with without_gpu():  # one on shapes alone would leave no values
+    with without_gpu():  # a virtual GPU with shapes alone computes no values
         dice = torch.Generator().manual_seed(0)
         land = torch.randn(1, 3, 2 * height, 2 * width, generator=dice, device="cpu").mul_(0.06)
         for cells in (3, 9, 27, 81, 243):
@@ -120,9 +119,9 @@ def _draw(folder: Path, count: int) -> None:
 
 
 class Measurement(NamedTuple):
-    """What an image model of `timm` reached in a setting, with square images of `image_size` pixels: recorded.
+    """The recorded speed of an image model of `timm` in a setting, with square images of `image_size` pixels.
 
-    `setting` is task, precision, layout, PyTorch, CUDA, machine and, where compiled, "dynamo", joined by "-".
+    `setting` is task, precision, layout, PyTorch, CUDA, machine and, if compiled, "dynamo", joined by "-".
     """
 
     setting: str
@@ -133,9 +132,9 @@ class Measurement(NamedTuple):
 
 
 def published(setting: str | None = None) -> list[Measurement]:
-    """The published measurements of the image models of `timm` in one setting; in all 18 of them without one.
+    """Return the published measurements of the image models of `timm` in one setting, or in all 18.
 
-    Source and licence: `virtualgpu/published/README.md`. Raises ValueError for an unknown setting, and names all.
+    Source and licence: `virtualgpu/published/README.md`. Raises ValueError for an unknown setting.
     """
     rows = list(_measurements())
     names = list(dict.fromkeys(row.setting for row in rows))
@@ -147,9 +146,9 @@ def published(setting: str | None = None) -> list[Measurement]:
 
 
 def recorded(gpu: str) -> dict[str, Any]:
-    """What a real GPU did, by section, as `python -m gpulab validate` wrote it down: `virtualgpu/recordings/README.md`.
+    """Return the recording of a real GPU by `python -m gpulab validate`, by section: `virtualgpu/recordings/README.md`.
 
-    `gpu` is a name as `VirtualGPU` takes it. Raises ValueError for one that was not recorded, and names those that are.
+    `gpu` is a name as for `VirtualGPU`. Raises ValueError for one without a recording.
     """
     from virtualgpu.clock.rates import recording_of
     from virtualgpu.gpus.specs import SPECS
@@ -175,9 +174,8 @@ def _measurements() -> tuple[Measurement, ...]:
 
 
 class Network(NamedTuple):
-    """An image model of `timm`: its parameters, and the multiply-adds of one forward pass over one square image.
-
-    `parameters` and `multiply_adds` are numbers of them, `image_size` is in pixels.
+    """The numbers of parameters and of multiply-adds of an image model of `timm`, for one forward pass over one square
+    image of `image_size` pixels.
     """
 
     parameters: float
@@ -187,7 +185,7 @@ class Network(NamedTuple):
 
 @cache
 def networks() -> dict[str, Network]:
-    """The image models of `timm` whose arithmetic was published with the speeds, by name. The dictionary is shared."""
+    """Return the image models of `timm` with published multiply-adds, by name. The dictionary is shared."""
     text = resources.files("virtualgpu").joinpath("published", "timm-models.csv").read_text(encoding="utf-8")
     return {
         row["model"]: Network(
@@ -199,7 +197,7 @@ def networks() -> dict[str, Network]:
 
 
 class Training(NamedTuple):
-    """A number that was published for a training: recorded, `value` in `unit`; `setting` is as its source names it."""
+    """A published number of a training run, `value` in `unit`; `setting` is the source's name for it."""
 
     source: str
     setting: str
@@ -210,10 +208,9 @@ class Training(NamedTuple):
 
 
 def trainings(source: str | None = None) -> list[Training]:
-    """Published speeds and memories of trainings, of one source, or of all.
+    """Return published speeds and memory of training runs, of one source or of all.
 
-    What the sources are and their settings: `virtualgpu/published/README.md`. Raises ValueError for an unknown source,
-    and names all.
+    The sources and their settings: `virtualgpu/published/README.md`. Raises ValueError for an unknown source.
     """
     text = resources.files("virtualgpu").joinpath("published", "others.csv").read_text(encoding="utf-8")
     rows = [Training(**{**row, "value": float(row["value"])}) for row in csv.DictReader(text.splitlines())]  # type: ignore[arg-type]
@@ -224,7 +221,7 @@ def trainings(source: str | None = None) -> list[Training]:
 
 
 class Gain(NamedTuple):
-    """One model in two settings; `ratio` is how many times as fast the second is."""
+    """One model in two settings; `ratio` is the speed of the second over that of the first."""
 
     model: str
     image_size: int
@@ -233,10 +230,10 @@ class Gain(NamedTuple):
 
 
 def gains(before: str, after: str, *, equal_batch: bool = True) -> list[Gain]:
-    """How many times as fast the models are in the setting `after` as in `before`, for equal image sizes.
+    """Return the speedup of each model from the setting `before` to `after`, for equal image sizes.
 
-    Only rows of equal batch are compared, or a gain of the batch would count as one of the setting; where they cannot
-    be equal (a CPU's batch is 1), `equal_batch=False` says so. Raises ValueError for an unknown setting.
+    Only rows of equal batch are compared, else the speedup of the batch would count too; `equal_batch=False` compares
+    all, as for a CPU, whose batch is 1. Raises ValueError for an unknown setting.
     """
     rows = {(row.model, row.image_size): row for row in published(before)}
     pairs = [(rows[row.model, row.image_size], row) for row in published(after) if (row.model, row.image_size) in rows]
@@ -251,7 +248,7 @@ def _unpacked(package: str, *path: str) -> str:
     return gzip.decompress(resources.files(package).joinpath(*path).read_bytes()).decode()
 
 
-# 10⁹ bytes per second by bytes.
+# GB/s (10⁹ bytes) by bytes.
 _RTX6000 = {  # pageable, pinned
     1024: (0.166182, 0.143581),
     2048: (0.315349, 0.294239),
@@ -284,7 +281,7 @@ _V100 = {
 
 
 def copies() -> dict[str, dict[int, float]]:
-    """Recorded times of copies from the host to a GPU, in milliseconds, by the number of bytes.
+    """Return recorded times of copies from the host to a GPU, in milliseconds, by number of bytes.
 
     "pageable" and "pinned": a Quadro RTX 6000, 1 KiB to 1 MiB, each the mean of 100 calls of cudaMemcpy, one after the
     other (github.com/npho/cse554, assignment1/host_GPU/benchmark.csv). "pinned, V100": a V100 with 32 GB on PCIe 3,

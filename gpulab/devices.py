@@ -1,6 +1,6 @@
-"""Where tensors and modules are: `print_tensor_info`, `placement`, and `verify_model_device`, which insists.
+"""Reports the devices of tensors and modules, and verifies that a model is on one device.
 
-It looks and reports; moving is PyTorch's `.to`, and choosing is `torch.accelerator.current_accelerator`.
+`.to` of PyTorch moves them, `torch.accelerator.current_accelerator` chooses a device.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """One tensor. `nbytes` are those of its elements, `storage_bytes` those of the memory it keeps alive."""
+    """A tensor's data: `nbytes` of its elements, `storage_bytes` of the memory that it keeps alive."""
 
     name: str
     shape: tuple[int, ...]
@@ -43,7 +43,7 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class Share:
-    """A module's tensors of one dtype on one device; `nbytes` counts each storage once."""
+    """The number of a module's tensors of one dtype on one device; `nbytes` counts each storage once."""
 
     device: str
     dtype: str
@@ -54,9 +54,9 @@ class Share:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a module's parameters and buffers are, by device and dtype.
+    """A module's parameters and buffers by device and dtype.
 
-    `tied` are the names under which a tensor appears again; it is counted under its first name only.
+    `tied` are further names of a tensor, which is counted under its first name only.
     """
 
     shares: tuple[Share, ...]
@@ -87,7 +87,7 @@ class Placement:
 
 
 class WrongDevice(ValueError):
-    """Some of a module's tensors are elsewhere; `elsewhere` gives name and device of each."""
+    """Raised if tensors of a module are on another device; `elsewhere` maps their names to devices."""
 
     def __init__(self, expected: str, elsewhere: dict[str, str], kinds: Mapping[str, str]) -> None:
         self.expected = expected
@@ -105,7 +105,7 @@ _LISTED = 8
 
 
 def tensor_info(tensor: torch.Tensor, name: str = "tensor") -> TensorInfo:
-    """Shape, dtype, device and size of a tensor; raises TypeError for anything else."""
+    """Return shape, dtype, device and size in bytes of a tensor; TypeError for anything else."""
     import torch
 
     if not isinstance(tensor, torch.Tensor):
@@ -124,12 +124,12 @@ def tensor_info(tensor: torch.Tensor, name: str = "tensor") -> TensorInfo:
 
 
 def print_tensor_info(tensor: torch.Tensor, name: str = "tensor") -> None:
-    """Print one line: shape, dtype, device, size, and whether it requires a gradient."""
+    """Print shape, dtype, device, size and requires_grad of a tensor in one line."""
     print(tensor_info(tensor, name))
 
 
 def placement(module: torch.nn.Module) -> Placement:
-    """A module's parameters and buffers by device and dtype, with their bytes."""
+    """Return a module's parameters and buffers by device and dtype, with their bytes."""
     shares: dict[tuple[str, str], list[int]] = {}
     tied, tensors, stored = [], set(), set()
     for name, kind, tensor in _tensors(module):
@@ -148,11 +148,11 @@ def placement(module: torch.nn.Module) -> Placement:
 
 
 def verify_model_device(model: torch.nn.Module, expected: torch.device | str | int) -> Placement:
-    """Make sure that every parameter and buffer is on `expected`; gives the placement.
+    """Verify that every parameter and buffer is on `expected`, and return the placement.
 
     `expected` is a text such as "cuda:1", a torch.device, or a GPU's number; "cuda" is the current GPU, so "cuda" and
     "cuda:0" agree where that is number 0. Raises WrongDevice (a ValueError) that names the tensors elsewhere,
-    TypeError or ValueError for what is no module or no device.
+    TypeError or ValueError if `model` is no module or `expected` no device.
     """
     place = _indexed(expected)
     elsewhere, kinds = {}, {}
@@ -182,7 +182,7 @@ def _bytes(tensor: Any) -> dict[int, int]:
 
 
 def _indexed(expected: Any) -> torch.device:
-    """The device with its number, where its kind has numbers."""
+    """Return the device with its index, if its type has indices."""
     import torch
 
     if expected is None or expected == "all":

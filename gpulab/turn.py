@@ -1,7 +1,6 @@
-"""The reader's turns inside lectures: `gpulab.turn.NAME(your_function)` answers in a line or two, and raises nothing.
+"""Provides the turns of the lectures: `gpulab.turn.NAME(your_function)` shows a verdict, without a grade.
 
-A turn has no grade and is not kept; the lecture goes on without it. The file `turns.py` of a lesson's folder holds its
-turns, each a function under `@turn`.
+The turns of a lesson are the functions under `@turn` in the file `turns.py` of its folder.
 """
 
 import re
@@ -15,7 +14,7 @@ _TURN = re.compile(r"^@turn\b.*\ndef (\w+)\(", re.MULTILINE)
 
 @cache
 def _homes() -> dict[str, Lesson]:
-    """The lesson of each turn, read from the files without running them."""
+    """Return the lesson of each turn, found in the files without importing them."""
     files = ((lesson, lesson.folder / "turns.py") for lesson in LESSONS)
     return {name: row for row, file in files if file.exists() for name in _TURN.findall(file.read_text("utf-8"))}
 

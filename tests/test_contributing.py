@@ -98,7 +98,7 @@ def test_the_example_of_an_exercise_gives_a_stub_and_its_check_judges(built, mon
 def test_the_example_of_a_turn_gives_the_code_to_change_and_answers(built, capsys):
     lecture, _ = built(block("# %% double-turn"), "lecture.py")
     names = {"gpulab": SimpleNamespace(turn=SimpleNamespace())}
-    exec("import torch\nfrom typing import Any\nfrom gpulab.exercise.wording import show\n", names)
+    exec("import torch\nfrom typing import Any\nfrom gpulab.exercise.wording import brief\n", names)
     exec("from gpulab.exercise.turns import AsGiven, NotYet, turn\n", names)
     exec(block("@turn("), names)
     names["gpulab"].turn.double = names["double"]

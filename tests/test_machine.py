@@ -57,7 +57,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch, shown: Shown) -> None:
     monkeypatch.setattr(pytorch, "kernel_trouble", lambda device: NO_DRIVER)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: None)
-    monkeypatch.setattr(driver, "read", lambda: driver.Driver(error="NVMLError_LibraryNotFound"))
+    monkeypatch.setattr(driver, "read_driver", lambda: driver.Driver(error="NVMLError_LibraryNotFound"))
 
 
 @pytest.fixture
@@ -224,7 +224,7 @@ def test_a_virtual_card_tells_nothing_of_the_host(gpu: str, no_gpu: None, shown:
 def test_a_virtual_choice_does_not_ask_for_a_real_gpu(monkeypatch: pytest.MonkeyPatch, shown: Shown) -> None:
     asked: list[str] = []
     monkeypatch.setattr(pytorch, "kernel_trouble", asked.append)
-    monkeypatch.setattr(driver, "read", lambda: asked.append("NVML"))
+    monkeypatch.setattr(driver, "read_driver", lambda: asked.append("NVML"))
     machine.setup("virtual:H100")
     assert asked == []
 
@@ -277,7 +277,7 @@ def test_a_gpu_that_fails_at_its_first_tensor_is_replaced_by_the_virtual_one_wit
 
 def test_a_cpu_build_beside_an_nvidia_gpu_is_told(monkeypatch: pytest.MonkeyPatch, no_gpu: None) -> None:
     monkeypatch.setattr(pytorch, "kernel_trouble", lambda device: "Torch not compiled with CUDA enabled")
-    monkeypatch.setattr(driver, "read", lambda: driver.Driver(gpus=(driver.Gpu(0, "NVIDIA L4"),)))
+    monkeypatch.setattr(driver, "read_driver", lambda: driver.Driver(gpus=(driver.Gpu(0, "NVIDIA L4"),)))
     (note,) = machine.setup().notes
     assert "A GPU is here, but cannot be used: Torch not compiled with CUDA enabled." in note
 

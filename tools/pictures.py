@@ -88,7 +88,7 @@ def main() -> int:
     curve = timeline()
     with matplotlib.rc_context():
         style.use()
-        picture.draw(curve).savefig(FOLDER / "memory_timeline.png", dpi=110, metadata={"Software": None})
+        picture.plot(curve).savefig(FOLDER / "memory_timeline.png", dpi=110, metadata={"Software": None})
     print("docs/pictures/memory_timeline.png")
     readme = ROOT / "README.md"
     readme.write_text(with_alts(readme.read_text(encoding="utf-8"), alts(curve)), encoding="utf-8")

@@ -1,9 +1,9 @@
-"""The capstone's training script: sound, with chosen faults, or with twelve that are drawn for somebody.
+"""Makes the capstone's training script: without faults, with chosen ones, or with twelve drawn by a name.
 
     capstone.script()                    # as lesson 15 has it
     capstone.draw("Ada Lovelace", "mine.py")   # another one for everybody: written to a file, and put into a cell
 
-Nothing here judges a script: that is `gpulab.check.capstone`.
+`gpulab.check.capstone` grades it.
 """
 
 from .drawing import Drawn, draw, script

@@ -1,4 +1,4 @@
-"""`draw`: twelve faults of the pool for a name, always the same for it, as a file and as a cell to work in."""
+"""Draws twelve faults by a name, the same each time, and writes the script to a file and into a notebook cell."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OF_EACH_KIND = 4
 
 @dataclass(frozen=True)
 class Drawn:
-    """A script that was drawn for `name`, and the file it was written to."""
+    """A script drawn for `name`, written to `path`."""
 
     name: str
     path: Path
@@ -28,7 +28,7 @@ class Drawn:
 
 
 def script(of: str = "exercise") -> str:
-    """The text of lesson 15's script: with the twelve faults of its "exercise", or with the three of its "lecture".
+    """Return lesson 15's script with the twelve faults of its "exercise" or the three of its "lecture".
 
     Raises ValueError for anything else.
     """
@@ -39,9 +39,9 @@ def script(of: str = "exercise") -> str:
 
 
 def faults_of(name: str) -> tuple[str, ...]:
-    """The twelve faults drawn for a name: four of each kind, in twelve places; never the twelve of the lesson.
+    """Return the twelve faults of a name: four of each kind, in twelve places, at least half of them not the lesson's.
 
-    The same name gives the same faults on every machine; its case and the spaces around it do not count.
+    The same name gives the same faults on every machine, whatever its case and spaces.
     """
     words = " ".join(_checked(name).casefold().split())
     dice = random.Random(int.from_bytes(hashlib.sha256(words.encode()).digest()[:8], "big"))

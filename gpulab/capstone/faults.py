@@ -1,7 +1,7 @@
-"""The pool of faults: each an edit of the sound script, in one of its places, with the lesson that treats it.
+"""Defines the capstone's faults, edits of the correct script, and applies a choice of them.
 
-A place is what a probe of lesson 15's checks measures. In one script a place has at most one fault, so that faults can
-be put together as one likes, and repaired in any order.
+Each fault is in a place, which a probe of lesson 15's checks measures. A script has at most one fault in a place, so
+that any choice can be combined, and repaired in any order.
 """
 
 from __future__ import annotations
@@ -16,19 +16,23 @@ from .places import PLACES
 
 @dataclass(frozen=True)
 class Fault:
-    """One way in which a place is wrong: pieces of the sound script, and what stands there instead."""
+    """A fault of one place: pieces of the correct script, each with its replacement."""
 
     name: str
     place: str
     edits: tuple[tuple[str, str], ...]
 
     def apply(self, script: str) -> str:
-        """The script with this fault. ValueError where a piece does not stand in it exactly once."""
+        """Return the script with this fault. ValueError if a piece is not in it exactly once."""
         for old, new in self.edits:
             if script.count(old) != 1:
                 raise ValueError(f"{self.name}: the script has {script.count(old)} times, not once, {old!r}")
             script = script.replace(old, new)
         return script
+
+
+def _fault(name: str, place: str, *edits: tuple[str, str]) -> Fault:
+    return Fault(name, place, edits)
 
 
 _ATTENTION = "        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)\n"
@@ -44,221 +48,170 @@ _STATE = '    parts = {"model": model, "optimizer": optimizer, "scaler": scaler,
 _CLIP = "        scaler.unscale_(optimizer)\n        nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
 
 FAULTS = (
-    Fault(
+    _fault(
         "scores_kept",
         "attention",
         (
-            (
-                _ATTENTION,
-                "        scores = q @ k.transpose(2, 3) / q.shape[-1] ** 0.5\n"
-                "        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=x.device).triu(1)\n"
-                "        mixed = scores.masked_fill(later, -torch.inf).softmax(-1) @ v\n",
-            ),
+            _ATTENTION,
+            "        scores = q @ k.transpose(2, 3) / q.shape[-1] ** 0.5\n"
+            "        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=x.device).triu(1)\n"
+            "        mixed = scores.masked_fill(later, -torch.inf).softmax(-1) @ v\n",
         ),
     ),
     # The two mean the same, but autocast runs `pow` in float32 and keeps a float32 copy of what is squared.
-    Fault("squared_as_power", "activation", (("hidden * hidden", "hidden**2"),)),
-    Fault(
+    _fault("squared_as_power", "activation", ("hidden * hidden", "hidden**2")),
+    _fault(
         "blocks_recomputed",
         "recomputation",
-        (
-            (_IMPORT, "from torch.utils.checkpoint import checkpoint\n" + _IMPORT),
-            (_BLOCKS, _BLOCKS.replace("block(x)", "checkpoint(block, x, use_reentrant=False)")),
-        ),
+        (_IMPORT, "from torch.utils.checkpoint import checkpoint\n" + _IMPORT),
+        (_BLOCKS, _BLOCKS.replace("block(x)", "checkpoint(block, x, use_reentrant=False)")),
     ),
-    Fault(
+    _fault(
         "norms_with_graph",
         "log",
+        ("        self.norm, self.head = nn", "        self.norms = []\n        self.norm, self.head = nn"),
         (
-            ("        self.norm, self.head = nn", "        self.norms = []\n        self.norm, self.head = nn"),
-            (
-                "        return self.head(self.norm(x))",
-                "        self.norms.append(x.norm())\n        return self.head(self.norm(x))",
-            ),
+            "        return self.head(self.norm(x))",
+            "        self.norms.append(x.norm())\n        return self.head(self.norm(x))",
         ),
     ),
-    Fault(
+    _fault(
         "features_kept",
         "log",
+        ("        self.norm, self.head = nn", "        self.features = []\n        self.norm, self.head = nn"),
         (
-            ("        self.norm, self.head = nn", "        self.features = []\n        self.norm, self.head = nn"),
-            (
-                "        return self.head(self.norm(x))",
-                "        self.features.append(x.detach())\n        return self.head(self.norm(x))",
-            ),
+            "        return self.head(self.norm(x))",
+            "        self.features.append(x.detach())\n        return self.head(self.norm(x))",
         ),
     ),
-    Fault(
+    _fault(
         "retained",
         "history",
-        (
-            (".backward()", ".backward(retain_graph=True)"),
-            ("total += loss.detach()", "total = total + loss"),
-        ),
+        (".backward()", ".backward(retain_graph=True)"),
+        ("total += loss.detach()", "total = total + loss"),
     ),
-    Fault(
-        "graph_in_evaluation",
-        "graph",
-        (("@torch.inference_mode()\n", ""),),
-    ),
-    Fault(
+    _fault("graph_in_evaluation", "graph", ("@torch.inference_mode()\n", "")),
+    _fault(
         "retry_in_except",
         "search",
         (
-            (
-                "                raise\n"
-                "        batch //= 2  # here the exception is gone, and what its traceback held\n",
-                "                raise\n            return largest_batch(attempt, batch // 2)\n",
-            ),
+            "                raise\n        batch //= 2  # here the exception is gone, and what its traceback held\n",
+            "                raise\n            return largest_batch(attempt, batch // 2)\n",
         ),
     ),
-    Fault(
-        "any_error",
-        "search",
-        (("        except torch.OutOfMemoryError:\n", "        except RuntimeError:\n"),),
-    ),
-    Fault(
+    _fault("any_error", "search", ("        except torch.OutOfMemoryError:\n", "        except RuntimeError:\n")),
+    _fault(
         "odd_rows",
         "vocabulary",
         (
-            (
-                "WORDS = 50304  # GPT-2 has 50,257 words; the rest makes the number a multiple of 64",
-                "WORDS = 50257  # GPT-2's",
-            ),
+            "WORDS = 50304  # GPT-2 has 50,257 words; the rest makes the number a multiple of 64",
+            "WORDS = 50257  # GPT-2's",
         ),
     ),
-    Fault("bfloat16", "precision", (('"cuda", dtype=torch.float16', '"cuda", dtype=torch.bfloat16'),)),
-    Fault("float32", "precision", (('"cuda", dtype=torch.float16', '"cuda", enabled=False'),)),
-    Fault("one_by_one", "optimizer", (("lr=rate, fused=True", "lr=rate, foreach=False"),)),
-    Fault(
-        "printed_loss",
-        "waits",
-        ((_LOSS, _LOSS + '            print(f"loss {loss.item() / targets.numel():.3f}")\n'),),
+    _fault("bfloat16", "precision", ('"cuda", dtype=torch.float16', '"cuda", dtype=torch.bfloat16')),
+    _fault("float32", "precision", ('"cuda", dtype=torch.float16', '"cuda", enabled=False')),
+    _fault("one_by_one", "optimizer", ("lr=rate, fused=True", "lr=rate, foreach=False")),
+    _fault(
+        "printed_loss", "waits", (_LOSS, _LOSS + '            print(f"loss {loss.item() / targets.numel():.3f}")\n')
     ),
-    Fault(
+    _fault(
         "asked_for_nan",
         "waits",
         (
-            (
-                _LOSS,
-                _LOSS + "            if not torch.isfinite(loss):\n"
-                '                raise FloatingPointError("the loss is not finite")\n',
-            ),
+            _LOSS,
+            _LOSS + "            if not torch.isfinite(loss):\n"
+            '                raise FloatingPointError("the loss is not finite")\n',
         ),
     ),
-    Fault(
+    _fault(
         "places_on_host",
         "forward",
-        (("torch.arange(tokens.shape[1], device=tokens.device)", "torch.arange(tokens.shape[1]).to(tokens.device)"),),
+        ("torch.arange(tokens.shape[1], device=tokens.device)", "torch.arange(tokens.shape[1]).to(tokens.device)"),
     ),
-    Fault("pageable", "copies", ((", pin_memory=True)", ")"),)),
-    Fault(
+    _fault("pageable", "copies", (", pin_memory=True)", ")")),
+    _fault(
         "blocking",
         "copies",
         (
-            (
-                'yield tokens.to("cuda", non_blocking=True), targets.to("cuda", non_blocking=True)',
-                'yield tokens.to("cuda"), targets.to("cuda")',
-            ),
+            'yield tokens.to("cuda", non_blocking=True), targets.to("cuda", non_blocking=True)',
+            'yield tokens.to("cuda"), targets.to("cuda")',
         ),
     ),
-    Fault(
+    _fault(
         "emptied",
         "cache",
         (
-            (
-                "        optimizer.zero_grad()\n    return",
-                "        optimizer.zero_grad()\n        torch.cuda.empty_cache()\n    return",
-            ),
+            "        optimizer.zero_grad()\n    return",
+            "        optimizer.zero_grad()\n        torch.cuda.empty_cache()\n    return",
         ),
     ),
-    Fault(
+    _fault(
         "launches_timed",
         "clock",
-        (("        step()\n    torch.cuda.synchronize()\n    return 10", "        step()\n    return 10"),),
+        ("        step()\n    torch.cuda.synchronize()\n    return 10", "        step()\n    return 10"),
     ),
-    Fault(
+    _fault(
         "first_step_timed",
         "clock",
         (
-            (
-                "    for _ in range(3):\n        step()\n    torch.cuda.synchronize()\n    start",
-                "    torch.cuda.synchronize()\n    start",
-            ),
+            "    for _ in range(3):\n        step()\n    torch.cuda.synchronize()\n    start",
+            "    torch.cuda.synchronize()\n    start",
         ),
     ),
-    Fault(
+    _fault(
         "clipped_while_scaled",
         "clipping",
-        (
-            (
-                _CLIP,
-                "        nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n        scaler.unscale_(optimizer)\n",
-            ),
-        ),
+        (_CLIP, "        nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n        scaler.unscale_(optimizer)\n"),
     ),
-    Fault("step_past_scaler", "overflow", (("        scaler.step(optimizer)\n", "        optimizer.step()\n"),)),
-    Fault("schedule_always", "overflow", ((">= before:", ">= before / 2:"),)),
-    Fault(
+    _fault("step_past_scaler", "overflow", ("        scaler.step(optimizer)\n", "        optimizer.step()\n")),
+    _fault("schedule_always", "overflow", (">= before:", ">= before / 2:")),
+    _fault(
         "last_dropped",
         "window",
         (
-            (
-                "    while window := list(islice(batches, size)):\n",
-                "    while len(window := list(islice(batches, size))) == size:\n",
-            ),
+            "    while window := list(islice(batches, size)):\n",
+            "    while len(window := list(islice(batches, size))) == size:\n",
         ),
     ),
-    Fault("last_as_if_full", "window", ((_IN_WINDOW, "window[0][1].numel() * accumulate"),)),
-    Fault("not_divided", "window", ((_IN_WINDOW, _IN_WINDOW.replace("sum", "max")),)),
-    Fault(
+    _fault("last_as_if_full", "window", (_IN_WINDOW, "window[0][1].numel() * accumulate")),
+    _fault("not_divided", "window", (_IN_WINDOW, _IN_WINDOW.replace("sum", "max"))),
+    _fault(
         "mean_of_means",
         "mean",
         (
-            (
-                _SUMS,
-                "        n = targets.numel()\n"
-                "        total, right, words = total + loss / n, right + hits / n, words + 1\n",
-            ),
+            _SUMS,
+            "        n = targets.numel()\n"
+            "        total, right, words = total + loss / n, right + hits / n, words + 1\n",
         ),
     ),
-    Fault("dropout_in_evaluation", "modes", (("    model.eval()\n", ""),)),
-    Fault("no_dropout_in_training", "modes", (("    model.train()\n", ""),)),
-    Fault(
+    _fault("dropout_in_evaluation", "modes", ("    model.eval()\n", "")),
+    _fault("no_dropout_in_training", "modes", ("    model.train()\n", "")),
+    _fault(
         "vectors_left_out",
         "parameters",
         (
-            (
-                "vectors = [p for p in model.parameters() if p.ndim < 2]",
-                "vectors = [p for p in model.parameters() if p.ndim < 1]",
-            ),
+            "vectors = [p for p in model.parameters() if p.ndim < 2]",
+            "vectors = [p for p in model.parameters() if p.ndim < 1]",
         ),
     ),
-    Fault("last_samples_dropped", "dealing", (("drop_last=train", "drop_last=True"),)),
-    Fault("same_order", "dealing", (("shuffle=train", "shuffle=False"),)),
-    Fault(
+    _fault("last_samples_dropped", "dealing", ("drop_last=train", "drop_last=True")),
+    _fault("same_order", "dealing", ("shuffle=train", "shuffle=False")),
+    _fault(
         "weights_alone",
         "resuming",
-        (
-            (_STATE, '    parts = {"model": model}\n'),
-            (
-                _PARTS + "        part.load_state_dict(state[name])\n",
-                '    model.load_state_dict(state["model"])\n',
-            ),
-        ),
+        (_STATE, '    parts = {"model": model}\n'),
+        (_PARTS + "        part.load_state_dict(state[name])\n", '    model.load_state_dict(state["model"])\n'),
     ),
-    Fault(
+    _fault(
         "scaler_forgotten",
         "resuming",
+        (_STATE, '    parts = {"model": model, "optimizer": optimizer, "schedule": schedule}\n'),
         (
-            (_STATE, '    parts = {"model": model, "optimizer": optimizer, "schedule": schedule}\n'),
-            (
-                '{"model": model, "optimizer": optimizer, "scaler": scaler, "schedule": schedule}.items()',
-                '{"model": model, "optimizer": optimizer, "schedule": schedule}.items()',
-            ),
+            '{"model": model, "optimizer": optimizer, "scaler": scaler, "schedule": schedule}.items()',
+            '{"model": model, "optimizer": optimizer, "schedule": schedule}.items()',
         ),
     ),
-    Fault("second_copy", "resuming", ((', map_location="cpu"', ""),)),
+    _fault("second_copy", "resuming", (', map_location="cpu"', "")),
 )
 
 # Of the exercise: four of each kind; together they are slow, leak, run out of memory and do not train.
@@ -274,12 +227,11 @@ LECTURE = ("norms_with_graph", "float32", "step_past_scaler")
 
 @cache
 def sound() -> str:
-    """The script without a fault."""
     return resources.files(__package__).joinpath("sound.txt").read_text(encoding="utf-8")
 
 
 def with_faults(names: Iterable[str]) -> str:
-    """The script with these faults. ValueError for a name that is none, or for two in one place."""
+    """Return the script with these faults. ValueError for an unknown name, or two faults in one place."""
     known = {fault.name: fault for fault in FAULTS}
     script, taken = sound(), dict[str, str]()
     for name in names:
@@ -294,6 +246,6 @@ def with_faults(names: Iterable[str]) -> str:
 
 
 def places_of(names: Iterable[str]) -> tuple[str, ...]:
-    """The places of these faults, in the order of `PLACES`."""
+    """Return the places of these faults, in the order of `PLACES`."""
     there = {fault.place for fault in FAULTS if fault.name in set(names)}
     return tuple(name for name in PLACES if name in there)

@@ -1,4 +1,4 @@
-"""The places of the script in which a fault can be: what kind it is of, and what instrument shows it."""
+"""Lists the places of the capstone's script that can have a fault, with the tool that shows it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Place:
-    """A place of the script: of what `kind` its faults are, the `instrument` that shows them, and the lesson."""
+    """A place of the script: the kind of its faults, the instrument that shows them, and the lesson."""
 
     name: str
     kind: str  # "memory", "speed" or "correctness"

@@ -1,7 +1,7 @@
-"""The operations on a folder, one by one, and the states that a crash between or within them can leave.
+"""Records the operations on a folder, and computes the states that a crash between or within them can leave.
 
-A file, a folder or a link is a number, its node; a name is an entry of a folder, and leads to a node. So the bytes of a
-file and its names are on the disk independently of each other, as on a real one.
+As in a file system, files, folders and links are numbered nodes (inodes), and names are entries of folders that point
+to nodes, so that a file's bytes and its names reach the disk independently.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
-MOST = 400  # states of power cuts; of more, so many are taken at even distances
+MOST = 400  # states of power cuts; of more, an evenly spaced selection
 ROOT = 0  # the node of the folder itself
 Tree = dict[str, bytes | str | None]  # by path: the bytes of a file, None for a folder, text for where a link leads
 
 
 @dataclass(frozen=True)
 class State:
-    """What lies in the folder: `files` by their path in it, with "/" between its parts; when it was so, in words; and
-    whether all that was recorded had been done by then."""
+    """A state of the folder: `files` by their path in it, with "/" between its parts; `about` says when it was left;
+    `finished` is True if all recorded operations were done."""
 
     tree: Tree
     about: str
@@ -32,7 +32,7 @@ class State:
 
     @contextmanager
     def opened(self) -> Iterator[Path]:
-        """A temporary folder with just these files; it goes at the end."""
+        """Yield a temporary folder with these files."""
         with tempfile.TemporaryDirectory() as name:
             place = Path(name)
             for path, content in self.tree.items():  # a folder stands before what is in it
@@ -47,7 +47,7 @@ class State:
 
 @dataclass(frozen=True)
 class Written:
-    """Bytes that went into a file, from `at` on."""
+    """A write of bytes to a file at offset `at`."""
 
     node: int
     at: int
@@ -60,7 +60,7 @@ class Written:
 
 @dataclass(frozen=True)
 class Resized:
-    """A file that was cut, or made longer with zeros."""
+    """A truncation of a file, or an extension with zeros."""
 
     node: int
     size: int
@@ -72,7 +72,7 @@ class Resized:
 
 @dataclass(frozen=True)
 class Named:
-    """Names that changed at once: of (folder, name) the node, or None where there is none any more."""
+    """An atomic change of names: (folder, name, node), with None for a removed name."""
 
     entries: tuple[tuple[int, str, int | None], ...]
     words: str
@@ -80,7 +80,7 @@ class Named:
 
 @dataclass(frozen=True)
 class Synced:
-    """An fsync of a file or a folder; of everything, where no node is named."""
+    """An fsync of a file or a folder; of everything if `node` is None."""
 
     node: int | None
     words: str
@@ -91,7 +91,7 @@ Operation = Written | Resized | Named | Synced
 
 @dataclass
 class Disk:
-    """Entries, and the bytes of files; a node in neither `data` nor `links` is a folder."""
+    """The entries and the bytes of files; a node in neither `data` nor `links` is a folder."""
 
     entries: dict[tuple[int, str], int] = field(default_factory=dict)
     data: dict[int, bytes] = field(default_factory=dict)
@@ -127,14 +127,14 @@ class Disk:
         return found
 
     def node(self, path: str) -> int | None:
-        """Of a path in the folder, "." for itself; None where nothing is there."""
+        """Return the node of a path in the folder, "." for itself; None if it does not exist."""
         node: int | None = ROOT
         for part in PurePosixPath(path).parts:
             node = None if node is None else self.entries.get((node, part))
         return node
 
     def path(self, node: int) -> str | None:
-        """One that leads to the node, "." for the folder itself."""
+        """Return a path of the node, "." for the folder itself."""
         if node == ROOT:
             return "."
         above = next(((folder, name) for (folder, name), other in self.entries.items() if other == node), None)
@@ -144,14 +144,14 @@ class Disk:
 
 
 class Journal:
-    """What was done, in `operations`, from the state in which the folder was before."""
+    """The `operations` on a folder, from its state `start` on."""
 
     def __init__(self, start: Disk) -> None:
         self._start, self.now = start, start.copy()
         self.operations: list[Operation] = []
 
     def new_file(self, node: int) -> None:
-        """A file without a name yet, and without bytes."""
+        """Add an empty file without a name."""
         self._start.data[node] = self.now.data[node] = b""
 
     def add(self, operation: Operation) -> None:
@@ -160,8 +160,8 @@ class Journal:
 
     @property
     def kills(self) -> list[State]:
-        """The states that a process leaves which is killed, in order: before the first operation, after each, and in
-        the middle of each write. The last is what it leaves when it comes to its end."""
+        """The states that a killed process can leave, in order: before the first operation, after each, and in the
+        middle of each write. The last is the state at its normal end."""
         disk = self._start.copy()
         states = [State(disk.tree(), "killed before the first operation")]
         for number, operation in enumerate(self.operations, 1):
@@ -177,12 +177,12 @@ class Journal:
 
     @property
     def power_cuts(self) -> list[State]:
-        """States that a power cut leaves: for the moment before each fsync, and that after all is done, what was not
-        fsynced there, missing or in part. What a cut leaves in between, one that comes later may leave too. Each is
-        there once, and once more where it is left after all is done.
+        """The states that a power cut can leave before each fsync and at the end, with what is not fsynced there
+        missing or in part. (A cut between fsyncs leaves none that a later cut could not leave.) Each state is listed
+        once, and once more if it is left at the end.
 
-        Names that are not safe: the first few of them, each alone, and all but each. Of bytes that are not safe: none,
-        the first write, half of the writes, all, and zeros in their place; the same for all files, and for each alone.
+        Of names that are not fsynced: the first few, each alone, all but each. Of such bytes: none, the first write,
+        half of the writes, all, and zeros in their place; for all files at once, and for each alone.
         """
         states: dict[object, State] = {}
         safe, names, writes = self._start.copy(), list[Named](), dict[int, list[Written | Resized]]()
@@ -216,7 +216,7 @@ def _half(write: Written) -> Written:
 
 
 def _subsets(count: int) -> list[tuple[int, ...]]:
-    """Of so many changes in order: the first few, each alone, all but each."""
+    """Return index sets of `count` changes: each prefix, each alone, all but each."""
     every = range(count)
     first = [tuple(range(n)) for n in range(count + 1)]
     return list(dict.fromkeys([*first, *((i,) for i in every), *(tuple(j for j in every if j != i) for i in every)]))
@@ -225,7 +225,7 @@ def _subsets(count: int) -> list[tuple[int, ...]]:
 def _left_of(
     safe: dict[int, bytes], writes: dict[int, list[Written | Resized]]
 ) -> Iterator[tuple[dict[int, bytes], str]]:
-    """The bytes of all files, with what was left of those writes; and in words."""
+    """Yield the bytes of all files with a part of the pending writes, and a description of the part."""
     ways = (
         "all that was written",
         "no byte that was written",
@@ -262,7 +262,7 @@ def _replayed(content: bytes, pending: Sequence[Written | Resized], way: int) ->
 def _synced(
     node: int | None, safe: Disk, names: list[Named], writes: dict[int, list[Written | Resized]]
 ) -> tuple[list[Named], dict[int, list[Written | Resized]]]:
-    """Put onto the disk what an fsync does; the changes that are still not safe."""
+    """Apply an fsync to the disk `safe`; return the changes that are still pending."""
     for other in list(writes):
         if node in (None, other):
             for operation in writes.pop(other):

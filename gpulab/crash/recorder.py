@@ -1,4 +1,4 @@
-"""One recording: a folder, its journal, and which file on the disk is which node of the journal."""
+"""Keeps one recording: translates file operations under a folder into its journal."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _WINDOWS = os.name == "nt"
 
 
 class NotSeen(RuntimeError):
-    """The folder was changed in a way that the journal did not see, so that its states are not all there are."""
+    """Raised if the folder was changed in a way that the journal missed, so that its states are incomplete."""
 
 
 class Recorder:
-    """What is told to it as done under `root` goes into its `journal`; `os` and `open` are the system's own."""
+    """Adds the operations that are reported to it to the `journal` of `root`; `os` and `open` are the originals."""
 
     def __init__(self, root: str, own_disk: bool, fsync: bool, unreadable: Collection[str]) -> None:
         self.root, self.own_disk, self.fsync, self.unreadable = root, own_disk, fsync, unreadable
         self.lock, self.done = threading.RLock(), False
-        self.os = {name: getattr(os, name) for name in dir(os) if callable(getattr(os, name))}  # as they were
+        self.os = {name: getattr(os, name) for name in dir(os) if callable(getattr(os, name))}  # the originals
         self.open = io.open
-        self._nodes: dict[tuple[int, int], int] = {}  # by device and number on it
-        self._outside: dict[tuple[int, int], tuple[int, int]] = {}  # files elsewhere: size and time when fsynced
+        self._nodes: dict[tuple[int, int], int] = {}  # by device and inode
+        self._outside: dict[tuple[int, int], tuple[int, int]] = {}  # files elsewhere: size and mtime at the fsync
         self._count = ROOT
         start = Disk()
         self._nodes[self._key(os.lstat(root))] = ROOT
@@ -67,11 +67,11 @@ class Recorder:
             data: bytes = file.read()
         return data
 
-    # Where something is.
+    # Paths and nodes.
 
     def place(self, path: Any, dir_fd: int | None = None, *, follow: bool = False) -> str | None:
-        """The path in the folder, with "/" between its parts; None where it is elsewhere. `follow` the last part too,
-        if it is a link."""
+        """Return the path in the folder, with "/" between its parts; None if it is elsewhere. `follow` resolves the
+        last part too, if it is a link."""
         if isinstance(path, int):
             return None
         path = os.fsdecode(path)
@@ -87,7 +87,7 @@ class Recorder:
         return os.path.relpath(whole, self.root).replace(os.sep, "/") if inside else None
 
     def node(self, fd: int) -> int | None:
-        """Of what is open there."""
+        """Return the node of an open file."""
         with suppress(OSError):
             return self._nodes.get(self._key(self.os["fstat"](fd)))
         return None
@@ -95,7 +95,7 @@ class Recorder:
     def _entry(self, place: str) -> tuple[int, str]:
         above, _, name = place.rpartition("/")
         node = self.journal.now.node(above or ".")
-        return -1 if node is None else node, name  # -1: made by somebody else meanwhile, which is found at the end
+        return -1 if node is None else node, name  # -1: made by another process, which `compare` finds
 
     def _real(self, place: str) -> str:
         return os.path.join(self.root, place)
@@ -108,11 +108,11 @@ class Recorder:
         if place in self.unreadable:
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), self._real(str(place)))
 
-    # What was done.
+    # Operations.
 
     def gone(self) -> None:
-        """Names that have gone unseen, as by a function that a library took out of os long ago: there is no state
-        between before and after, so that nothing is missed."""
+        """Record names that vanished unseen, as by a function that a library imported from os earlier: a removal has no
+        state in between, so that none is missed."""
         for path in self.journal.now.tree():
             if not os.path.lexists(self._real(path)) and self.journal.now.node(path) is not None:
                 self.named(f"remove {path}", (path, None))
@@ -124,11 +124,11 @@ class Recorder:
         if _WINDOWS:
             for folder in {folder for folder, _, _ in entries}:
                 self.journal.add(Synced(folder, words))
-        without = {node for node in before if now.path(node) is None}  # their numbers on the disk go to other files
+        without = {node for node in before if now.path(node) is None}  # their inodes will be used again
         self._nodes = {key: node for key, node in self._nodes.items() if node not in without}
 
     def opened(self, place: str, before: int | None, fd: int, flags: int) -> None:
-        """A file that was opened; `before` was its node then."""
+        """Record an open; `before` was the node at `place`."""
         entry = self.os["fstat"](fd)
         node = self._nodes.get(self._key(entry))
         if before is None and not stat.S_ISDIR(entry.st_mode):
@@ -139,7 +139,7 @@ class Recorder:
             self.journal.add(Resized(node, 0, f"empty {place}"))
 
     def left_open(self, fd: int) -> None:
-        """Before a file is fsynced or closed: bytes that C code has written into it, as numpy does, are one write."""
+        """Record bytes that C code wrote, as numpy does, as one write, before an fsync or a close."""
         node = self.node(fd)
         if node is not None and node in self.journal.now.data and (place := self.journal.now.path(node)):
             self.reread(place)
@@ -155,7 +155,7 @@ class Recorder:
             self.journal.add(Synced(node, "fsync by a write with O_SYNC"))
 
     def reread(self, place: str) -> None:
-        """What was put into a file by the system itself."""
+        """Record bytes that the system itself put into a file."""
         node = self.journal.now.node(place)
         if node is None:
             return
@@ -178,13 +178,13 @@ class Recorder:
         node = self.node(fd)
         if node is None:
             entry = self.os["fstat"](fd)
-            self._outside[self._key(entry)] = entry.st_size, entry.st_mtime_ns  # it may be renamed into the folder
+            self._outside[self._key(entry)] = entry.st_size, entry.st_mtime_ns  # it may be moved into the folder
             return
         path = self.journal.now.path(node) or "a file without a name"
         self.journal.add(Synced(node, f"fsync {'the folder' if path == '.' else path}"))
 
     def adopt(self, place: str) -> int:
-        """The node of what came from outside; a whole tree of it."""
+        """Add a file or tree that was moved into the folder, and return its node."""
         path = self._real(place)
         entry = os.lstat(path)
         node, new = self._new(entry), Disk()
@@ -203,7 +203,7 @@ class Recorder:
         return node
 
     def compare(self) -> None:
-        """Raise NotSeen unless the folder is what the journal says."""
+        """Raise NotSeen unless the folder is as the journal says."""
         real, told = Disk(), self.journal.now.tree()
         self._nodes = {self._key(os.lstat(self.root)): ROOT}
         self._scan(real, self.root, ROOT)
@@ -228,9 +228,9 @@ def _words(tree: Mapping[str, Any], path: str) -> str:
 
 
 def _through(fd: int) -> bool:
-    """Whether a write returns when the disk has it: with O_SYNC or O_DSYNC."""
+    """Return True for a file opened with O_SYNC or O_DSYNC, whose writes wait for the disk."""
     if _WINDOWS:
         return False
-    import fcntl  # there is none on Windows
+    import fcntl  # not on Windows
 
     return bool(fcntl.fcntl(fd, fcntl.F_GETFL) & (os.O_SYNC | os.O_DSYNC))

@@ -1,8 +1,8 @@
-"""Write down what Python changes under a folder, while it does so.
+"""Records the changes that Python makes under a folder, by wrapping `open` and functions of `os`.
 
-The functions of `os` that change files, and `open`, are replaced: each does its work and then adds to the journal. A
-file that is opened for writing is given a raw file whose writes go through `os.write`, so that its buffer works as
-ever. What goes another way (C code, another process) is found at the end: the folder is compared with the journal.
+Each wrapper does its work and then adds to the journal. A file opened for writing gets a raw file whose writes go
+through `os.write`, so that buffering works as usual. Changes by C code or another process are detected at the end, when
+the folder is compared with the journal.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from .journal import Journal
+from .os_wrappers import TorchWriter, functions, open_file
 from .recorder import Recorder
-from .stand_ins import TorchWriter, functions, open_file
 
-_KEEPS_OPEN = "IPython.core.interactiveshell"  # the open() of a notebook's cells is its own, which calls io's
+_KEEPS_OPEN = "IPython.core.interactiveshell"  # it has an open() of its own for cells, which calls io's
 
 
 @contextmanager
@@ -33,17 +33,16 @@ def record(
     unreadable: Collection[str] = (),
     names: Sequence[MutableMapping[str, Any]] = (),
 ) -> Iterator[Journal]:
-    """What Python does under `folder`, which is there, until the end of the `with`; from all threads of this process.
+    """Record the changes under the existing `folder` by all threads of this process until the end of the `with`.
 
-    Seen are open() and what is written to its files, the functions of os, and what is made of them: pathlib, shutil,
-    tempfile, pickle, json; also torch.save of a path, whose bytes come in at most 16 pieces when it is through. With
-    `own_disk` a file can't be renamed into the folder or out of it, as where it is mounted by itself: OSError (EXDEV).
-    With `fsync=False` an fsync is written down and not made: a disk takes its time for each. The files in the folder
-    whose paths are in `unreadable` can't be opened, as where a file server has been restarted: OSError (ESTALE).
-    A function that a notebook has imported by its name (`from os import replace`) is seen, also where it stands in one
-    of `names`, the globals of other code. Recordings may be nested, of one folder or of two.
+    Recorded are open() and writes to its files, the functions of os, and all that uses them: pathlib, shutil, tempfile,
+    pickle, json; also torch.save of a path, as at most 16 writes at its end. With `own_disk` a file can't be renamed
+    into the folder or out of it, as on a separate mount: OSError (EXDEV). With `fsync=False` an fsync is recorded but
+    not done, which saves time. Files whose paths are in `unreadable` can't be opened, as after the restart of a file
+    server: OSError (ESTALE). Functions imported by name (`from os import replace`) are replaced in the notebook and in
+    `names`, the globals of other code. Recordings may be nested, of one folder or of two.
 
-    Errors: NotADirectoryError; NotSeen at the end, where the folder is not what the journal says.
+    Raises NotADirectoryError, and at the end NotSeen if the folder is not as the journal says.
     """
     root = os.path.realpath(folder)
     if not os.path.isdir(root):
@@ -78,7 +77,7 @@ def _put(namespace: Namespace, name: str, value: Any) -> None:
 
 
 def _install(recorder: Recorder, namespaces: Sequence[MutableMapping[str, Any]]) -> list[tuple[Namespace, str, Any]]:
-    """Put what stands in for them in the place of functions, there and in these globals; what to put back."""
+    """Replace functions in their modules and in these globals; return what to restore."""
     new: dict[str, Callable[..., Any]] = {
         name: functools.wraps(recorder.os[name])(function)
         for name, function in functions(recorder).items()

@@ -1,1 +1,1 @@
-"""How exercises and turns are judged: contracts, numbers, guards around the student's function, ranks, audits."""
+"""Grades exercises and turns: contracts, numeric answers, a sandbox for the student's function, ranks, audits."""

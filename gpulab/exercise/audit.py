@@ -1,7 +1,6 @@
-"""What was handed to a student's function, before the call and after it: whatever changed is named.
+"""Detects side effects: compares a student's arguments before and after the call, and names each change.
 
-`Audit(handed, may_change)` takes a `picture` of every object that is handed over, by its path; `changes()` takes it
-again and tells the differences.
+`Audit(handed, may_change)` takes a `Snapshot` of every argument; `changes()` takes a second one and compares.
 """
 
 from __future__ import annotations
@@ -10,11 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from .picture import Fact, Picture
-from .picture import Kind as Kind
+from .snapshot import Fact, Snapshot
+from .snapshot import Kind as Kind
 
 ANYTHING: frozenset[Kind] = frozenset(get_args(Kind))
-TRAINED: frozenset[Kind] = frozenset(("parameters", "buffers", "grad"))  # what training changes of a model
+TRAINED: frozenset[Kind] = frozenset(("parameters", "buffers", "grad"))  # of a model, changed by training
 MOVED: frozenset[Kind] = TRAINED | {"place"}
 
 _IN_PLACE = (
@@ -43,7 +42,7 @@ _LIKELY: dict[Kind, str] = {
 
 @dataclass(frozen=True)
 class Change:
-    """What changed: of which object handed over, what kind of thing, and in a student's words where and how."""
+    """One change of the argument `name`: its kind, and `words` that say where and how."""
 
     name: str
     kind: Kind
@@ -55,15 +54,15 @@ class Change:
 
 
 def named(args: Sequence[Any], names: Sequence[str]) -> dict[str, Any]:
-    """The arguments of a call by their names; by their numbers where there are too few names."""
+    """Return the arguments of a call by name; by number where there are too few names."""
     if len(names) < len(args):
         names = [f"number {i}" for i in range(1, len(args) + 1)]
     return dict(zip(names, args, strict=False))
 
 
 class Audit:
-    """A picture of `handed`, by name. `may_change` names by kind what may change of each; one object that is handed
-    over twice, as a model's parameters are in an optimizer, may change as both names allow."""
+    """A snapshot of the arguments `handed`, by name; `may_change` gives the kinds of change that are allowed for each.
+    An object that is passed twice, as a model's parameters are in an optimizer, may change as both names allow."""
 
     def __init__(self, handed: Mapping[str, Any], may_change: Mapping[str, Iterable[Kind]]) -> None:
         for name, kinds in may_change.items():
@@ -75,20 +74,20 @@ class Audit:
                 )
         self._allowed = {name: set[str](may_change.get(name, ())) for name in handed}
         self._handed = {name: value for name, value in handed.items() if not self._allowed[name] >= ANYTHING}
-        self._before = self._look(copy=True)
+        self._before = self._snapshot(copy=True)
 
     def changes(self) -> list[Change]:
-        """What is no longer as it was, in the order of what was handed over."""
-        after, found = self._look(copy=False), []
+        """Return the changes that are not allowed, in the order of the arguments."""
+        after, found = self._snapshot(copy=False), []
         for key, old in self._before.items():
-            new = after.get(key)  # none where another object is in its place, which is a fact of its own
+            new = after.get(key)  # None where another object took its place, which is a fact of its own
             if new is not None and old.kind not in old.allowed and not old.equals(new):
                 found.append(Change(old.name, old.kind, old.words(old.value, new.value)))
         return found
 
-    def _look(self, *, copy: bool) -> dict[tuple[str, str, int], Fact]:
-        picture = Picture(copy)
+    def _snapshot(self, *, copy: bool) -> dict[tuple[str, str, int], Fact]:
+        snapshot = Snapshot(copy)
         for name, value in self._handed.items():
-            picture.name, picture.allowed = name, self._allowed[name]
-            picture.look(name, value)
-        return picture.facts
+            snapshot.name, snapshot.allowed = name, self._allowed[name]
+            snapshot.add(name, value)
+        return snapshot.facts

@@ -1,7 +1,7 @@
-"""What every check is made of: it runs a student's own object on fresh inputs, and answers in plain lines.
+"""Runs a check: calls the student's object on fresh inputs, and reports a failure as expected, got and likely cause.
 
 A check is a function `(student, trial)` under `@check(...)`. It calls the student's code through `trial.call`
-and judges with `trial.expect`; it never reads the source. `guard` holds the student's code in bounds.
+and judges with `trial.expect`; it never reads the source. `guard` limits the student's code.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from . import guard, settings
 from .audit import Audit, Change, Kind, named
 from .bound_names import of_this_gpu
 from .measure import allocated, left_behind
-from .wording import clip, frames, parameters_of, show, signature_of, text_of
+from .wording import brief, clip, frames, parameters_of, signature_of, text_of
 
-SAVING = "torch.utils.serialization.config"  # by the first torch.save or torch.load
+SAVING = "torch.utils.serialization.config"  # imported by the first torch.save or torch.load
 OPTIMIZERS = "torch._dynamo"  # imported by the first optimizer of a process: some seconds, more from a slow disk
-ATTENTION = "torch.utils.flop_counter"  # by the first attention that is timed
+ATTENTION = "torch.utils.flop_counter"  # imported by the first attention that is timed
 
-# A call that did not return: after what, what it did instead, and what that likely means.
+# For each limit that a call can exceed: the time in words, the state of the call, and the likely cause.
 _OVER = {
     "processor": ("after {} of processor time", "was still computing", "a loop whose end is never reached"),
     "idle": (
@@ -47,7 +47,7 @@ _OVER = {
 
 
 class NotAttempted(NotImplementedError):
-    """Raised by the stub of an exercise that has not been written yet."""
+    """Raised by the stub of an exercise that is still to be written."""
 
     def __str__(self) -> str:
         return super().__str__() or "not attempted yet: this exercise is still to be written"
@@ -57,7 +57,7 @@ class NotAttempted(NotImplementedError):
 
 
 class CheckFailed(Exception):
-    """The student's answer is not right; prints as what was expected, what came back, why, where to read."""
+    """The student's answer is wrong; prints the rows expected, got, likely, also, asked and read."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class CheckFailed(Exception):
         }
         self.notes: list[str] = []
         self.raised = ""  # the exception of the student's code, as "Type: text"
-        self.hung = False  # whether it took some time to tell
+        self.hung = False  # True if the failure took seconds to detect
         super().__init__(summary)
 
     def __str__(self) -> str:
@@ -97,12 +97,12 @@ class CheckFailed(Exception):
 
 
 class Trial:
-    """One run of a check: its name and lesson, and the verbs that a check is written with."""
+    """One run of a check: its name and lesson, and the methods that a check calls the student's code and fails with."""
 
     def __init__(self, name: str, lesson: int) -> None:
         self.name, self.lesson = name, lesson
-        self.called = False  # whether the student's code has run: before that, the inputs drawn do not matter
-        self.ranks: Any = None  # of a check whose calls are made on real ones
+        self.called = False  # True once the student's code has run: before that, the seed does not matter
+        self.ranks: Any = None  # the `Ranks` of a check whose calls run on real ranks
         self._guard = guard.Guard()
         self._judged: tuple[Any, Sequence[str]] = None, ()  # the student's function, and its parameters by name
 
@@ -111,7 +111,6 @@ class Trial:
         raise CheckFailed(self.name, summary, read=where, **rows)
 
     def expect(self, right: bool, summary: str, *, read: str = "", **rows: str) -> None:
-        """Fail with these lines unless `right`."""
         if not right:
             self.fail(summary, read=read, **rows)
 
@@ -130,7 +129,7 @@ class Trial:
             got = f"the class {student.__name__}"
             self.fail("a class came where a function is wanted", expected=wanted, got=got)
         if not callable(student):
-            self.fail("this cannot be called", expected=wanted, got=show(student))
+            self.fail("this cannot be called", expected=wanted, got=brief(student))
         if any(map(inspect.iscoroutinefunction, (student, type(student).__call__))):
             self.fail(
                 "this function does not run when it is called",
@@ -164,14 +163,14 @@ class Trial:
         inside: AbstractContextManager[Any] | None = None,
         who: str = "your function",
     ) -> Any:
-        """What `student(*args)` returns, called with `inside` entered. Its exception, an endless loop, a setting left
-        changed, a seeded global generator and a change of what it was handed each fail the check with their own lines.
+        """Call `student(*args)` inside the context `inside`, and return its result. Fails the check on an exception, an
+        endless loop, a setting left changed, a seeded global generator and a changed argument.
 
-        What is handed over are the arguments, by the names that `function` was given or else those of the parameters,
-        and what is in `besides`. `may_change` names the kinds of change that the exercise allows for each, or that the
-        check judges itself: {"model": {"parameters", "grad"}}; `audit.ANYTHING` are all. `may_leave` does so for
-        settings, by how their text begins: "the current GPU". With `leaves_nothing` the call may leave on the GPU only
-        what it returns. `explain` turns an exception, as "Type: text", into what it likely means, or into nothing.
+        Arguments are named as `function` was given them, or else by the parameters; `besides` adds objects to watch.
+        `may_change` gives the kinds of change that the exercise allows for each, or that the check judges itself:
+        {"model": {"parameters", "grad"}}; `audit.ANYTHING` are all. `may_leave` allows settings, by the start of their
+        text: "the current GPU". With `leaves_nothing` the call may leave nothing on the GPU but its result. `explain`
+        returns the likely cause of an exception, given as "Type: text", or "".
         """
         judged, parameters = self._judged
         names = parameters if student is judged else parameters_of(student)
@@ -180,7 +179,7 @@ class Trial:
         self.called = True
         with of_this_gpu((student, judged)):
             outcome = self._guard.run(student, args, inside or nullcontext())
-        if isinstance(outcome.error, NotAttempted) or _is_plain_stub(outcome.error):
+        if is_stub(outcome.error):
             raise NotAttempted(f"{self.name}: not attempted yet") from None
         left = [text for text in outcome.left_behind if not text.startswith(may_leave)]
         put_back = "; ".join(left) + " (put back now)" if left else ""
@@ -229,7 +228,6 @@ class Trial:
         return outcome.value
 
     def left(self, settings: str, who: str = "your function") -> None:
-        """Fail because of these settings, which the call has changed."""
         self.fail(
             f"{who} left a setting changed",
             expected="the settings that were there before the call",
@@ -238,7 +236,7 @@ class Trial:
         )
 
     def unseeded(self, calls: Sequence[str], who: str = "your function") -> None:
-        """Fail if the call has seeded global generators by these calls."""
+        """Fail if the call seeded global generators; `calls` names the functions that do so."""
         if not calls:
             return
         self.fail(
@@ -250,7 +248,7 @@ class Trial:
         )
 
     def unchanged(self, changes: Sequence[Change], who: str = "your function") -> None:
-        """Fail with the first of these changes, as an audit found them, if there are any."""
+        """Fail with the first of the changes that an audit found, if there are any."""
         if not changes:
             return
         first = changes[0]
@@ -270,7 +268,7 @@ class Trial:
 
 
 def home_of(file: str) -> tuple[int, str]:
-    """The lesson and the name of a check, by the file that holds it: NN_topic/checks/NAME.py."""
+    """Return lesson number and name of the check in this file, NN_topic/checks/NAME.py."""
     path = Path(file)
     return int(path.parent.parent.name.partition("_")[0]), path.stem
 
@@ -284,13 +282,12 @@ def check(
     name: str = "",
     doc: str = "",
 ) -> Callable[[Callable[[Any, Trial], None]], Callable[..., None]]:
-    """Make a check of `lesson` out of a function `(student, trial)` that raises when the answer is wrong.
+    """Decorate a function `(student, trial)`, which raises for a wrong answer, as a check of `lesson`.
 
-    `says` is the line that a right answer is told. `imports` names what PyTorch imports when the answer first needs
-    it, such as `OPTIMIZERS`: it is imported before the student's time runs. `name` and `doc` are those of the function
-    unless they are given. The check takes the student's object and, to draw the same inputs again, `seed=`.
-    One that `draws_once` has the same inputs each time in a process, so that what it has measured of an answer need not
-    be measured again.
+    `says` is printed for a right answer. `imports` names modules that PyTorch imports lazily, such as `OPTIMIZERS`:
+    they are imported before the time limit of the student's code runs. `name` and `doc` default to those of the
+    function. The check takes the student's object and, to repeat the inputs, `seed=`. With `draws_once` it has the same
+    inputs each time in a process, so that measurements of an answer can be cached.
     """
 
     def decorate(body: Callable[[Any, Trial], None], name: str = name) -> Callable[..., None]:
@@ -301,7 +298,7 @@ def check(
         def run(student: Any, *, seed: int | None = None) -> None:
             drawn = drawn_seed(once=draws_once) if seed is None else seed
             if not isinstance(drawn, int) or isinstance(drawn, bool):
-                raise TypeError(f"seed must be a whole number, as a failed check prints it, not {show(drawn)}")
+                raise TypeError(f"seed must be a whole number, as a failed check prints it, not {brief(drawn)}")
             trial = Trial(name, lesson)
             for module in imports:
                 import_module(module)
@@ -313,14 +310,14 @@ def check(
                 failed.notes += trial.printed()
                 raise
             except NotAttempted as todo:
-                from ..notebook.calm import not_attempted
+                from ..notebook.check_output import not_attempted
 
                 not_attempted(str(todo))
                 raise
-            from ..notebook.calm import passed
-            from ..notebook.progress import record
+            from ..notebook.check_output import passed
+            from ..notebook.progress import record_passed
 
-            passed(name, says, *trial.printed(), *record("checks", lesson, name))
+            passed(name, says, *trial.printed(), *record_passed("checks", lesson, name))
 
         run.__name__ = run.__qualname__ = name
         run.__doc__ = doc or body.__doc__
@@ -330,8 +327,7 @@ def check(
 
 
 def drawn_seed(*, once: bool = False) -> int:
-    """A new one for each check, or `once` for all of this process; where GPULAB_CHECK_SEED is set, as in the course's
-    own tests, that one."""
+    """Return a new seed, or with `once` one for this process. GPULAB_CHECK_SEED overrides it, for tests."""
     fixed = os.environ.get("GPULAB_CHECK_SEED")
     if not fixed:
         return _seed_of_this_process() if once else random.SystemRandom().randrange(2**31)
@@ -345,6 +341,6 @@ def _seed_of_this_process() -> int:
     return random.SystemRandom().randrange(2**31)
 
 
-def _is_plain_stub(error: BaseException | None) -> bool:
-    """`raise NotImplementedError` with no message: the stub that an instructor's own grader writes."""
-    return type(error) is NotImplementedError and not error.args
+def is_stub(error: BaseException | None) -> bool:
+    """Return True for `NotAttempted` and for a bare NotImplementedError, the stub of other graders."""
+    return isinstance(error, NotAttempted) or (type(error) is NotImplementedError and not error.args)

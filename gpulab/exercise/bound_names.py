@@ -1,7 +1,7 @@
-"""Names that a student took out of torch before the check brought its own GPU: they mean that GPU while the check runs.
+"""Rebinds functions that a student imported from torch by name, so that they see the check's own virtual GPU.
 
-`from torch.cuda import memory_allocated` keeps the function that was there then, which is of the notebook's GPU, or of
-none. In the globals of the student's code such a name is given what stands in torch now, and put back afterwards.
+`from torch.cuda import memory_allocated` keeps a reference to the function of the notebook's GPU, or of none. For the
+time of a check such globals of the student's code are set to the current function in torch, and restored afterwards.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from virtualgpu.scope import in_force
 
 @contextmanager
 def of_this_gpu(students: Sequence[Any]) -> Iterator[None]:
-    """Within it, the globals of these functions, classes and objects name what the GPU in force has put into torch."""
+    """Rebind the globals of these functions, classes and objects to what the GPU in force has patched into torch."""
     gpu, undo = in_force.current, list[tuple[dict[str, Any], str, Any]]()
     if gpu is not None:
         replaced: _Replaced | None = None
@@ -38,7 +38,7 @@ def of_this_gpu(students: Sequence[Any]) -> Iterator[None]:
 
 
 def _may_be_replaced(value: Any) -> bool:
-    """What torch or a virtual GPU has made; to look at all that has been replaced takes a millisecond."""
+    """Return True for objects of torch or a virtual GPU: a cheap filter, since the full search takes a millisecond."""
     if not callable(value):
         return False
     module = getattr(value, "__module__", None) or ""
@@ -46,10 +46,10 @@ def _may_be_replaced(value: Any) -> bool:
 
 
 class _Replaced:
-    """What a GPU in force has put where, by what stood there before, and by which code it is."""
+    """The patches of a GPU in force, found by the original object or by the code of the replacement."""
 
     def __init__(self, replacements: list[tuple[Any, str, Any]]) -> None:
-        self.replacements = replacements  # so what stood there lives, and no other object is at its address
+        self.replacements = replacements  # keeps the originals alive, so that no other object gets their id
         self._places = {
             id(old): (owner, name)
             for owner, name, old in replacements
@@ -69,7 +69,7 @@ class _Replaced:
             return getattr(*self._places[id(value)])
         if not _is_replacement(value):
             return value
-        found = self._by_code.get(_code(value), {})  # the replacement that another virtual GPU had made
+        found = self._by_code.get(_code(value), {})  # the replacement by another virtual GPU
         if len({id(now) for now in found.values()}) == 1:
             return next(iter(found.values()))
         return found.get(name, found.get(getattr(value, "__name__", ""), value))
@@ -79,7 +79,7 @@ _known: WeakKeyDictionary[Any, _Replaced] = WeakKeyDictionary()
 
 
 def _replaced_by(gpu: Any) -> _Replaced:
-    """Found out once for each start of a GPU."""
+    """Return the patches of `gpu`, cached for each start of it."""
     known, replacements = _known.get(gpu), gpu.replacements()
     if known is None or known.replacements is not replacements:
         known = _known[gpu] = _Replaced(replacements)
@@ -87,7 +87,7 @@ def _replaced_by(gpu: Any) -> _Replaced:
 
 
 def _is_replacement(value: Any) -> bool:
-    """Whether the virtual GPU's code has made it, whatever module it says that it is of."""
+    """Return True if the virtual GPU's code defines it, whatever `__module__` says."""
     if isinstance(value, functools.partial):
         return _is_replacement(value.func)
     if isinstance(value, type):
@@ -102,7 +102,7 @@ def _ours(module: Any) -> bool:
 
 
 def _code(value: Any) -> Any:
-    """What two replacements of one thing have in common, made for two GPUs: code, and the words and numbers with it."""
+    """Return a key that two GPUs' replacements of one function share: the code, and the constants bound to it."""
     if isinstance(value, functools.partial):
         return _code(value.func), _plain([*value.args, *value.keywords.values()])
     if isinstance(value, type):
@@ -124,7 +124,7 @@ def _plain(values: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def globals_of(students: Sequence[Any]) -> list[dict[str, Any]]:
-    """The globals of their functions, each once."""
+    """Return the globals of the functions of these objects, each once."""
     found: dict[int, dict[str, Any]] = {}
     pending = list(students)
     while pending:

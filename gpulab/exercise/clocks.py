@@ -1,4 +1,4 @@
-"""What the checks of lesson 03 share: a virtual GPU, and an eye on Python's clocks."""
+"""Watches which of Python's clocks a student's code reads, on a virtual GPU whose own clock is exact."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _TICK = 1e-7  # seconds
 
 
 class Clocks:
-    """Python's clocks as the student's code sees them while it is entered.
+    """A context manager that replaces Python's clocks for a student's code.
 
-    Who wrote `from time import perf_counter` has the clock of where the notebook began: in the scope of a virtual GPU
-    it is replaced by the scope's, in the globals of `student`, and in the defaults and closures of the functions there.
-    `own` is whether a clock of the scope's was read. `used` names the clocks that were read which know
-    nothing of a virtual GPU: `time.time` and the like. They run while the host of `clock` works, and stand still while
-    it waits: as on a machine that is not busy, on which a wait for a virtual GPU takes no time.
+    `from time import perf_counter` keeps the real clock: it is replaced by that of the virtual GPU's scope, in the
+    globals of `student` and in the defaults and closures of the functions there. `own` is True once a clock of the
+    scope was read. `used` names the other clocks that were read, `time.time` and the like, which know nothing of a
+    virtual GPU: they run while the host of `clock` works and stand still while it waits, as on an idle machine, where
+    waiting for a virtual GPU takes no time.
     """
 
     def __init__(self, student: Callable[..., Any], before: tuple[Any, ...], clock: Clock) -> None:
@@ -53,7 +53,7 @@ class Clocks:
         watched = {name: self._watched(name, own) for name, own in others.items()}
 
         def here(value: Any) -> Any:
-            """The clock that stands for this one here; any other object is itself."""
+            """Return the replacement of a clock; any other object is returned as it is."""
             if inspect.ismethod(value) and value.__func__ is Clock.perf_counter:  # perhaps of an earlier scope
                 return now[0]
             clocks = [
@@ -71,7 +71,7 @@ class Clocks:
         before = clocks_here()
         _set_clocks(now)
         self._undo.append(lambda: _set_clocks(before))
-        for function in (timeit.Timer.__init__, timeit.timeit, timeit.repeat):  # their default clock is from long ago
+        for function in (timeit.Timer.__init__, timeit.timeit, timeit.repeat):  # their default is the real clock
             defaults: Any = function.__defaults__
             self._undo.append(lambda f=function, d=defaults: setattr(f, "__defaults__", d))  # type: ignore[misc]
             replaced = tuple(now[2] if callable(value) else value for value in defaults)
@@ -82,7 +82,6 @@ class Clocks:
         return self
 
     def _replace_kept(self, function: FunctionType, here: Callable[[Any], Any]) -> None:
-        """In its defaults and its closure."""
         defaults, by_name = function.__defaults__, function.__kwdefaults__
         if any(here(value) is not value for value in (*(defaults or ()), *(by_name or {}).values())):
             function.__defaults__ = defaults and tuple(map(here, defaults))
@@ -97,8 +96,6 @@ class Clocks:
                     self._undo.append(lambda cell=cell, value=value: setattr(cell, "cell_contents", value))  # type: ignore[misc]
 
     def _noted(self, clock: Callable[[], Any]) -> Callable[[], Any]:
-        """A clock of the scope's that takes note of being read."""
-
         def read() -> Any:
             self.own = True
             return clock()
@@ -113,7 +110,7 @@ class Clocks:
                 return own(*args)
             first = began.setdefault(args, own(*args))
             self.used.add(f"time.{name}")
-            self._read += 1  # a loop until some time has passed comes to its end
+            self._read += 1  # so that a loop until some time has passed ends
             passed = self._clock.host - self._clock.waited + self._read * _TICK
             return first + (round(passed * 1e9) if name.endswith("_ns") else passed)
 
@@ -126,7 +123,7 @@ class Clocks:
 
 
 def clocks_here() -> tuple[Any, ...]:
-    """The clocks that a virtual GPU replaces, as they are now."""
+    """Return the current clocks of those that a virtual GPU replaces."""
     return time.perf_counter, time.perf_counter_ns, timeit.default_timer
 
 
@@ -136,7 +133,7 @@ def _set_clocks(clocks: tuple[Any, ...]) -> None:
 
 @contextlib.contextmanager
 def scope(name: str = "T4", *, compute: bool, count: int = 1) -> Iterator[VirtualGPU]:
-    """A virtual GPU for one call. What is measured there is the GPU's work, however busy this machine is."""
+    """A virtual GPU whose clock ignores the time that this machine computes: only the GPU's work counts."""
     with virtual_gpu(name, compute=compute, count=count) as gpu:
         gpu.clock.ignores_own = True
         yield gpu

@@ -1,13 +1,13 @@
-"""A check as a contract: clauses, the scenes that test them, and what a broken clause likely means.
+"""Grades an answer by a contract: clauses, generated scenes that test them, and a diagnosis by fingerprint.
 
-An author writes `play(call, scene)`, which runs the student's object in one scene and returns `Facts`: those seen, and
-those wanted. A `Clause` names a sentence of the exercise and the facts that tell whether it holds. A check plays scenes
-that are drawn afresh, and the first broken clause fails it.
+The author of a check writes `play(call, scene)`, which runs the student's object in one scene and returns `Facts`, seen
+and wanted. A `Clause` is a sentence of the exercise with the facts that it needs. A check plays freshly drawn scenes
+and fails with the first broken clause.
 
-Why it is broken is told by resemblance. Of each wrong answer in the bank the build stores its fingerprint: the facts in
-which it differs from the solution, on scenes that are always the same. An answer that fails is played on those scenes
-too, and is told the mistakes that it makes wherever they show: all facts of a fingerprint must be found in it. Two
-mistakes in one answer are both named; an answer that resembles none is told its clause's general sentence.
+The diagnosis compares with known mistakes. For each wrong answer in the bank the build stores a fingerprint: the facts
+in which it differs from the solution, on fixed scenes. An answer that fails is played on these scenes too, and gets the
+message of each mistake of which it shows all facts. Two mistakes in one answer are both named; an answer that matches
+none gets the general message of its clause.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ import torch
 from . import settings
 from .audit import Kind
 from .base import CheckFailed, Trial, check, home_of
-from .on_rank import Watched
+from .rank_worker import Watched
 from .scenes import Pairs, Scene
 from .wording import clip, is_finite
 
-FIXED_SEED = 20261122  # of the scenes that fingerprints are taken on
-CALL = "the call"  # the fact that it returned; else how it failed
-_CLOSE = 0.02  # for numbers that nobody judges
+FIXED_SEED = 20261122  # draws the scenes of fingerprints
+CALL = "the call"  # a fact: how the call failed
+_CLOSE = 0.02  # relative tolerance of facts that are not judged
 _DIGITS = 5
-_ALIKE = 1e-4  # for a mistake's numbers on another processor, which adds in another order
+_ALIKE = 1e-4  # relative tolerance of a mistake's numbers: processors sum in different orders
 
 
-Key = tuple[int, str]  # of a fact: the number of the scene, and its name
+Key = tuple[int, str]  # the number of a scene, the name of a fact
 
 
 @dataclass(frozen=True)
 class Near:
-    """A number, or a vector, that may be off: by `within` of itself (of a vector's length)."""
+    """A number or a vector with a relative tolerance `within` (for a vector of its norm)."""
 
     value: Any
     within: float = _CLOSE
@@ -53,8 +53,8 @@ class Near:
 
 @dataclass
 class Facts:
-    """What one scene showed: `seen` by name, and `wanted`, where a number is a `Near`. What is seen and not wanted is
-    not judged; it helps to tell mistakes apart. `about` says in a few words which scene it was."""
+    """The facts of one scene: `seen` and `wanted` values by name, numbers wanted as `Near`. A fact that is only seen is
+    not judged; it helps to distinguish mistakes. `about` describes the scene in a few words."""
 
     about: str
     seen: dict[str, Any] = field(default_factory=dict)
@@ -64,16 +64,16 @@ class Facts:
         self.seen[name], self.wanted[name] = seen, wanted
 
     def hold(self) -> bool:
-        """Whether all that is wanted was seen."""
+        """Return True if all facts are as wanted."""
         return all(holds(self, name) for name in self.wanted)
 
 
 @dataclass(frozen=True)
 class Clause:
-    """One sentence that the exercise promises, word for word as it stands there, and the facts that hold it.
+    """A sentence of the exercise, quoted word for word, and the facts that must hold for it.
 
-    An answer that breaks it in a way that nobody foresaw is told `summary`, the sentence itself and `rule`, which holds
-    whatever the mistake is: it names no cause.
+    An answer that breaks it by an unknown mistake gets `summary`, the quote and `rule`, which must be true whatever the
+    mistake is.
     """
 
     quote: str
@@ -85,7 +85,7 @@ class Clause:
 
 @dataclass(frozen=True)
 class Mistake:
-    """A wrong answer of the bank: its words, and in which facts of which fixed scene it differs from the solution."""
+    """A wrong answer of the bank: its message, and the facts of fixed scenes in which it differs from the solution."""
 
     name: str
     summary: str
@@ -95,7 +95,7 @@ class Mistake:
 
 @dataclass
 class Fingerprint:
-    """What an answer showed on the fixed scenes, by scene and fact; what of it is judged, and what is not as wanted."""
+    """The facts of an answer on the fixed scenes; the keys of those that are judged, and of those that are wrong."""
 
     seen: dict[Key, Any] = field(default_factory=dict)
     judged: set[Key] = field(default_factory=set)
@@ -105,30 +105,31 @@ class Fingerprint:
 
 @dataclass(frozen=True)
 class Stored:
-    """What is judged of the solution, how far each fact may be off, and the mistakes of the bank."""
+    """The stored fingerprints: the facts judged, the tolerance of each, and the mistakes of the bank."""
 
     judged: set[Key]
     within: Mapping[str, float]
     mistakes: list[Mistake]
 
 
-# What an author writes. `call(*args, may_change=…)` is `Trial.call` of the student's object; `through` is a function of
+# `play` of a check. `call(*args, may_change=…)` is `Trial.call` of the student's object; `through` is a function of
 # (student, *args) that runs in the student's thread, and calls it.
 Play = Callable[[Callable[..., Any], Scene], Facts]
 
 
 class Contract:
-    """The clauses of one check, in the order in which they are judged; its edges; and `play`.
+    """An exercise graded by clauses, which are judged in their order; `edges` and `play` make the scenes.
 
-    `file` is the check's own `__file__`: the fingerprints lie beside it, in NAME.json. `says` is what a right answer is
-    told; `imports` and `draws_once` are as in `check`. `hides` names the edges that do not matter in a scene; with
-    `every`, all possible scenes are played. `errors` says what an exception likely means of which the text, as "Type:
-    text", holds this one. `own_gpu`: the student's code never meets the notebook's GPU. `parameters` are those of the
-    function that is asked for. Where another object is asked for, as a class, `accept(student, trial)` judges what kind
-    of object came, and returns the function that `call` calls. With `ranks`, at most so many of them, the function is
-    called on real ones: `call(on_rank, args of rank 0, …)` is the list of what `on_rank(student, *args)` returned; then
-    `may_change` says, as in `Trial.call`, what the student may change of what `on_rank` hands over, and the one option
-    of `call` is `may_seed`. `alike` is by how much a mistake's numbers may differ on another processor.
+    `file` is the check's `__file__`; the fingerprints are in NAME.json beside it. `says` is printed for a right answer;
+    `imports` and `draws_once` are as in `check`. `hides` returns the edges that have no effect in a scene; with `every`
+    all possible scenes are played. `errors` maps a part of an exception's "Type: text" to its likely cause. `own_gpu`:
+    the student's code runs on GPUs of the check, never on the notebook's. `parameters` are those of the function asked
+    for; for another object, as a class, `accept(student, trial)` judges its kind and returns the function to call.
+
+    With `ranks`, their greatest number, the function runs on real ranks: `call(on_rank, args of rank 0, …)` returns the
+    list of the results of `on_rank(student, *args)`. Then `may_change` says, as in `Trial.call`, what the student may
+    change of the arguments, and `may_seed` is the one option of `call`. `alike` is the relative tolerance of a
+    mistake's numbers on another processor.
     """
 
     def __init__(
@@ -163,7 +164,7 @@ class Contract:
 
     @cached_property
     def check(self) -> Callable[..., None]:
-        """What a student calls: `gpulab.check.NAME`."""
+        """The function `gpulab.check.NAME`."""
         doc = f"Check a function of ({', '.join(self.parameters)}): {self.says}."
         made = check(
             lesson=self.lesson,
@@ -180,12 +181,12 @@ class Contract:
         return Pairs(self.edges, self.possible, self.hides, every=self.every)
 
     def scenes(self, seed: int) -> list[tuple[int, Scene]]:
-        """Scenes, each with the seed of what is drawn in it."""
+        """Return the scenes, each with the seed for the values drawn in it."""
         draw = random.Random(seed)
         return [(draw.randrange(2**31), scene) for scene in self._pairs.draw(draw)]
 
     def judge(self, student: Any, trial: Trial) -> None:
-        """Fail with the first clause that the answer breaks in scenes drawn afresh, and why where that can be told."""
+        """Fail with the first clause that the answer breaks in freshly drawn scenes, and with the mistake if known."""
         function = self.accept(student, trial)
         with self._on_ranks(trial):
             for seed, scene in self.scenes(random.randrange(2**31)):
@@ -198,7 +199,6 @@ class Contract:
                 self._judge(facts, student, trial)
 
     def _on_ranks(self, trial: Trial) -> AbstractContextManager[Any]:
-        """Within it `trial` has ranks, if this contract is about them."""
         if not self.ranks:
             return nullcontext()
         from .ranks import Ranks
@@ -230,8 +230,7 @@ class Contract:
                 raise
 
     def _name(self, failed: CheckFailed, broken: Sequence[str], student: Any, trial: Trial) -> None:
-        """Put the words of the mistakes that this answer makes into `failed`; first of one that breaks the first of
-        these facts that any of them breaks."""
+        """Add the messages of the mistakes found in this answer to `failed`, that of the first broken fact first."""
         again = Trial(trial.name, trial.lesson)
         again.ranks = trial.ranks
         made, all_told = self.explained(self.fingerprint(student, again))
@@ -269,8 +268,8 @@ class Contract:
         return self.scenes(FIXED_SEED)
 
     def fingerprint(self, answer: Any, trial: Trial, only: Container[int] | None = None) -> Fingerprint:
-        """What `answer` shows on the fixed scenes, all or the numbers `only`, up to where it hangs or changes what it
-        was handed: that is told."""
+        """Return the facts of `answer` on the fixed scenes, all or those numbered `only`, up to one where it hangs or
+        changes an argument."""
         found = Fingerprint()
         function = self.accept(answer, trial)
         for number, (seed, scene) in enumerate(self.fixed):
@@ -285,7 +284,7 @@ class Contract:
                     break
                 continue
             for name, seen in facts.seen.items():
-                found.seen[number, name] = plain(seen)
+                found.seen[number, name] = json_value(seen)
             found.judged |= {(number, name) for name in facts.wanted}
             found.broken |= {(number, name) for name in facts.wanted if not holds(facts, name)}
             found.within |= {name: wanted.within for name, wanted in facts.wanted.items() if isinstance(wanted, Near)}
@@ -293,18 +292,18 @@ class Contract:
 
     @cached_property
     def stored(self) -> Stored:
-        """What the file of fingerprints holds."""
+        """The fingerprints, read from the file."""
         kept = json.loads(self.path.read_text("utf-8"))
         mistakes = [Mistake(m["name"], m["summary"], m["likely"], _flat(m["differs"])) for m in kept["mistakes"]]
         return Stored({(scene, name) for scene, name in kept["judged"]}, kept["within"], mistakes)
 
     def explained(self, found: Fingerprint) -> tuple[list[Mistake], bool]:
-        """The mistakes of the bank that are in an answer of this fingerprint, the one that tells most first; and
-        whether they are all that is wrong with it on the fixed scenes."""
+        """Return the mistakes found in this fingerprint, the one that explains most facts first, and True if together
+        they explain all that is wrong on the fixed scenes."""
         within = self.stored.within
 
         def made(mistake: Mistake) -> bool:
-            """All that it breaks is found here; and what it raises is raised nowhere else."""
+            """Return True if all its facts are found here, and its exceptions in no other scene."""
             differs = mistake.differs
             raised = {value for (_, name), value in differs.items() if name == CALL}
             elsewhere = any(
@@ -316,7 +315,7 @@ class Contract:
                 seen = found.seen.get(key)
                 if key[1] == CALL:
                     return _says(seen, value)
-                return _close(seen, value, max(within.get(key[1], _CLOSE), self.alike))
+                return _is_close(seen, value, max(within.get(key[1], _CLOSE), self.alike))
 
             return bool(differs) and not elsewhere and all(shows(key, value) for key, value in differs.items())
 
@@ -330,15 +329,15 @@ class Contract:
         return chosen, not left
 
     def broken_by(self, mistake: Mistake) -> set[str]:
-        """The facts that this mistake breaks, and that are judged."""
+        """Return the judged facts that this mistake breaks."""
         judged = {fact for clause in self.clauses for fact in clause.facts} | {CALL}
         return {fact for _, fact in mistake.differs} & judged
 
     def store(self, solution: Any, answers: Sequence[tuple[str, str, str, Any]]) -> str:
-        """The text of the file of fingerprints, of `answers` as (name, summary, likely, answer)."""
+        """Return the text of the file of fingerprints for `answers`: (name, summary, likely, answer)."""
 
         def alone(answer: Any) -> Fingerprint:
-            """On ranks of its own: those that were called often are never quiet, and none of them seems to wait."""
+            """Run on fresh ranks: ranks that were called often are never idle, so that none would seem to wait."""
             with self._on_ranks(trial := Trial(self.path.stem, 0)):
                 return self.fingerprint(answer, trial)
 
@@ -351,14 +350,13 @@ class Contract:
             differs = {key: found.seen.get(key) for key in found.broken}
             for key, value in found.seen.items():
                 within = right.within.get(key[1], _CLOSE)
-                if key not in found.judged and not (key in right.seen and _close(value, right.seen[key], within)):
+                if key not in found.judged and not (key in right.seen and _is_close(value, right.seen[key], within)):
                     differs[key] = value
             mistakes.append({"name": name, "summary": summary, "likely": likely, "differs": _nested(differs)})
         return _text({"judged": sorted(right.judged), "within": right.within, "mistakes": mistakes})
 
 
 def holds(facts: Facts, name: str) -> bool:
-    """Whether what was seen is what is wanted."""
     seen, wanted, within = facts.seen.get(name), facts.wanted[name], 0.0
     if isinstance(wanted, Near):
         wanted, within = wanted.value, wanted.within
@@ -367,12 +365,12 @@ def holds(facts: Facts, name: str) -> bool:
             return False
         seen, wanted = seen.detach().cpu().double(), wanted.detach().cpu().double()
         return bool(torch.equal(seen, wanted) or (seen - wanted).norm() <= within * wanted.norm())
-    return _close(plain(seen, math.inf), plain(wanted, math.inf), within)
+    return _is_close(json_value(seen, math.inf), json_value(wanted, math.inf), within)
 
 
-def plain(value: Any, digits: float = _DIGITS) -> Any:
-    """A fact as JSON holds it: numbers to five digits unless more are asked for, tuples as lists. A tensor is all of
-    its numbers then; else its norm and three sums of them with weights, which tell what was done to it."""
+def json_value(value: Any, digits: float = _DIGITS) -> Any:
+    """Return a fact as a JSON value: numbers to five digits, tuples as lists, a tensor as its norm and three weighted
+    sums of its elements. With `digits` infinite, numbers stay exact and a tensor is the list of its elements."""
     if isinstance(value, Near):
         value = value.value
     if isinstance(value, torch.Tensor):
@@ -381,7 +379,7 @@ def plain(value: Any, digits: float = _DIGITS) -> Any:
             vector = torch.stack([vector.norm(), *((vector * weights).sum() for weights in _weights(vector.numel()))])
         value = vector.tolist()
     if isinstance(value, list | tuple):
-        return [plain(item, digits) for item in value]
+        return [json_value(item, digits) for item in value]
     if isinstance(value, float) and math.isfinite(value) and digits < math.inf:
         return float(f"{value:.{int(digits)}g}")
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
@@ -389,40 +387,39 @@ def plain(value: Any, digits: float = _DIGITS) -> Any:
 
 @lru_cache(8)
 def _weights(count: int) -> list[torch.Tensor]:
-    """Those of the three sums. A cosine wakes all threads, which on a busy machine takes milliseconds."""
+    """Return the weights of the three sums, cached: cos() wakes all threads, milliseconds on a busy machine."""
     along = torch.arange(1.0, count + 1, dtype=torch.float64)
     return [(turn * along).cos() for turn in (1.0, 2.3, 3.1)]
 
 
-def words(value: Any) -> str:
-    """A fact for a message."""
+def fact_text(value: Any) -> str:
     value = value.value if isinstance(value, Near) else value
     if isinstance(value, torch.Tensor):
         return f"{value.numel():,} numbers, of norm {float(value.norm()):.4g}"
-    value = plain(value)
+    value = json_value(value)
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, list):
-        return ", ".join(map(words, value)) or "none"
+        return ", ".join(map(fact_text, value)) or "none"
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     return {None: "nothing", True: "yes", False: "no"}.get(value, str(value))
 
 
 def contrast(wanted: Any, seen: Any) -> tuple[str, str]:
-    """Two facts that differ, for a message: in more detail where their words are the same."""
-    expected, got = words(wanted), words(seen)
+    """Return two facts that differ as texts, in more detail where the short texts are equal."""
+    expected, got = fact_text(wanted), fact_text(seen)
     if expected != got:
         return expected, got
     wanted = wanted.value if isinstance(wanted, Near) else wanted
     if isinstance(wanted, torch.Tensor) and isinstance(seen, torch.Tensor) and wanted.shape == seen.shape:
         apart = float((seen.detach().cpu().double() - wanted.detach().cpu().double()).norm())
         return expected, f"{got}; their difference has norm {apart:.4g}"
-    return clip(repr(plain(wanted, math.inf))), clip(repr(plain(seen, math.inf)))
+    return clip(repr(json_value(wanted, math.inf))), clip(repr(json_value(seen, math.inf)))
 
 
 def _text(kept: Mapping[str, Any]) -> str:
-    """JSON with one mistake on a line, so that a change of one is a change of one line."""
+    """Return JSON with each mistake on its own line, for readable diffs."""
 
     def line(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
@@ -433,21 +430,21 @@ def _text(kept: Mapping[str, Any]) -> str:
 
 
 def _says(a: Any, b: Any) -> bool:
-    """Whether two texts of what a call raised have the same words: versions of PyTorch differ in a comma or a colon,
-    and so in where a long text is cut."""
+    """Return True if two exception texts have the same words: versions of PyTorch differ in punctuation, and so in
+    where a long text is cut."""
     one, other = (re.findall(r"\w+", str(text)) for text in (a, b))
     both_cut = str(a).endswith("…") and str(b).endswith("…")
     count = max(1, min(len(one), len(other)) - 1) if both_cut else None
     return one[:count] == other[:count]
 
 
-def _close(a: Any, b: Any, within: float) -> bool:
-    """Equal; or two numbers, or two lists of such, of which the difference is within that part of `b`."""
+def _is_close(a: Any, b: Any, within: float) -> bool:
+    """Return True if equal, or numbers or lists of numbers that differ by at most `within` times `b`."""
     if isinstance(a, list) and isinstance(b, list):
         if len(a) != len(b):
             return False
         if not all(_is_real(v) for v in (*a, *b)):
-            return all(_close(x, y, within) for x, y in zip(a, b, strict=True))
+            return all(_is_close(x, y, within) for x, y in zip(a, b, strict=True))
         return math.dist(a, b) <= within * math.hypot(*b) or a == b
     if _is_real(a) and _is_real(b):
         return bool(abs(a - b) <= within * abs(b))

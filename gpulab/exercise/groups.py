@@ -1,4 +1,4 @@
-"""What the checks of lesson 12 do on a rank before they call the student's function."""
+"""Sets up a rank for a student's function: torchrun's variables, a virtual GPU, a process group."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from torch.distributed import distributed_c10d as c10d
 from torch.utils.data import Dataset
 
 from .measure import virtual_gpu
-from .on_rank import CALL, agents_store
+from .rank_worker import CALL, agents_store
 from .wording import as_float, is_number
 
 _kept: list[dist.ProcessGroup] = []  # until the process ends
 
 
 class Samples(Dataset[Any]):
-    """A dataset as PyTorch asks for one: a length, and one sample for one index. Unlike a list it has no slices."""
+    """A map-style dataset: `len` and integer indices, and unlike a list no slices."""
 
     def __init__(self, samples: Sequence[Any]) -> None:
         self._samples = samples
@@ -41,19 +41,19 @@ MACHINES = ("one", "one for each rank")
 
 
 def spread(machines: str) -> None:
-    """What torchrun tells this rank on such machines."""
+    """Set torchrun's variables for one machine, or for one machine for each rank."""
     if machines != "one":
         os.environ["LOCAL_RANK"], os.environ["LOCAL_WORLD_SIZE"] = "0", "1"
 
 
 def others_used() -> list[int]:
-    """The GPUs of this machine that are other ranks', and on which this rank has had something."""
+    """Return the GPUs of other ranks of this machine on which this rank has allocated memory."""
     own = int(os.environ["LOCAL_RANK"])
     return [gpu for gpu in range(torch.cuda.device_count()) if gpu != own and torch.cuda.max_memory_allocated(gpu)]
 
 
 def floats_of(got: Any) -> list[float] | None:
-    """The numbers, or tensors of one number, that came back, alone or in a list or tuple; None for anything else."""
+    """Return a number or one-element tensor, or a list or tuple of them, as floats; None for anything else."""
     values = got if isinstance(got, list | tuple) else [got]
     plain = all(is_number(x) or (torch.is_tensor(x) and x.numel() == 1) for x in values)
     return [as_float(x) for x in values] if plain else None
@@ -61,11 +61,11 @@ def floats_of(got: Any) -> list[float] | None:
 
 @contextmanager
 def machine(backend: str = "nccl") -> Iterator[None]:
-    """What a script finds that torchrun has started: for NCCL the virtual GPUs of its machine, and no process group.
+    """The environment of a script that torchrun has started: for NCCL this machine's virtual GPUs, no process group.
 
-    The ranks of a call meet in a part of their own of the launcher's store: where they told it something in an earlier
-    call, they would find that. They close their groups together, and leave with none open: who leaves early resets a
-    connection that others still read from. After an exception connections stay, so that the others wait; that is told.
+    Each call has a prefix of its own in the launcher's store, which would else return values of earlier calls. All
+    ranks destroy their groups together and before the call ends: an early one would reset connections that others still
+    read from. After an exception connections stay open, so that the other ranks wait, and the check reports that.
     """
     group: Any = dist.ProcessGroup
     own_rendezvous, own_shutdown = vars(c10d)["rendezvous"], vars(group)["shutdown"]
@@ -88,7 +88,7 @@ def machine(backend: str = "nccl") -> Iterator[None]:
             store.set(meeting, "all are there")
         store.wait([meeting])
         own_shutdown.__get__(group)()
-        # Its end waits for Gloo's threads, and one of them may wait for Python's lock, which whoever lets go holds.
+        # Its destructor joins Gloo's threads while it holds the GIL, for which one of them may wait.
         _kept.append(group)
 
     vars(c10d)["rendezvous"], group.shutdown = rendezvous, shutdown
@@ -107,8 +107,7 @@ def _address() -> tuple[str, str]:
 
 @contextmanager
 def group(backend: str = "nccl") -> Iterator[torch.device]:
-    """The process group of all ranks of the call, and for NCCL this rank's own virtual GPU, as a training script has
-    them when its setup is done."""
+    """The state of a training script after its setup: the process group of all ranks, for NCCL on this rank's GPU."""
     with machine(backend):
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if backend == "nccl" else torch.device("cpu")
         if backend == "nccl":
@@ -118,6 +117,5 @@ def group(backend: str = "nccl") -> Iterator[torch.device]:
 
 
 def in_group(student: Callable[..., Any], *args: Any) -> Any:
-    """The call, with this rank's GPU and the group."""
     with group():
         return student(*args)

@@ -1,11 +1,10 @@
-"""Running a student's code in bounds: a time limit, a cap on what it prints, settings and random states put back.
+"""Runs a student's code with a time limit and captured output, and restores settings and random states.
 
-The code runs in a thread of its own, so that a call which never returns cannot take the kernel with it, and
-so that grad mode or autocast it switches never reach the notebook. No signals: they need the main thread.
+The code runs in a thread, so that a call which never returns does not block the kernel, and grad mode or autocast stay
+its own. No signals: they need the main thread.
 
-What is limited is the processor time that the call uses, so that a slow answer on a busy machine is not taken for an
-endless one. A call that uses none, or little, is ended by the wall clock, which goes slower on a busy machine. While
-the call imports a module, both stand still.
+The limit is processor time, so that a slow answer on a busy machine does not count as an endless one. A call that uses
+none, or little, is ended by a wall clock, which goes slower on a busy machine. During an import both stand still.
 """
 
 from __future__ import annotations
@@ -34,25 +33,25 @@ Over = Literal["", "processor", "idle", "wall", "import"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one call: a value, an error, or neither because its time was up."""
+    """The result of one call: a value, an error, or neither where it exceeded a limit."""
 
     value: Any = None
     error: BaseException | None = None
-    over: Over = ""  # which limit it went over
+    over: Over = ""  # the limit that it exceeded
     limit: float = 0.0  # that limit, in seconds
     ended: bool = True  # False when the thread could not be stopped
     left_behind: tuple[str, ...] = ()
-    seeded: tuple[str, ...] = ()  # the calls that seed those global generators that were seeded
+    seeded: tuple[str, ...] = ()  # names of the functions that seed the global generators that were seeded
 
 
 class Guard:
-    """Runs calls one at a time."""
+    """Runs a student's function, one call at a time."""
 
     def __init__(self) -> None:
         self._out = _Capped()
 
     def run(self, function: Callable[..., Any], args: Sequence[Any], inside: AbstractContextManager[Any]) -> Outcome:
-        """Call `function(*args)` in a thread with torch's default thread-local modes, `inside` entered there."""
+        """Call `function(*args)` inside the context `inside`, in a thread with torch's default thread-local modes."""
         box: dict[str, Any] = {}
 
         def work() -> None:
@@ -82,19 +81,19 @@ class Guard:
             left = tuple((settings.changed(before, after) | box.get("changed", {}) | own).values())
             seeded = tuple(settings.seeded(states, seeds))
         finally:
-            settings.put_back(before, also=box.get("changed", {}), as_read=after)
-            settings.put_back_random(states)
+            settings.restore(before, also=box.get("changed", {}), as_read=after)
+            settings.restore_random(states)
         if over:
             return Outcome(over=over, limit=limit, ended=ended, left_behind=left)
         return Outcome(box.get("value"), thread.error, left_behind=left, seeded=seeded)
 
     def printed(self) -> str:
-        """The beginning of what the calls printed, and how much there was."""
+        """Return the beginning of what the calls printed, and how much more there was."""
         return self._out.summary()
 
 
 class _Capped(io.TextIOBase):
-    """A stream that keeps the beginning and counts the rest: a student's million lines cost a few bytes."""
+    """A stream that keeps the first characters and counts the rest."""
 
     def __init__(self) -> None:
         self._kept, self._count = "", 0
@@ -118,7 +117,7 @@ class _Capped(io.TextIOBase):
 
 
 class _Filters:
-    """The filters of warnings; a module that is imported may add some for good, and then nobody is blamed."""
+    """Detects changed warning filters; ignores changes if modules were imported, which may add filters."""
 
     def __init__(self) -> None:
         self._filters, self._modules = list(warnings.filters), len(sys.modules)
@@ -130,7 +129,7 @@ class _Filters:
 
 
 class _Watch:
-    """How long a call has been at work, for somebody who looks every `TICK`."""
+    """Measures a call against the limits; `over` must be called every `TICK`."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker, self._processor, self._clock = worker, ProcessorTime(), FairClock()
@@ -140,7 +139,7 @@ class _Watch:
         self._children: float | None = None
 
     def over(self) -> tuple[Over, float]:
-        """The limit that the call is over, and its seconds; ("", 0) while it is within all."""
+        """Return the limit that the call exceeds, and its seconds; ("", 0) if none."""
         last_used, last_at = self._used, self._at
         self._used, self._at = self._processor.used(), self._clock.now()
         if self._worker.importing():
@@ -164,7 +163,7 @@ class _Watch:
         if self._used - self._moved_used > little:
             self._computes()
         if self._at - self._moved <= IDLE_SECONDS / 2:
-            self._children = None  # the look at them costs more than many a call
+            self._children = None  # reading them takes longer than many calls
             return False
         if self._children is None:
             self._children = self._processor.of_children()
@@ -172,4 +171,4 @@ class _Watch:
             return False
         before, self._children = self._children, self._processor.of_children()
         self._computes()
-        return self._children - before <= little  # those that are no longer there make it less
+        return self._children - before <= little  # children that ended are missing in it

@@ -1,6 +1,6 @@
-"""Machines that are not this one, while a student's function runs: without a GPU, or with one that is not CUDA's.
+"""Simulates other machines for a student's function: without a GPU, with another maker's GPU, with other cores.
 
-Only what PyTorch answers to "what is there?" is replaced; nothing computes elsewhere because of it.
+Only PyTorch's queries for devices are patched; nothing computes elsewhere because of it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from virtualgpu import gpu as virtual
 
 _NEED_A_GPU = ("current_device", "get_device_name", "get_device_properties", "synchronize", "reset_peak_memory_stats")
 _COUNT_NOTHING = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
-STAND_IN = "meta"  # PyTorch computes shapes there on any machine, so it can stand for a device that is not here
+STAND_IN = "meta"  # a device that PyTorch has on any machine, in place of one that is not here
 
 
 @contextmanager
@@ -27,24 +27,21 @@ def without_gpu() -> Iterator[None]:
     def accelerator(check_available: bool = False) -> torch.device | None:
         return None if check_available else torch.device("cuda")
 
-    def no_gpu(*args: object, **kwargs: object) -> None:
-        raise RuntimeError("No CUDA GPUs are available")
-
-    with _answers(accelerator, lambda: False, lambda: 0, no_gpu):
+    with _answers(accelerator, lambda: False, lambda: 0, _no_cuda):
         yield
 
 
 @contextmanager
 def on_the_cpu() -> Iterator[None]:
-    """The same, and without the notebook's virtual GPU, which would look at every operation."""
+    """The same, without the notebook's virtual GPU, which would intercept every operation."""
     with virtual.without_gpu(), without_gpu():
         yield
 
 
 @contextmanager
 def with_another_accelerator() -> Iterator[set[str]]:
-    """A machine whose only GPU is not CUDA's, as Intel's or Apple's: PyTorch calls it by `STAND_IN` here. What is told
-    is which of "xpu" and "mps" were asked for by name."""
+    """A machine whose only GPU is not CUDA's, as Intel's or Apple's; its device type here is `STAND_IN`. Yields a set
+    that collects which of "xpu" and "mps" were asked for by name."""
 
     def accelerator(check_available: bool = False) -> torch.device:
         return torch.device(STAND_IN)
@@ -55,7 +52,7 @@ def with_another_accelerator() -> Iterator[set[str]]:
 
 @contextmanager
 def with_cores(count: int) -> Iterator[None]:
-    """A machine of so many cores, all of them for this process, whatever is asked for their number."""
+    """A machine of `count` cores, all of them available to this process, by each of Python's functions."""
     with ExitStack() as stack:
         for name, answer in (
             ("cpu_count", lambda: count),
@@ -67,14 +64,15 @@ def with_cores(count: int) -> Iterator[None]:
         yield
 
 
+def _no_cuda(*args: object, **kwargs: object) -> None:
+    raise RuntimeError("No CUDA GPUs are available")
+
+
 @contextmanager
 def _answers(
     accelerator: Callable[..., Any], available: Callable[[], bool], count: Callable[[], int], index: Callable[..., Any]
 ) -> Iterator[set[str]]:
     kinds: set[str] = set()
-
-    def no_cuda(*args: object, **kwargs: object) -> None:
-        raise RuntimeError("No CUDA GPUs are available")
 
     def no(kind: str) -> bool:
         kinds.add(kind)
@@ -88,7 +86,7 @@ def _answers(
         (torch.accelerator, "current_device_idx", index),
         (torch.cuda, "is_available", lambda: False),
         (torch.cuda, "device_count", lambda: 0),
-        *((torch.cuda, name, no_cuda) for name in _NEED_A_GPU),
+        *((torch.cuda, name, _no_cuda) for name in _NEED_A_GPU),
         *((torch.cuda, name, lambda *args, **kwargs: 0) for name in _COUNT_NOTHING),
         (torch.xpu, "is_available", lambda: no("xpu")),
         (torch.mps, "is_available", lambda: no("mps")),

@@ -1,4 +1,4 @@
-"""What a check measures about a call, and where: bytes kept for backward, changed arguments, a GPU of its own.
+"""Measures a call of a check: bytes saved for backward, memory left on the GPU; and makes its virtual GPU.
 
 It knows tensors and containers of them, and nothing of lessons or of how a student's code is run.
 """
@@ -15,40 +15,38 @@ from virtualgpu.gpu import VirtualGPU
 
 
 def virtual_gpu(name: str = "T4", *, count: int = 1, compute: bool = True, settings: str = "") -> VirtualGPU:
-    """A virtual GPU that keeps the same books everywhere, whatever the environment's settings are.
+    """Return a virtual GPU whose memory and times are the same on every machine, whatever the environment says.
 
-    Whether cuBLAS keeps its workspaces depends on PyTorch's version; here it does not keep them. Its host is a fast
-    one: what is judged is the order of the work, not how long its launches take.
+    Whether cuBLAS keeps its workspaces depends on PyTorch's version; here it does not. The host is a fast one, so that
+    the order of the work counts and not the time of launches.
     """
     gpu = VirtualGPU(name, count=count, compute=compute, settings=settings, host="reference")
     gpu.keeps_workspaces = False
     return gpu
 
 
-def same(old: Any, new: Any) -> bool:
-    """Whether two tensors, or lists of such, are equal, value for value (NaN equal to NaN), in dtype and device too."""
+def equal_tensors(old: Any, new: Any) -> bool:
+    """Return True if two tensors, or lists of them, have equal values (NaN equals NaN), shapes, dtypes and devices."""
     if isinstance(old, torch.Tensor):
-        if not isinstance(new, torch.Tensor) or (old.shape, old.dtype, old.device) != (
-            new.shape,
-            new.dtype,
-            new.device,
-        ):
+        if not isinstance(new, torch.Tensor) or old.shape != new.shape:
+            return False
+        if (old.dtype, old.device) != (new.dtype, new.device):
             return False
         return bool(((old == new) | ((old != old) & (new != new))).all())
     if isinstance(old, list):
-        return isinstance(new, list | tuple) and len(old) == len(new) and all(map(same, old, new))
+        return isinstance(new, list | tuple) and len(old) == len(new) and all(map(equal_tensors, old, new))
     return bool(old is new or old == new)
 
 
 def allocated() -> dict[int, int]:
-    """The live bytes of each GPU; empty where there is none."""
+    """Return the allocated bytes of each GPU; empty without one."""
     if not (torch.cuda.is_initialized() and torch.cuda.is_available()):
         return {}
     return {index: torch.cuda.memory_allocated(index) for index in range(torch.cuda.device_count())}
 
 
 def left_behind(held: Mapping[int, int], returned: Any) -> dict[int, int]:
-    """The bytes by which each GPU holds more than `held`, as `allocated` told, but for the tensors in `returned`."""
+    """Return the bytes that each GPU holds beyond `held` (from `allocated`) and the tensors in `returned`."""
     storages = [(tensor.device.index, tensor.untyped_storage()) for tensor in _tensors_in(returned) if tensor.is_cuda]
     own = {(index, storage._cdata): -(-storage.nbytes() // 512) * 512 for index, storage in storages}
     more = {
@@ -67,8 +65,8 @@ def _tensors_in(value: Any) -> list[torch.Tensor]:
 
 
 class SavedBytes:
-    """Counts the bytes that autograd keeps for backward while it is entered: each stretch of memory once, and
-    not those of `parameters`, wherever they are by then. `peak` is the most that was alive at a time."""
+    """A context manager that counts the bytes that autograd saves for backward: each piece of memory once, without
+    `parameters`, also after they moved. `live` is the current number, `peak` the largest."""
 
     def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
         self._parameters = list(parameters)
@@ -84,11 +82,11 @@ class SavedBytes:
         self._hooks.__exit__(*error)
 
     def _pack(self, tensor: torch.Tensor) -> _Held:
-        held = _Held([tensor.detach()])  # itself, it would keep alive the graph that keeps it
+        held = _Held([tensor.detach()])  # the tensor itself would keep its own graph alive
         storage = tensor.untyped_storage()
-        # a view counts as what it shows: how the caller's data lie in memory is not the loop's doing
+        # a view counts as its own elements: the layout of the caller's data is not the loop's doing
         place = tensor.data_ptr(), min(tensor.nbytes, storage.nbytes())
-        # asked each time: model.to(device) gives the same parameters other memory
+        # read each time: model.to(device) gives the same parameters new memory
         if storage.data_ptr() not in {p.untyped_storage().data_ptr() for p in self._parameters}:
             self._users[place] = self._users.get(place, 0) + 1
             if self._users[place] == 1:
@@ -105,6 +103,6 @@ class SavedBytes:
 
 
 class _Held(list[torch.Tensor]):
-    """One saved tensor in a box whose end can be watched: it goes when its part of the graph goes."""
+    """One saved tensor in a list that supports weak references; freed with its node of the graph."""
 
     __hash__ = object.__hash__  # type: ignore[assignment]

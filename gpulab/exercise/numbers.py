@@ -1,7 +1,7 @@
-"""Exercises that answer with numbers: what is right, and what is often written instead.
+"""Grades answers that are numbers, and names the mistake where the numbers come from a known wrong formula.
 
-A wrong answer is a formula for one number. The check computes it beside the student's answer, and names the mistake
-where the two agree in every job in which the formula is wrong; the tests hand it in as a student would.
+A mistake is a formula for one number. It is named if the student's number equals it in every job in which the formula
+is wrong; the tests hand in each formula as a student would.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ import torch
 
 from .base import CheckFailed, Trial, check, home_of
 from .scenes import Pairs, Scene
-from .wording import as_float, is_number, is_whole, show
+from .wording import as_float, brief, is_number, is_whole
 
-J = TypeVar("J")  # a job: what the function is asked for, by the names of its parameters
-Reading = Callable[[Trial, Any, str, str], Any]  # (trial, what came, name, section) -> the value, or the check fails
-_WITHIN = 1e-6  # of the right number
-_NOTHING = 1e-12  # a right 0 may be off by so much
-_APART = 1e-3  # of each other, so that two mistakes are told apart in a job
+J = TypeVar("J")  # a job: the arguments of one call, as attributes
+Reading = Callable[[Trial, Any, str, str], Any]  # (trial, returned, name, section) -> value; fails the check
+_WITHIN = 1e-6  # relative tolerance
+_NOTHING = 1e-12  # absolute tolerance
+_APART = 1e-3  # least relative difference of two mistakes that a job distinguishes
 
 
 def number(trial: Trial, value: Any, name: str, read: str) -> float:
-    """`value`, if it is a plain number and not NaN; NumPy's count too."""
+    """Return `value` if it is a number (also of NumPy) and not NaN; else fail the check."""
     plain = is_number(value) and not math.isnan(as_float(value))
     trial.expect(
         plain,
         f"{name} is not a number",
         expected=f"{name} as a plain number",
-        got=show(value),
+        got=brief(value),
         likely=_kind_of(value),
         read=read,
     )
@@ -44,12 +44,12 @@ def number(trial: Trial, value: Any, name: str, read: str) -> float:
 
 
 def whole(trial: Trial, value: Any, name: str, read: str) -> int:
-    """`value`, if it is a whole number of a whole number's type."""
+    """Return `value` if it is an integer by type; else fail the check."""
     trial.expect(
         is_whole(value),
         f"{name} is not a whole number",
         expected=f"{name} as an int",
-        got=show(value),
+        got=brief(value),
         likely=_kind_of(value) or "/ makes floats, // divides whole numbers",
         read=read,
     )
@@ -68,9 +68,8 @@ def _kind_of(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Part(Generic[J]):
-    """One number of the answer: its right formula, the heading of the lecture that treats it, how it is read from
-    what came, and by how much of the right one it may be off. `same(job, got)` replaces that comparison; `unit` is what
-    a message names."""
+    """One number of the answer: the `right` formula, the lecture's section to `read`, the function that checks its
+    type, the relative tolerance `within`, and the unit for messages. `same(job, got)` replaces the comparison."""
 
     right: Callable[[J], Any]
     read: str = ""
@@ -85,8 +84,8 @@ class Part(Generic[J]):
 
 @dataclass(frozen=True)
 class Clause(Generic[J]):
-    """A sentence of the exercise, word for word, about one `part` in the jobs of `where`: an answer that breaks it in
-    a way that nobody foresaw is told `summary`, the sentence and `rule`, which holds whatever the mistake is."""
+    """A sentence of the exercise, quoted word for word, about one `part` in the jobs of `where`. An answer that breaks
+    it by an unknown mistake gets `summary`, the quote and `rule`, which must be true whatever the mistake is."""
 
     quote: str
     part: str
@@ -106,17 +105,16 @@ class Mistake(Generic[J]):
 
 
 class Numbers(Generic[J]):
-    """An exercise whose function answers with the numbers `parts`: one alone, several as a tuple in this order, or a
-    dict with these keys if `keyed`.
+    """An exercise whose function returns the numbers `parts`: a single one, several as a tuple in this order, or a dict
+    with these keys if `keyed`.
 
-    `file` is the check's own `__file__`. `job` makes a job of the function's arguments, which are those of its
-    attributes that `parameters` names; `draw` makes one of a choice of the `edges`. All choices that are `possible` are
-    tried, or, unless `every`, so many that any two values of two edges meet; `hides` names the edges of a choice that
-    do not matter in it. `clauses` are tried in their order, and so are the rows of `mistakes`: (part, summary, likely,
-    formula, …). `explain(job, error)` says what an exception, as "Type: text", likely means. Jobs are drawn and
-    tried inside `scope()`; the call is made inside `around(job)` too, with the options `call` of `Trial.call`.
-    `own_gpu`: the function never meets the notebook's GPU. `about(job)` says in a message which job it was, in place of
-    the arguments. `imports` is as in `check`.
+    `file` is the check's `__file__`. `job(*args)` makes a job, with the attributes `parameters`; `draw(scene)` makes
+    one from a choice of the `edges`. All `possible` choices are tried or, unless `every`, so many that any two values
+    of two edges meet; `hides` returns the edges that have no effect in a choice. `clauses` are tried in their order,
+    and so are the rows of `mistakes`: (part, summary, likely, formula, …). `explain(job, error)` returns the likely
+    cause of an exception, given as "Type: text". Jobs are drawn and tried inside `scope()`, the call is made inside
+    `around(job)` with the options `call` of `Trial.call`. `own_gpu`: the function never runs on the notebook's GPU.
+    `about(job)` describes a job in a message, in place of its arguments. `imports` is as in `check`.
     """
 
     def __init__(
@@ -164,7 +162,7 @@ class Numbers(Generic[J]):
         return Pairs(self.edges, self.possible, self.hides, every=self.every)
 
     def jobs(self) -> Iterator[J]:
-        """The first is one in which all mistakes are told apart, if there is one; then those of the edges."""
+        """Yield the jobs to try, first one that distinguishes all mistakes, if there is one."""
         rows = self._pairs.draw(random.Random(random.randrange(2**31)))
         drawn = [self.draw(row) for row in rows]
         first = next((job for job in drawn if self._told_apart(job)), drawn[0])
@@ -172,7 +170,7 @@ class Numbers(Generic[J]):
         yield from (job for job in drawn if job is not first)
 
     def judge(self, student: Any, trial: Trial) -> None:
-        """Fail with the first job's first number that is wrong, and the mistake that gives it in all jobs."""
+        """Fail with the first wrong number, and with the mistake that gives it in all jobs."""
         trial.function(student, self.parameters)
         with self.scope():
             self._try(student, trial)
@@ -188,7 +186,7 @@ class Numbers(Generic[J]):
                 read = {name: part.reading(trial, values[name], name, part.read) for name, part in self.parts.items()}
                 seen.append((job, read))
         except CheckFailed:
-            self._judge(seen, trial)  # what was wrong before the error comes first
+            self._judge(seen, trial)  # a wrong number before the error comes first
             raise
         self._judge(seen, trial)
 
@@ -202,7 +200,7 @@ class Numbers(Generic[J]):
             return
         names = list(self.parts)
         turned = dict(zip(names, reversed(names), strict=True))
-        if len(names) == 2 and all(self._is(name, job, got[turned[name]]) for job, got in seen for name in names):
+        if len(names) == 2 and all(p.holds(job, got[turned[n]]) for n, p in self.parts.items() for job, got in seen):
             trial.fail("the two numbers are swapped", expected=", ".join(names), got=", ".join(turned.values()))
         told = {name: made for name in broken if (made := self._made(name, seen))}
         self._fail(trial, broken[0], *wrong[broken[0]][0], told)
@@ -240,18 +238,15 @@ class Numbers(Generic[J]):
             likely = f"one number came back; {' and '.join(names)} are asked for"
         if self.keyed:
             right = isinstance(got, dict) and set(got) == set(names)
-            trial.expect(right, "a dict with these keys is wanted", expected=wanted, got=show(got), likely=likely)
+            trial.expect(right, "a dict with these keys is wanted", expected=wanted, got=brief(got), likely=likely)
             return dict(got)
         if isinstance(got, dict):
             likely = "a dict came back: return the values themselves, in this order"
         count = {2: "two", 3: "three"}.get(len(names), str(len(names)))
         right = isinstance(got, tuple | list) and len(got) == len(names)
         wanted = f"a tuple {wanted}"
-        trial.expect(right, f"{count} values are wanted", expected=wanted, got=show(got), likely=likely, read=read)
+        trial.expect(right, f"{count} values are wanted", expected=wanted, got=brief(got), likely=likely, read=read)
         return dict(zip(names, got, strict=True))
-
-    def _is(self, name: str, job: J, got: Any) -> bool:
-        return self.parts[name].holds(job, got)
 
     def _told_apart(self, job: J) -> bool:
         for name, part in self.parts.items():
@@ -260,7 +255,7 @@ class Numbers(Generic[J]):
             for mistake in self.mistakes:
                 for formula in mistake.formulas if mistake.part == name else ():
                     value = _value_of(formula, job)
-                    if value is None or close(value, right):  # it shows in other jobs
+                    if value is None or close(value, right):  # other jobs show it
                         continue
                     if any(other is not mistake and close(value, seen, _APART) for seen, other in told):
                         return False
@@ -268,23 +263,25 @@ class Numbers(Generic[J]):
         return True
 
     def _made(self, name: str, seen: list[tuple[J, dict[str, Any]]]) -> Mistake[J] | None:
-        """The mistake of which a formula gives what came wherever one of the two is wrong."""
+        """Return the mistake with a formula that gives the student's number wherever one of the two is wrong."""
+
+        holds = self.parts[name].holds
 
         def gives(formula: Callable[[J], Any]) -> bool:
             values = [(job, got[name], value) for job, got in seen if (value := _value_of(formula, job)) is not None]
-            wrong = [(v, got) for job, got, v in values if not (self._is(name, job, v) and self._is(name, job, got))]
+            wrong = [(v, got) for job, got, v in values if not (holds(job, v) and holds(job, got))]
             return bool(wrong) and all(close(got, value) for value, got in wrong)
 
         return next((m for m in self.mistakes if m.part == name and any(map(gives, m.formulas))), None)
 
     def answers(self) -> Iterator[tuple[Mistake[J], Callable[..., Any]]]:
-        """Each formula of each mistake, beside what is right of the rest, as a student would hand it in."""
+        """Yield each formula of each mistake as a student's function, whose other parts are right."""
         for mistake in self.mistakes:
             for formula in mistake.formulas:
                 yield mistake, self.answer(**{mistake.part: formula})
 
     def answer(self, **instead: Callable[[J], Any]) -> Callable[..., Any]:
-        """A student's function with these formulas for these parts, and the right ones for the others."""
+        """Return a function like a student's, with formulas for these parts and the right ones for the others."""
         formulas = {name: instead.get(name, part.right) for name, part in self.parts.items()}
 
         def student(*args: Any) -> Any:
@@ -302,7 +299,7 @@ def asked_for(clause: Clause[Any]) -> str:
 
 
 def close(got: Any, want: Any, within: float = _WITHIN) -> bool:
-    """Equal, or two numbers, or lists of numbers, each within this part of the other."""
+    """Return True if equal, or numbers or lists of numbers within this relative tolerance."""
     if isinstance(got, list | tuple) and isinstance(want, list | tuple):
         return len(got) == len(want) and all(close(a, b, within) for a, b in zip(got, want, strict=True))
     if is_number(got) and is_number(want):
@@ -311,7 +308,7 @@ def close(got: Any, want: Any, within: float = _WITHIN) -> bool:
 
 
 def _value_of(formula: Callable[[J], Any], job: J) -> Any:
-    """None where it cannot be computed: there the mistake shows nothing."""
+    """Return the value of a mistake, None where it cannot be computed."""
     try:
         value = formula(job)
     except (ArithmeticError, LookupError, ValueError, TypeError):
@@ -323,7 +320,6 @@ def _shown(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, list | tuple):
-        return (
-            f"({', '.join(map(_shown, value))})" if isinstance(value, tuple) else f"[{', '.join(map(_shown, value))}]"
-        )
-    return f"{value:,}" if is_whole(value) else show(value)
+        items = ", ".join(map(_shown, value))
+        return f"({items})" if isinstance(value, tuple) else f"[{items}]"
+    return f"{value:,}" if is_whole(value) else brief(value)

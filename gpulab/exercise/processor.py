@@ -1,7 +1,7 @@
-"""How long a call has been at work: processor time, and a wall clock that goes slower where the machine is busy.
+"""Measures how long a call has run: processor time, and a wall clock that goes slower on a busy machine.
 
-Neither depends on how many others want the processor. The clock's functions are taken at import: a check may replace
-those of `time` while a student's code runs.
+Neither depends on the load by other programs. The functions of `time` are bound at import: a check may replace them
+while a student's code runs.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from time import monotonic, process_time, thread_time
 
 import psutil
 
-TICK = 0.1  # seconds between two looks at a call
-_BEAT = 1.0  # seconds between two measurements of what the processor gives this thread
-_SAMPLE = 0.01  # seconds of processor time that one takes
+TICK = 0.1  # seconds between two measurements of a call
+_BEAT = 1.0  # seconds between two measurements of this thread's share of the processor
+_SAMPLE = 0.01  # seconds of processor time for one
 _LEAST_SHARE = 0.05
 
 
 def thread_seconds(native_id: int | None) -> float | None:
-    """The processor time of the thread with this number; None where it has ended, or the system does not tell."""
+    """Return the processor time of this thread; None where it has ended or the system has no such clock."""
     if not _TELLS or native_id is None:
         return None
     return _thread_seconds(native_id)
 
 
 def _thread_seconds(native_id: int) -> float | None:
-    # Linux's number of a thread's clock: man 2 clock_getres. time.pthread_getcpuclockid would give the same, and
-    # crash for a thread that has just ended.
+    # Linux's id of a thread's clock (man 2 clock_getres). time.pthread_getcpuclockid returns the same, but crashes for
+    # a thread that has just ended.
     try:
         return time.clock_gettime((~native_id << 3) | 6)
     except (AttributeError, OSError, OverflowError):
@@ -47,20 +47,20 @@ _TELLS = _tells()
 
 
 class ProcessorTime:
-    """The processor time that this process uses from now on, that of the Python threads which are already there left
-    out: widgets, a monitor, an earlier call that could not be ended. Where the system does not tell the time of a
-    thread (macOS, Windows), only that of the thread which asks is left out."""
+    """The processor time of this process from now on, without that of the existing Python threads: widgets, a monitor,
+    an earlier call that could not be ended. Where the system has no clock for other threads (macOS, Windows), only the
+    calling thread is left out."""
 
     def __init__(self) -> None:
         self._own = thread_time()
-        me = threading.current_thread()  # its object keeps, in a fork, the number that it had before
+        me = threading.current_thread()  # in a fork, its object keeps its former id
         others = {thread.native_id for thread in threading.enumerate() if thread is not me} if _TELLS else set()
         others.add(threading.get_native_id())
         self._others = {number: thread_seconds(number) for number in others}
         self._process = process_time()
 
     def used(self) -> float:
-        """Seconds. To be asked in the thread that made this."""
+        """Return the seconds; call it in the thread that made this object."""
         process = process_time() - self._process
         if not _TELLS:
             return process - (thread_time() - self._own)
@@ -72,7 +72,7 @@ class ProcessorTime:
 
     @staticmethod
     def of_children() -> float:
-        """The processor time of all child processes, those that have ended included; takes some milliseconds."""
+        """Return the processor time of all child processes, also of ended ones; takes some milliseconds."""
         ended = os.times()
         total = ended.children_user + ended.children_system
         try:
@@ -89,11 +89,10 @@ class ProcessorTime:
 
 
 class FairClock:
-    """Seconds in which this machine had time for us. To be asked every `TICK`, in one thread.
+    """A clock of the time in which the processor was available to this process; call `now` every `TICK` in one thread.
 
-    A pause in which nobody asked (the process was stopped, or another one had the processor) counts as two ticks at
-    most. Once in a second a hundredth is spent to see how much of the processor a thread gets, and time passes by that
-    share.
+    A longer pause between calls (the process was stopped, or another one had the processor) counts as two ticks. Once a
+    second, 10 ms are spent to measure the share of the processor that a thread gets, by which time passes.
     """
 
     def __init__(self) -> None:
@@ -111,7 +110,7 @@ class FairClock:
 
 
 def _share_of_the_processor() -> float:
-    """What part of the time this thread gets while it computes, from 0 to 1."""
+    """Return the share of the time that this thread runs while it computes, from 0 to 1."""
     wall, own = monotonic(), thread_time()
     while (used := thread_time() - own) < _SAMPLE:
         pass

@@ -1,9 +1,9 @@
-"""Races between streams of a virtual GPU, found by PyTorch's CUDA Sanitizer and told where it would raise.
+"""Finds data races between streams of a virtual GPU with PyTorch's CUDA Sanitizer, and records them in a list.
 
-A virtual GPU has all values at once, also those that no stream has waited for; who waited for whom is what it tells.
-Beyond the sanitizer's own: pinned memory counts as the GPU's does where a copy reads or writes it; memory must not be
-freed while a stream that no one waits for may use it; a CUDA graph uses what it has captured when it is replayed; and
-who asked whether all is done, and was told so, has waited.
+A virtual GPU computes all values at once, so that a missing wait does not change them; the sanitizer follows the waits.
+In addition: pinned memory counts like the GPU's where a copy reads or writes it; memory must not be freed while a
+stream may use it that nobody waited for; the replay of a CUDA graph accesses all that was captured; and a query that
+returned True counts as a wait.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from torch.cuda import _gpu_trace
 from virtualgpu.surface.graphs import CUDAGraph
 from virtualgpu.surface.streams import Event, Stream
 
-_PINNED = "_gpulab_raced"  # on a storage of the host: what it is known by
+_PINNED = "_gpulab_raced"  # an attribute of a pinned storage: its name
 _names = itertools.count(1)
 
 
 class Race(NamedTuple):
-    """`stream` uses, or frees, what `other` was given to use before, and does not wait for it."""
+    """`stream` uses or frees memory that `other` used before, without waiting for it."""
 
     stream: int
     other: int
@@ -40,7 +40,7 @@ class Race(NamedTuple):
 
 @contextmanager
 def races() -> Iterator[list[Race]]:
-    """The races that this thread makes within the block."""
+    """Yield a list that collects the races of this thread within the block."""
     registries = [one for one in vars(_gpu_trace).values() if isinstance(one, CallbackRegistry)]
     before = [list(one.callback_list) for one in registries]
     found: list[Race] = []
@@ -64,7 +64,7 @@ def races() -> Iterator[list[Race]]:
 
 
 def _answered(kind: Any, tell: Callable[[Any], object]) -> Any:
-    """Who asked and was told that all is done has waited as well; PyTorch does not say so."""
+    """Patch `kind.query`: if it returns True, `tell` reports a wait, which PyTorch does not."""
     query = kind.query
 
     def asked(one: Any) -> bool:
@@ -78,13 +78,13 @@ def _answered(kind: Any, tell: Callable[[Any], object]) -> Any:
 
 @cache
 def _listener() -> Any:
-    """The sanitizer's mode. Its module is loaded for this alone: from its import on, it listens to all that happens."""
+    """Return the sanitizer's dispatch mode. Its module is loaded here alone: it registers callbacks at import."""
     spec = find_spec("torch.cuda._sanitizer")
     assert spec is not None
     assert spec.loader is not None
     module: Any = module_from_spec(spec)
     spec.loader.exec_module(module)
-    # Of the stack at each access, which nobody will read here, it makes no list: that would be most of the time.
+    # Do not extract the stack at each access, which would take most of the time.
     module.traceback = SimpleNamespace(
         StackSummary=SimpleNamespace(extract=lambda *args, **kwargs: []), walk_stack=lambda frame: ()
     )
@@ -103,7 +103,7 @@ def _listener() -> Any:
             super().__init__()
             self.recorded: set[tuple[int, int]] = set()  # of memory and streams
             self._owners: dict[int, int] = {}
-            self._graphs = WeakKeyDictionary[CUDAGraph, tuple[set[int], set[int]]]()  # what each reads and writes
+            self._graphs = WeakKeyDictionary[CUDAGraph, tuple[set[int], set[int]]]()  # memory read, written
             handler = self.event_handler
             finds = handler._handle_kernel_launch
 
@@ -113,11 +113,11 @@ def _listener() -> Any:
                 return []
 
             def allocated(address: int) -> None:
-                if not torch.cuda.is_current_stream_capturing():  # a graph's own pool gives memory to nobody else
+                if not torch.cuda.is_current_stream_capturing():  # a graph's private pool is not shared
                     self._owners[address] = torch.cuda.current_stream().cuda_stream
 
             def freed(address: int) -> None:
-                """Called before the sanitizer forgets what was there."""
+                """Called before the sanitizer forgets this memory."""
                 owner, info = self._owners.pop(address, None), handler.tensors_accessed.accesses.get(address)
                 if owner is None or info is None:
                     return
@@ -147,7 +147,7 @@ def _listener() -> Any:
             return outputs
 
         def replaying(self) -> Callable[[CUDAGraph], None]:
-            """`CUDAGraph.replay`, one access to all that went into the graph."""
+            """Return a `CUDAGraph.replay` that counts as one access to all memory of the graph."""
             replay, launch = CUDAGraph.replay, self.event_handler._handle_kernel_launch
 
             def replayed(graph: CUDAGraph) -> None:
@@ -163,7 +163,7 @@ def _listener() -> Any:
 
 
 def _on_gpu(given: Any) -> bool:
-    """Whether the GPU has a part in it: the host's own work on its memory is none of a stream's."""
+    """Return True if an argument is on the GPU: the host's work on its own memory belongs to no stream."""
     for item in given:
         if isinstance(item, torch.Tensor):
             found = item.is_cuda
@@ -177,7 +177,7 @@ def _on_gpu(given: Any) -> bool:
 
 
 def _name_of(tensor: torch.Tensor) -> int:
-    """A number for memory of the host, which no address of a GPU is; an address may be another buffer's afterwards."""
+    """Return a negative number for memory of the host, unique over its life, unlike its address."""
     storage: Any = tensor.untyped_storage()
     name: int | None = getattr(storage, _PINNED, None)
     if name is None:

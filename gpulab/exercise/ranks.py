@@ -1,8 +1,8 @@
-"""A student's function called on real ranks: processes of this machine that last for one check, each for many calls.
+"""Calls a student's function on real ranks: processes on this machine that serve all calls of one check.
 
-`Ranks(most)` starts them from the warm server when they are first needed. What goes wrong on a rank fails the check in
-words that name it: an exception, an exit, a collective that one of them waits in for ever. After a failure, and at the
-end, all of them are gone with whatever they have started.
+`Ranks(most)` starts them from the warm server at the first call. An exception, an exit, or a collective in which a rank
+waits for ever fails the check with a message that names the rank. After a failure, and at the end, all ranks and the
+processes that they started are gone.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ import psutil
 from ..distributed import Rank, RankFailed, run
 from ..distributed.running import environment
 from .base import CheckFailed, NotAttempted, Trial
-from .on_rank import WHERE, Answer, Call
 from .processor import TICK, FairClock
+from .rank_worker import WHERE, Answer, Call
 from .wording import clip, is_students
 
-QUIET_SECONDS = 2.0  # in which no rank that has not answered does anything
+QUIET_SECONDS = 2.0  # without work of any rank that has not answered: they hang
 TOGETHER_SECONDS = 0.5  # the same, where a rank has failed already
 LIMIT_SECONDS = 10.0  # of processor time, of one rank
 WALL_SECONDS = 60.0
-PATIENCE_SECONDS = 0.5  # with ranks that are told to end
-_LITTLE = 0.05  # of the time: Gloo's own threads look around a hundred times a second
+PATIENCE_SECONDS = 0.5  # for ranks to end by themselves
+_LITTLE = 0.05  # of the time: Gloo's threads poll a hundred times a second
 _UNEQUAL = (
     "ranks that do not call the same collectives in the same order wait for one another: each must call all of them, "
     "whatever its own data are"
@@ -50,16 +50,13 @@ _HUNG, _BUSY = "has not returned: it waits", "was still computing"
 _ENDED = Answer(ended="ended its process")
 
 
-class Ranks:
-    """At most `most` processes, for the calls of `trial`, as a context manager."""
+class Ranks(contextlib.AbstractContextManager["Ranks"]):
+    """A context manager for the calls of `trial`, with at most `most` processes."""
 
     def __init__(self, most: int, trial: Trial) -> None:
         self.most, self._outputs = most, list[str]()
         self._crew: _Crew | None = None
         trial.ranks = self
-
-    def __enter__(self) -> Ranks:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
@@ -71,19 +68,19 @@ class Ranks:
             self._crew = None
 
     def printed(self) -> list[str]:
-        """What the ranks of the first crew have printed, a line for each; to be asked when they have ended."""
+        """Return the output of the first crew's ranks, a line for each; call it after they have ended."""
         lines = [(rank, " ".join(output.split())) for rank, output in enumerate(self._outputs)]
         return [f"(rank {rank} printed: {clip(line, 200)})" for rank, line in lines if line]
 
     def call(
         self, trial: Trial, functions: Sequence[Callable[[], Any]], student: Any, *, may_seed: bool = False
     ) -> list[Any]:
-        """What each of `functions` returned on its rank, the first on rank 0. `student` is the function within them;
-        the body of a script `may_seed` the global generators of its process."""
+        """Call each of `functions` on its rank, the first on rank 0, and return the results. `student` is the function
+        within them; `may_seed` allows it to seed the global generators, as a script does."""
         trial.called = True
         try:
             pickled = _pickled(functions, student)
-        except Exception as error:  # whatever a student's objects raise when they are pickled
+        except Exception as error:  # a student's object may raise anything in __reduce__
             trial.fail(
                 "your function cannot be sent to the ranks",
                 expected="a function that another process can have a copy of",
@@ -109,29 +106,29 @@ class Ranks:
             return [answer.value for answer in answers]
         crew, waiting = self._crew, {_HUNG, _BUSY}
         if ended := {answer.ended for answer in answers if answer.ended}:
-            # Of one that has ended by itself the launcher must know before others are killed: it tells who was first.
+            # Wait for one that ended by itself before the others are killed: the launcher reports who was first.
             self.close(0.0 if ended <= waiting else PATIENCE_SECONDS)
         raise _failure(trial, answers, crew.culprit)
 
 
 class _Crew:
-    """The processes themselves, in a run of their own, for calls of functions of the module `home`."""
+    """The processes of one distributed run, for functions of the module `home`."""
 
     def __init__(self, count: int, home: str) -> None:
         key = os.urandom(16)
         self._listener = Listener(("127.0.0.1", 0), authkey=key, backlog=count)
-        script, (_, port) = Path(__file__).with_name("on_rank.py"), self._listener.address
+        script, (_, port) = Path(__file__).with_name("rank_worker.py"), self._listener.address
         self._outputs = list[str]()
-        self.calls = 0  # so many were made
+        self.calls = 0  # the number of calls made
         self._failed: BaseException | None = None
-        self.culprit: Rank | None = None  # whose end brought the others down
+        self.culprit: Rank | None = None  # the first that ended
         words = [str(port), key.hex()]
         env = {} if "GPULAB_GPU" not in os.environ else {"GPULAB_GPU": ""}
         warm = sys.platform == "linux"
         if warm:
             from ..distributed.warm import VIRTUAL, server
 
-            names = [*VIRTUAL, f"{__package__}.on_rank", home]
+            names = [*VIRTUAL, f"{__package__}.rank_worker", home]
             server(environment(env)).imports([name for name in names if name.startswith(("gpulab.", "virtualgpu."))])
 
         def follow() -> None:
@@ -139,7 +136,7 @@ class _Crew:
                 ended = run(script, count, args=words, timeout=None, env=env, warm=warm)
             except RankFailed as failed:
                 ended, self.culprit = failed.run, failed.rank
-            except BaseException as error:  # it is raised where somebody waits for the ranks
+            except BaseException as error:  # raised by `_welcome`
                 self._failed = error
                 return
             self._outputs = [rank.output for rank in ended.ranks]
@@ -155,7 +152,7 @@ class _Crew:
             raise
 
     def _welcome(self) -> None:
-        """Another rank, unless they all have ended."""
+        """Accept the connection of one more rank; RuntimeError if all have ended."""
         listening: Any = self._listener._listener._socket  # type: ignore[attr-defined]
         if not wait([listening], TICK):
             if not self._run.is_alive():
@@ -170,7 +167,7 @@ class _Crew:
         for rank, call in enumerate(calls):
             try:
                 self._ranks[rank].send_bytes(pickle.dumps(call))
-            except OSError:  # the end of another, in this call, has brought it down
+            except OSError:  # it ended with another rank, in this call
                 answers[rank] = _ENDED
         watch = _Watch([self._pids[rank] for rank in range(len(calls))])
         while waiting := [rank for rank in range(len(calls)) if rank not in answers]:
@@ -193,7 +190,7 @@ class _Crew:
         return answer
 
     def _where(self, rank: int) -> tuple[tuple[str, ...], str]:
-        """The student's lines that a rank is in, and what it has called there; nothing where it does not tell."""
+        """Return the student's lines in the stack of a rank, and the function called there; empty without an answer."""
         connection = self._ranks[rank]
         with contextlib.suppress(EOFError, OSError):
             connection.send_bytes(WHERE)
@@ -205,7 +202,7 @@ class _Crew:
         return (), ""
 
     def end(self, patience: float = PATIENCE_SECONDS) -> list[str]:
-        """The ranks are gone; what each has printed."""
+        """End all ranks and return the output of each."""
         for connection in self._ranks.values():
             connection.close()
         self._listener.close()
@@ -220,29 +217,29 @@ class _Crew:
 
 
 class _Watch:
-    """How long the ranks have been at work."""
+    """Measures the ranks against the limits."""
 
     def __init__(self, pids: Sequence[int]) -> None:
         self._clock, self._pids, self._processes = FairClock(), pids, dict[int, psutil.Process]()
         for pid in pids:
-            with contextlib.suppress(psutil.NoSuchProcess):  # it has ended in this call, before this began to watch
+            with contextlib.suppress(psutil.NoSuchProcess):  # it ended before this began to watch
                 self._processes[pid] = psutil.Process(pid)
         self._began = self._then = self._used()
         self._since = 0.0
 
     def over(self, pids: Sequence[int], failed: bool) -> dict[int, str]:
-        """What to say of each of these ranks, which have not answered; nothing while they may go on."""
+        """Return how each of these ranks, which have not answered, failed; empty while they may go on."""
         now, used = self._clock.now(), self._used()
         quiet = TOGETHER_SECONDS if failed else QUIET_SECONDS
         busy = {pid for pid in pids if used[pid] - self._began[pid] > LIMIT_SECONDS}
         if busy or now > WALL_SECONDS:
             return {pid: _BUSY if pid in busy or not busy else _HUNG for pid in pids}
-        if sum(used.values()) - sum(self._then.values()) > _LITTLE * quiet + 0.02:  # the system counts hundredths
+        if sum(used.values()) - sum(self._then.values()) > _LITTLE * quiet + 0.02:  # the resolution is 10 ms
             self._since, self._then = now, used
         return dict.fromkeys(pids, _HUNG) if now - self._since > quiet else {}
 
     def _used(self) -> dict[int, float]:
-        """Seconds of processor time, 0 of a rank that has ended."""
+        """Return the processor time of each rank in seconds, 0 for one that has ended."""
         used = dict.fromkeys(self._pids, 0.0)
         for pid, process in self._processes.items():
             with contextlib.suppress(psutil.Error):
@@ -252,15 +249,15 @@ class _Watch:
 
 
 def _failure(trial: Trial, answers: Sequence[Answer], culprit: Rank | None) -> BaseException:
-    """The exception for a call that went wrong on a rank at least: an ended process tells more than what others raise
-    then, and that more than that they wait."""
+    """Return the exception for a failed call: an ended process comes before exceptions, and these before waiting ranks,
+    which are their consequences."""
     count = len(answers)
     if any(answer.not_attempted for answer in answers):
         return NotAttempted(f"{trial.name}: not attempted yet")
     ended = {rank: answer.ended for rank, answer in enumerate(answers) if answer.ended not in ("", _HUNG, _BUSY)}
     raised = [rank for rank, answer in enumerate(answers) if answer.raised]
     busy = [rank for rank, answer in enumerate(answers) if answer.ended == _BUSY]
-    # One that waits outside the student's lines has returned from them.
+    # A rank that hangs outside the student's lines has returned from them.
     hung = [rank for rank, answer in enumerate(answers) if answer.ended == _HUNG]
     waits = [rank for rank in hung if answers[rank].frames]
     at_fault = busy or waits or hung
@@ -276,7 +273,7 @@ def _failure(trial: Trial, answers: Sequence[Answer], culprit: Rank | None) -> B
             expected="a call that returns on all ranks",
             got=f"a process that {how}{waited}",
         )
-        # By which rank a signal comes is a matter of time; where a rank itself ends, its line says when.
+        # Which rank gets a signal first is random; a rank that ends itself does so at a line.
         failed.raised = f"a rank {how}" if how.startswith("was killed") else f"rank {first} {how}"
     elif raised:
         first = raised[0]
@@ -290,7 +287,7 @@ def _failure(trial: Trial, answers: Sequence[Answer], culprit: Rank | None) -> B
     else:
         first = at_fault[0]
         does = "computes" if busy else "waits" if waits else "has returned, and what follows waits"
-        # Where one computes differs from moment to moment.
+        # The function that a busy rank is in is random.
         inside = f" in {answers[first].inside}" if answers[first].inside and not busy else ""
         failed = CheckFailed(
             trial.name,
@@ -311,11 +308,11 @@ def _named(ranks: Sequence[int]) -> str:
 
 
 def _pickled(functions: Sequence[Callable[[], Any]], student: Any) -> list[bytes]:
-    """Each with the code of the student's own module, a notebook or a file, which a rank may not be able to import."""
+    """Pickle the functions, the student's own module by value: a rank cannot import a notebook, and not every file."""
     import cloudpickle
 
     class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
-        """With the modules that torch has put objects of its own in the place of: torch.backends and what is in it."""
+        """Also pickles the module objects of torch that are no plain modules, such as torch.backends."""
 
         def reducer_override(self, obj: Any) -> Any:
             if isinstance(obj, ModuleType) and type(obj) is not ModuleType and sys.modules.get(obj.__name__) is obj:
@@ -344,7 +341,7 @@ def _pickled(functions: Sequence[Callable[[], Any]], student: Any) -> list[bytes
 
 
 def _same_call(one: Any, other: Any) -> bool:
-    """Whether both call one function with the same objects, as where all ranks are given the same."""
+    """Return True if both call one function with identical arguments, as where all ranks get the same."""
     if not (isinstance(one, partial) and isinstance(other, partial)) or one.keywords or other.keywords:
         return False
     ours, theirs = (one.func, *one.args), (other.func, *other.args)
@@ -352,7 +349,7 @@ def _same_call(one: Any, other: Any) -> bool:
 
 
 def _lines_of(student: Any) -> dict[str, list[str]]:
-    """The source of the cells, which the ranks have no file of."""
+    """Return the source of the student's cell by file name, for tracebacks on ranks."""
     file = getattr(getattr(student, "__code__", None), "co_filename", "")
     return {file: linecache.getlines(file)} if file and not Path(file).exists() else {}
 

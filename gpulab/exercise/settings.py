@@ -1,9 +1,9 @@
-"""The settings that code is known to leave changed, torch's and Python's: read, compared, put back.
+"""Reads, compares and restores global settings of torch and Python, and random states, around a student's code.
 
-`local()` holds those that belong to one thread, `shared()` those of the whole process. Random states are kept
-here too. What this file does not see: functions of torch or Python that were replaced, and of seeding: that of a GPU
-with the seed that it has, that of the CPU's generator with its own seed once some 20,000 numbers have been drawn, and a
-state that was set (`set_rng_state`, `setstate`) and could come from drawing.
+`local()` returns the settings of one thread, `shared()` those of the process. Not detected: functions of torch or
+Python that were replaced, and some cases of seeding: a GPU's generator with the seed that it has, the CPU's with its
+own seed once some 20,000 numbers have been drawn, and a state set by `set_rng_state` or `setstate` that drawing could
+have reached.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import torch
 from virtualgpu import collecting
 
 _T = TypeVar("_T")
-_WORDS = 624  # of a state of the Mersenne Twister
-_TORCH_BYTES = 5056  # of the state of torch's generator on the CPU
+_WORDS = 624  # in a state of the Mersenne Twister
+_TORCH_BYTES = 5056  # in the state of torch's generator on the CPU
 _ROUNDS = 2000  # 1.2 million numbers: no answer to an exercise draws more from Python's or NumPy's global generator
 _ROUNDS_BACK = 30  # a fraction of a millisecond
 
@@ -34,16 +34,16 @@ class _Setting:
     name: str
     read: Callable[[], Any]
     write: Callable[[Any], Any]
-    quiet: bool = False  # put back, and not worth a word
+    quiet: bool = False  # restored without a message
 
 
 def shared() -> dict[str, Any]:
-    """The process-wide settings by name; None where this build has none, or torch refuses to read it."""
+    """Return the process-wide settings by name; None where this build has no such setting, or torch cannot read it."""
     return {setting.name: _value(setting) for setting in _SHARED}
 
 
 def local() -> dict[str, Any]:
-    """The settings of the calling thread."""
+    """Return the settings of the calling thread by name."""
     return {
         "grad mode": torch.is_grad_enabled(),
         "autocast on the CPU": torch.is_autocast_enabled("cpu"),
@@ -53,9 +53,9 @@ def local() -> dict[str, Any]:
     }
 
 
-def put_back(values: dict[str, Any], *, also: Iterable[str] = (), as_read: dict[str, Any] | None = None) -> None:
-    """Set the shared settings to `values` where they differ, and those named in `also` whether or not they seem to.
-    Nothing is looked at anew where they are as they were when all was `as_read`."""
+def restore(values: dict[str, Any], *, also: Iterable[str] = (), as_read: dict[str, Any] | None = None) -> None:
+    """Set the shared settings to `values` where they differ, those in `also` in any case. `as_read` are the current
+    values, if known."""
     if as_read == values and not also:
         return
     for setting in _SHARED:  # in order: a general one before those that inherit from it
@@ -65,7 +65,7 @@ def put_back(values: dict[str, Any], *, also: Iterable[str] = (), as_read: dict[
 
 
 def changed(before: dict[str, Any], after: dict[str, Any]) -> dict[str, str]:
-    """The settings that differ, each with what to say of it: "the default dtype at float64, not float32"."""
+    """Return a message for each setting that differs: "the default dtype at float64, not float32"."""
     quiet = {setting.name for setting in _SHARED if setting.quiet}
     return {
         name: f"{name} at {_short(after[name])}, not {_short(old)}"
@@ -75,10 +75,10 @@ def changed(before: dict[str, Any], after: dict[str, Any]) -> dict[str, str]:
 
 
 def in_clean_state(body: Callable[[], _T], *, seed: int) -> _T:
-    """Run a check's body with the settings that checks are made for, and a seed; then put the notebook's own back."""
+    """Run a check's body with default settings and this seed; restore the notebook's settings and random states."""
     before, states, autocast = shared(), random_states(), torch.is_autocast_enabled("cpu")
     try:
-        put_back(before | _FOR_CHECKS)
+        restore(before | _FOR_CHECKS)
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed every GPU too
         random.seed(seed)
         # not a disabled autocast block: inside one, those of the check would not clear their cache of weights
@@ -89,12 +89,12 @@ def in_clean_state(body: Callable[[], _T], *, seed: int) -> _T:
             return body()
     finally:
         torch.set_autocast_enabled("cpu", autocast)
-        put_back(before)
-        put_back_random(states)
+        restore(before)
+        restore_random(states)
 
 
 def random_states() -> dict[str, Any]:
-    """The states of the random generators of Python, torch (GPUs that are in use too) and NumPy, if it is loaded."""
+    """Return the random states of Python, torch (with the GPUs in use) and, if imported, NumPy."""
     states: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     if _has_gpu():
         states["cuda"] = torch.cuda.get_rng_state_all()
@@ -103,7 +103,7 @@ def random_states() -> dict[str, Any]:
     return states
 
 
-def put_back_random(states: dict[str, Any]) -> None:
+def restore_random(states: dict[str, Any]) -> None:
     random.setstate(states["python"])
     torch.set_rng_state(states["torch"])
     if "cuda" in states:
@@ -113,7 +113,7 @@ def put_back_random(states: dict[str, Any]) -> None:
 
 
 def seeds() -> dict[str, int]:
-    """What torch's generators were last seeded with, by the name of the call that seeds them."""
+    """Return the seeds of torch's generators, by the name of the function that sets them."""
     found = {"torch.manual_seed": torch.initial_seed()}
     if _has_gpu():
         for index, generator in enumerate(torch.cuda.default_generators):
@@ -122,12 +122,12 @@ def seeds() -> dict[str, int]:
 
 
 def seeded(states: dict[str, Any], seeds_before: dict[str, int]) -> list[str]:
-    """Which global generators have been seeded since `random_states()` and `seeds()` were taken, and not only drawn
-    from. A state that was put back is as it was."""
+    """Return the names of the functions that have seeded a global generator since `random_states()` and `seeds()` were
+    taken; drawing from it, or restoring its state, does not count."""
     found = [name for name, seed in seeds().items() if seeds_before.get(name, seed) != seed]
     old, new = states["torch"], torch.get_rng_state()
     known = len(new) == _TORCH_BYTES and not found and not torch.equal(old, new)
-    if known and _may_be_drawn(_words(new), _words(old), _ROUNDS_BACK):  # it leads to where it was: it was set back
+    if known and _may_be_drawn(_words(new), _words(old), _ROUNDS_BACK):  # it leads back to the old state
         found.append("torch.manual_seed")
     if not _may_be_drawn(states["python"][1], random.getstate()[1]):
         found.append("random.seed")
@@ -140,8 +140,8 @@ def seeded(states: dict[str, Any], seeds_before: dict[str, int]) -> list[str]:
 
 
 def _may_be_drawn(before: tuple[int, ...], after: tuple[int, ...], rounds: int = _ROUNDS) -> bool:
-    """Whether drawing leads from one state of the Mersenne Twister to the other: 624 words, which are made anew as
-    soon as all have been used, and how many have been. `random`, NumPy and torch share it."""
+    """Return True if drawing leads from one state of the Mersenne Twister to the other: 624 words, generated anew once
+    all are used, and the number of those used. `random`, NumPy and torch share it."""
     if before[:-1] == after[:-1]:
         return before[-1] <= after[-1]
     twin = random.Random()
@@ -154,9 +154,9 @@ def _may_be_drawn(before: tuple[int, ...], after: tuple[int, ...], rounds: int =
 
 
 def _words(state: torch.Tensor) -> tuple[int, ...]:
-    """What torch's generator on the CPU has in its bytes, as `random` has it: the seed (8 bytes), how many words are
-    left and a flag (4 each), the next word's index (8), the 624 words (8 each), and what `normal_` keeps
-    (aten/src/ATen/CPUGeneratorImpl.cpp)."""
+    """Return the state of torch's generator on the CPU in the form of `random`. Its bytes: the seed (8), the number of
+    words left and a flag (4 each), the index of the next word (8), the 624 words (8 each), a cache of `normal_`
+    (aten/src/ATen/CPUGeneratorImpl.cpp, PyTorch 2.15)."""
     left = int(state[8:12].clone().view(torch.int32))
     return (*state[24 : 24 + 8 * _WORDS].clone().view(torch.int64).tolist(), _WORDS + 1 - left)
 
@@ -166,7 +166,7 @@ def _has_gpu() -> bool:
 
 
 def _current() -> dict[str, str]:
-    """The current GPU, and the current stream of each, of the calling thread."""
+    """Return the calling thread's current GPU, and its current stream on each."""
     streams = {
         f"the current stream of cuda:{index}": f"stream {torch.cuda.current_stream(index).cuda_stream}"
         for index in range(torch.cuda.device_count())
@@ -175,7 +175,7 @@ def _current() -> dict[str, str]:
 
 
 def _sync_debug_mode() -> str:
-    """The default one until a GPU is in use: to read it would take one into use."""
+    """Return the mode; "default" until a GPU is in use, since reading it would initialise CUDA."""
     return ("default", "warn", "error")[torch.cuda.get_sync_debug_mode() if _has_gpu() else 0]
 
 
@@ -206,7 +206,7 @@ def _short(value: Any) -> str:
 
 
 def _of_backend(path: str, attribute: str) -> _Setting:
-    """A setting that is an attribute of `torch.backends.PATH`."""
+    """Return the setting of an attribute of `torch.backends.PATH`."""
 
     def home() -> Any:
         return attrgetter(path)(torch.backends) if path else torch.backends
@@ -228,7 +228,7 @@ def _set_environment(values: dict[str, str]) -> None:
 
 
 _THREADS, _GPU = "the number of threads", "the current GPU"
-OF_A_SCRIPT = (_THREADS, _GPU)  # what a rank's script sets for all of its process
+OF_A_SCRIPT = (_THREADS, _GPU)  # that a rank's script may set for its process
 # One thread: the models are tiny, and on a busy machine threads would wait for one another.
 _FOR_CHECKS: dict[str, Any] = {
     "the default dtype": torch.float32,

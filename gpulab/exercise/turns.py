@@ -1,8 +1,8 @@
-"""What every turn is made of: it tries the reader's own function on fresh inputs, and says at once what came of it.
+"""Runs a turn of a lecture: tries the reader's function on fresh inputs, and shows the verdict without a grade.
 
-A turn is a function of the reader's object under `@turn(...)`. It returns where the answer is right, raises `NotYet`
-where it is wrong and `AsGiven` where nothing has changed. None of the three stops the notebook; the reader's own
-exception does, and is shown as it is.
+A turn is a function of the reader's object under `@turn(...)`. It returns if the answer is right, raises `NotYet` if it
+is wrong and `AsGiven` if nothing was changed. None of the three stops the notebook; an exception of the reader's code
+does, and is shown as it is.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from virtualgpu.pictures.display import bundle, show
 
 from . import settings
 from .base import NotAttempted, drawn_seed
-from .wording import show as words_for
+from .wording import brief
 
 _ON = "the lecture goes on without it"
 _COLORS = {"○": "var(--jp-brand-color2, #56B4E9)", "✘": "#E69F00", "✔": "#009E73"}
@@ -27,24 +27,24 @@ _CARD = '<div style="border-left: 3px solid {color}; padding: 0.2em 0.8em;">{lin
 
 
 class NotYet(Exception):
-    """The answer is wrong: what came back, what was expected, and the likely reason."""
+    """Raised for a wrong answer, with what came back, what was expected, and the likely reason."""
 
     def __init__(self, got: str, *, expected: str, likely: str) -> None:
         super().__init__(f"✘ not yet: {got}; expected: {expected}\n  likely: {likely}")
 
 
 class AsGiven(Exception):
-    """The code that was given does still what it did, which `text` says."""
+    """Raised for unchanged code; `text` says what it does."""
 
     def __init__(self, text: str) -> None:
         super().__init__(f"○ your turn: {text}, as in the code given; {_ON}")
 
 
 def turn(says: str) -> Callable[[Callable[[Any], None]], Callable[[Any], None]]:
-    """Make a turn out of a function that judges the reader's object; `says` is what a right answer is told.
+    """Decorate a function that judges the reader's object as a turn; `says` is printed for a right answer.
 
-    It runs with a check's settings and with random numbers of its own: those of the notebook go on as if it had not
-    been there. Raises what the reader's code raises, with the reader's lines alone in the traceback.
+    It runs with a check's settings and its own random state, and restores the notebook's. An exception of the reader's
+    code passes through, with the reader's lines alone in the traceback.
     """
 
     def decorate(judge: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -70,7 +70,7 @@ def turn(says: str) -> Callable[[Callable[[Any], None]], Callable[[Any], None]]:
 
 
 def right_output(name: str) -> dict[str, Any]:
-    """What the turn of this name displays in a notebook for a right answer, as a MIME bundle."""
+    """Return the output of the turn `name` for a right answer, as a MIME bundle."""
     from importlib import import_module
 
     text = _right(getattr(import_module("gpulab.turn"), name).says)
@@ -89,14 +89,14 @@ def _card(text: str) -> str:
 def _called_for(answer: Any) -> None:
     if not callable(answer):
         raise NotYet(
-            f"{words_for(answer)} came",
+            f"{brief(answer)} came",
             expected="what the cell defines",
             likely="it was called, or its name was given to something else: pass it without brackets",
         )
 
 
 def _own_lines(traceback: TracebackType | None) -> TracebackType | None:
-    """The part of the traceback from the first line outside of this package on; all of it where there is none."""
+    """Return the traceback from its first line outside of this package on; all of it if there is none."""
     inner = traceback
     while inner is not None and inner.tb_frame.f_code.co_filename.startswith(own_code.folders()):
         inner = inner.tb_next

@@ -1,6 +1,6 @@
-"""A student's objects and exceptions in a few words, whatever they do when they are asked for their text.
+"""Describes a student's objects and exceptions in a few words, without calling a student's own `__repr__`.
 
-Nothing here runs a student's own `__repr__`: it could raise, print, or never return.
+That could raise, print, or never return.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from virtualgpu import own_code
 _LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
-def show(value: Any, limit: int = 80) -> str:
-    """What `value` is, on one line of at most `limit` characters."""
+def brief(value: Any, limit: int = 80) -> str:
+    """Describe `value` on one line of at most `limit` characters."""
     return clip(" ".join(_Words().repr(value).split()), limit)
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is a real number, one of NumPy's too; True and False are not."""
+    """Return True for a real number, also of NumPy; bool does not count."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def as_float(value: Any) -> float:
-    """A number as a float; infinite where it is too large for one."""
+    """Return a number as a float; infinite if it is too large for one."""
     try:
         return float(value)
     except OverflowError:
@@ -41,17 +41,17 @@ def as_float(value: Any) -> float:
 
 
 def is_finite(value: Any) -> bool:
-    """Whether it is a real number that a float can hold, and neither infinite nor NaN."""
+    """Return True for a real number that is finite as a float."""
     return is_number(value) and math.isfinite(as_float(value))
 
 
 def is_whole(value: Any) -> bool:
-    """Whether it is a whole number, one of NumPy's too; True and False are not."""
+    """Return True for an integer, also of NumPy; bool does not count."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
 def text_in(value: str) -> str:
-    """A text, or the one that a member of a `str` enum is."""
+    """Return the plain str of a text or of a member of a `str` enum."""
     return str.__str__(value)
 
 
@@ -60,7 +60,7 @@ def clip(text: str, limit: int = 300) -> str:
 
 
 def text_of(error: BaseException, limit: int = 300) -> str:
-    """The text of an exception on one line; it may be empty."""
+    """Return the text of an exception on one line; it may be empty."""
     try:
         return clip(" ".join(str(error).split()), limit)
     except Exception as second:
@@ -68,18 +68,18 @@ def text_of(error: BaseException, limit: int = 300) -> str:
 
 
 def frames(error: BaseException, most: int = 3) -> list[str]:
-    """The lines of the student's own code that led to `error`, outermost first; none of ours or of libraries."""
+    """Describe the lines of the student's own code in the traceback of `error`, outermost first."""
     return own_frames(traceback.extract_tb(error.__traceback__), most)
 
 
 def own_frames(stack: Sequence[traceback.FrameSummary], most: int = 3) -> list[str]:
-    """Those of a stack that are the student's, in the same words."""
+    """Describe the lines of the student's own code in a stack, outermost first."""
     own = [frame for frame in stack if is_students(frame.filename)]
     return [f"in {frame.name}, line {frame.lineno}: {clip(frame.line or '', 90)}" for frame in own[-most:]]
 
 
 def signature_of(function: Any, signature: inspect.Signature) -> str:
-    """Its name and the names of its parameters, without the defaults, whose repr is the student's."""
+    """Return name and parameters, without the defaults, whose repr may be a student's."""
     star: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
     names = [star.get(parameter.kind, "") + name for name, parameter in signature.parameters.items()]
     if any(parameter.kind is inspect.Parameter.KEYWORD_ONLY for parameter in signature.parameters.values()):
@@ -88,7 +88,7 @@ def signature_of(function: Any, signature: inspect.Signature) -> str:
 
 
 def parameters_of(function: Any) -> list[str]:
-    """The names of its positional parameters; none where it has no signature, as a callable of C code."""
+    """Return the names of the positional parameters; empty without a signature, as for a callable of C code."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -98,7 +98,7 @@ def parameters_of(function: Any) -> list[str]:
 
 
 class _Words(reprlib.Repr):
-    """repr for plain values and containers of them; a phrase for all else, a student's object too."""
+    """The repr of plain values and containers of them; a phrase for all other objects."""
 
     def repr1(self, value: Any, level: int) -> str:
         kind = type(value)

@@ -1,8 +1,8 @@
-"""One call in a thread of its own that can be waited for, interrupted by the student, and ended from outside.
+"""Runs one call in a thread that can be waited for, interrupted by the student, and ended from outside.
 
-Python has no way to end a thread but to raise in it, and code that catches everything goes on. Neither does a
-call into C that never comes back end: such a thread is left behind. So is one that imports: half a module in
-`sys.modules` would fail every later import of it.
+Python can end a thread only by raising an exception in it. Code that catches everything goes on, and so does a call
+into C that never returns: such a thread is abandoned. So is one that imports, since half a module in `sys.modules`
+would fail every later import of it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from .processor import FairClock, thread_seconds
 
-IMPORT_SECONDS = 60.0  # that an import is given to come to its end
+IMPORT_SECONDS = 60.0  # for an import to end
 _POLITE_SECONDS = 0.2
 _END_SECONDS = 1.0
 _PAUSE = 0.002  # between two exceptions
@@ -28,25 +28,25 @@ _raise_in = ctypes.PYFUNCTYPE(None, ctypes.c_ulong, ctypes.py_object)(("PyThread
 
 
 class TimeUp(SystemExit):
-    """Raised in a thread whose time is over. `except Exception` does not catch it; threading prints nothing of it."""
+    """Raised in a thread to end it. `except Exception` does not catch it; threading does not print it."""
 
 
 class _Mark(BaseException):
-    """What a thread raises in itself, and catches, so that no exception that was meant for a thread is under way.
+    """Raised by a thread in itself, and caught, so that no asynchronous exception stays pending.
 
-    One that its thread has not taken leaves the interpreter on the look-out, and Python 3.11 then never gets past the
-    first line of a function while it is traced: in a debugger or a profiler, or under Hypothesis. So it is done without
-    a call of a function in Python.
+    A pending one keeps the interpreter's eval breaker set, and Python 3.11 then never gets past the first line of a
+    function while it is traced: in a debugger, a profiler, or under Hypothesis. So this is done without a call of a
+    Python function.
     """
 
 
 class Worker:
-    """`call` in a daemon thread; `error` is what it raised, and `thread` the thread."""
+    """Runs `call` in the daemon thread `thread`; `error` is the exception that it raised."""
 
     def __init__(self, call: Callable[[], object]) -> None:
         self.error: BaseException | None = None
         self._call, self._over, self._done = call, False, threading.Event()
-        self._dropped, self._running = False, threading.Event()  # ended before it began; it has begun
+        self._dropped, self._running = False, threading.Event()  # ended before it started; started
         context = contextvars.copy_context()  # so that a notebook's display finds its cell
         self.thread = threading.Thread(target=context.run, args=(self._run,), name="gpulab check", daemon=True)
 
@@ -54,15 +54,15 @@ class Worker:
         self.thread.start()
 
     def wait(self, seconds: float) -> bool:
-        """Whether the call is over within this time."""
+        """Return True if the call ends within this time."""
         self._done.wait(seconds)  # not join: interrupted, it takes the thread for ended (Python 3.11)
         return self._done.is_set()
 
     def importing(self) -> bool:
-        """Whether the thread is within an import just now, or waits for another thread's.
+        """Return True if the thread is within an import, or waits for another thread's.
 
-        Its frames would tell too, but who looks at one that returns keeps what was in it: then tensors die late, and
-        the memory that is being measured is another.
+        Its frames would show it too, but a reference to a frame keeps its tensors alive, which changes the memory that
+        a check measures.
         """
         thread = self.thread.ident
         if thread is None:
@@ -71,27 +71,27 @@ class Worker:
         return bool(_imports._blocking_on.get(thread)) or any(getattr(lock, "owner", None) == thread for lock in locks)
 
     def end(self, *, for_imports: float = IMPORT_SECONDS) -> bool:
-        """See the thread to its end, raising `TimeUp` in it until then; False when that is in vain: for a second in
-        which the thread did nothing, or for a second of its own processor time.
+        """Raise `TimeUp` in the thread until it ends. Returns False if that fails for a second in which the thread did
+        nothing, or for a second of its own processor time.
 
-        A bare `except` in a loop catches what strikes inside its try. So after a while each exception brings the next
-        as it is caught, which strikes in the handler, and so on outwards. (Python 3.12 takes the jump at the end of a
-        handler for a part of the try: there a loop with `except: pass` may go on.) A destructor that runs in the thread
-        meanwhile, also one of other code's garbage, is struck as everything is.
+        A bare `except` in a loop catches what is raised inside its try. So after a while each exception raises the next
+        one when it is caught, which hits the handler, and so on outwards. (Python 3.12 counts the jump at the end of a
+        handler as part of the try: there a loop with `except: pass` may go on.) A destructor that runs in the thread
+        meanwhile, also of other code's garbage, is hit too.
 
-        An import is waited for, `for_imports` seconds long. Between the look at the import's locks and the exception
-        it does not run: Python gives another thread its turn after 5 ms, and this one has only just got it.
+        An import gets `for_imports` seconds to end. It cannot start between the check of the import locks and the
+        exception: Python switches threads after 5 ms, and this one has only just been switched to.
         """
         self._dropped = True
         thread = self.thread.ident
-        if thread is None:  # stop was pressed while the thread was being started: it finds nothing to do
+        if thread is None:  # interrupted while the thread was being started: it will not call
             return True
         self._running.wait()
         here, clock, imports = threading.get_ident(), FairClock(), FairClock()
         strike: type[BaseException] = TimeUp
         mark, first, latest = 0.0, thread_seconds(self.thread.native_id), 0.0
         while not self._done.is_set() and self.thread.is_alive():
-            if self.importing():  # nothing to do but wait; the second begins afterwards
+            if self.importing():  # wait; the second begins afterwards
                 if imports.now() > for_imports:
                     return False
                 clock = FairClock()
@@ -104,10 +104,10 @@ class Worker:
                 own = 0.0 if now is None or first is None else now - first
                 if own - latest < 0.01 or own > _END_SECONDS:
                     return False
-                mark, latest = spent, own  # it runs, but others want the processor too
+                mark, latest = spent, own  # it runs, on a busy machine
             if spent > _POLITE_SECONDS and strike is TimeUp:
                 for _ in range(_DEPTH):
-                    bring = functools.partial(_raise_in, thread, strike)  # C code: nothing can strike within it
+                    bring = functools.partial(_raise_in, thread, strike)  # C code, which no exception can interrupt
                     strike = type("TimeUp", (TimeUp,), {"__init__": staticmethod(bring)})
             if self.importing() or self._over:
                 self._done.wait(_PAUSE)
@@ -117,7 +117,7 @@ class Worker:
             try:
                 _raise_in(here, _Mark)
                 while True:
-                    time.sleep(0)  # it strikes here
+                    time.sleep(0)  # it is raised here
             except _Mark:
                 pass
         self.thread.join()
@@ -130,8 +130,8 @@ class Worker:
             if not self._dropped:
                 self._call()
         except BaseException as error:
-            self._over = True  # nobody raises here from now on, and what may be pending gives way to the mark: no
-            if self._dropped:  # bytecode that could be interrupted lies before or between these
+            self._over = True  # no exception is raised here from now on, and the mark replaces a pending one: there
+            if self._dropped:  # is no interruptible bytecode before or between these
                 try:
                     _raise_in(thread, _Mark)
                     while True:

@@ -1,1 +1,1 @@
-"""Which machine this is: `setup`, its card, the doctor."""
+"""Chooses and examines the machine of a notebook: `setup` with its card, and the doctor."""

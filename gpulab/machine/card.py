@@ -1,6 +1,6 @@
-"""The machine card: a heading and rows of label and text, drawn as text and as SVG.
+"""Renders the machine card, a heading and rows of label and text, as text, SVG and HTML.
 
-It knows nothing of machines; equal cards give equal bytes.
+Equal cards give equal bytes.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from virtualgpu.pictures.svg import both_themes
 
 _WIDTH = 640  # px
 _LINE = 18  # px from one line to the next
-_LEFT, _COLUMN = 22, 92  # px: where labels and texts begin
+_LEFT, _COLUMN = 22, 92  # px: left edges of labels and texts
 _CHARACTERS = 74  # of a row's text in a line; DejaVu Sans, the widest usual font, still fits
 
 
 @dataclass(frozen=True)
 class Card:
-    """A heading and rows of (label, text); `real` colours the edge, the words say it."""
+    """A heading and rows of (label, text); `real` chooses the colour of the edge."""
 
     heading: str
     rows: tuple[tuple[str, str], ...]
@@ -29,7 +29,7 @@ class Card:
 
 
 def as_text(card: Card) -> str:
-    """The card for a terminal, at most 88 characters wide."""
+    """Return the card for a terminal, at most 88 characters wide."""
     lines = [card.heading]
     for label, text in card.rows:
         lines += textwrap.wrap(text, 88, initial_indent=f"  {label:<9}", subsequent_indent=" " * 11)
@@ -37,7 +37,7 @@ def as_text(card: Card) -> str:
 
 
 def as_svg(card: Card) -> str:
-    """The card as a picture 640 px wide and as high as its lines."""
+    """Return the card as an SVG, 640 px wide."""
     parts, y = [], 30
     for label, text in card.rows:
         y += _LINE + 4
@@ -61,7 +61,7 @@ def as_svg(card: Card) -> str:
 
 
 def as_html(card: Card) -> str:
-    """The card as an image with its words as alt text, which an SVG output loses in JupyterLab."""
+    """Return the card as an image with alt text, which an SVG output loses in JupyterLab."""
     data = base64.b64encode(as_svg(card).encode()).decode("ascii")
     return f'<img alt="{_escape(_described(card))}" src="data:image/svg+xml;base64,{data}" style="max-width:100%">'
 
@@ -71,5 +71,5 @@ def _described(card: Card) -> str:
 
 
 def _escape(text: str) -> str:
-    """Text that XML can hold: its special characters escaped, control characters left out."""
+    """Escape a text for XML, and remove control characters."""
     return html.escape("".join(c for c in text if c.isprintable()))

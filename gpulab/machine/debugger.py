@@ -1,4 +1,4 @@
-"""JupyterLab's debugger, which is debugpy, and the processes that are started while it is on."""
+"""Detects JupyterLab's debugger (debugpy), and starts processes without it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ IN_IT = (
 
 
 def is_attached() -> bool:
-    """Whether debugpy is attached to this process; PyCharm's debugger, of the same modules, waits for no session."""
+    """Return True if debugpy is attached to this process; PyCharm's debugger, of the same modules, does not count."""
     asked: Any = getattr(sys.modules.get("pydevd"), "_is_attached", bool)
     return bool(asked())
 
 
 def kept_out() -> AbstractContextManager[None]:
-    """A block in which a process that is started is not debugged.
+    """Return a context in which processes are started without the debugger.
 
-    Debugpy has each Python that is started wait for a session of its own, which JupyterLab never opens.
+    Debugpy makes each Python that is started wait for a session of its own, which JupyterLab never opens.
     """
     patching = sys.modules.get("_pydev_bundle.pydev_monkey")
     block: AbstractContextManager[None] = getattr(patching, "skip_subprocess_arg_patch", nullcontext)()

@@ -1,7 +1,4 @@
-"""The machine a notebook runs on: `setup()` chooses it, seeds, and shows a card that says what the numbers are.
-
-It chooses and tells; it measures nothing, and finding faults is `doctor`'s work.
-"""
+"""Chooses the GPU of a notebook, real or virtual, seeds the random generators, and shows the machine card."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from virtualgpu import lending
 from virtualgpu.choice import DEFAULT, choose
 from virtualgpu.pictures.display import show
 
-from .. import course  # noqa: F401  (it notes the folder in which the notebook began)
+from .. import course  # noqa: F401  (it records the folder in which the notebook began)
 from .card import Card, as_html, as_svg, as_text
 from .debugger import IN_IT, is_attached
 
@@ -27,19 +24,18 @@ if TYPE_CHECKING:
 
     from virtualgpu.gpu import VirtualGPU
 
-# What torch says where there is no GPU at all, so that nothing need be explained.
+# Errors of torch on a machine without a GPU, which need no explanation.
 _NO_GPU = re.compile("Found no NVIDIA driver|No (CUDA|HIP) GPUs|not compiled with CUDA")
 
 
 @dataclass(frozen=True, repr=False)
 class Machine:
-    """What `setup()` chose.
+    """The choice of `setup()`.
 
-    `device` is where tensors go. `numbers` says what this notebook's bytes and times are. `virtual_of`
-    names the GPU that is stood in for, None for a real one. `total_memory` is the GPU's in bytes (for
-    Apple's GPU, the most that Metal recommends), None on the CPU. `notes` are sentences for the reader.
-    `threads` is how many threads PyTorch computes with on the CPU, and `threads_because` why they are fewer than it
-    would take, "" where they are not.
+    `device` is for tensors. `numbers` is the origin of this notebook's bytes and times. `virtual_of` names the GPU that
+    is simulated, None for a real one. `total_memory` is the GPU's in bytes (for Apple's GPU, the most that Metal
+    recommends), None on the CPU. `notes` are sentences for the reader. `threads` is the number of PyTorch's threads on
+    the CPU, `threads_because` the reason if they are fewer than its default, else "".
     """
 
     device: torch.device
@@ -53,7 +49,7 @@ class Machine:
     threads_because: str = field(default="", compare=False)
 
     def close(self) -> None:
-        """End the virtual GPU that `setup` put in place; what was on it is on the CPU afterwards."""
+        """End the virtual GPU that `setup` started; its tensors are on the CPU afterwards."""
         if self.virtual_of is not None:
             _check_within_nothing("close()")
             _end()
@@ -69,8 +65,8 @@ _gpu: VirtualGPU | None = None  # the one that `setup` started, while it is in f
 def setup(gpu: str | None = None, *, seed: int = 0) -> Machine:
     """Choose the device, seed the random generators, show the machine card, and return the machine.
 
-    On the CPU, PyTorch then computes with no more threads than this process has processors for, counting those that
-    other programs keep busy; it never gets more than it had.
+    PyTorch then has no more threads on the CPU than there are processors for this process, without those that other
+    programs keep busy, and never more than before.
 
     `gpu` is "auto", "real", "virtual:NAME" or a bare NAME such as "T4"; without it the environment
     variable GPULAB_GPU decides, and without that "auto": the CUDA GPU if it works, else a virtual T4.
@@ -92,7 +88,7 @@ def setup(gpu: str | None = None, *, seed: int = 0) -> Machine:
             notes = (f"setup({gpu!r}) is overruled by `python -m gpulab run --gpu {lent.spec.name}`.",)
         mode, spec = "virtual", lent.spec.name
     if mode == "virtual":
-        machine = _virtual(spec, notes)
+        machine = _virtual(spec, *notes)
     else:
         with _without_virtual():
             machine = _auto() if mode == "auto" else _real("GPULAB_GPU" if gpu is None else "gpu")
@@ -109,7 +105,7 @@ def setup(gpu: str | None = None, *, seed: int = 0) -> Machine:
 
 
 def _in_force() -> VirtualGPU | None:
-    """The one of `setup`, or that was lent to this program and that `setup` may replace."""
+    """Return the virtual GPU of `setup`, or the one lent to this program, which `setup` may replace."""
     return lending.gpu or _gpu
 
 
@@ -122,8 +118,8 @@ def _checked_seed(seed: int) -> int:
     return number
 
 
-def _virtual(name: str, notes: tuple[str, ...] = ()) -> Machine:
-    """The virtual GPU `name`. Nothing of the host may enter it but `notes`."""
+def _virtual(name: str, *notes: str) -> Machine:
+    """Return the machine of the virtual GPU `name`. It must not depend on the host, but for `notes`."""
     import torch
 
     from virtualgpu.gpus.specs import spec
@@ -133,7 +129,7 @@ def _virtual(name: str, notes: tuple[str, ...] = ()) -> Machine:
 
 
 def _put_in_force(name: str | None) -> None:
-    """Start the virtual GPU `name` unless it runs already; end another one, and any for None."""
+    """Start the virtual GPU `name` unless it runs already, and end any other; for None, end it."""
     global _gpu
     from virtualgpu.gpu import VirtualGPU
     from virtualgpu.scope import in_force
@@ -146,13 +142,13 @@ def _put_in_force(name: str | None) -> None:
     if in_force.current is not None:
         raise RuntimeError(f"setup() within a block of {in_force.current!r}: end that first")
     if name is not None:
-        # PyTorch's profiler logs starts and stops to stderr, and that there is no driver. On a real GPU errors count.
+        # PyTorch's profiler logs starts, stops and the missing driver to stderr. On a real GPU its errors count.
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         _gpu = VirtualGPU(name, count=count).start()
 
 
 def _check_within_nothing(what: str) -> None:
-    """Refuse to change the GPU where it is only out of sight: it comes back."""
+    """Raise RuntimeError within a block that suspends a virtual GPU, which would come back."""
     from virtualgpu.scope import in_force
 
     if in_force.suspended:
@@ -170,7 +166,7 @@ def _end() -> None:
 
 @contextlib.contextmanager
 def _without_virtual() -> Iterator[None]:
-    """Ask PyTorch for the GPUs that are really there."""
+    """Suspend the virtual GPU, so that PyTorch sees the real ones."""
     now = _in_force()
     if now is None or not now.active:
         yield
@@ -180,24 +176,16 @@ def _without_virtual() -> Iterator[None]:
 
 
 def _auto() -> Machine:
-    """The CUDA GPU if a kernel runs on it; else the virtual one, with a note where a GPU is here unused."""
+    """Return the CUDA GPU if a kernel runs on it; else the virtual one, with a note about an unused GPU."""
     cuda, trouble = _find_cuda()
     if cuda is not None:
         return _describe(cuda)
     if trouble is not None:
-        return _virtual(
-            DEFAULT,
-            (f"A GPU is here, but cannot be used: {trouble} What to do: python -m gpulab doctor",),
-        )
+        return _virtual(DEFAULT, f"A GPU is here, but cannot be used: {trouble} What to do: python -m gpulab doctor")
     other = _find_other()
     if other is not None:
-        return _virtual(
-            DEFAULT,
-            (
-                f"{_kind(other)} is here: gpulab.setup('real') uses it; "
-                "without that the lessons leave it, so that their numbers hold.",
-            ),
-        )
+        note = "gpulab.setup('real') uses it; without that the lessons leave it, so that their numbers hold."
+        return _virtual(DEFAULT, f"{_kind(other)} is here: {note}")
     return _virtual(DEFAULT)
 
 
@@ -220,7 +208,7 @@ def _real(where: str) -> Machine:
 
 
 def _find_cuda() -> tuple[torch.device | None, str | None]:
-    """The CUDA device if it works; else None, with the reason where there is a GPU that should."""
+    """Return the CUDA device if it works; else None, with the reason if there is a GPU that should."""
     import torch
 
     from .diagnosis import driver
@@ -230,14 +218,14 @@ def _find_cuda() -> tuple[torch.device | None, str | None]:
     if trouble is None:
         return torch.device("cuda", torch.cuda.current_device()), None
     if _NO_GPU.search(trouble) and not torch.cuda.is_available():
-        here = driver.read()
+        here = driver.read_driver()
         if not here.gpus and not here.on_bus:
             return None, None
     return None, _sentence(trouble)
 
 
 def _find_other() -> torch.device | None:
-    """Apple's, Intel's or another maker's GPU, as `torch.accelerator` knows it."""
+    """Return the GPU of Apple, Intel or another maker that `torch.accelerator` finds."""
     import torch
 
     found = torch.accelerator.current_accelerator(check_available=True)
@@ -247,7 +235,6 @@ def _find_other() -> torch.device | None:
 
 
 def _describe(device: torch.device) -> Machine:
-    """A real GPU's name, memory and compute capability."""
     import torch
 
     name, total, capability = _kind(device), None, None
@@ -269,7 +256,6 @@ def _kind(device: torch.device) -> str:
 
 
 def _sentence(text: str) -> str:
-    """The first sentence of an error, with its full stop."""
     return re.split(r"(?<=\.)\s", text, maxsplit=1)[0].rstrip(".") + "."
 
 
@@ -285,14 +271,14 @@ def _seed(seed: int) -> None:
     numpy.random.seed(seed)
 
 
-_threads: tuple[int, int] | None = None  # what PyTorch had by itself, and what `_cap_threads` made of it
+_threads: tuple[int, int] | None = None  # PyTorch's own number, and the one set by `_cap_threads`
 
 
 def _cap_threads() -> tuple[int, str]:
-    """Let PyTorch compute with no more threads than have a processor each: how many, and why they are fewer.
+    """Limit PyTorch's threads to the free processors; return their number, and why they are fewer than before, or "".
 
-    Beside other programs, every operation would wait for the thread whose processor is taken. A number that somebody
-    has chosen is never raised, and one in the environment is left alone.
+    Beside other programs, every operation would wait for the thread whose processor is taken. A number that the user
+    chose is never raised, and one from the environment is not changed.
     """
     global _threads
     import torch
@@ -312,13 +298,16 @@ def _cap_threads() -> tuple[int, str]:
 
 
 def _card(machine: Machine, seed: int, earlier: Machine | None) -> Card:
-    """What the card says. For a virtual machine it must be the same on every host, notes apart."""
+    """Return the card; that of a virtual GPU must be the same on every host, but for notes."""
     device = str(machine.device)
     if machine.virtual_of is not None:
+        from virtualgpu.clock import rates
+
         device += f": {machine.name}"
+        source = rates.of(machine.virtual_of).source
         numbers = (
             "bytes and GPU times are virtual: your own PyTorch calls, counted by the rules of PyTorch's CUDA "
-            f"allocator, and timed by a model with {_rates(machine.virtual_of)}. Values are computed on this CPU; "
+            f"allocator, and timed by a model with {source}. Values are computed on this CPU; "
             "figures from elsewhere say recorded."
         )
     else:
@@ -336,12 +325,6 @@ def _card(machine: Machine, seed: int, earlier: Machine | None) -> Card:
     return Card(f"This notebook uses {heading}", tuple(rows), real=machine.virtual_of is None)
 
 
-def _rates(name: str) -> str:
-    from virtualgpu.clock import rates
-
-    return rates.of(name).source
-
-
 def _choice(machine: Machine) -> str:
-    """What was chosen, without the host's names: a virtual card may show it."""
+    """Return the choice without the host's names, since a virtual card may show it."""
     return f"the real GPU ({machine.device})" if machine.virtual_of is None else f"a virtual {machine.virtual_of}"

@@ -1,6 +1,6 @@
-"""GPU memory: what a stretch of code takes, what a run looks like over time, what autograd keeps.
+"""Measures GPU memory: peaks of a block of code, the curve of a run, and the bytes that autograd saves.
 
-Everything is read from torch.cuda or torch.accelerator, and says whether it is measured or virtual.
+All numbers are read from torch.cuda or torch.accelerator, and say whether they are measured or virtual.
 """
 
 from virtualgpu.readings.curve import Mark, MemoryCurve

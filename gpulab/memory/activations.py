@@ -1,7 +1,7 @@
-"""`activation_bytes()`: the bytes that autograd keeps for the backward pass of one forward pass.
+"""Counts the bytes that autograd saves in a forward pass for the backward pass.
 
-Counted through `torch.autograd.graph.saved_tensors_hooks`, so the same on the CPU, on a GPU, and on shapes alone. It is
-a count of what is kept at the end, not a peak: what comes and goes during the pass is the tracker's business.
+It uses `torch.autograd.graph.saved_tensors_hooks`, so that the count is the same on the CPU, on a GPU, and on shapes
+alone. It counts what is saved at the end; `GPUMemoryTracker` measures the peak during the pass.
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ActivationBytes:
-    """What one forward pass leaves behind for backward, in bytes of whole storages, each counted once.
+    """The bytes of whole storages that a forward pass leaves for backward, each counted once.
 
-    `total` is what autograd keeps beyond the model's parameters and buffers and the inputs. `by_module` splits it by
-    the innermost module whose forward was running when a storage was first saved ("" for the model itself).
-    `input_bytes`: kept, but the caller's inputs. `output_bytes`: the outputs where autograd does not keep them: alive
-    only as long as the caller holds them. `total + output_bytes` is thus what a forward pass adds to allocated memory,
-    up to the allocator's rounding and to workspaces.
+    `total` is saved by autograd beyond the model's parameters and buffers and the inputs. `by_module` splits it by the
+    innermost module whose forward was running when a storage was first saved ("" for the model itself). `input_bytes`
+    are saved inputs of the caller; `output_bytes` are outputs that autograd does not save, alive as long as the caller
+    keeps them. `total + output_bytes` is what the pass adds to allocated memory, up to rounding and workspaces.
     """
 
     total: int
@@ -41,17 +40,16 @@ class ActivationBytes:
 
 
 def activation_bytes(model: Callable[..., Any], *inputs: Any, **kwargs: Any) -> ActivationBytes:
-    """Run `model(*inputs, **kwargs)` once and count what autograd keeps for backward.
+    """Run `model(*inputs, **kwargs)` once and count the bytes that autograd saves for backward.
 
-    `model` is a module, or any function of tensors. `nn.Parameter`s never count, nor do the module's buffers. A storage
-    is counted whole and once, however many views of it are saved: that is what stays in memory. Copies of weights that
-    autocast makes count. Under
-    `torch.no_grad()` or `inference_mode` nothing is kept and the result is 0. What checkpointing does not keep is not
-    counted, nor what other saved-tensor hooks take away within the model (offloading to the host).
+    `model` is a module, or any function of tensors. `nn.Parameter`s and the module's buffers do not count. A storage
+    counts whole and once, however many views of it are saved. Copies of weights that autocast makes count. Under
+    `torch.no_grad()` or `inference_mode` the result is 0. Tensors that checkpointing drops do not count, nor those that
+    other saved-tensor hooks within the model take away (offloading to the host).
 
-    The pass is a real one: it takes the memory that it takes, in the model's own train or eval mode. It leaves no
-    trace: buffers (running statistics) change in copies only, and torch's random state is put back on every device
-    of the inputs, parameters and buffers. An exception of the model passes through.
+    The pass is a real one, in the model's own train or eval mode, and needs its memory. It has no side effects: buffers
+    (running statistics) change in copies only, and torch's random state is restored on every device of the inputs,
+    parameters and buffers. An exception of the model passes through.
     """
     import torch
     from torch.utils._pytree import tree_leaves
@@ -78,7 +76,7 @@ def activation_bytes(model: Callable[..., Any], *inputs: Any, **kwargs: Any) -> 
         else:
             out = model(*inputs, **kwargs)
 
-    # A lazy module has made its parameters only now.
+    # A lazy module makes its parameters in the pass.
     alive = [saved for ref in order if (saved := ref()) is not None]
     parameters = [saved.tensor for saved in alive if saved.is_parameter]
     known = storages([*own, *_state(model)[0], *buffers.values(), *parameters])
@@ -101,14 +99,14 @@ def activation_bytes(model: Callable[..., Any], *inputs: Any, **kwargs: Any) -> 
 
 
 class _Saved:
-    """What autograd holds in a saved tensor's place: alive as long as the graph wants the tensor."""
+    """Autograd's reference in place of a saved tensor: alive as long as the graph needs the tensor."""
 
     __slots__ = ("__weakref__", "is_parameter", "module", "tensor")
 
     def __init__(self, tensor: torch.Tensor, module: str) -> None:
         import torch
 
-        # Detached, or a node that saves its own output would hold itself, for ever.
+        # Detached, or a node that saves its own output would be a reference cycle.
         self.tensor = tensor.detach()
         self.module = module
         base = tensor._base
@@ -116,7 +114,7 @@ class _Saved:
 
 
 def _state(model: Any) -> tuple[list[Any], dict[str, Any]]:
-    """Parameters and buffers, and copies of the buffers for the pass to change."""
+    """Return parameters and buffers, and copies of the buffers for the pass to change."""
     import torch
 
     if not isinstance(model, torch.nn.Module):
@@ -131,7 +129,7 @@ def _state(model: Any) -> tuple[list[Any], dict[str, Any]]:
 
 @contextlib.contextmanager
 def _module_names(model: Any, stack: list[str]) -> Iterator[None]:
-    """Keep the name of the module whose forward is running on top of `stack`."""
+    """Keep the name of the module whose forward is running at the end of `stack`."""
     import torch
 
     handles = []
@@ -159,7 +157,7 @@ def _hooks(name: str, stack: list[str]) -> tuple[Callable[..., None], Callable[.
 
 @contextlib.contextmanager
 def _random_state_kept(tensors: list[Any]) -> Iterator[None]:
-    """Put torch's random state back afterwards: the CPU's, and that of every GPU among the tensors."""
+    """Restore torch's random state afterwards, of the CPU and of the tensors' GPUs."""
     import torch
 
     places = {t.device for t in tensors if t.device.type not in ("cpu", "meta")}

@@ -1,7 +1,4 @@
-"""A `MemoryCurve` as a figure: allocated memory as an area, reserved memory as a line, the marks by name.
-
-It draws what it is given and measures nothing.
-"""
+"""Plots a `MemoryCurve`: allocated memory as an area, reserved memory as a line, the marks by name."""
 
 from __future__ import annotations
 
@@ -14,23 +11,23 @@ from virtualgpu.readings.curve import Mark, MemoryCurve
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_ROWS = 3  # of names above the plot; a name that finds no room is left to the alt text
+_ROWS = 3  # of names above the plot; names without room are in the alt text only
 _ROW = 14  # points from one to the next
 
 
-def show(curve: MemoryCurve) -> None:
-    """Draw the curve and put it on the page, with its description as alt text."""
+def show_plot(curve: MemoryCurve) -> None:
+    """Plot the curve and show it in the notebook, with its description as alt text."""
     import matplotlib
 
     from virtualgpu.pictures import style
 
     with matplotlib.rc_context():
         style.use()
-        style.show(draw(curve), alt=curve.describe())
+        style.show(plot(curve), alt=curve.describe())
 
 
-def draw(curve: MemoryCurve) -> Figure:
-    """The figure. Its title states where the peak is, in MiB; the axis says whether that is measured or virtual."""
+def plot(curve: MemoryCurve) -> Figure:
+    """Return the figure. Its title states the peak in MiB, its axis whether that is measured or virtual."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
@@ -61,7 +58,7 @@ def draw(curve: MemoryCurve) -> Figure:
 
 
 def _write(figure: Figure, axes: Any, marks: tuple[Mark, ...], color: str) -> int:
-    """A line for every mark, and its name above the plot in the first row with room for it; the number of rows."""
+    """Draw a line for each mark, and its name above the plot in the first row with room; return the rows used."""
     figure.draw_without_rendering()
     ends = [0.0] * _ROWS
     used = 0

@@ -1,8 +1,8 @@
-"""From PyTorch's record of allocations and frees to the allocated and reserved bytes after each of them.
+"""Replays PyTorch's memory history, to compute allocated and reserved bytes after each allocation and free.
 
-The record names the bytes that were asked for; `memory_allocated` counts the blocks that were given. So the blocks are
-followed through the record, by the caching allocator's rules for rounding and splitting: `round_size` and
-`should_split` in c10/cuda/CUDACachingAllocator.cpp of PyTorch 2.15. Plain dictionaries in, numbers out; no torch.
+The history has the requested bytes, but `memory_allocated` counts blocks. So the blocks are followed by the caching
+allocator's rules for rounding and splitting: `round_size` and `should_split` in c10/cuda/CUDACachingAllocator.cpp of
+PyTorch 2.15. No torch is needed.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ from dataclasses import dataclass
 from typing import Any
 
 UNIT = 512  # blocks are multiples of this
-SMALL = 2**20  # up to this a request is small: there every rest is split off, elsewhere only rests above it
+SMALL = 2**20  # of requests up to this size every remainder is split off, of larger ones remainders above it
 
 
 class Unclear(ValueError):
-    """The record does not fit the blocks: part of it is missing, or the allocator runs with rules not known here."""
+    """Raised if the history does not fit the blocks: part of it is missing, or the allocator has other settings."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """The state after one event; `requests` counts the allocations and frees up to it, `oom` one that failed."""
+    """The bytes after one event; `requests` counts the allocations and frees so far, `oom` the bytes of a failed
+    one."""
 
     allocated: int
     reserved: int
@@ -35,7 +36,7 @@ class Point:
 
 
 class Blocks:
-    """The allocator's blocks on one GPU, from a snapshot on."""
+    """The allocator's blocks on one GPU, starting with a snapshot."""
 
     def __init__(self, snapshot: dict[str, Any], device: int) -> None:
         self.allocated = self.reserved = 0
@@ -63,13 +64,14 @@ class Blocks:
             address += block["size"]
 
     def apply(self, action: str, address: int, size: int) -> None:
-        """Follow one event of the record; raises Unclear."""
+        """Apply one event of the history; raises Unclear."""
         if action == "alloc":
             self._allocate(address, size)
         elif action == "free_requested":
             self.allocated -= self._at(address, live=True).size
         elif action == "free_completed":
-            self._free(address)
+            self._at(address, live=True).live = False
+            self._merge(address)
         elif action in ("segment_alloc", "segment_map"):
             self.reserved += size
             self._put(address, _Block(size, address if action == "segment_alloc" else 0, False))
@@ -94,10 +96,6 @@ class Blocks:
         block.live = True
         self.allocated += block.size
 
-    def _free(self, address: int) -> None:
-        self._at(address, live=True).live = False
-        self._merge(address)
-
     def _merge(self, address: int) -> None:
         """Join a free block with its free neighbours in the same segment."""
         index = bisect_left(self._starts, address)
@@ -110,7 +108,7 @@ class Blocks:
                     del self._starts[left + 1], self._blocks[b]
 
     def _cut(self, address: int, size: int) -> None:
-        """Take a stretch out of the free block that holds it."""
+        """Remove a range from the free block that contains it."""
         index = bisect_left(self._starts, address + 1) - 1
         start = self._starts[index] if index >= 0 else -1
         block = self._blocks.get(start)
@@ -137,12 +135,12 @@ class Blocks:
 @dataclass
 class _Block:
     size: int
-    segment: int  # its start; 0 for expandable segments, whose stretches join
+    segment: int  # its address; 0 for expandable segments, whose ranges join
     live: bool
 
 
 def replay(first: dict[str, Any], events: Iterable[dict[str, Any]], device: int) -> list[Point]:
-    """The state at the snapshot `first` and after each event of GPU `device` since; raises Unclear."""
+    """Return the points at the snapshot `first` and after each event of GPU `device` since; raises Unclear."""
     blocks = Blocks(first, device)
     requests = 0
     points = [Point(blocks.allocated, blocks.reserved, 0)]

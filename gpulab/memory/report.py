@@ -1,4 +1,4 @@
-"""The memory of every GPU at this moment: as data, printed, or in the log. One moment only; a run is `timeline`'s."""
+"""Reports the current memory of every GPU: as data, printed, or logged."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _NO_GPU = "no GPU here, so no GPU memory to report; tensors are in the host's me
 class GPUMemory:
     """PyTorch's counts on one GPU, in bytes.
 
-    `allocated_bytes`: in live tensors. `reserved_bytes`: held by PyTorch's allocator, those included. `peak_bytes`: the
-    most allocated since the peak was last reset. `total_bytes`: the GPU's memory. Other processes and the CUDA context
-    are in none of the first three; nvidia-smi counts them too.
+    `allocated_bytes`: of live tensors. `reserved_bytes`: of PyTorch's allocator, including those. `peak_bytes`: the
+    most allocated since the last reset of the peak. `total_bytes`: the GPU's memory. Other processes and the CUDA
+    context, which nvidia-smi counts too, are in none of the first three.
     """
 
     device: str
@@ -38,7 +38,7 @@ class GPUMemory:
 
 
 def gpu_memory(device: DeviceLike = "all") -> tuple[GPUMemory, ...]:
-    """The counts of every GPU, or of the one that `device` names; empty where there is none.
+    """Return the counts of every GPU, or of `device`; empty if there is none.
 
     `device` is "all", None (the current GPU), a number, a text such as "cuda:1" or a torch.device; ValueError and
     TypeError for anything else, and for an index beyond the last GPU.
@@ -58,7 +58,7 @@ def gpu_memory(device: DeviceLike = "all") -> tuple[GPUMemory, ...]:
 
 
 def print_gpu_memory(label: str = "", device: DeviceLike = "all") -> None:
-    """Print allocated, reserved and peak memory in MiB, one line for each GPU; a sentence where there is none."""
+    """Print allocated, reserved and peak memory in MiB, a line for each GPU; without one, a sentence."""
     for line in _lines(label, gpu_memory(device)):
         print(line)
 
@@ -66,9 +66,9 @@ def print_gpu_memory(label: str = "", device: DeviceLike = "all") -> None:
 def log_memory(
     label: str = "", device: DeviceLike = "all", *, logger: logging.Logger | None = None
 ) -> tuple[GPUMemory, ...]:
-    """Write the same lines to the log at level INFO, and return the counts.
+    """Log the lines of `print_gpu_memory` at level INFO, and return the counts.
 
-    `logger` is the logger "gpulab.memory" if none is given; INFO shows after `logging.basicConfig(level=logging.INFO)`.
+    `logger` is by default "gpulab.memory"; INFO shows after `logging.basicConfig(level=logging.INFO)`.
     """
     logger = logger or logging.getLogger("gpulab.memory")
     found = gpu_memory(device)

@@ -1,4 +1,4 @@
-"""The memory behind tensors: storages, each once, however many views or tied weights of them there are."""
+"""Finds the storages of tensors, each once, however many views or tied weights there are."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def storages(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
-    """Bytes by storage. The keys tell storages apart as long as the tensors live."""
+    """Return the bytes of each storage. The keys are unique as long as the tensors live."""
     found = {}
     for tensor in tensors:
         for part in _parts(tensor):
@@ -20,7 +20,7 @@ def storages(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
 
 
 def _parts(tensor: Any) -> Iterator[torch.Tensor]:
-    """The tensors that hold the data: this one, or the parts of a sparse tensor or of a subclass that wraps some."""
+    """Yield the tensors with the data: this one, or the parts of a sparse tensor or a wrapper subclass."""
     import torch
 
     if hasattr(tensor, "__tensor_flatten__"):

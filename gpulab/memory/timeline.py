@@ -1,12 +1,8 @@
-"""`timeline()`: record allocated and reserved memory over a run, event by event, with your marks in it.
-
-It uses PyTorch's own memory history, so nothing is sampled and nothing missed; the picture is `picture`'s.
-"""
+"""Records allocated and reserved memory over a run, event by event, with named marks, from PyTorch's memory history."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 from virtualgpu.readings import counters
@@ -16,11 +12,9 @@ from virtualgpu.readings.source import in_force, numbers_of
 
 from .replay import Point, Unclear, replay
 
-Traceback = TracebackType | None
-
 
 def timeline(device: DeviceLike = None, *, label: str = "", max_events: int = 200_000) -> Timeline:
-    """Record one GPU's memory in a `with` block; afterwards the object shows itself in a notebook.
+    """Record one GPU's memory in a `with` block; afterwards the object displays itself in a notebook.
 
         with gpulab.memory.timeline() as t:
             t.mark("forward")          # what follows is the forward pass
@@ -30,10 +24,9 @@ def timeline(device: DeviceLike = None, *, label: str = "", max_events: int = 20
         t                              # or t.show(); the data are in t.curve
 
     `device` is None (the current GPU), a number, a text such as "cuda:1" or a torch.device.
-    The record is `torch.cuda.memory._record_memory_history`, started for the block and stopped after it; where it is
-    on already, it is used and left on. Recording costs some microseconds per allocation. If the record does not tell
-    all (more than `max_events` events; a backend that keeps none, such as cudaMallocAsync), the curve has its points
-    at the marks only, and says so.
+    It uses `torch.cuda.memory._record_memory_history`, for the block only unless it is on already. Recording costs some
+    microseconds per allocation. If the history is incomplete (more than `max_events` events; a backend without one,
+    such as cudaMallocAsync), the curve has its points at the marks only, and says so.
     """
     if isinstance(max_events, bool) or not isinstance(max_events, int) or max_events < 1:
         raise ValueError(f"max_events must be a number of events above 0, not {max_events!r}")
@@ -44,7 +37,7 @@ def timeline(device: DeviceLike = None, *, label: str = "", max_events: int = 20
 
 
 class Timeline:
-    """What `timeline()` gives: a context manager with `mark`, then `curve` and a picture."""
+    """The context manager of `timeline()`, with `mark`, and afterwards with `curve` and a figure."""
 
     def __init__(self, device: Any, label: str, max_events: int) -> None:
         self._device = device
@@ -59,18 +52,18 @@ class Timeline:
 
     @property
     def available(self) -> bool:
-        """Whether there is a GPU to record; without one the block runs and there is no curve."""
+        """True if there is a GPU to record; without one the block runs and there is no curve."""
         return self._gpu is not None if self._entered else bool(counters.find(self._device))
 
     @property
     def curve(self) -> MemoryCurve:
-        """The data. Raises RuntimeError before the end of the block, and where there is no GPU."""
+        """The data. Raises RuntimeError before the end of the block, and without a GPU."""
         if self._curve is None:
             raise RuntimeError(self._why_not())
         return self._curve
 
     def mark(self, name: str) -> None:
-        """Name what follows. It only reads counts: nothing waits for the GPU."""
+        """Name the phase that follows. It does not synchronise."""
         if not isinstance(name, str) or not name.strip():
             raise ValueError(f"mark(name={name!r}): name must be a text such as 'backward'")
         if not self._open:
@@ -79,13 +72,13 @@ class Timeline:
             self._readings.append(_Reading.now(self._gpu, name.strip()))
 
     def show(self) -> None:
-        """Draw the curve; where there is none, print why."""
+        """Plot the curve; without one, print why."""
         from . import picture
 
         if self._curve is None:
             print(self._why_not())
         else:
-            picture.show(self._curve)
+            picture.show_plot(self._curve)
 
     def _ipython_display_(self) -> None:
         self.show()
@@ -111,13 +104,15 @@ class Timeline:
         self._gpu, self._curve, self._history, self._readings = (gpus[0] if gpus else None), None, None, []
         self._entered = True
         if self._gpu is not None:
-            if _has_history(self._gpu):
+            import torch
+
+            if self._gpu.type == "cuda" and torch.cuda.memory.get_allocator_backend() == "native":
                 self._history = _History(self._gpu, self._max_events)
             self._readings.append(_Reading.now(self._gpu, ""))
         self._open = True
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Traceback) -> None:
+    def __exit__(self, *error: object) -> None:
         self._open = False
         gpu, history = self._gpu, self._history
         if gpu is None:
@@ -133,7 +128,7 @@ class Timeline:
 
 @dataclass(frozen=True)
 class _Reading:
-    """PyTorch's counts at one moment; `requests` are the allocations and frees since the process began."""
+    """PyTorch's counts at one moment; `requests` are the allocations and frees of the process so far."""
 
     name: str
     allocated: int
@@ -146,12 +141,6 @@ class _Reading:
         requests = stats.get("allocation.all.allocated", 0) + stats.get("allocation.all.freed", 0)
         allocated, reserved = (stats.get(f"{kind}_bytes.all.current", 0) for kind in ("allocated", "reserved"))
         return _Reading(name, allocated, reserved, requests)
-
-
-def _has_history(gpu: Gpu) -> bool:
-    import torch
-
-    return gpu.type == "cuda" and torch.cuda.memory.get_allocator_backend() == "native"
 
 
 class _History:
@@ -170,7 +159,7 @@ class _History:
         self._first = torch.cuda.memory._snapshot()
 
     def end(self) -> list[Point] | None:
-        """The points since the start; None if the record does not tell."""
+        """Return the points since the start; None if the history is incomplete."""
         import torch
 
         last = torch.cuda.memory._snapshot()
@@ -207,7 +196,7 @@ def _curve(gpu: Gpu, readings: list[_Reading], points: list[Point] | None, label
 
 
 def _places(readings: list[_Reading], points: list[Point]) -> list[int] | None:
-    """Where in the curve each reading was taken; None if the curve does not pass through all of them."""
+    """Return the index in the curve of each reading; None if the curve does not contain all of them."""
     start, place, places = readings[0].requests, 0, []
     for reading in readings:
         wanted = reading.allocated, reading.reserved, reading.requests - start

@@ -1,6 +1,6 @@
-"""`GPUMemoryTracker`: the peak and the change of allocated GPU memory over a stretch of code.
+"""Measures the peak and the change of allocated GPU memory over a block of code, with `GPUMemoryTracker`.
 
-Trackers nest and overlap without losing a peak; how, is `windows`' business. It reads counts and draws nothing.
+Trackers can nest and overlap without losing a peak (see `windows`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import ParamSpec, TypeVar
 
 from virtualgpu.readings import counters
@@ -20,12 +19,11 @@ from .windows import Window, lock
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Traceback = TracebackType | None
 
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """What a tracker saw on one GPU, in bytes of allocated memory."""
+    """A tracker's values on one GPU, in bytes of allocated memory."""
 
     device: str
     entry_bytes: int
@@ -47,11 +45,11 @@ class GPUMemoryTracker:
     `device` is None (the GPU that is current at entry), a number, a text such as "cuda:1", a torch.device, or "all".
     The values count what `torch.cuda.memory_allocated` counts: bytes of live tensors, rounded as the allocator rounds.
 
-    - `peak_memory_mb`, `peak_bytes`: the most that was allocated at any moment inside, with what was there before
-      (absolute); `peak_above_entry_bytes` is the same less what was there at entry.
+    - `peak_memory_mb`, `peak_bytes`: the most that was allocated at any moment inside, in absolute numbers;
+      `peak_above_entry_bytes` is the same less what was allocated at entry.
     - `memory_delta_mb`, `delta_bytes`: allocated at the end less allocated at entry; negative if memory was freed.
     - The names with `_mb` are in MiB (2**20 bytes), as PyTorch's own messages and nvidia-smi count.
-    - `available`: False where there is no such GPU (also for device="cpu"); then every value is 0, and no error comes.
+    - `available`: False if there is no such GPU (also for device="cpu"); then every value is 0, without an error.
     - `numbers`: "measured" or "virtual". `devices`: one `DeviceMemory` for each GPU. With device="all" the values above
       are sums over the GPUs; the sum of peaks is what they need together, though they need not peak at one moment.
 
@@ -61,13 +59,13 @@ class GPUMemoryTracker:
     through. Both ends synchronise, so that a kernel's error shows up where it belongs; the counts themselves do not
     need it, because the allocator keeps its books on the host.
 
-    What it cannot know:
+    Limitations:
 
-    - The counter is one for the whole process, so allocations of all threads count. What another thread allocates and
-      frees within the microseconds between telling a peak and resetting the counter may be missed.
+    - The counter belongs to the process, so allocations of all threads count. What another thread allocates and frees
+      within the microseconds between reading a peak and resetting the counter may be missed.
     - Entering resets PyTorch's own peak counter: afterwards `torch.cuda.max_memory_allocated()` counts from there. Your
-      own `reset_peak_memory_stats()` inside a tracker works as ever; of the peak before it, open trackers know only
-      what they saw when one was last entered, left or read. Read `tracker.peak_bytes` first and nothing is lost.
+      own `reset_peak_memory_stats()` inside a tracker works as usual; of the peak before it, open trackers have only
+      the value when one was last entered, left or read. Read `tracker.peak_bytes` first to lose nothing.
     - With PYTORCH_ALLOC_CONF=backend:cudaMallocAsync the driver keeps the counts: allocated bytes are not rounded to
       512, several other statistics are 0, and the peak of reserved memory is an upper bound.
     - A tracker whose virtual GPU ends before it does keeps its last reading.
@@ -87,7 +85,7 @@ class GPUMemoryTracker:
         self._windows: tuple[Window, ...] | None = None
         self._open = False
 
-    # -- the stretch of code -----------------------------------------------------------------------------------------
+    # -- the block of code -------------------------------------------------------------------------------------------
 
     def __enter__(self) -> GPUMemoryTracker:
         with lock:
@@ -110,7 +108,7 @@ class GPUMemoryTracker:
         self._windows = tuple(windows)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Traceback) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if not self._open or self._windows is None:
             raise RuntimeError(f"{self._title()} is not open")
         try:
@@ -146,26 +144,26 @@ class GPUMemoryTracker:
         return measured
 
     def __del__(self) -> None:
-        # Dropped while open, as an interrupted cell can leave it: its windows must not stay in the table.
+        # An interrupted cell can drop an open tracker: its windows must not stay in the table.
         if getattr(self, "_open", False) and self._windows:
             for window in self._windows:
                 window.close()
 
-    # -- what it saw -------------------------------------------------------------------------------------------------
+    # -- the values --------------------------------------------------------------------------------------------------
 
     @property
     def available(self) -> bool:
-        """Whether there was a GPU to measure at entry; before that, whether there is one."""
+        """True if there was a GPU at entry; before an entry, if there is one."""
         return bool(counters.find(self._device) if self._windows is None else self._windows)
 
     @property
     def numbers(self) -> Numbers | None:
-        """What the values are: "measured" or "virtual"; None while there are none."""
+        """The origin of the values: "measured" or "virtual"; None without values."""
         return self._windows[0].numbers if self._windows else None
 
     @property
     def devices(self) -> tuple[DeviceMemory, ...]:
-        """What was seen on each GPU."""
+        """The values of each GPU."""
         return tuple(DeviceMemory(w.name, w.entry, w.peak, w.now - w.entry) for w in self._read())
 
     @property

@@ -1,7 +1,6 @@
-"""The one peak counter that PyTorch keeps for each GPU, shared among all who watch it.
+"""Shares PyTorch's single peak counter of each GPU among all open trackers.
 
-A tracker must reset the counter to see its own peak. So everyone who is watching that GPU is told the peak first: it
-survives in them, whatever nests or overlaps.
+A tracker must reset the counter to get its own peak. So the peak is first stored in all open trackers of that GPU.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ lock = threading.RLock()  # re-entrant: the garbage collector may end a tracker 
 
 
 class Window:
-    """One tracker's share of one GPU, from entry to exit; made, updated and closed under the lock."""
+    """One tracker's measurement on one GPU, from entry to exit; made, updated and closed under the lock."""
 
     __slots__ = ("entry", "gpu", "key", "now", "peak")
 
     def __init__(self, gpu: Gpu) -> None:
         self.gpu: Gpu | None = gpu
-        # While this is open it keeps the scope alive, so that its id stands for it alone.
+        # An open window keeps the scope alive, so that its id is unique.
         self.key = (0 if gpu.scope is None else id(gpu.scope), gpu.type, gpu.number)
         others = open_windows.get(self.key)
         if others:
-            _tell(others, counters.peak(gpu))
+            _raise_peaks(others, counters.peak(gpu))
         gpu.counts.reset_peak_memory_stats(gpu.number)
         self.entry = self.now = self.peak = counters.allocated(gpu)
         open_windows.setdefault(self.key, []).append(self)
@@ -41,7 +40,7 @@ class Window:
         return "virtual" if self.key[0] else "measured"
 
     def update(self) -> None:
-        """Take the counts as they are now, for this window and for all that share the counter."""
+        """Update the counts of this window, and the peaks of all that share the counter."""
         gpu = self.gpu
         if gpu is not None and in_force() is gpu.scope:
             self.now, peak = counters.allocated_and_peak(gpu)
@@ -49,10 +48,10 @@ class Window:
                 self.peak = peak
             others = open_windows[self.key]
             if len(others) > 1:
-                _tell(others, peak)
+                _raise_peaks(others, peak)
 
     def close(self) -> None:
-        """Watch no longer; the last values stay."""
+        """End the measurement; the last values stay."""
         if self.gpu is not None:
             self.gpu = None
             others = open_windows[self.key]
@@ -61,19 +60,19 @@ class Window:
                 del open_windows[self.key]
 
     def synchronize(self, *, failed: bool) -> None:
-        """Wait for the GPU; after a failure its own errors are not raised."""
+        """Synchronise with the GPU; after a failure its own errors are not raised."""
         gpu = self.gpu
         if gpu is None or in_force() is not gpu.scope:
             return
         try:
             gpu.counts.synchronize(gpu.number)
         except RuntimeError:
-            # After an error the GPU may refuse every call; the error that is on its way says more.
+            # After an error the GPU may refuse every call; the first error says more.
             if not failed:
                 raise
 
 
-def _tell(windows: Iterable[Window], peak: int) -> None:
+def _raise_peaks(windows: Iterable[Window], peak: int) -> None:
     for window in tuple(windows):
         if peak > window.peak:
             window.peak = peak

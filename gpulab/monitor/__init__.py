@@ -1,6 +1,6 @@
-"""What the GPUs are doing now: `read()` takes one reading, `watch()` takes many beside a running cell.
+"""Reads utilization, memory, power and temperature of the GPUs: once with `read()`, repeatedly with `watch()`.
 
-On a real GPU the driver answers, through NVML: measured. On the virtual GPU its own numbers: virtual.
+Readings of a real GPU come from the driver through NVML (measured), those of a virtual GPU from its model (virtual).
 """
 
 from .reader import read

@@ -1,6 +1,6 @@
-"""The readings of real GPUs, from NVIDIA's driver. Each may fail without costing the others.
+"""Reads the current state of real GPUs from NVIDIA's driver; each query may fail without affecting the others.
 
-`gpulab.machine.diagnosis.driver` asks what a machine has; this asks what it is doing, many times a second.
+`gpulab.machine.diagnosis.driver` reads their constant properties.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .reading import Reading, Readings, Slice
 
 T = TypeVar("T")
 
-# NVML's error, as the end of the name of pynvml's class, and what it means to whoever wants a reading
+# The meaning of NVML's errors, by the end of the name of pynvml's class
 _SHUT = {
     "ModuleNotFoundError": "the package nvidia-ml-py is missing: pip install nvidia-ml-py",
     "LibraryNotFound": "no NVIDIA driver is installed here",
@@ -30,8 +30,8 @@ _UNTOLD = {
 }
 
 
-def shut(error: Exception) -> str:
-    """Why NVML does not open, as a sentence."""
+def open_error(error: Exception) -> str:
+    """Return a sentence on why NVML does not open."""
     name = type(error).__name__
     known = _SHUT.get(name.removeprefix("NVMLError_"))
     detail = _first_line(error)
@@ -39,10 +39,9 @@ def shut(error: Exception) -> str:
 
 
 def readings(nvml: Any) -> Readings:
-    """One reading of each physical GPU; `nvml` is an open NVML."""
     count, error = attempt(lambda: nvml.nvmlDeviceGetCount())
     if error is not None:
-        return Readings((), shut(error))
+        return Readings((), open_error(error))
     if not count:
         return Readings((), "NVIDIA's driver runs, and sees no GPU; gpulab.doctor() says more")
     return Readings(_reading(nvml, index) for index in range(count))
@@ -54,36 +53,36 @@ def _reading(nvml: Any, index: int) -> Reading:
         return Reading(index, "measured", unread=(f"the GPU: {_why(error)}",))
     unread: list[str] = []
 
-    def told(what: str, call: Callable[[Any], T]) -> T | None:
+    def query(what: str, call: Callable[[Any], T]) -> T | None:
         value, error = attempt(lambda: call(handle))
         if error is not None:
             unread.append(f"{what}: {_why(error)}")
         return value
 
-    mode = attempt(lambda: nvml.nvmlDeviceGetMigMode(handle))[0]  # most GPUs have no MIG: nothing to tell
+    mode = attempt(lambda: nvml.nvmlDeviceGetMigMode(handle))[0]  # most GPUs have no MIG
     mig = bool(mode and mode[0])
-    memory = told("memory", lambda gpu: _memory(nvml, gpu))
+    memory = query("memory", lambda gpu: _memory(nvml, gpu))
     rates = None
     if mig:
         unread.append("utilization: not for a GPU that is cut into MIG slices")
     else:
-        rates = told("utilization", lambda gpu: nvml.nvmlDeviceGetUtilizationRates(gpu))
-    milliwatts = told("power", lambda gpu: nvml.nvmlDeviceGetPowerUsage(gpu))
-    limit = told("power limit", lambda gpu: nvml.nvmlDeviceGetEnforcedPowerLimit(gpu))
-    millijoules = told("energy", lambda gpu: nvml.nvmlDeviceGetTotalEnergyConsumption(gpu))
+        rates = query("utilization", lambda gpu: nvml.nvmlDeviceGetUtilizationRates(gpu))
+    milliwatts = query("power", lambda gpu: nvml.nvmlDeviceGetPowerUsage(gpu))
+    limit = query("power limit", lambda gpu: nvml.nvmlDeviceGetEnforcedPowerLimit(gpu))
+    millijoules = query("energy", lambda gpu: nvml.nvmlDeviceGetTotalEnergyConsumption(gpu))
     return Reading(
         index,
         "measured",
-        name=as_text(told("name", lambda gpu: nvml.nvmlDeviceGetName(gpu))),
-        uuid=as_text(told("UUID", lambda gpu: nvml.nvmlDeviceGetUUID(gpu))),
+        name=as_text(query("name", lambda gpu: nvml.nvmlDeviceGetName(gpu))),
+        uuid=as_text(query("UUID", lambda gpu: nvml.nvmlDeviceGetUUID(gpu))),
         used_bytes=memory.used if memory else None,
         total_bytes=memory.total if memory else None,
         utilization=rates.gpu if rates else None,
         memory_utilization=rates.memory if rates else None,
-        temperature_c=told("temperature", lambda gpu: _temperature(nvml, gpu)),
+        temperature_c=query("temperature", lambda gpu: _temperature(nvml, gpu)),
         power_w=None if milliwatts is None else milliwatts / 1000,
         power_limit_w=None if limit is None else limit / 1000,
-        sm_clock_mhz=told("clock", lambda gpu: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM)),
+        sm_clock_mhz=query("clock", lambda gpu: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM)),
         energy_j=None if millijoules is None else millijoules / 1000,
         mig=mig,
         slices=_slices(nvml, handle) if mig else (),
@@ -92,7 +91,7 @@ def _reading(nvml: Any, index: int) -> Reading:
 
 
 def _slices(nvml: Any, gpu: Any) -> tuple[Slice, ...]:
-    """The slices that exist: their places are numbered, and not every place is taken."""
+    """Return the existing slices: not every numbered place has one."""
     places = attempt(lambda: nvml.nvmlDeviceGetMaxMigDeviceCount(gpu))[0] or 0
     found = []
     for place in range(places):
@@ -113,14 +112,13 @@ def _slices(nvml: Any, gpu: Any) -> tuple[Slice, ...]:
 
 
 def _memory(nvml: Any, handle: Any) -> Any:
-    # The first version counts as used what the driver keeps for itself; nvidia-smi shows the second, which drivers
-    # before 510 do not have.
+    # The first version counts the driver's reserve as used; nvidia-smi shows the second, of drivers from 510 on.
     second, error = attempt(lambda: nvml.nvmlDeviceGetMemoryInfo(handle, nvml.nvmlMemory_v2))
     return second if error is None else nvml.nvmlDeviceGetMemoryInfo(handle)
 
 
 def _temperature(nvml: Any, handle: Any) -> float:
-    # The older call goes with CUDA 14, and drivers before 570 do not have the newer one.
+    # CUDA 14 removes the older call, and drivers before 570 do not have the newer one.
     degrees, _ = attempt(lambda: float(nvml.nvmlDeviceGetTemperatureV(handle, nvml.NVML_TEMPERATURE_GPU)))
     return float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)) if degrees is None else degrees
 

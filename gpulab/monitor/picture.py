@@ -1,7 +1,4 @@
-"""The picture of a watch: for each GPU how busy it was and how much memory was in use, and its other numbers beside.
-
-A pure function of samples; the same picture serves while they come in and after.
-"""
+"""Draws the samples of a watch as SVG: for each GPU utilization and memory over time, and its other numbers."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from .summary import GPUSummary, Sample, Series, series_of, summarise
 
 WIDTH = 830.0
 CHART, GAP, HEIGHT = 284.0, 16.0, 46.0
-COLUMNS = 118  # steps of a curve
+COLUMNS = 118  # most steps of a curve
 LINE = SMALL * 1.45
 
 NOTE = (
@@ -26,11 +23,11 @@ NOTE = (
     "context and PyTorch's cache."
 )
 
-Step = tuple[float, float, float | None]  # from, to, and what was told of the time between
+Step = tuple[float, float, float | None]  # from, to, and the value between
 
 
-def draw(samples: Sequence[Sample], *, running: bool) -> Picture:
-    """The picture of these samples; with `running` it shows the last numbers, else what they came to."""
+def render(samples: Sequence[Sample], *, running: bool) -> Picture:
+    """Return the picture of these samples, with `running` of the last numbers, else of the summary."""
     summary = summarise(samples)
     body: list[str] = []
     y = 0.0
@@ -47,14 +44,14 @@ def draw(samples: Sequence[Sample], *, running: bool) -> Picture:
     return Picture(WIDTH, y, title, str(summary), tuple(body), head_lines=head_lines)
 
 
-def svg(picture: Picture) -> str:
-    """The picture as an SVG document, at the size that `style.lecture` asks for."""
+def as_svg(picture: Picture) -> str:
+    """Return the picture as an SVG document in the size of `style.lecture`."""
     return picture.text(note=NOTE, scale=style.scale())
 
 
-def page(picture: Picture, words: str) -> str:
-    """Picture and text for readers without a kernel, where an SVG output would have no alt text."""
-    data = base64.b64encode(svg(picture).encode()).decode("ascii")
+def as_html(picture: Picture, words: str) -> str:
+    """Return picture and text as HTML, since an SVG output would have no alt text."""
+    data = base64.b64encode(as_svg(picture).encode()).decode("ascii")
     alt = html.escape(f"{picture.title}. {picture.desc}")
     return (
         f'<img alt="{alt}" src="data:image/svg+xml;base64,{data}" style="max-width:100%">'
@@ -83,7 +80,7 @@ def _title(gpus: Sequence[GPUSummary], series: Sequence[Series], running: bool) 
 def _gpu(
     gpu: GPUSummary, series: Series, samples: Sequence[Sample], running: bool, y: float
 ) -> tuple[list[str], float]:
-    """One GPU's pieces with the upper edge at `y`, and their height."""
+    """Return the elements of one GPU with the upper edge at `y`, and their height."""
     readings = series[0]
     last = readings[-1][1]
     span = samples[0].at_s, samples[-1].at_s
@@ -131,7 +128,7 @@ def _steps(
     field: Callable[[Reading], float | None],
     join: Callable[[list[float]], float],
 ) -> list[Step]:
-    """Each reading as the time since the one before, in at most COLUMNS steps: several readings are joined to one."""
+    """Return each reading as a step since the one before; more than COLUMNS readings are joined."""
     size = -(-len(readings) // COLUMNS)
     steps: list[Step] = []
     before = readings[0][0]
@@ -150,7 +147,7 @@ def _mean(values: list[float]) -> float:
 def _chart(
     x: float, y: float, steps: Sequence[Step], span: tuple[float, float], full: float | None, fill: str
 ) -> list[str]:
-    """A small area chart over `span`, from 0 to `full`; where nothing was told it is empty."""
+    """Return a small area chart over `span`, from 0 to `full`, with gaps for missing values."""
     frame = rect(x, y, CHART, HEIGHT, stroke=style.RULE)
     width = span[1] - span[0]
     if not full or width <= 0:

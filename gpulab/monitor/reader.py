@@ -1,10 +1,9 @@
-"""Who answers now: the virtual GPU where one is in force, NVIDIA's driver otherwise; `read()` asks once."""
+"""Reads all GPUs: the virtual ones if a virtual GPU is in force, else the real ones through NVIDIA's driver."""
 
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack
-from types import TracebackType
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 from virtualgpu.nvml import opened
@@ -13,13 +12,13 @@ from virtualgpu.readings.source import in_force
 from . import driver
 from .reading import Readings
 from .virtual import VirtualReader
-from .visible import named
+from .visible import with_device_names
 
 
-class Reader:
-    """Reads again and again, and keeps NVML open from the first need until it is closed. Not for two threads at once.
+class Reader(AbstractContextManager["Reader"]):
+    """Reads repeatedly, and keeps NVML open from the first use until it is closed. Not thread-safe.
 
-    `nvml` stands in for the module pynvml.
+    `nvml` replaces the module pynvml in tests.
     """
 
     def __init__(self, nvml: Any = None) -> None:
@@ -29,45 +28,40 @@ class Reader:
         self._open = ExitStack()
         self._virtual = VirtualReader()
 
-    def __enter__(self) -> Reader:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """Give NVML back; reading after that opens it again."""
+        """Close NVML; a later read opens it again."""
         self._nvml = self._error = None
         self._open.close()
 
     def read(self) -> tuple[object | None, float, Readings]:
-        """Whose time it is (a virtual GPU's clock, None for this machine's), its seconds, and the readings."""
+        """Return the clock (of a virtual GPU, None for this machine's), its seconds, and the readings."""
         scope: Any = in_force()
         if scope is not None:
             return scope.clock, *self._virtual.read(scope)
         if self._nvml is None and self._error is None:
             self._nvml, self._error = self._open.enter_context(opened(self._given))
-        # Real time, and in no scope's power.
+        # Real time, also within a scope.
         at = time.monotonic()
         if self._error is not None:
-            return None, at, Readings((), driver.shut(self._error))
-        return None, at, named(driver.readings(self._nvml))
+            return None, at, Readings((), driver.open_error(self._error))
+        return None, at, with_device_names(driver.readings(self._nvml))
 
 
-_virtual = VirtualReader()  # so that a second `read()` knows the first
+_virtual = VirtualReader()  # keeps the previous `read()`
 
 
 def read() -> Readings:
-    """One `Reading` for each GPU: the virtual ones where a virtual GPU is in force, all physical ones otherwise.
+    """Return one `Reading` for each GPU: the virtual ones if a virtual GPU is in force, else all physical ones.
 
-    The result is a tuple, and prints as a table. It never raises for what cannot be read: a field is None then, and the
-    reading's `unread` says why; without any GPU or driver the tuple is empty, and its `reason` says why. It launches
-    nothing on a GPU, does not start CUDA, and does not wait.
+    The result is a tuple, and prints as a table. A value that cannot be read is None, and the reading's `unread` says
+    why; without a GPU or a driver the tuple is empty, and its `reason` says why. It launches nothing on a GPU, does not
+    initialise CUDA, and does not wait.
 
-    The driver's numbers are those of all programs together; see `Reading` for what each means, above all
-    `utilization`. On the virtual GPU utilization is that since the `read()` before, and None the first time.
+    The driver's numbers are those of all programs together; see `Reading` for their meaning, above all `utilization`.
+    On the virtual GPU utilization is that since the previous `read()`, and None the first time.
     """
     scope: Any = in_force()
     if scope is not None:

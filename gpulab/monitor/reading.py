@@ -1,7 +1,4 @@
-"""One reading of one GPU, and all GPUs of one moment: plain data and its table.
-
-What is None was not told, and `unread` says why; nothing here asks a driver.
-"""
+"""Defines the reading of one GPU and the readings of all GPUs at one moment, with their table."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Slice:
-    """One MIG slice of a GPU: sizes in bytes; `device` is its name in torch, such as "cuda:0", where that is known."""
+    """One MIG slice of a GPU: sizes in bytes; `device` is its name in torch, such as "cuda:0", if known."""
 
     index: int
     name: str | None = None
@@ -31,23 +28,23 @@ class Slice:
 
 @dataclass(frozen=True)
 class Reading:
-    """One GPU at one moment. A field that the driver does not give is None, and `unread` says why.
+    """The state of one GPU at one moment. A value that the driver does not provide is None, and `unread` says why.
 
     - `index`: the physical number, as in nvidia-smi; CUDA_VISIBLE_DEVICES does not change it. `device` is the same
-      GPU's name in this program's torch ("cuda:0"); None where torch does not see it or where that is not known.
+      GPU's name in this program's torch ("cuda:0"); None if torch does not see it or if it is unknown.
     - `used_bytes`, `total_bytes`: all of the GPU's memory in use, by every program, as nvidia-smi counts it: the CUDA
       context and PyTorch's cached blocks are in it. `torch.cuda.memory_allocated` counts this program's tensors only.
     - `utilization`: percent of the time of the last sample period in which at least one kernel was running. The driver
       chooses the period, from 1/6 s to 1 s. 100 does not mean that the GPU is well used: one kernel on one of its
-      multiprocessors counts as much as one on all of them. On the virtual GPU: percent of the time since the reading
-      before it, on the scope's own clock; what Python really takes between operations is part of that time, so this
-      number does not repeat exactly.
-    - `memory_utilization`: percent of the same period in which its memory was being read or written; it is about
-      traffic, and says nothing about how much memory is in use.
+      multiprocessors counts as much as one on all of them. On the virtual GPU: percent of the time since the previous
+      reading, on the scope's own clock; Python's real time between operations is part of it, so that this number is
+      not exactly reproducible.
+    - `memory_utilization`: percent of the same period in which its memory was being read or written: the traffic, not
+      the amount of memory in use.
     - `temperature_c` in °C; `power_w` and the limit in force, `power_limit_w`, in watts; `sm_clock_mhz`, the clock of
       the multiprocessors at this moment, in MHz.
-    - `energy_j`: joules since the driver was loaded; the difference of two readings is what was used between them.
-    - `mig`: the GPU is cut into `slices`. The driver then tells no utilization, and a program gets one slice.
+    - `energy_j`: joules since the driver was loaded; the difference of two readings is the energy between them.
+    - `mig`: the GPU is split into `slices`. The driver then has no utilization, and a program gets one slice.
     - `numbers`: "measured" or "virtual".
     """
 
@@ -71,7 +68,7 @@ class Reading:
 
     @property
     def label(self) -> str:
-        """How it is called in tables and pictures."""
+        """The name in tables and pictures."""
         return f"GPU {self.index}" + (f" ({self.device})" if self.device else "")
 
 
@@ -122,19 +119,16 @@ def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
 
 
 def amount(value: float | None, unit: str) -> str:
-    """A number with its unit, a dash for None."""
     return "–" if value is None else f"{value:,.0f} {unit}"
 
 
 def memory(used: int | None, total: int | None) -> str:
-    """Bytes in use and in all, as MiB."""
     if used is None:
         return "–"
     return f"{used / MIB:,.0f} MiB" if total is None else f"{used / MIB:,.0f} of {total / MIB:,.0f} MiB"
 
 
 def power(watts: float | None, limit: float | None) -> str:
-    """Watts, and of how many."""
     if watts is None:
         return "–"
     return f"{watts:,.0f} W" if limit is None else f"{watts:,.0f} of {limit:,.0f} W"

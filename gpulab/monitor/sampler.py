@@ -1,7 +1,4 @@
-"""One thread that reads the GPUs again and again, until it is told to end or its time is up.
-
-It knows neither notebooks nor pictures: `show_to` tells it who wants to look after each sample.
-"""
+"""Samples the GPUs in a thread, until it is stopped or its time is up; observers are called after each sample."""
 
 from __future__ import annotations
 
@@ -14,13 +11,13 @@ from .reader import Reader
 from .reading import Readings
 from .summary import Sample
 
-JOIN_SECONDS = 5.0  # a driver that hangs must not hang the program with it
+JOIN_SECONDS = 5.0  # a hanging driver must not hang the program
 
 
 class Sampler:
-    """Samples every `every` real seconds, for at most `seconds`; the first when it starts, the last when it ends.
+    """Samples every `every` real seconds, for at most `seconds`; first at the start, last at the end.
 
-    What its onlookers raise is kept in `trouble`, and the sampling goes on.
+    An exception of an observer is kept in `trouble`, and the sampling goes on.
     """
 
     def __init__(self, every: float, seconds: float | None = None, *, nvml: Any = None) -> None:
@@ -56,7 +53,7 @@ class Sampler:
         self._thread.start()
 
     def stop(self) -> None:
-        """End with a last sample, and wait for the thread; as often as you like, from any thread."""
+        """End with a last sample, and wait for the thread; may be called repeatedly, from any thread."""
         self._end.set()
         thread = self._thread
         if thread is None:
@@ -65,7 +62,7 @@ class Sampler:
             thread.join(JOIN_SECONDS)
 
     def drop(self) -> None:
-        """End soon and without a last sample; waits for nothing, so that a garbage collector may call it."""
+        """End without a last sample and without waiting, so that a finalizer may call it."""
         self._dropped = True
         self._end.set()
 
@@ -76,10 +73,10 @@ class Sampler:
                 if self.seconds is not None and time.monotonic() - began >= self.seconds:
                     break
                 self._take()
-                self._tell(self._look)
+                self._call(self._look)
             if not self._dropped:
                 self._take()
-                self._tell(self._ended)
+                self._call(self._ended)
         finally:
             self._reader.close()
             self._clock = None
@@ -93,22 +90,22 @@ class Sampler:
     def _take(self) -> None:
         try:
             clock, at, readings = self._reader.read()
-        except Exception as error:  # what no one foresaw must cost one sample and not the others
+        except Exception as error:  # an unexpected error must cost one sample only
             readings = Readings((), f"this reading failed ({type(error).__name__}: {error})")
             self._samples.append(Sample(self._samples[-1].at_s if self._samples else 0.0, readings))
             return
         before = self._samples[-1].at_s if self._samples else 0.0
-        # The time between two clocks is not known.
+        # The time between two clocks is unknown.
         passed = max(0.0, at - self._at) if self._samples and clock is self._clock else 0.0
         self._clock, self._at = clock, at
         self._samples.append(Sample(before + passed, readings))
 
-    def _tell(self, onlooker: Callable[[], None]) -> None:
+    def _call(self, observer: Callable[[], None]) -> None:
         try:
-            onlooker()
+            observer()
         except Exception as error:
             self.trouble = error
 
 
 def _nothing() -> None:
-    """Nobody looks."""
+    """The default observer."""

@@ -1,4 +1,4 @@
-"""What many readings of the same GPUs come to: means, maxima, energy. Numbers in, numbers and their table out."""
+"""Summarises the samples of a watch: mean and largest values and the energy of each GPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Sample:
-    """All readings of one moment, `at_s` seconds after the first: real ones, on a virtual GPU those of its clock."""
+    """All readings of one moment, `at_s` seconds after the first, on a virtual GPU by its clock."""
 
     at_s: float
     readings: Readings
@@ -24,12 +24,12 @@ class Sample:
 
 @dataclass(frozen=True)
 class GPUSummary:
-    """One GPU over all samples; None where no sample told.
+    """One GPU over all samples; None for values that no sample has.
 
-    `mean_utilization` is weighted by the time between samples, in percent, as `mean_power_w` is in watts.
-    `peak_used_bytes` is the most that a sample found: a peak between two samples is missed (`GPUMemoryTracker` has the
-    exact one of this program's tensors). `energy_j` is the difference of the driver's own counter, in joules.
-    `slices` have in `used_bytes` the most that a sample found.
+    `mean_utilization`, in percent, and `mean_power_w`, in watts, are weighted by the time between samples.
+    `peak_used_bytes` is the maximum of the samples: a peak between two is missed (`GPUMemoryTracker` has the exact one
+    of this program's tensors). `energy_j` is the difference of the driver's counter, in joules. `slices` have the
+    maximum in `used_bytes`.
     """
 
     index: int
@@ -65,7 +65,6 @@ class GPUSummary:
 
     @property
     def busy(self) -> str:
-        """The utilization in words."""
         if self.mean_utilization is None or self.max_utilization is None:
             return "busy: not told"
         return f"busy {self.mean_utilization:.0f} % on average, {self.max_utilization:.0f} % at most"
@@ -73,9 +72,9 @@ class GPUSummary:
 
 @dataclass(frozen=True)
 class Summary:
-    """A stretch of readings: its seconds, how many samples, and each GPU. Without any GPU, `reason` says why.
+    """The summary of a watch: its seconds, its number of samples, and each GPU. Without any GPU, `reason` says why.
 
-    Where it is known which GPUs are this program's, only they are in it.
+    If this program's GPUs are known, only they are in it.
     """
 
     seconds: float
@@ -93,20 +92,20 @@ class Summary:
 
 
 def summarise(samples: Sequence[Sample]) -> Summary:
-    """The summary of these samples, which are in the order of time."""
+    """Return the summary of these samples, which must be in the order of time."""
     if not samples:
         return Summary(0.0, 0, (), "nothing has been read yet")
     gpus = tuple(_summary(*series) for series in series_of(samples))
     return Summary(samples[-1].at_s - samples[0].at_s, len(samples), gpus, samples[-1].readings.reason)
 
 
-Series = tuple[list[tuple[float, Reading]], list[float]]  # when and what was read; the seconds that each stands for
+Series = tuple[list[tuple[float, Reading]], list[float]]  # times and readings; the seconds of each
 
 
 def series_of(samples: Sequence[Sample]) -> list[Series]:
-    """The readings of each GPU; only of this program's, where it is known which they are.
+    """Return the readings of each GPU, of this program's only if they are known.
 
-    A reading stands for the time since the sample before it. One that has failed belongs to the GPU of its number.
+    A reading counts for the time since the previous sample. A failed one belongs to the GPU of its index.
     """
     found: dict[tuple[Numbers, int, str | None], Series] = {}
     latest: dict[tuple[Numbers, int], tuple[Numbers, int, str | None]] = {}
@@ -115,7 +114,7 @@ def series_of(samples: Sequence[Sample]) -> list[Series]:
         for reading in sample.readings:
             place = reading.numbers, reading.index
             key = latest.get(place, (*place, reading.name)) if reading.name is None else (*place, reading.name)
-            if latest.get(place, key)[2] is None and place in latest:  # it failed first, and its name comes now
+            if latest.get(place, key)[2] is None and place in latest:  # its first readings failed and had no name
                 found[key] = found.pop(latest[place])
             latest[place] = key
             readings, seconds = found.setdefault(key, ([], []))
@@ -129,7 +128,7 @@ def series_of(samples: Sequence[Sample]) -> list[Series]:
 def _summary(series: Sequence[tuple[float, Reading]], seconds: Sequence[float]) -> GPUSummary:
     readings = [reading for _, reading in series]
     used = [reading.used_bytes for reading in readings if reading.used_bytes is not None]
-    # What the driver told first is of the time before.
+    # The first value is of the time before the watch.
     later = readings[1:] or readings
     busy = [reading.utilization for reading in later if reading.utilization is not None]
     return GPUSummary(
@@ -167,12 +166,12 @@ def _mean(
     if whole <= 0:
         return sum(value for value, _ in told) / len(told)
     mean = sum(value * weight / whole for value, weight in told)
-    # rounding must not put a mean outside of what it is the mean of
+    # rounding must not put a mean outside of the range of its values
     return min(max(mean, min(value for value, _ in told)), max(value for value, _ in told))
 
 
 def _energy(counter: Sequence[float]) -> float | None:
-    """What was used from the first to the last; the counter begins at 0 again where the driver was loaded anew."""
+    """Return the energy from the first to the last value; None if the counter was reset with the driver."""
     if len(counter) < 2 or counter[-1] < counter[0]:
         return None
     return counter[-1] - counter[0]

@@ -1,6 +1,6 @@
-"""A watch in a running notebook: the picture, redrawn as samples come; a still picture when it is over.
+"""Shows a watch in a running notebook: a picture that is redrawn with new samples, and replaced by a still one.
 
-Imported only in a notebook. Its output is replaced at the end, so that the saved notebook keeps a picture and its text.
+Imported only in a notebook. The saved notebook keeps the still picture and its text.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from IPython.display import display
 from virtualgpu.pictures import asleep
 from virtualgpu.pictures.display import bundle
 
-from .picture import draw, page, svg
+from .picture import as_html, as_svg, render
 from .summary import Sample, summarise
 
 BOX_CLASS = "gpulab-monitor"
@@ -24,44 +24,44 @@ SHORTEST = 0.2  # seconds between two pictures
 
 
 class View:
-    """One output of one cell. `samples` gives what has been read by now.
+    """One output of one cell. `samples()` returns the samples so far.
 
-    With `stop` there is a button that calls it. A kernel answers buttons between cells only (ipykernel 7.4 routes them
-    to the thread of the cells, whatever JupyterLab asks for), so beside a running block it would be a dead one.
+    With `stop` there is a button that calls it. A kernel handles buttons between cells only (ipykernel 7.4 routes them
+    to the thread of the cells, whatever JupyterLab asks for), so that beside a running block it would have no effect.
     """
 
     def __init__(self, samples: Callable[[], Sequence[Sample]], stop: Callable[[], None] | None = None) -> None:
         self._samples = samples
-        self._lock = threading.Lock()  # the sampling thread draws; others may end it
+        self._lock = threading.Lock()  # the sampling thread draws, others may end the view
         self._over = False
-        self._drawn = self._took = 0.0  # when it was last drawn, and how long that took
+        self._drawn = self._took = 0.0  # time and duration of the last drawing
         self._picture = ipywidgets.HTML()
         self.box = asleep.told(ipywidgets.VBox([self._picture, *([_button(stop)] if stop else [])]))
         self.box.add_class(BOX_CLASS)
         self._output: Any = None
 
     def show(self) -> None:
-        """Put it into the output of the cell that is running."""
+        """Display it in the output of the running cell."""
         self.draw()
         with self._lock:
-            # a watch of a few milliseconds may be over before it is seen
+            # a watch of a few milliseconds may be over already
             data = still(self._samples()) if self._over else bundle("watching the GPUs …", widget=self.box)
             self._output = display(data, raw=True, display_id=True)
 
     def draw(self) -> None:
-        """The picture of the samples so far; more rarely as it gets longer, to leave the processor to the cell."""
+        """Draw the samples so far; less often the longer it takes, to leave the processor to the cell."""
         began = time.monotonic()
         if began - self._drawn < max(SHORTEST, 50 * self._took):
             return
-        picture = draw(self._samples(), running=True)
+        picture = render(self._samples(), running=True)
         self._drawn, self._took = began, time.monotonic() - began
         with self._lock:
             if not self._over:
-                # its title would else be a tooltip all over the picture, for those who can see it anyway
-                self._picture.value = f'<div style="pointer-events:none;line-height:normal">{svg(picture)}</div>'
+                # without pointer events, since the title would be a tooltip all over the picture
+                self._picture.value = f'<div style="pointer-events:none;line-height:normal">{as_svg(picture)}</div>'
 
     def end(self) -> None:
-        """Leave a still picture and its text in place of the widget."""
+        """Replace the widget by a still picture and its text."""
         with self._lock:
             if self._over:
                 return
@@ -80,6 +80,6 @@ def _button(stop: Callable[[], None]) -> Any:
 
 
 def still(samples: Sequence[Sample]) -> dict[str, Any]:
-    """The bundle of a watch that is over."""
-    picture, words = draw(samples, running=False), repr(summarise(samples))
-    return bundle(words, svg=svg(picture), html=page(picture, words))
+    """Return the MIME bundle of a watch that is over."""
+    picture, words = render(samples, running=False), repr(summarise(samples))
+    return bundle(words, svg=as_svg(picture), html=as_html(picture, words))

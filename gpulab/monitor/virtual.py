@@ -1,6 +1,6 @@
-"""The readings of the virtual GPUs, taken from their books: nothing is launched, waited for, or given back.
+"""Reads virtual GPUs from their model without side effects on it: no launch, no wait, no free.
 
-An onlooker in another thread changes no number: `torch.cuda.mem_get_info` and `time.perf_counter` would.
+So a reader in another thread changes no number, as `torch.cuda.mem_get_info` and `time.perf_counter` would.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _FIRST = "utilization: of the time between two readings, and this is the first"
 
 @dataclass(frozen=True)
 class _Mark:
-    """A moment: seconds on the clock, seconds in which each GPU's kernels have run by then, and how busy each was."""
+    """A moment: seconds on the clock, and for each GPU the seconds of its kernels so far and its utilization."""
 
     at: float
     ran: tuple[float, ...]
@@ -25,16 +25,16 @@ class _Mark:
 
 
 class VirtualReader:
-    """Reads the GPUs in force again and again; their utilization is that of the time since the reading before."""
+    """Reads the GPUs in force repeatedly; their utilization is that since the previous reading."""
 
     def __init__(self) -> None:
         self._clock: weakref.ref[Any] | None = None
         self._mark: _Mark | None = None
 
     def read(self, gpu: Any) -> tuple[float, Readings]:
-        """Seconds on the clock of `gpu` (a VirtualGPU in force), and one reading for each of its GPUs.
+        """Return the seconds on the clock of `gpu` (a VirtualGPU in force), and a reading of each of its GPUs.
 
-        The first reading of a clock has no utilization: no time has been looked at yet.
+        The first reading of a clock has no utilization.
         """
         if self._clock is None or self._clock() is not gpu.clock:
             self._clock, self._mark = weakref.ref(gpu.clock), None
@@ -46,10 +46,10 @@ def _look(gpu: Any, before: _Mark | None) -> _Mark:
     at, ran = gpu.clock.seen(), tuple(_ran(gpu.clock, index) for index in range(len(gpu.devices)))
     if before is None:
         return _Mark(at, ran, (None,) * len(ran))
-    # A copy that has been queued since may put off the end: what has run stays run.
+    # A copy queued since may delay the end, but time that has run does not decrease.
     ran = tuple(map(max, ran, before.ran))
     passed = at - before.at
-    if passed <= 0:  # this machine is at work on one operation: nothing new is known
+    if passed <= 0:  # this machine still computes one operation
         return before
     return _Mark(
         at, ran, tuple(min(100.0, 100 * (now - then) / passed) for now, then in zip(ran, before.ran, strict=True))
@@ -57,7 +57,7 @@ def _look(gpu: Any, before: _Mark | None) -> _Mark:
 
 
 def _ran(clock: Any, index: int) -> float:
-    """Seconds that kernels have run by now: those given to the GPU, less what is still to come."""
+    """Return the seconds that kernels have run so far: all queued ones less the pending ones."""
     return float(clock.busy(index) - max(0.0, clock.now(index) - clock.host))
 
 

@@ -1,11 +1,10 @@
-"""`watch()`: the GPUs, read again and again beside running code, live in a notebook and silent in a script."""
+"""Watches the GPUs beside running code: live in a notebook, silent in a script."""
 
 from __future__ import annotations
 
 import math
 import weakref
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any
 
 from virtualgpu.pictures import display
@@ -15,28 +14,28 @@ from .summary import Sample, Summary, summarise
 
 SHORTEST, LONGEST = 0.05, 60.0  # seconds between samples
 
-_background: Watch | None = None  # what was started without a block in a notebook: it lives until it is stopped
+_background: Watch | None = None  # the watch started without a block in a notebook, until it is stopped
 
 
 class Watch:
-    """What `watch()` returns: made once, started once, stopped as often as you like.
+    """A watch of `watch()`, to be started once.
 
-    `samples` and `summary()` can be read at any time. Its one thread ends with the block, also where that raises or is
-    interrupted; with the button; after its `seconds`; with `stop()`; and when nothing refers to the watch any more.
+    `samples` and `summary()` can be read at any time. Its thread ends with the block, also on an exception or an
+    interrupt; with the button; after its `seconds`; with `stop()`; and when nothing refers to the watch any more.
     """
 
     def __init__(self, every: float, seconds: float | None, nvml: Any = None) -> None:
         self._view: Any = None
         sampler = self._sampler = Sampler(every, seconds, nvml=nvml)
         self._started = False
-        # The thread holds the sampler and not the watch, so that a watch which nobody holds can go.
+        # The thread refers to the sampler and not to the watch, so that an unused watch is collected.
         self._finalizer = weakref.finalize(self, sampler.drop)
 
     def start(self) -> None:
         """Start without a block.
 
-        In a notebook it then runs beside all cells, until it is stopped or another one is started. In a script it runs
-        for as long as something refers to it.
+        In a notebook it then runs beside all cells until it is stopped or another one is started, in a script as long
+        as something refers to it.
         """
         global _background
         self._start(beside=True)
@@ -55,12 +54,12 @@ class Watch:
             self._sampler.start()
             if self._view is not None:
                 self._view.show()
-        except BaseException:  # such as the interrupt of a cell, between the two
+        except BaseException:  # such as an interrupt between the two
             self._sampler.stop()
             raise
 
     def stop(self) -> None:
-        """End with a last sample; does nothing where it has ended or was never started."""
+        """End with a last sample; without effect if it has ended or was never started."""
         global _background
         if self._started:
             self._sampler.stop()
@@ -71,9 +70,7 @@ class Watch:
         self._start(beside=False)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
     @property
@@ -82,11 +79,11 @@ class Watch:
 
     @property
     def samples(self) -> Sequence[Sample]:
-        """Every moment that was read, with one reading for each GPU."""
+        """All samples, each with one reading for each GPU."""
         return self._sampler.samples
 
     def summary(self) -> Summary:
-        """For each GPU the mean and the largest utilization, the most memory that a sample found, and the energy."""
+        """Return mean and largest utilization, largest memory of a sample, and energy of each GPU."""
         return summarise(self.samples)
 
     def __repr__(self) -> str:
@@ -98,7 +95,7 @@ class Watch:
         return f"{head}: {self.summary()!r}{failed}"
 
     def _ipython_display_(self) -> None:
-        # Last in a cell, as a simulator is: it shows itself, and for a watch that is to run.
+        # As the last expression of a cell a watch displays itself, so it starts.
         if not self._started and display.in_notebook():
             self.start()
         else:
@@ -108,14 +105,14 @@ class Watch:
         if not self._started:
             display.show(repr(self))
             return
-        from .picture import draw, page, svg
+        from .picture import as_html, as_svg, render
 
-        picture = draw(self.samples, running=self.running)
-        display.show(repr(self), svg=svg(picture), html=page(picture, repr(self)))
+        picture = render(self.samples, running=self.running)
+        display.show(repr(self), svg=as_svg(picture), html=as_html(picture, repr(self)))
 
 
 def _view(sampler: Sampler, beside: bool) -> Any:
-    """The live view, None where ipywidgets is not installed; with a button where it runs `beside` the cells."""
+    """Return the live view, None without ipywidgets; with a button if it runs `beside` the cells."""
     try:
         from .view import View
     except ImportError:
@@ -132,13 +129,13 @@ def watch(seconds: float | None = None, every: float = 0.5) -> Watch:
             train()
         print(seen.summary())
 
-    In a notebook a live view stands under the cell meanwhile, and a still picture with its text after. As the last line
-    of a cell, `gpulab.monitor.watch()` runs beside all following cells until its Stop button is pressed. In a script
+    In a notebook there is a live view under the cell, and afterwards a still picture with its text. As the last line of
+    a cell, `gpulab.monitor.watch()` runs beside all following cells until its Stop button is pressed. In a script
     nothing is printed: use the block, or keep the watch in a variable and call its `start()` and `stop()`.
 
-    `every` is the real time between two samples, from 0.05 to 60 s; the driver itself makes a new utilization only
-    every 1/6 s to 1 s. After `seconds` the sampling ends by itself, whatever the code beside it does. Raises
-    TypeError for what is no number, ValueError for one out of range.
+    `every` is the real time between two samples, from 0.05 to 60 s; the driver updates utilization only every 1/6 s to
+    1 s. After `seconds` the sampling ends by itself. Raises TypeError for anything but a number, ValueError for one out
+    of range.
     """
     every = _number("every", every)
     if not SHORTEST <= every <= LONGEST:

@@ -1,1 +1,1 @@
-"""The notebook's furniture: predictions, quizzes and the record of progress."""
+"""Provides the interactive parts of notebooks: predictions, quizzes, and the record of progress."""

@@ -1,7 +1,7 @@
-"""Code with an explanation for each line that has one: click a line, or walk through them with the arrow keys.
+"""Shows code with explanations of its lines: click a line, or use the arrow keys.
 
-Radio buttons and a style do it, no script and no kernel, so that it works in a saved notebook. Where a page takes out
-styles or buttons, as GitHub and an untrusted notebook do, each explanation stands below its line; in text it is a
+It is made of radio buttons and CSS, without a script or a kernel, so that it works in a saved notebook. Where styles or
+buttons are removed, as on GitHub and in an untrusted notebook, each explanation is below its line; in text it is a
 comment above the line.
 """
 
@@ -18,7 +18,7 @@ from virtualgpu.pictures.display import show
 
 _WIDTH = 100  # of the text form
 
-# The role is taken out of an untrusted page, and with it goes the style of a trusted neighbour.
+# An untrusted page loses the role, and with it the style of a trusted neighbour.
 _STYLE = """<style>
 .gpulab-annotated[role=radiogroup] {
   display: grid; grid-template-columns: minmax(0, max-content) minmax(15em, 1fr); column-gap: 1.5em; max-width: 75em;
@@ -47,10 +47,10 @@ _STYLE = """<style>
 
 
 def annotated(code: str | Callable[..., Any], notes: Mapping[str | int, str]) -> None:
-    """Show `code`, a text or a function's source, and beside the chosen line what `notes` says of it.
+    """Show `code`, a text or a function, and beside the chosen line its explanation in `notes`.
 
-    A line is named by a piece of it that stands in no other line, or by its number from 1 on. Raises ValueError for a
-    name that fits no line or several, for two notes on one line and for an empty one; TypeError for what is no text.
+    The keys of `notes` are pieces of lines that occur in no other line, or line numbers from 1 on. Raises ValueError
+    for a key that fits no line or several, two notes on one line or an empty one; TypeError for a note that is no text.
     """
     lines = _lines(code)
     said = _said(lines, notes)
@@ -72,7 +72,6 @@ def _lines(code: str | Callable[..., Any]) -> list[str]:
 
 
 def _said(lines: list[str], notes: Mapping[str | int, str]) -> dict[int, str]:
-    """The notes by line number, in the order of the lines."""
     if not notes:
         raise ValueError("notes must explain at least one line, and is empty")
     said: dict[int, str] = {}
@@ -106,7 +105,6 @@ def _number(lines: list[str], name: str | int) -> int:
 
 
 def _as_text(lines: list[str], said: Mapping[int, str]) -> str:
-    """The code, each explanation as a comment above its line."""
     out: list[str] = []
     for number, line in enumerate(lines, 1):
         if number in said:
@@ -121,12 +119,12 @@ def _as_html(lines: list[str], said: Mapping[int, str]) -> str:
     first = next(iter(said))
     rows = []
     for number, line in enumerate(lines, 1):
-        # The indentation outlives a page without styles.
+        # Non-breaking spaces keep the indentation on a page without styles.
         margin = len(line) - len(line.lstrip())
         words = "&nbsp;" * margin + html.escape(line.strip(), quote=False) or "&nbsp;"
-        code = f'<code style="--hang: {margin + 4}ch">{words}</code>'  # where a line that does not fit goes on
+        code = f'<code style="--hang: {margin + 4}ch">{words}</code>'  # the indent of continuation lines
         if number in said:
-            # JupyterLab would take the arrow keys, to walk from cell to cell; it asks the element that has the focus.
+            # Without the attribute, JupyterLab takes the arrow keys to move between cells.
             code = (
                 f'<label><input type="radio" name="{key}" aria-describedby="{key}-{number}" '
                 f'data-lm-suppress-shortcuts="true"{" checked" if number == first else ""}>{code}</label>'

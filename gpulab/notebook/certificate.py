@@ -1,4 +1,4 @@
-"""`certificate`: a page made from the progress file, to keep or to print. It says what it is: nobody has signed it."""
+"""Writes a certificate as an HTML page from the progress file; it states that it is not signed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 
 from virtualgpu.pictures.display import show
 
-from .. import course
 from . import progress
 
 _LONGEST = 100  # characters of a name
@@ -53,21 +52,22 @@ tr {{ break-inside: avoid; }}
 
 
 def certificate(name: str, path: str | os.PathLike[str] = "certificate.html") -> Path:
-    """Write a page of what `name` has passed, on what days and with which faults repaired; returns its path.
+    """Write a page with the exercises and questions that `name` has passed, with days and repaired faults; return its
+    path, and show its text.
 
-    The page needs no network, prints well, and reads as plain text too, which is shown here. Raises ValueError for a
-    name that is none, FileNotFoundError where the folder of `path` is missing, RuntimeError where nothing has been
-    passed yet.
+    The page needs no network and prints well. Raises ValueError for an empty or overlong name, FileNotFoundError if the
+    folder of `path` is missing, RuntimeError if nothing has been passed yet.
     """
     if not isinstance(name, str) or not name.strip() or len(name) > _LONGEST or not name.isprintable():
         raise ValueError(f"name must be a text of 1 to {_LONGEST} letters such as 'Ada Lovelace', not {name!r:.120}")
     file = Path(path)
     if not file.parent.is_dir():
         raise FileNotFoundError(f"path is {str(file)!r}; the folder {str(file.parent)!r} does not exist")
-    passed = progress.read()
+    passed = progress.read_progress()
     if not any((*passed.checks.values(), *passed.questions.values())):
         raise RuntimeError(
-            f"there is nothing to certify yet: {progress.path().name} holds no exercise and no question that was passed"
+            f"there is nothing to certify yet: {progress.file_path().name} holds no exercise and no question that was "
+            "passed"
         )
     part = file.with_name(f"{file.name}.new")
     part.write_text(as_html(name.strip(), passed, date.today()), encoding="utf-8")
@@ -77,7 +77,7 @@ def certificate(name: str, path: str | os.PathLike[str] = "certificate.html") ->
 
 
 def as_text(name: str, passed: progress.Passed, today: date) -> str:
-    """The same as the page has, in lines."""
+    """Return the content of the page as lines of text."""
     lines = [f"{name}: {_sum(passed)}"]
     for lesson, exercises, questions in _lessons(passed):
         lines.append(f"  {lesson}: {'; '.join(exercises) or 'no exercise'}{f'; {questions}' if questions else ''}")
@@ -107,20 +107,18 @@ def as_html(name: str, passed: progress.Passed, today: date) -> str:
 
 
 def _sum(passed: progress.Passed) -> str:
-    """How much of the course that is."""
-    known = course.LESSONS
-    checks = sum(len(passed.checks.get(row.number, frozenset()) & set(row.checks)) for row in known)
-    answered = sum(min(len(passed.questions.get(row.number, ())), row.questions) for row in known)
-    of_checks, of_questions = sum(len(row.checks) for row in known), sum(row.questions for row in known)
-    return f"{checks} of {of_checks} exercises and {answered} of {of_questions} questions of the course gpulab"
+    """Return the numbers of exercises and questions passed, as a sentence."""
+    lessons, checks, answered = zip(*progress.counts(passed), strict=True)
+    of_checks, of_questions = sum(len(row.checks) for row in lessons), sum(row.questions for row in lessons)
+    exercises = f"{sum(checks)} of {of_checks} exercises"
+    return f"{exercises} and {sum(answered)} of {of_questions} questions of the course gpulab"
 
 
 def _lessons(passed: progress.Passed) -> list[tuple[str, list[str], str]]:
-    """Of each lesson of which something was passed: its name, its exercises with their days, and its questions."""
+    """Return name, exercises with days, and questions of each lesson with something passed."""
     rows = []
-    for row in course.LESSONS:
+    for row, _, answered in progress.counts(passed):
         names = [name for name in row.checks if name in passed.checks.get(row.number, ())]
-        answered = min(len(passed.questions.get(row.number, ())), row.questions)
         if names or answered:
             exercises = [_with_day(name, passed, row.number, name) for name in names]
             rows.append((row.name, exercises, f"{answered} of {row.questions}" if answered else ""))
@@ -128,7 +126,7 @@ def _lessons(passed: progress.Passed) -> list[tuple[str, list[str], str]]:
 
 
 def _faults(passed: progress.Passed) -> list[tuple[str, list[str]]]:
-    """The repaired places of the capstone's scripts, which its check records as "capstone: place"."""
+    """Return the repaired places of the capstone's scripts, which its check records as "capstone: place"."""
     rows: dict[str, list[str]] = {}
     for number, names in passed.checks.items():
         for name in sorted(names):

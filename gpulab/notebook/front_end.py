@@ -1,7 +1,7 @@
-"""What ipywidgets leaves out of a quiz and a prediction in the browser, put in by a small script and a style.
+"""Adds keyboard control, accessibility and text wrapping to ipywidgets in the browser, by a script and CSS.
 
-Radio buttons become one group, which arrow keys walk through and a screen reader names; answers are spoken; long
-text wraps. Where the browser lacks anywidget's half, quiz and prediction work without all that.
+Radio buttons become one group for arrow keys and screen readers, which also read out answers. Where the browser lacks
+anywidget's front-end part, quiz and prediction work without these.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from virtualgpu.pictures import asleep
 
-BOX_CLASS = "gpulab-furniture"  # the script and the style look for these two
+BOX_CLASS = "gpulab-furniture"  # used by the script and the style
 ANSWER_CLASS = "gpulab-answer"
 
 _SCRIPT = """
@@ -68,8 +68,8 @@ _STYLE = """
 
 
 def box(children: Sequence[Any], *, answer: Any, label: str) -> Any:
-    """The widgets under one another; `answer`, one of them, is spoken when it changes, and `label` names the group
-    of radio buttons, where there is one."""
+    """Return the widgets in a column. Screen readers read out changes of `answer`, one of them, and name the group of
+    radio buttons, if there is one, by `label`."""
     import ipywidgets as widgets
 
     answer.add_class(ANSWER_CLASS)
@@ -77,7 +77,7 @@ def box(children: Sequence[Any], *, answer: Any, label: str) -> Any:
         helpers = [_front_end_class()(label=label)]
     except ImportError:
         helpers = []
-    # of no height, so that nothing shows where the browser lacks anywidget's half
+    # of no height, so that nothing shows where the browser lacks anywidget's front-end part
     hidden = [widgets.Box(helpers, layout=widgets.Layout(height="0", overflow="hidden", margin="0"))]
     outer = widgets.VBox([*children, *hidden])
     outer.add_class(BOX_CLASS)

@@ -1,7 +1,6 @@
-"""A guess beside the truth as two small bars; as two points on a logarithmic scale where they are three times apart.
+"""Draws a guess beside the actual number: as two bars, or on a logarithmic scale from a factor of three on.
 
-It takes its text and line colours from the page around it, so that it reads in a light and in a dark one. All it says
-stands in the line of text above it.
+Text and line colours are the page's, for light and dark themes. The line of text above has the same content.
 """
 
 from __future__ import annotations
@@ -11,12 +10,12 @@ import math
 
 from virtualgpu.pictures.style import BLUE
 
-_APART = 3  # from this factor on, the shorter of two bars says little
+_APART = 3  # from this factor on, the scale is logarithmic
 _MOST_TICKS = 7
 
 
-def page(line: str, guess: float, actual: float, source: str) -> str:
-    """`line`, and under it `guess` and `actual`, two finite numbers, drawn to scale as HTML."""
+def as_html(line: str, guess: float, actual: float, source: str) -> str:
+    """Return HTML: `line`, and under it the finite numbers `guess` and `actual` to scale."""
     comparable = guess > 0 < actual or guess < 0 > actual
     far = comparable and max(guess / actual, actual / guess) >= _APART
     rows = _points(abs(guess), abs(actual), source) if far else _bars(guess, actual, source)
@@ -28,9 +27,9 @@ def page(line: str, guess: float, actual: float, source: str) -> str:
 
 
 def _bars(guess: float, actual: float, source: str) -> str:
-    """From zero, to the left for what is negative."""
+    """Return bars from zero, to the left for a negative number."""
     low, high = min(guess, actual, 0.0), max(guess, actual, 0.0)
-    # halved, since a difference of two large numbers may be none
+    # halved, since the difference of two large numbers may overflow
     span = high / 2 - low / 2 or 1.0
 
     def bar(value: float, look: str) -> str:
@@ -41,7 +40,7 @@ def _bars(guess: float, actual: float, source: str) -> str:
 
 
 def _points(guess: float, actual: float, source: str) -> str:
-    """On decades, with a line from the guess to below the truth; two positive numbers."""
+    """Return two positive numbers as points on decades, with a line between them."""
     low = math.floor(math.log10(min(guess, actual)))
     high = math.ceil(math.log10(max(guess, actual)))
 

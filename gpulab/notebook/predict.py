@@ -1,7 +1,7 @@
-"""Predict first: a number box before an experiment, and a line after it that says how far off you were.
+"""Asks for a prediction in a number box before an experiment, and afterwards shows how far off it was.
 
-Typing is optional: a notebook run from top to bottom, or in CI, goes on without a prediction, and nothing is kept.
-What is typed is kept in the progress file, and is there again after a restart.
+Typing is optional: a notebook run from top to bottom goes on without a prediction. A typed one is kept in the progress
+file, also over restarts.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from virtualgpu.pictures.display import in_notebook, show
 from .. import course
 from . import front_end, guess_bar, progress
 
-# A saved lecture hides what answers a prediction (tools/build.py), and not every page that shows it can.
+# A saved lecture folds the outputs that answer a prediction (tools/build.py); some pages cannot fold.
 _UNFOLDED = "Where outputs do not fold, as on GitHub, the answer follows: guess before you scroll."
 
 
 class Prediction:
-    """A number that the student has guessed, or not yet. `value` is None until something was typed; `asked` is the
-    question with its unit, by which the progress file knows it."""
+    """A student's guess: `value` is None until one is typed; `asked` is the question with its unit, its key in the
+    progress file."""
 
     def __init__(self, question: str, unit: str) -> None:
         self.question, self.unit = question, unit
@@ -35,18 +35,18 @@ class Prediction:
         self.asked = question + (f" (in {unit})" if unit and not told else "")
 
     def set(self, value: float) -> None:
-        """Guess from code, and keep it. Raises TypeError for what is no number, ValueError for NaN or infinity."""
+        """Set and record the guess. Raises TypeError if it is no number, ValueError for NaN or infinity."""
         for note in self._keep(_number("value", value)):
             print(note)
 
     def _keep(self, value: float | None) -> tuple[str, ...]:
-        """Take the guess, or none, into the progress file too; returns what the student should be told."""
+        """Set and record the guess, or remove it for None; return notes for the student."""
         self.value = value
         return progress.record_guess(self.asked, value, _lesson())
 
     def compare(self, actual: float, source: str = "measured") -> None:
-        """Show the prediction beside `actual`, as a line and in a notebook as two bars; without one, the number alone.
-        `source` says what kind of number `actual` is: measured, virtual, recorded or computed."""
+        """Show the prediction beside `actual`, as a line and in a notebook as two bars; without one, `actual` alone.
+        `source` is the origin of `actual`: measured, virtual, recorded or computed."""
         number = _number("actual", actual)
         if source not in ("measured", "virtual", "recorded", "computed"):
             raise ValueError(f"source must be 'measured', 'virtual', 'recorded' or 'computed', not {source!r}")
@@ -54,7 +54,7 @@ class Prediction:
         if self.value is None:
             print(line)
         else:
-            show(line, html=guess_bar.page(line, self.value, number, source))
+            show(line, html=guess_bar.as_html(line, self.value, number, source))
 
     def _verdict(self, actual: float, shown: str, source: str) -> str:
         if self.value is None:
@@ -68,11 +68,11 @@ class Prediction:
 
 
 def predict(question: str, *, unit: str = "", guess: float | None = None) -> Prediction:
-    """Ask for a number before the cell that finds it out; keep the answer in a variable and `.compare` it later.
+    """Ask for a number before the cell that measures it; keep the result in a variable, and `.compare` it later.
 
-    The unit is added where the question does not name it itself, as in “how many MiB …?” or “…, in MiB?”. `guess`
-    answers from code, where typing into the box is not possible. What was guessed in an earlier session is taken
-    from the progress file. Raises TypeError when `question` or `unit` is no text or `guess` no number.
+    The unit is added to a question that does not name it, as “how many MiB …?” or “…, in MiB?” do. `guess` answers from
+    code, where there is no box to type into. A guess of an earlier session comes from the progress file. Raises
+    TypeError if `question` or `unit` is no text or `guess` no number.
     """
     for name, value in (("question", question), ("unit", unit)):
         if not isinstance(value, str):
@@ -80,7 +80,7 @@ def predict(question: str, *, unit: str = "", guess: float | None = None) -> Pre
     prediction = Prediction(question, unit)
     if guess is not None:
         prediction.set(guess)
-    kept = progress.read()
+    kept = progress.read_progress()
     said = list(kept.notes)
     if prediction.value is None and prediction.asked in kept.guesses:
         earlier = kept.guesses[prediction.asked]
@@ -93,7 +93,7 @@ def predict(question: str, *, unit: str = "", guess: float | None = None) -> Pre
 
 
 def _lesson() -> int | None:
-    """The lesson whose notebook this is, by its name; None where it has another, or the front end does not tell."""
+    """Return the number of the lesson from the notebook's name; None if the name is another or unknown."""
     name = PurePath(os.environ.get("JPY_SESSION_NAME", "")).name  # Jupyter's server sets it for each kernel
     return next((row.number for row in course.LESSONS if name.startswith(row.name)), None)
 
@@ -103,7 +103,7 @@ def _day(day: date) -> str:
 
 
 def how_far(guess: float, actual: float) -> str:
-    """The distance in words: as a factor where both have the same sign, as a difference otherwise."""
+    """Return the distance in words: a factor if both have the same sign, else a difference."""
     if guess == actual or math.isclose(guess, actual, rel_tol=0.005):
         return "exact to half a per cent"
     if guess * actual > 0:
@@ -127,13 +127,13 @@ def _text(value: float) -> str:
 
 
 def _with_unit(value: float, unit: str) -> str:
-    """`1 sample`, `2 samples`, `1 ms`; a factor stays `1 times`."""
+    """Return number and unit: `1 sample`, `2 samples`, `1 ms`; a factor stays `1 times`."""
     word = unit.removesuffix("s") if value == 1 and len(unit) > 3 and unit.isalpha() and unit != "times" else unit
     return f"{_text(value)} {word}".rstrip()
 
 
 def _box(prediction: Prediction, said: Sequence[str] = ()) -> Any:
-    """A text box that takes a number and says what it kept; `said` is what stands under it at first."""
+    """Return a text box for a number, with the lines `said` under it until one is typed."""
     import ipywidgets as widgets
 
     asked = f"Predict: {prediction.asked}"

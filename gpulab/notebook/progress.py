@@ -1,8 +1,8 @@
-"""What a student has passed and guessed, kept in one JSON file, and the map of the course that shows it.
+"""Records a student's passed exercises, answers and guesses in one JSON file, and shows the map of the course.
 
-The file is `progress.json` in the course folder, or where `GPULAB_PROGRESS` says. It is written whole or
-not at all, by one kernel at a time; a damaged one is set aside, and never stops a lesson. It says of which version it
-is: an older one is read as it is and written anew with the next entry, a newer one is left alone.
+The file is `progress.json` in the course folder, or the one in `GPULAB_PROGRESS`. It is replaced atomically, by one
+kernel at a time; a damaged one is set aside, and never stops a lesson. A file of an older version is upgraded with the
+next entry, one of a newer version is left alone.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from virtualgpu.pictures.display import show
 
 from .. import course
 
-_VERSION = 2  # 1 knew no predictions
+_VERSION = 2  # 1 had no predictions
 _LOCK_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
 class Guess:
-    """A number that was guessed, in the unit of its question, and the day; `lesson` is None where none was known."""
+    """A guess in the unit of its question, and its day; `lesson` is None if unknown."""
 
     value: float
     on: date
@@ -39,9 +39,9 @@ class Guess:
 
 @dataclass(frozen=True)
 class Passed:
-    """The names of what was passed, by lesson number; the guesses, by question; and what the reader should be told.
+    """The names of passed exercises and questions by lesson number, the guesses by question, and notes for the reader.
 
-    `days` says when, by (kind, lesson, name); files of an earlier gpulab do not have it of all.
+    `days` has the dates by (kind, lesson, name); entries of an earlier gpulab have none.
     """
 
     checks: dict[int, frozenset[str]] = field(default_factory=dict)
@@ -51,10 +51,10 @@ class Passed:
     days: dict[tuple[str, int, str], date] = field(default_factory=dict, compare=False)
 
 
-def path() -> Path:
-    """Where the record lives: `GPULAB_PROGRESS`, else `progress.json` in the course folder or the current one.
+def file_path() -> Path:
+    """Return the file's path: `GPULAB_PROGRESS`, else `progress.json` in the course folder or the current one.
 
-    `{pid}` in GPULAB_PROGRESS stands for the process, so that kernels running side by side in CI do not meet.
+    `{pid}` in GPULAB_PROGRESS is replaced by the process id, to separate parallel kernels in CI.
     """
     told = os.environ.get("GPULAB_PROGRESS")
     if told:
@@ -62,13 +62,13 @@ def path() -> Path:
     return (course.folder() or Path.cwd()) / "progress.json"
 
 
-def read() -> Passed:
-    """The record as it stands. A damaged file is renamed to `progress.damaged-N.json`, and a note says so."""
+def read_progress() -> Passed:
+    """Return the record. A damaged file is renamed to `progress.damaged-N.json`, and a note says so."""
     try:
-        raw, wrong = _parse(path())
+        raw, wrong = _parse(file_path())
         notes: tuple[str, ...] = ()
         if wrong:
-            with _locked() as file:  # again, since another kernel may have seen to it meanwhile
+            with _locked() as file:  # again: another kernel may have replaced it meanwhile
                 raw, notes = _load(file)
     except _TROUBLE as error:
         raw, notes = _empty(), (f"progress not read: {_why(error)}",)
@@ -81,11 +81,11 @@ def read() -> Passed:
     )
 
 
-def record(kind: str, lesson: int, name: str) -> tuple[str, ...]:
-    """Note that `name` of `lesson` was passed; `kind` is "checks" or "questions".
+def record_passed(kind: str, lesson: int, name: str) -> tuple[str, ...]:
+    """Record that `name` of `lesson` was passed; `kind` is "checks" or "questions".
 
-    Returns what the student should be told: nothing, or why it could not be kept. Never raises for a
-    file that cannot be read or written: a lesson goes on without it.
+    Returns notes for the student: (), or why it could not be recorded. Never raises for a file that cannot be read or
+    written: a lesson goes on without it.
     """
     if kind not in ("checks", "questions"):
         raise ValueError(f"kind must be 'checks' or 'questions', not {kind!r}")
@@ -103,9 +103,9 @@ def record(kind: str, lesson: int, name: str) -> tuple[str, ...]:
 
 
 def record_guess(question: str, value: float | None, lesson: int | None) -> tuple[str, ...]:
-    """Keep what was guessed today, a finite number, or forget it for None; the same number again keeps its first day.
+    """Record a guess, a finite number, with today's date, or remove it for None; the same number keeps its first date.
 
-    Returns what the student should be told, and never raises for the file, as `record`.
+    Returns notes for the student, and never raises for the file, as `record_passed`.
     """
 
     def put(raw: dict[str, Any]) -> bool:
@@ -121,13 +121,13 @@ def record_guess(question: str, value: float | None, lesson: int | None) -> tupl
 
 
 def progress() -> None:
-    """Show the map of the course: its lessons, and what you have passed of each."""
-    passed = read()
+    """Show the map of the course: its lessons with your passed exercises and questions."""
+    passed = read_progress()
     show(_as_text(passed), html=_as_html(passed))
 
 
 def _change(change: Callable[[dict[str, Any]], bool]) -> tuple[str, ...]:
-    """Let `change` alter the record, and write it where that says so; returns the notes for the reader."""
+    """Apply `change` to the record, and write it if that returns True; return the notes for the reader."""
     try:
         with _locked() as file:
             raw, notes = _load(file)
@@ -143,7 +143,7 @@ def _empty() -> dict[str, Any]:
 
 
 class _Newer(Exception):
-    """A file of a version that only a newer gpulab knows."""
+    """Raised for a file of a version that only a newer gpulab knows."""
 
 
 # RuntimeError: a home folder that is not known, a circle of links. NotImplementedError: a disk without locks.
@@ -160,23 +160,23 @@ def _why(error: BaseException) -> str:
 
 @contextmanager
 def _locked() -> Iterator[Path]:
-    """The file itself, also where `path()` is a link to it, held against the other kernels."""
+    """Lock the file against other kernels, and yield its path with links resolved."""
     from filelock import FileLock
 
-    file = path().resolve()
+    file = file_path().resolve()
     file.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{file}.lock", timeout=_LOCK_SECONDS):
         yield file
 
 
 def _load(file: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The record, and a note where it was damaged and had to be set aside; only under the lock."""
+    """Return the record, and a note if a damaged file was set aside; needs the lock."""
     raw, wrong = _parse(file)
     return raw, (_set_aside(file, wrong),) if wrong else ()
 
 
 def _parse(file: Path) -> tuple[dict[str, Any], str | None]:
-    """The record in today's version, or an empty one and what is wrong with it. OSError when it cannot be read."""
+    """Return the record in the current version, or an empty one and the reason. OSError if it cannot be read."""
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -198,7 +198,7 @@ def _parse(file: Path) -> tuple[dict[str, Any], str | None]:
 
 
 def _key(text: str) -> tuple[str, int, str] | None:
-    """(kind, lesson, name) of a row of days; None for what is no such row."""
+    """Return (kind, lesson, name) from a key of days; None for any other text."""
     found = re.fullmatch(r"(checks|questions)/(0|[1-9][0-9]{0,3})/(.+)", text, re.DOTALL)
     return (found[1], int(found[2]), found[3]) if found else None
 
@@ -263,8 +263,8 @@ def _write(file: Path, raw: dict[str, Any]) -> None:
         raise
 
 
-def _rows(passed: Passed) -> list[tuple[course.Lesson, int, int]]:
-    """Each lesson with its exercises passed and its questions answered, out of those that exist."""
+def counts(passed: Passed) -> list[tuple[course.Lesson, int, int]]:
+    """Return each lesson with the numbers of exercises passed and questions answered."""
     return [
         (
             lesson,
@@ -281,7 +281,7 @@ def _bar(done: int, total: int) -> str:
 
 def _as_text(passed: Passed) -> str:
     lines = []
-    for lesson, checks, questions in _rows(passed):
+    for lesson, checks, questions in counts(passed):
         parts = []
         if lesson.checks:
             parts.append(f"exercises {_bar(checks, len(lesson.checks))} {checks}/{len(lesson.checks)}")
@@ -293,11 +293,11 @@ def _as_text(passed: Passed) -> str:
 
 
 def _as_html(passed: Passed) -> str:
-    """The map as a table; its links lead from a notebook in `notebooks/` to the others."""
+    """Return the map as a table, with links relative to a notebook in `notebooks/`."""
     cell = 'style="text-align:left;padding:2px 12px 2px 0"'
     whole = 'style="text-align:left;padding:2px 12px 2px 0;white-space:nowrap"'
     rows = []
-    for lesson, checks, questions in _rows(passed):
+    for lesson, checks, questions in counts(passed):
         name = f'<a href="../notebooks/{lesson.name}.ipynb">{lesson.name}</a>'
         exercises, quiz = "–", "–"
         if lesson.checks:

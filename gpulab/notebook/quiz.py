@@ -1,7 +1,7 @@
-"""Quiz questions with a reason for every option, read from each lesson's `quiz.toml`.
+"""Shows quiz questions from a lesson's `quiz.toml`, with a reason for every option.
 
-With a kernel: radio buttons, answered with mouse or keyboard, recorded in the progress file. Without one:
-a page on which each option unfolds to its reason, or plain text.
+With a kernel they are radio buttons, and right answers go into the progress file. Without one, each option unfolds to
+its reason, or is plain text.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Option:
 
 @dataclass(frozen=True)
 class Question:
-    """One question with exactly one right option; text may hold `code` in backticks. `see` is another lesson that it is
-    about, to which a link leads."""
+    """One question with exactly one right option; texts may contain `code` in backticks. `see` is the number of another
+    lesson to link to."""
 
     lesson: int
     id: str
@@ -38,9 +38,9 @@ class Question:
 
 
 def quiz(lesson: int, *ids: str) -> None:
-    """Show the questions of a lesson: all of them, or those with these ids, in that order.
+    """Show the questions of a lesson: all, or those with these ids, in that order.
 
-    Raises ValueError for a lesson without questions, or an id that it does not have.
+    Raises ValueError for an id that the lesson does not have.
     """
     known = {question.id: question for question in questions(lesson)}
     if unknown := [i for i in ids if i not in known]:
@@ -59,7 +59,6 @@ def quiz(lesson: int, *ids: str) -> None:
 
 
 def questions(lesson: int) -> tuple[Question, ...]:
-    """The questions of a lesson, in the order of its file."""
     file = course.lesson(lesson).folder / "quiz.toml"
     if not file.exists():
         return ()
@@ -89,7 +88,7 @@ def _as_text(question: Question, number: int) -> str:
 
 
 def _as_html(question: Question, number: int) -> str:
-    """Without a kernel: open an option to read whether it is right, and why."""
+    """Return a page for readers without a kernel: each option unfolds to its verdict and reason."""
     options = "".join(
         f"<details><summary>{letter}) {_inline(option.text)}</summary>"
         f'<p style="margin:.2em 0 .6em 1.4em">{_verdict(option)}</p></details>'
@@ -108,9 +107,8 @@ def _verdict(option: Option) -> str:
 
 
 def _as_widget(question: Question, number: int) -> Any:
-    """Radio buttons and a button; a wrong answer gets its reason and another try, the right one all reasons.
-
-    What was answered in an earlier session stands there as it was left.
+    """Return radio buttons and a button; a wrong answer shows its reason, the right one all reasons. A question that
+    was answered in an earlier session shows its answer.
     """
     import ipywidgets as widgets
 
@@ -125,7 +123,7 @@ def _as_widget(question: Question, number: int) -> Any:
     feedback = widgets.HTML()
 
     def reasons(place: int) -> list[str]:
-        """That of the chosen option, and of all others where it is the right one."""
+        """Return the reason of the chosen option, and if it is right those of all others."""
         chosen, option = letters[place]
         others = [f"<p>{letter}) {_verdict(other)}</p>" for letter, other in letters if other is not option]
         return [f"<p>{chosen}) {_verdict(option)}</p>", *(others if option.right else [])]
@@ -136,10 +134,11 @@ def _as_widget(question: Question, number: int) -> Any:
             return
         lines = reasons(choice.value)
         if question.options[choice.value].right:
-            lines += [f"<p>{html.escape(n)}</p>" for n in progress.record("questions", question.lesson, question.id)]
+            notes = progress.record_passed("questions", question.lesson, question.id)
+            lines += [f"<p>{html.escape(note)}</p>" for note in notes]
         feedback.value = "".join(lines)
 
-    kept = progress.read()
+    kept = progress.read_progress()
     said = [f"<p>{html.escape(note)}</p>" for note in kept.notes]
     if question.id in kept.questions.get(question.lesson, ()):
         choice.value = next(place for place, option in enumerate(question.options) if option.right)

@@ -1,4 +1,4 @@
-"""How long things take on a GPU: by its own clock, after a warm-up, several times, and with the spread.
+"""Times code on a GPU by its own clock, after a warm-up, repeatedly and with the spread; throughput, MFU, traces.
 
     timing.measure(lambda: model(x))            # median and spread of a call
     with timing.Timer() as t: ...               # one stretch of code: t.ms on the GPU, t.host_ms on the host
@@ -7,7 +7,7 @@
     with timing.trace("step.json"): ...         # a Chrome trace
     timing.merge_traces(files, "step.json")     # the ranks' traces as one
 
-It reads PyTorch's events and says whether the numbers are measured or virtual.
+The times come from PyTorch's events, and say whether they are measured or virtual.
 """
 
 from .measuring import Timing, measure

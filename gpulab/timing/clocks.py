@@ -1,6 +1,6 @@
-"""The clock that a stretch of code is timed by: a GPU's events, or the host's clock where there is no GPU.
+"""Times a block of code by events of a GPU, or by the host's clock without a GPU.
 
-`clock_of` finds it, `clock.pair()` gives a start and an end to set. It waits for nothing until a time is read.
+`clock_of` returns the clock, `clock.pair()` a start and an end. Nothing waits for the GPU until a time is read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class HostPair:
-    """A start and an end on the host's clock. Both are set while the code runs; the rest is read afterwards."""
+    """A start and an end on the host's clock."""
 
     how = "host clock"
     device = "cpu"
@@ -29,13 +29,12 @@ class HostPair:
 
     def end(self) -> None:
         self._end = time.perf_counter()
-        self.calls = _modelled() != self._modelled  # whether anything was asked of a virtual GPU in between
+        self.calls = _modelled() != self._modelled  # True if a virtual GPU was used in between
 
     def idle(self) -> None:
-        """The whole GPU is idle, after the end."""
+        """Record that the whole GPU is idle."""
 
     def ms(self) -> float:
-        """Milliseconds from start to end."""
         return (self._end - self._start) * 1e3
 
     def idle_after_ms(self) -> float:
@@ -44,21 +43,20 @@ class HostPair:
 
     @property
     def numbers(self) -> Numbers:
-        """What `ms` is."""
+        """The origin of `ms`."""
         return "virtual" if self.calls else "measured"
 
 
 class EventPair:
     """A start and an end on a GPU's own clock: two events on the stream that is current at the start.
 
-    A virtual GPU's clock stands still while the host computes something of its own. So a stretch that asks nothing of a
-    virtual GPU has the host's time; a real GPU's clock shows the same by itself.
+    A virtual GPU's clock stands still while the host computes. So a block that does not use the virtual GPU gets the
+    host's time, as a real GPU's clock would show.
     """
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
         self._host = HostPair()
-        # Made before the clock runs.
         self._start, self._end, self._idle = (_event(gpu.type) for _ in range(3))
 
     def start(self) -> None:
@@ -71,11 +69,11 @@ class EventPair:
         self._end.record(self._stream)
 
     def idle(self) -> None:
-        """The whole GPU is idle, after the end; for whoever has waited for it."""
+        """Record that the whole GPU is idle; call it after synchronising."""
         self._idle.record(self._stream)
 
     def idle_after_ms(self) -> float:
-        """Milliseconds from the end to `idle`: what other streams still had to do, and the host's part in asking."""
+        """Milliseconds from the end to `idle`: remaining work of other streams, and the host's time to synchronise."""
         if self._of_host:
             return 0.0
         self._idle.synchronize()
@@ -100,7 +98,7 @@ class EventPair:
 
     @property
     def numbers(self) -> Numbers:
-        """What `ms` is."""
+        """The origin of `ms`."""
         return "virtual" if self._gpu.scope is not None and not self._of_host else "measured"
 
     @property
@@ -118,7 +116,7 @@ class Clock:
         self._gpu = gpu
 
     def synchronize(self) -> None:
-        """Wait until the GPU has done what it was given; the CPU is done when a call returns."""
+        """Wait for the GPU; the CPU is done when a call returns."""
         if self._gpu is not None:
             self._gpu.counts.synchronize(self._gpu.number)
 
@@ -127,9 +125,9 @@ class Clock:
 
 
 def clock_of(device: DeviceLike, who: str) -> Clock:
-    """The clock of the GPU that `device` names, of the current one for None; the host's without a GPU and for "cpu".
+    """Return the clock of the GPU `device`, of the current one for None; the host's without a GPU and for "cpu".
 
-    Raises TypeError for what is no device, ValueError for one that does not exist; `who` asks, for the message.
+    Raises TypeError if it is no device, ValueError if it does not exist; `who` names the caller in the message.
     """
     found = counters.checked(device)
     if found == "all":
@@ -146,7 +144,7 @@ def clock_of(device: DeviceLike, who: str) -> Clock:
 
 
 def _modelled() -> float | None:
-    """What a virtual GPU's clock says of the host: it goes on with every call to the GPU, and only then."""
+    """Return the host's time on a virtual GPU's clock, which advances with each call to the GPU and only then."""
     gpu = in_force.current
     return None if gpu is None else gpu.clock.host
 

@@ -1,7 +1,4 @@
-"""`measure`: how long a call takes, several times over, and `Timing`, what came out.
-
-It computes and prints nothing; a `Timing` shows itself as one line.
-"""
+"""Measures the time of a call repeatedly: `measure` returns a `Timing` with median, quartiles and origin."""
 
 from __future__ import annotations
 
@@ -15,10 +12,10 @@ from virtualgpu.readings.counters import DeviceLike
 from virtualgpu.readings.source import Numbers
 
 from .clocks import clock_of
-from .words import duration, durations
+from .formatting import duration, durations
 
-_UNSTEADY = 0.2  # of the median, between the quartiles; told beside the time
-# Milliseconds, and part of the median, from which work of other streams is told: waiting for the GPU takes some itself.
+_UNSTEADY = 0.2  # of the median, between the quartiles: reported from there on
+# Milliseconds, and part of the median, from which work of other streams is reported: synchronising takes time too.
 _AFTER = (0.1, 0.1)
 
 
@@ -26,10 +23,10 @@ _AFTER = (0.1, 0.1)
 class Timing:
     """The times of one call, in milliseconds, in the order they were taken.
 
-    `how` is the clock, `device` where the work was, `numbers` "measured" or "virtual". `median_ms` is the figure to
-    quote; between the two `quartiles_ms` lies the middle half of the times, `spread_ms` (the interquartile range) is
-    what they are apart, `relative_spread` that as a part of the median. `after_ms` is how long other streams went on
-    after the end that was timed (0 where they did not): a time without it is too short.
+    `how` is the clock, `device` where the work was, `numbers` "measured" or "virtual". `median_ms` is the number to
+    quote; `quartiles_ms` enclose the middle half of the times, `spread_ms` is the interquartile range, and
+    `relative_spread` its part of the median. `after_ms` is how long other streams went on after the timed end, else 0:
+    a time without it is too short.
     """
 
     times_ms: tuple[float, ...]
@@ -95,30 +92,28 @@ def measure(
     device: DeviceLike = None,
     label: str = "",
 ) -> Timing:
-    """Call `fn` `warm_up` times untimed, then `repeat` times with the clock running; gives a `Timing`.
+    """Call `fn` `warm_up` times untimed, then time `repeat` calls; return a `Timing`.
 
         took = timing.measure(lambda: model(x))
         print(took)          # 1.234 ms, median of 20 runs, half of them from 1.230 to 1.241 ms (measured, CUDA events)
 
-    Every call starts when the GPU is idle and ends when it has done what the call queued: two events on the current
-    stream give the time between, in which the launch is included. What `fn` queues on other streams counts as far as
-    the current stream waits for it; where they go on, the `Timing` says so. `setup` is called before every call,
-    outside the clock. `device` is the GPU whose clock is read: None (the current one), a number, a text such as
-    "cuda:1" or a torch.device; "cpu", and a machine without a GPU, read the host's clock, which suits what the CPU does
-    before the call returns.
+    Every call starts when the GPU is idle and ends when it has done the call's work: the time is that between two
+    events on the current stream, including the launch. Work of `fn` on other streams counts as far as the current
+    stream waits for it; if it goes on longer, the `Timing` says so. `setup` is called before every call, untimed.
+    `device` is the GPU whose clock is read: None (the current one), a number, a text such as "cuda:1" or a
+    torch.device; "cpu", and a machine without a GPU, use the host's clock, for work that the CPU does in the call.
 
-    The answer is as honest as `fn`: time what you will run, in the shapes and dtypes you will run it, and on data as
-    yours (a GPU is faster on zeros, and on data that is still in its cache from the call before). A call of a few
-    microseconds is mostly launch: let `fn` do it a hundred times. A virtual GPU's times are alike at every call; what
-    the host computes between two operations is not in them, but a call that uses no GPU at all has the host's time.
+    Time the shapes, dtypes and data that you will use (a GPU is faster on zeros, and on data still in its cache from
+    the call before). A call of a few microseconds is mostly launch: repeat it a hundred times in `fn`. A virtual GPU's
+    times are equal at every call; they do not include the host's own computing between two operations, but a call that
+    uses no GPU at all has the host's time.
 
     PyTorch's own `torch.utils.benchmark.Timer` times blocks of calls by the host's clock, synchronised at both ends,
-    chooses how many, sets the number of threads to one, and compares results in tables: use it for CPU code and for
-    operations of a few microseconds. This one times single calls by the GPU's clock, keeps all the times, and says
-    what they are.
+    chooses their number, sets the number of threads to one, and compares results in tables: use it for CPU code and for
+    operations of a few microseconds. This function times single calls by the GPU's clock, and keeps all times.
 
-    Exceptions of `fn` and `setup` pass through. Raises TypeError for what is no function without arguments, or gives
-    a coroutine or generator (which has not run yet), ValueError for numbers of runs that make no sense.
+    Exceptions of `fn` and `setup` pass through. Raises TypeError if `fn` is no function without arguments, or returns a
+    coroutine or generator (which has not run yet), ValueError for numbers of runs that make no sense.
     """
     check_function(fn, "fn", "timing.measure")
     if setup is not None:
@@ -149,7 +144,7 @@ def measure(
 
 
 def check_function(fn: object, name: str, who: str) -> None:
-    """Refuse what cannot be called without arguments, with what to write instead."""
+    """Raise TypeError, with a remedy, unless `fn` can be called without arguments."""
     if not callable(fn):
         raise TypeError(
             f"{name} must be a function without arguments, not {fn!r:.60} ({type(fn).__name__}): it looks as if the "
@@ -171,7 +166,7 @@ def check_function(fn: object, name: str, who: str) -> None:
 
 
 def check_count(name: str, value: object, least: int) -> None:
-    """Refuse what is no whole number from `least` on."""
+    """Raise TypeError or ValueError unless `value` is a whole number from `least` on."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be a whole number from {least} on, not {value!r}")
     if value < least:

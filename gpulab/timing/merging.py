@@ -1,4 +1,4 @@
-"""`merge_traces`: the traces that the ranks of a run have written, as one."""
+"""Merges the Chrome traces of several ranks into one."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 
 
 def merge_traces(paths: Sequence[str | os.PathLike[str]], path: str | os.PathLike[str]) -> Path:
-    """Write one Chrome trace with the events of several, the first file's as rank 0's, and so on.
+    """Write one Chrome trace with the events of several files, of rank 0, rank 1 and so on; return its path.
 
         with timing.trace(f"step.rank{rank}.json"):  # on each rank
             step()
         timing.merge_traces(["step.rank0.json", "step.rank1.json"], "step.json")
 
-    The times stay as they are: those of virtual GPUs are on one axis, since ranks tell each other theirs; those of
-    `torch.profiler` are each machine's own. Raises ValueError where there is no file or one that is no Chrome trace,
-    FileNotFoundError where a file, or the folder of `path`, is missing; then nothing is written.
+    Times are not changed: those of virtual GPUs are on a common axis, since ranks exchange theirs; those of
+    `torch.profiler` are each machine's own. Raises ValueError without files or for one that is no Chrome trace,
+    FileNotFoundError if a file, or the folder of `path`, is missing; then nothing is written.
     """
     if isinstance(paths, (str, os.PathLike)) or not paths:
         raise ValueError(f"paths must be a list of trace files, one for each rank, not {paths!r}")
@@ -35,7 +35,7 @@ def merge_traces(paths: Sequence[str | os.PathLike[str]], path: str | os.PathLik
         for event in trace["traceEvents"]:
             pid = numbers.setdefault((rank, event.get("pid", 0)), len(numbers))
             event = event | {"pid": pid}
-            if event.get("ph") in ("s", "t", "f"):  # arrows: each file counts them from the same number
+            if event.get("ph") in ("s", "t", "f"):  # arrows, whose ids are unique in one file only
                 event["id"] = f"{rank} {event.get('id')}"
             if event.get("ph") == "M" and event.get("name") == "process_name":
                 event["args"] = {"name": f"rank {rank}: {event['args']['name']}"}

@@ -1,4 +1,4 @@
-"""`throughput`: how many of something a second, from a time and a number."""
+"""Computes throughput from a time and a number of items."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 from virtualgpu.readings.source import Numbers, numbers
 
+from .formatting import rounded
 from .measuring import Timing
 from .stopwatch import Timer
-from .words import rounded
 
 Time = Timing | Timer | float
 
 
 @dataclass(frozen=True, repr=False)
 class Throughput:
-    """`per_second` of `unit`, and whether the time behind it is measured or virtual."""
+    """A rate, `per_second` of `unit`, and the origin of its time: measured or virtual."""
 
     per_second: float
     unit: str
@@ -29,10 +29,10 @@ class Throughput:
 
 
 def throughput(items: float, time: Time, unit: str = "items") -> Throughput:
-    """How many `unit` (images, tokens, samples) a second, when `items` of them take `time`.
+    """Return the rate of `items` in `time`, in `unit` (images, tokens, samples) per second.
 
-    `time` is what `measure` gave (its median counts), a Timer, or a number of seconds. Raises ValueError for a time or
-    a number of items that is not above 0, TypeError for what is none.
+    `time` is a `Timing` (its median counts), a Timer, or a number of seconds. Raises ValueError unless both are above
+    0, TypeError if they are no numbers.
     """
     count = positive("items", items)
     taken, source = seconds(time)
@@ -40,7 +40,7 @@ def throughput(items: float, time: Time, unit: str = "items") -> Throughput:
 
 
 def seconds(time: Time) -> tuple[float, Numbers]:
-    """A time in seconds, and what it is. A bare number is taken for what torch.cuda gives at this moment."""
+    """Return a time in seconds and its origin; that of a number is the origin of torch.cuda's values now."""
     if isinstance(time, Timing):
         return positive("time", time.median_ms / 1e3), time.numbers
     if isinstance(time, Timer):
@@ -54,7 +54,7 @@ def seconds(time: Time) -> tuple[float, Numbers]:
 
 
 def positive(name: str, value: float) -> float:
-    """`value` if it is a finite number above 0."""
+    """Return `value` if it is a finite number above 0; else raise TypeError or ValueError."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} must be a number above 0, not {value!r:.60} ({type(value).__name__})")
     if not (math.isfinite(value) and value > 0):

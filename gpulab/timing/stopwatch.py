@@ -1,23 +1,22 @@
-"""`Timer`: one stretch of code, by the GPU's clock and by the host's.
+"""Times a block of code by the GPU's clock and by the host's, with `Timer`.
 
-It waits for the GPU when a time is read and not before, so that it does not change what it times.
+It waits for the GPU only when a time is read, so that it does not change the timed code.
 """
 
 from __future__ import annotations
 
 import time
-from types import TracebackType
 
 from virtualgpu.readings import counters
 from virtualgpu.readings.counters import DeviceLike
 from virtualgpu.readings.source import Numbers, in_force
 
 from .clocks import Pair, clock_of
-from .words import duration
+from .formatting import duration
 
 
 class Timer:
-    """Times a `with` block twice: until the GPU has done what the block queued, and until the host was through.
+    """Times a `with` block twice: until the GPU has done the block's work, and until the host has queued it.
 
         with timing.Timer() as t:
             y = model(x)
@@ -25,19 +24,19 @@ class Timer:
         t.host_ms    # on the host: how long queueing it took; the GPU may go on long after
         print(t)     # 4.120 ms on cuda:0, 0.210 ms on the host (measured, CUDA events)
 
-    `host_ms` is what a host's clock shows without `torch.cuda.synchronize()`: the launch, which misleads. Where it is
-    the greater of the two, the GPU waits for the host. (On a virtual GPU it has this machine's own time in it and
-    repeats only roughly; `ms` repeats exactly.)
+    `host_ms` is the misleading time of a host's clock without `torch.cuda.synchronize()`: that of the launch. If it is
+    the larger one, the GPU waits for the host. (On a virtual GPU it includes this machine's own time and varies; `ms`
+    is exactly reproducible.)
 
     `device` is None (the GPU that is current at entry), a number, a text such as "cuda:1" or a torch.device. With
-    "cpu", and without a GPU, both times are the host's. The two events stand on the stream that is current at entry:
-    what other streams do in the block counts only as far as that one waits for them. Work queued before the block
-    delays its start and is not counted.
+    "cpu", and without a GPU, both times are the host's. Both events are on the stream that is current at entry: work of
+    other streams counts only as far as that one waits for it. Work queued before the block delays its start and is not
+    counted.
 
-    Reading `ms` waits for the end event; entering and leaving wait for nothing, so Timers may nest and may stand inside
-    a training step. Reading before the end of the block raises RuntimeError. An exception ends the block, passes
-    through, and leaves the times up to there. A Timer can be used again; entering an open one raises RuntimeError. A
-    virtual GPU that begins or ends within the block leaves no time to read.
+    Reading `ms` waits for the end event; entering and leaving do not wait, so that Timers may nest and be inside a
+    training step. Reading before the end of the block raises RuntimeError. An exception ends the block, passes through,
+    and leaves the times up to there. A Timer can be used again; entering an open one raises RuntimeError. If a virtual
+    GPU begins or ends within the block, there is no time to read.
     """
 
     def __init__(self, device: DeviceLike = None, *, label: str = "") -> None:
@@ -65,9 +64,7 @@ class Timer:
         self._began = time.perf_counter()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         ended = time.perf_counter()
         if not self._open or self._pair is None:
             raise RuntimeError(f"{self._title()} is not open")
@@ -79,12 +76,12 @@ class Timer:
             self._pair.end()
             self._ended = True
         except RuntimeError:
-            if error is None:  # else the GPU failed with the block, and the block's exception tells more
+            if error is None:  # else the GPU failed in the block, whose exception says more
                 raise
 
     @property
     def ms(self) -> float:
-        """Milliseconds on the GPU; waits until it has done what the block queued."""
+        """Milliseconds on the GPU; waits until it has done the block's work."""
         pair = self._closed()
         if self._ms is None:
             self._ms = pair.ms()
@@ -103,7 +100,7 @@ class Timer:
 
     @property
     def numbers(self) -> Numbers:
-        """What the times are: "measured" or "virtual"."""
+        """The origin of the times: "measured" or "virtual"."""
         return self._closed().numbers
 
     def _closed(self) -> Pair:

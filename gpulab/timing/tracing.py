@@ -1,4 +1,4 @@
-"""`trace`: what the GPU did when, as a Chrome trace; from the virtual GPU's clock or from PyTorch's profiler."""
+"""Writes a Chrome trace of a block, from the virtual GPU's clock or from PyTorch's profiler."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from virtualgpu.scope import in_force
 
 @contextlib.contextmanager
 def trace(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Write what happens within the block to `path`, for chrome://tracing or https://ui.perfetto.dev.
+    """Write a trace of the block to `path`, for chrome://tracing or https://ui.perfetto.dev.
 
         with timing.trace("step.json"):
             step()
 
-    On a virtual GPU: launches, waits, kernels and copies in virtual time, by stream, with what each reaches. On a real
-    one, and without any: what `torch.profiler` records, measured, the operations of PyTorch among it. The file is
-    written at the end of the block, also after an exception, which passes through; an older one is replaced. Raises
-    FileNotFoundError where the folder of `path` is missing, before anything runs.
+    On a virtual GPU it has launches, waits, kernels and copies in virtual time, by stream, with the rate of each. On a
+    real one, and without any, it is recorded by `torch.profiler`, with PyTorch's operations. The file is written at the
+    end of the block, also after an exception, which passes through; an existing one is replaced. Raises
+    FileNotFoundError if the folder of `path` is missing, before anything runs.
     """
     target = Path(path)
     if not target.parent.is_dir():

@@ -1,6 +1,7 @@
-"""Model FLOPs utilisation: the part of a GPU's peak that a model's own arithmetic uses, and the count it needs.
+"""Computes model FLOPs utilisation (MFU): the rate of a model's operations as a part of the GPU's peak.
 
-The count is PyTorch's, the peak its vendor's dense figure (virtualgpu/specs.py). A rate above the peak is refused.
+PyTorch counts the operations; the peak is the vendor's for dense products (virtualgpu/gpus/specs.py). A rate above the
+peak raises TooFast.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from virtualgpu.readings import counters
 from virtualgpu.readings.counters import DeviceLike
 from virtualgpu.readings.source import Numbers
 
+from .formatting import rounded
 from .measuring import Timing, check_function
 from .rates import Time, positive, seconds
 from .stopwatch import Timer
-from .words import rounded
 
 if TYPE_CHECKING:
     import torch
@@ -27,9 +28,9 @@ _NAMES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 @dataclass(frozen=True, repr=False)
 class MFU:
-    """`fraction` of the peak (0.4 is 40 %), with the two rates it comes from in 10¹² operations per second.
+    """The `fraction` of the peak (0.4 is 40 %), with both rates in 10¹² operations per second.
 
-    `numbers` says what the time is; the peak is always the vendor's, or the one that was given.
+    `numbers` is the origin of the time; the peak is always the vendor's, or the one that was given.
     """
 
     fraction: float
@@ -46,7 +47,7 @@ class MFU:
 
 
 class TooFast(ValueError):
-    """More operations a second (`tflops`) than the GPU can do (`peak_tflops`): the time or the count is wrong."""
+    """Raised for a rate `tflops` above the GPU's `peak_tflops`: the time or the count is wrong."""
 
     def __init__(self, text: str, tflops: float, peak_tflops: float) -> None:
         super().__init__(text)
@@ -54,16 +55,15 @@ class TooFast(ValueError):
 
 
 def flops(fn: Callable[[], object]) -> int:
-    """The floating-point operations of one call of `fn`, counted by PyTorch's FlopCounterMode; a multiply-add is two.
+    """Return the floating-point operations of one call of `fn` by PyTorch's FlopCounterMode; a multiply-add is two.
 
         timing.flops(lambda: model(x))                            # forward
         timing.flops(lambda: model(x).sum().backward())           # forward and backward, about three times as many
 
-    Counted are products, convolutions and attention, backward included. Activations, norms and optimizers are left out
-    (a few in a thousand, in a large model), and so are recurrent layers. The second forward pass of activation
-    checkpointing is counted: for `mfu` count a step without it. A rule for transformers: a training step takes
-    6 · N operations a token, N the number of parameters without embeddings, and 12 · layers · width · sequence for
-    attention (twice what a causal mask needs).
+    It counts products, convolutions and attention, with backward, but not activations, norms and optimizers (a few in a
+    thousand, in a large model), nor recurrent layers. The second forward pass of activation checkpointing counts: for
+    `mfu` count a step without it. A rule for transformers: a training step takes 6 · N operations a token, N the number
+    of parameters without embeddings, and 12 · layers · width · sequence for attention (twice that of a causal mask).
 
     `fn` runs once. A table by module: `with torch.utils.flop_counter.FlopCounterMode() as counter: fn()`.
     """
@@ -83,19 +83,19 @@ def mfu(
     peak_tflops: float | None = None,
     device: DeviceLike = None,
 ) -> MFU:
-    """Model FLOPs utilisation: `model_flops` in `time`, as a part of what the GPU could do at its peak.
+    """Return the model FLOPs utilisation: `model_flops` in `time` as a part of the GPU's peak.
 
         timing.mfu(timing.flops(step), timing.measure(step), "fp16")
         # MFU 38.1%: 24.8 of 65 TFLOP/s (measured; Tesla T4, fp16, dense)
 
-    `model_flops` are the operations one GPU does for the model: a second forward pass for checkpointing is none of the
-    model's. `time` is what `measure` gave (its median counts), a Timer, or a number of seconds. `dtype` is that of the
-    products: "fp32", "tf32", "fp16", "bf16" or torch's (torch.float32 is "fp32": with TF32 allowed, say "tf32"); under
-    autocast, the one that autocast casts to. The peak is the dense one of the vendor's data sheet for the GPU `device`;
-    for one that gpulab does not know, give `peak_tflops`.
+    `model_flops` are the model's operations on one GPU, without a second forward pass for checkpointing. `time` is a
+    `Timing` (its median counts), a Timer, or a number of seconds. `dtype` is that of the products: "fp32", "tf32",
+    "fp16", "bf16" or torch's (torch.float32 is "fp32": with TF32 allowed, say "tf32"); under autocast, the one that
+    autocast casts to. The peak is that of the vendor's data sheet for dense products of the GPU `device`; for a GPU
+    that gpulab does not know, give `peak_tflops`.
 
-    Raises TooFast for more than 100 %, with what is probably wrong; ValueError where no peak is known; RuntimeError
-    without a GPU, unless `peak_tflops` is given.
+    Raises TooFast for more than 100 %, with the likely causes; ValueError if no peak is known; RuntimeError without a
+    GPU, unless `peak_tflops` is given.
     """
     count = positive("model_flops", model_flops)
     taken, source = seconds(time)
@@ -108,7 +108,7 @@ def mfu(
         _check_dense(peak, gpu, name)
     rate = count / taken / 1e12
     if rate > peak:
-        raise TooFast(_lie(rate, peak, where, time, gpu, name), rate, peak)
+        raise TooFast(_too_fast(rate, peak, where, time, gpu, name), rate, peak)
     return MFU(rate / peak, rate, peak, where, source)
 
 
@@ -124,7 +124,7 @@ def _precision(dtype: str | torch.dtype) -> str:
 
 
 def _gpu(device: DeviceLike) -> tuple[str, Spec | None] | None:
-    """The GPU's own name, and its row in the table of specifications."""
+    """Return the GPU's name, and its row in the table of specifications."""
     import torch
 
     found = counters.checked(device)
@@ -172,10 +172,10 @@ def _check_dense(peak: float, gpu: tuple[str, Spec | None] | None, name: str | N
         )
 
 
-def _lie(
+def _too_fast(
     rate: float, peak: float, where: str, time: Time, gpu: tuple[str, Spec | None] | None, name: str | None
 ) -> str:
-    """The sentence about a rate that cannot be, and what it comes from, the most likely first."""
+    """Return the message for a rate above the peak, with its causes, the most likely first."""
     causes = []
     if not isinstance(time, (Timing, Timer)):
         causes.append(

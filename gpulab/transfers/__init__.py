@@ -1,11 +1,11 @@
-"""What a copy between CPU and GPU takes, by size: measured, with the latency and the bandwidth that explain it.
+"""Measures copies between CPU and GPU by size, and fits latency and bandwidth to their times.
 
     found = transfers.measure()      # 1 kB … 1 GB from the CPU to the GPU, pinned and pageable
     found                            # the table
     found.plot()
     found.pinned.bandwidth_gbps, found.pinned.latency_us
 
-It talks to torch.cuda and says whether the numbers are measured or virtual.
+The numbers say whether they are measured or virtual.
 """
 
 from .fit import Fit, fit

@@ -1,4 +1,4 @@
-"""The line through the times of copies: latency + bytes / bandwidth. Numbers in, a `Fit` out; nothing is measured."""
+"""Fits a line through the times of copies: latency + bytes / bandwidth."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from virtualgpu.clock.rates import line
 
 @dataclass(frozen=True)
 class Fit:
-    """The time of a copy is `latency_us` + bytes / `bandwidth_gbps` (microseconds; 10⁹ bytes per second).
+    """The line `latency_us` + bytes / `bandwidth_gbps` (microseconds; 10⁹ bytes per second) for the time of a copy.
 
-    `worst` is the greatest deviation of a time from this line, as a part of that time (0.1 is 10 %).
+    `worst` is the largest relative deviation of a time from it (0.1 is 10 %).
     """
 
     latency_us: float
@@ -22,19 +22,18 @@ class Fit:
 
     @property
     def half_rate_bytes(self) -> float:
-        """The size whose copy takes twice what its bytes take: half the bandwidth. Larger ones come nearer to it."""
+        """The size whose copy reaches half the bandwidth; larger ones reach more."""
         return self.latency_us * self.bandwidth_gbps * 1e3
 
     def ms(self, nbytes: float) -> float:
-        """The time the line gives for a copy, in milliseconds."""
         return self.latency_us * 1e-3 + nbytes / self.bandwidth_gbps * 1e-6
 
 
 def fit(sizes_bytes: Sequence[float], times_ms: Sequence[float]) -> Fit | None:
-    """Least squares of the *relative* deviations, so that a copy of 1 kB counts as much as one of 1 GB.
+    """Fit by least squares of the *relative* deviations, so that a copy of 1 kB counts as much as one of 1 GB.
 
-    None where no line can be drawn: fewer than two different sizes, or times that do not grow with the size. A line
-    that would begin below 0 begins at 0. Raises ValueError for sizes and times that do not belong together.
+    Returns None for fewer than two different sizes, or times that do not grow with the size. A negative latency is set
+    to 0. Raises ValueError if the numbers of sizes and times differ.
     """
     if len(sizes_bytes) != len(times_ms):
         raise ValueError(f"there are {len(sizes_bytes)} sizes and {len(times_ms)} times; each size needs its time")

@@ -1,4 +1,4 @@
-"""`transfers.measure`: times copies of several sizes between CPU and GPU, and gives back the memory it took."""
+"""Times copies of several sizes between CPU and GPU, and frees the memory that it used."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     import torch
 
 SIZES = (1_000, 10_000, 100_000, 1_000_000, 10_000_000, 100_000_000, 1_000_000_000)
-_MOVED = 2e9  # bytes after which a size has been copied often enough
-_HOST = 3  # times the size: ordinary memory, pinned memory, and what stands for the GPU's where that is virtual
+_MOVED = 2e9  # most bytes to copy of one size
+_HOST = 3  # times the size: ordinary memory, pinned memory, and that of a virtual GPU
 
 
 def measure(
@@ -33,14 +33,13 @@ def measure(
 ) -> Transfers:
     """Copy tensors of `sizes_bytes` to the GPU ("h2d"), from it ("d2h") or within it ("d2d"), and time each size.
 
-    `pinned` chooses the host's memory: page-locked (True), ordinary (False) or one after the other; within the GPU it
-    means nothing. Each size is copied `repeat` times after a warm-up, large ones less often (about 2 GB in all, at
-    least 3 times), between buffers that are there before and have been written; the median counts. What pinning takes
-    is reported beside, not within. `device` is None (the current GPU), a number, a text such as "cuda:1" or a
-    torch.device.
+    `pinned` chooses the host's memory: page-locked (True), ordinary (False) or both in turn; within the GPU it has no
+    effect. Each size is copied `repeat` times after a warm-up, large ones less often (about 2 GB in all, at least 3
+    times), between existing buffers that have been written; the median counts. The time of pinning is reported
+    separately. `device` is None (the current GPU), a number, a text such as "cuda:1" or a torch.device.
 
-    A size that finds no room on the host or on the GPU is left out, with a sentence in `skipped`. The memory is given
-    back at the end, PyTorch's caches included; `torch.cuda.max_memory_allocated()` remembers it.
+    A size without room on the host or on the GPU is left out, with a sentence in `skipped`. The memory is freed at the
+    end, with PyTorch's caches, but `torch.cuda.max_memory_allocated()` includes it.
 
     Raises RuntimeError without a GPU, ValueError and TypeError for sizes, a direction or a device that make no sense.
     """
@@ -88,7 +87,7 @@ def _gpu(device: DeviceLike) -> Gpu:
 
 
 class _NoRoom(Exception):
-    """Why a size is left out."""
+    """Raised with the reason why a size is left out."""
 
 
 class _Bench:
@@ -134,7 +133,7 @@ class _Bench:
             raise _NoRoom(f"it needs {size(needed)} of the GPU's memory, and {size(free)} are free")
 
     def _measure(self, nbytes: int) -> None:
-        """All kinds of one size, or none."""
+        """Measure all kinds of one size, or none."""
         found: dict[Kind, Timing] = {}
         there = _made(nbytes, self._gpu.name)
         if self._direction == "d2d":
@@ -144,7 +143,7 @@ class _Bench:
             if "pageable" in self._kinds:
                 found["pageable"] = self._time(*self._from_to(here, there))
             if "pinned" in self._kinds:
-                _empty_host_cache()  # else memory that is still pinned is taken, at no cost
+                _empty_host_cache()  # else cached pinned memory is used, at no cost
                 with timing.Timer(self._gpu.name) as pinning:
                     here = _allocated(here.pin_memory, "cpu")
                 found["pinned"] = self._time(*self._from_to(here, there), non_blocking=True)
@@ -167,7 +166,7 @@ class _Bench:
 
 
 def _made(nbytes: int, device: str) -> torch.Tensor:
-    """A buffer that has been written: the pages of one that has not are not there yet."""
+    """Return a written buffer: an unwritten one has no pages yet."""
     import torch
 
     return _allocated(lambda: torch.empty(nbytes, dtype=torch.uint8, device=device).fill_(1), device)
@@ -187,11 +186,12 @@ def _allocated(make: Any, device: str) -> torch.Tensor:
 
 
 def _free(gpu: Gpu) -> int:
-    """What PyTorch can still take on the GPU: the driver's free memory, and its own reserve that no tensor holds."""
+    """Return the bytes that PyTorch can still allocate on the GPU: the driver's free memory, and its own unused
+    cache."""
     ask = gpu.counts.mem_get_info if gpu.type == "cuda" else gpu.counts.get_memory_info
     try:
         free, _ = ask(gpu.number)
-    except (RuntimeError, NotImplementedError):  # not every accelerator tells; then the allocation will
+    except (RuntimeError, NotImplementedError):  # unknown for some accelerators; then the allocation fails
         return 1 << 62
     return int(free + gpu.counts.memory_reserved(gpu.number) - gpu.counts.memory_allocated(gpu.number))
 

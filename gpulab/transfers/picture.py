@@ -1,4 +1,4 @@
-"""`Transfers` as a figure: time by size and bandwidth by size, with the fitted lines. It measures nothing."""
+"""Plots `Transfers`: time and bandwidth by size, with the fitted lines."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ if TYPE_CHECKING:
     from .results import Series, Transfers
 
 
-def show(found: Transfers) -> None:
-    """Draw it and put it on the page, with its description as alt text."""
+def show_plot(found: Transfers) -> None:
+    """Plot it and show it in the notebook, with its description as alt text."""
     import matplotlib
 
     from virtualgpu.pictures import style
 
     with matplotlib.rc_context():
         style.use()
-        style.show(draw(found), alt=found.describe())
+        style.show(plot(found), alt=found.describe())
 
 
-def draw(found: Transfers) -> Figure:
-    """The figure; its title states what the largest copies reach."""
+def plot(found: Transfers) -> Figure:
+    """Return the figure; its title states the largest bandwidth."""
     from matplotlib.figure import Figure
 
     from virtualgpu.pictures import style
@@ -63,7 +63,7 @@ def _draw(times: Any, rates: Any, series: Series, color: str) -> None:
 
 
 def size(nbytes: float) -> str:
-    """Bytes as text, decimal as data sheets count: 1 MB is 10⁶ bytes."""
+    """Return bytes in a decimal unit, as data sheets: 1 MB is 10⁶ bytes."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if float(f"{nbytes:.3g}") >= scale:
             return f"{nbytes / scale:.3g} {unit}"

@@ -1,4 +1,4 @@
-"""What `transfers.measure` found, as data that shows itself as a table: `Transfers`, its `Series` and their `Copy`s."""
+"""Defines the result of `transfers.measure`: `Transfers`, its `Series` and their `Copy`s, with a table and a plot."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Literal
 from virtualgpu.readings.source import Numbers
 
 from ..timing import Timing
-from ..timing.words import duration, rounded
+from ..timing.formatting import duration, rounded
 from .fit import Fit, fit
-from .picture import show, size
+from .picture import show_plot, size
 
 Direction = Literal["h2d", "d2h", "d2d"]
 Kind = Literal["pinned", "pageable", "on the GPU"]
@@ -18,9 +18,9 @@ Kind = Literal["pinned", "pageable", "on the GPU"]
 
 @dataclass(frozen=True)
 class Copy:
-    """One size; `gbps` is the effective bandwidth, bytes copied by time, in 10⁹ bytes per second.
+    """The copies of one size; `gbps` is the effective bandwidth, bytes by time, in 10⁹ bytes per second.
 
-    A copy within the GPU reads and writes: its memory moves twice that.
+    A copy within the GPU reads and writes, so that its memory's bandwidth is twice that.
     """
 
     nbytes: int
@@ -37,7 +37,7 @@ class Copy:
 
 @dataclass(frozen=True)
 class Pinning:
-    """What `Tensor.pin_memory()` took once on the host: it takes page-locked memory and copies into it."""
+    """The time of one `Tensor.pin_memory()`, which allocates page-locked memory and copies into it."""
 
     nbytes: int
     ms: float
@@ -45,7 +45,7 @@ class Pinning:
 
 @dataclass(frozen=True, repr=False)
 class Series:
-    """The copies of one kind, and the line through their times: None where there is none to draw (see `fit`)."""
+    """The copies of one kind, and the line through their times, None if there is none (see `fit`)."""
 
     kind: Kind
     copies: tuple[Copy, ...]
@@ -58,12 +58,12 @@ class Series:
 
     @property
     def latency_us(self) -> float:
-        """What a copy takes beside its bytes, in microseconds; ValueError where there is no line."""
+        """The time of a copy without its bytes, in microseconds; ValueError if there is no line."""
         return self._line().latency_us
 
     @property
     def bandwidth_gbps(self) -> float:
-        """10⁹ bytes per second that a large copy comes near to; ValueError where there is no line."""
+        """The limit for large copies, in 10⁹ bytes per second; ValueError if there is no line."""
         return self._line().bandwidth_gbps
 
     def _line(self) -> Fit:
@@ -92,8 +92,8 @@ class Series:
 class Transfers:
     """Copies by size in one direction: "h2d" (CPU to GPU), "d2h" (GPU to CPU) or "d2d" (within the GPU).
 
-    `series` has one entry for each kind of host memory; `pinned` and `pageable` are these. `skipped` says in a sentence
-    each which sizes were left out and why.
+    `series` has one entry for each kind of host memory, also as `pinned` and `pageable`. `skipped` has a sentence for
+    each size that was left out.
     """
 
     direction: Direction
@@ -117,12 +117,12 @@ class Transfers:
 
     @property
     def latency_us(self) -> float:
-        """That of the only series; ValueError where there are two: ask `pinned` or `pageable`."""
+        """That of the only series; ValueError if there are two: use `pinned` or `pageable`."""
         return self._only("latency_us").latency_us
 
     @property
     def bandwidth_gbps(self) -> float:
-        """That of the only series; ValueError where there are two: ask `pinned` or `pageable`."""
+        """That of the only series; ValueError if there are two: use `pinned` or `pageable`."""
         return self._only("bandwidth_gbps").bandwidth_gbps
 
     def _of(self, kind: Kind) -> Series:
@@ -138,13 +138,12 @@ class Transfers:
 
     @property
     def route(self) -> str:
-        """From where to where."""
         return {"h2d": f"CPU to {self.device}", "d2h": f"{self.device} to CPU", "d2d": f"within {self.device}"}[
             self.direction
         ]
 
     def finding(self) -> str:
-        """What it comes to, in one line."""
+        """Return the result in one line."""
         reached = [(s.kind, max((copy.gbps for copy in s.copies), default=0.0)) for s in self.series if s.copies]
         if not reached:
             return "No size was measured"
@@ -153,7 +152,7 @@ class Transfers:
         return f"{first} reach {rounded(best)} GB/s" + "".join(f", {k} ones {rounded(b)}" for k, b in rest)
 
     def describe(self) -> str:
-        """All of it in sentences, for whoever cannot see the picture."""
+        """Return all results in sentences, as alt text."""
         parts = [f"{self.finding()} ({self.route}, {self.gpu}, {self.numbers})."]
         for series in self.series:
             times = ", ".join(f"{size(copy.nbytes)} {duration(copy.ms)}" for copy in series.copies)
@@ -161,8 +160,8 @@ class Transfers:
         return " ".join(parts + list(self.skipped))
 
     def plot(self) -> None:
-        """Time and bandwidth by size, with the lines; needs matplotlib."""
-        show(self)
+        """Plot time and bandwidth by size, with the lines; needs matplotlib."""
+        show_plot(self)
 
     def __str__(self) -> str:
         lines = [f"{self.route} ({self.gpu}): {self.numbers}, median, {self.how}"]

@@ -1,4 +1,4 @@
-"""The turn of lesson 01: what an operation waits for, on a given GPU."""
+"""Judges the turn of lesson 01: the limit of an operation on a given GPU."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from gpulab.exercise.turns import AsGiven, NotYet, turn
-from gpulab.exercise.wording import show
+from gpulab.exercise.wording import brief
 
 WORDS = ("arithmetic", "memory", "launch")
 PEAK, BANDWIDTH, LAUNCH = 65e12, 320e9, 5e-6  # a T4: FLOP/s in fp16, bytes/s (recorded); s (assumed)
@@ -57,7 +57,7 @@ def what_waits(answer: Any) -> None:
     got = answer()
     if not isinstance(got, dict) or set(got) != set(SIZES):
         raise NotYet(
-            show(got), expected="the dict of the six operations", likely="a key was changed, or the return is missing"
+            brief(got), expected="the dict of the six operations", likely="a key was changed, or the return is missing"
         )
     if all(word is None for word in got.values()):
         raise AsGiven("all six are None")
@@ -67,4 +67,4 @@ def what_waits(answer: Any) -> None:
         if word != longest:
             took = ", ".join(f"{what} {1e6 * seconds:,.1f} µs" for what, seconds in times.items())
             likely = _LIKELY[longest] if word in WORDS else f"the three words are {', '.join(WORDS)}"
-            raise NotYet(f"{show(word)} for {name}", expected=f"{longest} ({took}; computed)", likely=likely)
+            raise NotYet(f"{brief(word)} for {name}", expected=f"{longest} ({took}; computed)", likely=likely)

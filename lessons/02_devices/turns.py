@@ -1,4 +1,4 @@
-"""The turns of lesson 02: what a module takes along, and code that names no device."""
+"""Judges the turns of lesson 02: what moves with a module, and code that names no device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 
 from gpulab.exercise.measure import virtual_gpu
 from gpulab.exercise.turns import AsGiven, NotYet, turn
-from gpulab.exercise.wording import show
+from gpulab.exercise.wording import brief
 
 THERE = torch.device("cuda", 1)  # not the current GPU, so that "cuda" is another place
 
@@ -21,7 +21,7 @@ def registered(answer: Any) -> None:
     with virtual_gpu(count=2):
         model = answer(table.clone())
         if not isinstance(model, nn.Module):
-            raise NotYet(f"{show(model)} came", expected="an nn.Module", likely="the class lost its base, nn.Module")
+            raise NotYet(f"{brief(model)} came", expected="an nn.Module", likely="the class lost its base, nn.Module")
         if not list(model.parameters()) and not list(model.buffers()) and _is_on(model, "cpu"):
             raise AsGiven("`.to` finds no tensor in the model")
         trained = [name for name, p in model.named_parameters() if p.requires_grad]
@@ -71,7 +71,7 @@ def _same_values(model: Any, table: torch.Tensor) -> None:
     tensors = isinstance(on_gpu, torch.Tensor) and isinstance(on_cpu, torch.Tensor)
     if not tensors or on_gpu.device != THERE or not torch.allclose(on_gpu.cpu(), on_cpu, atol=1e-4):
         raise NotYet(
-            f"forward gives {show(on_gpu)} on {on_gpu.device if tensors else 'no device'}",
+            f"forward gives {brief(on_gpu)} on {on_gpu.device if tensors else 'no device'}",
             expected=f"what it gives on the CPU, on {THERE}",
             likely="forward moves or makes something; only the two lines of the constructor need a change",
         )
@@ -88,7 +88,7 @@ def any_device(answer: Any) -> None:
             x = torch.zeros(len(lengths), tokens, device=place)
             mask = answer(x, list(lengths))
             if not isinstance(mask, torch.Tensor):
-                raise NotYet(f"{show(mask)} came back", expected="the mask", likely="the return is missing")
+                raise NotYet(f"{brief(mask)} came back", expected="the mask", likely="the return is missing")
             if mask.device != place:
                 _elsewhere(mask.device, place)
             if mask.tolist() != right or mask.dtype != torch.bool:

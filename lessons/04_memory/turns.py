@@ -1,4 +1,4 @@
-"""The turns of lesson 04: what a model with a frozen layer holds, and a step without a fourth tensor of logits."""
+"""Judges the turns of lesson 04: the memory of a model with a frozen layer, a step without a fourth logits tensor."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from gpulab.exercise.measure import virtual_gpu
 from gpulab.exercise.turns import AsGiven, NotYet, turn
-from gpulab.exercise.wording import is_number, show
+from gpulab.exercise.wording import brief, is_number
 
 MIB = 2**20
 
@@ -39,7 +39,7 @@ def held_bytes(answer: Any) -> None:
         if is_number(got):
             likely = _miscounted(got, weights, trained, dtype.itemsize)
         raise NotYet(
-            f"{f'{got:,}' if is_number(got) else show(got)} for a model of {weights:,} bytes in "
+            f"{f'{got:,}' if is_number(got) else brief(got)} for a model of {weights:,} bytes in "
             f"{str(dtype).removeprefix('torch.')}, of which {trained:,} are trained",
             expected=f"{right:,} bytes (virtual T4)",
             likely=likely,
@@ -146,7 +146,7 @@ def _same_step(ours: nn.Module, right: nn.Module, before: nn.Module) -> None:
 def _same_accuracy(got: Any, wanted: float, after: float) -> None:
     value = float(got) if is_number(got) or (isinstance(got, torch.Tensor) and got.numel() == 1) else None
     if value is None:
-        raise NotYet(f"{show(got)} came back", expected=f"{wanted:.3f}", likely="the return is missing or another")
+        raise NotYet(f"{brief(got)} came back", expected=f"{wanted:.3f}", likely="the return is missing or another")
     if abs(value - wanted) > 1e-4:
         raise NotYet(
             f"{value:.3f} came back",

@@ -1,11 +1,11 @@
-"""The turn of lesson 06: the cheapest remedy with which a job fits, by the arithmetic of the lecture."""
+"""Judges the turn of lesson 06: the cheapest remedy with which a job fits, by the arithmetic of the lecture."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from gpulab.exercise.turns import AsGiven, NotYet, turn
-from gpulab.exercise.wording import show
+from gpulab.exercise.wording import brief
 
 WEIGHTS, TEXT, INPUTS = 216, 198, 12  # MiB: of the eight blocks; kept for each text, and of that the blocks' inputs
 BLOCKS, LARGEST = 8, 9  # MiB of the largest parameter
@@ -43,7 +43,7 @@ def must_fit(answer: Any) -> None:
     got = answer()
     if not isinstance(got, dict) or set(got) != set(JOBS):
         raise NotYet(
-            show(got), expected="the dict of the four jobs", likely="a key was changed, or the return is missing"
+            brief(got), expected="the dict of the four jobs", likely="a key was changed, or the return is missing"
         )
     if all(remedy is None for remedy in got.values()):
         raise AsGiven("all four are None")
@@ -53,7 +53,7 @@ def must_fit(answer: Any) -> None:
             continue
         always, forward, step = _moments(batch, first)
         raise NotYet(
-            f"{show(remedy)} for {job}",
+            f"{brief(remedy)} for {job}",
             expected=f"{first}: {always:,.0f} + max({forward:,.0f}, {step:,.0f}) MiB (computed)",
             likely=_likely(batch, budget, remedy),
         )

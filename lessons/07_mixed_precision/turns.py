@@ -1,4 +1,4 @@
-"""The turn of lesson 07: a format for each of four machines and jobs."""
+"""Judges the turn of lesson 07: a format for each of four machines and jobs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from gpulab.exercise.measure import virtual_gpu
 from gpulab.exercise.turns import AsGiven, NotYet, turn
-from gpulab.exercise.wording import show
+from gpulab.exercise.wording import brief
 
 FORMATS = {"bf16": torch.bfloat16, "fp16 with scaler": torch.float16, "TF32": torch.float32, "float32": torch.float32}
 JOBS = {  # the GPU, the significant bits that are needed, the largest activation
@@ -45,7 +45,7 @@ def format_for(answer: Any) -> None:
     got = answer()
     if not isinstance(got, dict) or set(got) != set(JOBS):
         raise NotYet(
-            show(got), expected="the dict of the four jobs", likely="a key was changed, or the return is missing"
+            brief(got), expected="the dict of the four jobs", likely="a key was changed, or the return is missing"
         )
     if all(format is None for format in got.values()):
         raise AsGiven("all four are None")
@@ -57,4 +57,4 @@ def format_for(answer: Any) -> None:
             likely = f"the four words are {', '.join(FORMATS)}"
         else:
             likely = _fault(format, *JOBS[job]) or _DEARER[format]
-        raise NotYet(f"{show(format)} for {job}", expected=right, likely=likely)
+        raise NotYet(f"{brief(format)} for {job}", expected=right, likely=likely)

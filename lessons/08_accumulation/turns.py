@@ -1,4 +1,4 @@
-"""The turns of lesson 08: a loop over windows, and how many updates a training has."""
+"""Judges the turns of lesson 08: a loop over windows, and the number of updates of a training."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from gpulab.exercise.turns import AsGiven, NotYet, turn
-from gpulab.exercise.wording import is_number, show
+from gpulab.exercise.wording import brief, is_number
 
 Window = list[tuple[torch.Tensor, torch.Tensor]]
 STEPS = 4
@@ -100,7 +100,7 @@ def update_count(answer: Any) -> None:
         if is_number(got):
             likely = _miscounted(got, samples, micro, steps, epochs)
         asked = f"{samples} samples, micro-batches of {micro}, windows of {steps}, {epochs} epochs"
-        raise NotYet(f"{show(got)} for {asked}", expected=f"{right} updates", likely=likely)
+        raise NotYet(f"{brief(got)} for {asked}", expected=f"{right} updates", likely=likely)
 
 
 def _miscounted(got: float, samples: int, micro: int, steps: int, epochs: int) -> str:

@@ -1,4 +1,4 @@
-"""The turns of lesson 09: how many workers a rank may have, what each reads of a stream, batches without a loader."""
+"""Judges the turns of lesson 09: the workers of a rank, their parts of a stream, batches without a loader."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.utils.data._utils import worker as workers  # what `get_worker_info` 
 
 from gpulab.exercise.measure import virtual_gpu
 from gpulab.exercise.turns import AsGiven, NotYet, turn
-from gpulab.exercise.wording import is_whole, show
+from gpulab.exercise.wording import brief, is_whole
 
 # (cores, quota, ranks): workers, and what a reader who has another number has likely overlooked.
 _MACHINES: tuple[tuple[int, float | None, int, int, str], ...] = (
@@ -41,7 +41,7 @@ def workers_for(answer: Any) -> None:
         likely = "the return is missing" if got is None else likely
         if isinstance(got, float):
             likely = "DataLoader takes a whole number: // in place of /, and int(quota)"
-        raise NotYet(f"{show(got)} for cores={cores}, quota={quota}, ranks={ranks}", expected=str(right), likely=likely)
+        raise NotYet(f"{brief(got)} for {cores=}, {quota=}, {ranks=}", expected=str(right), likely=likely)
 
 
 def _as_given(answer: Callable[[int, float | None, int], Any]) -> bool:
@@ -107,7 +107,7 @@ def _read(part: Any) -> list[Any]:
         return list(part)
     except TypeError:
         likely = "the return is missing" if part is None else "DataLoader calls iter() on what comes back"
-        raise NotYet(f"{show(part)} came back", expected="something to iterate over", likely=likely) from None
+        raise NotYet(f"{brief(part)} came back", expected="something to iterate over", likely=likely) from None
 
 
 _BATCH = 4
@@ -155,7 +155,7 @@ def _batches(epoch: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
     pairs = _read(epoch)
     for pair in pairs:
         if not (isinstance(pair, (tuple, list)) and len(pair) == 2 and all(isinstance(t, torch.Tensor) for t in pair)):
-            raise NotYet(f"{show(pair)} for a batch", expected="(images, labels)", likely="yield both, as a pair")
+            raise NotYet(f"{brief(pair)} for a batch", expected="(images, labels)", likely="yield both, as a pair")
         if any(t.device.type != "cuda" for t in pair):
             raise NotYet("a batch on the CPU", expected="on the data's device", likely="the samples were moved off it")
     if not pairs:

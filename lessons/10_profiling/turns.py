@@ -1,4 +1,4 @@
-"""The turns of lesson 10: a schedule for a run that is slow now and then, and a rule that names a bottleneck."""
+"""Judges the turns of lesson 10: a schedule for a run that is slow now and then, and a rule that names a bottleneck."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 from gpulab.exercise.turns import AsGiven, NotYet, turn
-from gpulab.exercise.wording import show
+from gpulab.exercise.wording import brief
 
 FIRST, PERIOD, ACTIVE, CYCLES, STEPS = 20, 20, 3, 3, 100
 
@@ -19,7 +19,7 @@ def three_of_twenty(answer: Any) -> None:
 
     plan = answer()
     if not callable(plan):
-        raise NotYet(f"{show(plan)} came back", expected="a schedule", likely="the return is missing")
+        raise NotYet(f"{brief(plan)} came back", expected="a schedule", likely="the return is missing")
     actions = [plan(step) for step in range(STEPS)]
     recorded = [i for i, does in enumerate(actions) if does in (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)]
     warm = [i for i, does in enumerate(actions) if does is ProfilerAction.WARMUP]
@@ -90,7 +90,7 @@ def bottleneck(answer: Any) -> None:
         raise AsGiven("every gap is put down to the input, and no gap to arithmetic")
     for said in itertools.chain.from_iterable(got.values()):
         if said not in cases:
-            raise NotYet(f"{show(said)} came back", expected=f"one of {', '.join(cases)}", likely="another word")
+            raise NotYet(f"{brief(said)} came back", expected=f"one of {', '.join(cases)}", likely="another word")
     for name, found in cases.items():
         for shares, said in zip(found, got[name], strict=True):
             if said != name:

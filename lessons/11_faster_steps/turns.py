@@ -1,4 +1,4 @@
-"""The turns of lesson 11: replays on fixed addresses, a function in one graph, and when compiling pays."""
+"""Judges the turns of lesson 11: replays on fixed addresses, a function in one graph, and when compiling pays."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from gpulab.exercise.turns import AsGiven, NotYet, turn
-from gpulab.exercise.wording import is_number, show
+from gpulab.exercise.wording import brief, is_number
 from virtualgpu.gpu import VirtualGPU, without_gpu
 
 BATCHES = 3
@@ -39,7 +39,7 @@ def replayed_batches(answer: Any) -> None:
     expected = f"a list of {BATCHES} results, y as it was after each replay"
     if found is None:
         likely = RETURNED if got is None else "the results themselves are asked for"
-        raise NotYet(f"{show(got)} came back", expected=expected, likely=likely)
+        raise NotYet(f"{brief(got)} came back", expected=expected, likely=likely)
     if len(found) != BATCHES:
         likely = "one result for each batch, also for the last"
         raise NotYet(f"{len(found)} results for {BATCHES} batches", expected=expected, likely=likely)
@@ -99,7 +99,7 @@ def one_graph(answer: Any) -> None:
 def _right_value(got: Any, x: torch.Tensor, want: torch.Tensor) -> None:
     expected = f"a tensor of norm {want.norm():.1f} for one of norm {x.norm():.1f} and the limit 2"
     if not isinstance(got, torch.Tensor):
-        raise NotYet(f"{show(got)} came back", expected=expected, likely=RETURNED)
+        raise NotYet(f"{brief(got)} came back", expected=expected, likely=RETURNED)
     if got.shape == want.shape and torch.allclose(got, want, rtol=1e-4, atol=1e-5):
         return
     likely = "x times limit / norm where that is below 1, and times 1 elsewhere"
@@ -165,7 +165,7 @@ def break_even(answer: Any) -> None:
     for case, number in ((gains, found), (loses, lost)):
         if not is_number(number):
             asked = _asked(case)
-            raise NotYet(f"{show(number)} for {asked}", expected="a number of steps, or math.inf", likely=RETURNED)
+            raise NotYet(f"{brief(number)} for {asked}", expected="a number of steps, or math.inf", likely=RETURNED)
     right = f"{steps:,.0f} for {_asked(gains)}"
     if _about(found, steps / 1000) and lost < 0:
         raise AsGiven("a thousandth of the steps, and a negative number where the step got slower")
@@ -175,12 +175,12 @@ def break_even(answer: Any) -> None:
         raise NotYet(f"{found:,.0f}", expected=right, likely="what a step saves counts, not what it takes")
     if not (_about(found, steps) or abs(found - steps) <= 1):
         likely = "1000 · compile_s / (before_ms − after_ms)"
-        raise NotYet(f"{show(found)}", expected=right, likely=likely)
+        raise NotYet(f"{brief(found)}", expected=right, likely=likely)
     same = (compile_s, before, before)
     for case, number in ((loses, lost), (same, _of_equal(answer, *same[:2]))):
         if number != math.inf:
             likely = "nothing is saved, so no number of steps pays"
-            raise NotYet(f"{show(number)} for {_asked(case)}", expected="math.inf", likely=likely)
+            raise NotYet(f"{brief(number)} for {_asked(case)}", expected="math.inf", likely=likely)
 
 
 def _of_equal(answer: Any, compile_s: float, before: float) -> Any:

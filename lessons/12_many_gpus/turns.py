@@ -1,4 +1,4 @@
-"""The turns of lesson 12: what a distributed sampler deals, the odd rank, and a window with one exchange."""
+"""Judges the turns of lesson 12: the indices of a distributed sampler, the odd rank, a window with one exchange."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from gpulab.exercise.turns import AsGiven, NotYet, turn
-from gpulab.exercise.wording import show
+from gpulab.exercise.wording import brief
 from virtualgpu.gpu import VirtualGPU
 
 Dealing = Callable[[int, int, int], list[int]]
@@ -69,7 +69,7 @@ def dealt_indices(answer: Any) -> None:
     if any(part is None for part in parts.values()):
         key = next(key for key, part in parts.items() if part is None)
         likely = "the return is missing" if got[key] is None else "the indices themselves are asked for"
-        raise NotYet(f"{show(got[key])} for {asked}", expected="a list of whole numbers", likely=likely)
+        raise NotYet(f"{brief(got[key])} for {asked}", expected="a list of whole numbers", likely=likely)
     if all(part == _chunk(*key) for key, part in parts.items()):
         raise AsGiven("each rank gets a chunk, and the last indices go to nobody")
     right = f"{_dealt(*wrong[0])} for {asked}"
@@ -117,7 +117,7 @@ def odd_ranks(answer: Any) -> None:
     got = answer()
     if not isinstance(got, dict) or set(got) != set(_PARTED):
         likely = "a key was changed, or the return is missing"
-        raise NotYet(show(got), expected="a dict with the keys a, b, c, d and e", likely=likely)
+        raise NotYet(brief(got), expected="a dict with the keys a, b, c, d and e", likely=likely)
     if all(parted == "?" for parted in got.values()):
         raise AsGiven('all five are "?"')
     for job, (right, likely) in _PARTED.items():
@@ -125,7 +125,7 @@ def odd_ranks(answer: Any) -> None:
         if parted != right:
             if right and isinstance(parted, tuple) and parted[:1] == right[:1]:
                 likely = f"the rank is right; the number is that of the collective in which it parted: {likely}"
-            raise NotYet(f"{show(parted)} for job {job}", expected=show(right), likely=likely)
+            raise NotYet(f"{brief(parted)} for job {job}", expected=brief(right), likely=likely)
 
 
 MICRO = 4

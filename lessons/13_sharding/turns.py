@@ -1,4 +1,4 @@
-"""The turns of lesson 13: a model sharded by block, and a rank's part of an MLP under tensor parallelism."""
+"""Judges the turns of lesson 13: a model sharded by block, and a rank's part of an MLP under tensor parallelism."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from gpulab.exercise.turns import AsGiven, NotYet, turn
-from gpulab.exercise.wording import show
+from gpulab.exercise.wording import brief
 from virtualgpu.gpu import VirtualGPU
 
 WIDTH, RANKS = 64, 4
@@ -79,7 +79,7 @@ def _of_units(root: bool, units: list[bool], finer: bool, whole: list[str]) -> t
         return f"{len(missing)} of {len(units)} blocks are no unit", "the loop goes over all of model.blocks.layers"
     if not root:
         return (
-            f"{show(whole[0])} and {len(whole) - 1} others lie whole on every rank",
+            f"{brief(whole[0])} and {len(whole) - 1} others lie whole on every rank",
             "embedding and head belong to no block: fully_shard(model), after the blocks",
         )
     return "", ""
@@ -111,7 +111,7 @@ def summand_of_mlp(answer: Any) -> None:
         up_read, down_read = up.clone().requires_grad_(), down.clone().requires_grad_()
         part = answer(x.clone(), up_read, down_read, rank, ranks)
         if not torch.is_tensor(part) or part.shape != whole.shape:
-            got = tuple(part.shape) if torch.is_tensor(part) else show(part)
+            got = tuple(part.shape) if torch.is_tensor(part) else brief(part)
             raise NotYet(
                 f"{got} came from rank {rank}",
                 expected=f"a tensor of shape {tuple(whole.shape)} from every rank",

@@ -1,4 +1,4 @@
-"""The turns of lesson 14: the rest of an epoch after an interruption, and a rule that names a run's illness."""
+"""Judges the turns of lesson 14: the rest of an epoch after an interruption, and a rule that names a run's problem."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from gpulab.exercise.turns import AsGiven, NotYet, turn
-from gpulab.exercise.wording import show
+from gpulab.exercise.wording import brief
 
 
 class _Samples:
@@ -39,7 +39,7 @@ def _given(answer: Any, length: int, epoch: int, size: int, done: int) -> tuple[
         batches = [batch.tolist() for batch in came]
     except (AttributeError, TypeError):
         likely = "neither yield nor return" if came is None else "yield data[rows] for the rows of each batch"
-        raise NotYet(f"{show(came)} came back", expected="batches of samples", likely=likely) from None
+        raise NotYet(f"{brief(came)} came back", expected="batches of samples", likely=likely) from None
     return batches, data.read, torch.initial_seed() != before
 
 
@@ -153,7 +153,7 @@ def illness(answer: Any) -> None:
     for said in (one for answers in got.values() for one in answers):
         if said not in cases:
             likely = "a case without a return" if said is None else "another word"
-            raise NotYet(f"{show(said)} came back", expected=f"one of {', '.join(cases)}", likely=likely)
+            raise NotYet(f"{brief(said)} came back", expected=f"one of {', '.join(cases)}", likely=likely)
     for name, found in cases.items():
         for (early, late), said in zip(found, got[name], strict=True):
             if said != name:

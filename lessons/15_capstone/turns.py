@@ -1,4 +1,4 @@
-"""The turn of lesson 15: an alarm for memory that grows."""
+"""Judges the turn of lesson 15: an alarm for memory that grows."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 from gpulab.exercise.turns import AsGiven, NotYet, turn
-from gpulab.exercise.wording import show
+from gpulab.exercise.wording import brief
 
 _STATE = 3 * 2**20  # what the first updates add: optimizer state
 
@@ -20,7 +20,7 @@ def grows(answer: Any) -> None:
     steps = [start, start + _STATE, *(start + _STATE + leak * (n // 2) for n in range(10))]
     said = [answer(list(case)) for case in (growing, steady, bump, steps)]
     if not all(isinstance(word, bool) for word in said):
-        raise NotYet(f"{show(said[0])} came back", expected="True or False", likely="a comparison gives one")
+        raise NotYet(f"{brief(said[0])} came back", expected="True or False", likely="a comparison gives one")
     if said == [True] * 4:
         raise AsGiven("the optimizer's state, made in the first update, is taken for growth")
     if not said[0]:

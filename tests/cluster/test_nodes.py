@@ -8,8 +8,8 @@ import sys
 import psutil
 import pytest
 
-from .apart import APART
 from .lesson import environ, losses, torchrun, uninterrupted, write_programs
+from .namespaces import INSIDE
 from .watching import printed, wait_for
 
 IN_THE_MIDDLE = 25  # the run saves every 10 steps
@@ -42,7 +42,7 @@ class Node:
 
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory):
-    assert os.environ.get(APART) == "yes", "this makes network cards: use `make cluster`, with which they go"
+    assert os.environ.get(INSIDE) == "yes", "this makes network cards: use `make cluster`, with which they go"
     hosts = tmp_path_factory.mktemp("network") / "hosts"
     hosts.write_text("127.0.0.1 localhost\n10.14.0.1 node0\n10.14.0.2 node1\n")
     subprocess.run(["mount", "--bind", str(hosts), "/etc/hosts"], check=True)

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from .apart import APART
 from .killing import Savers
+from .namespaces import INSIDE
 
 MEGABYTES = 16
 WRITTEN_ANYWAY = 25  # seconds; Linux's vm.dirty_expire_centisecs is 30 s
@@ -21,7 +21,7 @@ WRITTEN_ANYWAY = 25  # seconds; Linux's vm.dirty_expire_centisecs is 30 s
 
 @pytest.fixture(scope="module")
 def savers(tmp_path_factory):
-    assert os.environ.get(APART) == "yes", "this mounts disks: use `make cluster`, where they go with their namespace"
+    assert os.environ.get(INSIDE) == "yes", "this mounts disks: use `make cluster`, where they go with their namespace"
     savers = Savers(tmp_path_factory.mktemp("savers"))
     yield savers
     savers.end()

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from .apart import APART
 from .lesson import environ, losses, write_programs
+from .namespaces import INSIDE
 from .slurm import NODE, Cluster, network
 from .watching import wait_for
 
@@ -44,7 +44,7 @@ signal.pause()
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    assert os.environ.get(APART) == "yes", "this starts a cluster's daemons: use `make cluster`, which ends all of them"
+    assert os.environ.get(INSIDE) == "yes", "this starts a cluster's daemons: use `make cluster`, which ends them all"
     network(tmp_path_factory.mktemp("network"))
     cluster = Cluster(tmp_path_factory.mktemp("slurm"))
     yield cluster

@@ -11,7 +11,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from gpulab.machine.diagnosis.driver import Driver, Gpu, Process, judge_driver, judge_gpus, judge_none, read
+from gpulab.machine.diagnosis.driver import Driver, Gpu, Process, judge_driver, judge_gpus, judge_none, read_driver
 from gpulab.machine.diagnosis.finding import Finding
 from gpulab.machine.diagnosis.pytorch import Device, Torch
 
@@ -69,7 +69,7 @@ def only(findings: list[Finding]) -> Finding:
 
 def test_a_healthy_driver_is_read_whole() -> None:
     nvml = FakeNvml()
-    reading = read(nvml, NO_BUS)
+    reading = read_driver(nvml, NO_BUS)
     assert (reading.error, reading.version, reading.cuda) == (None, "580.65.06", (13, 0))
     first, second = reading.gpus
     assert first.others == (Process(4321, "program4321", 3 * GIB), Process(4322, "program4322", None))
@@ -79,7 +79,7 @@ def test_a_healthy_driver_is_read_whole() -> None:
 
 def test_one_gpu_that_does_not_support_a_reading_leaves_the_other_whole() -> None:
     code = pynvml.NVML_ERROR_NOT_SUPPORTED
-    reading = read(FakeNvml(nvmlDeviceGetMemoryInfo_1=code, nvmlDeviceGetComputeRunningProcesses_1=code), NO_BUS)
+    reading = read_driver(FakeNvml(nvmlDeviceGetMemoryInfo_1=code, nvmlDeviceGetComputeRunningProcesses_1=code), NO_BUS)
     first, second = reading.gpus
     assert first.unread == ()
     assert second.name == "NVIDIA H200"
@@ -99,10 +99,10 @@ def test_one_gpu_that_does_not_support_a_reading_leaves_the_other_whole() -> Non
     "code", [pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_NO_PERMISSION, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND]
 )
 def test_any_reading_may_fail_without_an_exception(function: str, code: int) -> None:
-    reading = read(FakeNvml(**{function: code}), NO_BUS)
+    reading = read_driver(FakeNvml(**{function: code}), NO_BUS)
     assert reading.error is None
     for torch in (Torch(), Torch("2.15.0", cuda="13.2"), Torch("2.15.0+cpu")):
-        assert only(judge_driver(reading, torch)).what
+        assert judge_driver(reading, torch).what
     assert len(judge_gpus(reading)) == len(reading.gpus)
 
 
@@ -116,7 +116,7 @@ def test_any_reading_may_fail_without_an_exception(function: str, code: int) -> 
     ],
 )
 def test_an_nvml_that_does_not_start_is_a_reading_with_its_error(code: int, name: str) -> None:
-    reading = read(FakeNvml(nvmlInit=code), NO_BUS)
+    reading = read_driver(FakeNvml(nvmlInit=code), NO_BUS)
     assert reading.error is not None
     assert reading.error.startswith(f"{name}: ")
     assert reading.gpus == ()
@@ -124,7 +124,7 @@ def test_an_nvml_that_does_not_start_is_a_reading_with_its_error(code: int, name
 
 def test_a_missing_pynvml_is_a_reading_with_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pynvml", None)
-    assert (read(system=NO_BUS).error or "").startswith("ModuleNotFoundError: ")
+    assert (read_driver(system=NO_BUS).error or "").startswith("ModuleNotFoundError: ")
 
 
 def test_nvidia_display_controllers_on_the_bus_are_counted(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_nvidia_display_controllers_on_the_bus_are_counted(tmp_path: Path) -> No
         device.mkdir(parents=True)
         (device / "vendor").write_text(vendor + "\n")
         (device / "class").write_text(kind + "\n")
-    assert read(FakeNvml(nvmlInit=pynvml.NVML_ERROR_LIBRARY_NOT_FOUND), tmp_path).on_bus == 2
+    assert read_driver(FakeNvml(nvmlInit=pynvml.NVML_ERROR_LIBRARY_NOT_FOUND), tmp_path).on_bus == 2
 
 
 # Judging the driver against torch
@@ -144,7 +144,7 @@ def test_nvidia_display_controllers_on_the_bus_are_counted(tmp_path: Path) -> No
 def test_a_driver_older_than_the_build_is_answered_with_the_driver_and_the_build_to_take() -> None:
     driver = Driver(version="550.54.14", cuda=(12, 4), gpus=(H200,))
     torch = Torch("2.15.0+cu132", cuda="13.2", trouble="The NVIDIA driver on your system is too old", builds=BUILDS)
-    finding = only(judge_driver(driver, torch))
+    finding = judge_driver(driver, torch)
     assert finding.status == "problem"
     assert "550.54.14" in finding.what
     assert "CUDA 12.4" in finding.what
@@ -155,48 +155,48 @@ def test_a_driver_older_than_the_build_is_answered_with_the_driver_and_the_build
 
 def test_a_driver_for_an_older_cuda_12_asks_for_525() -> None:
     driver = Driver(version="470.1", cuda=(11, 4), gpus=(H200,))
-    assert "525 or newer" in only(judge_driver(driver, Torch("2.11.0", cuda="12.6", trouble="too old"))).do
+    assert "525 or newer" in judge_driver(driver, Torch("2.11.0", cuda="12.6", trouble="too old")).do
 
 
 def test_a_driver_that_runs_the_build_is_fine_whatever_the_numbers_say() -> None:
     for cuda in ((12, 4), (13, 0), (14, 0), None):  # the first: NVIDIA's forward compatibility package
         driver = Driver(version="580.65", cuda=cuda, gpus=(H200,))
-        finding = only(judge_driver(driver, Torch("2.15.0", cuda="13.2", devices=(ON_H200,))))
+        finding = judge_driver(driver, Torch("2.15.0", cuda="13.2", devices=(ON_H200,)))
         assert finding.status == "ok"
         assert "this torch (CUDA 13.2) runs on it" in finding.what
 
 
 def test_an_older_minor_version_of_the_same_major_is_fine() -> None:
     driver = Driver(version="580.65", cuda=(13, 0), gpus=(H200,))
-    assert only(judge_driver(driver, Torch("2.15.0", cuda="13.2"))).status == "ok"
+    assert judge_driver(driver, Torch("2.15.0", cuda="13.2")).status == "ok"
 
 
 def test_a_cpu_only_build_beside_an_nvidia_gpu_is_a_problem_with_the_build_to_install() -> None:
     driver = Driver(version="535.1", cuda=(12, 2), gpus=(H200,))
-    finding = only(judge_driver(driver, Torch("2.15.0+cpu", builds=BUILDS)))
+    finding = judge_driver(driver, Torch("2.15.0+cpu", builds=BUILDS))
     assert finding.status == "problem"
     assert "torch 2.15.0+cpu has no CUDA" in finding.what
     assert "build of torch for CUDA 12.6" in finding.do
 
 
 def test_a_gpu_on_the_bus_without_a_driver_is_a_problem() -> None:
-    finding = only(judge_driver(Driver(error="NVMLError_LibraryNotFound: …", on_bus=1), Torch("2.15.0", cuda="13.2")))
+    finding = judge_driver(Driver(error="NVMLError_LibraryNotFound: …", on_bus=1), Torch("2.15.0", cuda="13.2"))
     assert finding.status == "problem"
     assert "Install NVIDIA's driver" in finding.do
 
 
 def test_a_driver_updated_under_a_running_system_asks_for_a_restart() -> None:
     error = "NVMLError_LibRmVersionMismatch: Driver/library version mismatch"
-    finding = only(judge_driver(Driver(error=error), Torch("2.15.0", cuda="13.2")))
+    finding = judge_driver(Driver(error=error), Torch("2.15.0", cuda="13.2"))
     assert (finding.status, finding.do) == ("problem", "Restart the machine.")
 
 
 def test_a_library_without_its_driver_is_a_note() -> None:
-    assert only(judge_driver(Driver(error="NVMLError_DriverNotLoaded: …"), Torch("2.15.0"))).status == "note"
+    assert judge_driver(Driver(error="NVMLError_DriverNotLoaded: …"), Torch("2.15.0")).status == "note"
 
 
 def test_a_gpu_that_torch_uses_while_nvml_is_closed_is_a_note() -> None:
-    finding = only(judge_driver(Driver(error="NVMLError_Unknown: …"), Torch("2.15.0", cuda="13.2", devices=(ON_H200,))))
+    finding = judge_driver(Driver(error="NVMLError_Unknown: …"), Torch("2.15.0", cuda="13.2", devices=(ON_H200,)))
     assert finding.status == "note"
     assert "torch finds its GPU" in finding.what
 
@@ -204,7 +204,7 @@ def test_a_gpu_that_torch_uses_while_nvml_is_closed_is_a_note() -> None:
 def test_a_gpu_hidden_by_the_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     torch = Torch("2.15.0", cuda="13.2", trouble="No CUDA GPUs are available")
-    finding = only(judge_driver(Driver(version="580", cuda=(13, 0), gpus=(H200,)), torch))
+    finding = judge_driver(Driver(version="580", cuda=(13, 0), gpus=(H200,)), torch)
     assert finding.status == "problem"
     assert "CUDA_VISIBLE_DEVICES is ''" in finding.do
 
@@ -214,7 +214,7 @@ def test_a_gpu_divided_by_mig_without_a_slice_in_sight_is_explained(monkeypatch:
     mig = Gpu(0, "NVIDIA A100", capability=(8, 0), mig=True, unread=("memory: Insufficient Permissions",))
     torch = Torch("2.15.0", cuda="13.2", trouble="No CUDA GPUs are available")
     driver = Driver(version="580", cuda=(13, 0), gpus=(mig,))
-    assert "nvidia-smi -L" in only(judge_driver(driver, torch)).do
+    assert "nvidia-smi -L" in judge_driver(driver, torch).do
     line = only(judge_gpus(driver))
     assert "MIG is on" in line.what
     assert "not readable: memory: Insufficient Permissions" in line.what
@@ -225,7 +225,7 @@ def test_a_driver_that_torch_cannot_start_for_no_known_reason_asks_for_a_restart
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     torch = Torch("2.15.0", cuda="13.2", trouble="CUDA unknown error")
-    finding = only(judge_driver(Driver(version="580", cuda=(13, 0), gpus=(H200,)), torch))
+    finding = judge_driver(Driver(version="580", cuda=(13, 0), gpus=(H200,)), torch)
     assert finding.status == "problem"
     assert "CUDA unknown error" in finding.what
     assert "Restart the machine" in finding.do
@@ -233,8 +233,8 @@ def test_a_driver_that_torch_cannot_start_for_no_known_reason_asks_for_a_restart
 
 def test_no_driver_and_no_gpu_is_fine() -> None:
     driver = Driver(error="NVMLError_LibraryNotFound: NVML Shared Library Not Found")
-    assert only(judge_driver(driver, Torch("2.15.0", cuda="13.2", trouble="Found no NVIDIA driver"))).status == "ok"
-    assert only(judge_none(driver, Torch("2.15.0"))).status == "ok"
+    assert judge_driver(driver, Torch("2.15.0", cuda="13.2", trouble="Found no NVIDIA driver")).status == "ok"
+    assert judge_none(driver, Torch("2.15.0")).status == "ok"
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_no_driver_and_no_gpu_is_fine() -> None:
     ],
 )
 def test_a_machine_with_any_gpu_has_no_line_that_there_is_none(driver: Driver, torch: Torch) -> None:
-    assert judge_none(driver, torch) == []
+    assert judge_none(driver, torch) is None
 
 
 # Judging the GPUs

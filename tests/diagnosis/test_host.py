@@ -17,11 +17,6 @@ from gpulab.machine.diagnosis.host import Disk, Limits, Memory, Processors
 GIB = 2**30
 
 
-def only(findings: list[Finding]) -> Finding:
-    (finding,) = findings
-    return finding
-
-
 def tree(root: Path, **files: str) -> Path:
     for name, text in files.items():
         file = root / name.replace("__", "/")
@@ -85,36 +80,36 @@ def test_this_host_is_read(tmp_path: Path) -> None:
 
 
 def test_a_python_older_than_the_course_needs_is_a_problem() -> None:
-    finding = only(host.judge_python((3, 10, 14)))
+    finding = host.judge_python((3, 10, 14))
     assert finding.status == "problem"
     assert "3.11" in finding.do
-    assert only(host.judge_python((3, 11, 0))).status == "ok"
+    assert host.judge_python((3, 11, 0)).status == "ok"
 
 
 @pytest.mark.parametrize(
     ("free", "status"), [(0.5, "problem"), (0.99, "problem"), (1, "note"), (1.9, "note"), (2, "ok"), (30, "ok")]
 )
 def test_little_memory_is_noticed(free: float, status: str) -> None:
-    assert only(host.judge_memory(Memory(32 * GIB, int(free * GIB)))).status == status
+    assert host.judge_memory(Memory(32 * GIB, int(free * GIB))).status == status
 
 
 def test_the_smaller_of_the_machines_memory_and_the_limit_is_reported() -> None:
-    finding = only(host.judge_memory(Memory(64 * GIB, 50 * GIB, Limits(4 * GIB, 3.5 * GIB))))  # type: ignore[arg-type]
+    finding = host.judge_memory(Memory(64 * GIB, 50 * GIB, Limits(4 * GIB, 3.5 * GIB)))  # type: ignore[arg-type]
     assert finding.status == "problem"
     assert finding.what == "0.5 GiB free of 4.0 GiB allowed here (the machine has 64.0 GiB)"
 
 
 def test_a_limit_above_the_machines_memory_does_not_count() -> None:
-    finding = only(host.judge_memory(Memory(8 * GIB, 6 * GIB, Limits(16 * GIB, GIB))))
+    finding = host.judge_memory(Memory(8 * GIB, 6 * GIB, Limits(16 * GIB, GIB)))
     assert finding == Finding("Memory", "ok", "6.0 GiB free of 8.0 GiB in this machine")
 
 
 def test_a_share_of_processor_time_below_the_count_is_a_note() -> None:
-    finding = only(host.judge_processors(Processors(64, 64, 1.5)))
+    finding = host.judge_processors(Processors(64, 64, 1.5))
     assert finding.status == "note"
     assert "64 of 64 for this process, with 1.5 processors' worth of time" in finding.what
-    assert only(host.judge_processors(Processors(64, 2, 2.0))).status == "ok"
-    assert only(host.judge_processors(Processors(8, 4))).what == (
+    assert host.judge_processors(Processors(64, 2, 2.0)).status == "ok"
+    assert host.judge_processors(Processors(8, 4)).what == (
         "4 of 8 for this process; gpulab.setup() lets PyTorch compute with 4 threads at most"
     )
 
@@ -139,7 +134,7 @@ def test_a_thread_has_a_processor_of_its_own(processors: Processors, threads: in
 
 
 def test_a_busy_machine_is_a_note_with_what_others_take_and_the_threads_that_are_left() -> None:
-    finding = only(host.judge_processors(Processors(4, 4, busy=3.2)))
+    finding = host.judge_processors(Processors(4, 4, busy=3.2))
     assert finding.status == "note"
     assert finding.what == (
         "4 of 4 for this process; other programs keep 3.2 busy; "
@@ -196,6 +191,6 @@ class TestBusy:
     [(0.2, True, "problem"), (3, True, "note"), (50, True, "ok"), (50, False, "problem")],
 )
 def test_a_disk_that_is_full_or_closed_is_noticed(free: float, writable: bool, status: str) -> None:
-    finding = only(host.judge_disk(Disk(500 * GIB, int(free * GIB), writable)))
+    finding = host.judge_disk(Disk(500 * GIB, int(free * GIB), writable))
     assert finding.status == status
     assert "of 500.0 GiB where the course is" in finding.what

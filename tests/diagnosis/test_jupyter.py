@@ -21,11 +21,6 @@ WHOLE = Jupyter(
 )
 
 
-def only(findings: list[Finding]) -> Finding:
-    (finding,) = findings
-    return finding
-
-
 def without(reading: Jupyter, *packages: str, extensions: tuple[str, ...] = ()) -> Jupyter:
     return dataclasses.replace(
         reading,
@@ -37,11 +32,11 @@ def without(reading: Jupyter, *packages: str, extensions: tuple[str, ...] = ()) 
 def test_this_python_is_read_with_its_front_end_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in __import__("os").environ if name.startswith("COLAB_")]:
         monkeypatch.delenv(name)
-    reading = jupyter.read()
+    reading = jupyter.read_jupyter()
     assert all(reading.packages.values())
     assert all(reading.extensions.values())
     assert not reading.colab
-    assert only(judge_widgets(reading)).status == "ok"
+    assert judge_widgets(reading).status == "ok"
 
 
 def test_an_extension_is_found_in_the_first_folder_that_has_it(tmp_path: Path) -> None:
@@ -59,31 +54,31 @@ def test_colab_is_known_by_its_module_and_by_its_environment(monkeypatch: pytest
         monkeypatch.setitem(sys.modules, "google.colab", ModuleType("google.colab"))
     else:
         monkeypatch.setenv("COLAB_RELEASE_TAG", "release-colab")
-    assert jupyter.read().colab
+    assert jupyter.read_jupyter().colab
 
 
 def test_a_missing_jupyterlab_is_a_note_with_what_to_install() -> None:
-    finding = only(judge_jupyterlab(without(WHOLE, "jupyterlab")))
+    finding = judge_jupyterlab(without(WHOLE, "jupyterlab"))
     assert finding.status == "note"
     assert 'pip install -e ".[lab]"' in finding.do
-    assert only(judge_jupyterlab(WHOLE)) == Finding("JupyterLab", "ok", "4.6.6")
+    assert judge_jupyterlab(WHOLE) == Finding("JupyterLab", "ok", "4.6.6")
 
 
 def test_colab_needs_neither_jupyterlab_nor_its_extensions() -> None:
     colab = dataclasses.replace(without(WHOLE, "jupyterlab", extensions=(MANAGER, "anywidget")), colab=True)
-    assert only(judge_jupyterlab(colab)).status == "ok"
-    assert only(judge_widgets(colab)).status == "ok"
+    assert judge_jupyterlab(colab).status == "ok"
+    assert judge_widgets(colab).status == "ok"
 
 
 @pytest.mark.parametrize("missing", ["ipywidgets", "anywidget"])
 def test_a_missing_widget_package_is_a_note(missing: str) -> None:
-    finding = only(judge_widgets(without(WHOLE, missing)))
+    finding = judge_widgets(without(WHOLE, missing))
     assert (finding.status, finding.what) == ("note", f"not installed: {missing}")
 
 
 @pytest.mark.parametrize(("missing", "package"), [(MANAGER, "jupyterlab_widgets"), ("anywidget", "anywidget")])
 def test_a_missing_front_end_part_is_a_problem_that_names_its_package(missing: str, package: str) -> None:
-    finding = only(judge_widgets(without(WHOLE, extensions=(missing,))))
+    finding = judge_widgets(without(WHOLE, extensions=(missing,)))
     assert finding.status == "problem"
     assert missing in finding.what
     assert f"--force-reinstall {package}," in finding.do
@@ -91,21 +86,21 @@ def test_a_missing_front_end_part_is_a_problem_that_names_its_package(missing: s
 
 def test_without_jupyterlab_its_extensions_are_not_missed() -> None:
     reading = without(WHOLE, "jupyterlab", extensions=(MANAGER, "anywidget"))
-    assert only(judge_widgets(reading)).status == "ok"
+    assert judge_widgets(reading).status == "ok"
 
 
 def test_a_widget_manager_too_old_for_its_package_is_a_problem() -> None:
     reading = dataclasses.replace(WHOLE, extensions={MANAGER: "3.1.11", "anywidget": "0.11.0"})
-    finding = only(judge_widgets(reading))
+    finding = judge_widgets(reading)
     assert finding.status == "problem"
     assert "3.1.11 is too old for ipywidgets 8" in finding.what
 
 
 def test_colab_without_a_gpu_is_told_where_to_change_it() -> None:
     colab = dataclasses.replace(WHOLE, colab=True)
-    finding = only(judge_colab(colab, Torch("2.15.0", cuda="13.2")))
+    finding = judge_colab(colab, Torch("2.15.0", cuda="13.2"))
     assert finding.status == "note"
     assert "Runtime → Change runtime type" in finding.do
     with_gpu = Torch("2.15.0", cuda="13.2", devices=(Device(0, "Tesla T4", (7, 5), 2**34),))
-    assert only(judge_colab(colab, with_gpu)).status == "ok"
-    assert judge_colab(WHOLE, with_gpu) == []
+    assert judge_colab(colab, with_gpu).status == "ok"
+    assert judge_colab(WHOLE, with_gpu) is None

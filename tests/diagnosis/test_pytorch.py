@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch as real_torch
 
-from gpulab.machine.diagnosis import apart, pytorch
+from gpulab.machine.diagnosis import pytorch, subprocess_probe
 from gpulab.machine.diagnosis.finding import Finding
 from gpulab.machine.diagnosis.pytorch import Device, Torch, has_code, judge_apple, judge_devices, judge_install
 
@@ -42,26 +42,26 @@ def without_what_is_free(reading: Torch) -> Torch:
 
 
 def test_reading_here_and_in_a_process_of_its_own_agree() -> None:
-    here = pytorch.read()
+    here = pytorch.read_torch()
     assert here.version == real_torch.__version__
     assert here.broken is None
-    assert without_what_is_free(apart.read_apart()) == without_what_is_free(here)
+    assert without_what_is_free(subprocess_probe.probe_torch()) == without_what_is_free(here)
 
 
 def test_a_reading_survives_the_crossing() -> None:
     reading = dataclasses.replace(BUILT, devices=(Device(1, "T4", (7, 5), 15 * GIB, None, "broken"),))
-    assert apart.from_json(json.dumps(dataclasses.asdict(reading))) == reading
+    assert subprocess_probe.from_json(json.dumps(dataclasses.asdict(reading))) == reading
 
 
 def test_a_python_without_torch_reads_as_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert pytorch.read() == Torch()
+    assert pytorch.read_torch() == Torch()
 
 
 def test_a_torch_that_does_not_import_is_read_with_its_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "torch.py").write_text("raise OSError('libcudart.so.13: cannot open shared object file')")
     monkeypatch.chdir(tmp_path)  # a student's torch.py in the notebook's folder does this
-    assert apart.read_apart() == Torch(broken="OSError: libcudart.so.13: cannot open shared object file")
+    assert subprocess_probe.probe_torch() == Torch(broken="OSError: libcudart.so.13: cannot open shared object file")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no signals to die of")
@@ -70,7 +70,7 @@ def test_a_torch_that_kills_its_process_is_read_with_the_signal(
 ) -> None:
     (tmp_path / "torch.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGILL)")
     monkeypatch.chdir(tmp_path)
-    broken = apart.read_apart().broken
+    broken = subprocess_probe.probe_torch().broken
     assert broken is not None
     assert signal.Signals.SIGILL.name in broken
 
@@ -80,7 +80,7 @@ def test_a_torch_that_never_comes_back_is_read_as_such(monkeypatch: pytest.Monke
         raise subprocess.TimeoutExpired("python", 180)
 
     monkeypatch.setattr(subprocess, "run", wait)
-    assert "takes more than 180 s" in (apart.read_apart().broken or "")
+    assert "takes more than 180 s" in (subprocess_probe.probe_torch().broken or "")
 
 
 def test_a_cuda_that_does_not_start_is_read_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +90,7 @@ def test_a_cuda_that_does_not_start_is_read_with_its_reason(monkeypatch: pytest.
     monkeypatch.setattr(real_torch.version, "cuda", "13.2")
     monkeypatch.setattr(real_torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(real_torch.cuda, "get_device_properties", refuse)
-    reading = pytorch.read()
+    reading = pytorch.read_torch()
     assert reading.trouble == "The NVIDIA driver on your system is too old"
     assert reading.devices == ()
 
@@ -108,7 +108,7 @@ def test_each_cuda_device_is_read_and_tried_on_its_own(monkeypatch: pytest.Monke
     monkeypatch.setattr(real_torch.cuda, "mem_get_info", free)
     monkeypatch.setattr(real_torch.cuda, "get_arch_list", lambda: ["sm_75"])
     monkeypatch.setattr(pytorch, "kernel_trouble", lambda device: "out of memory" if device.index else None)
-    reading = pytorch.read()
+    reading = pytorch.read_torch()
     assert reading.arch_list == ("sm_75",)
     assert reading.devices == (
         Device(0, "Tesla T4", (7, 5), 15 * GIB, 10 * GIB, None),
@@ -147,13 +147,13 @@ def test_which_gpus_a_build_has_code_for(
 
 
 def test_a_missing_torch_is_a_problem_with_what_to_install() -> None:
-    finding = only(judge_install(Torch()))
+    finding = judge_install(Torch())
     assert finding.status == "problem"
     assert "make lab" in finding.do
 
 
 def test_a_torch_that_does_not_import_is_a_problem_with_its_text() -> None:
-    finding = only(judge_install(Torch(broken="OSError: libcudart.so.13")))
+    finding = judge_install(Torch(broken="OSError: libcudart.so.13"))
     assert finding.status == "problem"
     assert "OSError: libcudart.so.13" in finding.what
 
@@ -163,7 +163,7 @@ def test_a_torch_that_does_not_import_is_a_problem_with_its_text() -> None:
     [("2.10.1+cpu", "problem"), ("1.13.0", "problem"), ("2.11.0", "ok"), ("2.15.0+cu132", "ok"), ("3.0.0a0", "ok")],
 )
 def test_the_version_must_be_2_11_or_newer(version: str, status: str) -> None:
-    assert only(judge_install(Torch(version))).status == status
+    assert judge_install(Torch(version)).status == status
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_the_version_must_be_2_11_or_newer(version: str, status: str) -> None:
     ],
 )
 def test_the_build_is_named(torch: Torch, build: str) -> None:
-    assert only(judge_install(torch)).what == f"2.15.0, {build}"
+    assert judge_install(torch).what == f"2.15.0, {build}"
 
 
 # Judging devices
@@ -219,6 +219,6 @@ def test_a_gpu_that_fails_for_another_reason_says_it() -> None:
 
 
 def test_apples_gpu_is_told_where_torch_is_built_for_it() -> None:
-    assert only(judge_apple(Torch("2.15.0", mps_built=True, mps_available=True))).status == "ok"
-    assert only(judge_apple(Torch("2.15.0", mps_built=True))).status == "note"
-    assert judge_apple(Torch("2.15.0")) == []
+    assert judge_apple(Torch("2.15.0", mps_built=True, mps_available=True)).status == "ok"
+    assert judge_apple(Torch("2.15.0", mps_built=True)).status == "note"
+    assert judge_apple(Torch("2.15.0")) is None

@@ -27,7 +27,7 @@ from gpulab.exercise import settings
 from gpulab.exercise.audit import ANYTHING, TRAINED, Audit
 from gpulab.exercise.base import Trial
 from gpulab.exercise.measure import virtual_gpu
-from gpulab.exercise.wording import is_finite, is_number, is_whole, show, text_in
+from gpulab.exercise.wording import brief, is_finite, is_number, is_whole, text_in
 
 
 def small():
@@ -648,8 +648,8 @@ def test_the_text_of_a_member_of_an_enum_of_texts_is_its_value():
 
 
 def test_a_number_of_numpy_is_shown_as_one():
-    assert show(np.float64(1.5)) == "1.5 (a NumPy float64)"
-    assert show(np.int64(7)) == "7 (a NumPy int64)"
+    assert brief(np.float64(1.5)) == "1.5 (a NumPy float64)"
+    assert brief(np.int64(7)) == "7 (a NumPy int64)"
 
 
 def test_a_call_that_takes_the_first_gpu_into_use_leaves_no_setting_changed(monkeypatch):

@@ -24,8 +24,8 @@ from torch import nn
 
 import gpulab
 from gpulab.exercise.base import Trial, check
-from gpulab.exercise.measure import SavedBytes, same
-from gpulab.exercise.wording import show
+from gpulab.exercise.measure import SavedBytes, equal_tensors
+from gpulab.exercise.wording import brief
 from gpulab.notebook import progress
 
 WANTED = "a function of (x, times)"
@@ -40,7 +40,7 @@ def token_weighting(student, trial):
         x = torch.randn(3)
         got = trial.call(student, x, times, explain=lambda text: "a sign" if "sign" in text else "")
         fits = isinstance(got, torch.Tensor) and got.shape == x.shape
-        trial.expect(fits, "no tensor of the same shape came back", expected="a tensor of shape (3,)", got=show(got))
+        trial.expect(fits, "no tensor of the same shape came back", expected="a tensor of shape (3,)", got=brief(got))
         trial.expect(torch.equal(got, x * times), "the numbers are wrong", read="Doubling")
 
 
@@ -112,7 +112,7 @@ def test_anything_that_does_the_work_passes(name, capsys):
 
 def test_a_pass_is_recorded():
     token_weighting(right)
-    assert progress.read().checks == {8: frozenset({"token_weighting"})}
+    assert progress.read_progress().checks == {8: frozenset({"token_weighting"})}
 
 
 def test_a_pass_says_in_a_line_what_the_function_printed(capsys):
@@ -125,7 +125,7 @@ def test_a_pass_says_in_a_line_what_the_function_printed(capsys):
 
 def test_a_failure_is_not_recorded_and_prints_nothing(capsys):
     failure(lambda x, times: x)
-    assert progress.read().checks == {}
+    assert progress.read_progress().checks == {}
     assert capsys.readouterr() == ("", "")
 
 
@@ -368,7 +368,7 @@ def test_a_stub_is_not_attempted(error):
     with pytest.raises(gpulab.NotAttempted) as caught:
         token_weighting(raises(error))
     assert str(caught.value) == "token_weighting: not attempted yet"
-    assert progress.read().checks == {}
+    assert progress.read_progress().checks == {}
 
 
 def test_a_stub_by_itself_says_what_it_is():
@@ -475,11 +475,11 @@ def test_a_limit_is_named_in_seconds():
 
 @pytest.mark.parametrize("other", [torch.zeros(2), torch.zeros(1, dtype=torch.float64), [0.0], None])
 def test_another_shape_dtype_or_type_is_a_change(other):
-    assert not same(torch.zeros(1), other)
+    assert not equal_tensors(torch.zeros(1), other)
 
 
 def test_nan_and_zero_are_not_the_same():
-    assert not same(torch.tensor([float("nan")]), torch.tensor([0.0]))
+    assert not equal_tensors(torch.tensor([float("nan")]), torch.tensor([0.0]))
 
 
 def test_bytes_kept_for_backward_are_those_of_the_activations():

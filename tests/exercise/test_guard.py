@@ -613,7 +613,7 @@ def test_precision_that_the_notebook_mixed_is_left_as_it_was():
         )
     finally:
         torch.set_float32_matmul_precision("highest")
-        settings.put_back(before)
+        settings.restore(before)
     assert everything() == before
 
 
@@ -692,7 +692,7 @@ def test_a_check_runs_in_the_same_state_whatever_the_notebook_has_set():
         assert torch.are_deterministic_algorithms_enabled()
     finally:
         torch.set_default_device(None)
-        settings.put_back(before)
+        settings.restore(before)
     assert everything() == before
 
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 import gpulab
 from gpulab.distributed import processes, warm
-from gpulab.exercise import on_rank
+from gpulab.exercise import rank_worker
 from gpulab.exercise import ranks as module
 from gpulab.exercise.base import CheckFailed, Trial
 from gpulab.exercise.groups import in_group, machine
@@ -188,7 +188,7 @@ def test_a_generator_that_is_seeded_on_a_rank_is_told_unless_it_may_be(trial, se
 
 
 def watched(student):
-    return on_rank.Watched(student, (), {})
+    return rank_worker.Watched(student, (), {})
 
 
 def test_an_exception_on_one_rank_names_it_and_who_waited(trial):

@@ -103,7 +103,7 @@ def test_nothing_at_all_is_a_curve_too(gpu):
     with timeline() as t:
         pass
     assert t.curve.allocated_bytes == (0,)
-    picture.draw(t.curve)
+    picture.plot(t.curve)
 
 
 def test_out_of_memory_is_marked_and_goes_on(gpu):
@@ -125,7 +125,7 @@ def test_more_events_than_allowed_leave_the_marks_exact(gpu):
     assert curve.marks == (Mark("half", 1),)
     assert "Between the marks nothing is known" in curve.describe()
     assert "At the marks" in curve.finding()
-    picture.draw(curve)
+    picture.plot(curve)
 
 
 def test_rules_of_rounding_it_does_not_know_leave_the_marks_exact():
@@ -248,7 +248,7 @@ def curve(marks, points=100):
 
 
 def test_the_picture_says_what_it_shows_and_in_which_unit():
-    figure = picture.draw(curve((Mark("forward", 0), Mark("backward", 50))))
+    figure = picture.plot(curve((Mark("forward", 0), Mark("backward", 50))))
     (axes,) = figure.axes
     titles = [axes.get_title(loc=loc) for loc in ("left", "center")]
     assert "Allocated memory peaks at 99 bytes in “backward”" in titles
@@ -259,7 +259,7 @@ def test_the_picture_says_what_it_shows_and_in_which_unit():
 
 def test_no_two_names_in_the_picture_overlap_and_all_are_inside():
     marks = tuple(Mark(f"a long name {i}", i) for i in range(0, 100, 3))
-    figure = picture.draw(curve(marks))
+    figure = picture.plot(curve(marks))
     figure.draw_without_rendering()
     (axes,) = figure.axes
     boxes = [text.get_window_extent() for text in axes.texts]

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpulab.monitor import Reading, Readings, Sample, Slice
-from gpulab.monitor.picture import COLUMNS, HEIGHT, draw, page, svg
+from gpulab.monitor.picture import COLUMNS, HEIGHT, as_html, as_svg, render
 from virtualgpu.pictures.style import BLUE
 
 MIB = 2**20
@@ -70,36 +70,36 @@ def heights(text: str, colour: str) -> list[float]:
     ids=["none", "no driver", "one", "gap", "untold", "slices", "long", "eight", "virtual"],
 )
 def test_it_can_be_read(check_picture: Callable[[str], None], samples: list[Sample], running: bool) -> None:
-    text = svg(draw(samples, running=running))
+    text = as_svg(render(samples, running=running))
     check_picture(text)
     assert "busy busy" not in text
 
 
 def test_the_title_is_the_finding_and_says_what_kind_of_number_it_is() -> None:
     samples = taken(T4, replace(T4, utilization=40), T4)
-    assert draw(samples, running=True).title == "GPU 0 (cuda:0), measured: busy 80 % now"
-    assert draw(samples, running=False).title == "GPU 0 (cuda:0), measured: busy 60 % of the time"
+    assert render(samples, running=True).title == "GPU 0 (cuda:0), measured: busy 80 % now"
+    assert render(samples, running=False).title == "GPU 0 (cuda:0), measured: busy 60 % of the time"
     both = [Sample(at, Readings([T4, replace(T4, index=1, device="cuda:1", utilization=9)])) for at in (0, 1)]
-    assert draw(both, running=False).title == "2 GPUs, measured: busy 9 % to 80 % of the time"
+    assert render(both, running=False).title == "2 GPUs, measured: busy 9 % to 80 % of the time"
     one = [Sample(at, Readings([T4, replace(T4, index=1, device="cuda:1", utilization=None)])) for at in (0, 1)]
-    assert draw(one, running=False).title == "2 GPUs, measured: busy 80 % of the time, 1 of them told"
+    assert render(one, running=False).title == "2 GPUs, measured: busy 80 % of the time, 1 of them told"
     no_rates = taken(replace(T4, utilization=None))
-    assert draw(no_rates, running=True).title == "GPU 0 (cuda:0), measured: at most 3,000 of 15,360 MiB in use"
+    assert render(no_rates, running=True).title == "GPU 0 (cuda:0), measured: at most 3,000 of 15,360 MiB in use"
 
 
 def test_a_reading_is_drawn_as_the_time_before_it() -> None:
-    text = svg(draw(taken(T4, replace(T4, utilization=50), replace(T4, utilization=100)), running=False))
+    text = as_svg(render(taken(T4, replace(T4, utilization=50), replace(T4, utilization=100)), running=False))
     assert heights(text, BLUE) == [0.8, 0.8, 0.5, 0.5, 1.0, 1.0]
 
 
 def test_what_was_not_told_is_a_gap_and_not_a_zero() -> None:
-    text = svg(draw(taken(T4, T4, UNTOLD, T4), running=False))
+    text = as_svg(render(taken(T4, T4, UNTOLD, T4), running=False))
     assert heights(text, BLUE) == [0.8] * 6
     assert len(re.findall(rf'<polygon [^>]*fill="{BLUE}"', text)) == 2
 
 
 def test_a_long_watch_is_no_larger_a_picture() -> None:
-    text = svg(draw(taken(*[replace(T4, utilization=i % 100) for i in range(5000)]), running=True))
+    text = as_svg(render(taken(*[replace(T4, utilization=i % 100) for i in range(5000)]), running=True))
     assert len(heights(text, BLUE)) <= 2 * COLUMNS
     assert len(text) < 12_000
     assert sum(heights(text, BLUE)) / len(heights(text, BLUE)) == pytest.approx(0.495, abs=0.02), "joined by their mean"
@@ -107,9 +107,9 @@ def test_a_long_watch_is_no_larger_a_picture() -> None:
 
 def test_names_are_escaped_and_the_page_has_the_words_for_a_screen_reader() -> None:
     samples = taken(replace(T4, name="<b> & co"))
-    picture = draw(samples, running=False)
-    assert "<b>" not in svg(picture)
-    html = page(picture, "the <words>")
+    picture = render(samples, running=False)
+    assert "<b>" not in as_svg(picture)
+    html = as_html(picture, "the <words>")
     assert 'alt="GPU 0 (cuda:0), measured: busy 80 % of the time.' in html
     assert "the &lt;words&gt;" in html
 
@@ -133,4 +133,4 @@ def test_any_readings_make_a_picture_that_can_be_read(
     check_picture: Callable[[str], None], moments: list[tuple[float, list[Reading]]], running: bool
 ) -> None:
     samples = [Sample(at, Readings(found)) for at, found in sorted(moments, key=lambda moment: moment[0])]
-    check_picture(svg(draw(samples, running=running)))
+    check_picture(as_svg(render(samples, running=running)))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpulab.monitor import Reading, Readings, Slice
-from gpulab.monitor.visible import is_mine, named
+from gpulab.monitor.visible import is_mine, with_device_names
 
 UUIDS = ("GPU-aa00-1", "GPU-bb00-2", "GPU-cc00-3")
 SAME = Readings(Reading(i, "measured", name="A100", uuid=uuid) for i, uuid in enumerate(UUIDS))
@@ -38,7 +38,7 @@ NOT_STARTED = Torch(started=False)
 
 
 def devices(readings: Readings, torch: Any = NOT_STARTED, **environ: str) -> list[str | None]:
-    return [reading.device for reading in named(readings, torch, environ)]
+    return [reading.device for reading in with_device_names(readings, torch, environ)]
 
 
 def test_torch_knows_best_once_cuda_is_started() -> None:
@@ -77,17 +77,17 @@ def test_cuda_stops_at_the_first_that_it_does_not_know() -> None:
 
 
 def test_slices_are_named_where_they_are_chosen_by_name() -> None:
-    gpu, _ = named(MIG, NOT_STARTED, {"CUDA_VISIBLE_DEVICES": "MIG-y"})
+    gpu, _ = with_device_names(MIG, NOT_STARTED, {"CUDA_VISIBLE_DEVICES": "MIG-y"})
     assert [part.device for part in gpu.slices] == [None, "cuda:0"]
-    assert [part.device for part in named(MIG, Torch("y"), {})[0].slices] == [None, "cuda:0"]
-    assert [part.device for part in named(MIG, NOT_STARTED, {})[0].slices] == [None, None]
+    assert [part.device for part in with_device_names(MIG, Torch("y"), {})[0].slices] == [None, "cuda:0"]
+    assert [part.device for part in with_device_names(MIG, NOT_STARTED, {})[0].slices] == [None, None]
 
 
 def test_a_gpu_is_this_programs_where_it_or_a_slice_of_it_is_named() -> None:
-    assert [is_mine(reading) for reading in named(SAME, NOT_STARTED, {"CUDA_VISIBLE_DEVICES": "2,0"})] == [
+    assert [is_mine(reading) for reading in with_device_names(SAME, NOT_STARTED, {"CUDA_VISIBLE_DEVICES": "2,0"})] == [
         True,
         False,
         True,
     ]
-    assert [is_mine(reading) for reading in named(MIG, Torch("y"), {})] == [True, False]
-    assert named(Readings((), "why"), NOT_STARTED, {}).reason == "why"
+    assert [is_mine(reading) for reading in with_device_names(MIG, Torch("y"), {})] == [True, False]
+    assert with_device_names(Readings((), "why"), NOT_STARTED, {}).reason == "why"

@@ -18,10 +18,10 @@ def file(tmp_path, monkeypatch):
 
 
 def pass_some():
-    progress.record("checks", 8, "token_weighting")
-    progress.record("questions", 0, "labels")
-    progress.record("checks", 15, "capstone: waits")
-    progress.record("checks", 15, "capstone_drawn: log")
+    progress.record_passed("checks", 8, "token_weighting")
+    progress.record_passed("questions", 0, "labels")
+    progress.record_passed("checks", 15, "capstone: waits")
+    progress.record_passed("checks", 15, "capstone_drawn: log")
 
 
 def test_it_says_what_was_passed_when_and_which_faults_are_repaired(file, capsys):
@@ -96,7 +96,7 @@ def test_a_day_is_that_of_the_first_pass_and_a_damaged_one_is_left_out(file):
     raw = json.loads(file.read_text())
     raw["days"] |= {"checks/8/token_weighting": "2026-01-31", "checks/15/capstone: waits": 3, "nonsense": "2026-01-31"}
     file.write_text(json.dumps(raw))
-    progress.record("checks", 8, "token_weighting")
-    days = progress.read().days
+    progress.record_passed("checks", 8, "token_weighting")
+    days = progress.read_progress().days
     assert days["checks", 8, "token_weighting"] == date(2026, 1, 31)
     assert ("checks", 15, "capstone: waits") not in days

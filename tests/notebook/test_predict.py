@@ -272,7 +272,7 @@ def lefts(page):
     [(2, 1, [100, 50]), (1, 2, [50, 100]), (0, 4, [0, 100]), (-5, 5, [50, 50]), (0, 0, [0, 0]), (29, 10, [100, 34.48])],
 )
 def test_bars_are_to_scale(guess, actual, per_cent):
-    page = guess_bar.page("line", guess, actual, "measured")
+    page = guess_bar.as_html("line", guess, actual, "measured")
     assert widths(page) == per_cent
     assert "logarithmic" not in page
 
@@ -280,7 +280,7 @@ def test_bars_are_to_scale(guess, actual, per_cent):
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize(("guess", "actual"), [(3, 1), (1, 16), (100, 0.01), (7e250, 3e-300)])
 def test_three_times_apart_the_scale_is_logarithmic_and_says_so(guess, actual, sign):
-    page = guess_bar.page("line", sign * guess, sign * actual, "measured")
+    page = guess_bar.as_html("line", sign * guess, sign * actual, "measured")
     assert widths(page) == []
     assert "logarithmic scale" in page
     at_guess, at_actual = lefts(page)
@@ -293,7 +293,7 @@ def test_three_times_apart_the_scale_is_logarithmic_and_says_so(guess, actual, s
 
 @given(st.floats(allow_nan=False, allow_infinity=False), st.floats(allow_nan=False, allow_infinity=False))
 def test_any_two_numbers_can_be_drawn_within_the_track(guess, actual):
-    page = guess_bar.page("line", guess, actual, "measured")
+    page = guess_bar.as_html("line", guess, actual, "measured")
     assert "nan" not in page
     assert "inf" not in page
     assert all(0 <= w <= 100 for w in widths(page) + lefts(page))
@@ -301,6 +301,6 @@ def test_any_two_numbers_can_be_drawn_within_the_track(guess, actual):
 
 
 def test_the_line_is_escaped_and_the_drawing_is_not_spoken():
-    page = guess_bar.page("measured: 1 <b>", 1, 2, "measured")
+    page = guess_bar.as_html("measured: 1 <b>", 1, 2, "measured")
     assert "measured: 1 &lt;b&gt;" in page
     assert 'aria-hidden="true"' in page

@@ -37,39 +37,39 @@ def others(file):
 
 
 def test_nothing_is_passed_where_there_is_no_file(file):
-    assert progress.read() == progress.Passed()
+    assert progress.read_progress() == progress.Passed()
     assert not file.exists()
 
 
 def test_what_is_recorded_is_read_again(file):
-    assert progress.record("checks", 8, "token_weighting") == ()
-    assert progress.record("checks", 8, "accumulation_amp") == ()
-    assert progress.record("questions", 0, "card") == ()
-    passed = progress.read()
+    assert progress.record_passed("checks", 8, "token_weighting") == ()
+    assert progress.record_passed("checks", 8, "accumulation_amp") == ()
+    assert progress.record_passed("questions", 0, "card") == ()
+    passed = progress.read_progress()
     assert passed.checks == {8: {"token_weighting", "accumulation_amp"}}
     assert passed.questions == {0: {"card"}}
     assert passed.notes == ()
 
 
 def test_a_second_pass_of_the_same_writes_nothing(file):
-    progress.record("checks", 8, "token_weighting")
+    progress.record_passed("checks", 8, "token_weighting")
     before = file.stat().st_mtime_ns, file.stat().st_ino
-    progress.record("checks", 8, "token_weighting")
+    progress.record_passed("checks", 8, "token_weighting")
     assert (file.stat().st_mtime_ns, file.stat().st_ino) == before
 
 
 def test_a_kind_that_does_not_exist_is_refused(file):
     with pytest.raises(ValueError, match="kind must be 'checks' or 'questions', not 'exams'"):
-        progress.record("exams", 8, "x")
+        progress.record_passed("exams", 8, "x")
 
 
 def test_the_environment_says_where_the_record_is(file):
-    assert progress.path() == file
+    assert progress.file_path() == file
 
 
 def test_the_process_can_be_a_part_of_the_name(tmp_path, monkeypatch):
     monkeypatch.setenv("GPULAB_PROGRESS", str(tmp_path / "{pid}.json"))
-    assert progress.path() == tmp_path / f"{os.getpid()}.json"
+    assert progress.file_path() == tmp_path / f"{os.getpid()}.json"
 
 
 def test_without_the_environment_the_record_is_in_the_course_folder(tmp_path, monkeypatch):
@@ -77,26 +77,26 @@ def test_without_the_environment_the_record_is_in_the_course_folder(tmp_path, mo
     for name in ("notebooks", "exercises"):
         (tmp_path / name).mkdir()
     monkeypatch.chdir(tmp_path / "exercises")
-    assert progress.path() == tmp_path / "progress.json"
+    assert progress.file_path() == tmp_path / "progress.json"
 
 
 def test_outside_the_course_the_record_is_in_the_current_folder(tmp_path, monkeypatch):
     monkeypatch.delenv("GPULAB_PROGRESS", raising=False)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(course, "_STARTED", tmp_path)  # these tests begin in the course
-    assert progress.path() == tmp_path / "progress.json"
+    assert progress.file_path() == tmp_path / "progress.json"
 
 
 def test_folders_on_the_way_are_made(tmp_path, monkeypatch):
     file = tmp_path / "a" / "b" / "progress.json"
     monkeypatch.setenv("GPULAB_PROGRESS", str(file))
-    assert progress.record("checks", 8, "token_weighting") == ()
+    assert progress.record_passed("checks", 8, "token_weighting") == ()
     assert contents(file)["checks"] == {"8": ["token_weighting"]}
 
 
 def test_names_that_this_version_does_not_know_are_kept(file):
     file.write_text(json.dumps({"version": 1, "checks": {"8": ["of_the_future"], "99": ["x"]}, "questions": {}}))
-    progress.record("checks", 8, "token_weighting")
+    progress.record_passed("checks", 8, "token_weighting")
     assert contents(file)["checks"] == {"8": ["of_the_future", "token_weighting"], "99": ["x"]}
     assert others(file) == []
 
@@ -144,28 +144,28 @@ DAMAGED = {
 @pytest.mark.parametrize("kind", DAMAGED)
 def test_a_damaged_record_is_set_aside_with_a_note(kind, file):
     file.write_bytes(DAMAGED[kind])
-    passed = progress.read()
+    passed = progress.read_progress()
     assert (passed.checks, passed.questions) == ({}, {})
     [note] = passed.notes
     assert note.startswith("progress.json was damaged (")
     assert "it is kept as progress.damaged-1.json, and a new one begins" in note
     assert len(note) < 300
     assert (file.parent / "progress.damaged-1.json").read_bytes() == DAMAGED[kind]
-    assert progress.read() == progress.Passed()
+    assert progress.read_progress() == progress.Passed()
 
 
 @pytest.mark.parametrize("kind", DAMAGED)
 def test_a_pass_over_a_damaged_record_is_recorded(kind, file):
     file.write_bytes(DAMAGED[kind])
-    [note] = progress.record("checks", 8, "token_weighting")
+    [note] = progress.record_passed("checks", 8, "token_weighting")
     assert "progress.damaged-1.json" in note
-    assert progress.read() == progress.Passed({8: frozenset({"token_weighting"})})
+    assert progress.read_progress() == progress.Passed({8: frozenset({"token_weighting"})})
 
 
 def test_a_second_damaged_record_does_not_overwrite_the_first(file):
     for text in ("first", "second"):
         file.write_text(text)
-        progress.read()
+        progress.read_progress()
     assert others(file) == ["progress.damaged-1.json", "progress.damaged-2.json"]
     assert (file.parent / "progress.damaged-1.json").read_text() == "first"
 
@@ -181,7 +181,7 @@ def test_a_record_that_another_kernel_repaired_meanwhile_is_not_set_aside(file, 
         return found
 
     monkeypatch.setattr(progress, "_parse", parse_and_repair)
-    assert progress.read().checks == {8: {"token_weighting"}}
+    assert progress.read_progress().checks == {8: {"token_weighting"}}
     assert others(file) == []
 
 
@@ -192,7 +192,7 @@ FIRST = {"version": 1, "checks": {"8": ["token_weighting"]}, "questions": {"0": 
 
 def test_a_record_of_version_1_is_read_and_not_touched(file):
     file.write_text(json.dumps(FIRST))
-    assert progress.read() == progress.Passed({8: {"token_weighting"}}, {0: {"labels"}})
+    assert progress.read_progress() == progress.Passed({8: {"token_weighting"}}, {0: {"labels"}})
     assert contents(file) == FIRST
     assert others(file) == []
 
@@ -211,8 +211,8 @@ def test_a_record_of_a_newer_version_is_refused_and_left_alone(file):
     why = (
         "progress.json is of version 3, and this gpulab knows versions 1 to 2: update gpulab; the file is left as it is"
     )
-    assert progress.read() == progress.Passed(notes=(f"progress not read: {why}",))
-    assert progress.record("checks", 8, "token_weighting") == (f"progress not recorded: {why}",)
+    assert progress.read_progress() == progress.Passed(notes=(f"progress not read: {why}",))
+    assert progress.record_passed("checks", 8, "token_weighting") == (f"progress not recorded: {why}",)
     assert progress.record_guess("how many?", 2.5, 8) == (f"progress not recorded: {why}",)
     assert file.read_text() == text
     assert others(file) == []
@@ -223,9 +223,9 @@ def test_a_record_of_a_newer_version_is_refused_and_left_alone(file):
 
 def test_a_guess_is_kept_with_its_day_and_can_be_forgotten(file):
     assert progress.record_guess("how many?", 2.5, None) == ()
-    assert progress.read().guesses == {"how many?": progress.Guess(2.5, date.today(), None)}
+    assert progress.read_progress().guesses == {"how many?": progress.Guess(2.5, date.today(), None)}
     assert progress.record_guess("how many?", None, None) == ()
-    assert progress.read().guesses == {}
+    assert progress.read_progress().guesses == {}
 
 
 def test_the_same_guess_again_keeps_its_day_and_another_gets_a_new_one(file):
@@ -235,7 +235,7 @@ def test_the_same_guess_again_keeps_its_day_and_another_gets_a_new_one(file):
     progress.record_guess("how many?", 2.0, None)
     assert contents(file) == old
     progress.record_guess("how many?", 3.0, None)
-    assert progress.read().guesses == {"how many?": progress.Guess(3.0, date.today(), None)}
+    assert progress.read_progress().guesses == {"how many?": progress.Guess(3.0, date.today(), None)}
 
 
 def test_to_forget_what_was_never_guessed_writes_nothing(file):
@@ -247,8 +247,8 @@ def test_to_forget_what_was_never_guessed_writes_nothing(file):
 
 
 def assert_goes_on_without(reason):
-    passed = progress.read()
-    [note] = progress.record("checks", 8, "token_weighting")
+    passed = progress.read_progress()
+    [note] = progress.record_passed("checks", 8, "token_weighting")
     assert note.startswith("progress not recorded: ")
     assert reason in note
     assert passed.checks == {}
@@ -291,7 +291,7 @@ def test_a_current_folder_that_is_gone_is_told(tmp_path, monkeypatch):
 
 
 def test_a_record_that_cannot_be_read_is_not_overwritten(file, monkeypatch):
-    progress.record("checks", 8, "accumulation_amp")
+    progress.record_passed("checks", 8, "accumulation_amp")
     before = file.read_bytes()
 
     def refuse(self, **options):
@@ -299,7 +299,7 @@ def test_a_record_that_cannot_be_read_is_not_overwritten(file, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "read_text", refuse)
-        [note] = progress.record("checks", 8, "token_weighting")
+        [note] = progress.record_passed("checks", 8, "token_weighting")
     assert note == "progress not recorded: progress.json: Permission denied"
     assert file.read_bytes() == before
 
@@ -309,7 +309,7 @@ def test_a_link_stays_a_link_and_the_record_is_behind_it(tmp_path, monkeypatch):
     real.parent.mkdir()
     link.symlink_to(real)
     monkeypatch.setenv("GPULAB_PROGRESS", str(link))
-    assert progress.record("checks", 8, "token_weighting") == ()
+    assert progress.record_passed("checks", 8, "token_weighting") == ()
     assert link.is_symlink()
     assert contents(real)["checks"] == {"8": ["token_weighting"]}
 
@@ -317,14 +317,14 @@ def test_a_link_stays_a_link_and_the_record_is_behind_it(tmp_path, monkeypatch):
 def test_a_lock_that_is_held_is_told_after_a_while(file, monkeypatch):
     monkeypatch.setattr(progress, "_LOCK_SECONDS", 0.1)
     with FileLock(f"{file}.lock"):
-        [note] = progress.record("checks", 8, "token_weighting")
+        [note] = progress.record_passed("checks", 8, "token_weighting")
     assert note.startswith("progress not recorded: another program has held the lock beside it")
     assert not file.exists()
 
 
 @pytest.mark.parametrize("call", ["replace", "fsync"])
 def test_a_write_that_breaks_off_leaves_the_record_as_it_was(call, file, monkeypatch):
-    progress.record("checks", 8, "accumulation_amp")
+    progress.record_passed("checks", 8, "accumulation_amp")
     before = file.read_bytes()
 
     def fail(*args):
@@ -332,40 +332,40 @@ def test_a_write_that_breaks_off_leaves_the_record_as_it_was(call, file, monkeyp
 
     with monkeypatch.context() as patch:
         patch.setattr(os, call, fail)
-        [note] = progress.record("checks", 8, "token_weighting")
+        [note] = progress.record_passed("checks", 8, "token_weighting")
     assert note == "progress not recorded: the file: No space left on device"
     assert file.read_bytes() == before
     assert others(file) == []
 
 
 def test_a_process_that_is_killed_while_it_writes_leaves_the_record_as_it_was(file):
-    progress.record("checks", 8, "accumulation_amp")
+    progress.record_passed("checks", 8, "accumulation_amp")
     code = (
         "import os\nfrom gpulab.notebook import progress\n"
         "os.replace = lambda *args: os._exit(9)\n"
-        "progress.record('checks', 8, 'token_weighting')\n"
+        "progress.record_passed('checks', 8, 'token_weighting')\n"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=HANG_SECONDS, check=False).returncode == 9
     assert contents(file)["checks"] == {"8": ["accumulation_amp"]}
-    assert progress.record("checks", 8, "token_weighting") == ()  # its lock went with it
+    assert progress.record_passed("checks", 8, "token_weighting") == ()  # its lock went with it
 
 
 def test_two_processes_at_once_lose_nothing(file):
     code = (
         f"import sys\nfrom gpulab.notebook import progress\nprogress._LOCK_SECONDS = {HANG_SECONDS}\n"
         "for i in range(25):\n"
-        "    assert progress.record('checks', 8, f'{sys.argv[1]}-{i}') == ()\n"
+        "    assert progress.record_passed('checks', 8, f'{sys.argv[1]}-{i}') == ()\n"
     )
     workers = [subprocess.Popen([sys.executable, "-c", code, name]) for name in "ab"]
     seen = 0
     while any(worker.poll() is None for worker in workers):
-        passed = progress.read()
+        passed = progress.read_progress()
         assert passed.notes == ()
         assert len(passed.checks.get(8, ())) >= seen  # never half written, never less than before
         seen = len(passed.checks.get(8, ()))
         time.sleep(0.005)
     assert [worker.wait() for worker in workers] == [0, 0]
-    assert progress.read().checks == {8: {f"{name}-{i}" for name in "ab" for i in range(25)}}
+    assert progress.read_progress().checks == {8: {f"{name}-{i}" for name in "ab" for i in range(25)}}
     assert others(file) == []
 
 

@@ -78,7 +78,7 @@ def drawn(found):
     matplotlib = pytest.importorskip("matplotlib")
     with matplotlib.rc_context():
         style.use()
-        figure = picture.draw(found)
+        figure = picture.plot(found)
         figure.draw_without_rendering()
     return figure
 

@@ -1,6 +1,6 @@
 """What `make cluster` runs: what needs a cluster on this machine, or the power to kill and to mount.
 
-Each part runs in namespaces of its own (tests/cluster/apart.py), so that nothing of it outlives it.
+Each part runs in namespaces of its own (tests/cluster/namespaces.py), so that nothing of it outlives it.
 """
 
 import os
@@ -23,7 +23,7 @@ PACKAGES = {  # Debian's, of the programs
     "unshare": "util-linux",
 }
 _SYSTEM = "/usr/sbin:/sbin"  # not on everyone's PATH
-_APART = "tests/cluster/apart.py"
+_NAMESPACES = "tests/cluster/namespaces.py"
 
 
 def missing(programs: Sequence[str], as_root: bool) -> str:
@@ -46,7 +46,7 @@ def lanes_for_cluster() -> list[Lane]:
     """The parts, in order."""
     disk, daemons = ("strace", "mkfs.ext4", "mount"), ("munged", "slurmctld", "slurmd")
     parts = (
-        ("apart", "nothing that a part starts outlives it", (), False),
+        ("namespaces", "nothing that a part starts outlives it", (), False),
         ("kills", "killed at every system call of a save, and at a hundred moments of a run", ("strace",), False),
         ("power", "the power fails at every system call of a save, on a real ext4", disk, True),
         ("elastic", "a rank is killed, or a notice comes, under torchrun", (), False),
@@ -57,7 +57,7 @@ def lanes_for_cluster() -> list[Lane]:
     for name, title, programs, as_root in parts:
         why = missing(programs, as_root)
         tests = ("-m", "pytest", f"tests/cluster/test_{name}.py", "-p", "no:cacheprovider")
-        lanes.append(Lane(name, title, (_APART, "python", *tests), f"{name} NOT run: {why}" if why else ""))
+        lanes.append(Lane(name, title, (_NAMESPACES, "python", *tests), f"{name} NOT run: {why}" if why else ""))
     return lanes
 
 

@@ -1,7 +1,4 @@
-"""What is wrong with this machine for the course, and what to do about it: `gpulab.doctor()`.
-
-`examine()` finds out and returns a report; `doctor()` shows it as a table too.
-"""
+"""Diagnoses this machine for the course: `examine()` returns a report, `gpulab.doctor()` shows it as a table too."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""All checks in their order: read each side of the machine once, judge it, and survive what fails.
-
-A check that breaks becomes a line of the report with its error's text.
-"""
+"""Runs all checks of the doctor in order; a check that raises becomes a line of the report with its error."""
 
 from __future__ import annotations
 
@@ -9,28 +6,27 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
-from . import apart, driver, host, jupyter, pytorch
+from . import driver, host, jupyter, pytorch, subprocess_probe
 from .finding import Finding, Report, first_line
 
 
 @dataclass(frozen=True)
 class Readers:
-    """Where each reading comes from: the machine itself by default, anything else in a test."""
+    """The function for each reading: of the machine by default, replaced in tests."""
 
     python: Callable[[], tuple[int, ...]] = host.read_python
-    torch: Callable[[], pytorch.Torch] = apart.read_apart
-    driver: Callable[[], driver.Driver] = driver.read
+    torch: Callable[[], pytorch.Torch] = subprocess_probe.probe_torch
+    driver: Callable[[], driver.Driver] = driver.read_driver
     memory: Callable[[], host.Memory] = host.read_memory
     processors: Callable[[], host.Processors] = host.read_processors
     disk: Callable[[], host.Disk] = host.read_disk
-    jupyter: Callable[[], jupyter.Jupyter] = jupyter.read
+    jupyter: Callable[[], jupyter.Jupyter] = jupyter.read_jupyter
 
 
 def examine(readers: Readers | None = None) -> Report:
-    """Run every check and return the report."""
     of = readers or Readers()
     read_driver, read_torch, read_jupyter = cache(of.driver), cache(of.torch), cache(of.jupyter)
-    checks: list[tuple[str, Callable[[], list[Finding]]]] = [
+    checks: list[tuple[str, Callable[[], list[Finding] | Finding | None]]] = [
         ("Python", lambda: host.judge_python(of.python())),
         ("PyTorch", lambda: pytorch.judge_install(read_torch())),
         ("NVIDIA driver", lambda: driver.judge_driver(read_driver(), read_torch())),
@@ -48,9 +44,10 @@ def examine(readers: Readers | None = None) -> Report:
     return Report(tuple(finding for name, check in checks for finding in _survive(name, check)))
 
 
-def _survive(name: str, check: Callable[[], list[Finding]]) -> list[Finding]:
+def _survive(name: str, check: Callable[[], list[Finding] | Finding | None]) -> list[Finding]:
     try:
-        return check()
+        found = check() or []
+        return found if isinstance(found, list) else [found]
     except Exception as error:
         do = "The other lines hold. Please report this one to the course's maintainers, with its text."
         if isinstance(error, ImportError):

@@ -1,7 +1,6 @@
-"""The NVIDIA driver, read through NVML: its version, its GPUs, their memory and who uses it.
+"""Reads the NVIDIA driver through NVML, and judges its version, its GPUs, their memory and the programs on them.
 
-Every single reading may fail (an old driver, a MIG slice, Windows, a container) without costing the
-others; a machine without NVIDIA's tools gives a reading that says so.
+Each query may fail (an old driver, a MIG slice, Windows, a container) without affecting the others.
 """
 
 from __future__ import annotations
@@ -19,14 +18,13 @@ from .pytorch import SELECTOR, Torch, version_pair
 
 T = TypeVar("T")
 
-# NVIDIA's "CUDA Compatibility", minor version compatibility: a driver from this one on runs every CUDA
-# release of the same major version.
+# The oldest driver for all CUDA releases of a major version (NVIDIA's "CUDA Compatibility").
 _OLDEST_DRIVER = {11: 450, 12: 525, 13: 580}
 
 
 @dataclass(frozen=True)
 class Process:
-    """A program that computes on a GPU; `used` in bytes, None where the driver does not tell."""
+    """A program that computes on a GPU; `used` in bytes, None if unknown."""
 
     pid: int
     name: str | None = None
@@ -35,7 +33,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Gpu:
-    """One physical GPU; sizes in bytes. What is None or empty could not be read: `unread` says why."""
+    """One physical GPU; sizes in bytes. Fields that could not be read are None; `unread` says why."""
 
     index: int
     name: str | None = None
@@ -49,7 +47,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Driver:
-    """One reading. With an `error` (its class and its text) NVML did not start, and nothing else is known."""
+    """One reading of the driver. With an `error` (class and text) NVML did not start, and all else is unknown."""
 
     error: str | None = None
     version: str | None = None
@@ -58,8 +56,8 @@ class Driver:
     on_bus: int = 0  # NVIDIA display controllers on the PCI bus (Linux)
 
 
-def read(nvml: Any = None, system: Path = Path("/sys")) -> Driver:
-    """Read the driver. `nvml` stands in for the module pynvml, `system` for /sys."""
+def read_driver(nvml: Any = None, system: Path = Path("/sys")) -> Driver:
+    """Read the driver. `nvml` replaces the module pynvml in tests, `system` replaces /sys."""
     on_bus = _on_bus(system)
     with opened(nvml) as (nvml, error):
         if error:
@@ -79,17 +77,17 @@ def _read_gpu(nvml: Any, index: int) -> Gpu:
         return Gpu(index, unread=(f"the GPU: {first_line(error)}",))
     unread: list[str] = []
 
-    def reading(what: str, call: Callable[[Any], T]) -> T | None:
+    def query(what: str, call: Callable[[Any], T]) -> T | None:
         value, error = attempt(lambda: call(handle))
         if error:
             unread.append(f"{what}: {first_line(error)}")
         return value
 
-    name = reading("name", nvml.nvmlDeviceGetName)
-    memory = reading("memory", nvml.nvmlDeviceGetMemoryInfo)
-    capability = reading("compute capability", nvml.nvmlDeviceGetCudaComputeCapability)
-    running = reading("programs", nvml.nvmlDeviceGetComputeRunningProcesses)
-    mig = attempt(lambda: nvml.nvmlDeviceGetMigMode(handle))[0]  # most GPUs have no MIG: nothing to tell
+    name = query("name", nvml.nvmlDeviceGetName)
+    memory = query("memory", nvml.nvmlDeviceGetMemoryInfo)
+    capability = query("compute capability", nvml.nvmlDeviceGetCudaComputeCapability)
+    running = query("programs", nvml.nvmlDeviceGetComputeRunningProcesses)
+    mig = attempt(lambda: nvml.nvmlDeviceGetMigMode(handle))[0]  # most GPUs have no MIG
     return Gpu(
         index,
         as_text(name),
@@ -110,7 +108,7 @@ def _process_name(nvml: Any, pid: int) -> str | None:
 
 
 def _on_bus(system: Path) -> int:
-    """NVIDIA (0x10de) display controllers (class 0x03) on the PCI bus; 0 where /sys does not tell."""
+    """Return the number of NVIDIA (0x10de) display controllers (class 0x03) on the PCI bus; 0 without /sys."""
     count = 0
     for device in system.glob("bus/pci/devices/*"):
         vendor = attempt((device / "vendor").read_text)[0] or ""
@@ -119,26 +117,26 @@ def _on_bus(system: Path) -> int:
     return count
 
 
-def judge_driver(driver: Driver, torch: Torch) -> list[Finding]:
-    """Is there a driver, and does this build of torch run on it?"""
+def judge_driver(driver: Driver, torch: Torch) -> Finding:
+    """Judge whether there is a driver, and whether this build of torch runs on it."""
     if driver.error:
-        return [_no_driver(driver, torch)]
+        return _no_driver(driver, torch)
     reach = f"CUDA {_dotted(driver.cuda)}" if driver.cuda else "an unknown CUDA version"
     what = f"{driver.version or 'of unknown version'}, for programs up to {reach}"
     if not driver.gpus and not torch.devices:
-        return [Finding("NVIDIA driver", "ok", f"{what}; it sees no GPU")]
+        return Finding("NVIDIA driver", "ok", f"{what}; it sees no GPU")
     running = any(device.trouble is None for device in torch.devices)
     if torch.version is None or torch.hip or running:
         detail = f"; this torch (CUDA {torch.cuda}) runs on it" if running and torch.cuda else ""
-        return [Finding("NVIDIA driver", "ok", what + detail)]
+        return Finding("NVIDIA driver", "ok", what + detail)
     if torch.cuda is None:
-        return [_cpu_only(what, driver, torch)]
+        return _cpu_only(what, driver, torch)
     wanted = version_pair(torch.cuda)
     if driver.cuda and driver.cuda[0] < wanted[0]:
-        return [_too_old(what, driver.cuda, wanted, torch)]
+        return _too_old(what, driver.cuda, wanted, torch)
     if torch.trouble:
-        return [_hidden_or_ill(what, driver, torch)]
-    return [Finding("NVIDIA driver", "ok", what)]
+        return _hidden_or_ill(what, driver, torch)
+    return Finding("NVIDIA driver", "ok", what)
 
 
 def _no_driver(driver: Driver, torch: Torch) -> Finding:
@@ -213,7 +211,6 @@ def _hidden_or_ill(what: str, driver: Driver, torch: Torch) -> Finding:
 
 
 def judge_gpus(driver: Driver) -> list[Finding]:
-    """What each GPU is, and which other programs hold its memory."""
     return [_judge_gpu(gpu) for gpu in driver.gpus]
 
 
@@ -241,11 +238,11 @@ def _judge_gpu(gpu: Gpu) -> Finding:
     )
 
 
-def judge_none(driver: Driver, torch: Torch) -> list[Finding]:
-    """A line for the machine that has no GPU, which is most students' machine."""
+def judge_none(driver: Driver, torch: Torch) -> Finding | None:
+    """Return a line for a machine without a GPU."""
     if driver.gpus or driver.on_bus or torch.devices or torch.mps_available:
-        return []
-    return [Finding("GPU", "ok", "none that torch knows; every lesson runs without one")]
+        return None
+    return Finding("GPU", "ok", "none that torch knows; every lesson runs without one")
 
 
 def _dotted(pair: tuple[int, int]) -> str:

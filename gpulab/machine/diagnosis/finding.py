@@ -1,4 +1,4 @@
-"""The result of one check, and all of them together: plain data, no judgement and no display."""
+"""Defines the result of one check, `Finding`, and of all, `Report`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Status = Literal["ok", "note", "problem"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report. A note costs comfort, a problem stops something; both say what to `do`."""
+    """One line of the report. A note is an inconvenience, a problem stops something; both say what to `do`."""
 
     name: str
     status: Status
@@ -25,7 +25,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Report:
-    """Every finding, in the order of the checks."""
+    """All findings, in the order of the checks."""
 
     findings: tuple[Finding, ...]
 
@@ -39,7 +39,6 @@ class Report:
 
     @property
     def summary(self) -> str:
-        """One sentence: how many lines, how many of each kind."""
         return (
             f"{_count(len(self.findings), 'line')}, {_count(len(self.problems), 'problem')}, "
             f"{_count(len(self.notes), 'note')}"
@@ -50,12 +49,11 @@ class Report:
 
 
 def gib(size_bytes: int) -> str:
-    """A size as text, in GiB with one decimal."""
     return f"{size_bytes / 2**30:.1f} GiB"
 
 
 def first_line(error: BaseException | str) -> str:
-    """What an error says, without what follows its first line, and short enough to stand in one."""
+    """Return the first line of an error, shortened to 240 characters."""
     lines = str(error).strip().splitlines()
     text = lines[0] if lines else type(error).__name__
     return textwrap.shorten(text, 240, placeholder=" …")

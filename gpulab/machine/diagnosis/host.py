@@ -1,7 +1,4 @@
-"""The host: Python, memory, processors and disk, as far as this process may use them.
-
-A container's limits count: what the machine has beyond them is not yours.
-"""
+"""Reads and judges the host: Python, memory, processors and disk, within the limits of this process's container."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ _GIB = 2**30
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of the host, and the limit this process is under."""
+    """The host's memory in bytes, and the limits of this process."""
 
     total: int
     available: int
@@ -35,9 +32,9 @@ class Memory:
 
 @dataclass(frozen=True)
 class Processors:
-    """Logical processors in the host, those this process may run on, and its share of time if limited.
+    """The logical processors of the host, those `allowed` for this process, and its share of time if limited.
 
-    `busy`: how many of the allowed ones other programs keep at work.
+    `busy` is the number of allowed ones that other programs use.
     """
 
     host: int
@@ -47,13 +44,13 @@ class Processors:
 
     @property
     def threads(self) -> int:
-        """How many threads have a processor each. More would wait for one another at the end of every operation."""
+        """The number of threads that get a processor each. More would wait for one another after every operation."""
         free = min(self.allowed - self.busy + 0.5, self.allowed if self.share is None else self.share)
         return max(1, int(free + 1e-9))
 
     @property
     def why(self) -> str:
-        """What `threads` are limited by, "" where it is the number of processors alone."""
+        """The limit of `threads`; "" if it is the number of processors alone."""
         if self.threads == int(self.share or 0) or (self.share is not None and self.share < 1):
             return f"{self.share:g} processors' worth of time is allowed"
         if self.threads < self.allowed:
@@ -63,7 +60,7 @@ class Processors:
 
 @dataclass(frozen=True)
 class Disk:
-    """The disk of the course folder (or of the current one), in bytes."""
+    """The disk of the course folder, or else of the current one, in bytes."""
 
     total: int
     free: int
@@ -93,16 +90,15 @@ def read_processors() -> Processors:
 
 
 def read_busy(allowed: int) -> float:
-    """How many of the `allowed` processors others keep at work: by the load of the last minute and at this moment.
-
-    The lower of the two: the load counts what this process itself has computed, a moment may be an odd one.
+    """Return how many of the `allowed` processors other programs use: the lower of the last minute's load, which counts
+    this process too, and the use at this moment, which may be exceptional.
     """
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else float(allowed)  # not on Windows
     return min(load, _busy_now()) if load >= 0.5 else 0.0
 
 
 def _busy_now() -> float:
-    """How many processors that this process may run on are at work for others, in a tenth of a second."""
+    """Return how many of this process's processors other programs use, over a tenth of a second."""
     import psutil
 
     at = process_time()
@@ -120,7 +116,6 @@ def _busy_now() -> float:
 
 
 def _waiting(times: Any) -> float:
-    """Seconds in which a processor had nothing to do, from psutil's table."""
     return float(times.idle + getattr(times, "iowait", 0.0))
 
 
@@ -130,23 +125,19 @@ def read_disk(folder: Path | None = None) -> Disk:
     return Disk(usage.total, usage.free, os.access(folder, os.W_OK))
 
 
-def judge_python(version: tuple[int, ...]) -> list[Finding]:
-    """Is this Python new enough for the course?"""
+def judge_python(version: tuple[int, ...]) -> Finding:
     text, oldest = ".".join(map(str, version)), ".".join(map(str, OLDEST_PYTHON))
     if version < OLDEST_PYTHON:
-        return [
-            Finding(
-                "Python",
-                "problem",
-                f"{text}: the course needs {oldest} or newer",
-                f"Install Python {oldest} or newer, remove the folder .venv, and run make lab again.",
-            )
-        ]
-    return [Finding("Python", "ok", text)]
+        return Finding(
+            "Python",
+            "problem",
+            f"{text}: the course needs {oldest} or newer",
+            f"Install Python {oldest} or newer, remove the folder .venv, and run make lab again.",
+        )
+    return Finding("Python", "ok", text)
 
 
-def judge_memory(memory: Memory) -> list[Finding]:
-    """Does the memory that this process may use hold a lesson?"""
+def judge_memory(memory: Memory) -> Finding:
     total, available, whose = memory.total, memory.available, "in this machine"
     limits = memory.limits
     if limits.memory is not None and limits.memory < total:
@@ -155,14 +146,14 @@ def judge_memory(memory: Memory) -> list[Finding]:
     what = f"{gib(available)} free of {gib(total)} {whose}"
     close = "Close other programs and shut down kernels you have finished with"
     if available < _GIB:
-        return [Finding("Memory", "problem", what, f"{close}: a lesson needs about 1 GiB.")]
+        return Finding("Memory", "problem", what, f"{close}: a lesson needs about 1 GiB.")
     if available < 2 * _GIB:
-        return [Finding("Memory", "note", what, f"{close} before you open a second lesson.")]
-    return [Finding("Memory", "ok", what)]
+        return Finding("Memory", "note", what, f"{close} before you open a second lesson.")
+    return Finding("Memory", "ok", what)
 
 
-def judge_processors(processors: Processors) -> list[Finding]:
-    """How many processors this process may use, which is not always how many there are."""
+def judge_processors(processors: Processors) -> Finding:
+    """Judge how many processors this process may use, which may be fewer than the host has."""
     here, host = processors.allowed, processors.host
     what = f"{here} of {host} for this process"
     limited = processors.share is not None and processors.share < here
@@ -174,27 +165,24 @@ def judge_processors(processors: Processors) -> list[Finding]:
     what += f"; gpulab.setup() lets PyTorch compute with {count} {'thread' if count == 1 else 'threads'} at most"
     if limited:
         do = "Give DataLoader no more workers than that: os.cpu_count() does not know of this limit."
-        return [Finding("Processors", "note", what, do)]
+        return Finding("Processors", "note", what, do)
     if processors.busy >= 0.5 and count < here:
         do = "Where this machine is yours, end what computes beside it, and run gpulab.setup() again."
-        return [Finding("Processors", "note", what, do)]
-    return [Finding("Processors", "ok", what)]
+        return Finding("Processors", "note", what, do)
+    return Finding("Processors", "ok", what)
 
 
-def judge_disk(disk: Disk) -> list[Finding]:
-    """Is there room for saved notebooks and checkpoints, and may they be written?"""
+def judge_disk(disk: Disk) -> Finding:
     what = f"{gib(disk.free)} free of {gib(disk.total)} where the course is"
     if not disk.writable:
-        return [
-            Finding(
-                "Disk",
-                "problem",
-                f"{what}; the folder cannot be written",
-                "Copy the course to a folder of your own, or take write permission on this one.",
-            )
-        ]
+        return Finding(
+            "Disk",
+            "problem",
+            f"{what}; the folder cannot be written",
+            "Copy the course to a folder of your own, or take write permission on this one.",
+        )
     if disk.free < _GIB:
-        return [Finding("Disk", "problem", what, "Free 1 GiB or more: notebooks may not save, and pip cannot install.")]
+        return Finding("Disk", "problem", what, "Free 1 GiB or more: notebooks may not save, and pip cannot install.")
     if disk.free < 5 * _GIB:
-        return [Finding("Disk", "note", what, "Free some: a CUDA build of torch alone takes several GiB.")]
-    return [Finding("Disk", "ok", what)]
+        return Finding("Disk", "note", what, "Free some: a CUDA build of torch alone takes several GiB.")
+    return Finding("Disk", "ok", what)

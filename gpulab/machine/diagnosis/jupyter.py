@@ -1,6 +1,6 @@
-"""Jupyter around the kernel: JupyterLab, the widgets and their front-end parts, and Google Colab.
+"""Reads and judges Jupyter: JupyterLab, the widgets and their front-end parts, and Google Colab.
 
-It reads this Python's installation; a JupyterLab that runs from another one has its own.
+It reads this Python's installation; a JupyterLab of another one is not seen.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from .finding import Finding
 from .pytorch import Torch
 
 _PACKAGES = ("jupyterlab", "ipywidgets", "jupyterlab_widgets", "anywidget")
-# front-end part -> the package that brings it
+# front-end part -> its package
 _EXTENSIONS = {"@jupyter-widgets/jupyterlab-manager": "jupyterlab_widgets", "anywidget": "anywidget"}
 _INSTALL = 'Run make lab in the course folder, or there: pip install -e ".[lab]"'
 
 
 @dataclass(frozen=True)
 class Jupyter:
-    """Versions of packages and of JupyterLab's extensions, None where missing."""
+    """The versions of packages and of JupyterLab's extensions, None if missing."""
 
     packages: Mapping[str, str | None] = field(default_factory=dict)
     extensions: Mapping[str, str | None] = field(default_factory=dict)
     colab: bool = False
 
 
-def read() -> Jupyter:
-    """Read this Python's packages and the extensions where JupyterLab would look for them."""
+def read_jupyter() -> Jupyter:
+    """Read the packages of this Python, and the extensions in JupyterLab's folders."""
     return Jupyter(
         {name: _version(name) for name in _PACKAGES},
         {name: _extension(name, _folders()) for name in _EXTENSIONS},
@@ -63,77 +63,66 @@ def _extension(name: str, folders: list[Path]) -> str | None:
     return None
 
 
-def judge_jupyterlab(jupyter: Jupyter) -> list[Finding]:
-    """Is JupyterLab installed beside this Python? Another front end may do, so its absence is a note."""
+def judge_jupyterlab(jupyter: Jupyter) -> Finding:
+    """Judge whether JupyterLab is installed. Its absence is a note, since there are other front ends."""
     version = jupyter.packages.get("jupyterlab")
     if version:
-        return [Finding("JupyterLab", "ok", version)]
+        return Finding("JupyterLab", "ok", version)
     if jupyter.colab:
-        return [Finding("JupyterLab", "ok", "not installed; Colab is the front end here")]
-    return [
-        Finding(
-            "JupyterLab",
-            "note",
-            "is not installed in this Python",
-            f"{_INSTALL}. If your notebooks open in VS Code or on a hub, leave it.",
-        )
-    ]
+        return Finding("JupyterLab", "ok", "not installed; Colab is the front end here")
+    return Finding(
+        "JupyterLab",
+        "note",
+        "is not installed in this Python",
+        f"{_INSTALL}. If your notebooks open in VS Code or on a hub, leave it.",
+    )
 
 
-def judge_widgets(jupyter: Jupyter) -> list[Finding]:
-    """Will sliders, quizzes and simulators show? Package and front-end part must both be there, and fit."""
+def judge_widgets(jupyter: Jupyter) -> Finding:
+    """Judge whether widgets will show, which takes packages and front-end parts of fitting versions."""
     missing = [name for name in ("ipywidgets", "anywidget") if not jupyter.packages.get(name)]
     if missing:
-        return [
-            Finding(
-                "Widgets",
-                "note",
-                f"not installed: {', '.join(missing)}",
-                f"{_INSTALL}. Without them, quizzes and simulators show as text and pictures.",
-            )
-        ]
+        return Finding(
+            "Widgets",
+            "note",
+            f"not installed: {', '.join(missing)}",
+            f"{_INSTALL}. Without them, quizzes and simulators show as text and pictures.",
+        )
     have = ", ".join(f"{name} {jupyter.packages[name]}" for name in _PACKAGES[1:] if jupyter.packages.get(name))
     if jupyter.colab or not jupyter.packages.get("jupyterlab"):
-        return [Finding("Widgets", "ok", have)]
+        return Finding("Widgets", "ok", have)
     absent = [name for name in _EXTENSIONS if not jupyter.extensions.get(name)]
     if absent:
         brought = " ".join(_EXTENSIONS[name] for name in absent)
-        return [
-            Finding(
-                "Widgets",
-                "problem",
-                f"{have}; JupyterLab has no front-end part {', '.join(absent)}, so sliders stay empty",
-                f"Run pip install --force-reinstall {brought}, restart JupyterLab and reload the page.",
-            )
-        ]
+        return Finding(
+            "Widgets",
+            "problem",
+            f"{have}; JupyterLab has no front-end part {', '.join(absent)}, so sliders stay empty",
+            f"Run pip install --force-reinstall {brought}, restart JupyterLab and reload the page.",
+        )
     manager = jupyter.extensions["@jupyter-widgets/jupyterlab-manager"] or ""
     if _major(jupyter.packages["ipywidgets"]) >= 8 and _major(manager) < 5:
-        return [
-            Finding(
-                "Widgets",
-                "problem",
-                f"{have}; JupyterLab's widget manager {manager} is too old for ipywidgets 8",
-                'Run pip install --upgrade "jupyterlab_widgets>=3", restart JupyterLab and reload the page.',
-            )
-        ]
-    return [Finding("Widgets", "ok", f"{have}, with their front-end parts")]
-
-
-def judge_colab(jupyter: Jupyter, torch: Torch) -> list[Finding]:
-    """In Colab, whether this runtime has a GPU and how to get one."""
-    if not jupyter.colab:
-        return []
-    if torch.devices:
-        return [Finding("Colab", "ok", "this runtime has a GPU")]
-    return [
-        Finding(
-            "Colab",
-            "note",
-            "this runtime has no GPU",
-            "Choose Runtime → Change runtime type → T4 GPU, then run the notebook from the top; "
-            "the lessons also run as it is.",
+        return Finding(
+            "Widgets",
+            "problem",
+            f"{have}; JupyterLab's widget manager {manager} is too old for ipywidgets 8",
+            'Run pip install --upgrade "jupyterlab_widgets>=3", restart JupyterLab and reload the page.',
         )
-    ]
+    return Finding("Widgets", "ok", f"{have}, with their front-end parts")
+
+
+def judge_colab(jupyter: Jupyter, torch: Torch) -> Finding | None:
+    if not jupyter.colab:
+        return None
+    if torch.devices:
+        return Finding("Colab", "ok", "this runtime has a GPU")
+    return Finding(
+        "Colab",
+        "note",
+        "this runtime has no GPU",
+        "Choose Runtime → Change runtime type → T4 GPU, then run the notebook from the top; "
+        "the lessons also run as it is.",
+    )
 
 
 def _major(version: str | None) -> int:

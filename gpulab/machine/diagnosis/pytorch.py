@@ -1,6 +1,6 @@
-"""PyTorch as it is installed here: its version, its build, and whether each GPU runs a kernel.
+"""Reads and judges PyTorch: its version, its build, and whether each GPU runs a kernel.
 
-Reading it starts CUDA on every device; `apart` does that in a process of its own.
+Reading initialises CUDA on every device; `subprocess_probe` does so in a subprocess.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 OLDEST = (2, 11)  # the oldest torch the course is tested with
 SELECTOR = "the selector on pytorch.org gives the command"
-_LITTLE_BYTES = 2**30  # less free GPU memory than this does not hold a lesson
+_LITTLE_BYTES = 2**30  # free GPU memory that a lesson needs
 
 
 @dataclass(frozen=True)
 class Device:
-    """One CUDA device as torch sees it; sizes in bytes. `trouble` is why a kernel does not run on it."""
+    """A CUDA device of torch; sizes in bytes. `trouble` is the error of a kernel on it, None if it runs."""
 
     index: int
     name: str
@@ -37,7 +37,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Torch:
-    """One reading. No `version` and no `broken`: not installed. No `cuda` and no `hip`: a CPU-only build."""
+    """One reading of torch. Without `version` and `broken` it is not installed; without `cuda` and `hip` CPU-only."""
 
     version: str | None = None
     broken: str | None = None
@@ -45,27 +45,27 @@ class Torch:
     hip: str | None = None
     trouble: str | None = None  # why CUDA does not start
     devices: tuple[Device, ...] = ()
-    arch_list: tuple[str, ...] = ()  # what the build has code for: sm_90, compute_90, …
+    arch_list: tuple[str, ...] = ()  # architectures of the build: sm_90, compute_90, …
     builds: tuple[tuple[str, tuple[int, ...]], ...] = ()  # published CUDA builds of this torch and their sm
     mps_built: bool = False
     mps_available: bool = False
 
 
 def kernel_trouble(device: torch.device | str) -> str | None:
-    """Why `device` does not add two numbers; None when it does. Starts the device."""
+    """Return the error of a kernel on `device`, None if it runs. Initialises the device."""
     import torch
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns of what the error below says better
+            warnings.simplefilter("ignore")  # the error below says more
             answer = (torch.ones(2, device=device) + 1).sum().item()
     except Exception as error:
         return first_line(error)
     return None if answer == 4 else f"it computes 2 + 2 as {answer}"
 
 
-def read() -> Torch:
-    """Read torch in this process: imports it and starts CUDA on every device."""
+def read_torch() -> Torch:
+    """Import torch in this process, and initialise CUDA on every device."""
     if importlib.util.find_spec("torch") is None:
         return Torch()
     try:
@@ -87,7 +87,7 @@ def read() -> Torch:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            # Where there is none, asking for the first says why.
+            # Without a device, the query of the first raises the reason.
             devices = tuple(_read_device(index) for index in range(max(1, torch.cuda.device_count())))
     except Exception as error:
         return dataclasses.replace(reading, trouble=first_line(error))
@@ -113,16 +113,16 @@ def _read_device(index: int) -> Device:
 
 
 def version_pair(text: str) -> tuple[int, int]:
-    """The first two numbers of a version: (2, 15) for 2.15.0+cu132; (0, 0) when it has none."""
+    """Return the first two numbers of a version: (2, 15) for 2.15.0+cu132; (0, 0) if it has none."""
     found = re.match(r"(\d+)\.(\d+)", text)
     return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 def has_code(capability: tuple[int, int], arch_list: tuple[str, ...]) -> bool:
-    """Whether code for one of `arch_list` runs on a GPU of this compute capability.
+    """Return True if code for one of `arch_list` runs on a GPU of this compute capability.
 
-    NVIDIA's rule: binary code (sm) runs on its own major version from its minor version upwards, PTX
-    (compute) on everything newer; an a behind the number binds it to that one, an f to its family.
+    NVIDIA's rule: binary code (sm) runs on its major version from its minor version upwards, PTX (compute) on all newer
+    GPUs; the suffix a restricts it to that version, f to its family.
     """
     for arch in arch_list:
         found = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", arch)
@@ -137,47 +137,39 @@ def has_code(capability: tuple[int, int], arch_list: tuple[str, ...]) -> bool:
     return False
 
 
-def judge_install(torch: Torch) -> list[Finding]:
-    """Is there a torch, does it import, is it new enough, and for what is it built?"""
+def judge_install(torch: Torch) -> Finding:
     name = "PyTorch"
     if torch.broken:
-        return [
-            Finding(
-                name,
-                "problem",
-                f"is installed, but does not start: {torch.broken}",
-                "Install it again: pip install --force-reinstall torch. "
-                "A file named torch.py beside your notebook has the same effect: rename it.",
-            )
-        ]
+        return Finding(
+            name,
+            "problem",
+            f"is installed, but does not start: {torch.broken}",
+            "Install it again: pip install --force-reinstall torch. "
+            "A file named torch.py beside your notebook has the same effect: rename it.",
+        )
     if torch.version is None:
-        return [
-            Finding(
-                name,
-                "problem",
-                "is not installed in this Python",
-                "Run make lab in the course folder, or pip install torch; "
-                "a notebook may also run on another Python than you think: see Kernel, Change Kernel.",
-            )
-        ]
+        return Finding(
+            name,
+            "problem",
+            "is not installed in this Python",
+            "Run make lab in the course folder, or pip install torch; "
+            "a notebook may also run on another Python than you think: see Kernel, Change Kernel.",
+        )
     build = "a CPU-only build"
     if torch.cuda or torch.hip:
         build = f"built for CUDA {torch.cuda}" if torch.cuda else f"built for ROCm {torch.hip}"
     if version_pair(torch.version) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
-        return [
-            Finding(
-                name,
-                "problem",
-                f"{torch.version}, {build}: the course needs {oldest} or newer",
-                f'Run pip install --upgrade "torch>={oldest}", then restart the kernel.',
-            )
-        ]
-    return [Finding(name, "ok", f"{torch.version}, {build}")]
+        return Finding(
+            name,
+            "problem",
+            f"{torch.version}, {build}: the course needs {oldest} or newer",
+            f'Run pip install --upgrade "torch>={oldest}", then restart the kernel.',
+        )
+    return Finding(name, "ok", f"{torch.version}, {build}")
 
 
 def judge_devices(torch: Torch) -> list[Finding]:
-    """Does each GPU that torch sees run a kernel, and has it memory left?"""
     return [_judge_device(device, torch) for device in torch.devices]
 
 
@@ -222,25 +214,19 @@ def _other_build(capability: tuple[int, int], torch: Torch) -> str:
     return f"{which}, or run the lessons without this GPU: gpulab.setup('T4')."
 
 
-def judge_apple(torch: Torch) -> list[Finding]:
-    """Apple's GPU: there is a line only where torch is built for it."""
+def judge_apple(torch: Torch) -> Finding | None:
     if torch.mps_available:
-        return [
-            Finding(
-                "Apple's GPU",
-                "ok",
-                "is there. gpulab.setup('real') uses it; the lessons default to the virtual GPU, "
-                "so that their numbers hold",
-            )
-        ]
+        return Finding(
+            "Apple's GPU",
+            "ok",
+            "is there. gpulab.setup('real') uses it; the lessons default to the virtual GPU, "
+            "so that their numbers hold",
+        )
     if torch.mps_built:
-        return [
-            Finding(
-                "Apple's GPU",
-                "note",
-                "this torch is built for it and does not find it",
-                "On a Mac with Apple silicon, update macOS and use a Python for arm64; "
-                "on another Mac nothing is wrong.",
-            )
-        ]
-    return []
+        return Finding(
+            "Apple's GPU",
+            "note",
+            "this torch is built for it and does not find it",
+            "On a Mac with Apple silicon, update macOS and use a Python for arm64; on another Mac nothing is wrong.",
+        )
+    return None

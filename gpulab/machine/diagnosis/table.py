@@ -1,4 +1,4 @@
-"""The report as a table: for a terminal as text, for a notebook as HTML. It judges nothing."""
+"""Renders the report as a table: text for a terminal, HTML for a notebook."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import textwrap
 
 from .finding import Finding, Report
 
-# Blue, green and vermillion of the palette, dark enough for white letters; the word carries the meaning.
+# Blue, green and vermillion of the palette, dark enough for white text.
 _COLOURS = {"ok": "#007a5a", "note": "#0072b2", "problem": "#b34700"}
 
 _SOURCE = "Numbers are measured on this machine."
 
 
 def as_text(report: Report, width: int = 100) -> str:
-    """The table for a terminal: state, name, what was found, and below it what to do."""
+    """Return the table for a terminal: state, name, finding, and below it the remedy."""
     column = max((len(finding.name) for finding in report.findings), default=0)
     lines = [line for finding in report.findings for line in _text_lines(finding, column, width)]
     return "\n".join([*lines, "", f"{report.summary}. {_SOURCE}"])
@@ -30,7 +30,6 @@ def _text_lines(finding: Finding, column: int, width: int) -> list[str]:
 
 
 def as_html(report: Report) -> str:
-    """The table for a notebook."""
     cell = 'style="text-align:left;vertical-align:top;padding:4px 12px 4px 0"'
     rows = []
     for finding in report.findings:

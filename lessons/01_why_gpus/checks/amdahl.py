@@ -1,4 +1,4 @@
-"""Exercise 01.2, "what the whole job gains": Amdahl's law with an overhead, and the crossover that follows from it."""
+"""Checks exercise 01.2, "what the whole job gains": Amdahl's law with an overhead, and its crossover."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exercise 01.1, "what a layer costs": FLOPs and bytes of Linear and Conv2d, from their shapes."""
+"""Checks exercise 01.1, "what a layer costs": FLOPs and bytes of Linear and Conv2d, from their shapes."""
 
 from __future__ import annotations
 

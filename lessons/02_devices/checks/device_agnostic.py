@@ -1,4 +1,4 @@
-"""Exercise 02.1, "one step, on any machine": the device that is chosen, what is taken there, and the step."""
+"""Checks exercise 02.1, "one step, on any machine": the device that is chosen, what moves there, and the step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpulab.exercise.contract import Clause, Contract, Facts, Near, holds
 from gpulab.exercise.machines import STAND_IN, with_another_accelerator, without_gpu
 from gpulab.exercise.measure import virtual_gpu
 from gpulab.exercise.scenes import Scene
-from gpulab.exercise.wording import show
+from gpulab.exercise.wording import brief
 
 CHOOSE, NONE, SEVERAL = "Choosing the device", "The same questions where there is no GPU", "Several GPUs"
 MAKE, TENSOR, MODEL = "Made there, or moved there", "What .to does to a tensor", "What .to does to a model"
@@ -141,7 +141,7 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
         )
         pair = isinstance(got, tuple | list) and len(got) == 2 and isinstance(got[0], torch.Tensor)
         pair = pair and isinstance(got[1], torch.optim.Optimizer)
-        facts.add(PAIR, "logits and an optimizer" if pair else show(got), "logits and an optimizer")
+        facts.add(PAIR, "logits and an optimizer" if pair else brief(got), "logits and an optimizer")
         if not pair or kinds == {"mps", "xpu"}:  # who asks for each kind by name is right, and does not know this one
             return facts
         facts.add(CURRENT, current, case.current)

@@ -1,4 +1,4 @@
-"""Exercise 02.4, "the error three lines late": a failed kernel is told by the next wait, or by nothing."""
+"""Checks exercise 02.4, "the error three lines late": which synchronisation, if any, reports a failed kernel."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from gpulab.exercise.contract import Clause, Contract, Facts
 from gpulab.exercise.measure import virtual_gpu
 from gpulab.exercise.scenes import Scene
-from gpulab.exercise.wording import is_whole, show
+from gpulab.exercise.wording import brief, is_whole
 
 LATE = "The error that comes late"
 KERNEL, CALLED = "the step whose kernel fails", "the step whose call raises"
@@ -116,7 +116,7 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
         line = Line(count, fails, scene.where == "at its call")
         got = call(line.steps, line.batch, inside=without_assertions())
     fact = NONE if fails is None else KERNEL if scene.where == "in its kernel" else CALLED
-    facts.add(fact, int(got) if is_whole(got) else None if got is None else show(got), fails)
+    facts.add(fact, int(got) if is_whole(got) else None if got is None else brief(got), fails)
     wanted = [*range(count if fails is None else fails + 1)]
     called = line.called if fails is None else line.called[: fails + 1]
     facts.add(ORDER, called, wanted)

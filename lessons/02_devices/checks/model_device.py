@@ -1,4 +1,4 @@
-"""Exercise 02.2, "is the whole model there?": buffers, devices without a number, and what the error says."""
+"""Checks exercise 02.2, "is the whole model there?": buffers, devices without an index, and the error's text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exercise 02.3, "a batch of anything": every tensor moves, containers keep their types, the rest stays itself."""
+"""Checks exercise 02.3, "a batch of anything": every tensor moves, containers keep their types, the rest stays."""
 
 from __future__ import annotations
 

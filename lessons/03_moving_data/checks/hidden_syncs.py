@@ -1,4 +1,4 @@
-"""Exercise 03.3, "find the hidden waits": the host goes through all batches before it waits for the GPU.
+"""Checks exercise 03.3, "find the hidden waits": the host queues all batches before it waits for the GPU.
 
 Long work is queued before the epoch, so that every wait lasts. The clock's record tells what the host waits for, and
 with how many steps queued; a number that is read before its copy has ended is told by the virtual GPU, too.

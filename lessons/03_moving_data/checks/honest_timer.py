@@ -1,4 +1,4 @@
-"""The check of a timer for GPU work: what it times, what it counts along, and which of the times it returns."""
+"""Checks a timer for GPU work: what it times, what it includes, and which of the times it returns."""
 
 from __future__ import annotations
 

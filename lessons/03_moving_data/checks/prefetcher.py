@@ -1,4 +1,4 @@
-"""Exercise 03.4, "a prefetcher": what arrives, when each copy and each computation ran, and what each of these read.
+"""Checks exercise 03.4, "a prefetcher": the batches, when each copy and each computation ran, and what these read.
 
 Values are there at once on a virtual GPU. So what a kernel reads is told from times and addresses: a copy that had not
 ended when the kernel began has not arrived, and one that began before the kernel's end, in the memory that it reads,

@@ -1,4 +1,4 @@
-"""Exercise 03.2, "a transfer benchmark": what stands inside the clock, which sizes are left out, and the line.
+"""Checks exercise 03.2, "a transfer benchmark": what is timed, which sizes are left out, and the fitted line.
 
 The timer that the student's function is given looks at each copy, and answers with times on a line that it draws. In
 some second calls the times scatter about the line: then the answer must be one of the lines of least squares.

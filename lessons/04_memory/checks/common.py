@@ -1,4 +1,4 @@
-"""What the checks of lesson 04 share: a layer that saves two views of one storage, and the virtual GPUs they run on."""
+"""Provides the checks of lesson 04 with a layer that saves two views of one storage, and with virtual GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exercise 04.2, "fill the buckets": the bytes of a training step, held against a step that a copy really does."""
+"""Checks exercise 04.2, "fill the buckets": the bytes of a training step, against a real step of a copy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exercise 04.1, "what does this forward pass cost?": a profiler on a GPU that is not the current one, or on none."""
+"""Checks exercise 04.1, "what does this forward pass cost?": a profiler on a GPU that is not current, or on none."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpulab.exercise.base import OPTIMIZERS
 from gpulab.exercise.contract import Clause, Contract, Facts, Near
 from gpulab.exercise.machines import on_the_cpu
 from gpulab.exercise.scenes import Scene
-from gpulab.exercise.wording import as_float, is_number, show
+from gpulab.exercise.wording import as_float, brief, is_number
 from gpulab.memory.storages import storages
 from virtualgpu.gpu import VirtualGPU
 
@@ -258,7 +258,7 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
         else:
             facts.add("a pass without a graph", not all(watch.graphs), True)
         numbers(facts, value["kept_mib"], value["peak_mib"], want, cuda)
-        facts.add("the source", show(value["source"]), show("allocator" if cuda else "estimate"))
+        facts.add("the source", brief(value["source"]), brief("allocator" if cuda else "estimate"))
         facts.seen["an earlier output alive in the pass"] = watch.earlier
         if is_number(value["kept_mib"]):
             facts.add("the printed line", printed(text.getvalue(), value), [DECIMALS, "MiB", "the source"])
@@ -275,7 +275,7 @@ def numbers(facts: Facts, kept: Any, peak: Any, want: Want, cuda: bool) -> None:
     def near_to(number: Any, right: float) -> bool:
         return is_number(number) and near(number, right)
 
-    kept, peak = (as_float(n) if is_number(n) else n if n is None else show(n) for n in (kept, peak))
+    kept, peak = (as_float(n) if is_number(n) else n if n is None else brief(n) for n in (kept, peak))
     made, with_workspace = facts.hold(), list[str]()
     if cuda:
         rights = {"kept_mib": (kept, want.kept), "peak_mib": (peak, want.peak)}

@@ -1,4 +1,4 @@
-"""Exercise 04.3, `GPUMemoryTracker`: trackers alone and beside others, on three GPUs and on none, ended by errors."""
+"""Checks exercise 04.3, `GPUMemoryTracker`: trackers alone and nested, on three GPUs and on none, ended by errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gpulab.exercise.contract import Clause, Contract, Facts
 from gpulab.exercise.machines import on_the_cpu
 from gpulab.exercise.measure import virtual_gpu
 from gpulab.exercise.scenes import Scene
-from gpulab.exercise.wording import as_float, is_number, is_whole, show
+from gpulab.exercise.wording import as_float, brief, is_number, is_whole
 
 from .common import MIB
 
@@ -226,7 +226,7 @@ def read(tracker: Any) -> dict[str, Any]:
     for name in NAMES:
         try:
             value = getattr(tracker, name)
-            found[name] = show(value) if name == NAMES[0] else value
+            found[name] = brief(value) if name == NAMES[0] else value
         except Exception as error:
             found[name] = error
     return found
@@ -237,10 +237,10 @@ def words(value: Any) -> str:
         return type(value).__name__
     if isinstance(value, dict):
         keys = sorted(value) if all(map(is_whole, value)) else [*value]
-        return f"{{{', '.join(f'{show(key)}: {words(value[key])}' for key in keys)}}}"
+        return f"{{{', '.join(f'{brief(key)}: {words(value[key])}' for key in keys)}}}"
     if is_number(value):
         return f"{as_float(value) + 0.0:.10g} MiB"
-    return "a method" if callable(value) else value if isinstance(value, str) else show(value)
+    return "a method" if callable(value) else value if isinstance(value, str) else brief(value)
 
 
 def differ(blocks: Iterable[Block]) -> tuple[str, str]:
@@ -261,7 +261,7 @@ def alone(blocks: Blocks, facts: Facts) -> None:
     blocks.rise(35, blocks.gpus)
     (a,) = blocks.go(30)
     said = a.said[0][1]
-    facts.add("what `as` gives", "the tracker" if a.given is a.tracker else show(a.given), "the tracker")
+    facts.add("what `as` gives", "the tracker" if a.given is a.tracker else brief(a.given), "the tracker")
     unread = [f"{name}: {words(v)}" for name, v in said.items() if isinstance(v, Exception) or callable(v)]
     facts.add("unreadable", unread, [])
     if unread:
@@ -382,7 +382,7 @@ def accept(student: Any, trial: Trial) -> Callable[..., Any]:
         callable(student) and (inspect.isclass(student) or not hasattr(type(student), "__enter__")),
         "an object came where the class is wanted",
         expected="the class GPUMemoryTracker, to be used as `with GPUMemoryTracker() as tracker:`",
-        got=show(student),
+        got=brief(student),
         likely="pass GPUMemoryTracker itself, without parentheses: the check makes trackers of its own",
     )
     make: Callable[..., Any] = student

@@ -1,4 +1,4 @@
-"""Exercise 04.4, golf: 2 GiB that cannot be had on a virtual T4, with next to nothing alive."""
+"""Checks exercise 04.4, golf: 2 GiB cannot be allocated on a virtual T4, with almost no live memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from gpulab.exercise.contract import Clause, Contract, Facts
 from gpulab.exercise.scenes import Scene
-from gpulab.exercise.wording import show
+from gpulab.exercise.wording import brief
 
 from .common import MIB, gpus
 
@@ -50,7 +50,7 @@ def played(student: Callable[[], Any]) -> SimpleNamespace:
     segments = torch.cuda.memory_snapshot()
     tensors = isinstance(kept, Sequence) and all(isinstance(t, torch.Tensor) for t in kept)
     found = SimpleNamespace(
-        kind="a list of tensors" if tensors else show(kept),
+        kind="a list of tensors" if tensors else brief(kept),
         slices=tensors and any(t.untyped_storage().nbytes() > 2 * t.nbytes + MIB for t in kept),
         live=torch.cuda.memory_allocated(),
         reserved=torch.cuda.memory_reserved(),

@@ -1,4 +1,4 @@
-"""Exercise 05.3, "the largest batch": two whole steps in 64 MiB; what is alive at an attempt tells mistakes apart."""
+"""Checks exercise 05.3, "the largest batch": two whole steps in 64 MiB; live memory distinguishes the mistakes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch import nn
 from gpulab.exercise.audit import TRAINED
 from gpulab.exercise.base import OPTIMIZERS
 from gpulab.exercise.contract import Clause, Contract, Facts
-from gpulab.exercise.measure import same, virtual_gpu
+from gpulab.exercise.measure import equal_tensors, virtual_gpu
 from gpulab.exercise.scenes import Scene
-from gpulab.exercise.wording import is_whole, show
+from gpulab.exercise.wording import brief, is_whole
 from virtualgpu.gpu import VirtualGPU
 from virtualgpu.gpus.specs import spec
 
@@ -240,12 +240,12 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
     facts.add(GRADS, len(grads), 0)
     facts.seen["gradients other than 0"] = any(bool(grad.any()) for grad in grads)
     before, after = states
-    kept = {name: same(old, after[name]) for name, old in before.items()}
+    kept = {name: equal_tensors(old, after[name]) for name, old in before.items()}
     facts.seen["only step counts of the optimizer are changed"] = kept.pop("moments") and not kept[STATE]
     for name, is_kept in kept.items():
         facts.add(name, is_kept, True)
     is_size = is_whole(got) and 0 <= got <= setup.most
-    facts.add(RESULT, "a batch size" if is_size else show(got), "a batch size")
+    facts.add(RESULT, "a batch size" if is_size else brief(got), "a batch size")
     if is_size and job.trains:
         compare(facts, job, int(got))
     return facts

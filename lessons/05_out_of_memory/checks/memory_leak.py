@@ -1,4 +1,4 @@
-"""Exercise 05.1, "find the leak": what the loop returns is the same, and no step leaves memory behind.
+"""Checks exercise 05.1, "find the leak": the loop returns the same, and no step leaves memory behind.
 
 Each time a batch is asked for, the blocks that are alive are counted by their size, which tells what they are.
 """
@@ -17,9 +17,9 @@ from torch.nn import functional as F
 from gpulab.exercise.audit import TRAINED
 from gpulab.exercise.base import OPTIMIZERS
 from gpulab.exercise.contract import Clause, Contract, Facts, Near
-from gpulab.exercise.measure import same, virtual_gpu
+from gpulab.exercise.measure import equal_tensors, virtual_gpu
 from gpulab.exercise.scenes import Scene
-from gpulab.exercise.wording import show
+from gpulab.exercise.wording import brief
 
 LEAKS, EVALUATION = "Leaks that are, and leaks that are not", "Evaluation keeps nothing, if you say so"
 ROWS, SHORT, HELD_OUT, WIDTH, HIDDEN, CLASSES = 250, 50, 190, 128, 96, 32
@@ -177,7 +177,7 @@ def compare(facts: Facts, got: Any, wanted: tuple[list[Any], ...], trained: bool
     count = len(wanted[0])
     lists = isinstance(got, tuple | list) and len(got) == 3 and all(isinstance(part, tuple | list) for part in got)
     right = f"three lists, of {count}, {count} and {count}"
-    facts.add(KIND, "three lists, of {}, {} and {}".format(*map(len, got)) if lists else show(got), right)
+    facts.add(KIND, "three lists, of {}, {} and {}".format(*map(len, got)) if lists else brief(got), right)
     if facts.seen[KIND] != right:
         return
     for (name, kind), part, values in zip(VALUES.items(), got, wanted, strict=False):
@@ -193,7 +193,7 @@ def compare(facts: Facts, got: Any, wanted: tuple[list[Any], ...], trained: bool
     storages = {row.untyped_storage()._cdata: row.untyped_storage().nbytes() for row in rows}
     facts.add(KEEPS, sum(storages.values()) // count, 4 * WIDTH)
     if trained:
-        equal = sum(map(same, wanted[2], rows))
+        equal = sum(map(equal_tensors, wanted[2], rows))
         facts.seen["sums of the hardest rows"] = [float(row.float().sum()) for row in rows]
         facts.add("hardest rows", f"those of {equal} batches", f"those of {count} batches")
 

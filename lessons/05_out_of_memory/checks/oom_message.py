@@ -1,4 +1,4 @@
-"""Exercise 05.2, "read the message": its figures in bytes, what they add up to, and the remedy that they ask for."""
+"""Checks exercise 05.2, "read the message": its numbers in bytes, their sums, and the remedy that they call for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from gpulab.exercise.contract import Clause, Contract, Facts, Near
 from gpulab.exercise.scenes import Scene
-from gpulab.exercise.wording import is_finite, show, text_in
+from gpulab.exercise.wording import brief, is_finite, text_in
 from virtualgpu.memory.out_of_memory import Shortage, format_size
 
 MESSAGE, SEGMENT, CAUSE = "The message, number by number", "“Tried to allocate” is a segment", "Which cause is it?"
@@ -210,7 +210,7 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
     smallest = {2 * MIB: 1.0, 20 * MIB: float(MIB)}.get(short.tried, max(10 * MIB, tried - 2 * MIB))
     got = call(text_of(case, short))
     facts = Facts(f"{scene.case}: {', '.join(f'{format_size(size)} {name}' for name, size in sizes_of(short).items())}")
-    facts.add("what is returned", "a dictionary" if isinstance(got, dict) else show(got), "a dictionary")
+    facts.add("what is returned", "a dictionary" if isinstance(got, dict) else brief(got), "a dictionary")
     if facts.hold():
         facts.add("keys that are missing", [key for key in KEYS if key not in got], [])
 
@@ -240,7 +240,7 @@ def plain(value: Any) -> Any:
     """A number to the byte, NumPy's too; anything else in words, so that None and a text are told apart."""
     if isinstance(value, tuple | list):
         return [plain(item) for item in value]
-    return round(value) if is_finite(value) else show(text_in(value) if isinstance(value, str) else value)
+    return round(value) if is_finite(value) else brief(text_in(value) if isinstance(value, str) else value)
 
 
 def other_form(call: Callable[..., Any], form: str) -> Facts:
@@ -253,7 +253,7 @@ def other_form(call: Callable[..., Any], form: str) -> Facts:
 
     def refused(student: Callable[..., Any], message: str) -> tuple[str, str]:
         try:
-            return show(student(message)), ""
+            return brief(student(message)), ""
         except ValueError as error:
             return "ValueError", str(error)
 

@@ -1,4 +1,4 @@
-"""Exercise 06.1, "checkpoint within a budget": which blocks are computed again, their gradient, and the peak."""
+"""Checks exercise 06.1, "checkpoint within a budget": the blocks recomputed, their gradients, and the peak."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from gpulab.exercise.contract import Clause, Contract, Facts, Near
 from gpulab.exercise.measure import virtual_gpu
 from gpulab.exercise.scenes import Scene
-from gpulab.exercise.wording import as_float, is_finite, is_whole, show
+from gpulab.exercise.wording import as_float, brief, is_finite, is_whole
 from gpulab.memory import activation_bytes, timeline
 
 AGAIN, SEGMENTS, MISTAKES = "Keep the input, compute the rest again", "How many segments", "Common mistakes"
@@ -154,7 +154,7 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
                 facts.seen["blocks computed again"] = [one.block for one in seen.passes[length:]]
         seen = calls[-1]
         finite, is_int = is_finite(seen.returned), is_whole(seen.returned)
-        facts.add(KIND, "int" if is_int else "float" if finite else show(seen.returned), "int")
+        facts.add(KIND, "int" if is_int else "float" if finite else brief(seen.returned), "int")
         if finite:
             facts.add(BYTES, int(seen.returned) if is_int else as_float(seen.returned), Near(seen.peak, 2e-4))
         return facts

@@ -1,4 +1,4 @@
-"""Exercise 06.2, "offload activations": what leaves the GPU, what must not, and the gradients afterwards."""
+"""Checks exercise 06.2, "offload activations": which tensors leave the GPU, and the gradients afterwards."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpulab.exercise.contract import Clause, Contract, Facts, Near
 from gpulab.exercise.measure import virtual_gpu
 from gpulab.exercise.races import Race, races
 from gpulab.exercise.scenes import Scene
-from gpulab.exercise.wording import show
+from gpulab.exercise.wording import brief
 
 CAME, PLACE, GRADIENT = "what came back", "device of the parameters", "gradients"
 STILL_ON, RAISED, STILL_ON_RAISED = "hooks after the context", "an exception within it", "hooks after an exception"
@@ -140,7 +140,7 @@ def use(offload: Any, model: nn.Module, inputs: list[torch.Tensor], scene: Scene
     try:
         for batch in batches:
             manager = offload(model, scene.min_bytes)
-            seen.came = "a context manager" if hasattr(type(manager), "__enter__") else show(manager)
+            seen.came = "a context manager" if hasattr(type(manager), "__enter__") else brief(manager)
             if seen.came != "a context manager":
                 return seen
             with manager:

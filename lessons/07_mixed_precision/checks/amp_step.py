@@ -1,4 +1,4 @@
-"""Exercise 07.2, "one step, in the right order": the gradients that it steps with, what is skipped, and the order."""
+"""Checks exercise 07.2, "one step, in the right order": the gradients of the step, skipped steps, and the order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpulab.exercise.audit import MOVED, Kind
 from gpulab.exercise.contract import Clause, Contract, Facts, Near
 from gpulab.exercise.measure import virtual_gpu
 from gpulab.exercise.scenes import Scene
-from gpulab.exercise.wording import show
+from gpulab.exercise.wording import brief
 
 AUTOCAST, MISTAKES = "Autocast decides for each operation", "Common mistakes"
 SCALER, ORDER = "Gradients that vanish, and the scaler", "The order: unscale, clip, step, update"
@@ -160,7 +160,7 @@ def one_call(call: Callable[..., Any], scene: Scene, job: tuple[Any, ...], log: 
     pair = returned if isinstance(returned, tuple | list) and len(returned) == 2 else (returned, None)
     is_float, is_bool = isinstance(pair[0], float), isinstance(pair[1], bool | np.bool_)
     # of a tensor no digits, which hang on the processor
-    kinds = ["a tensor" if isinstance(one, torch.Tensor) else show(one, 20) for one in pair]
+    kinds = ["a tensor" if isinstance(one, torch.Tensor) else brief(one, 20) for one in pair]
     kinds = ["float" if is_float else kinds[0], "bool" if is_bool else kinds[1]]
     facts.add("what is returned", kinds, ["float", "bool"])
     if is_float and as_precise:

@@ -1,4 +1,4 @@
-"""Exercise 07.3, "a loss scaler of your own": a student's class and PyTorch's through the same iterations."""
+"""Checks exercise 07.3, "a loss scaler of your own": a student's class and PyTorch's in the same iterations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpulab.exercise.base import OPTIMIZERS, Trial
 from gpulab.exercise.contract import Clause, Contract, Facts, Near
 from gpulab.exercise.measure import virtual_gpu
 from gpulab.exercise.scenes import Scene
-from gpulab.exercise.wording import as_float, is_number, show
+from gpulab.exercise.wording import as_float, brief, is_number
 
 SCALER, ORDER = "Gradients that vanish, and the scaler", "The order: unscale, clip, step, update"
 SAID = "get_scale() before and after each update()"
@@ -88,7 +88,7 @@ def run(make: Any, loss: torch.Tensor, optimizer: Any, iterations: Sequence[Any]
     for gradients, times_scale, unscale in iterations:
         out = scaler.scale(loss)
         if not isinstance(out, torch.Tensor) or out.numel() != 1:
-            seen["returned"] = [show(out, 40)]
+            seen["returned"] = [brief(out, 40)]
             break
         seen["slopes"].append(float(torch.autograd.grad(out.sum(), loss)[0]) if out.requires_grad else 0.0)
         seen["scales"].append(float(out.detach()) / float(loss.detach()))
@@ -147,7 +147,7 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
 
         like = run(partial(torch.amp.GradScaler, "cpu"), *given("cpu"))
         seen = call(*given(scene.device), may_change={"optimizer": {"parameters", "grad"}}, who="your class")
-        where = f"{show(scene.value)} in the {scene.bad}" if any(bad) else "finite gradients of many sizes"
+        where = f"{brief(scene.value)} in the {scene.bad}" if any(bad) else "finite gradients of many sizes"
         interval = f"growth_interval {scene.interval}, a first scale of {scene.first:,.0f}"
         facts = Facts(f"{len(bad)} iterations, {where}, {interval}, unscale_ {scene.unscale} by the caller")
         compare(facts, seen, like)
@@ -178,7 +178,7 @@ def compare(facts: Facts, seen: Any, like: Any) -> None:
             facts.add(name, got, Near(wanted, 1e-4))
     if facts.hold():
         facts.add("gradients gone after step()", sum(seen["gone"]), 0)
-    said = [as_float(value) if is_number(value) else show(value, 40) for value in seen["said"]]
+    said = [as_float(value) if is_number(value) else brief(value, 40) for value in seen["said"]]
     facts.add(SAID, said, Near([scale for both in itertools.pairwise(seen["scales"]) for scale in both], 1e-5))
 
 
@@ -194,7 +194,7 @@ def accept(student: Any, trial: Trial) -> Callable[..., Any]:
         callable(student) and (inspect.isclass(student) or not all(hasattr(student, name) for name in METHODS)),
         "this is not a class",
         expected=f"a class with the methods {', '.join(METHODS)}",
-        got=show(student),
+        got=brief(student),
         likely="an object came: pass the class itself, without calling it",
     )
     return partial(run, student)

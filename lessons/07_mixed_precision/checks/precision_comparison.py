@@ -1,4 +1,4 @@
-"""Exercise 07.1, "a comparison that can be believed": the same start, a clock that waits, a peak of its own, true fp32.
+"""Checks exercise 07.1, "a comparison that can be believed": equal starts, a synchronised clock, separate peaks.
 
 Hooks of the models that are handed out note what each run does, and keep the GPU at work for a time that is known. The
 peak of a run is read from the memory's timeline, which nobody can reset.
@@ -25,7 +25,7 @@ from gpulab.exercise.contract import Clause, Contract, Facts, Near
 from gpulab.exercise.machines import on_the_cpu
 from gpulab.exercise.measure import virtual_gpu
 from gpulab.exercise.scenes import Scene
-from gpulab.exercise.wording import as_float, is_finite, is_number, is_whole, show
+from gpulab.exercise.wording import as_float, brief, is_finite, is_number, is_whole
 from gpulab.memory import timeline
 
 AUTOCAST, SAVES = "Autocast decides for each operation", "What it saves, and from which batch on"
@@ -280,7 +280,7 @@ def judge(facts: Facts, watch: Watch, rows: dict[str, Mapping[str, Any]]) -> Non
         off: list[Any] = []
         for name, ms in zip(names, given["ms"], strict=True):
             took = 1000 * (watch.times[name][-1] - watch.times[name][watch.warm_up - 1]) / watch.steps
-            off.append(round(math.log10(ms / took) / 3) if is_finite(ms) and ms > 0 < took else show(ms, 20))
+            off.append(round(math.log10(ms / took) / 3) if is_finite(ms) and ms > 0 < took else brief(ms, 20))
         facts.add("ms on the CPU, off by thousands", off, [0] * len(names))
         facts.add("peak_bytes on the CPU", said["peak_bytes"], [None] * len(names))
         return
@@ -302,7 +302,7 @@ def judge(facts: Facts, watch: Watch, rows: dict[str, Mapping[str, Any]]) -> Non
 def number(value: Any) -> Any:
     if value is None or is_whole(value):
         return value if value is None else int(value)
-    return as_float(value) if is_number(value) else show(value, 20)
+    return as_float(value) if is_number(value) else brief(value, 20)
 
 
 EXERCISE = Contract(

@@ -1,4 +1,4 @@
-"""The check of accumulation under autocast with a gradient scaler, clipping and a schedule: what runs once a window."""
+"""Checks accumulation under autocast with a gradient scaler, clipping and a schedule, once for each window."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The check of an accumulation loop: uneven windows, gradients left by the caller, the mean loss it reports."""
+"""Checks an accumulation loop: uneven windows, gradients left by the caller, the mean loss that it reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The check of a replacement for BatchNorm: every norm in every place, with what it had learned, in a copy."""
+"""Checks a replacement for BatchNorm: every norm in every place, with its learned values, in a copy."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from torch.nn import functional as F
 
 from gpulab.exercise.audit import ANYTHING
 from gpulab.exercise.contract import Clause, Contract, Facts, Near, holds
-from gpulab.exercise.measure import same, virtual_gpu
+from gpulab.exercise.measure import equal_tensors, virtual_gpu
 from gpulab.exercise.scenes import Scene
-from gpulab.exercise.wording import show
+from gpulab.exercise.wording import brief
 
 from .common import BATCH_NORM
 
@@ -125,7 +125,7 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
     with virtual_gpu(count=2):
         model = network(scene)
         new = call(model, groups)
-        back = "the model itself" if new is model else "a model" if isinstance(new, nn.Module) else show(new, 40)
+        back = "the model itself" if new is model else "a model" if isinstance(new, nn.Module) else brief(new, 40)
         facts.add("what came back", back, "a model")
         if not facts.hold() or not compare_names(facts, model, new):
             return facts
@@ -198,7 +198,7 @@ def compare_parts(facts: Facts, model: nn.Module, new: nn.Module) -> list[tuple[
     norms = list({old: (old, now) for _, old, now in places}.values())
     facts.add("norms in another mode", [name for name, old, now in places if old.training != now.training], [])
     rest = [(name, described(old), described(now)) for name, old, now in both if not isinstance(old, BATCH_NORMS)]
-    changed = [f"{name}: {key}" for name, a, b in rest for key in a | b if not same(a.get(key), b.get(key))]
+    changed = [f"{name}: {key}" for name, a, b in rest for key in a | b if not equal_tensors(a.get(key), b.get(key))]
     facts.add("changes in the rest", changed, [])
     marks = {mark for _, old, _ in both for mark in marks_of(old)}
     facts.add("parts of the original", [name for name, _, now in both if marks & marks_of(now)], [])
@@ -220,7 +220,7 @@ def first_of(norm: nn.Module) -> torch.Tensor:
 
 
 def place_of(tensor: Any) -> str:
-    return f"{tensor.dtype} on {tensor.device}" if isinstance(tensor, torch.Tensor) else show(tensor)
+    return f"{tensor.dtype} on {tensor.device}" if isinstance(tensor, torch.Tensor) else brief(tensor)
 
 
 def probe(norm: Any, sizes: tuple[int, ...]) -> torch.Tensor:

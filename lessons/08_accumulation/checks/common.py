@@ -1,4 +1,4 @@
-"""An epoch of accumulation, watched: when the optimizer steps, and what each step's gradient is made of.
+"""Observes an epoch of accumulation: when the optimizer steps, and the parts of each step's gradient.
 
 A gradient that adds up those of micro-batches has a share of each. The check solves for the shares, which tell what was
 left out, counted twice or weighted wrongly, whatever the loop looks like.

@@ -1,4 +1,4 @@
-"""The check of a token-weighted loss: windows with padding at any place, and with micro-batches that have no label."""
+"""Checks a token-weighted loss: windows with padding anywhere, and micro-batches without a label."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpulab.exercise.audit import Kind
 from gpulab.exercise.contract import Clause, Contract, Facts, Near
 from gpulab.exercise.measure import SavedBytes, virtual_gpu
 from gpulab.exercise.scenes import Scene
-from gpulab.exercise.wording import as_float, is_number, is_whole, show
+from gpulab.exercise.wording import as_float, brief, is_number, is_whole
 
 from .common import BYTES, ERRORS, FOUR_PIECES, Batch, flat_gradient
 
@@ -149,7 +149,7 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
         facts.add("the gradients hold on to a graph", graph, False)
         facts.add("positions that went through the model again", max(0, sum(seen) - sum(sizes)), 0)
         whole = is_whole(got)
-        returned = "a whole number" if whole else as_float(got) if is_number(got) else show(got, 60)
+        returned = "a whole number" if whole else as_float(got) if is_number(got) else brief(got, 60)
         facts.add("what is returned", returned, "a whole number")
         if whole:
             facts.add("the number returned", int(got), tokens)

@@ -1,4 +1,4 @@
-"""The check of a loader for a machine: those of all ranks together, and what they give. No worker starts."""
+"""Checks a loader for a machine: the loaders of all ranks together, and their batches. No worker starts."""
 
 from __future__ import annotations
 

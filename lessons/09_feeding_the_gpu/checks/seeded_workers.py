@@ -1,4 +1,4 @@
-"""The check of a loader whose workers draw random numbers: from four generators, in two epochs, in several runs."""
+"""Checks the random numbers of a loader's workers: of four generators, in two epochs, in several runs."""
 
 from __future__ import annotations
 

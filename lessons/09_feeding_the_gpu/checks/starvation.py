@@ -1,4 +1,4 @@
-"""Exercise 09.1, "how long a step waits": a loader and a step whose times are known, on a GPU with its own clock."""
+"""Checks exercise 09.1, "how long a step waits": a loader and a step of known times, on a GPU with its own clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A DataLoader's workers, played in this process: PyTorch's own seeds and fetcher, and memory that is a copy.
+"""Simulates a DataLoader's workers in this process: PyTorch's own seeds and fetcher, and copied memory.
 
 A worker has its own global generators, and copies of what a forked process would have copies of, as far as a random
 augmentation and a worker_init_fn reach: the dataset's attributes, and what functions refer to. It leaves out the
@@ -113,7 +113,7 @@ class _Worker:
             self._enter(states, memory)
 
     def _enter(self, states: dict[str, Any], memory: list[Any]) -> None:
-        settings.put_back_random(states)
+        settings.restore_random(states)
         for (_, write), value in zip(self._places, memory, strict=True):
             write(value)
 

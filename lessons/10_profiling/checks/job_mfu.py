@@ -1,4 +1,4 @@
-"""The check of one number for a job: what is counted, what is timed, and which peak it is compared with."""
+"""Checks the MFU of a job: the operations counted, the time measured, and the peak to compare with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exercise 10.1, "name the bottleneck": of each kind a plain trace, and then one with something misleading in it."""
+"""Checks exercise 10.1, "name the bottleneck": of each kind a plain trace, and then one with a misleading detail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The check of a loop that records some of its steps: which ones, in which files, and whose kernels' time is told."""
+"""Checks a loop that profiles some of its steps: which steps, in which files, and the reported kernel times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exercise 11.3, "three times as fast": a step as a CUDA graph has the plain step's numbers, in a third of its time."""
+"""Checks exercise 11.3, "three times as fast": a step as a CUDA graph with the same numbers, in a third of the time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exercise 11.1, "find the recompilation": functions of which it is known what Dynamo makes of them."""
+"""Checks exercise 11.1, "find the recompilation": functions with known numbers of graphs from Dynamo."""
 
 from __future__ import annotations
 

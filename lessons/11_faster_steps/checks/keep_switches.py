@@ -1,4 +1,4 @@
-"""Exercise 11.2, "which switches stay": a job of which each switch does one known thing, and noise."""
+"""Checks exercise 11.2, "which switches stay": a job with a known effect of each switch, and noise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exercise 12.1, "from one GPU to all": a training on real ranks, with samples that tell their index.
+"""Checks exercise 12.1, "from one GPU to all": a training on real ranks, with samples that contain their index.
 
 Which samples go through the model in which step is the answer's choice: what one process makes of the same steps is
 computed from them.

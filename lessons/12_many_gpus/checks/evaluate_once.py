@@ -1,4 +1,4 @@
-"""Exercise 12.3, "each sample once": an evaluation on real ranks, of lengths that they do not divide."""
+"""Checks exercise 12.3, "each sample once": an evaluation on real ranks, of lengths that they do not divide."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gpulab.exercise.contract import Clause, Contract, Facts, Near
 from gpulab.exercise.groups import MACHINES, Samples, floats_of, group, others_used, spread
 from gpulab.exercise.scenes import Scene
-from gpulab.exercise.wording import show
+from gpulab.exercise.wording import brief
 
 CLASSES = 3
 GROUP, OTHERS = "the process group", "other ranks' GPUs on which something lay"
@@ -112,7 +112,7 @@ def on_rank(student: Callable[..., Any], machines: str, mode: str, length: int, 
             "batches": [indices for indices, *_ in passes],
             TRAINING: sum(training for _, training, _ in passes),
             GRAPHS: sum(graph for *_, graph in passes),
-            KIND: "two floats" if two and all(isinstance(x, float) for x in got) else show(got, 60),
+            KIND: "two floats" if two and all(isinstance(x, float) for x in got) else brief(got, 60),
             "got": floats_of(got) if two else None,
             "wanted": [F.cross_entropy(logits, label).item(), (logits.argmax(1) == label).double().mean().item()],
         }

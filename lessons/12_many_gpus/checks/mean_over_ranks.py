@@ -1,4 +1,4 @@
-"""Exercise 12.2, "one loss for all ranks": real ranks with unequal numbers of samples, some with none."""
+"""Checks exercise 12.2, "one loss for all ranks": real ranks with unequal numbers of samples, some with none."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpulab.exercise.audit import ANYTHING
 from gpulab.exercise.contract import Clause, Contract, Facts, Near, holds
 from gpulab.exercise.groups import MACHINES, floats_of, group, others_used, spread
 from gpulab.exercise.scenes import Scene
-from gpulab.exercise.wording import show
+from gpulab.exercise.wording import brief
 
 GROUP, OTHERS, KIND = "the process group", "other ranks' GPUs on which something lay", "kind of what is returned"
 LOSS, GRADIENT = "loss afterwards", "the gradient of loss.backward() afterwards"
@@ -70,7 +70,7 @@ def on_rank(student: Callable[..., Any], machines: str, mean: float, count: int,
             OTHERS: len(others_used()),
             LOSS: (before, after),
             GRADIENT: math.nan if weight.grad is None else weight.grad.item(),
-            KIND: "float" if isinstance(got, float) else show(got, 60),
+            KIND: "float" if isinstance(got, float) else brief(got, 60),
             MEAN: next(iter(floats_of(got) or []), None),
         }
 

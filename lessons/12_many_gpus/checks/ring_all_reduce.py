@@ -1,4 +1,4 @@
-"""Exercise 12.4, "a ring of your own": an all-reduce out of sends and receives, on real ranks over Gloo."""
+"""Checks exercise 12.4, "a ring of your own": an all-reduce made of sends and receives, on real ranks over Gloo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The check of the bytes on each rank: every stage, and tensors whose rows do not go round."""
+"""Checks the bytes on each rank: every ZeRO stage, and tensors whose rows the ranks do not divide."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The check of a choice among four ways to train: for each mistake there are jobs in which it shows."""
+"""Checks a choice among four ways to train; for each mistake there are jobs that show it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from gpulab.exercise.base import Trial
 from gpulab.exercise.numbers import Clause, Numbers, Part
 from gpulab.exercise.scenes import Scene
-from gpulab.exercise.wording import is_whole, show
+from gpulab.exercise.wording import brief, is_whole
 
 Way = Callable[["Job", int], float]  # bytes on each of so many ranks, or whether it may be used on them
 ROUND = 720720  # divides by all ranks up to 16, so that no share of bytes is a fraction
@@ -196,7 +196,7 @@ def pair(trial: Trial, value: Any, name: str, read: str) -> Answer:
         isinstance(value, tuple | list) and len(value) == 2 and is_whole(value[0]) and isinstance(value[1], str),
         "what is returned is no (ranks, way), and not None",
         expected="(ranks, way): a whole number and a name",
-        got=show(value),
+        got=brief(value),
         likely=likely,
         read=read,
     )

@@ -1,4 +1,4 @@
-"""The check of one file from a sharded model: real ranks, a virtual GPU for each, and a path of its own."""
+"""Checks that a sharded model is saved to one file: real ranks, each with a virtual GPU and a path of its own."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The check of a training with a model that is cut: real ranks, a virtual GPU for each, and samples that tell their
-index. What one process makes of the same batches is computed beside it.
-"""
+"""Checks a sharded training on real ranks, each with a virtual GPU, against one process with the same batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The check of whole checkpoints: after a kill at any operation, after a power cut, with files that are damaged."""
+"""Checks atomic checkpoints: after a kill at any operation, after a power cut, with damaged files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gpulab.exercise.base import SAVING
 from gpulab.exercise.bound_names import globals_of
 from gpulab.exercise.contract import Clause, Contract, Facts
 from gpulab.exercise.scenes import Scene
-from gpulab.exercise.wording import is_whole, show
+from gpulab.exercise.wording import brief, is_whole
 
 from .common import is_class
 
@@ -113,7 +113,7 @@ def step(number: int) -> str:
 def words(state: Any) -> str:
     right = state_of(state["done"]) if isinstance(state, dict) and is_whole(state.get("done")) else {}
     if not right or state.keys() != right.keys():
-        return show(state, 40)
+        return brief(state, 40)
     same = torch.equal(state["w"], right["w"]) and state["losses"] == right["losses"]
     return step(state["done"]) if same else "a damaged state"
 
@@ -258,7 +258,7 @@ def healthy(folder: Folder, facts: Facts, steps: list[int], scene: Scene) -> Ite
     try:
         folder.new().save({"w": torch.ones(3000), "bad": Unsavable(error)}, steps[5])
     except Exception as raised:
-        told = "that of torch.save" if (type(raised), str(raised)) == (type(error), str(error)) else show(raised)
+        told = "that of torch.save" if (type(raised), str(raised)) == (type(error), str(error)) else brief(raised)
     facts.add(RAISES, told, "that of torch.save")
     as_before = folder.contents() == before
     facts.add(OLDER, folder.latest() if as_before else "other files than before", step(steps[4]))

@@ -1,4 +1,4 @@
-"""The check of an interval between checkpoints: the hours lost with it beside the fewest, and the expected time."""
+"""Checks an interval between checkpoints: the hours lost against the minimum, and the expected time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the checks of lesson 14 that ask for a class have in common."""
+"""Provides the checks of lesson 14 that ask for a class with what they share."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gpulab.exercise.base import Trial
-from gpulab.exercise.wording import show
+from gpulab.exercise.wording import brief
 
 
 def is_class(student: Any, trial: Trial) -> Callable[..., Any]:
@@ -15,7 +15,7 @@ def is_class(student: Any, trial: Trial) -> Callable[..., Any]:
         callable(student),
         "this is not a class",
         expected="a class with the two methods",
-        got=show(student),
+        got=brief(student),
         likely="an object came: pass the class itself, without calling it",
     )
     make: Callable[..., Any] = student

@@ -1,4 +1,4 @@
-"""The check of a run that goes on: a twin that was never interrupted, on one virtual GPU or two, to the bit."""
+"""Checks a resumed run, bit for bit, against one that was never interrupted, on one virtual GPU or two."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpulab.exercise.base import OPTIMIZERS, SAVING
 from gpulab.exercise.contract import Clause, Contract, Facts
 from gpulab.exercise.measure import virtual_gpu
 from gpulab.exercise.scenes import Scene
-from gpulab.exercise.wording import show, text_of
+from gpulab.exercise.wording import brief, text_of
 from virtualgpu.scope.in_force import backing
 
 from .common import is_class
@@ -208,7 +208,7 @@ def story(make: Callable[..., Any], scene: Scene, facts: Facts) -> Iterator[None
         for _ in range(count):
             live.step()
         saved, state = pieces(live), made.state_dict()
-        facts.add(KIND, "a dictionary" if isinstance(state, dict) else show(state, 40), "a dictionary")
+        facts.add(KIND, "a dictionary" if isinstance(state, dict) else brief(state, 40), "a dictionary")
         facts.add(LIVE, unlike(pieces(live), saved), "nothing")
         yield
         given.append((state, copy.deepcopy(state)))
@@ -273,7 +273,7 @@ def play(call: Callable[..., Any], scene: Scene) -> Facts:
         try:
             next((None for _ in story(make, scene, facts) if not facts.hold()), None)
         finally:
-            settings.put_back_random(states)  # of seeds that are not the student's nobody has to ask
+            settings.restore_random(states)  # of seeds that are not the student's nobody has to ask
 
     with virtual_gpu(count=scene.gpus):
         torch.cuda.init()

@@ -1,4 +1,4 @@
-"""The check of a loop that is given notice: in a process of its own, with real signals at every kind of moment.
+"""Checks a loop that saves on a signal: in a process of its own, with real signals at every kind of moment.
 
 A handler can be set in the main thread alone, and a check runs an answer in another one; so the answer runs on a rank.
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 from gpulab.exercise.contract import Clause, Contract, Facts
 from gpulab.exercise.scenes import Scene
-from gpulab.exercise.wording import is_whole, show
+from gpulab.exercise.wording import brief, is_whole
 
 NOTICE = "The notice"
 STEPS, SAVES, HALF, CODE = "steps", "saves, by the steps done", "saves in the middle of a step", "what is returned"
@@ -113,7 +113,7 @@ def on_rank(student: Callable[..., Any], job: dict[str, Any]) -> dict[str, Any]:
             student(lambda step: signal.raise_signal(signal.SIGTERM), lambda done: None, 0, 2, 1)
             signal.signal(signal.SIGTERM, before)
         code = student(train_step, save, job["first"], job["last"], job["every"])
-        seen["code"] = int(code) if is_whole(code) else show(code, 40)
+        seen["code"] = int(code) if is_whole(code) else brief(code, 40)
     except (Broken, KeyboardInterrupt, SystemExit) as error:
         seen["raised"] = type(error).__name__
     seen["handler"] = BEFORE if signal.getsignal(signal.SIGTERM) == before else "another"

@@ -1,4 +1,4 @@
-"""What the probes of the capstone work with: what they find, a model that looks on, and counts of waits and bytes.
+"""Provides the capstone's probes with a finding, an observed model, and counts of waits and bytes.
 
 The functions of the script are given this model, these batches and this optimizer, so that a fault elsewhere in the
 script does not show in what they do.

@@ -1,4 +1,4 @@
-"""The checks of the capstone: a script with twelve faults, each repaired and scored on its own."""
+"""Checks the capstone: a script with twelve faults, each repaired and scored on its own."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from gpulab.capstone.faults import FIRST, places_of, with_faults
 from gpulab.capstone.places import PLACES
 from gpulab.exercise.base import ATTENTION, OPTIMIZERS, SAVING, NotAttempted, Trial, check
 from gpulab.exercise.measure import virtual_gpu
-from gpulab.exercise.wording import show as words_for
-from gpulab.exercise.wording import text_of
-from gpulab.notebook.progress import record
+from gpulab.exercise.wording import brief, text_of
+from gpulab.notebook.progress import record_passed
 from virtualgpu.pictures.display import show
 
 from .bench import Finding
@@ -48,7 +47,7 @@ def capstone_drawn(student: Any, trial: Trial) -> None:
         trial.fail(
             "this is no script that was drawn",
             expected='what gpulab.capstone.draw("your name", "mine.py") returns',
-            got=words_for(student),
+            got=brief(student),
         )
     judge(student, trial, faults_of(student.name))
 
@@ -68,7 +67,7 @@ def judge(student: Any, trial: Trial, faults: tuple[str, ...]) -> None:
     ]
     repaired = [row for row in rows if row.was and row.now.right]
     for row in repaired:
-        record("checks", trial.lesson, f"{trial.name}: {row.place.name}")
+        record_passed("checks", trial.lesson, f"{trial.name}: {row.place.name}")
     show(as_text(rows), html=as_html(rows))
     for row in rows:
         if row.state in ("broken", "changed"):
@@ -116,7 +115,7 @@ def _returned(student: Any, trial: Trial) -> Any:
 def _read(student: Any, trial: Trial) -> tuple[str, str]:
     student = _returned(student, trial)
     if not isinstance(student, str | os.PathLike):
-        trial.fail("this is no file", expected='the path of the script, such as "train.py"', got=words_for(student))
+        trial.fail("this is no file", expected='the path of the script, such as "train.py"', got=brief(student))
     path = Path(os.fspath(student))
     if not path.is_file():
         trial.fail(

@@ -1,4 +1,4 @@
-"""The check of a script that was drawn for the student: the same probes as of the lesson's."""
+"""Checks a script that was drawn for the student, with the probes of the lesson's script."""
 
 from .capstone import capstone_drawn
 

@@ -1,4 +1,4 @@
-"""Probes of the script's model: attention, the MLP, recomputation, the log, the vocabulary, waits in a forward pass."""
+"""Probes the script's model: attention, the MLP, recomputation, the log, the vocabulary, waits in a forward pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Probes of the rest of the script: the evaluation, the data, saving, the batch search and the clock."""
+"""Probes the rest of the script: the evaluation, the data, saving, the batch search and the clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The probe of a whole run: `main` at a small size, beside that of the script without a fault."""
+"""Probes a whole run: `main` at a small size, against that of the script without faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Probes of `train` and of what it is given: precision, waits, memory, the gradient of an update, the optimizer."""
+"""Probes `train`: precision, waits, memory, the gradient of an update, the optimizer."""
 
 from __future__ import annotations
 

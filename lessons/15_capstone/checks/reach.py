@@ -1,4 +1,4 @@
-"""What of a script can have a part in a measurement: the functions that a probe calls, and all that these name.
+"""Finds the parts of a script that can affect a measurement: the functions that a probe calls, and all they use.
 
 A probe that meets the very same parts with the same inputs finds the same. So a repair of one function costs the probes
 that can come to it, and not the others.

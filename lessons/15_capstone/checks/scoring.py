@@ -1,4 +1,4 @@
-"""A script is scored: each place is measured by its probe, on a virtual T4 of its own, whatever the others show."""
+"""Scores a script: each place is measured by its probe, on a virtual T4 of its own, independently of the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of a score: a line for each fault, as text and as HTML. It computes nothing."""
+"""Renders the table of a score, a line for each fault, as text and as HTML."""
 
 from __future__ import annotations
 

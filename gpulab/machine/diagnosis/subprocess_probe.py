@@ -1,6 +1,6 @@
-"""Reading PyTorch in a process of its own, which a broken install may crash or hang.
+"""Probes PyTorch in a subprocess, so that a broken install can crash or hang without taking the caller with it.
 
-It also leaves no CUDA context behind in yours. The reading crosses over as one line of JSON.
+The caller gets no CUDA context either. The subprocess prints its result as one line of JSON.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from typing import Any
 
 from ..debugger import kept_out
 from .finding import first_line
-from .pytorch import Device, Torch, read
+from .pytorch import Device, Torch, read_torch
 
 _PATIENCE_SECONDS = 180.0
 
 
-def read_apart() -> Torch:
-    """`read()` in a process of its own; how that process fails is part of the reading."""
+def probe_torch() -> Torch:
+    """Return `read_torch()` of a subprocess; a crash or a timeout of it is returned as `Torch.broken`."""
     package_root = str(Path(__file__).parents[3])
     paths = [package_root, *filter(None, [os.environ.get("PYTHONPATH")])]
     try:
         with kept_out():
             run = subprocess.run(
-                [sys.executable, "-c", f"from {__name__} import tell; tell()"],
+                [sys.executable, "-c", f"from {__name__} import print_torch; print_torch()"],
                 capture_output=True,
                 encoding="utf-8",
                 errors="replace",
@@ -43,13 +43,13 @@ def read_apart() -> Torch:
     return Torch(broken=f"a process that imports it ended with {_ending(run.returncode)}: {first_line(last)}")
 
 
-def tell() -> None:
-    """Print `read()` as one line of JSON, for `read_apart`."""
-    print(json.dumps(dataclasses.asdict(read())))
+def print_torch() -> None:
+    """Print `read_torch()` as one line of JSON, for `probe_torch`."""
+    print(json.dumps(dataclasses.asdict(read_torch())))
 
 
 def from_json(text: str) -> Torch:
-    """The reading that `tell` printed."""
+    """Parse the line that `print_torch` printed."""
     raw: dict[str, Any] = json.loads(text)
     devices = tuple(Device(**{**d, "capability": tuple(d["capability"])}) for d in raw.pop("devices"))
     builds = tuple((cuda, tuple(codes)) for cuda, codes in raw.pop("builds"))

@@ -29,9 +29,9 @@ def left(mark: str) -> list[psutil.Process]:
 @pytest.mark.parametrize("end", ["by itself", "interrupted", "killed"])
 def test_nothing_outlives_it(tmp_path, end):
     mark = f"{100_000 + os.getpid()}.{['by itself', 'interrupted', 'killed'].index(end)}"
-    apart = [sys.executable, str(Path(__file__).with_name("apart.py")), sys.executable, "-c", _STARTS]
+    entry = [sys.executable, str(Path(__file__).with_name("namespaces.py")), sys.executable, "-c", _STARTS]
     more = ["ends"] if end == "by itself" else []
-    command = [sys.executable, "-c", _STARTER, *apart, mark, str(tmp_path / "started"), *more]
+    command = [sys.executable, "-c", _STARTER, *entry, mark, str(tmp_path / "started"), *more]
     starter = subprocess.Popen(command, start_new_session=True)
     wait_for((tmp_path / "started").exists, tmp_path)
     if end == "interrupted":
@@ -44,11 +44,11 @@ def test_nothing_outlives_it(tmp_path, end):
 
 
 def test_the_network_the_mounts_and_the_host_name_are_its_own(tmp_path):
-    apart = [sys.executable, str(Path(__file__).with_name("apart.py")), "bash", "-c"]
+    entry = [sys.executable, str(Path(__file__).with_name("namespaces.py")), "bash", "-c"]
     changes = (
         "mount --bind /proc/sys/kernel/ostype /etc/hostname && ip link add name card7 type veth && cat /etc/hostname"
     )
     before = Path("/etc/hostname").read_text()
-    assert subprocess.check_output([*apart, changes], text=True) == "Linux\n"
+    assert subprocess.check_output([*entry, changes], text=True) == "Linux\n"
     assert Path("/etc/hostname").read_text() == before
     assert not Path("/sys/class/net/card7").exists()

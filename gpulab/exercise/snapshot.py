@@ -1,10 +1,10 @@
-"""What a student's function is handed, taken apart into facts that can be compared later, each in a student's words.
+"""Takes a snapshot of a student's arguments as facts that can be compared later, each with a message for a change.
 
-It looks into tensors, modules, optimizers, schedules, gradient scalers, arrays and containers. An iterator cannot be
-looked into without using it up; any other object counts by its identity. The virtual GPU does not see it work.
+It covers tensors, modules, optimizers, schedules, gradient scalers, arrays and containers. An iterator would be used
+up; any other object counts by its identity. The virtual GPU does not count this work.
 
-Not seen: the values of tensors that have none (shapes only, meta) or whose layout is not strided, a change that was
-undone, attributes of the modules, optimizers and objects that a check or a student has defined.
+Not covered: values of tensors that have none (shapes only, meta) or whose layout is not strided, a change that was
+undone, attributes of modules, optimizers and objects that a check or a student has defined.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _OBJECT = "object "
 
 @dataclasses.dataclass(slots=True)
 class Fact:
-    """One thing that must stay; `words` of the old and the new value say what is wrong when it has not."""
+    """One value that must not change; `words(old, new)` returns the message for a change."""
 
     name: str
     kind: Kind
@@ -59,17 +59,17 @@ class Fact:
 
 
 class _Values:
-    """The numbers of a tensor, a copy of them or itself; unknown where it has none that can be compared."""
+    """The values of a tensor, copied or not; None where they cannot be compared."""
 
     def __init__(self, tensor: Any, copy: bool) -> None:
-        self.tensor: torch.Tensor | None = None  # a tensor without values is not held: that would keep it in memory
+        self.tensor: torch.Tensor | None = None  # a tensor without values is not kept alive
         with backing, torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
             known = tensor.layout is torch.strided and not is_traceable_wrapper_subclass(tensor) and not tensor.is_meta
             if known:
                 self.tensor = tensor.detach().clone() if copy else tensor.detach()
 
     def same(self, other: _Values) -> bool:
-        """NaN is equal to NaN; another shape or dtype is not a matter of the values."""
+        """Compare: NaN equals NaN; shape and dtype are facts of their own."""
         a, b = self.tensor, other.tensor
         if a is None or b is None or (a.shape, a.dtype) != (b.shape, b.dtype):
             return True
@@ -81,7 +81,7 @@ class _Values:
 
 
 class _Items:
-    """What is in a container: a number or the like itself, and of any other object, which is not held, which it is."""
+    """The contents of a container: numbers and the like themselves, other objects by identity, not kept alive."""
 
     __slots__ = ("keys", "values")
 
@@ -92,7 +92,7 @@ class _Items:
             self.values = [item if type(item) in _PLAIN else _Which(_token(item)) for item in values]
 
     def same(self, other: _Items) -> bool:
-        """The order counts, and so do the types of numbers; NaN is equal to NaN."""
+        """Compare with order and types of numbers; NaN equals NaN."""
         if len(self.keys) == len(other.keys) and (
             all(map(operator.is_, self.values, other.values)) or all(map(_is_the_same, self.values, other.values))
         ):
@@ -105,7 +105,7 @@ class _Items:
 
 
 class _Which(str):
-    """What stands for an object, in the place of it."""
+    """A token in place of an object."""
 
     __slots__ = ()
 
@@ -114,17 +114,17 @@ def _is_the_same(old: Any, new: Any) -> bool:
     return old is new or (type(old) is _Which and type(new) is _Which and old == new)
 
 
-class Picture:
-    """The facts of what is looked at, by path and kind."""
+class Snapshot:
+    """The facts of all objects that were added, by path and kind."""
 
     def __init__(self, copy: bool) -> None:
-        self.facts: dict[tuple[str, str, int], Fact] = {}  # by path, kind and the object that it is a fact of
+        self.facts: dict[tuple[str, str, int], Fact] = {}  # by path, kind and id of the object
         self.name, self.allowed = "", set[str]()
         self._copy = copy
-        self._met: dict[int, set[str]] = {}  # what may change of each object that has been looked at
+        self._met: dict[int, set[str]] = {}  # kinds of change allowed, by id of each object added
 
-    def look(self, path: str, value: Any, kind: Kind = "values") -> None:
-        """The facts of `value`; `kind` is that of a tensor's values."""
+    def add(self, path: str, value: Any, kind: Kind = "values") -> None:
+        """Add the facts of `value`; `kind` is that of a tensor's values."""
         if _is_plain(value):
             return
         if id(value) in self._met:
@@ -196,9 +196,9 @@ class Picture:
                 numbers = {key: _token(value) for key, value in own.items() if key[0] != "_" and key != "training"}
                 self._fact(at, "settings", module, numbers, partial(_entries, f"{at}.{{}}"))
             for key, parameter in module._parameters.items():
-                self.look(f"{at}.{key}", parameter, "parameters")
+                self.add(f"{at}.{key}", parameter, "parameters")
             for key, buffer in module._buffers.items():
-                self.look(f"{at}.{key}", buffer, "buffers")
+                self.add(f"{at}.{key}", buffer, "buffers")
             if not moves:
                 buffers = {key: _token(buffer) for key, buffer in module._buffers.items()}
                 self._fact(at, "buffers", module, buffers, partial(_entries, f"{at}.{{}}"))
@@ -215,7 +215,7 @@ class Picture:
             numbers = {key: value for key, value in group.items() if key != "params"}
             self._state(at, optimizer, numbers, "settings")
             for index, parameter in enumerate(group["params"]):
-                self.look(f"{at}['params'][{index}]", parameter, "parameters")
+                self.add(f"{at}['params'][{index}]", parameter, "parameters")
                 state = optimizer.state.get(parameter, {})
                 self._state(f"{path}.state[parameter {index} of group {number}]", optimizer, state)
 
@@ -225,7 +225,7 @@ class Picture:
         self._state(path, schedule, state | lists)
 
     def _scaler(self, path: str, scaler: torch.amp.GradScaler) -> None:
-        """What it holds from its first use on are tensors; before, the numbers that they begin with."""
+        """It has tensors from its first use on; before, the numbers with which they begin."""
         state = {key: item for key, item in vars(scaler).items() if key != "_per_optimizer_states"}
         with backing:
             for key, first, dtype in (
@@ -248,7 +248,7 @@ class Picture:
     # -- containers ----------------------------------------------------------------------------------------
 
     def _container(self, path: str, value: Any) -> None:
-        """The class's own way of iterating is asked, not a subclass's, which may count or use up what it gives."""
+        """Iterate by the builtin class, since a subclass's `__iter__` may count or use up its items."""
         keys: Collection[Any]
         values: Collection[Any]
         named = False
@@ -273,17 +273,17 @@ class Picture:
         if not _PLAIN.issuperset(map(type, values)):
             for key, item in zip(known.keys, values, strict=True):
                 if type(item) not in _PLAIN:  # a list of numbers may be a long one
-                    self.look(f"{path}.{key}" if named else f"{path}[{key!r}]", item)
+                    self.add(f"{path}.{key}" if named else f"{path}[{key!r}]", item)
         return None
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether nothing of it can change: its text says what it is."""
+    """Return True if the value is immutable, so that its repr identifies it."""
     return type(value) in _PLAIN or (type(value) is tuple and _PLAIN.issuperset(map(type, value)))
 
 
 def _token(value: Any) -> str:
-    """What stands for an item: its text where it is a number or the like, else which object it is."""
+    """Return the repr of a plain value, else a token with the identity of the object."""
     if _is_plain(value):
         return repr(value)
     return f"{_OBJECT}{id(value)}"
@@ -295,7 +295,7 @@ def _same(old: Any, new: Any) -> bool:
     return old.same(new) if isinstance(old, _Values | _Items) else bool(old == new)
 
 
-# -- the words: of where it is, and of what it was and is -----------------------------------------------------
+# -- messages: the place, the old and the new value -----------------------------------------------------------
 
 
 def _changed(where: str, old: Any, new: Any) -> str:

@@ -1,7 +1,7 @@
-"""How an answer of a check looks that is no error: a pass is pleasant, what is still to be written is quiet.
+"""Displays a check's outcome that is no failure: a pass, or an exercise that is not attempted yet.
 
-For the latter the check raises all the same, since that is how a grader and a script see it; JupyterLab does not show
-the error below the quiet line. Other front ends show both.
+For the latter the check raises too, for graders and scripts; JupyterLab hides the error below the line, other front
+ends show both.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _NOT_YET = """\
 
 
 def passed(name: str, says: str, *more: str) -> None:
-    """Show that the check `name` has passed, what it `says` of the answer, and `more`, a line each."""
+    """Show that the check `name` has passed, its sentence `says`, and the lines `more`."""
     rest = "\n".join(html.escape(line, quote=False) for line in (says, *more))
     page = _PASSED.format(colour=GREEN, name=html.escape(name), rest=rest)
     show("\n  ".join([f"✔ {name}: {says}", *more]), html=page)
 
 
 def not_attempted(text: str) -> None:
-    """Show `text`, as in "window: not attempted yet", above the error that follows; nothing outside of a notebook."""
+    """Show `text`, such as "window: not attempted yet", above the error that follows; only in a notebook."""
     if in_notebook():
         show(f"○ {text}", html=_NOT_YET.format(text=html.escape(text)))

@@ -1,4 +1,4 @@
-"""What stands in for `os`, `open` and torch's writer during a recording: each does its work and tells of it."""
+"""Wraps functions of `os`, `open` and torch's zip writer so that each call is recorded."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from typing import Any
 from .journal import Synced
 from .recorder import Recorder
 
-_PIECE, _MOST_PIECES = 4096, 16  # of what torch.save writes: bytes in each, or so many of them
+_PIECE, _MOST_PIECES = 4096, 16  # bytes of each write of torch.save, or its number of writes
 
 
 def functions(recorder: Recorder) -> dict[str, Callable[..., Any]]:
-    """Those of os, by name."""
     real, lock = recorder.os, recorder.lock
 
     def os_open(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
@@ -42,7 +41,7 @@ def functions(recorder: Recorder) -> dict[str, Callable[..., Any]]:
         return write
 
     def puts(name: str) -> Callable[..., Any]:
-        """The system writes into the file that is the first argument."""
+        """Wrap a function by which the system writes into the file of its first argument."""
 
         def put(fd: int, *args: Any, **options: Any) -> Any:
             with lock:
@@ -111,7 +110,7 @@ def functions(recorder: Recorder) -> dict[str, Callable[..., Any]]:
                 recorder.named(f"link {old or 'a file from elsewhere'} as {new}", (new, node))
 
     def makes(name: str) -> Callable[..., None]:
-        """A folder, or a symbolic link."""
+        """Wrap a function that makes a folder or a symbolic link."""
 
         def make(*args: Any, dir_fd: int | None = None, **options: Any) -> None:
             with lock:
@@ -151,7 +150,7 @@ def functions(recorder: Recorder) -> dict[str, Callable[..., Any]]:
 
 
 class _Raw(io.RawIOBase):
-    """A file whose every write is one call of os.write. `flags` are those it was opened with."""
+    """A raw file whose writes are calls of os.write."""
 
     def __init__(self, name: Any, fd: int, mode: str, closes: bool, recorder: Recorder) -> None:
         self.name, self.mode, self._fd, self._closes, self._recorder = name, mode, fd, closes, recorder
@@ -218,7 +217,7 @@ def open_file(
     closefd: bool = True,
     opener: Callable[[Any, int], int] | None = None,
 ) -> Any:
-    """open(), with a raw file of ours where it is in the folder, and for writing."""
+    """Open a file like `open()`, with a `_Raw` file if it is in the folder and for writing."""
     binary, plus = "b" in mode, "+" in mode
     inside = recorder.node(file) if isinstance(file, int) else recorder.place(file, follow=True)
     refused = (binary and (encoding, errors, newline) != (None, None, None)) or (not binary and buffering == 0)
@@ -246,17 +245,17 @@ def open_file(
 
 
 class TorchWriter:
-    """What torch.save opens for a path: C++ writes it elsewhere, and then Python its bytes to where they belong."""
+    """The writer of torch.save for a path: C++ writes a temporary file, whose bytes Python then writes to the path."""
 
     def __init__(self, recorder: Recorder, real: Callable[[str], Any], name: str) -> None:
         self._file: Any = None
         if not recorder.done and recorder.place(name, follow=True) is not None:
-            with suppress(OSError):  # C++ has its own words for that
+            with suppress(OSError):  # C++ raises its own error
                 self._file = open(name, "wb", buffering=0)  # noqa: SIM115
         if self._file is not None:
             self._scratch = tempfile.TemporaryDirectory()
             self._written = os.path.join(self._scratch.name, os.path.basename(name))
-            name = self._written  # its name stands in the file
+            name = self._written  # the file contains its own name
         self._writer = real(name)
 
     def __enter__(self) -> Any:

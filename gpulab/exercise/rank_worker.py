@@ -1,8 +1,8 @@
-"""What runs on a rank of `ranks.py`: calls come from the notebook, one at a time, and answers go back.
+"""The program of one rank of `ranks.py`: receives calls from the notebook, runs them one at a time, sends results.
 
 The file is run by its path, with the port and the key of the notebook's listener. A call is a function without
-arguments, pickled by value where the rank has no module to import it from. While it runs, a second thread tells the
-notebook where it is, if that asks.
+arguments, pickled by value where the rank cannot import its module. While it runs, a second thread answers the
+notebook's requests for the current stack.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-import cloudpickle  # noqa: F401  (calls are pickled with it: imported before ranks are forked)
+import cloudpickle  # noqa: F401  (it unpickles calls: imported before ranks are forked)
 
-WHERE = b"where"  # what is asked while a call runs
+WHERE = b"where"  # the request for the stack of a running call
 CALL = "GPULAB_CALL"  # the variable with the number of the call
 
 
 @dataclass(frozen=True)
 class Call:
-    """What the notebook sends: `path` and `lines` are its sys.path and the source of its cells, by file; `count` is
-    the number of ranks, `number` that of the call, so that each has a store of its own."""
+    """A call from the notebook: `path` and `lines` are its sys.path and the source of its cells, by file; `count` is
+    the number of ranks, `number` that of the call, which separates the stores of calls."""
 
     function: bytes
     path: list[str]
@@ -43,18 +43,18 @@ class Call:
 
 @dataclass(frozen=True)
 class Answer:
-    """What became of a call: a value, or what it raised: the type, its text, and the student's own lines."""
+    """The result of a call: a value, or an exception as its type, its text and the student's own lines."""
 
     value: Any = None
     raised: str = ""
     text: str = ""
     frames: tuple[str, ...] = ()
     not_attempted: bool = False
-    ended: str = ""  # how the process ended, or that it hangs; then there is nothing else
-    inside: str = ""  # what the student's line has called that does not return
-    changes: tuple[Any, ...] = ()  # of what it was handed, as an audit found them
-    left: str = ""  # settings of the rank that it has changed
-    seeded: tuple[str, ...] = ()  # the calls that seed those global generators that it has seeded
+    ended: str = ""  # how the process ended, or that it hangs; then all else is empty
+    inside: str = ""  # the function called by the student's line that does not return
+    changes: tuple[Any, ...] = ()  # of its arguments, found by an audit
+    left: str = ""  # settings of the rank that it left changed
+    seeded: tuple[str, ...] = ()  # names of the functions that seed the global generators that it seeded
 
 
 _changes, _left, _seeded = list[Any](), list[str](), list[str]()  # of the call that runs
@@ -62,8 +62,8 @@ _changes, _left, _seeded = list[Any](), list[str](), list[str]()  # of the call 
 
 @dataclass(frozen=True)
 class Watched:
-    """A student's function on a rank, which notes what it has changed when it returns. It raises nothing of its own:
-    the other ranks go on, and would wait for this one."""
+    """A student's function on a rank that records its side effects. It raises nothing of its own: the other ranks
+    would wait for this one."""
 
     student: Callable[..., Any]
     names: tuple[str, ...]
@@ -82,9 +82,9 @@ class Watched:
             got = self.student(*args)
             left = settings.changed(shared | local, settings.shared() | settings.local())
             _seeded.extend(settings.seeded(states, seeds))
-        finally:  # for what the check does next, and for the next call
+        finally:  # for the rest of the check, and for the next call
             torch.set_grad_enabled(grad)
-            settings.put_back(shared)
+            settings.restore(shared)
         _changes.extend(audit.changes())
         _left.extend(text for name, text in left.items() if name not in settings.OF_A_SCRIPT)
         return got
@@ -105,15 +105,15 @@ def main(port: str, key: str) -> None:
 
 @functools.cache
 def agents_store() -> Any:
-    """The store that the launcher has opened for all ranks of the run; before the first call, since a process that
-    connects asks a name server for the other end's name, which may take seconds."""
+    """Return the launcher's store for all ranks of the run. Connected before the first call, since a connection looks
+    up the other end's name, which may take seconds."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     return TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
 
 
 def _listen(notebook: Any, calls: SimpleQueue[Call | None]) -> None:
-    """Until the notebook has left."""
+    """Receive calls and requests until the notebook disconnects."""
     from gpulab.exercise.wording import own_frames
 
     while True:
@@ -130,19 +130,19 @@ def _listen(notebook: Any, calls: SimpleQueue[Call | None]) -> None:
 
 
 def _inside(stack: traceback.StackSummary) -> str:
-    """The function of torch.distributed that the student's innermost line has called; "" where it is none."""
+    """Return the function of torch.distributed that the student's innermost line called; "" if none."""
     from gpulab.exercise.wording import is_students
 
     last = max((i for i, frame in enumerate(stack) if is_students(frame.filename)), default=len(stack))
     within = [frame.name for frame in stack[last + 1 :] if os.path.join("torch", "distributed") in frame.filename]
-    return next((name for name in within if name != "wrapper"), "")  # which is torch's own, for its logs
+    return next((name for name in within if name != "wrapper"), "")  # torch's own, for its logs
 
 
 def _answer(call: Call) -> Answer:
     import torch
     import torch.distributed as dist
 
-    from gpulab.exercise.base import NotAttempted
+    from gpulab.exercise.base import is_stub
     from gpulab.exercise.wording import frames, text_of
 
     sys.path[:] = call.path
@@ -163,12 +163,11 @@ def _answer(call: Call) -> Answer:
     except SystemExit as end:
         return Answer(raised="SystemExit", text=text_of(end), frames=tuple(frames(end)))
     except Exception as error:
-        stub = isinstance(error, NotAttempted) or (type(error) is NotImplementedError and not error.args)
-        return Answer(None, type(error).__name__, text_of(error), tuple(frames(error)), stub)
+        return Answer(None, type(error).__name__, text_of(error), tuple(frames(error)), is_stub(error))
 
 
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).parents[2])  # where this very gpulab is
-    from gpulab.exercise import on_rank
+    from gpulab.exercise import rank_worker
 
-    on_rank.main(*sys.argv[1:])
+    rank_worker.main(*sys.argv[1:])
