@@ -326,6 +326,19 @@ def test_real_on_a_mac_takes_apples_gpu(mac: None, shown: Shown) -> None:
 # The second setup, and how a machine prints
 
 
+def test_a_second_run_of_all_cells_says_what_the_first_still_holds(no_gpu: None, shown: Shown) -> None:
+    machine.setup("T4")
+    x = torch.ones(2**20, device="cuda")
+    cycle: list[object] = [torch.ones(2**20, device="cuda")]
+    cycle.append(cycle)
+    machine.setup("T4")
+    words = " ".join(shown.text.split())
+    assert "earlier cells still hold 8.0 MiB: for this page's numbers, Restart and Run All" in words
+    del x, cycle
+    machine.setup("T4")
+    assert "still hold" not in shown.text
+
+
 def test_a_second_setup_says_what_it_replaces_only_when_the_choice_changed(no_gpu: None, shown: Shown) -> None:
     machine.setup("T4")
     assert "replaces" not in shown.text

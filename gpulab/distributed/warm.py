@@ -1,6 +1,6 @@
 """The warm server as the notebook sees it: started at the first use, asked for runs, let go with the notebook.
 
-`forking.py` is what it runs. There is one at a time; where a run needs a process that started otherwise (`ground`),
+`forking.py` is what it runs. There is one at a time; where a run needs a process that started otherwise (`start_conditions`),
 the next one takes its place.
 """
 
@@ -44,7 +44,7 @@ _READ_ONCE = (
 )
 
 
-def ground(env: dict[str, str]) -> tuple[object, ...]:
+def start_conditions(env: dict[str, str]) -> tuple[object, ...]:
     """What a process with the environment `env`, started now, would have from its start and not be able to change."""
     once = {name: value for name, value in env.items() if name.startswith(_READ_ONCE)}
     path = env.get("PYTHONPATH", "")  # an empty entry is the current folder, an empty variable is none
@@ -62,7 +62,7 @@ class Server:
     """A process that imports torch, and forks launchers from then on."""
 
     def __init__(self, env: dict[str, str]) -> None:
-        self.ground = ground(env)
+        self.start_conditions = start_conditions(env)
         self.owner = os.getpid()
         self._is_ready = False
         self._imported: set[str] = set()
@@ -161,7 +161,7 @@ def server(env: dict[str, str]) -> Server:
         if _current is not None and _current.ended():
             _current.close()
             _current = None
-        if _current is not None and _current.ground != ground(env):
+        if _current is not None and _current.start_conditions != start_conditions(env):
             _current.close(retire=True)
             _current = None
         if _current is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import operator
 import os
 import random
@@ -99,9 +100,22 @@ def setup(gpu: str | None = None, *, seed: int = 0) -> Machine:
         machine = replace(machine, notes=(*machine.notes, IN_IT))
     machine = replace(machine, threads=threads, threads_because=because)
     earlier, _current = _current, machine
+    if earlier is not None and (held := _held_bytes(machine)):
+        note = f"earlier cells still hold {held / 2**20:,.1f} MiB: for this page's numbers, Restart and Run All"
+        machine = replace(machine, notes=(*machine.notes, note))
     card = _card(machine, seed, earlier)
     show(as_text(card), svg=as_svg(card), html=as_html(card))
     return machine
+
+
+def _held_bytes(machine: Machine) -> int:
+    """Return the GPU memory that is allocated before the notebook has made anything, after garbage collection."""
+    if machine.device.type != "cuda":
+        return 0
+    import torch
+
+    gc.collect()
+    return sum(torch.cuda.memory_allocated(number) for number in range(torch.cuda.device_count()))
 
 
 def _in_force() -> VirtualGPU | None:

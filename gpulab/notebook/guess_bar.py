@@ -14,15 +14,16 @@ _APART = 3  # from this factor on, the scale is logarithmic
 _MOST_TICKS = 7
 
 
-def as_html(line: str, guess: float, actual: float, source: str) -> str:
-    """Return HTML: `line`, and under it the finite numbers `guess` and `actual` to scale."""
+def as_html(line: str, guess: float, actual: float, source: str, because: str = "") -> str:
+    """Return HTML: `line`, under it the finite numbers `guess` and `actual` to scale, and `because`."""
     comparable = guess > 0 < actual or guess < 0 > actual
     far = comparable and max(guess / actual, actual / guess) >= _APART
     rows = _points(abs(guess), abs(actual), source) if far else _bars(guess, actual, source)
     grid = "display:grid;grid-template-columns:max-content 1fr;column-gap:1em;row-gap:4px;align-items:center"
+    reason = f'<div style="margin-top:.5em">{html.escape(because)}</div>' if because else ""
     return (
         f'<div style="max-width:40em;margin:.2em .5em .6em"><div style="margin-bottom:.4em">{html.escape(line)}</div>'
-        f'<div aria-hidden="true" style="{grid}">{rows}</div></div>'
+        f'<div aria-hidden="true" style="{grid}">{rows}</div>{reason}</div>'
     )
 
 

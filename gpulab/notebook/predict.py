@@ -10,6 +10,7 @@ import html
 import math
 import os
 import re
+import textwrap
 from collections.abc import Sequence
 from datetime import date
 from pathlib import PurePath
@@ -44,17 +45,23 @@ class Prediction:
         self.value = value
         return progress.record_guess(self.asked, value, _lesson())
 
-    def compare(self, actual: float, source: str = "measured") -> None:
+    def compare(self, actual: float, source: str = "measured", *, because: str = "") -> None:
         """Show the prediction beside `actual`, as a line and in a notebook as two bars; without one, `actual` alone.
-        `source` is the origin of `actual`: measured, virtual, recorded or computed."""
+
+        `source` is the origin of `actual`: measured, virtual, recorded or computed. `because` explains the number, and
+        stands below it: so no text above or below the cell tells the answer to a reader who has not guessed yet.
+        """
         number = _number("actual", actual)
         if source not in ("measured", "virtual", "recorded", "computed"):
             raise ValueError(f"source must be 'measured', 'virtual', 'recorded' or 'computed', not {source!r}")
+        if not isinstance(because, str):
+            raise TypeError(f"because must be a text, not {because!r}")
         line = self._verdict(number, _with_unit(number, self.unit), source)
+        text = f"{line}\n{textwrap.fill(because, 100)}".rstrip()
         if self.value is None:
-            print(line)
+            print(text)
         else:
-            show(line, html=guess_bar.as_html(line, self.value, number, source))
+            show(text, html=guess_bar.as_html(line, self.value, number, source, because))
 
     def _verdict(self, actual: float, shown: str, source: str) -> str:
         if self.value is None:

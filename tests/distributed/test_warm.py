@@ -271,7 +271,7 @@ def test_another_environment_at_the_start_takes_another_server(tmp_path):
     write("uses.py", "import mine, torch\nprint(mine.value, hash('a'), torch.get_num_threads())")
     env, usual = {"OMP_NUM_THREADS": "2", "PYTHONHASHSEED": "1", "PYTHONPATH": "library"}, running.environment({})
     for name, value in env.items():
-        assert warm.ground(usual | {name: value}) != warm.ground(usual), name
+        assert warm.start_conditions(usual | {name: value}) != warm.start_conditions(usual), name
     command = [sys.executable, "uses.py"]
     fresh = subprocess.run(command, env=os.environ | env, capture_output=True, text=True, check=True).stdout
     assert distributed.run("uses.py", 1, env=env).ranks[0].output == fresh
@@ -286,9 +286,9 @@ def test_another_environment_at_the_start_takes_another_server(tmp_path):
 def test_in_another_folder_a_server_serves_where_nothing_is_found_by_the_folder(tmp_path, monkeypatch, path, same):
     env = {} if path is None else {"PYTHONPATH": path}
     (tmp_path / "elsewhere").mkdir()
-    here = warm.ground(env)
+    here = warm.start_conditions(env)
     monkeypatch.chdir("elsewhere")
-    assert (warm.ground(env) == here) is same
+    assert (warm.start_conditions(env) == here) is same
 
 
 @starts_servers

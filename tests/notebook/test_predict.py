@@ -122,6 +122,16 @@ def test_the_distance_is_told_in_words(guess, actual, words):
     assert how_far(guess, actual) == words
 
 
+def test_the_reason_stands_below_the_number_with_and_without_a_guess(capsys, notebook):
+    gpulab.predict("How many?").compare(3, because="Two and one are three.")
+    assert capsys.readouterr().out == "measured: 3 (no prediction was typed)\nTwo and one are three.\n"
+    gpulab.predict("How many?", guess=4).compare(3, because="Two & one are three.")
+    assert notebook[-1]["text"].endswith("\nTwo & one are three.")
+    assert "Two &amp; one are three." in notebook[-1]["html"]
+    with pytest.raises(TypeError, match="because must be a text, not 7"):
+        gpulab.predict("How many?").compare(3, because=7)
+
+
 @given(NUMBERS, NUMBERS)
 def test_any_two_numbers_can_be_compared(guess, actual):
     words = how_far(guess, actual)
