@@ -201,16 +201,14 @@ def without_values(rounds: int) -> Iterator[tuple[str, float, str, float | None,
 
 def speed() -> Iterator[tuple[str, float, str, float | None, str]]:
     """How far predicted speeds are from published ones, the median of each set."""
-    from evidence.bert_large import predicted as of_bert
-    from evidence.clock_report import others, timm_sets
-    from evidence.published_speed import predicted as of_resnet
+    from evidence.report import early, others, timm_sets
 
-    errors = [100 * abs(row.error) for row in of_resnet()] + [100 * abs(row.speed_error) for row in of_bert()]
+    errors = [100 * abs(done.error) for done in early() if done.row.unit == "samples/s"]
     note = f"{len(errors)} published speeds; the whole table: tools/accuracy.py"
     yield "prediction of ResNet-50 and BERT-large, median error", statistics.median(errors), "%", 20.0, note
-    for sets, target in ((timm_sets(8, "judge", 2), 10.0), (others()[0], 15.0)):
+    for sets, target in ((timm_sets(8, 2), 10.0), (others()[0], 15.0)):
         for found in sets:
-            errors = [100 * abs(pair.ratio - 1) for pair in found.pairs]
+            errors = [100 * abs(done.error) for done in found.rows]
             note = f"{len(errors)} published speeds" + (f", {len(found.failed)} do not run" if found.failed else "")
             if errors:
                 yield f"prediction of {found.name}, median error", statistics.median(errors), "%", target, note
