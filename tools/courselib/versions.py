@@ -124,7 +124,7 @@ def _make(venv: Venv, lane: LaneVenv, version: Version) -> str:
     environ = installer.environ(venv)
     pyenv = Path.home().glob(f".pyenv/versions/{version.python}.*/bin")  # where uv does not look
     environ["PATH"] = os.pathsep.join([*map(str, pyenv), environ["PATH"]])
-    command = [venv.uv, "venv", "--quiet", "--seed", "--clear", "--python", version.python, lane.folder]
+    command = [str(venv.uv), "venv", "--quiet", "--seed", "--clear", "--python", version.python, str(lane.folder)]
     made = subprocess.run(command, env=environ, stderr=subprocess.PIPE, text=True)
     if made.returncode != 0:
         return f"no Python {version.python} is found here, and uv gets none: {made.stderr.strip()[-300:]}"
@@ -132,8 +132,8 @@ def _make(venv: Venv, lane: LaneVenv, version: Version) -> str:
         limits = Path(temporary) / "constraints.txt"
         tested = (lane.root / "constraints.txt").read_text(encoding="utf-8")
         limits.write_text(constraints(tested, version.instead), encoding="utf-8")
-        command = [venv.uv, "pip", "install", "--python", lane.python, "-c", limits, "-e", ".[author,lab,test]"]
-        if subprocess.call(command, cwd=lane.root, env=environ) != 0:
+        install = [str(venv.uv), "pip", "install", "--python", str(lane.python), "-c", str(limits)]
+        if subprocess.call([*install, "-e", ".[author,lab,test]"], cwd=lane.root, env=environ) != 0:
             raise Stop("uv could not install the packages; its lines above say why.")
     return ""
 
