@@ -75,8 +75,9 @@ def _timm(row: Row) -> Training:
     layout = torch.channels_last if "-nhwc-" in row.source else torch.contiguous_format
     usual = timm.models.get_pretrained_cfg(name, allow_unregistered=True)
     other = usual is not None and usual.fixed_input_size and usual.input_size[-1] != int(side)
+    options: dict[str, Any] = {"img_size": int(side)} if other else {}
     with torch.device("meta"):
-        model = timm.create_model(name, **({"img_size": int(side)} if other else {}))
+        model = timm.create_model(name, **options)
     model = model.to_empty(device="cuda").to(memory_format=layout)
     images = torch.empty(batch, 3, int(side), int(side), device="cuda").to(memory_format=layout)
 
@@ -286,7 +287,8 @@ def bert_large(row: Row) -> Training:
     fp16 = everything or "fp16" in row.setting
     batch, accumulation = (4, 1) if "batch 4" in row.setting else (1, 4)
     large: dict[str, Any] = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16}
-    config = BertConfig(**large, intermediate_size=4096, attn_implementation="eager")
+    large |= {"intermediate_size": 4096, "attn_implementation": "eager"}
+    config = BertConfig(**large)
     with torch.device("meta"):
         model: Any = BertForSequenceClassification(config)
     model = model.to_empty(device="cuda").train()
@@ -327,7 +329,7 @@ def kept_by_a_layer(row: Row) -> int:
             kept = torch.cuda.memory_allocated() - before - out.nbytes
             del out
         del layer
-    return kept
+    return int(kept)
 
 
 def _rasbt_vit(row: Row) -> Training:
