@@ -103,7 +103,7 @@ def test_the_trainings_are_those_published():
     rows = {(row.setting, row.unit): row for row in data.trainings("rasbt gpt2 by hand")}
     assert rows["+ FlashAttention", "tokens/s"].value == 91901
     assert rows["baseline fp32", "reserved GiB"].gpu == "A100-40"
-    assert len(data.trainings()) == 81
+    assert len(data.trainings()) == 105
     assert {row.unit for row in data.trainings("NVIDIA DLE")} == {"samples/s"}
 
 

@@ -9,7 +9,7 @@ import textwrap
 import psutil
 import pytest
 from courselib import ready
-from courselib.lanes import libraries_ready
+from courselib.lanes import KEEPS_MEMORY, libraries_ready
 from courselib.patience import HANG_SECONDS
 from courselib.venv import Venv
 
@@ -23,7 +23,7 @@ def there_is_one():
         yield
         return
     with libraries_ready(Venv()) as variables, pytest.MonkeyPatch.context() as patch:
-        for name, value in {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", **variables}.items():
+        for name, value in {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", **KEEPS_MEMORY, **variables}.items():
             patch.setenv(name, value)
         yield
 

@@ -1,23 +1,18 @@
 """`make versions`: which lanes there are, what is installed in them, and what is told. Nothing is installed here."""
 
+import re
 import sys
 from pathlib import Path
 
 import pytest
 from courselib import versions
+from courselib.lanes import Lane
 from courselib.terminal import Stop
 from courselib.venv import Venv
-from courselib.versions import VERSIONS, LaneVenv, constraints, counted, parts, python_of, run_versions
+from courselib.versions import VERSIONS, LaneVenv, constraints, lanes_for, run_versions
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTED = (ROOT / "constraints.txt").read_text(encoding="utf-8")
-HERE = f"{sys.version_info[0]}.{sys.version_info[1]}"
-REPORT = """<testsuites><testsuite>
-<testcase name="a"/><testcase name="b"><failure message="x">y</failure></testcase>
-<testcase name="c"><skipped message="needs root"/></testcase>
-<testcase name="d"><skipped message="needs root"/></testcase>
-<testcase name="e"><error message="x"/></testcase>
-</testsuite></testsuites>"""
 
 
 def test_there_is_a_lane_for_each_python_and_for_the_oldest_torch():
@@ -40,7 +35,7 @@ def test_a_package_that_has_no_line_is_told():
 
 @pytest.mark.parametrize("version", VERSIONS, ids=lambda version: version.name)
 def test_what_the_parts_run_is_there(version):
-    arguments = [argument for arguments in parts(version).values() for argument in arguments]
+    arguments = [argument for lane in lanes_for(version) for argument in lane.arguments]
     for argument in arguments:
         assert not argument.startswith(("tests/", "notebooks")) or (ROOT / argument).exists(), argument
     # Bytes are those of the tested torch: another one's are not compared with what is stored.
@@ -48,27 +43,16 @@ def test_what_the_parts_run_is_there(version):
     assert ("--nbval-lax" in arguments) == ("torch" in version.instead)
 
 
-def test_outcomes_are_counted_and_reasons_told(tmp_path):
-    report = tmp_path / "report.xml"
-    report.write_text(REPORT, encoding="utf-8")
-    counts, reasons = counted(report)
-    assert counts == {"passed": 1, "failed": 2, "not run": 2}
-    assert reasons == ["not run, 2: needs root"]
-
-
-def test_a_python_is_found_by_what_it_says_of_itself(tmp_path, monkeypatch):
-    assert python_of(HERE) is not None
-    shim = tmp_path / "python3.99"
-    shim.write_text("#!/bin/sh\nexit 127\n", encoding="utf-8")
-    shim.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert python_of("3.99") is None
-
-
 def test_a_lane_without_its_python_says_so_and_is_no_failure(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(versions, "python_of", lambda version: None)
-    assert run_versions(Venv(tmp_path), "python3.13") == 0
-    assert "NOT RUN: no Python 3.13 is found here" in capsys.readouterr().out
+    """uv itself looks, and here may not download one."""
+    monkeypatch.setenv("UV_PYTHON_DOWNLOADS", "never")
+    monkeypatch.setattr(versions, "VERSIONS", (versions.Version("python3.99", "3.99"),))
+    monkeypatch.setattr(versions, "check_space", lambda folder, size: 0)
+    monkeypatch.setattr(Venv, "uv", property(lambda venv: Path(sys.executable).with_name("uv")))
+    assert run_versions(Venv(tmp_path), "python3.99") == 0
+    out = capsys.readouterr().out.partition("=== summary")[2]
+    assert "python3.99: NOT RUN: no Python 3.99 is found here, and uv gets none: " in out
+    assert not (tmp_path / ".venvs" / "python3.99").exists()
 
 
 def test_a_lane_that_is_unknown_is_told_the_names():
@@ -79,21 +63,14 @@ def test_a_lane_that_is_unknown_is_told_the_names():
 @pytest.mark.parametrize("codes", [[0, 0, 0], [0, 1, 0]], ids=["passes", "one part fails"])
 def test_a_lane_fails_with_one_of_its_parts_and_runs_them_all(codes, monkeypatch, capsys, tmp_path):
     """With a real environment, whose parts are small programs in place of pytest."""
-    write = "import sys; path = sys.argv[1].partition('=')[2]; open(path, 'w').write(sys.argv[2]); sys.exit({})"
-
-    def make(lane, version, python):
-        lane.folder.mkdir(parents=True)
-
-    programs = {f"part {n}": ("-c", write.format(code)) for n, code in enumerate(codes)}
-    monkeypatch.setattr(versions, "python_of", lambda version: [sys.executable])
-    monkeypatch.setattr(versions, "_make", make)
-    monkeypatch.setattr(versions, "parts", lambda version: programs)
+    monkeypatch.setattr(versions, "_make", lambda venv, lane, version: lane.folder.mkdir(parents=True))
+    monkeypatch.setattr(versions, "check_space", lambda folder, size: 0)
+    parts = [Lane(f"part {n}", "ends", ("-c", f"raise SystemExit({code})")) for n, code in enumerate(codes)]
+    monkeypatch.setattr(versions, "lanes_for", lambda version: parts)
     monkeypatch.setattr(LaneVenv, "python", property(lambda lane: Path(sys.executable)))
-    call = versions.subprocess.call
-    monkeypatch.setattr(versions.subprocess, "call", lambda command, **more: call([*command, REPORT], **more))
     assert run_versions(Venv(tmp_path), "python3.12") == max(codes)
-    out = capsys.readouterr().out.partition("=== summary")[2]
-    assert f"Python {sys.version.split()[0]}, torch " in out
-    for n in range(3):
-        assert f"part {n}: 1 passed, 2 failed, 2 not run" in out
+    out = capsys.readouterr().out
+    for n, code in enumerate(codes):
+        assert re.search(rf"{'FAILED' if code else 'passed'} +\d+ s  part {n}: ends", out)
+    assert f"python3.12: {'FAILED' if any(codes) else 'passed'}: Python {sys.version.split()[0]}, torch " in out
     assert not (tmp_path / ".venvs" / "python3.12").exists()

@@ -31,6 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("gpulab", "torch", "jupyterlab", "ipywidgets", "anywidget")
 NOTEBOOK_SECONDS = {"notebooks": 30, "solutions": 60}
 NOTEBOOK_KB = 1000
+REPEATS, SLOW_REPEATS = 7, 3
 
 
 @dataclass(frozen=True)
@@ -48,73 +49,40 @@ class Row:
         return None if self.value is None or self.target is None else self.value <= self.target
 
 
-@dataclass(frozen=True)
-class Effort:
-    """How much is measured: `quick` leaves out what takes minutes."""
-
-    quick: bool
-
-    @property
-    def repeats(self) -> int:
-        return 1 if self.quick else 7
-
-    @property
-    def slow_repeats(self) -> int:
-        return 3
-
-    @property
-    def settings(self) -> int:
-        """Mixtures of a simulator's controls."""
-        return 5 if self.quick else 200
-
-    @property
-    def frames(self) -> int:
-        """Of Play."""
-        return 20 if self.quick else 1000
-
-    @property
-    def frames_before(self) -> int:
-        """Of Play, after which all that is kept once is there."""
-        return 20 if self.quick else 200
-
-
-def rows(effort: Effort) -> Iterator[Row]:
-    """All rows, each as soon as it is measured."""
-    yield from importing(effort)
-    yield from virtual_gpu(effort)
-    yield from simulators(effort)
-    yield from key_to_picture(effort)
-    yield from data_loader(effort)
-    yield from ranks(effort)
-    yield from checks(effort)
+def rows(quick: bool) -> Iterator[Row]:
+    """All rows, each as soon as it is measured; `quick` leaves out what takes minutes."""
+    yield from importing(quick)
+    yield from apart("bench_virtual", quick)
+    yield from simulators(quick)
+    yield from key_to_picture(quick)
+    yield from apart("bench_pipeline", quick)
+    if sys.platform == "linux":  # where there is a warm server
+        yield from apart("bench_ranks", quick)
+    yield from checks(quick)
     yield from sizes()
-    yield from notebooks(effort)
+    yield from notebooks(quick)
 
 
-def importing(effort: Effort) -> Iterator[Row]:
-    """What `import gpulab` adds to a bare interpreter, and `setup()` to torch's own import."""
-    bare, package = _in_turns(effort, "pass", "import gpulab")
-    yield Row("import gpulab, above a bare interpreter", 1000 * _median_difference(package, bare), "ms", 50)
-    torch, setup = _in_turns(effort, "import torch", "import gpulab; gpulab.setup()")
-    yield Row("import torch, above a bare interpreter", statistics.median(torch) - statistics.median(bare), "s")
-    yield Row("gpulab.setup(), above import torch", _median_difference(setup, torch), "s", 0.2)
-
-
-def virtual_gpu(effort: Effort) -> Iterator[Row]:
-    """Cost of the virtual GPU; a process of its own, since threads and caches of others would disturb it."""
-    command = [*python_here(), "-c", _FIGURES, str(int(effort.quick))]
+def apart(module: str, quick: bool) -> Iterator[Row]:
+    """What `figures` of a module in evidence/ gives, in a process of its own: others' threads, caches and signals would
+    disturb it."""
+    program = f"import json; from evidence import {module}; print(json.dumps(list({module}.figures(quick={quick}))))"
+    command = [*python_here(), "-c", program]
     done = subprocess.run(command, cwd=ROOT / "tools", capture_output=True, text=True, check=True)
     for figure in json.loads(done.stdout.splitlines()[-1]):
         yield Row(*figure)
 
 
-_FIGURES = (
-    "import json, sys; from evidence import bench_virtual; "
-    "print(json.dumps(list(bench_virtual.figures(quick=sys.argv[1] == '1'))))"
-)
+def importing(quick: bool) -> Iterator[Row]:
+    """What `import gpulab` adds to a bare interpreter, and `setup()` to torch's own import."""
+    bare, package = _in_turns(quick, "pass", "import gpulab")
+    yield Row("import gpulab, above a bare interpreter", 1000 * _median_difference(package, bare), "ms", 50)
+    torch, setup = _in_turns(quick, "import torch", "import gpulab; gpulab.setup()")
+    yield Row("import torch, above a bare interpreter", statistics.median(torch) - statistics.median(bare), "s")
+    yield Row("gpulab.setup(), above import torch", _median_difference(setup, torch), "s", 0.2)
 
 
-def simulators(effort: Effort) -> Iterator[Row]:
+def simulators(quick: bool) -> Iterator[Row]:
     """Model and drawing of one update, over the whole range of the controls; a thousand frames of those that play."""
     import psutil
 
@@ -123,7 +91,7 @@ def simulators(effort: Effort) -> Iterator[Row]:
     for name in gpulab.sim.__all__:
         simulator = getattr(gpulab.sim, name)()
         times, sizes = [], []
-        for values in settings(simulator, effort.settings):
+        for values in settings(simulator, 5 if quick else 200):
             began = perf_counter()
             simulator.set(**values)
             drawn = simulator.svg()
@@ -136,18 +104,18 @@ def simulators(effort: Effort) -> Iterator[Row]:
         if played is None:
             continue
         simulator = getattr(gpulab.sim, name)()
-        before = 0
-        for frame in range(effort.frames_before + effort.frames):
-            if frame == effort.frames_before:
+        before, warm, frames = 0, *((20, 20) if quick else (200, 1000))  # warm: all that is kept once is there
+        for frame in range(warm + frames):
+            if frame == warm:
                 before = psutil.Process().memory_info().rss
             span = int(simulator.limits(simulator.values).get(played.name, played).high) - played.low + 1
             simulator.set(**{played.name: played.low + frame % span})
             simulator.svg()
         grown = (psutil.Process().memory_info().rss - before) / 1e6
-        yield Row(f"{name}: memory after {effort.frames} frames of Play", grown, "MB", 5, "growth of the process")
+        yield Row(f"{name}: memory after {frames} frames of Play", grown, "MB", 5, "growth of the process")
 
 
-def key_to_picture(effort: Effort) -> Iterator[Row]:
+def key_to_picture(quick: bool) -> Iterator[Row]:
     """From the press of a key on a slider to the new picture, and frames of Play, in JupyterLab in Chromium."""
     from browser.lab_server import LabServer, chromium, chromium_path
     from browser.notebook_page import NotebookPage, frames_per_second, key_to_picture_ms
@@ -155,8 +123,8 @@ def key_to_picture(effort: Effort) -> Iterator[Row]:
     import gpulab
 
     names, path = gpulab.sim.__all__, chromium_path()
-    if path is None or effort.quick:
-        yield Row("key to picture in JupyterLab", None, "ms", 100, "--quick" if effort.quick else "no Chromium")
+    if path is None or quick:
+        yield Row("key to picture in JupyterLab", None, "ms", 100, "--quick" if quick else "no Chromium")
         return
     with tempfile.TemporaryDirectory() as folder, chromium(path) as browser:
         server = LabServer(Path(folder))
@@ -183,42 +151,12 @@ def key_to_picture(effort: Effort) -> Iterator[Row]:
             server.close()
 
 
-def data_loader(effort: Effort) -> Iterator[Row]:
-    """The pipeline simulator beside a real DataLoader; a process of its own, which forks workers."""
-    command = [*python_here(), "-c", _PIPELINE, str(int(effort.quick))]
-    done = subprocess.run(command, cwd=ROOT / "tools", capture_output=True, text=True, check=True)
-    for figure in json.loads(done.stdout.splitlines()[-1]):
-        yield Row(*figure)
-
-
-_PIPELINE = (
-    "import json, sys; from evidence import bench_pipeline; "
-    "print(json.dumps(list(bench_pipeline.pipeline(quick=sys.argv[1] == '1'))))"
-)
-
-
-def ranks(effort: Effort) -> Iterator[Row]:
-    """Starting ranks by torchrun and by the warm server; a process of its own, which is interrupted now and then."""
-    if sys.platform != "linux":  # where there is no warm server
-        return
-    command = [*python_here(), "-c", _RANKS, str(int(effort.quick))]
-    done = subprocess.run(command, cwd=ROOT / "tools", capture_output=True, text=True, check=True)
-    for figure in json.loads(done.stdout.splitlines()[-1]):
-        yield Row(*figure)
-
-
-_RANKS = (
-    "import json, sys; from evidence import bench_ranks; "
-    "print(json.dumps(list(bench_ranks.ranks(quick=sys.argv[1] == '1'))))"
-)
-
-
-def checks(effort: Effort) -> Iterator[Row]:
+def checks(quick: bool) -> Iterator[Row]:
     """Each check on the answer of the solution notebook; in haste the first of two lessons, the latter's on ranks."""
     import nbformat
 
     for path in sorted((ROOT / "solutions").glob("*.ipynb")):
-        if effort.quick and path.name[:2] not in ("01", "12"):
+        if quick and path.name[:2] not in ("01", "12"):
             continue
         cells = [c for c in nbformat.read(path, as_version=4).cells if c.cell_type == "code"]
         names: dict[str, Any] = {}
@@ -232,12 +170,12 @@ def checks(effort: Effort) -> Iterator[Row]:
             elif number == 0 or given or "solution" in tags:
                 _silently(cell.source, names)
             elif "check" in tags:
-                calls = range(1 if effort.quick else 1 + effort.repeats)
+                calls = range(1 if quick else 1 + REPEATS)
                 first, *times = [_seconds(lambda: _silently(cell.source, names)) for _ in calls]  # noqa: B023
                 check = cell.source.partition("(")[0].rpartition(".")[2]
                 note = f"its first call {first:.2f} s"
                 yield Row(f"check {check} on its solution", statistics.median(times or [first]), "s", 0.5, note)
-                if effort.quick:
+                if quick:
                     break
     os.chdir(ROOT)
 
@@ -248,28 +186,28 @@ def sizes() -> Iterator[Row]:
         yield Row(f"{path.parent.name}/{path.name}, size", path.stat().st_size / 1000, "kB", NOTEBOOK_KB)
 
 
-def notebooks(effort: Effort) -> Iterator[Row]:
+def notebooks(quick: bool) -> Iterator[Row]:
     """Each lecture and solution from the start of its kernel to its last cell; writes docs/timings.md."""
     import timings
 
     runs = {}
     for path in timings.notebooks():
         name, target = f"{path.parent.name}/{path.name}, run from top to bottom", NOTEBOOK_SECONDS[path.parent.name]
-        if effort.quick:
+        if quick:
             yield Row(name, None, "s", target, "--quick")
             continue
-        measured = sorted((timings.measure(path) for _ in range(effort.slow_repeats)), key=lambda run: run.wall)
+        measured = sorted((timings.measure(path) for _ in range(SLOW_REPEATS)), key=lambda run: run.wall)
         runs[path] = measured[len(measured) // 2]
         yield Row(name, runs[path].wall, "s", target, f"{runs[path].processor:.1f} s of the processor")
     if runs:
         timings.write(runs)
 
 
-def _in_turns(effort: Effort, *programs: str) -> list[list[float]]:
+def _in_turns(quick: bool, *programs: str) -> list[list[float]]:
     """The seconds of each program in a fresh interpreter, one after the other, so that all see the same machine."""
     times: list[list[float]] = [[] for _ in programs]
-    fills = 0 if effort.quick else 1  # the first one fills the disk cache
-    for repeat in range(fills + effort.repeats):
+    fills = 0 if quick else 1  # the first one fills the disk cache
+    for repeat in range(fills + (1 if quick else REPEATS)):
         for mine, program in zip(times, programs, strict=True):
             command = [sys.executable, "-c", program]
             seconds = _seconds(lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL))  # noqa: B023
@@ -347,7 +285,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="fewer repeats, no browser, no notebooks: some seconds")
     parser.add_argument("--json", type=Path, default=ROOT / "bench.json", metavar="PATH", help="default: bench.json")
     args = parser.parse_args()
-    facts, effort = machine(), Effort(args.quick)
+    facts = machine()
     print(", ".join(f"{name} {number}" for name, number in facts["versions"].items()), end="; ")
     print(f"{facts['processors']} processors, {facts['system']}")
     print(f"{'':<55} {'measured':>14}  {'target':<10}")
@@ -355,10 +293,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         # The virtual device, as in CI, and nobody's progress.
         os.environ |= {"GPULAB_GPU": "virtual:T4", "GPULAB_PROGRESS": str(Path(folder) / "progress.json")}
-        for row in rows(effort):
+        for row in rows(args.quick):
             print(line(row), flush=True)
             measured.append(asdict(row) | {"met": row.met, "source": "measured" if row.value is not None else ""})
-    document = facts | {"quick": effort.quick, "repeats": effort.repeats, "rows": measured}
+    document = facts | {"quick": args.quick, "repeats": 1 if args.quick else REPEATS, "rows": measured}
     args.json.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     print(f"written to {args.json.name}")
     return 0

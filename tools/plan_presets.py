@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import torchvision
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -123,20 +124,6 @@ class Llama(nn.Module):
         return logits
 
 
-def resnet50() -> nn.Module:
-    from torchvision.models import resnet50
-
-    made: nn.Module = resnet50()
-    return made
-
-
-def vit_b_16() -> nn.Module:
-    from torchvision.models import vit_b_16
-
-    made: nn.Module = vit_b_16()
-    return made
-
-
 class Preset(NamedTuple):
     """`make(words)` is the model, `layers(model)` the lists whose modules checkpointing computes again.
 
@@ -154,14 +141,18 @@ class Preset(NamedTuple):
 WORDS = ((1, 128), (1, 256), (1, 512), *((batch, 1024) for batch in (1, 2, 4, 8, 32)))
 PRESETS = {
     "resnet50": Preset(
-        resnet50,
+        torchvision.models.resnet50,
         lambda m: [m.layer1, m.layer2, m.layer3, m.layer4],
         0,
         224,
         ((1, 64), (1, 128), *((batch, 224) for batch in (1, 2, 4, 8, 16, 32, 64, 128))),
     ),
     "vit_b_16": Preset(
-        vit_b_16, lambda m: [m.encoder.layers], 0, 224, tuple((batch, 224) for batch in (1, 2, 4, 8, 32, 128))
+        torchvision.models.vit_b_16,
+        lambda m: [m.encoder.layers],
+        0,
+        224,
+        tuple((batch, 224) for batch in (1, 2, 4, 8, 32, 128)),
     ),
     "gpt2": Preset(GPT2, lambda m: [m.blocks], 50257, 1024, WORDS),
     "llama_7b": Preset(Llama, lambda m: [m.blocks], 32000, 1024, WORDS),

@@ -23,6 +23,7 @@ from gpulab import course
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "timings.md"
+WORDS = ROOT / "tools" / "evidence" / "timings.md"  # the page without its numbers
 FOLDERS = ("notebooks", "solutions")
 
 WORDS_A_MINUTE = 200
@@ -141,7 +142,7 @@ def page(runs: Mapping[Path, Run]) -> str:
     processors = {1: "one processor", 2: "two processors"}.get(os.cpu_count() or 1, f"{os.cpu_count()} processors")
     counted, seconds = ("words", "lines of code"), ("s, processor", "s, clock", "kB")
     doing_columns = ("predictions", "minutes of turns", "questions", "simulators")
-    return _PAGE.format(
+    return WORDS.read_text(encoding="utf-8").format(
         machine=f"{processors}, no GPU, {sys.platform} {platform.machine()}, Python {platform.python_version()}",
         words=WORDS_A_MINUTE,
         line=SECONDS_A_LINE,
@@ -158,36 +159,6 @@ def page(runs: Mapping[Path, Run]) -> str:
 def _table(head: Sequence[str], body: Iterable[Sequence[object]]) -> str:
     rows = [head, ["---"] * len(head), *body]
     return "\n".join("| " + " | ".join(str(cell) for cell in row) + " |" for row in rows)
-
-
-_PAGE = """\
-# What each notebook takes
-
-Written by `make bench`, and by nothing else. Seconds are *measured*, from the start of a notebook's kernel to its end,
-on a virtual T4 and one thread: of the processor, in all processes, and by the clock, which counts what else the machine
-did. The machine: {machine}. Words, lines and sizes are counted.
-
-Minutes **by run-through** are those of a reader who reads {words} words a minute, takes {line:g} s for a line of code
-and {output:g} s for what a cell prints, {prediction:g} s for a prediction, {question:g} minute for a question of the
-quiz, {simulator:g} minutes for a simulator, for a turn what it states, and waits for the processor. What a lesson
-**states** is rounded, and stands in its `lesson.toml`.
-
-## Lectures
-
-{lectures}
-
-## Exercises
-
-Minutes are those that the exercises state; the rest is the solution's.
-
-{solutions}
-
-## Routes
-
-The [three routes](../notebooks/00_start_here.ipynb) of lesson 00, in hours.
-
-{routes}
-"""
 
 
 def write(runs: Mapping[Path, Run]) -> None:

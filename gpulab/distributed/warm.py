@@ -1,7 +1,7 @@
 """The warm server as the notebook sees it: started at the first use, asked for runs, let go with the notebook.
 
-`forking.py` is what it runs. There is one at a time; where a run needs a process that started otherwise (`start_conditions`),
-the next one takes its place.
+`forking.py` is what it runs. There is one at a time; where a run needs a process that started otherwise
+(`start_conditions`), the next one takes its place.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from courselib.patience import HANG_SECONDS
@@ -16,7 +17,8 @@ from browser.lab_server import LabServer
 
 WINDOW: ViewportSize = {"width": 1440, "height": 900}
 
-_PANEL = "window.jupyterapp.shell.currentWidget"
+SCRIPT = Path(__file__).with_name("page.js")
+_PANEL = "gpulabPage.panel()"
 
 
 class Node(NamedTuple):
@@ -32,6 +34,7 @@ class NotebookPage:
 
     def __init__(self, browser: Browser, server: LabServer, path: str) -> None:
         self.page: Page = browser.new_page(viewport=WINDOW)
+        self.page.add_init_script(path=SCRIPT)
         self.page.set_default_timeout(HANG_SECONDS * 1000)
         self.page.set_default_navigation_timeout(HANG_SECONDS * 1000)
         self.console: list[str] = []
@@ -45,14 +48,7 @@ class NotebookPage:
 
     def wait_for_kernel(self, path: str) -> None:
         """Wait until the notebook at `path` is in front and its kernel idle."""
-        self.page.wait_for_function(
-            f"""(path) => {{
-                const panel = window.jupyterapp && {_PANEL};
-                return panel?.context?.path === path && panel.context.isReady
-                    && panel.sessionContext.session?.kernel?.status === 'idle';
-            }}""",
-            arg=path,
-        )
+        self.page.wait_for_function("(path) => gpulabPage.isReady(path)", arg=path)
 
     def switch_to(self, path: str) -> None:
         """Open another notebook in this window, or go back to one that is open."""
@@ -108,15 +104,7 @@ class NotebookPage:
 
     def select(self, cell: int) -> None:
         """Make a cell the active one, as a click beside it does; the keyboard then is in command mode."""
-        self.page.evaluate(
-            f"""(cell) => {{
-                const notebook = {_PANEL}.content;
-                notebook.activeCellIndex = cell;
-                notebook.deselectAll();
-                notebook.mode = 'command';
-            }}""",
-            cell,
-        )
+        self.page.evaluate("(cell) => gpulabPage.select(cell)", cell)
         self.shown(cell).evaluate("(node) => node.focus()")
 
     def shown(self, cell: int) -> Locator:
@@ -124,38 +112,12 @@ class NotebookPage:
         self.page.evaluate(f"(cell) => {_PANEL}.content.scrollToItem(cell, 'start')", cell)
         found = self.page.locator(f'.jp-NotebookPanel:not(.lm-mod-hidden) [data-windowed-list-index="{cell}"]')
         found.wait_for(state="attached")
-        # The cells above are drawn and measured only now, which moves this one about for some frames.
-        found.evaluate(
-            """async (node) => {
-                for (let calm = 0, last; calm < 6; ) {
-                    node.scrollIntoView({ block: 'start' });
-                    await new Promise(requestAnimationFrame);
-                    const top = Math.round(node.getBoundingClientRect().top);
-                    calm = top === last ? calm + 1 : 0;
-                    last = top;
-                }
-            }"""
-        )
+        found.evaluate("(node) => gpulabPage.atTop(node)")
         return found
 
     def leaf_through(self) -> None:
         """Scroll to each cell in turn, so that JupyterLab has drawn all of them once."""
-        self.page.evaluate(
-            f"""async (limit) => {{
-                const {{ content }} = {_PANEL};
-                const frame = () => new Promise(requestAnimationFrame);
-                for (let cell = 0; cell < content.widgets.length; cell++) {{
-                    const end = performance.now() + 1000 * limit;
-                    content.scrollToItem(cell, 'start');
-                    do {{
-                        await frame();
-                        if (performance.now() > end) throw new Error(`cell ${{cell}} is not drawn in ${{limit}} s`);
-                    }} while (!content.widgets[cell].node.isConnected);
-                    await frame();
-                }}
-            }}""",
-            HANG_SECONDS,
-        )
+        self.page.evaluate("(limit) => gpulabPage.leafThrough(limit)", HANG_SECONDS)
 
     def theme(self, name: str) -> None:
         """Change JupyterLab's theme: "JupyterLab Light" or "JupyterLab Dark"."""
@@ -184,21 +146,11 @@ class NotebookPage:
         ]
 
     def _command(self, name: str, arguments: dict[str, Any] | None = None) -> None:
-        self.page.evaluate(
-            """async ([name, given, limit]) => {
-                let timer;
-                const late = new Promise((_, reject) => {
-                    timer = setTimeout(() => reject(new Error(`${name} took more than ${limit} s`)), 1000 * limit);
-                });
-                await Promise.race([window.jupyterapp.commands.execute(name, given), late]);
-                clearTimeout(timer);
-            }""",
-            [name, arguments or {}, HANG_SECONDS],
-        )
+        self.page.evaluate("(given) => gpulabPage.command(given)", [name, arguments or {}, HANG_SECONDS])
 
     def is_busy(self) -> bool:
         """Whether the kernel runs a cell."""
-        busy: bool = self.page.evaluate(f"{_PANEL}.sessionContext.session.kernel.status !== 'idle'")
+        busy: bool = self.page.evaluate("gpulabPage.kernel().status !== 'idle'")
         return busy
 
     def interrupt(self) -> None:
@@ -226,12 +178,7 @@ class NotebookPage:
 
     def _settle(self) -> None:
         # A command ends with the kernel's reply, and outputs may come after it: a round trip of our own is the last.
-        self.page.evaluate(
-            f"""async () => {{
-                const kernel = {_PANEL}.sessionContext.session.kernel;
-                await kernel.requestExecute({{ code: '', silent: true, store_history: false }}).done;
-            }}"""
-        )
+        self.page.evaluate("() => gpulabPage.roundTrip()")
         self.wait_for_kernel(self.path())
 
     def _note(self, message: ConsoleMessage) -> None:
@@ -250,7 +197,7 @@ def key_to_picture_ms(
     box = notebook.shown(cell).locator(".gpulab-sim")
     handle = box.get_by_role("slider", name=slider, exact=True)
     handle.focus()
-    box.evaluate(_STOPWATCH)
+    box.evaluate("(box) => gpulabPage.stopwatch(box)")
     times = []
     for press in range(presses):
         notebook.page.wait_for_timeout(200)  # so that each finds the page at rest
@@ -267,31 +214,6 @@ def frames_per_second(notebook: NotebookPage, cell: int, slider: str, seconds: f
     notebook.page.keyboard.press("Home")
     box.get_by_role("button", name="Play", exact=True).click()
     notebook.page.wait_for_timeout(500)  # it is running evenly by then
-    rate = float(box.evaluate(_COUNTER, 1000 * seconds))
+    rate = float(box.evaluate("(box, milliseconds) => gpulabPage.frames(box, milliseconds)", 1000 * seconds))
     box.get_by_role("button", name="Stop and go back", exact=True).click()  # also where it has come to its end
     return rate
-
-
-_COUNTER = """(box, milliseconds) => new Promise((resolve) => {
-    let frames = 0, first, last, changed = false;
-    const seen = new MutationObserver(() => {
-        if (changed) return; // a picture that is put in place in two moves is one
-        changed = true;
-        requestAnimationFrame((now) => { frames++; first ??= now; last = now; changed = false; });
-    });
-    seen.observe(box.querySelector('.gpulab-picture'), { childList: true, subtree: true });
-    setTimeout(() => {
-        seen.disconnect();
-        resolve(frames > 1 ? 1000 * (frames - 1) / (last - first) : 0);
-    }, milliseconds);
-})"""
-
-_STOPWATCH = """(box) => {
-    let began;
-    box.addEventListener('keydown', (event) => { began = event.timeStamp; }, true);
-    const stop = () => { window.gpulabTime = performance.now() - began; };
-    const drawn = () => requestAnimationFrame(() => setTimeout(stop)); // the frame is on the screen then
-    window.gpulabWatch?.disconnect();
-    window.gpulabWatch = new MutationObserver(drawn);
-    window.gpulabWatch.observe(box.querySelector('.gpulab-picture'), { childList: true, subtree: true });
-}"""

@@ -13,31 +13,7 @@ from browser.notebook_page import Node, NotebookPage
 
 OPERABLE = {"button", "checkbox", "combobox", "image", "link", "radio", "radiogroup", "slider", "spinbutton", "textbox"}
 
-# The lowest contrast (WCAG 2) between letters and what lies behind them, with the words it was found at.
-LOWEST_CONTRAST = """(root) => {
-    const parse = (colour) => colour.match(/[\\d.]+/g).map(Number);
-    const light = (colour) => {
-        const linear = (c) => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
-        const [r, g, b] = parse(colour).map((value) => linear(value / 255));
-        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-    };
-    const behind = (node) => {
-        for (; node; node = node.parentElement) {
-            const colour = getComputedStyle(node).backgroundColor;
-            if ((parse(colour)[3] ?? 1) > 0.99) return colour;
-        }
-        return 'rgb(255, 255, 255)';
-    };
-    let lowest = [21, ''];
-    for (const node of root.querySelectorAll('*')) {
-        const words = [...node.childNodes].filter((n) => n.nodeType === 3).map((n) => n.textContent.trim()).join('');
-        if (!words || node.closest('svg') || !node.checkVisibility()) continue;
-        const [one, two] = [light(getComputedStyle(node).color), light(behind(node))];
-        const ratio = (Math.max(one, two) + 0.05) / (Math.min(one, two) + 0.05);
-        if (ratio < lowest[0]) lowest = [ratio, words];
-    }
-    return lowest;
-}"""
+LOWEST_CONTRAST = "(root) => gpulabPage.lowestContrast(root)"  # and the words it was found at
 
 
 def slider(box: Locator, name: str) -> Locator:
@@ -51,27 +27,8 @@ def picture(box: Locator) -> tuple[str | None, ...]:
 
 def settled(box: Locator) -> tuple[str, str]:
     """The same once the kernel has answered all that was asked, and nothing more comes."""
-    title, numbers = box.evaluate(_SETTLED, HANG_SECONDS)
+    title, numbers = box.evaluate("(box, limit) => gpulabPage.settled(box, limit)", HANG_SECONDS)
     return title, numbers
-
-
-# An answer may lead to another question, so it asks until it finds what it found before; all in the page, since each
-# way there and back costs as much as the kernel's answer.
-_SETTLED = """async (box, limit) => {
-    const frame = () => new Promise(requestAnimationFrame);
-    const part = (name) => box.querySelector(name)?.textContent;
-    const kernel = window.jupyterapp.shell.currentWidget.sessionContext.session.kernel;
-    const end = performance.now() + 1000 * limit;
-    for (let last = null; performance.now() < end; ) {
-        await kernel.requestExecute({ code: '', silent: true, store_history: false }).done;
-        do await frame(); while (kernel.status !== 'idle' && performance.now() < end);
-        await frame();
-        const said = [part('.gs-headline'), part('.gs-numbers')];
-        if (last && said.every((text, index) => text && text === last[index])) return said;
-        last = said;
-    }
-    throw new Error(`the picture does not come to rest in ${limit} s`);
-}"""
 
 
 def wait_until(page: Page, condition: Callable[[], Any], what: str) -> None:

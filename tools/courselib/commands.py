@@ -13,84 +13,66 @@ from dataclasses import dataclass
 from .cluster import run_cluster
 from .installing import set_up
 from .lab import open_lab
-from .lanes import LINT_LANES, run_exploring, run_lanes, run_tests
+from .lanes import LINT_LANES, chosen, run_exploring, run_lanes, run_tests
 from .terminal import Stop, say
 from .venv import Venv
 from .versions import run_versions
 
 STUDENT = frozenset({"lab"})
 AUTHOR = frozenset({"lab", "test", "author"})
-NOTHING: frozenset[str] = frozenset()  # needs no `.venv`
 
 
 @dataclass(frozen=True)
 class Command:
-    """`run` takes the environment, once it holds the `extras`, and returns the exit status."""
+    """`run` takes the environment, once it holds the `extras`, and what LANE names; it returns the exit status."""
 
     purpose: str
     extras: frozenset[str]
-    run: Callable[[Venv], int]
+    run: Callable[[Venv, str | None], int]
 
 
-def _program(*arguments: str) -> Callable[[Venv], int]:
-    def run(venv: Venv) -> int:
-        return subprocess.call([str(venv.python), *arguments], cwd=venv.root, env=venv.environ())
-
-    return run
+def _program(*arguments: str) -> Callable[[Venv, str | None], int]:
+    return lambda venv, _: subprocess.call([venv.python, *arguments], cwd=venv.root, env=venv.environ())
 
 
-def _nothing_more(venv: Venv) -> int:
+def _lab(venv: Venv, _: str | None) -> int:
+    return open_lab(venv, os.environ.get("PORT") or None)
+
+
+def _lint(venv: Venv, only: str | None) -> int:
+    return run_lanes(venv, chosen([*LINT_LANES], only))
+
+
+def _nothing_more(venv: Venv, _: str | None) -> int:
     say(f"{venv.folder} is ready.")
     return 0
 
 
 COMMANDS = {
-    "lab": Command(
-        "set up, and open JupyterLab at the first notebook",
-        STUDENT,
-        lambda venv: open_lab(venv, os.environ.get("PORT") or None),
-    ),
-    "test": Command(
-        "set up, and run every test (LANE=unit for one lane)",
-        AUTHOR,
-        lambda venv: run_tests(venv, os.environ.get("LANE") or None),
-    ),
+    "lab": Command("set up, and open JupyterLab at the first notebook", STUDENT, _lab),
+    "test": Command("set up, and run every test (LANE=unit for one lane)", AUTHOR, run_tests),
     "explore": Command(
-        "look for what `make test` does not meet: new random examples, a busy machine",
-        AUTHOR,
-        lambda venv: run_exploring(venv, os.environ.get("LANE") or None),
+        "look for what `make test` does not meet: new random examples, a busy machine", AUTHOR, run_exploring
     ),
     "versions": Command(
         "the supported versions of Python and torch, each in an environment of its own (LANE=python3.13 for one)",
-        NOTHING,
-        lambda venv: run_versions(venv, os.environ.get("LANE") or None),
+        STUDENT,
+        run_versions,
     ),
     "cluster": Command(
         "run what needs a cluster: SLURM, two nodes, processes killed, the power cut (Linux, as root)",
         AUTHOR,
-        lambda venv: run_cluster(venv, os.environ.get("LANE") or None),
+        run_cluster,
     ),
     "doctor": Command(
-        "check this machine, and say what to do for each failing line",
-        STUDENT,
-        _program("-m", "gpulab", "doctor"),
+        "check this machine, and say what to do for each failing line", STUDENT, _program("-m", "gpulab", "doctor")
     ),
-    "notebooks": Command(
-        "build notebooks, solutions and exercises from lessons/",
-        AUTHOR,
-        _program("tools/build.py"),
-    ),
-    "check": Command(
-        "verify that what is built agrees with lessons/",
-        AUTHOR,
-        _program("tools/build.py", "--check"),
-    ),
-    "lint": Command("ruff and mypy", AUTHOR, lambda venv: run_lanes(venv, LINT_LANES)),
+    "notebooks": Command("build notebooks, solutions and exercises from lessons/", AUTHOR, _program("tools/build.py")),
+    "check": Command("verify that what is built agrees with lessons/", AUTHOR, _program("tools/build.py", "--check")),
+    "lint": Command("ruff and mypy", AUTHOR, _lint),
     "bench": Command("the performance table", AUTHOR, _program("tools/bench.py")),
     "gpu": Command(
-        "measure a real GPU, for holding the virtual one against it",
-        STUDENT,
-        _program("-m", "gpulab", "validate"),
+        "measure a real GPU, for holding the virtual one against it", STUDENT, _program("-m", "gpulab", "validate")
     ),
     "setup": Command("set up .venv only, as the other commands do first", STUDENT, _nothing_more),
 }
@@ -122,9 +104,8 @@ def run(arguments: Sequence[str]) -> int:
         if len(names) > 1 or names[0] not in COMMANDS:
             raise Stop(f"`{' '.join(names)}` is no command: use one of {', '.join(COMMANDS)}.")
         venv, command = Venv(), COMMANDS[names[0]]
-        if command.extras:
-            set_up(venv, command.extras, os.environ.get("TORCH") or None)
-        return command.run(venv)
+        set_up(venv, command.extras, os.environ.get("TORCH") or None)
+        return command.run(venv, os.environ.get("LANE") or None)
     except Stop as stop:
         say(str(stop))
         return 1

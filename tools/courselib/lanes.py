@@ -39,7 +39,7 @@ ANSWERS = ("tests/wrong_answers",)
 VIRTUAL = ("tests/virtualgpu", "tests/timing")
 
 # Memory of tensors that come and go stays with the process: half of the time of some cells went to asking for it anew.
-_KEEPS_MEMORY = {"MALLOC_TRIM_THRESHOLD_": "100000000000", "MALLOC_MMAP_THRESHOLD_": "100000000000"}
+KEEPS_MEMORY = {"MALLOC_TRIM_THRESHOLD_": "100000000000", "MALLOC_MMAP_THRESHOLD_": "100000000000"}
 
 # Programs that run tests at once: on two cores a third fills the time in which others wait for pages, kernels or ranks.
 WORKERS = 3  # WORKERS=8 on a larger machine
@@ -294,7 +294,7 @@ def libraries_ready(venv: Venv) -> Iterator[dict[str, str]]:
 
 def _environ(venv: Venv, more: Mapping[str, str]) -> dict[str, str]:
     """The variables of what runs here; two notebooks run side by side, and more threads than cores slow both down."""
-    return venv.environ() | {"GPULAB_GPU": "virtual:T4", "OMP_NUM_THREADS": "1", **_KEEPS_MEMORY, **more}
+    return venv.environ() | {"GPULAB_GPU": "virtual:T4", "OMP_NUM_THREADS": "1", **KEEPS_MEMORY, **more}
 
 
 def _run(venv: Venv, lane: Lane, output: IO[bytes] | None = None) -> int:

@@ -44,6 +44,10 @@ class Venv:
         return self.scripts / ("python.exe" if os.name == "nt" else "python")
 
     @property
+    def uv(self) -> Path:
+        return self.scripts / ("uv.exe" if os.name == "nt" else "uv")
+
+    @property
     def stamp_file(self) -> Path:
         return self.folder / "gpulab-setup.json"
 

@@ -1,1 +1,1 @@
-"""What the performance and accuracy tables are made of: benches, published figures, a long mixed run."""
+"""What the tables of `bench.py` and `accuracy.py` are made of: what is measured, and published trainings run again."""

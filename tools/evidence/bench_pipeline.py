@@ -9,10 +9,11 @@ from __future__ import annotations
 import gc
 import queue
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from time import perf_counter, sleep
 from typing import TYPE_CHECKING
+
+from .bench_virtual import Figures
 
 if TYPE_CHECKING:
     from gpulab.sim.pipeline.model import Work
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 MIB = 2**20
 
 
-def pipeline(*, quick: bool) -> Iterator[tuple[str, float, str, float | None, str]]:
-    """(name, value, unit, target, note) of each figure: how far the model's step is from the measured one, in %.
+def figures(*, quick: bool) -> Figures:
+    """How far the model's step is from the measured one, in %.
 
     Pageable memory, so that the loop waits for the GPU, then for the copy, then launches: the model has to get the
     order of all three right.
@@ -92,8 +93,3 @@ def measure(work: Work, *, warm_up: int, steps: int) -> float:
         del loader
         gc.collect()  # ends the workers
     return (computed[warm_up + steps] - computed[warm_up]) / steps
-
-
-if __name__ == "__main__":
-    for name, value, unit, _, note in pipeline(quick=False):
-        print(f"{name:<90} {value:6.2f} {unit}  ({note})")

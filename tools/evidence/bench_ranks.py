@@ -8,15 +8,16 @@ from __future__ import annotations
 import contextlib
 import statistics
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from time import perf_counter
 
 import psutil
 
-from evidence.soak_ranks import ENDS, soak
 from gpulab import distributed
 from gpulab.distributed.warm import server_pid, stop
+
+from .bench_virtual import Figures
 
 SCRIPT = """
 import psutil
@@ -44,8 +45,8 @@ def _median(values: Iterable[float]) -> float | None:
     return statistics.median(values) if values else None
 
 
-def ranks(*, quick: bool) -> Iterator[tuple[str, float | None, str, float | None, str]]:
-    """(name, value, unit, target, note) of each figure; with `quick` torchrun starts none."""
+def figures(*, quick: bool) -> Figures:
+    """With `quick` torchrun starts none."""
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         Path("sum.py").write_text(SCRIPT, encoding="utf-8")
         first, cold, later = [], [], []
@@ -65,18 +66,5 @@ def ranks(*, quick: bool) -> Iterator[tuple[str, float | None, str, float | None
     yield "2 ranks that all-reduce, by the warm server", warm_later, "s", None, compared
     most = max((mb for _, mb in cold), default=None)
     yield "memory of a rank, by torchrun", most, "MB", None, left_out or "its own, without what it shares"
-    yield (
-        "memory of a rank, by the warm server",
-        max(mb for _, mb in later),
-        "MB",
-        None,
-        f"the server itself: {server:.0f} MB",
-    )
-    for warm in () if quick else (True, False):
-        left = sum(len(things) for _, things in soak(20 * list(ENDS), warm))
-        yield f"left of 100 starts, by {'the warm server' if warm else 'torchrun'}", left, "", 0, "see soak_ranks.py"
-
-
-if __name__ == "__main__":
-    for name, value, unit, _, note in ranks(quick=False):
-        print(f"{name:<60} {'' if value is None else f'{value:.2f}':>8} {unit:<3} {note}")
+    most = max(mb for _, mb in later)
+    yield "memory of a rank, by the warm server", most, "MB", None, f"the server itself: {server:.0f} MB"

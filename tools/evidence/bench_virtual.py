@@ -16,10 +16,10 @@ from time import perf_counter  # the real one, whatever a virtual GPU makes of i
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+Figures = Iterator[tuple[str, float | None, str, float | None, str]]  # name, value, unit, target, note
 
 
-def figures(*, quick: bool) -> Iterator[tuple[str, float, str, float | None, str]]:
-    """(name, value, unit, target, note) of each figure."""
+def figures(*, quick: bool) -> Figures:
     yield from steps(batch=2 if quick else 8, side=32 if quick else 224, rounds=1 if quick else 7)
     yield from single_operations(repeats=100 if quick else 20_000)
     yield from clock(repeats=100 if quick else 20_000)
@@ -31,7 +31,7 @@ def figures(*, quick: bool) -> Iterator[tuple[str, float, str, float | None, str
         yield from speed()
 
 
-def steps(batch: int, side: int, rounds: int) -> Iterator[tuple[str, float, str, float | None, str]]:
+def steps(batch: int, side: int, rounds: int) -> Figures:
     """A step plain, on the virtual GPU and under MemTracker, and what each adds per operation."""
     import torch
     import torchvision
@@ -97,7 +97,7 @@ def steps(batch: int, side: int, rounds: int) -> Iterator[tuple[str, float, str,
         yield f"added per operation of that step by {label}", added, "us", target, "difference of whole steps"
 
 
-def single_operations(repeats: int) -> Iterator[tuple[str, float, str, float | None, str]]:
+def single_operations(repeats: int) -> Figures:
     """What an operation on a tiny tensor takes more than on the plain CPU."""
     import torch
 
@@ -118,7 +118,7 @@ def single_operations(repeats: int) -> Iterator[tuple[str, float, str, float | N
         yield f"added to one operation on the virtual GPU: {name}", value - plain[name], "us", 10.0, "4x4 tensors"
 
 
-def clock(repeats: int) -> Iterator[tuple[str, float, str, float | None, str]]:
+def clock(repeats: int) -> Figures:
     """What the clock takes of that: an addition with it, and with what it costs left out."""
     import torch
 
@@ -137,7 +137,7 @@ def clock(repeats: int) -> Iterator[tuple[str, float, str, float | None, str]]:
     yield "of it, the clock: addition", times["with"] - times["without"], "us", None, "without: no cost, no launch"
 
 
-def planning() -> Iterator[tuple[str, float, str, float | None, str]]:
+def planning() -> Figures:
     """Training steps of billions of weights, planned in processes of their own, imports included; the best of three."""
     script = ROOT / "tests" / "virtualgpu" / "planning" / "seven_billion.py"
     for mode, model, most_seconds, most_bytes in (
@@ -156,7 +156,7 @@ def planning() -> Iterator[tuple[str, float, str, float | None, str]]:
         yield f"planning a step of {model}, process memory", best["process_bytes"] / 1e6, "MB", most_bytes, script.name
 
 
-def without_values(rounds: int) -> Iterator[tuple[str, float, str, float | None, str]]:
+def without_values(rounds: int) -> Figures:
     """A step on shapes alone against the same with values, on networks so small that arithmetic is nothing."""
     import torch
     import torchvision
@@ -199,24 +199,22 @@ def without_values(rounds: int) -> Iterator[tuple[str, float, str, float | None,
         yield f"a step of {name} on shapes alone, against with values", times[False] / times[True], "x", 1.0, note
 
 
-def speed() -> Iterator[tuple[str, float, str, float | None, str]]:
+def speed() -> Figures:
     """How far predicted speeds are from published ones, the median of each set."""
-    from evidence.bert_large import predicted as of_bert
-    from evidence.clock_report import others, timm_sets
-    from evidence.published_speed import predicted as of_resnet
+    from evidence.report import early, others, timm_sets
 
-    errors = [100 * abs(row.error) for row in of_resnet()] + [100 * abs(row.speed_error) for row in of_bert()]
+    errors = [100 * abs(done.error) for done in early() if done.row.unit == "samples/s"]
     note = f"{len(errors)} published speeds; the whole table: tools/accuracy.py"
     yield "prediction of ResNet-50 and BERT-large, median error", statistics.median(errors), "%", 20.0, note
-    for sets, target in ((timm_sets(8, "judge", 2), 10.0), (others()[0], 15.0)):
+    for sets, target in ((timm_sets(8, 2), 10.0), (others()[0], 15.0)):
         for found in sets:
-            errors = [100 * abs(pair.ratio - 1) for pair in found.pairs]
+            errors = [100 * abs(done.error) for done in found.rows]
             note = f"{len(errors)} published speeds" + (f", {len(found.failed)} do not run" if found.failed else "")
             if errors:
                 yield f"prediction of {found.name}, median error", statistics.median(errors), "%", target, note
 
 
-def tracker(repeats: int) -> Iterator[tuple[str, float, str, float | None, str]]:
+def tracker(repeats: int) -> Figures:
     """Entering and leaving a GPUMemoryTracker, without its two synchronisations."""
     import torch
 
@@ -233,7 +231,7 @@ def tracker(repeats: int) -> Iterator[tuple[str, float, str, float | None, str]]
     yield "GPUMemoryTracker, enter and exit on the virtual GPU", whole - 2 * waiting, "us", 10.0, "beyond synchronize"
 
 
-def accuracy() -> Iterator[tuple[str, float, str, float | None, str]]:
+def accuracy() -> Figures:
     """How far predicted peaks of training steps are from those of PyTorch's CUDA code on a T4 of the stand-in."""
     from accuracy import stand_in_rows
 

@@ -2,7 +2,11 @@
 
 import accuracy
 import pytest
+from evidence.measure import Predicted, predict
+from evidence.trainings import RESNET, TIMM, timm_rows
 
+from gpulab import data
+from gpulab.data import Training as Row
 from virtualgpu.validate.predict import Pair
 
 MiB = 1 << 20
@@ -50,7 +54,9 @@ def test_the_lines_of_the_readme_are_on_the_page_that_they_stand_for():
 
 
 def test_a_range_has_the_middle_and_both_ends():
-    assert accuracy._range([-0.101, 0.02, -0.06]) == "median error 6.0 %, from −10.1 to +2.0 %"
+    row = Row("HF BERT-large", "batch 4, fp16", "V100-16", "process MiB", 1000.0, "")
+    rows = [Predicted(row, virtual) for virtual in (899.0, 1020.0, 940.0)]
+    assert accuracy._range(rows) == "median error 6.0 %, from −10.1 to +2.0 %"
 
 
 def test_a_part_of_the_report_is_not_written_for_the_whole(monkeypatch, capsys):
@@ -58,3 +64,44 @@ def test_a_part_of_the_report_is_not_written_for_the_whole(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         accuracy.main()
     assert "leave out --quick and --gpu" in capsys.readouterr().err
+
+
+def test_published_figures_stand_beside_ours_those_below_twenty_with_decimals():
+    rows = [
+        Predicted(Row("a", setting, "T4", "samples/s", value, ""), virtual)
+        for setting, value, virtual in (("x", 1200.0, 1258.5), ("y", 8.86, 9.861))
+    ]
+    assert accuracy.published("what | published | virtual |", rows, {"a": "A, "}).splitlines() == [
+        "| what | published | virtual | |",
+        "|---|---|---|---|",
+        "| A, x | 1,200 | 1,258 | +4.9 % |",
+        "| A, y | 8.86 | 9.86 | +11.3 % |",
+    ]
+
+
+def test_every_block_of_the_page_is_words_or_a_part_of_the_report():
+    fields = [block.strip("{}") for block in accuracy.PAGE if block.startswith("{")]
+    assert len(fields) == len(set(fields)) == 9
+    assert all(callable(getattr(accuracy.Report, name)) for name in fields)
+    assert accuracy.PAGE.count(accuracy.PUBLISHED) == 1
+    page = (accuracy.ROOT / "docs" / "accuracy.md").read_text()
+    assert all(block in page for block in accuracy.PAGE if not block.startswith(("{", "<!--")))
+
+
+@pytest.mark.parametrize("setting", TIMM)
+def test_half_of_the_rows_of_a_setting_judge(setting):
+    halves = [timm_rows(setting, 10**6, half) for half in ("look", "judge")]
+    names = [{row.setting for row in half} for half in halves]
+    assert not names[0] & names[1]
+    assert sum(map(len, halves)) == len(data.published(setting))
+    assert [*map(len, halves)] == pytest.approx([len(data.published(setting)) / 2] * 2, rel=0.1)
+
+
+def test_a_training_gives_all_its_figures_and_one_that_fails_says_why():
+    (one,) = [row for row in data.trainings(RESNET) if row.setting == "inference, T4, AMP, one image"]
+    (found,) = predict([one])
+    assert found.virtual == pytest.approx(170, abs=1)  # as in docs/accuracy.md
+    assert 0 < found.busy < 1
+    assert found.kernels == pytest.approx(found.busy / found.ratio)
+    (none,) = predict([one._replace(source="nobody")])
+    assert none.failed == "KeyError: 'nobody'"

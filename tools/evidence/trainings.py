@@ -1,19 +1,13 @@
-"""Other published speeds and memories, beside what the virtual GPU gives for the same trainings: `others.csv`.
+"""The trainings whose speeds and memories were published, each written as its source's code was at the time.
 
-Each training is written as its source's code was at the time; loaders, logging and evaluation are left out. All rows of
-a training come from one run of it, in shapes only. Rows are halved as in `published_timm`: by a hash, here of source
-and setting, one half to look at while rules are made, the other to judge them by. A row that fails says why.
+Loaders, logging and evaluation are left out; models are today's. Of timm's rows half are to look at while rules are
+made, half to judge them by, as a hash of model and image size says.
 """
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import hashlib
-import itertools
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -23,27 +17,7 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from gpulab import VirtualGPU, data
 from gpulab.data import Training as Row
 
-from . import formulas
-
-Half = Literal["look", "judge"]
 Way = Literal["kept", "made", "flash", "nano", "plain"]
-
-
-@dataclass(frozen=True)
-class Predicted:
-    """`virtual` is in the row's unit, and so is `formula`, by `RuntimeEstimator`'s; `busy` is the share of the step in
-    which the GPU computes."""
-
-    row: Row
-    virtual: float = 0.0
-    formula: float = 0.0
-    busy: float = 0.0
-    failed: str = ""
-
-    @property
-    def ratio(self) -> float:
-        """Predicted over published."""
-        return self.virtual / self.row.value
 
 
 class Training(NamedTuple):
@@ -53,100 +27,82 @@ class Training(NamedTuple):
     samples: int
     tokens: int = 0
     accumulation: int = 1
-
-
-def half_of(row: Row) -> Half:
-    """Whether a row is to look at, or to judge by; all rows of one training are in the same half."""
-    return "judge" if int(hashlib.sha256(f"{row.source} {row.setting}".encode()).hexdigest(), 16) % 2 else "look"
-
-
-def predicted(sources: Sequence[str] | None = None) -> Iterator[Predicted]:
-    """Every row of these sources, or of all, in the order of the table."""
-    chosen = [row for row in data.trainings() if sources is None or row.source in sources]
-    for _, group in itertools.groupby(chosen, lambda row: row[:3]):
-        yield from predict(list(group))
-
-
-def predict(group: Sequence[Row]) -> list[Predicted]:
-    """All rows of one training, from one run."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return _kept(group) if group[0].source == KORTHIKANTI else _predict(group)
-    except Exception as error:
-        text = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:150]}"
-        return [Predicted(row, failed=text) for row in group]
-    finally:
-        gc.collect()
-
-
-def _predict(group: Sequence[Row]) -> list[Predicted]:
-    source, setting, name = group[0][:3]
-    with _flags(), VirtualGPU(name, compute=False) as gpu:
-        training = SOURCES[source](setting)
-        seconds, busy = _timed(gpu, training)
-        reserved = torch.cuda.max_memory_reserved()
-        values = {
-            "allocated MB": torch.cuda.max_memory_allocated() / 1e6,
-            "reserved GB": reserved / 1e9,
-            "reserved GiB": reserved / 2**30,
-        } | _speeds(training, seconds)
-        by_formula = _speeds(training, _estimated(gpu, training))
-        del training
-    return [Predicted(row, values[row.unit], by_formula.get(row.unit, 0.0), busy / seconds) for row in group]
-
-
-def _speeds(training: Training, seconds: float) -> dict[str, float]:
-    return {
-        "samples/s": training.samples / seconds,
-        "tokens/s": training.tokens / seconds,
-        "iterations/s": 1 / seconds,
-    }
-
-
-def _estimated(gpu: VirtualGPU, training: Training) -> float:
-    """Seconds of a step by the formulas."""
-    seconds = 0.0
-    for share, update in ((1 - 1 / training.accumulation, False), (1 / training.accumulation, True)):
-        if share:
-            with formulas.Estimate(gpu.spec) as estimate:
-                training.step(update)
-            seconds += share * estimate.seconds
-    return seconds
-
-
-def _timed(gpu: VirtualGPU, training: Training) -> tuple[float, float]:
-    """Seconds of a step and of its kernels, after two to warm up; memory's peaks are those of the measured steps."""
-    n = training.accumulation
-    # Of several, the first after an update makes the gradients: the next, which adds to them, stands for all.
-    steps = [(0.0, True), (0.0, n == 1), *([(1 - 1 / n, False)] if n > 1 else []), (1 / n, True)]
-    seconds = busy = 0.0
-    for share, update in steps:
-        if share and not seconds:
-            torch.cuda.reset_peak_memory_stats()
-        began, before = gpu.clock.host, gpu.clock.busy()
-        training.step(update)
-        torch.cuda.synchronize()
-        seconds += share * (gpu.clock.host - began)
-        busy += share * (gpu.clock.busy() - before)
-    return seconds, busy
-
-
-@contextlib.contextmanager
-def _flags() -> Iterator[None]:
-    """TF32 in convolutions alone, as is the default; a source that allows it in products sets it itself."""
-    matmul, before = torch.backends.cuda.matmul, torch.backends.cuda.matmul.allow_tf32
-    try:
-        matmul.allow_tf32 = False
-        yield
-    finally:
-        matmul.allow_tf32 = before
+    grouped: bool = False  # whether the model has grouped convolutions that are not depthwise
 
 
 def _numbers(setting: str) -> dict[str, int]:
     """The numbers in a setting such as "bert-base eager b4 s256", by the letter before them."""
     words = [word for word in setting.replace("x1 ", " ").replace("x4 ", " ").split() if word[1:].isdigit()]
     return {word[0]: int(word[1:]) for word in words}
+
+
+# -- timm's image models, by its benchmark.py
+
+TIMM = {  # setting: the GPU
+    "train-amp-nhwc-pt112-cu113-rtx3090": "RTX3090",
+    "train-amp-nchw-pt112-cu113-rtx3090": "RTX3090",
+    "infer-amp-nhwc-pt240-cu124-rtx3090": "RTX3090",
+    "infer-amp-nchw-pt240-cu124-rtx3090": "RTX3090",
+    "infer-amp-nhwc-pt240-cu124-rtx4090": "RTX4090",
+    "infer-amp-nchw-pt240-cu124-rtx4090": "RTX4090",
+    "infer-amp-nchw-pt291-cu128-4090": "RTX4090",
+    "infer-amp-nchw-pt291-cu130-5090": "RTX5090",
+    "infer-amp-nchw-pt291-cu130-pro6000maxq": "RTXPRO6000-MAXQ",
+}
+
+
+def timm_rows(setting: str, count: int, half: Literal["look", "judge"] = "judge") -> list[Row]:
+    """The first `count` rows of one half of a setting of timm's, in the order of the hashes; the note is the batch."""
+
+    def digest(row: data.Measurement) -> int:
+        return int(hashlib.sha256(f"{row.model} {row.image_size}".encode()).hexdigest(), 16)
+
+    rows = [row for row in data.published(setting) if digest(row) % 2 == (half == "judge")]
+    return [
+        Row(setting, f"{row.model} {row.image_size}", TIMM[setting], "samples/s", row.samples_per_s, str(row.batch))
+        for row in sorted(rows, key=digest)[:count]
+    ]
+
+
+def _timm(row: Row) -> Training:
+    """Inference, or SGD with Nesterov momentum, parameter by parameter as in PyTorch 1.12; gradients are kept."""
+    import timm
+    from timm.layers.config import set_fused_attn
+
+    name, side, batch = *row.setting.split(), int(row.note)
+    set_fused_attn("pt112" not in row.source)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.benchmark = True
+    layout = torch.channels_last if "-nhwc-" in row.source else torch.contiguous_format
+    usual = timm.models.get_pretrained_cfg(name, allow_unregistered=True)
+    other = usual is not None and usual.fixed_input_size and usual.input_size[-1] != int(side)
+    options: dict[str, Any] = {"img_size": int(side)} if other else {}
+    with torch.device("meta"):
+        model = timm.create_model(name, **options)
+    model = model.to_empty(device="cuda").to(memory_format=layout)
+    images = torch.empty(batch, 3, int(side), int(side), device="cuda").to(memory_format=layout)
+
+    @torch.inference_mode()
+    def infer(update: bool) -> None:
+        with torch.autocast("cuda", torch.float16):
+            model(images)
+
+    def train(update: bool) -> None:
+        optimizer.zero_grad(set_to_none=False)
+        with torch.autocast("cuda", torch.float16):
+            out = model(images)
+            out = out[0] if isinstance(out, (tuple, list)) else out
+            loss = cross_entropy(out, torch.zeros(batch, dtype=torch.long, device="cuda"))
+        loss.backward()
+        optimizer.step()
+
+    trains = row.source.startswith("train")
+    model.train(trains)
+    if trains and not model.num_classes:
+        raise ValueError("the model has no classes")
+    optimizer = torch.optim.SGD(model.parameters(), 1e-4, momentum=0.9, nesterov=True, foreach=False)
+    convolutions = [layer for layer in model.modules() if isinstance(layer, nn.Conv2d)]
+    grouped = any(1 < layer.groups < layer.in_channels for layer in convolutions)
+    return Training(train if trains else infer, batch, grouped=grouped)
 
 
 # -- GPT-2: rasbt's, which is written out and then replaced piece by piece, and nanoGPT's of December 2022
@@ -247,10 +203,10 @@ class GPT2(nn.Module):
 RASBT_GPT2 = "rasbt gpt2 by hand"
 
 
-def _rasbt_gpt2(setting: str) -> Training:
+def _rasbt_gpt2(row: Row) -> Training:
     """Batch 8 of 1024 tokens, vocabulary 50,257, AdamW; each setting has what those before it have. PyTorch 2.6."""
-    settings = list(dict.fromkeys(row.setting for row in data.trainings() if row.source == RASBT_GPT2))
-    level = settings.index(setting)
+    settings = list(dict.fromkeys(one.setting for one in data.trainings(RASBT_GPT2)))
+    level = settings.index(row.setting)
     torch.backends.cuda.matmul.allow_tf32 = level >= 2
     with torch.device("cuda"):
         model = GPT2("kept" if level == 0 else "flash" if level == 6 else "made", native=level >= 5)
@@ -259,7 +215,7 @@ def _rasbt_gpt2(setting: str) -> Training:
     return _gpt2_training(model, optimizer, 8)
 
 
-def _nanogpt(setting: str) -> Training:
+def _nanogpt(row: Row) -> Training:
     """train.py of commit 5a725d9: autocast to bf16, AdamW parameter by parameter, the loss read at each iteration.
 
     GELU was fused by TorchScript: here PyTorch's own.
@@ -269,7 +225,7 @@ def _nanogpt(setting: str) -> Training:
         model = GPT2("nano")
     groups = [[p for p in model.parameters() if (p.dim() >= 2) is decays] for decays in (True, False)]
     optimizer = torch.optim.AdamW([{"params": group} for group in groups], 2.5e-4, foreach=False)
-    return _gpt2_training(model, optimizer, _numbers(setting)["b"], nano=True)
+    return _gpt2_training(model, optimizer, _numbers(row.setting)["b"], nano=True)
 
 
 def _gpt2_training(model: GPT2, optimizer: torch.optim.Optimizer, batch: int, nano: bool = False) -> Training:
@@ -288,12 +244,83 @@ def _gpt2_training(model: GPT2, optimizer: torch.optim.Optimizer, batch: int, na
 
 # -- the others
 
-KORTHIKANTI = "Korthikanti formula"
+RESNET, BERT = "NVIDIA ResNet-50", "HF BERT-large"
+CONTEXT_MIB = 1343  # of the driver that gave BERT's figures
 
 
-def _kept(group: Sequence[Row]) -> list[Predicted]:
-    """What one layer in fp16 keeps for backward, its input counted, its output not. Warmed up: a workspace stays."""
-    row, size = group[0], _numbers(group[0].setting)
+def _resnet50(row: Row) -> Training:
+    """A training with SGD, or inference; AMP in fp16 with channels last, as NVIDIA's scripts. torchvision's model.
+
+    Published for NVIDIA's container: fused kernels and a data pipeline on the GPU, none of which is mirrored. Of the
+    host, which bounds inference with one image, nothing is known: the rows show that AMP is no gain there.
+    """
+    import torchvision
+
+    amp, trains = "AMP" in row.setting, "inference" not in row.setting
+    batch = 1 if "one image" in row.setting else 128 if row.setting == "V100-16, fp32" else 256
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = "TF32" in row.setting
+    layout = torch.channels_last if amp else torch.contiguous_format
+    model = torchvision.models.resnet50().to("cuda", memory_format=layout).train(trains)
+    images = torch.zeros(batch, 3, 224, 224, device="cuda").to(memory_format=layout)
+    labels = torch.zeros(batch, dtype=torch.long, device="cuda")
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    scaler = torch.amp.GradScaler("cuda", enabled=amp)
+
+    def step(update: bool) -> None:
+        with torch.set_grad_enabled(trains), torch.autocast("cuda", enabled=amp):
+            out = model(images)
+            loss = cross_entropy(out, labels) if trains else None
+        if loss is not None:
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+
+    return Training(step, batch)
+
+
+def bert_large(row: Row) -> Training:
+    """What Hugging Face's Trainer did in 2022 with 512 tokens: parameter by parameter, nothing fused."""
+    from transformers import Adafactor, BertConfig, BertForSequenceClassification
+
+    everything = row.setting.startswith("all")
+    fp16 = everything or "fp16" in row.setting
+    batch, accumulation = (4, 1) if "batch 4" in row.setting else (1, 4)
+    large: dict[str, Any] = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16}
+    large |= {"intermediate_size": 4096, "attn_implementation": "eager"}
+    config = BertConfig(**large)
+    with torch.device("meta"):
+        model: Any = BertForSequenceClassification(config)
+    model = model.to_empty(device="cuda").train()
+    if everything or "checkpointing" in row.setting:
+        model.gradient_checkpointing_enable({"use_reentrant": True})
+    optimizer: torch.optim.Optimizer
+    if "Adafactor" in row.setting:
+        optimizer = Adafactor(model.parameters(), lr=5e-5, scale_parameter=False, relative_step=False)
+    else:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=5e-5, weight_decay=0.0, foreach=False)
+    scaler = torch.amp.GradScaler("cuda", enabled=fp16)
+
+    def step(update: bool) -> None:
+        for _ in range(accumulation):
+            ids = torch.zeros(batch, 512, dtype=torch.long, device="cuda")
+            labels = torch.zeros(batch, dtype=torch.long, device="cuda")
+            with torch.autocast("cuda", torch.float16, enabled=fp16):
+                loss = model(input_ids=ids, labels=labels).loss / accumulation
+            scaler.scale(loss).backward()
+            del loss
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=False)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad(set_to_none=False)  # as was the default up to torch 1.13
+
+    return Training(step, batch * accumulation)
+
+
+def kept_by_a_layer(row: Row) -> int:
+    """Bytes that a layer in fp16 keeps for backward, its input counted, its output not; once warmed up."""
+    size = _numbers(row.setting)
     with VirtualGPU(row.gpu, compute=False), torch.device("cuda"):
         layer = Block(size["h"], Attention(size["h"], size["a"], "plain")).half()
         for _ in range(2):
@@ -302,16 +329,16 @@ def _kept(group: Sequence[Row]) -> list[Predicted]:
             kept = torch.cuda.memory_allocated() - before - out.nbytes
             del out
         del layer
-    return [Predicted(row, kept / 1e6)]
+    return int(kept)
 
 
-def _rasbt_vit(setting: str) -> Training:
+def _rasbt_vit(row: Row) -> Training:
     """torchvision's vit_l_16 with 10 classes, alone in fp32, else by Lightning's Fabric: "16-mixed" and "bf16-true"."""
     import torchvision
 
-    precision, _, optimizer_name = setting.split()
+    precision, _, optimizer_name = row.setting.split()
     torch.backends.cuda.matmul.allow_tf32 = precision != "fp32"
-    batch, accumulation = _numbers(setting)["b"], 4 if "x4 " in setting else 1
+    batch, accumulation = _numbers(row.setting)["b"], 4 if "x4 " in row.setting else 1
     with torch.device("meta"):
         model = torchvision.models.vit_l_16()
         model.heads.head = nn.Linear(1024, 10)
@@ -343,16 +370,16 @@ def _rasbt_vit(setting: str) -> Training:
     return Training(step, batch, accumulation=accumulation)
 
 
-def _nvidia(setting: str) -> Training:
+def _nvidia(row: Row) -> Training:
     """main.py of ConvNets (PyTorch 21.03): channels last with AMP, gradients added up to the batch of its configs.yml.
 
     Plain loops in the optimizer, gradients zeroed and kept, a synchronization after each step. timm's models.
     """
     import timm
 
-    name, precision, _ = setting.split()
+    name, precision, _ = row.setting.split()
     torch.backends.cuda.matmul.allow_tf32 = True
-    batch, efficient, amp = _numbers(setting)["b"], name.startswith("efficientnet"), precision == "amp"
+    batch, efficient, amp = _numbers(row.setting)["b"], name.startswith("efficientnet"), precision == "amp"
     total = 4096 if efficient else 896 if batch == 112 else 1024
     layout = torch.channels_last if amp else torch.contiguous_format
     side, drops = (380, (0.4, 0.2)) if name == "efficientnet_b4" else (224, (0.2 if efficient else 0.0, 0.0))
@@ -379,15 +406,15 @@ def _nvidia(setting: str) -> Training:
     return Training(step, batch, accumulation=total // batch)
 
 
-def _hugging_face(setting: str) -> Training:
+def _hugging_face(row: Row) -> Training:
     """fxmarty's benchmark_sdpa_training: fp16 weights, `logits.sum().backward()`, no optimizer.
 
     The model's outputs live through the next forward, OPT's with its cache of keys and values.
     """
     from transformers import BertConfig, BertForMaskedLM, OPTConfig, OPTForCausalLM
 
-    name, attention, *_ = setting.split()
-    size = _numbers(setting)
+    name, attention, *_ = row.setting.split()
+    size = _numbers(row.setting)
     opt: dict[str, Any] = {"hidden_size": 1024, "num_hidden_layers": 24, "ffn_dim": 4096, "num_attention_heads": 16}
     opt |= {"word_embed_proj_dim": 512, "do_layer_norm_before": False, "vocab_size": 50272}
     bert = name == "bert-base"
@@ -406,7 +433,10 @@ def _hugging_face(setting: str) -> Training:
     return Training(step, size["b"], size["b"] * size["s"])
 
 
-SOURCES = {
+SOURCES: dict[str, Callable[[Row], Training]] = {
+    **dict.fromkeys(TIMM, _timm),
+    RESNET: _resnet50,
+    BERT: bert_large,
     "rasbt vit_l_16": _rasbt_vit,
     RASBT_GPT2: _rasbt_gpt2,
     "nanoGPT README": _nanogpt,
