@@ -1,4 +1,4 @@
-"""A virtual GPU: what stands in for an NVIDIA GPU where a machine has none. Memory to the byte, time by a model.
+"""A virtual GPU for PyTorch on machines without one: memory exact to the byte, time from a performance model.
 
     with virtualgpu.VirtualGPU("T4"):      the scope in which PyTorch finds a T4
     virtualgpu.plan(build, batch=32)       what one training step takes

@@ -1,4 +1,4 @@
-"""The command line: `python -m virtualgpu run`, `plan` and `validate`."""
+"""Command line of the virtual GPU: `python -m virtualgpu run`, `plan` and `validate`."""
 
 from __future__ import annotations
 

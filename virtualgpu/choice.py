@@ -1,4 +1,4 @@
-"""Which machine a notebook asks for: the argument of `setup()`, else GPULAB_GPU, else "auto".
+"""Parse the machine that a user asks for: the argument of `setup()`, else GPULAB_GPU, else "auto".
 
 It reads the words and knows the names; whether there is such a machine is `machine`'s question.
 """

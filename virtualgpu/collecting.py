@@ -1,4 +1,4 @@
-"""Garbage collections that are quick: they do not look through what was there before."""
+"""Speed up `gc.collect()` by freezing objects that existed before a block."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a container or a batch system allows this process (Linux control groups, both versions)."""
+"""Read the memory and CPU limits of Linux control groups (containers, batch systems; v1 and v2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The virtual GPU: a scope in which `cuda` exists on any machine.
+"""`VirtualGPU`, the context manager in which PyTorch finds a CUDA GPU on any machine.
 
 Entering it replaces what PyTorch says about CUDA and watches every operation; leaving it puts everything back.
 """

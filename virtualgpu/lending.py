@@ -1,4 +1,4 @@
-"""The virtual GPU that a program finds in force: another has started it and will end it, as `run` does for a script."""
+"""Share a running virtual GPU with code that calls `gpulab.setup()`, as `run` does for its script."""
 
 from __future__ import annotations
 

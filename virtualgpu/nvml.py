@@ -1,4 +1,4 @@
-"""NVML, the library of NVIDIA's driver, asked so that one failing answer does not cost the others.
+"""Open and query NVML, the driver's management library, so that one failing query does not fail the others.
 
 For the doctor and the monitor. It knows how to open, ask and close; what is asked, and what an answer means, is theirs.
 """

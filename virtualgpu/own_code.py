@@ -1,4 +1,4 @@
-"""The folders of this package, and of those built on it, whose code is no part of a user's program."""
+"""Folders whose code is not the user's: this package, and packages built on it."""
 
 from __future__ import annotations
 

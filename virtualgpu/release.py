@@ -1,4 +1,4 @@
-"""The release of PyTorch, where releases differ in what they do on a GPU: (2, 15) for 2.15.1."""
+"""The PyTorch release, where releases behave differently on a GPU: (2, 15) for 2.15.1."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The virtual GPUs' time: a host that launches and waits; on each GPU streams, one compute engine, two copy engines.
+"""Simulated time of host and GPUs: launches and waits; per GPU streams, one compute engine, two copy engines.
 
 All times are seconds since the scope began. It knows nothing of torch nor of what an operation costs (`cost`, `rates`);
 what it leaves out: small kernels of several streams do not run side by side, and copies do not slow kernels down.

@@ -1,4 +1,4 @@
-"""How long a collective takes between the GPUs of a topology: NCCL's own estimate, with what its measured curves add.
+"""Duration of NCCL collectives on a topology: NCCL's own cost model, plus a term from its measured curves.
 
 NCCL reckons for each algorithm and protocol a latency and a bandwidth, and takes the fastest (`src/graph/tuning.cc`,
 version 2.30): latency and bandwidth constants below are its tables. Simplified: a bandwidth is the link's, not one of

@@ -1,4 +1,4 @@
-"""What streams are given while a CUDA graph is captured: its nodes, whose time passes when it is launched."""
+"""Nodes of a CUDA graph recorded during stream capture; their time passes at the graph's launch."""
 
 from __future__ import annotations
 

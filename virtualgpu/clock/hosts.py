@@ -1,4 +1,4 @@
-"""What a host takes to give a GPU its work: Python, PyTorch's dispatcher, autograd's engine, the optimizer, the driver.
+"""CPU overhead per operation: Python, PyTorch's dispatcher, autograd's engine, the optimizer, the driver.
 
 Where kernels are small this is what a step takes, whatever the GPU. Hosts differ by a factor of five and more, so the
 host has a name, and its costs stand here, so that numbers repeat.

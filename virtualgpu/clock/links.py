@@ -1,4 +1,4 @@
-"""What joins GPUs: the links inside a machine, the network between machines, and the machines that are usual.
+"""Interconnects between GPUs: NVLink and PCIe within a machine, networks between machines, common machine types.
 
 Bandwidths are what a kernel's copies reach, not the wire's: an SM sends 128 bytes at a time, so of the 25 GB/s of an
 NVLink 3 about 20 are left (nccl-tests issue 149). Unless a source says otherwise the figures are NCCL 2.30's own,

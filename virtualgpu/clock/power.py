@@ -1,4 +1,4 @@
-"""A board's power limit as a budget: what a stretch of work may draw, and by how much it is slowed down.
+"""Power cap as an energy budget: how far sustained load slows a GPU's clocks.
 
 A driver lowers the clocks when the mean power of the last moments is above the limit. So a short product runs at the
 full rate, a long loop of them at the rate that the limit allows, and work that waits for memory never meets it.

@@ -1,4 +1,4 @@
-"""How long the calling thread was ready to run and had no processor: time that other programs took from it."""
+"""Read how long the calling thread was runnable but had no CPU core, because other programs used it."""
 
 from __future__ import annotations
 

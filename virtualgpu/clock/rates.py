@@ -1,4 +1,4 @@
-"""How fast a GPU is in practice: what large products, memory, links and launches reach.
+"""Achievable rates of a GPU: large matrix products, memory bandwidth, host links, launch latency.
 
 From a recording of that GPU where there is one in `virtualgpu/recordings/`, else from published figures; `Rates.source`
 says which. It knows nothing of torch, and nothing here was fitted to a training step.

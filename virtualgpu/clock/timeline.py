@@ -1,4 +1,4 @@
-"""What the virtual GPUs and their host did when: recorded for a while, and written as a Chrome trace."""
+"""Record spans of host and GPU work on the virtual clock, and export them as a Chrome trace."""
 
 from __future__ import annotations
 

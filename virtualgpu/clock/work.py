@@ -1,4 +1,4 @@
-"""What the operations that do arithmetic take on a GPU, from their shapes: products, convolutions, attention.
+"""Kernel durations from shapes: matrix products, convolutions, attention.
 
 `cost` reads the shapes off a program's tensors, the simulators off their sliders; both ask here. No torch.
 """

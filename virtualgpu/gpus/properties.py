@@ -1,4 +1,4 @@
-"""`torch.cuda.get_device_properties` of a virtual GPU: what is known of it, and no more."""
+"""`torch.cuda.get_device_properties` for a virtual GPU, limited to values that are published."""
 
 from __future__ import annotations
 

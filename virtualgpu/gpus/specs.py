@@ -1,4 +1,4 @@
-"""The GPUs that can be virtual: what their vendor says of them, and what their driver shows of their memory.
+"""Data sheet values of each GPU model, and the memory size that its driver reports.
 
 Peak rates are dense (no sparsity) and never reached. A value that no page of the vendor and no output of its tools
 was found for is None, and nothing may be computed from it.

@@ -1,4 +1,4 @@
-"""The memory that cudaMalloc and cuMemCreate take from: how much there is, and the addresses it is given.
+"""Device memory behind cudaMalloc and cuMemCreate: its capacity, and the addresses that it hands out.
 
 Addresses matter where two free blocks fit equally well. PyTorch takes the one of the older segment, so a later one lies
 above here (`Rising`). Up to 2.11 it took the one at the lower of CUDA's addresses, which `Ranges` gives as an H100 did.

@@ -1,4 +1,4 @@
-"""The parts of the caching allocator: sizes, blocks, and the free blocks of one stream in order of fit.
+"""Data structures of the caching allocator: size classes, blocks, and free lists in best-fit order.
 
 It knows how to keep blocks, not when to split, merge or release one; that is `caching`.
 """

@@ -1,4 +1,4 @@
-"""expandable_segments:True: one long stretch of addresses per pool, backed by memory page by page as it is needed.
+"""expandable_segments:True: one address range per pool, backed by physical pages as it grows.
 
 A page is 2 MiB in the small pool and 20 MiB in the large one. Free pages can lose their memory and keep their
 addresses; `caching` says when.

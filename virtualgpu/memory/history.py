@@ -1,4 +1,4 @@
-"""The record of what was allocated and freed, in the form that PyTorch's memory viewer opens.
+"""Record allocations and frees with stack traces, in the format of PyTorch's memory viewer.
 
 `torch.cuda.memory._record_memory_history` starts it; each event has the Python stack that led to it.
 """

@@ -1,4 +1,4 @@
-"""The segments and their blocks as `torch.cuda.memory._snapshot()` lists them, for torch's memory viewer.
+"""List segments and blocks in the format of `torch.cuda.memory._snapshot()`.
 
 Stack frames are whoever's business it is to know them; here the lists are empty.
 """

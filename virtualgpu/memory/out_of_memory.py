@@ -1,4 +1,4 @@
-"""CUDA's out-of-memory error: its numbers, and the text PyTorch puts them in.
+"""CUDA's out-of-memory error: its numbers, and PyTorch's message.
 
 The text is that of PyTorch 2.15; 2.11 differs in giving the hint about fragmentation even where expandable segments
 are on.

@@ -1,4 +1,4 @@
-"""Pools of memory of their own, for CUDA graphs and `torch.cuda.MemPool`: no segment of theirs serves anyone else.
+"""Private memory pools of CUDA graphs and `torch.cuda.MemPool`, whose segments nothing else may use.
 
 A pool lives as long as someone uses it. What is cached in it afterwards is given back with the rest of the cache, or
 when memory runs short (releasePool and release_cached_blocks in c10/cuda/CUDACachingAllocator.cpp).

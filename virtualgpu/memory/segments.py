@@ -1,4 +1,4 @@
-"""The allocator's dealings with the device: segments taken when the cache has no block, and given back when it must.
+"""Segments of the caching allocator: reserved when the cache has no fitting block, released when memory is short.
 
 What happens inside a segment, once it is there, is `caching`.
 """

@@ -1,4 +1,4 @@
-"""The caching allocator's settings, and the text of PYTORCH_CUDA_ALLOC_CONF that sets them.
+"""Parse PYTORCH_CUDA_ALLOC_CONF into the caching allocator's settings.
 
 Settings that change what is allocated and are not mirrored are refused by name; those that cannot change it are
 accepted and ignored.

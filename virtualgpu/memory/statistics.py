@@ -1,4 +1,4 @@
-"""The allocator's counts, under the names of `torch.cuda.memory_stats`.
+"""The allocator's counters, under the names of `torch.cuda.memory_stats`.
 
 It counts what it is told; `allocate` and `free` update the three counts of every request in place, for speed.
 """

@@ -1,4 +1,4 @@
-"""What stands above autograd on a virtual GPU: autocast's lists, mirrored operations, CUDA's refusals.
+"""Kernels registered above autograd: autocast, CUDA's variants of operations, and CUDA's argument checks.
 
 All three are registered on one dispatch key that nothing else uses, and that every watched thread includes.
 """

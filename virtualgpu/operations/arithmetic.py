@@ -1,4 +1,4 @@
-"""What the operations that do arithmetic take on the GPU: their shapes are read here, `clock.work` knows the rest."""
+"""Kernel times of compute-bound operations: reads their shapes, and asks `clock.work` for the duration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What CUDA's kernels assert: faults that the CPU refuses at the call, and a GPU finds when the call has returned."""
+"""Device-side asserts: bad indices that the CPU rejects at once, and a GPU reports at a later call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention as CUDA does it: what the chosen kernel keeps for backward, and its values computed here.
+"""scaled_dot_product_attention by CUDA's kernels: their saved tensors, temporaries and values.
 
 Above autograd the kernel's own operation is called, so that PyTorch's autograd keeps what it keeps on a GPU; below, the
 operation is computed in float32.

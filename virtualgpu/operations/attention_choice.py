@@ -1,4 +1,4 @@
-"""Which of CUDA's kernels does an attention: cuDNN's, flash, memory-efficient, or plain operations ("math").
+"""Select the kernel of scaled_dot_product_attention: cuDNN, flash, memory-efficient or math.
 
 Follows sdp_utils.cpp and sdp_utils_cpp.h of ATen/native/transformers, check by check.
 """

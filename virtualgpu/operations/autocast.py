@@ -1,4 +1,4 @@
-"""CUDA's autocast on tensors that are not CUDA's: its lists of operations, and its cache of cast weights.
+"""CUDA's autocast for labelled CPU tensors: its lists of operations, and its cache of cast weights.
 
 `torch.autocast("cuda")` itself is PyTorch's. Its casts are registered for CUDA tensors only, so the same lists are
 registered here on a dispatch key that nothing else uses, which every thread of a virtual GPU includes. The lists are

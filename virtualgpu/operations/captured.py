@@ -1,4 +1,4 @@
-"""What a CUDA graph does with values: the operations of its capture run again, on the same storages.
+"""Replay the values of a CUDA graph: the captured operations run again on the same storages.
 
 A graph keeps the bytes of what was made in its capture, not its memory: a tensor that dies during the capture gives its
 block back to the graph's pool. So the bytes of a new storage have two owners: one with the label, which is the

@@ -1,4 +1,4 @@
-"""LSTMCell and GRUCell as CUDA does them: two products, then one kernel for all gates, which keeps what they came to.
+"""LSTMCell and GRUCell as CUDA runs them: two matrix products, then one fused kernel for the gates.
 
 The kernels' formulas are those of ATen/native/cuda/RNN.cu; both run on shapes and on values.
 """

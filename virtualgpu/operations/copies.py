@@ -1,4 +1,4 @@
-"""The time of copies: over the host's link, to another GPU, within one; and the host's waits that nobody asked for."""
+"""Cost of copies (host to device, between devices, on one device), and implicit synchronizations of the host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one operation costs: the host's part, and on the GPU the slower of arithmetic and memory traffic, by `Rates`.
+"""Charge one operation to the clock: host overhead, and the slower of arithmetic and memory traffic.
 
 Most operations only move memory: what they read and write is what they are given and return. Matrix products,
 convolutions, attention and recurrent layers do arithmetic that counts (`arithmetic`); a few others move less or more

@@ -1,4 +1,4 @@
-"""Operations that a GPU does by other kernels than a CPU, so that autograd keeps other tensors.
+"""Operations that run other kernels on CUDA than on the CPU, so that autograd saves other tensors.
 
 They stand above autograd, on the dispatch key of `autocast`: each calls the operation that CUDA's kernel has in
 PyTorch, and `handlers` computes that one. So autograd's own code decides what is kept.

@@ -1,4 +1,4 @@
-"""Every operation below autograd: it runs on the tensors behind the GPU, and its results are labelled.
+"""The dispatch mode below autograd: runs each operation on the backing tensors and labels its results.
 
 What an operation is (view, factory, copy, …) is worked out once per overload, from its schema; what it costs in memory
 is what appears: no operation is listed by name here except those that choose a device themselves.

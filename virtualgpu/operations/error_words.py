@@ -1,4 +1,4 @@
-"""CUDA's words for an error that the CPU's kernels or PyTorch's shape functions have put into theirs."""
+"""Translate errors of CPU kernels and meta functions into CUDA's messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operations that are told a device, and those that make a tensor like another: on the GPU where they ask for it."""
+"""Tensor factories (`zeros`, `empty_like`, `rand`, …) that create their result on a virtual GPU."""
 
 from __future__ import annotations
 

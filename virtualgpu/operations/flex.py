@@ -1,4 +1,4 @@
-"""`flex_attention` as its fused kernel does it: output and row sums are kept, and no matrix of scores ever is.
+"""`flex_attention` as a fused kernel: saves output and row sums, never the matrix of scores.
 
 The values are those of PyTorch's own definition (`math_attention`), computed on the host's memory behind the GPU. The
 time is a flash kernel's, for the blocks that the mask leaves.

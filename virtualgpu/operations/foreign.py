@@ -1,4 +1,4 @@
-"""Operators that libraries register with `torch.library`: a GPU runs their kernel for CUDA, or the one for any device.
+"""Operators that libraries register with `torch.library`: run their CUDA or device-generic kernel.
 
 A kernel in Python runs as it is written, and its parts are seen. What it calls on a GPU's own memory, C functions and
 Triton's kernels (`reach`), is left out: the rest still says what memory is taken. Without values nothing is missing

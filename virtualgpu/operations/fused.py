@@ -1,4 +1,4 @@
-"""Kernels that only CUDA has, as functions on labelled tensors: RMS norm and its gradient in one piece each.
+"""Fused CUDA kernels without a CPU counterpart, on labelled tensors: RMS norm and its gradient.
 
 What they compute on the way is not on the GPU's books, as it is not on a GPU.
 """

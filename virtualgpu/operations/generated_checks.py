@@ -1,4 +1,4 @@
-"""Operations whose CUDA kernel begins by checking that its tensors are all on one device.
+"""Operations whose CUDA wrapper begins with a check that all tensors are on one device.
 
 PyTorch generates that check from native_functions.yaml (torchgen, gen_device_check); operations marked there as
 `device_check: NoCheck` check in TensorIterator or by hand. A test holds these names against the installed torchgen.

@@ -1,4 +1,4 @@
-"""Operations that the GPU does otherwise than the CPU, one handler each: layouts, statistics, buffers, assertions.
+"""Operations whose CUDA results differ from the CPU's in layout, statistics, buffers or asserts.
 
 Values are computed here; where they go is `dispatch`'s business.
 """

@@ -1,4 +1,4 @@
-"""Host tensors without values, where the GPU has none: large ones that PyTorch makes, and what is computed from them.
+"""CPU tensors without values for shapes-only mode: large factory results, and what is computed from them.
 
 Most programs make a model on the host and move it to the GPU. On shapes alone its weights are not needed there either:
 they are tensors of the host whose memory is never touched, so that the system never gives it, under a label that says

@@ -1,4 +1,4 @@
-"""What is known of values on shapes alone: small whole numbers and truth values that follow from constants.
+"""Track small integer and boolean values in shapes-only mode, where they follow from constants.
 
 Positions, masks and the like decide which way a program goes. So such tensors, made on the GPU or copied from the host,
 have a shadow with their values, on their storage; what is computed from them alone is computed for them, too. Anything

@@ -1,4 +1,4 @@
-"""Attention layers in evaluation, which PyTorch does in one operation each, in their parts.
+"""Decompose the fused attention layers of evaluation mode into the kernels that CUDA launches.
 
 `nn.TransformerEncoderLayer` and `nn.MultiheadAttention` call it where no gradient is wanted. What CUDA's code calls in
 turn is called here, so that each part takes its memory and its time (transformer.cpp, attention.cpp and

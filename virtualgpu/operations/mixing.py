@@ -1,4 +1,4 @@
-"""Tensors of different devices in one operation: what CUDA takes, and CUDA's error where it does not.
+"""Check operands on different devices: accept what CUDA accepts, and raise its error otherwise.
 
 It decides by how the operation's CUDA kernel checks (`generated_checks` knows which begin with a
 generated check); copies between devices never come here.

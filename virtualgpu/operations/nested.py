@@ -1,4 +1,4 @@
-"""Nested tensors, as far as `nn.TransformerEncoder` makes them: the sequences of a batch in a row, without padding.
+"""Nested tensors in `nn.TransformerEncoder`: the sequences of a batch packed without padding.
 
 In evaluation it takes the padding away where its mask says that it stands at each sequence's end. The tensor is
 PyTorch's own, over memory that is labelled; on shapes alone over memory of the host that is never touched. What its

@@ -1,4 +1,4 @@
-"""What products of matrices allocate beside their results: workspaces of cuBLAS, and clones of what it cannot take.
+"""Extra memory of matrix products: cuBLAS workspaces, and clones of operands that cuBLAS cannot take.
 
 cuBLAS takes a matrix whose rows or columns each lie in one piece, at equal distances that are no shorter than they
 are: transposed, or a slice of columns. PyTorch clones any other first, an expanded gradient among them

@@ -1,4 +1,4 @@
-"""Random numbers: from the GPU's own generator, and none from a generator of elsewhere."""
+"""Random numbers: draw from the GPU's own generator, and reject generators of other devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LSTM, GRU and RNN as cuDNN does them: one operation for the whole sequence, which keeps one reserve.
+"""LSTM, GRU and RNN as cuDNN runs them: one operation for the sequence, with one reserve buffer.
 
 The values are the CPU's; `recurrent_memory` knows how much cuDNN takes. Under autocast they are computed in float16
 whatever dtype it has, bfloat16 too (aten/src/ATen/cudnn/AutocastRNN.cpp).

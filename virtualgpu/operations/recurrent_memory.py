@@ -1,4 +1,4 @@
-"""How much memory cuDNN's recurrent layers take: the reserve that backward needs, and a workspace while they run.
+"""Memory of cuDNN's recurrent layers: the reserve that backward needs, and the workspace.
 
 NVIDIA does not publish either. The rules are read off what cuDNN 9.26 answers when it is asked for sizes
 (cudnnGetRNNTempSpaceSizes; tests/virtualgpu/torch_cuda/recurrent.json), and 9.19, 9.22 and 9.24, whose algorithm for

@@ -1,4 +1,4 @@
-"""The memory that a CUDA reduction takes beside its result: partial sums of the blocks, and their semaphores.
+"""Scratch memory of CUDA reductions: partial sums of thread blocks, and their semaphores.
 
 Follows setReduceConfig in ATen/native/cuda/Reduce.cuh; with few results and many inputs the work is split over blocks
 that meet in global memory. It knows shapes and strides, not values.

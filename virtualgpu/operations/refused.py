@@ -1,4 +1,4 @@
-"""What CUDA refuses that the tensors behind a virtual GPU would not: checks that stand before an operation.
+"""Checks that CUDA makes and the CPU does not, run before an operation to raise CUDA's errors.
 
 `BEFORE` and `INSTEAD` are for composite operations, which look at devices in C++, where a virtual GPU is not seen: they
 stand above autograd, on the dispatch key of `autocast`. `guard` is for dtypes that only the CPU's kernels take.

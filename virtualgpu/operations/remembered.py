@@ -1,4 +1,4 @@
-"""What an operation gives on shapes alone, remembered: the same operation on the same shapes gives the same.
+"""Cache of output shapes in shapes-only mode, keyed by operation and input shapes.
 
 Much of what PyTorch knows of results' shapes is written in Python and takes half a millisecond for an operation; a step
 of training does the same operations again and again, and a model's layers are alike.

@@ -1,4 +1,4 @@
-"""What an operation is given and gives back: the GPU among its arguments, and its results put on that GPU."""
+"""Map tensors in arguments and results of an operation, and place results on the GPU."""
 
 from __future__ import annotations
 

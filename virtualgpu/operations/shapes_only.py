@@ -1,4 +1,4 @@
-"""Operations where the GPU holds shapes and no values: what they give, and what is said where a value is asked for."""
+"""Operations in shapes-only mode: run on meta tensors, and report reads of missing values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernels of `nn.SyncBatchNorm`, which CUDA alone has: statistics of one rank, those of all, and what they scale.
+"""Kernels of `nn.SyncBatchNorm`, which only CUDA has: local statistics, gathered ones, normalization.
 
 Results, their dtypes and layouts are those of Normalization.cu and .cuh in ATen/native/cuda; as there, 16 bits are
 computed in float32, and statistics of them stay so. PyTorch's own Python (nn/modules/_functions.py) calls them, with

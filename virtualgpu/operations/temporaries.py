@@ -1,4 +1,4 @@
-"""What CUDA's kernels allocate beside their results: workspaces, clones, partial sums, intermediate results.
+"""Temporary memory of CUDA kernels: workspaces, clones, partial sums, intermediate results.
 
 Each rule gives the bytes for one call, whose arguments it is given by place. They are freed when the call returns, so
 that they count for the peak only. Operations that are not listed take nothing of importance.

@@ -1,4 +1,4 @@
-"""What an operation reads and writes, and how long that takes: from the GPU's memory, or from its L2 cache."""
+"""Memory traffic of an operation, and its time from device memory or L2 cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers that were read where there are no values: ordinary to whoever asks, "unknown" to whoever prints them.
+"""Numbers read from tensors without values: ordinary in arithmetic, shown as "unknown".
 
 What is computed from one with Python's operators is unknown too; C code, such as that of `math`, sees a plain number.
 """

@@ -1,4 +1,4 @@
-"""Which threads a virtual GPU watches: every one that is started while it is in force, and the one that starts it.
+"""Enable the dispatch mode in each thread that starts while a virtual GPU is in force.
 
 A watched thread stays so until it ends; without a GPU in force its operations pass through unchanged.
 """

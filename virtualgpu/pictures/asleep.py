@@ -1,4 +1,4 @@
-"""A live output whose kernel is gone says so, and what to do: in the page after a restart, and in a reopened notebook.
+"""Mark live widgets whose kernel is gone, in the open page and in a saved notebook.
 
 The page of a running notebook keeps the widget and marks it; a style puts words where ipywidgets has a red icon. A
 saved notebook keeps only the view of a widget, which JupyterLab shows as "Error displaying widget: model not found".

@@ -1,4 +1,4 @@
-"""One output that reads everywhere: text, a picture or page, and a live widget in one bundle.
+"""Build one output with text, a still picture or page, and a live widget.
 
 A front end shows the richest form it knows: the widget where a kernel is alive, the SVG or HTML where
 none is (GitHub, an exported page, a saved notebook), the text in a terminal.

@@ -1,4 +1,4 @@
-"""How everything in the course looks: the palette, matplotlib's settings, and the size for a lecture hall.
+"""Visual style of the course: palette, matplotlib settings, scale for a lecture hall.
 
 Pictures have their own white ground, so that they read the same in a light and in a dark notebook. It draws
 nothing itself; `show` puts a finished matplotlib figure on the page with its alt text.

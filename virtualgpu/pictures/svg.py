@@ -1,4 +1,4 @@
-"""Drawing helpers: SVG text out of numbers and words.
+"""SVG primitives: text, rectangles, lines and bars from numbers.
 
 Every function returns a piece of SVG; `Picture` joins them into a document. Coordinates are rounded to one
 decimal, so that the same numbers give the same text on every machine. Nothing here knows what is drawn.

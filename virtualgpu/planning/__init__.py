@@ -1,4 +1,4 @@
-"""What a training step will take on a GPU, worked out on shapes: `gpulab.plan`.
+"""`plan`: predict memory and time of a training step on a GPU, from shapes alone.
 
 `planner` answers, `run` runs the step, `ledger` and `holders` say what its memory is for, `where` on which line.
 """

@@ -1,4 +1,4 @@
-"""Who holds memory: the modules, optimizers and trainable tensors of a run, as Python's garbage collector knows them.
+"""Assign roles to tensors: find modules, optimizers and trainable tensors through the garbage collector.
 
 So nobody has to hand them over, and it does not matter where they are kept. Nothing here keeps one of them alive.
 """

@@ -1,4 +1,4 @@
-"""This machine's own memory, which the data that build makes on the host takes for real: not to run out of it.
+"""Limit the search for a batch size by this machine's memory, which `build` may fill with data.
 
 A batch is not tried when, by what smaller ones took, it would take more than half of what is free.
 """

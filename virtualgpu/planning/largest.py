@@ -1,4 +1,4 @@
-"""The largest batch that fits, found by trying batches on shapes alone: predictions first, then bisection.
+"""Search for the largest batch that fits: linear prediction, then bisection.
 
 It knows no torch: a trial is a function from a batch to what it took.
 """

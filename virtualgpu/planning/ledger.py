@@ -1,4 +1,4 @@
-"""The ledger of a run: every block of GPU memory with its birth and its death, and what was alive at the peak.
+"""Ledger of GPU memory blocks in a step: birth, death, role, and the blocks alive at the peak.
 
 The virtual GPU tells it (`Observer` in virtual/device.py); it keeps no tensor alive and changes nothing. What a block
 was for is known from who held it (`holders` says so) and from when it lived.

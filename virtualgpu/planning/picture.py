@@ -1,4 +1,4 @@
-"""The picture of a plan: one bar of what is in use, against the GPU's memory, and a key with the numbers.
+"""Draw a plan: one bar of memory in use against the GPU's capacity, with a numbered legend.
 
 Every part has a number in the bar where there is room, the same number in the key, and every second one is hatched:
 no colour is needed to read it.

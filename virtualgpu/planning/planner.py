@@ -1,4 +1,4 @@
-"""`gpulab.plan()`: what a training step will take on a GPU, in memory and time, before there is one.
+"""`gpulab.plan()`: predict memory and time of a training step on a GPU that need not exist.
 
 The step runs on shapes alone, on a virtual GPU of the kind that is asked for; nothing is computed and nothing crashes.
 """

@@ -1,4 +1,4 @@
-"""What a plan says: a frozen dataclass that reads as a table and shows itself with a picture.
+"""`Plan`, the result of `gpulab.plan()`: a frozen dataclass with text table and picture.
 
 Numbers in, words out: it plans nothing and knows no torch.
 """

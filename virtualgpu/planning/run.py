@@ -1,4 +1,4 @@
-"""One shapes-only run of a training step: built, repeated until its memory repeats, and measured.
+"""Run a training step in shapes-only mode until its memory repeats, and measure it.
 
 It decides nothing about GPUs; out of memory passes through as PyTorch raises it.
 """

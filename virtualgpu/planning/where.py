@@ -1,4 +1,4 @@
-"""The line of the step at which its peak is reached: read off Python's stack at that moment.
+"""Find the source line at which a step reaches its peak, from the Python stack at that moment.
 
 A peak in the backward pass has two lines: the one that calls `backward()`, and the one of the forward pass whose
 gradient is being worked out. The second is known from autograd's anomaly mode.

@@ -1,4 +1,4 @@
-"""What the ranks of DistributedDataParallel tell each other in small whole numbers, with its time and its memory.
+"""Metadata that DistributedDataParallel exchanges between ranks, with its time and memory.
 
 PyTorch sends them as tensors of the GPU; here these take their time, and the numbers themselves go as tensors of the
 host, which have values in shapes-only mode too.

@@ -1,4 +1,4 @@
-"""The buckets of DistributedDataParallel: flat tensors on the GPU that its gradients are copied into, or are views of.
+"""Gradient buckets of DistributedDataParallel: flat GPU tensors that gradients are copied into or view.
 
 What PyTorch's C++ has in `Reducer::Bucket` and `GradBucket` (torch/csrc/distributed/c10d/reducer.hpp, comm.hpp).
 """

@@ -1,4 +1,4 @@
-"""A collective as a process group is asked for it, and what of its tensors NCCL would take."""
+"""A collective as the process group receives it, with NCCL's checks of its tensors."""
 
 from __future__ import annotations
 

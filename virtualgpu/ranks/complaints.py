@@ -1,4 +1,4 @@
-"""What PyTorch's reducer says where parameters are unused or used twice: it is asked, so that the words are its own.
+"""Raise the errors of PyTorch's reducer for unused or twice-used parameters, in its own words.
 
 It is given numbers of the host in place of the parameters, and what happened to these happens to those.
 """

@@ -1,4 +1,4 @@
-"""Imported by a process of which ranks with a virtual GPU are forked: what each of them would do once more.
+"""Preload, in a server that forks ranks, the imports and registrations that each rank would repeat.
 
 That is to import what a rank needs at its first collective, and to register what stands above autograd, which changes
 the tables of all of PyTorch's operations. Neither starts a thread, and without a virtual GPU nothing passes there.

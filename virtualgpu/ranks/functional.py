@@ -1,4 +1,4 @@
-"""Functional collectives (`torch.ops._c10d_functional`), of which DTensor and tensor parallelism are made.
+"""Functional collectives (`torch.ops._c10d_functional`), on which DTensor and tensor parallelism are built.
 
 Their results are new tensors of the GPU, and nobody may read them before `wait_tensor`. PyTorch's own code makes them
 in C++ and calls the group; here they are made where the virtual GPU sees them.

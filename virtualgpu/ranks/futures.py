@@ -1,4 +1,4 @@
-"""Futures of collectives: their value is there at once, and streams wait for the time at which a GPU would have it.
+"""Futures of collectives: the value exists at once, and streams wait for its virtual completion time.
 
 A callback runs in a stream of its own that waits for the collective, so that what it does, such as decompressing,
 overlaps the backward pass (`then` in ATen/core/ivalue_inl.h). Who waits for the future, waits with the current stream.

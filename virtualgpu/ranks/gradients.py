@@ -1,4 +1,4 @@
-"""How gradients go into the buckets of DistributedDataParallel, and what was reduced comes back out of them.
+"""Copy gradients into the buckets of DistributedDataParallel, and reduced values back out.
 
 As `mark_variable_ready_dense`, `flush_deferred_copies` and `finalize_bucket_dense` in
 torch/csrc/distributed/c10d/reducer.cpp.

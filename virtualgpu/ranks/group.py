@@ -1,4 +1,4 @@
-"""The process group behind "nccl" on virtual GPUs: each collective is counted, timed and carried out in one place.
+"""The "nccl" process group of virtual GPUs: counts, times and carries out every collective.
 
 PyTorch's front ends (`torch.distributed`, the reducer of DistributedDataParallel, functional collectives, FSDP) call a
 group's methods; here each becomes a `Call` with its kind, its bytes as nccl-tests count them, and how it is carried out

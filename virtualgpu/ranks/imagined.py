@@ -1,4 +1,4 @@
-"""Ranks that are imagined: one process runs, and the others are taken to send what it sends."""
+"""Simulated ranks: one process runs, and every other rank is assumed to send the same data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What DistributedDataParallel tells about itself on shapes alone, as `torch.distributed.Logger` does."""
+"""`torch.distributed.Logger` for shapes-only mode: what DistributedDataParallel reports about itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks that are real: processes that bring each other values over Gloo, and tell each other their virtual times."""
+"""Real ranks: processes that exchange values and virtual times over Gloo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reducer of DistributedDataParallel on shapes alone, where PyTorch's C++ would read values.
+"""DistributedDataParallel's reducer for shapes-only mode, where PyTorch's C++ would read values.
 
 It does to memory, bytes, order and time what torch/csrc/distributed/c10d/reducer.cpp does: hooks on the nodes that
 accumulate gradients fill buckets, full ones are reduced in their order while the backward pass goes on, and where it

@@ -1,4 +1,4 @@
-"""What DistributedDataParallel may ask of a reducer that ours does not do, each with its name."""
+"""Features of the C++ reducer that ours does not support, each refused by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DistributedDataParallel's runtime statistics: events in the first ten iterations, for which the host waits.
+"""DistributedDataParallel's runtime statistics: events in the first ten iterations, which the host waits for.
 
 At the beginning of an iteration the host waits for the events of the one before: after each of the first ten, later
 after one in a hundred (logger.cpp, reducer.hpp and reducer_cuda.cpp in torch/csrc/distributed/c10d).

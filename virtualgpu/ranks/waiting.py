@@ -1,4 +1,4 @@
-"""What a rank waits in for others, which all of them can read: so one that is ended can say who hangs where.
+"""Publish the operation in which a rank waits, so that a hang report names who waits for whom.
 
 It waits in slices. Between two of them Python handles signals, which C would hold back until the wait is over; and
 after the first, the rank writes into the ranks' store what it waits in.

@@ -1,4 +1,4 @@
-"""What a collective gives back: its values, and the time at which the GPU has them."""
+"""`Work` objects of collectives: their values, and the time at which the GPU has them."""
 
 from __future__ import annotations
 

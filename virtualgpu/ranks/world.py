@@ -1,4 +1,4 @@
-"""Which ranks there are: of this process, real or imagined, and how their GPUs are joined."""
+"""The ranks of a job, real or imagined, and the topology that joins their GPUs."""
 
 from __future__ import annotations
 

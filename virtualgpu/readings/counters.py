@@ -1,4 +1,4 @@
-"""The GPUs that are in force, and PyTorch's own counts of allocated bytes on each.
+"""Resolve device arguments to GPUs, and read PyTorch's memory counters of each.
 
 It finds and reads; whoever resets a peak must first tell those who still need it (see `tracker`).
 """

@@ -1,4 +1,4 @@
-"""Allocated and reserved memory over a run, as data: `MemoryCurve` and its `Mark`s. It measures and draws nothing."""
+"""`MemoryCurve` and `Mark`: allocated and reserved memory over a run, as data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the numbers of this moment are measured or virtual: the one place of `gpulab.memory` that asks.
+"""Label numbers "measured" or "virtual", depending on the GPU that answers for torch.cuda.
 
 Everything else here talks to torch.cuda and torch.accelerator, and does not know what answers.
 """

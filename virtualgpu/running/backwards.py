@@ -1,4 +1,4 @@
-"""Backward passes that build a graph of their own (`create_graph=True`), and whether each leaves memory behind.
+"""Watch `backward(create_graph=True)` and `autograd.grad`, and detect memory that they leak.
 
 A gradient that `backward` stores with its graph is part of a cycle: the graph keeps the parameter, whose `.grad` keeps
 the graph. Python's garbage collector does not see it (accumulate_grad.h), so it stays until `.grad` is set anew.

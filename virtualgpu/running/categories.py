@@ -1,4 +1,4 @@
-"""What a GPU's memory was for, at the peak of one step: an optimizer's third, when all that stays is there.
+"""Break down a GPU's peak memory by role (weights, gradients, …) in an optimizer's third step.
 
 It uses the planner's ledger (`virtualgpu.planning`), for one step only: looking for who holds what takes time. It keeps
 nothing of the script alive: the optimizer that it follows is the first one, and after its death the next.

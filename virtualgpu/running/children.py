@@ -1,4 +1,4 @@
-"""Processes that a script starts: the forked report nothing, the spawned get virtual GPUs of their own.
+"""Child processes of a script: forked ones report nothing, spawned ones get their own virtual GPUs.
 
 A spawned process imports the script anew; on a machine with a GPU it would find it there.
 """

@@ -1,4 +1,4 @@
-"""`python -m gpulab run [options] script.py args…`: reads the options, checks all that can be checked, and runs.
+"""`python -m gpulab run [options] script.py args…`: parse and check the options, then run.
 
 Everything after the script's name is the script's. The report goes to standard error, so that the script's own output
 can be piped on.

@@ -1,4 +1,4 @@
-"""A process that can change nothing outside itself: its open files lead nowhere, and Linux refuses it what would.
+"""Sandbox a process with seccomp, so that it cannot change files or reach other processes.
 
 That is the kernel's doing (seccomp), so it holds for C++, Rust and threads as it does for Python: files are opened for
 reading only, none is made, renamed or removed, there are no new sockets and processes, and no signals to others. Where

@@ -1,4 +1,4 @@
-"""Uses of host memory that come too early: a copy to or from the GPU, which nobody has waited for, is under way there.
+"""Detect host accesses to pinned memory while an asynchronous copy is still in flight.
 
 A virtual GPU has all values at once, so that the program computes what it should; a real one may not have them yet. The
 virtual clock knows when a copy ends. What a CUDA graph copies, and who reads through an address or a NumPy array that

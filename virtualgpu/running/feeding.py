@@ -1,4 +1,4 @@
-"""How long a run waits for its data: the time in `next()` of PyTorch's DataLoader.
+"""Measure how long a run waits for data: the time in `next()` of PyTorch's DataLoader.
 
 It is this machine's time, for the data set's code runs here. Workers load while the main process computes values, which
 takes much longer here than on a real GPU: so workers are timed, and the main process waits on the virtual clock as long

@@ -1,4 +1,4 @@
-"""What follows from a report: sentences that its own numbers prove, and nothing else.
+"""Derive advice from a report: only sentences that its own numbers prove.
 
 After an error nothing follows but what the error says, and before the first optimizer step nothing about training.
 """

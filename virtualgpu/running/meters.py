@@ -1,4 +1,4 @@
-"""How a GPU is read at a mark: a virtual one from its clock, a real one through events, which wait for nothing."""
+"""Read time and memory of a GPU at a mark: from the virtual clock, or by CUDA events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run would have needed that has run out of memory: a copy of the process goes on over the limit.
+"""After an out-of-memory error, continue in a forked copy to find the memory that the run would need.
 
 It is forked where the allocation fails, waits there, and goes on only when the run has ended for want of memory. It is
 `confined`, so that nothing outside sees it, and ends where an optimizer has taken a step that is not its first, at the

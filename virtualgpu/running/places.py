@@ -1,4 +1,4 @@
-"""Which line of the script asks for memory: that of the innermost frame which is the script's own.
+"""Find the script's line that is being executed: the innermost frame outside libraries.
 
 Frames of PyTorch, of Python's library, of installed packages and of `gpulab` are none of the script's.
 """

@@ -1,4 +1,4 @@
-"""The same of a real GPU: measured numbers, all of them torch.cuda's.
+"""Watch the memory of real GPUs, through torch.cuda's counters.
 
 Nothing is asked of the driver before the script has asked itself: a process that has must not fork.
 """

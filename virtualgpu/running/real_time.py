@@ -1,4 +1,4 @@
-"""Which lines of a script time with `time.time()` or `time.monotonic()`: they stay this machine's clock, for dates and
+"""Find script lines that time with `time.time()` or `time.monotonic()`, which stay the real clock.
 time limits, and show how long the values took to be computed here.
 """
 

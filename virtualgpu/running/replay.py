@@ -1,4 +1,4 @@
-"""A run's allocations once more: the same sequence, in an allocator with other settings or of another GPU.
+"""Replay a run's allocations in an allocator with other settings or another GPU's memory.
 
 The allocator is bookkeeping, so that this answers whether the run would have come so far there. What it does not know:
 another GPU's kernels may take other temporaries.

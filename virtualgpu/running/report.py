@@ -1,4 +1,4 @@
-"""What is known of a run when it is over: numbers only, as a report and as what JSON can hold.
+"""The report of a run: dataclasses of plain numbers that JSON can hold.
 
 `text` writes it for people, `hints` draws conclusions; bytes are bytes and times seconds here.
 """

@@ -1,4 +1,4 @@
-"""One run from beginning to end: the GPU is put in place, the script runs, the report is written once.
+"""One run from start to end: start the GPU, run the script, write the report once.
 
 Only the process that began writes it, and only once: at the interpreter's exit, or before, when SIGTERM ends it.
 """

@@ -1,4 +1,4 @@
-"""The steps of a training run, without knowing its loop: every `optimizer.step()` is a mark.
+"""Detect the steps of a training loop: every `optimizer.step()` is a mark.
 
 An optimizer that takes no step (`GradScaler` skips one after an overflow) leaves none; a script with two optimizers has
 two series of marks. Intervals are between a step and the next of the same optimizer, so they hold all that is between.

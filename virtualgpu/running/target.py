@@ -1,4 +1,4 @@
-"""What is to be run: a script or a module, found and checked, then executed as `python` would execute it.
+"""Locate a script or module, check it, and execute it as `python` would.
 
 It knows nothing of GPUs: `__main__`, `sys.argv` and `sys.path` are the script's, and errors are shown with its frames.
 """

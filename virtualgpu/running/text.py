@@ -1,4 +1,4 @@
-"""A report as text for a terminal: labelled, aligned, each number with where it comes from."""
+"""Format a report as aligned terminal text, each number with its source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The memory of a virtual GPU, watched through a run: its peaks, and which lines of the script hold how much.
+"""Watch a virtual GPU's memory through a run: peaks, and bytes held per source line.
 
 It stands beside the allocator, so it sees every block, and the script's own resets of peaks do not reach it.
 """

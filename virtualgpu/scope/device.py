@@ -1,4 +1,4 @@
-"""One virtual GPU: its spec, its memory behind a lock, its random numbers, and whether a kernel of it has failed.
+"""One virtual GPU device: spec, allocator behind a lock, random generator, fault state.
 
 It knows no operations and no patches; `dispatch` tells it what appears, labels tell it what goes.
 """

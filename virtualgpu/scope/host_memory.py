@@ -1,4 +1,4 @@
-"""This machine's own memory, where the values of a virtual GPU lie: asked before it is filled."""
+"""Check that this machine has the memory for values, before a virtual GPU fills it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which virtual GPU is in force, and which threads are inside an operation on it.
+"""The virtual GPU in force, and per-thread state of operations on it.
 
 One scope is current at a time, in all threads; an inner one replaces the outer until it ends.
 """

@@ -1,4 +1,4 @@
-"""Which storages are on a virtual GPU: a label on the storage, which holds its block and gives it back when it dies.
+"""Labels on storages: the virtual GPU that each is on, and the memory block that it holds.
 
 A tensor is where its storage is, so views, parameters and what autograd keeps need nothing of their own. The label
 lives on the Python object of the storage, which PyTorch keeps as long as the storage itself.

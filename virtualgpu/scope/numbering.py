@@ -1,4 +1,4 @@
-"""Which GPU is meant: by its number, its name, a generator, or by nothing at all."""
+"""Resolve device arguments to GPU indices: numbers, names, generators, or the current GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Autograd's engine, as operations below it need to know it.
+"""Detect whether only autograd's engine holds a tensor, as operations below autograd need to know.
 
 Whether it is the only owner of a tensor is counted in references: how many there are then is tried out once, on a small
 graph, and on any doubt the answer is no.

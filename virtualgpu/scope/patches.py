@@ -1,4 +1,4 @@
-"""Attributes that are replaced for a while, and put back to the identical objects.
+"""Replace attributes for a while, and restore the identical objects.
 
 It knows nothing of what it replaces.
 """

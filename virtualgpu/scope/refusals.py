@@ -1,4 +1,4 @@
-"""What the virtual GPU says where it does not go on: operations it does not mirror, values it does not have, notes."""
+"""Errors and warnings of the virtual GPU: operations it does not mirror, values it does not have."""
 
 from __future__ import annotations
 

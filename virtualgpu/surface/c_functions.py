@@ -1,4 +1,4 @@
-"""C functions that a program calls through ctypes with an address on the virtual GPU, where no memory is.
+"""Intercept C functions that a program calls through ctypes with a virtual GPU's address.
 
 They would end the process. What is called is looked at before: `foreign.reach` says what is done in its place. (An
 address that is read without a call, `from_address` or an integer that another language is given, is not seen.)

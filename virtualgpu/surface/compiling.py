@@ -1,4 +1,4 @@
-"""`torch.compile` on a virtual GPU: what is compiled runs as it is written, and a note says so.
+"""`torch.compile` on a virtual GPU: functions run eagerly, and a note says so.
 
 A compiler for CUDA has nothing to compile for here, and its tracer stops at tensors that are not CUDA's. The wrappers
 that `torch.compile` makes stay PyTorch's, with their attributes and the names in their state dictionaries.

@@ -1,4 +1,4 @@
-"""New tensors from the data of Python: `torch.tensor` and its kin, sparse tensors, and tensor types.
+"""Tensors from Python data: `torch.tensor` and its kin, sparse tensors, tensor types.
 
 PyTorch's C++ makes these with a guard that asks the driver, before any operation is seen.
 """

@@ -1,4 +1,4 @@
-"""What `torch.cuda` asks of CUDA, answered for the virtual GPU: devices, streams, settings. Memory: `cuda_memory`.
+"""`torch.cuda` on a virtual GPU: devices, streams, settings. Memory is in `cuda_memory`.
 
 Mostly the functions of `torch._C` under `torch.cuda`, so that what PyTorch makes of them in Python is PyTorch's own.
 What no answer is known for refuses by name; nothing goes on to the driver.

@@ -1,4 +1,4 @@
-"""Process groups over virtual GPUs: who asks for NCCL gets a group of ours (`ranks.group`), and the answers say NCCL.
+"""`torch.distributed` on virtual GPUs: the backend "nccl" makes a `ranks.group`.
 
 Each real rank is a process with GPUs of its own, and Gloo carries the values; imagined ranks send nothing.
 Processes that `torch.multiprocessing.spawn` starts get the same virtual GPUs.

@@ -1,4 +1,4 @@
-"""CUDA graphs and private pools of memory: `torch.cuda.CUDAGraph`, `MemPool`, and what PyTorch's own helpers ask.
+"""CUDA graphs and private memory pools: `torch.cuda.CUDAGraph`, `MemPool`, and their C++ helpers.
 
 `torch.cuda.graph` and `make_graphed_callables` are PyTorch's. The checks are those of CUDAGraph.cpp.
 """

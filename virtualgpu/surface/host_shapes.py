@@ -1,4 +1,4 @@
-"""Host tensors without values on their way through files and to other processes, and into modules.
+"""CPU tensors without values in `torch.load`, `torch.save`, multiprocessing and modules.
 
 In force on shapes alone only. Of what a file holds, large storages are not read.
 """

@@ -1,4 +1,4 @@
-"""Everything that is replaced in PyTorch while a virtual GPU is in force, in one list."""
+"""Install every replacement in PyTorch that a virtual GPU needs, from one list."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs for a GPU's own cores, which a virtual GPU has not: Triton's kernels, and extensions in CUDA's C++.
+"""Triton kernels and CUDA C++ extensions, which a virtual GPU cannot run: refused by name.
 
 They are refused by name where they are launched or compiled; an operator of a library may go on without its kernel of
 Triton (`operations/foreign.py`). Triton's interpreter (TRITON_INTERPRET=1) runs its kernels

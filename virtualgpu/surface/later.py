@@ -1,4 +1,4 @@
-"""Modules that a program may import when a virtual GPU is in force already: what is replaced in them then.
+"""Patch modules that a program may import only after a virtual GPU has started.
 
 To import them here would take seconds, and some need not be there at all.
 """

@@ -1,4 +1,4 @@
-"""Tensors on their way from one device to another, `Tensor.to` and its kin, and the host's pinned memory.
+"""Move tensors between devices (`Tensor.to` and its kin), and pin host memory.
 
 A copy to or from a virtual GPU is one operation with a gradient, as on CUDA.
 """

@@ -1,4 +1,4 @@
-"""NVTX on a virtual GPU: named ranges of a program, which a recorded timeline shows beside its kernels."""
+"""NVTX ranges on a virtual GPU, which a recorded timeline shows beside its kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DistributedDataParallel on virtual GPUs: with values by PyTorch's C++, on shapes alone by a reducer of ours.
+"""DistributedDataParallel on virtual GPUs: PyTorch's reducer with values, our own in shapes-only mode.
 
 C++ takes a parameter for one of the host. So what it makes is put on the parameters' GPU, its events are recorded
 there, and what it sends to compare parameters is sent as tensors of the GPU.

@@ -1,4 +1,4 @@
-"""PyTorch's profiler on a virtual GPU: kernels of the virtual clock among its events, in its tables and its trace.
+"""PyTorch's profiler on a virtual GPU: kernels of the virtual clock in its events, tables and trace.
 
 The profiler records what the host does, in this machine's real time. The clock's kernels and copies are added when the
 events are read: each belongs to the operation that launched it, found by a mark that is set at the launch. What the

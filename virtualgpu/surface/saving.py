@@ -1,4 +1,4 @@
-"""`torch.save`, whose C++ reads the host's memory itself; and where numbers may be unknown, it writes plain ones.
+"""`torch.save` of GPU storages, whose bytes C++ reads itself; unknown numbers are saved as plain ones.
 
 What `GradScaler` says of its scale goes into checkpoints, and `torch.load` takes no classes of others.
 """

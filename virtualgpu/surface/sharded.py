@@ -1,4 +1,4 @@
-"""Sharded tensors (DTensor): what PyTorch asks of shapes alone, about devices that it believes in, is not the GPU's.
+"""Sharded tensors (DTensor): keep shape propagation on fake tensors off the virtual GPU.
 
 A DTensor wraps a rank's part, which is an ordinary tensor of the virtual GPU. To know the shape of a result PyTorch
 runs the operation on fake tensors first; those are nowhere.

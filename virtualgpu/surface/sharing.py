@@ -1,4 +1,4 @@
-"""Tensors of a virtual GPU that go from one process to another, as CUDA's IPC handles do, and the processes for them.
+"""Share GPU tensors between processes as CUDA IPC does, and give spawned processes virtual GPUs.
 
 The receiver has the same memory, not a copy, and its own allocator does not count it: on a GPU it belongs to the
 sender. Processes that are spawned get the same virtual GPUs, unless `run` of a process's own class is what they do.

@@ -1,4 +1,4 @@
-"""What Python asks a storage, answered for the virtual GPU: stand-ins for attributes of `torch.UntypedStorage`.
+"""Methods and attributes of `torch.UntypedStorage`, answered for a virtual GPU.
 
 `TypedStorage` and saving and loading are made of these.
 """

@@ -1,4 +1,4 @@
-"""What Python asks a tensor about where it is and what it holds, answered for the virtual GPU.
+"""Attributes of `torch.Tensor` about device and values, answered for a virtual GPU.
 
 Stand-ins for attributes of `torch.Tensor`. For tensors that are on no virtual GPU, and within an operation, PyTorch's
 own answer holds. How a tensor gets to another device is `moving`, how a new one is made from data `creation`.

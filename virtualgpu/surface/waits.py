@@ -1,4 +1,4 @@
-"""Streams that wait for each other while a CUDA graph is captured: who waits for what is in it belongs to it."""
+"""Cross-stream dependencies during CUDA graph capture: a stream that waits on a captured one joins it."""
 
 from __future__ import annotations
 

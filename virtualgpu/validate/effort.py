@@ -1,4 +1,4 @@
-"""How much is recorded, and what a section is given to record it."""
+"""Amount of work for each section of a recording."""
 
 from __future__ import annotations
 

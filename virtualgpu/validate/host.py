@@ -1,4 +1,4 @@
-"""What the host spends on a GPU's work: microseconds a call while the GPU keeps up, and what first calls take.
+"""Measure CPU overhead: microseconds per call while the GPU keeps up, and the cost of first calls.
 
 First calls are measured in a process of their own, in which nothing has touched the GPU: the context, then the first
 and the second call of each library. A convolution's first call of each new shape is slow too: cuDNN plans it then, or

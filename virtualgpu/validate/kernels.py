@@ -1,4 +1,4 @@
-"""Times by shape: products by size, depth and alignment, memory by how much is touched, norms, convolutions, attention.
+"""Benchmark kernels by shape: matrix products, memory traffic, norms, convolutions, attention.
 
 Milliseconds on the device, medians. Inputs are random: a GPU is faster on zeros.
 """

@@ -1,4 +1,4 @@
-"""What is measured in bytes: an allocator trace, what an operation keeps for backward, the peaks of a training step.
+"""Measure memory: an allocator trace, saved tensors of operations, peaks of training steps.
 
 All of it asks `torch.cuda` only, so that the same code runs on a real GPU, where it measures, and on the virtual one,
 where it predicts.

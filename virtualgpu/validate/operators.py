@@ -1,4 +1,4 @@
-"""The operations whose saved tensors and times are recorded: a name, inputs and parameters in a given dtype, the call.
+"""Operations whose saved tensors and times are recorded: name, inputs, parameters, call.
 
 Names and shapes are those of the older recorder from outside the package, so that its recordings are compared by the
 same table. Nothing here measures.

@@ -1,4 +1,4 @@
-"""A recording held against the virtual GPU: the recorded rows are run again, by the same code, on a virtual GPU.
+"""Compare a recording with the virtual GPU, by running the recorded rows on it with the same code.
 
 It returns pairs of what was recorded and what is predicted; what counts as good is decided elsewhere. It reads the
 recordings of `recorder`, and those of the older recorder from outside the package, which have fewer fields.

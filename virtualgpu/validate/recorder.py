@@ -1,4 +1,4 @@
-"""One recording: its sections in order, each kept even if a later one fails, in one JSON file.
+"""Record all sections in order into one JSON file, keeping the others where one fails.
 
 It runs what the other modules define and writes down what they return; it compares nothing. Only a real GPU's answers
 are "measured": it refuses to call a virtual GPU's so.

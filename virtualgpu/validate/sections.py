@@ -1,4 +1,4 @@
-"""The sections of a recording, each a function that is given a `Run` and returns what was measured.
+"""Sections of a recording, each a function from a `Run` to measured rows.
 
 What is measured stands in the modules beside this one; here is what of it, in which order, and that a row which fails
 costs no other.

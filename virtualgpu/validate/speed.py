@@ -1,4 +1,4 @@
-"""What is measured in milliseconds: copies, matrix products, launches, operations.
+"""Measure milliseconds: copies, matrix products, launches, operations.
 
 Times are medians of CUDA events after a warm-up, on random data: a GPU is faster on zeros.
 """

@@ -1,4 +1,4 @@
-"""What a GPU keeps up: rate, power, clock and temperature while it works for a minute without a pause.
+"""Measure sustained load: rate, power, clock and temperature over a minute.
 
 Two loads, since a power limit strikes them differently: large products, and the inference of a ResNet-50. The driver
 is asked twice a second by NVML where pynvml is installed, else by nvidia-smi; without either only rates are kept.
