@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal
 from virtualgpu import lending
 from virtualgpu.choice import DEFAULT, choose
 from virtualgpu.pictures.display import show
+from virtualgpu.units import gib
 
 from .. import course  # noqa: F401  (it notes the folder in which the notebook began)
 from .card import Card, as_html, as_svg, as_text
@@ -324,7 +325,7 @@ def _card(machine: Machine, seed: int, earlier: Machine | None) -> Card:
     else:
         numbers = "measured on this GPU; figures from elsewhere say virtual or recorded"
     if machine.total_memory is not None:
-        device += f", {machine.total_memory / 2**30:.1f} GiB"
+        device += f", {gib(machine.total_memory)}"
         device += " of the machine's memory at most" if machine.device.type == "mps" else " of memory"
     if machine.capability is not None:
         device += f", compute capability {'.'.join(map(str, machine.capability))}"

@@ -11,8 +11,9 @@ from typing import Any
 
 from virtualgpu.readings import counters
 from virtualgpu.readings.counters import DeviceLike, Gpu
-from virtualgpu.readings.curve import Mark, MemoryCurve, mib
+from virtualgpu.readings.curve import Mark, MemoryCurve
 from virtualgpu.readings.source import in_force, numbers_of
+from virtualgpu.units import mib
 
 from .replay import Point, Unclear, replay
 

@@ -13,8 +13,9 @@ from types import TracebackType
 from typing import ParamSpec, TypeVar
 
 from virtualgpu.readings import counters
-from virtualgpu.readings.counters import MIB, DeviceLike
+from virtualgpu.readings.counters import DeviceLike
 from virtualgpu.readings.source import Numbers
+from virtualgpu.units import MIB
 
 from .windows import Window, lock
 

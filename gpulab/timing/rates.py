@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass
 
 from virtualgpu.readings.source import Numbers, numbers
+from virtualgpu.units import three_figures
 
 from .measuring import Timing
 from .stopwatch import Timer
-from .words import rounded
 
 Time = Timing | Timer | float
 
@@ -23,7 +23,7 @@ class Throughput:
     numbers: Numbers
 
     def __str__(self) -> str:
-        return f"{rounded(self.per_second)} {self.unit}/s ({self.numbers})"
+        return f"{three_figures(self.per_second)} {self.unit}/s ({self.numbers})"
 
     __repr__ = __str__
 

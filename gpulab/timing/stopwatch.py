@@ -11,9 +11,9 @@ from types import TracebackType
 from virtualgpu.readings import counters
 from virtualgpu.readings.counters import DeviceLike
 from virtualgpu.readings.source import Numbers, in_force
+from virtualgpu.units import duration_ms
 
 from .clocks import Pair, clock_of
-from .words import duration
 
 
 class Timer:
@@ -125,8 +125,8 @@ class Timer:
         if self._pair is None or self._open or not self._ended:
             return f"{start}{'still open' if self._open else 'nothing timed'}"
         if self._pair.device == "cpu":
-            return f"{start}{duration(self.ms)} on the host ({self.numbers}, {self.how})"
+            return f"{start}{duration_ms(self.ms)} on the host ({self.numbers}, {self.how})"
         return (
-            f"{start}{duration(self.ms)} on {self._pair.device}, {duration(self.host_ms)} on the host "
+            f"{start}{duration_ms(self.ms)} on {self._pair.device}, {duration_ms(self.host_ms)} on the host "
             f"({self.numbers}, {self.how})"
         )

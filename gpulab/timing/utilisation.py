@@ -13,11 +13,11 @@ from virtualgpu.gpus.specs import SPECS, Spec
 from virtualgpu.readings import counters
 from virtualgpu.readings.counters import DeviceLike
 from virtualgpu.readings.source import Numbers
+from virtualgpu.units import three_figures
 
 from .measuring import Timing, check_function
 from .rates import Time, positive, seconds
 from .stopwatch import Timer
-from .words import rounded
 
 if TYPE_CHECKING:
     import torch
@@ -39,7 +39,7 @@ class MFU:
     numbers: Numbers
 
     def __str__(self) -> str:
-        rates = f"{rounded(self.tflops)} of {self.peak_tflops:g} TFLOP/s"
+        rates = f"{three_figures(self.tflops)} of {self.peak_tflops:g} TFLOP/s"
         return f"MFU {self.fraction:.1%}: {rates} ({self.numbers}; {self.peak})"
 
     __repr__ = __str__
@@ -208,6 +208,6 @@ def _lie(
     )
     listed = "\n".join(f"- {cause}" for cause in causes)
     return (
-        f"{rounded(rate)} TFLOP/s is {rounded(rate / peak)} times the peak of {peak:g} ({where}): the time "
+        f"{three_figures(rate)} TFLOP/s is {three_figures(rate / peak)} times the peak of {peak:g} ({where}): the time "
         f"or the count is wrong.\n{listed}"
     )

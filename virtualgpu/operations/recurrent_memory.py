@@ -12,9 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
+from ..units import MIB
 from .reductions import THREADS_PER_SM
 
-MiB = 1 << 20
 STANDARD, PERSIST, SMALL = "standard", "persist static", "persist static, small hidden size"
 # By cell, for one layer and one step: gates that are computed, and what is kept of it in multiples of the hidden state.
 _GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
@@ -121,7 +121,7 @@ def workspace_bytes(
     # cuBLAS's, for each layer and direction. On Ampere and Ada layers one above the other have none.
     alone = layer.layers == 1 or layer.directions == 2
     products = layer.layers * layer.directions if alone or capability[0] != 8 else 0
-    return 256 + lengths + 8 * MiB * products + _weights(layer) + int(max(needs))
+    return 256 + lengths + 8 * MIB * products + _weights(layer) + int(max(needs))
 
 
 def _weights(layer: Layer) -> int:

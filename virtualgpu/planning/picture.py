@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..pictures import style
 from ..pictures.svg import BODY, MARGIN, SMALL, Picture, bar, line, rect, text
-from ..readings.counters import MIB
+from ..units import MIB, in_mib
 
 if TYPE_CHECKING:
     from .result import Plan
@@ -47,7 +47,7 @@ def draw(plan: Plan) -> Picture:
         body.append(bar(x, y - 14, 20, 18, fill=colour, hatched=_hatched(index + 1)))
         body.append(_number(x + 10, y, index + 1, colour))
         body.append(text(x + 30, y, name, size=BODY))
-        body.append(text(x + 310, y, f"{nbytes / MIB:,.1f} MiB", size=BODY, anchor="end"))
+        body.append(text(x + 310, y, f"{in_mib(nbytes)} MiB", size=BODY, anchor="end"))
     height = _TOP + _BAR + 36 + half * _ROW
     return Picture(_WIDTH, height, plan.finding, plan.describe(), tuple(body), head_lines=1)
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..choice import DEFAULT, choose
 from ..gpus.specs import SPECS, Spec
-from ..readings.curve import mib
 from ..scope import in_force
+from ..units import mib
 from .largest import Largest, Trial, search
 from .result import Plan
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..pictures import display
-from ..readings.counters import MIB
+from ..units import in_mib
 
 if TYPE_CHECKING:
     from .where import Where
@@ -132,8 +132,8 @@ class Plan:
     def finding(self) -> str:
         """The plan in one sentence."""
         if self.fits:
-            return f"Batch {self.batch:,} fits on {self._a_gpu}, with {_mib(self.free)} MiB to spare"
-        return f"Batch {self.batch:,} does not fit on {self._a_gpu}: {_mib(-self.free)} MiB are missing"
+            return f"Batch {self.batch:,} fits on {self._a_gpu}, with {in_mib(self.free)} MiB to spare"
+        return f"Batch {self.batch:,} does not fit on {self._a_gpu}: {in_mib(-self.free)} MiB are missing"
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -141,8 +141,8 @@ class Plan:
     def __repr__(self) -> str:
         fits = "fits" if self.fits else "does not fit"
         return (
-            f"<Plan for batch {self.batch} on {self._a_gpu}: {fits}, {_mib(self.total)} of {_mib(self.memory)} MiB, "
-            f"{self.step_ms:,.1f} ms a step, virtual>"
+            f"<Plan for batch {self.batch} on {self._a_gpu}: {fits}, {in_mib(self.total)} of "
+            f"{in_mib(self.memory)} MiB, {self.step_ms:,.1f} ms a step, virtual>"
         )
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
@@ -172,8 +172,8 @@ class Plan:
 
     def describe(self) -> str:
         """All of it in sentences, for whoever cannot see the picture."""
-        parts = ", ".join(f"{name} {_mib(nbytes)}" for name, nbytes in self.rows())
-        return f"{self.finding}. MiB, virtual: {parts}; together {_mib(self.total)} of {_mib(self.memory)}."
+        parts = ", ".join(f"{name} {in_mib(nbytes)}" for name, nbytes in self.rows())
+        return f"{self.finding}. MiB, virtual: {parts}; together {in_mib(self.total)} of {in_mib(self.memory)}."
 
     def _lines(self) -> Iterator[str]:
         yield self.finding + " (all numbers virtual)."
@@ -181,12 +181,12 @@ class Plan:
         yield f"{'at the peak of a step':<34}{'MiB':>12}"
         *inside, reserve, context = self.rows()
         for name, nbytes in inside:
-            yield f"  {name:<32}{_mib(nbytes):>12}"
-        yield f"{'allocated':<34}{_mib(self.peak_allocated):>12}"
+            yield f"  {name:<32}{in_mib(nbytes):>12}"
+        yield f"{'allocated':<34}{in_mib(self.peak_allocated):>12}"
         for name, nbytes in (reserve, context):
-            yield f"  {name:<32}{_mib(nbytes):>12}"
-        yield f"{'in use':<34}{_mib(self.total):>12}"
-        yield f"{f'of the {self.gpu}' + chr(39) + 's memory':<34}{_mib(self.memory):>12}"
+            yield f"  {name:<32}{in_mib(nbytes):>12}"
+        yield f"{'in use':<34}{in_mib(self.total):>12}"
+        yield f"{f'of the {self.gpu}' + chr(39) + 's memory':<34}{in_mib(self.memory):>12}"
         yield ""
         yield (
             f"step         {self.step_ms:,.1f} ms, kernels running {self.gpu_busy:.0%} of it, "
@@ -196,7 +196,7 @@ class Plan:
             yield f"ranks        {self.ranks}: {self.joined}"
             yield (
                 f"between them {self.communication_ms:,.2f} ms of a step, {self.exposed_ms:,.2f} ms of it exposed; "
-                f"{_mib(self.sent)} MiB go through collectives"
+                f"{in_mib(self.sent)} MiB go through collectives"
             )
             if self.scaling is not None:
                 with_ddp = "" if self.ddp_alone_ms == self.alone_ms else f", {self.ddp_alone_ms:,.1f} ms with DDP"
@@ -214,7 +214,3 @@ class Plan:
             yield f"largest      {found} ({len(self.tried)} tried)"
         for note in self.notes:
             yield textwrap.fill(note, 100, initial_indent=f"{'note':<13}", subsequent_indent=" " * 13)
-
-
-def _mib(nbytes: int) -> str:
-    return f"{nbytes / MIB:,.1f}"

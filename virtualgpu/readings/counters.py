@@ -12,7 +12,6 @@ from .source import in_force
 if TYPE_CHECKING:
     import torch
 
-MIB = 2**20
 DeviceLike: TypeAlias = "torch.device | str | int | None"
 
 

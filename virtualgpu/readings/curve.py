@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .counters import MIB
+from ..units import mib
 from .source import Numbers
 
 
@@ -72,11 +72,3 @@ class MemoryCurve:
         if not self.every_event:
             parts.append("Between the marks nothing is known.")
         return " ".join(parts)
-
-
-def mib(size_bytes: int) -> str:
-    """A size as text, in MiB with one decimal (from 1000 on with none); in bytes below a tenth of a MiB."""
-    size = size_bytes / MIB
-    if abs(size) < 0.1 and size_bytes:
-        return f"{size_bytes:,} bytes"
-    return f"{size:,.{0 if abs(size) >= 1000 else 1}f} MiB"

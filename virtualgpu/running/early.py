@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ..units import duration
 from .places import Line, Place, Places
-from .text import duration
 
 if TYPE_CHECKING:
     from ..clock.clock import Clock

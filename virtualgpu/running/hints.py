@@ -6,9 +6,8 @@ After an error nothing follows but what the error says, and before the first opt
 from __future__ import annotations
 
 from ..gpus.specs import SPECS
-from ..readings.curve import mib
+from ..units import duration, mib
 from .report import Gpu, Report, Tried, ran_out
-from .text import duration
 
 _FULL = 0.9  # of the driver's memory
 _GAP = 0.25  # of what is reserved

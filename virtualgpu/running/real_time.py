@@ -1,5 +1,6 @@
 """Find script lines that time with `time.time()` or `time.monotonic()`, which stay the real clock.
-time limits, and show how long the values took to be computed here.
+
+Dates and time limits need it; a duration so measured is the time that this machine took to compute the values.
 """
 
 from __future__ import annotations

@@ -7,9 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ..units import MIB
 from . import kernels
-
-MiB = 1 << 20
 
 Tell = Callable[[str], None]
 
@@ -19,9 +18,9 @@ class Effort:
     """How much is recorded: for a GPU the defaults; less where only the way is tested."""
 
     events: int = 3000
-    largest: int = 200 * MiB
+    largest: int = 200 * MIB
     other_rules: bool = True  # the allocator's, too
-    copies: tuple[int, ...] = tuple(int(mib * MiB) for mib in (0.001, 0.01, 0.1, 1, 10, 100, 1000))
+    copies: tuple[int, ...] = tuple(int(mib * MIB) for mib in (0.001, 0.01, 0.1, 1, 10, 100, 1000))
     products: tuple[int, ...] = (256, 512, 1024, 2048, 4096, 4097, 8192)
     launches: int = 1000
     elements: int = 1 << 28

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..units import MIB
 from .operators import DEVICE, autocast
 from .speed import PRECISIONS, timed
-
-MiB = 1 << 20
 
 # (m, n, k): squares, few tiles, short and long inner dimensions, a batch of tokens, leading dimensions that are no
 # multiple of 16 bytes, GPT-2's vocabulary and the one padded to a multiple of 64, one row.
@@ -52,8 +51,8 @@ def touched(mib: float) -> list[dict[str, Any]]:
     Of the pairs, what is read was written after `bytes_between` other bytes were touched.
     """
     rows = []
-    for each in dict.fromkeys((int(mib * MiB) // 2, MiB // 4)):
-        pairs = max(1, int(mib * MiB) // (2 * each))
+    for each in dict.fromkeys((int(mib * MIB) // 2, MIB // 4)):
+        pairs = max(1, int(mib * MIB) // (2 * each))
         if pairs > 256:
             continue
         tensors = [torch.randn(each // 4, device=DEVICE) for _ in range(2 * pairs)]

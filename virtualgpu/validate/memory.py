@@ -21,10 +21,10 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import collecting
+from ..units import MIB
 from .models import Model, optimizers
 from .operators import DEVICE, Case, autocast
 
-MiB = 1 << 20
 COLUMNS = ["event", "arg", "id (alloc)", "allocated", "reserved", "requested"]
 
 # How a step is run -> dtype of autocast, micro-batches. "tf32" lets products and convolutions round their inputs.
@@ -68,11 +68,11 @@ def counts() -> list[int]:
 # -- the allocator ---------------------------------------------------------------------------------------------------
 
 
-def events(number: int, seed: int = 0, most: int = 200 * MiB) -> Iterator[list[Any]]:
+def events(number: int, seed: int = 0, most: int = 200 * MIB) -> Iterator[list[Any]]:
     """A seeded mixture of ["alloc", bytes, id], ["free", id] and ["empty_cache", None], of all sizes up to `most`."""
     rng = random.Random(seed)
     live: list[int] = []
-    ranges = [(1, 4096), (4096, MiB), (MiB, 10 * MiB), (10 * MiB, most // 5), (most // 10, most)]
+    ranges = [(1, 4096), (4096, MIB), (MIB, 10 * MIB), (10 * MIB, most // 5), (most // 10, most)]
     for i in range(number):
         if live and rng.random() < 0.47:
             yield ["free", live.pop(rng.randrange(len(live)))]

@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..units import MIB
 from .models import Model
 from .operators import DEVICE, Case, autocast
-
-MiB = 1 << 20
 
 # name -> dtype, TF32
 PRECISIONS: dict[str, tuple[torch.dtype, bool]] = {
@@ -50,7 +49,7 @@ def copies(nbytes: int) -> dict[str, Any]:
     pinned = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
     pinned.copy_(pageable)
     here, there = (torch.empty(nbytes, dtype=torch.uint8, device=DEVICE) for _ in range(2))
-    repeat = 20 if nbytes <= 10 * MiB else 5
+    repeat = 20 if nbytes <= 10 * MIB else 5
     row = {
         "bytes": nbytes,
         "h2d_pinned": timed(lambda: here.copy_(pinned, non_blocking=True), repeat),

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from virtualgpu.nvml import as_text, attempt, opened
+from virtualgpu.units import gib
 
-from .finding import Finding, first_line, gib
+from .finding import Finding, first_line
 from .pytorch import SELECTOR, Torch, version_pair
 
 T = TypeVar("T")
