@@ -151,10 +151,10 @@ def recorded(gpu: str) -> dict[str, Any]:
 
     `gpu` is a name as `VirtualGPU` takes it. Raises ValueError for one that was not recorded, and names those that are.
     """
-    from virtualgpu.clock.rates import recording_of
+    from virtualgpu.clock.rates import recording_path
     from virtualgpu.gpus.specs import SPECS
 
-    found = {name: recording_of(spec) for name, spec in SPECS.items()}
+    found = {name: recording_path(spec) for name, spec in SPECS.items()}
     path = found.get(gpu)
     if path is None:
         known = ", ".join(name for name, path in found.items() if path is not None)

@@ -11,7 +11,7 @@ _inside = 0  # how many of these blocks have been entered
 
 
 @contextlib.contextmanager
-def of_what_is_new(*, for_long: bool = False) -> Iterator[None]:
+def collect_new_only(*, for_long: bool = False) -> Iterator[None]:
     """Within it, `gc.collect()` looks through what has been made since it was entered: milliseconds, where all objects
     of torch and a notebook take a third of a second. Garbage that was there before stays until afterwards.
 

@@ -20,7 +20,7 @@ from . import release
 from .clock import hosts, links, rates
 from .clock.clock import Clock
 from .clock.hosts import Host
-from .clock.timeline import Timeline, recording
+from .clock.timeline import Timeline, record_timeline
 from .gpus.specs import Spec, spec
 from .memory import addresses
 from .memory.settings import Settings
@@ -85,10 +85,10 @@ class VirtualGPU:
         self.skips_ddp = False  # True lets DistributedDataParallel do nothing, and counts how often it was asked for
         self.skipped_ddp = 0
         self.keeps_workspaces = products.keeps_workspaces()
-        self.release = release.running()
+        self.release = release.running_release()
         self.counts_host = bool(counts_host)
-        found = rates.of(self.spec.name)
-        self.rates = found if host is None else replace(found, host=hosts.host(host))
+        found = rates.rates_of(self.spec.name)
+        self.rates = found if host is None else replace(found, host=hosts.find_host(host))
         self.clock = Clock(count, self.rates)
         self.pinned = PinnedCache()
         self.under_way: UnderWay | None = None
@@ -242,7 +242,7 @@ class VirtualGPU:
 
     def timeline(self) -> contextlib.AbstractContextManager[Timeline]:
         """Record what the host and the GPUs do within a block: `with gpu.timeline() as timeline: …`."""
-        return recording(self.clock)
+        return record_timeline(self.clock)
 
     # -- what the parts ask ------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ SMALL_RECURRENT_WANTS_LESS = (2, 15)  # the first with a cuDNN (9.26) whose kern
 SEEDS_ON_GPU = (2, 14)  # the first whose attention without dropout makes its two empty seeds on the GPU
 
 
-def of(version: str) -> tuple[int, int]:
+def parse_release(version: str) -> tuple[int, int]:
     """From the text of `torch.__version__`; raises ValueError where that begins with no release."""
     found = re.match(r"(\d+)\.(\d+)", version)
     if found is None:
@@ -20,6 +20,6 @@ def of(version: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def running() -> tuple[int, int]:
+def running_release() -> tuple[int, int]:
     """Of the torch that is imported."""
-    return of(str(torch.__version__))
+    return parse_release(str(torch.__version__))

@@ -340,7 +340,7 @@ def _card(machine: Machine, seed: int, earlier: Machine | None) -> Card:
 def _rates(name: str) -> str:
     from virtualgpu.clock import rates
 
-    return rates.of(name).source
+    return rates.rates_of(name).source
 
 
 def _choice(machine: Machine) -> str:

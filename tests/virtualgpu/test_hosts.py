@@ -11,15 +11,15 @@ def test_a_host_that_takes_twice_as_long_does_so_for_everything():
     twice = hosts.REFERENCE.times(2)
     assert (twice.backward_us, twice.event_us) == (2 * hosts.REFERENCE.backward_us, 2 * hosts.REFERENCE.event_us)
     assert twice.name == "reference × 2"
-    assert hosts.host(2) == twice
-    assert hosts.host(twice) is twice
-    assert hosts.host("server") is hosts.SERVER
+    assert hosts.find_host(2) == twice
+    assert hosts.find_host(twice) is twice
+    assert hosts.find_host("server") is hosts.SERVER
 
 
 @pytest.mark.parametrize("wrong", [0, -1, float("inf"), float("nan"), True])
 def test_a_factor_is_a_number_above_0(wrong):
     with pytest.raises((ValueError, TypeError), match="must be"):
-        hosts.host(wrong)
+        hosts.find_host(wrong)
 
 
 def test_an_unknown_host_is_named_with_those_that_there_are():

@@ -28,7 +28,7 @@ class Properties(SimpleNamespace):
         )
 
 
-def of(spec: Spec) -> Properties:
+def device_properties(spec: Spec) -> Properties:
     """The properties of a GPU."""
     threads, shared, block = _MULTIPROCESSOR[spec.capability]
     return Properties(

@@ -131,7 +131,7 @@ def _convolved(device: Device, given: _Convolution, parts: tuple[str, ...], move
     plain = traffic([image for image in images if image.is_contiguous()])
     point = all(size == 1 for size in given.weight.shape[2:])
     unit = not given.transposed and max(*given.stride, *given.dilation) == 1
-    done = work.convolved(
+    done = work.convolution_parts(
         rates,
         given.tensor.shape,
         given.weight.shape,

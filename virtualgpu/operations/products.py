@@ -25,7 +25,7 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 def keeps_workspaces() -> bool:
     """Whether each handle of cuBLAS keeps its workspace: from 2.15 on PyTorch takes one anew for every call."""
-    return release.running() < release.KEEPS_NO_WORKSPACES or os.environ.get("TORCH_CUBLAS_WORKSPACE_CACHE") == "1"
+    return release.running_release() < release.KEEPS_NO_WORKSPACES or os.environ.get("TORCH_CUBLAS_WORKSPACE_CACHE") == "1"
 
 
 def workspace_bytes(capability: tuple[int, int]) -> int:

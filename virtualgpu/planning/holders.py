@@ -44,7 +44,7 @@ def others_left_alone() -> Iterator[None]:
     patches = Patches()
     patches.set(torch.nn.Module, "_apply", _apply)
     try:
-        with collecting.of_what_is_new(for_long=True):
+        with collecting.collect_new_only(for_long=True):
             yield
     finally:
         patches.restore()

@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import _utils, dataloader, get_worker_info
 
 from ..clock.clock import Clock
-from ..clock.processor import queued
+from ..clock.processor import seconds_without_core
 
 
 class Feeding:
@@ -133,12 +133,12 @@ def _timed(own: Callable[[Any, Any], Any], times: torch.Tensor) -> Callable[[Any
         info = get_worker_info()
         if inside or info is None:  # a loader that the data set asks in turn
             return own(self, index)
-        inside, began, before = True, time.monotonic(), queued()
+        inside, began, before = True, time.monotonic(), seconds_without_core()
         try:
             batch = own(self, index)
         finally:
             inside = False
-        took = time.monotonic() - began - (queued() - before)
+        took = time.monotonic() - began - (seconds_without_core() - before)
         times[info.id] += torch.tensor([took, 1.0])
         return batch
 

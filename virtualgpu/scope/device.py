@@ -103,7 +103,7 @@ class Device:
         self.generator.manual_seed(torch.initial_seed())
         self.keeps_workspaces = False
         self.plans_convolutions = True
-        self.release = release.running()
+        self.release = release.running_release()
         self.workspaces: dict[Any, Label | None] = {}
         self.dropout_state: Label | None = None  # cuDNN's, of its recurrent layers
         self.fault: str | None = None

@@ -249,7 +249,7 @@ class _Surface:
         return including_emulation or self.gpu.spec.capability >= (8, 0)
 
     def properties(self, index: int) -> Properties:
-        return properties.of(self._device(index).spec)
+        return properties.device_properties(self._device(index).spec)
 
     # -- streams -----------------------------------------------------------------------------------------------------
 

@@ -55,7 +55,7 @@ def warm_up() -> None:
 def quick_collections() -> Iterator[None]:
     """What is there, imported modules above all, is not gone through at every collection within."""
     gc.collect()
-    with collecting.of_what_is_new(for_long=True):
+    with collecting.collect_new_only(for_long=True):
         yield
 
 

@@ -143,9 +143,9 @@ def virtual(recording: Mapping[str, Any], settings: str | None = None) -> Iterat
     scope = VirtualGPU(spec.name, compute=False, settings=settings)
     scope.spec = spec
     scope.keeps_workspaces = keeps_workspaces(device)
-    scope.release = release.of(device["torch"])
+    scope.release = release.parse_release(device["torch"])
     if is_of_a_gpu(recording):
-        scope.rates = rates.recorded(spec, recording)  # its microbenchmarks; never the steps that are predicted
+        scope.rates = rates.recorded_rates(spec, recording)  # its microbenchmarks; never the steps that are predicted
     # On a stand-in for the driver cuDNN asks for no workspaces.
     scope.plans_convolutions = not str(recording.get("kind", "")).startswith("PyTorch's CUDA code")
     with warnings.catch_warnings(), scope:
@@ -155,7 +155,7 @@ def virtual(recording: Mapping[str, Any], settings: str | None = None) -> Iterat
 
 def keeps_workspaces(device: Mapping[str, Any]) -> bool:
     """Whether cuBLAS's workspaces were kept, as torch did by default up to 2.14."""
-    old = release.of(device["torch"]) < release.KEEPS_NO_WORKSPACES
+    old = release.parse_release(device["torch"]) < release.KEEPS_NO_WORKSPACES
     return old or device.get("settings", {}).get("TORCH_CUBLAS_WORKSPACE_CACHE") == "1"
 
 

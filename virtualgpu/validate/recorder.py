@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ..clock.rates import recorded_as
+from ..clock.rates import recording_name
 from ..scope import in_force
 from .effort import QUICK, Effort, Run, Tell, short
 from .sections import SECTIONS
@@ -114,7 +114,7 @@ def chosen(names: Sequence[str] | None) -> tuple[str, ...]:
 
 def default_path() -> Path:
     """In the current folder, named after the GPU."""
-    return Path(recorded_as(torch.cuda.get_device_name(0)))
+    return Path(recording_name(torch.cuda.get_device_name(0)))
 
 
 def failed(recording: dict[str, Any]) -> list[str]:
