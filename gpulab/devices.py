@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from virtualgpu.readings.counters import checked
+from virtualgpu.readings.counters import parse_device
 from virtualgpu.readings.source import numbers
 from virtualgpu.units import count, mib
 
@@ -188,7 +188,7 @@ def _indexed(expected: Any) -> torch.device:
     if expected is None or expected == "all":
         raise TypeError(f'expected must name one device, such as "cuda", "cuda:1" or "cpu", not {expected!r}')
     try:
-        place = checked(expected)
+        place = parse_device(expected)
     except (TypeError, ValueError):
         wrong = ValueError if isinstance(expected, (str, int)) and not isinstance(expected, bool) else TypeError
         raise wrong(

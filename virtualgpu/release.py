@@ -13,7 +13,7 @@ SEEDS_ON_GPU = (2, 14)  # the first whose attention without dropout makes its tw
 
 
 def parse_release(version: str) -> tuple[int, int]:
-    """From the text of `torch.__version__`; raises ValueError where that begins with no release."""
+    """Parse the text of `torch.__version__`; raises ValueError where it begins with no release."""
     found = re.match(r"(\d+)\.(\d+)", version)
     if found is None:
         raise ValueError(f"version is {version!r}; it must begin as 2.15 does")
@@ -21,5 +21,5 @@ def parse_release(version: str) -> tuple[int, int]:
 
 
 def running_release() -> tuple[int, int]:
-    """Of the torch that is imported."""
+    """Return the release of the imported torch."""
     return parse_release(str(torch.__version__))

@@ -51,9 +51,9 @@ def gpu_memory(device: DeviceLike = "all") -> tuple[GPUMemory, ...]:
             allocated_bytes=stats.get("allocated_bytes.all.current", 0),
             reserved_bytes=stats.get("reserved_bytes.all.current", 0),
             peak_bytes=stats.get("allocated_bytes.all.peak", 0),
-            total_bytes=counters.total(gpu),
+            total_bytes=counters.total_memory(gpu),
         )
-        for gpu in counters.find(counters.checked(device))
+        for gpu in counters.find_gpus(counters.parse_device(device))
         for stats in [gpu.counts.memory_stats(gpu.number)]
     )
 

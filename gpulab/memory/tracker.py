@@ -80,7 +80,7 @@ class GPUMemoryTracker:
         if callable(device):
             raise TypeError("GPUMemoryTracker needs its parentheses as a decorator: @GPUMemoryTracker()")
         try:
-            self._device = counters.checked(device)
+            self._device = counters.parse_device(device)
         except ValueError as error:
             hint = f" A label is given by name: GPUMemoryTracker(label={device!r})." if isinstance(device, str) else ""
             raise ValueError(f"{error}.{hint}") from None
@@ -97,7 +97,7 @@ class GPUMemoryTracker:
             self._open, self._windows = True, None
         windows: list[Window] = []
         try:
-            gpus = counters.find(self._device)
+            gpus = counters.find_gpus(self._device)
             for gpu in gpus:
                 gpu.counts.synchronize(gpu.number)
             with lock:
@@ -157,7 +157,7 @@ class GPUMemoryTracker:
     @property
     def available(self) -> bool:
         """Whether there was a GPU to measure at entry; before that, whether there is one."""
-        return bool(counters.find(self._device) if self._windows is None else self._windows)
+        return bool(counters.find_gpus(self._device) if self._windows is None else self._windows)
 
     @property
     def numbers(self) -> Numbers | None:

@@ -27,7 +27,7 @@ class Window:
         self.key = (0 if gpu.scope is None else id(gpu.scope), gpu.type, gpu.number)
         others = open_windows.get(self.key)
         if others:
-            _tell(others, counters.peak(gpu))
+            _tell(others, counters.peak_allocated(gpu))
         gpu.counts.reset_peak_memory_stats(gpu.number)
         self.entry = self.now = self.peak = counters.allocated(gpu)
         open_windows.setdefault(self.key, []).append(self)

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
-from virtualgpu.nvml import opened
+from virtualgpu.nvml import nvml_opened
 from virtualgpu.readings.source import in_force
 
 from . import driver
@@ -48,7 +48,7 @@ class Reader:
         if scope is not None:
             return scope.clock, *self._virtual.read(scope)
         if self._nvml is None and self._error is None:
-            self._nvml, self._error = self._open.enter_context(opened(self._given))
+            self._nvml, self._error = self._open.enter_context(nvml_opened(self._given))
         # Real time, and in no scope's power.
         at = time.monotonic()
         if self._error is not None:

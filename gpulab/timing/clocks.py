@@ -131,10 +131,10 @@ def clock_of(device: DeviceLike, who: str) -> Clock:
 
     Raises TypeError for what is no device, ValueError for one that does not exist; `who` asks, for the message.
     """
-    found = counters.checked(device)
+    found = counters.parse_device(device)
     if found == "all":
         raise ValueError(f'{who} reads the clock of one GPU, so device must not be "all"; time each GPU by itself')
-    gpus = counters.find(found)
+    gpus = counters.find_gpus(found)
     if gpus:
         return Clock(gpus[0])
     if found is not None and found.type != "cpu":

@@ -44,7 +44,7 @@ class Timer:
         if not isinstance(label, str):
             raise TypeError(f"label must be a text, not {label!r} ({type(label).__name__})")
         try:
-            self._device = counters.checked(device)
+            self._device = counters.parse_device(device)
         except ValueError as error:
             hint = f" A label is given by name: Timer(label={device!r})." if isinstance(device, str) else ""
             raise ValueError(f"{error}.{hint}") from None

@@ -127,10 +127,10 @@ def _gpu(device: DeviceLike) -> tuple[str, Spec | None] | None:
     """The GPU's own name, and its row in the table of specifications."""
     import torch
 
-    found = counters.checked(device)
+    found = counters.parse_device(device)
     if found == "all":
         raise ValueError('mfu is that of one GPU, so device must not be "all"')
-    gpus = counters.find(found)
+    gpus = counters.find_gpus(found)
     if gpus and gpus[0].type == "cuda":
         product = torch.cuda.get_device_name(gpus[0].number)
         return product, next((row for row in SPECS.values() if row.product == product), None)

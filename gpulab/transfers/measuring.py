@@ -74,10 +74,10 @@ def _checked(sizes_bytes: Iterable[float]) -> list[int]:
 
 
 def _gpu(device: DeviceLike) -> Gpu:
-    found = counters.checked(device)
+    found = counters.parse_device(device)
     if found == "all":
         raise ValueError('transfers.measure copies to one GPU, so device must not be "all"')
-    gpus = counters.find(found)
+    gpus = counters.find_gpus(found)
     if not gpus:
         named = "" if found is None else f" called {str(found)!r}"
         raise RuntimeError(

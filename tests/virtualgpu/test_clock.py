@@ -185,7 +185,7 @@ def ticking(monkeypatch):
     """Clocks of the given kinds, and a function that lets this machine's time pass for them."""
     now = [100.0]
     monkeypatch.setattr(clocks, "real", lambda: now[0])
-    monkeypatch.setattr(clocks, "queued", lambda: 0.0)
+    monkeypatch.setattr(clocks, "seconds_without_core", lambda: 0.0)
 
     def pass_(seconds):
         now[0] += seconds
@@ -216,7 +216,7 @@ def test_perf_counter_has_the_hosts_own_time_and_not_that_of_a_gpus_work(ticking
 def test_what_other_programs_take_of_the_processor_is_not_the_hosts_own(ticking, monkeypatch):
     make, pass_ = ticking
     waited = [7.0]
-    monkeypatch.setattr(clocks, "queued", lambda: waited[0])
+    monkeypatch.setattr(clocks, "seconds_without_core", lambda: waited[0])
     clock = make()
     operation(clock, pass_, 1.0)
     waited[0] += 0.5

@@ -117,9 +117,9 @@ def test_a_layers_call_costs_more_than_a_lines():
 
 def test_plan_and_report_agree_with_the_events_where_the_host_is_the_limit():
     from virtualgpu import planning
+    from virtualgpu.running.memory_watch import MemoryWatch
     from virtualgpu.running.meters import VirtualMeter
-    from virtualgpu.running.places import Places
-    from virtualgpu.running.watch import Watch
+    from virtualgpu.running.source_lines import SourceLines
 
     def build(batch):
         model, x = deep().to("cuda"), torch.zeros(batch, 64, device="cuda")
@@ -132,7 +132,7 @@ def test_plan_and_report_agree_with_the_events_where_the_host_is_the_limit():
 
     planned = planning.plan(build, batch=8, gpu="A100-80").step_ms
     with VirtualGPU("A100-80", compute=False) as gpu:
-        meter = VirtualMeter(gpu, [Watch(device, Places(__file__)) for device in gpu.devices])
+        meter = VirtualMeter(gpu, [MemoryWatch(device, SourceLines(__file__)) for device in gpu.devices])
         step, spent = build(8), []
         for _ in range(3):
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

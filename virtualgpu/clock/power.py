@@ -32,7 +32,7 @@ class Budget:
         self.at = 0.0
 
     def spend(self, start: float, seconds: float, joules: float) -> float:
-        """Return the time under the limit of work of `seconds` that begins at `start` and needs `joules` beyond idle."""
+        """Return the time under the limit for work of `seconds` from `start` on, with `joules` beyond idle."""
         spare = self.watts - self.idle
         left, full = self.left, self.full
         if start > self.at:

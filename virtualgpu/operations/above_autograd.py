@@ -17,7 +17,7 @@ _registering = threading.Lock()
 
 
 def include(on: bool) -> None:
-    """Let this thread's operations pass here, or not."""
+    """Switch these kernels on or off for this thread's operations."""
     if on:
         register()
     torch._C._dispatch_tls_set_dispatch_key_included(autocast.KEY, on)
@@ -25,7 +25,7 @@ def include(on: bool) -> None:
 
 
 def register() -> None:
-    """Once in a process; before that no operation passes here."""
+    """Register the kernels, once in a process."""
     with _registering:
         if _library:
             return

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..clock.clock import real
 from ..scope import in_force, ownership
 from ..scope.in_force import backing, thread
-from ..scope.labels import FLOATING, device_of, parts_of, storage_of, wraps
+from ..scope.labels import FLOATING, device_of, is_wrapper_type, parts_of, storage_of
 from ..scope.refusals import NotMirrored
 from . import (
     assertions,
@@ -46,7 +46,7 @@ Tensor = torch.Tensor
 Run = Callable[["VirtualGPU", Any, tuple[Any, ...], dict[str, Any]], Any]
 
 _storage: Any = torch._C.TensorBase.untyped_storage
-_wraps = cache(wraps)
+_wraps = cache(is_wrapper_type)
 
 
 class Dispatch(TorchDispatchMode):
@@ -108,7 +108,7 @@ def _planned(func: Any) -> Run:
 
 
 def _plan(func: Any) -> Run:
-    """How an overload is run."""
+    """Plan for running an overload."""
     if isinstance(func, torch._ops.HigherOrderOperator):
         return _run_higher
     if func.name() in shapes_only.SYNCHRONISING:
@@ -119,7 +119,7 @@ def _plan(func: Any) -> Run:
 
 
 def _plan_native(func: Any) -> Run:
-    """How an operation is run whose kernels are PyTorch's, or in C++."""
+    """Return the plan of an operation whose kernels are PyTorch's, or in C++."""
     schema = func._schema
     name = func.name()
     if name.partition("::")[0] in NAMESPACES:
@@ -157,7 +157,7 @@ def _plan_native(func: Any) -> Run:
 
 
 def _plan_primitive(func: Any) -> Run:
-    """How a piece of what PyTorch has in Python of an operation is run.
+    """Return the plan of a primitive of PyTorch's Python decompositions.
 
     Without values tensors are meta tensors, and then it is a kernel for those that asks: the product of a tensor of
     zeros, as derivatives forwards have them, looks up its shape there (`mul_zerotensor` in BinaryOps.cpp), which takes
@@ -281,7 +281,7 @@ def _run(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def _again(gpu: VirtualGPU, func: Any, handler: Any, device: Device, args: Any, kwargs: Any) -> Any:
-    """What a CUDA graph that is replayed computes for an operation."""
+    """Compute an operation in a replay of a CUDA graph."""
     if handler is not None:
         return handler(gpu, device, func, args, kwargs)
     try:
@@ -309,7 +309,7 @@ def _run_add(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str
             and into.shape == more.shape
             and into.dtype is more.dtype
             and ownership.owns(func, into, references)
-            and ownership.dense(into)
+            and ownership.is_dense(into)
         ):
             _run(gpu, torch.ops.aten.add_.Tensor, args, kwargs)
             known_values.forget(into)
@@ -494,7 +494,7 @@ def _fills(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 _PARTS = layers.PARTS | nested.MAKES
 _native = cache(_plan_native)
 _COPYING = {"aten::copy_", "aten::_copy_from", "aten::_foreach_copy_"}
-# What reads no values, and what calls operations that do.
+# Operations that read no values, and operations that call others that do.
 _SEEN_WITHIN = {_run_plainly, _run_higher, _run_composite, _run_foreign}
 # By the overload's id, since its hash is computed in Python; the overload itself keeps that from being another's.
 _PLANS: dict[int, tuple[Run, Any]] = {}

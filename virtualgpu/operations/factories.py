@@ -22,7 +22,7 @@ _storage: Any = torch._C.TensorBase.untyped_storage
 
 
 def run(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Operations that are told a device."""
+    """Run an operation with a device argument."""
     wanted = kwargs.get("device")
     pinned = kwargs.get("pin_memory")
     if wanted is None:
@@ -105,7 +105,7 @@ def create(gpu: VirtualGPU, device: Device, func: Any, args: tuple[Any, ...], kw
 
 
 def _small(args: tuple[Any, ...]) -> bool:
-    """Whether it is told a size for which this machine has the room in any case: then memory is taken afterwards."""
+    """Return True if the size is certain to fit on this machine: then memory is allocated afterwards."""
     size = args[0] if args else None
     return size.__class__ is list and math.prod(size) <= _ROOM
 
@@ -114,7 +114,7 @@ _ROOM = 1 << 16  # elements
 
 
 def _note(device: Device, func: Any, args: tuple[Any, ...], arguments: Any, out: Any) -> Any:
-    """It goes into the CUDA graph that is captured, if one is; what is only allocated computes nothing."""
+    """Record it in the CUDA graph that is being captured, if any; a pure allocation computes nothing."""
     capture = capture_of(device)
     if capture is None:
         return out

@@ -176,7 +176,7 @@ def _charge(
 
 
 def _share(block_mask: tuple[Any, ...]) -> float:
-    """The share of the blocks that are computed; all of them where nobody knows."""
+    """Return the share of blocks that are computed; 1 where the mask is unknown."""
     *_, of_query, of_key, mask_mod = block_mask
     if min(of_query, of_key) >= _HUGE:
         return 1.0

@@ -29,7 +29,7 @@ Tensor = torch.Tensor
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
 _CPU, _CUDA = map(torch._C.DispatchKeySet, (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA))
-_registered = torch.library._impls  # what Python has registered, as "namespace/operator/key"
+_registered = torch.library._impls  # registrations in Python, as "namespace/operator/key"
 _has = torch._C._dispatch_has_kernel_for_dispatch_key
 # PyTorch's own, of which `dispatch` knows how a GPU runs them.
 _PYTORCH = {"aten", "prim", "prims", "c10d", "_c10d_functional", "fsdp", "symm_mem", "_native", "_dtensor"}
@@ -39,7 +39,7 @@ SHAPES_ONLY = "shapes alone it runs: VirtualGPU(..., compute=False), in a script
 
 
 def is_foreign(func: Any) -> bool:
-    """Whether a library has defined this operator, or PyTorch has as a library does."""
+    """Return True if a library has defined this operator, or PyTorch through `torch.library`."""
     name = func._schema.name
     namespace = name.partition("::")[0]
     return namespace not in _PYTORCH or (namespace != "prims" and name in custom_ops.OPDEFS)
@@ -64,7 +64,7 @@ def run(
         return _on_gpu(mode, gpu, device, func, args, kwargs)
     host = _written_in(func, "CPU")
     if where is None and host != "C++" and (gpu.compute or not _has_fake(func)):
-        return func.redispatch(_CUDA, *args, **kwargs)  # which says that it has no such kernel
+        return func.redispatch(_CUDA, *args, **kwargs)  # raises PyTorch's error: no such kernel
     if host is None and gpu.compute:
         raise NotMirrored(
             f"{func} is not mirrored by the virtual GPU with values: its kernel for CUDA is in C++, and it has no"
@@ -85,7 +85,7 @@ def _written_in(func: Any, key: str) -> str | None:
 
 
 def _has_fake(func: Any) -> bool:
-    """Whether it says what shape its results have: `register_fake`, or a kernel for meta tensors."""
+    """Return True if it can infer output shapes: `register_fake`, or a kernel for meta tensors."""
     definition = custom_ops.OPDEFS.get(func._schema.name)
     return _has(func.name(), "Meta") if definition is None else definition._abstract_fn is not None
 
@@ -126,7 +126,7 @@ def reach(what: str, instead: str) -> None:
 
 
 def on_gpu(tensor: Tensor) -> bool:
-    """Whether a kernel for a GPU's cores is given this tensor as one on a GPU."""
+    """Return True if this tensor counts as a GPU's when it is passed to a kernel for GPU cores."""
     return device_of(tensor) is not None or (thread.kernel is not None and thread.kernel.last)
 
 

@@ -18,7 +18,7 @@ Tensor = torch.Tensor
 
 
 def placed(device: Any, run: Any, given: tuple[Any, ...], *made: Tensor | None) -> list[Tensor | None]:
-    """What `run` has made of `given`."""
+    """Run `run` on backing tensors of `given`, and place its results."""
     if device is None:  # in a CUDA graph that is replayed
         return list(made)
     for tensor in made:

@@ -29,7 +29,7 @@ Kwargs = dict[str, Any]
 
 
 def recover(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs, error: Exception) -> Any:
-    """What a GPU does where the CPU has refused: an assertion fails in the kernel, or 16 bits are no obstacle."""
+    """Do what a GPU does where the CPU has raised: fail a device-side assert, or compute in 16 bits."""
     text = str(error)
     condition = assertions.failed(func, error, args, kwargs)
     if condition is not None:
@@ -45,7 +45,7 @@ def recover(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwar
 
 
 def fail(device: Device, condition: str) -> None:
-    """An assertion has failed in a kernel: CUDA prints it, and whoever waits for the GPU is told."""
+    """Record a failed device-side assert: CUDA prints it, and later synchronizations raise it."""
     assertion = f"Assertion `{condition}` failed."
     print(f"virtual cuda:{device.index}: block: [0,0,0], thread: [0,0,0] {assertion}", file=sys.stderr)
     device.fail(assertion)

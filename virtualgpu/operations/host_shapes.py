@@ -43,7 +43,7 @@ def label_of(tensor: Tensor) -> HostShape | None:
 
 
 def among(tree: Any) -> bool:
-    """Whether there is a host tensor without values in lists and tuples."""
+    """Return True if lists and tuples contain a host tensor without values."""
     if not HostShape.made:
         return False
     for item in tree:
@@ -68,7 +68,7 @@ def create(gpu: VirtualGPU, func: Any, args: Args, kwargs: Kwargs) -> Any:
     if gpu.compute:
         nbytes = _size(func, args, kwargs)
         if nbytes >= host_memory.WORTH_ASKING:
-            host_memory.check(nbytes, f"a tensor of {nbytes / 2**20:,.0f} MiB is to be made on the host")
+            host_memory.check_room(nbytes, f"a tensor of {nbytes / 2**20:,.0f} MiB is to be made on the host")
         return func._op(*args, **kwargs)
     if not _invents(func) or kwargs.get("layout") not in (None, torch.strided):
         return func._op(*args, **kwargs)
@@ -87,7 +87,7 @@ def create(gpu: VirtualGPU, func: Any, args: Args, kwargs: Kwargs) -> Any:
 
 @cache
 def _invents(func: Any) -> bool:
-    """Whether it makes values of its own, not those of a tensor that it is given."""
+    """Return True if it creates new values, rather than those of an argument."""
     name = func._schema.name
     if name in _KEEP or not name.startswith("aten::"):
         return False
@@ -97,7 +97,7 @@ def _invents(func: Any) -> bool:
 
 @cache
 def _sized(func: Any) -> bool:
-    """Whether `_size` knows how large the result is."""
+    """Return True if `_size` can compute the result's size."""
     arguments = func._schema.arguments
     return any(a.name == "size" and place < 2 for place, a in enumerate(arguments)) or "_like" in func._schema.name
 
@@ -183,7 +183,7 @@ def _written(tensor: Tensor, meta: Tensor, func: Any) -> Tensor:
 
 
 def forget(tensor: Tensor, made_by: Any) -> Tensor:
-    """What was known of a tensor of the host is not so any more, since `made_by` has written to it."""
+    """Drop the values of a host tensor that `made_by` has written to."""
     if label_of(tensor) is None:
         if tensor.is_floating_point():
             tensor.fill_(math.nan)  # for who reads the memory without asking, as NumPy may
@@ -216,7 +216,7 @@ def refusal(args: Any, asked: Any) -> NoValues:
 
 
 def _line() -> str:
-    """Where in the user's program this happens, as `train.py:12`; "" if it is nowhere there."""
+    """Return the current line of the user's program, as `train.py:12`; "" outside of it."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         module = frame.f_globals.get("__name__") or ""

@@ -27,7 +27,7 @@ _item: Any = torch._C.TensorBase.item
 _SHADOW = "_gpulab_shadow"  # on a storage without values: one of as many bytes with them
 _ASSUMED = "_gpulab_assumed"  # on a storage without values: what all its elements are taken to be
 _MOST = 1 << 16  # elements
-ORDINARY = 1  # what an unknown number is, where a number is needed
+ORDINARY = 1  # stands for an unknown number where one is needed
 _TESTS = {"isnan": False, "isinf": False, "isposinf": False, "isneginf": False, "isfinite": True}
 _COMPARISONS = {"lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge, "eq": operator.eq,
                 "ne": operator.ne}  # fmt: skip
@@ -52,7 +52,7 @@ _LIKE = {f"aten::{n}" for n in ("ones_like", "zeros_like", "full_like", "new_one
 WHOLE = frozenset((torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64))
 _MOST_OF_MASK = 1 << 22  # elements, of a mask with two dimensions
 _MASKS = frozenset((torch.bool, torch.float16, torch.bfloat16, torch.float32, torch.float64))
-# What makes masks of floating-point numbers, and of those what makes them of nothing.
+# Operations that make floating-point masks, and those of them that make masks without inputs.
 _MADE = {f"aten::{n}" for n in ("zeros", "ones", "full", "eye")}
 _MASKING = _MADE | _LIKE | {
     f"aten::{n}" for n in ("triu", "tril", "masked_fill", "where", "_to_copy", "clone", "repeat", "cat", "stack")
@@ -141,12 +141,12 @@ def written(tensors: list[Tensor], values: list[Tensor] | None = None) -> None:
 
 
 def assumed(tensor: Tensor) -> Any:
-    """What each element of `tensor` is taken to be where a program asks; None where nothing is assumed."""
+    """Return the value that each element of `tensor` is assumed to have; None where nothing is assumed."""
     return getattr(storage_of(tensor), _ASSUMED, None)
 
 
 def _assume(asks: str, args: tuple[Any, ...], out: Any) -> None:
-    """Note the answer to a question about values that nobody knows."""
+    """Record the assumed result of a comparison of unknown values."""
     if not isinstance(out, Tensor) or getattr(storage_of(out), NAME, None) is None:
         return
     if asks in _COMPARISONS:
@@ -200,7 +200,7 @@ def _compared(asks: str, *sides: Any) -> Any:
     if not any(unknown):
         if all(assumed(side) is None for side in sides if isinstance(side, Tensor)):
             return None  # all is known
-    elif asks in ("eq", "ne"):  # which class, which word: to that there is no ordinary answer, but how many are not 0
+    elif asks in ("eq", "ne"):  # a class or a word has no ordinary answer, but a count of nonzero elements has
         floating = any(isinstance(side, Tensor) and side.is_floating_point() for side in sides)
         count = not one.dim() and any(type(number) is int and number == 0 for number in numbers)
         return asks == "ne" if floating or count else None
@@ -298,7 +298,7 @@ def _masks(func: Any, tensor: Tensor, args: tuple[Any, ...]) -> bool:
 
 
 def _says_yes_or_no(tensor: Tensor) -> bool:
-    """Whether a tensor of the host has nothing but zeros, ones, and numbers that are added to scores to forbid them."""
+    """Return True if a host tensor has only zeros, ones, and large negative numbers that mask scores."""
     with backing:
         for part in (tensor.flatten()[:8], tensor):  # data and weights are found out by the first numbers
             if not ((part == 0) | (part == 1) | (part <= _FORBIDS)).all():
@@ -348,5 +348,5 @@ def written_by(func: Any) -> frozenset[Any]:
 
 
 def _drawn(func: Any) -> bool:
-    """Whether its results do not follow from its arguments."""
+    """Return True if its results do not follow from its arguments."""
     return torch.Tag.nondeterministic_seeded in func.tags or "empty" in func._schema.name

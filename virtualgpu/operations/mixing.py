@@ -61,7 +61,7 @@ def _by_name(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[s
 
 
 def _check(func: Any) -> Check:
-    """How CUDA checks this overload."""
+    """Return CUDA's device check of this overload."""
     _, _, name = func._schema.name.partition("::")
     found = _OWN.get(name)
     if found is not None:
@@ -117,7 +117,7 @@ _NO_NUMBERS = {"aten::mse_loss", "aten::smooth_l1_loss"}  # they do not say allo
 def _iterated(func: Any, given: dict[str, Any]) -> None:
     """TensorIterator's compute_types: the first GPU decides, and it takes a number (0-dim tensor) from the host."""
     written = {a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write}
-    order = sorted(given, key=lambda name: name not in written)  # what is written comes first
+    order = sorted(given, key=lambda name: name not in written)  # outputs first
     operands = [(name in written, t) for name in order for t in tensors_in(given[name]) if not _floats(t)]
     common = next((where(t) for _, t in operands if where(t) != HOST), HOST)
     scalars = 0
@@ -141,7 +141,7 @@ def _plainly_iterated(func: Any, given: dict[str, Any]) -> None:
 
 
 def _one_number(device: Device, args: tuple[Any, ...]) -> bool:
-    """Whether all is on the GPU but one number of the host: the common case, decided fast."""
+    """Return True if all is on the GPU except one scalar of the host: the common case, decided fast."""
     numbers = 0
     for item in args:
         if isinstance(item, Tensor):
@@ -188,7 +188,7 @@ def _masked_fill(func: Any, given: dict[str, Any]) -> None:
 
 
 def _where(func: Any, given: dict[str, Any]) -> None:
-    """It brings numbers over by itself, however many."""
+    """Accept any number of host scalars, which the operation copies itself."""
     _iterated(func, {name: value for name, value in given.items() if not _number(value) or where(value) != HOST})
 
 
@@ -311,7 +311,7 @@ def _lengths(func: Any, given: dict[str, Any]) -> None:
 
 
 def _taken(func: Any, given: dict[str, Any]) -> None:
-    """It reads what is on the host there, or copies it over."""
+    """Accept host tensors, which the operation reads there or copies."""
 
 
 def _index_fill(func: Any, given: dict[str, Any]) -> None:

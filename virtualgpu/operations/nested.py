@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 aten = torch.ops.aten
 
-seen = False  # whether one has been made on a virtual GPU: before, none is looked for
+seen = False  # True once one has been made on a virtual GPU: no search before
 
 
 def among(items: Any) -> bool:
-    """Whether there is a nested tensor of a virtual GPU in lists and tuples."""
+    """Return True if lists and tuples contain a nested tensor of a virtual GPU."""
     for item in items:
         if isinstance(item, Tensor):
             if item.is_nested and device_of(item) is not None:
@@ -111,7 +111,7 @@ def left_aligned(padded: Tensor, mask: Tensor) -> bool:
     known = _values(mask)
     if known is None:
         warn_once(
-            _gpu().told,
+            _gpu().warned,
             "with compute=False the virtual GPU does not know a padding mask that depends on values: it is taken for "
             "one with gaps, so that nn.TransformerEncoder keeps the padding, and with it memory that a GPU may save",
         )
@@ -131,7 +131,7 @@ def _counted(mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _values(mask: Tensor) -> Tensor | None:
-    """The mask with its values, on the host; None where nobody knows them."""
+    """Return the mask with its values, on the host; None where they are unknown."""
     if _gpu().compute:
         with backing:
             return mask.detach()
@@ -152,7 +152,7 @@ def from_mask(padded: Tensor, mask: Tensor, check: bool = True) -> Tensor:
     known = _values(mask)
     if known is None:
         warn_once(
-            _gpu().told,
+            _gpu().warned,
             "with compute=False the virtual GPU does not know a padding mask that depends on values: no sequence of "
             "the nested tensor is taken to have padding, which takes memory that a GPU may save",
         )
@@ -415,6 +415,6 @@ def only_results(gpu: VirtualGPU, func: Any) -> None:
             "nn.TransformerEncoder(…, enable_nested_tensor=False) makes none."
         )
     warn_once(
-        gpu.told,
+        gpu.warned,
         f"{func} of a nested tensor: its result is counted on the virtual GPU, what its kernels take beside it is not",
     )

@@ -24,12 +24,13 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 
 def keeps_workspaces() -> bool:
-    """Whether each handle of cuBLAS keeps its workspace: from 2.15 on PyTorch takes one anew for every call."""
-    return release.running_release() < release.KEEPS_NO_WORKSPACES or os.environ.get("TORCH_CUBLAS_WORKSPACE_CACHE") == "1"
+    """Return True if each cuBLAS handle keeps its workspace; PyTorch 2.15 and later allocates one for every call."""
+    older = release.running_release() < release.KEEPS_NO_WORKSPACES
+    return older or os.environ.get("TORCH_CUBLAS_WORKSPACE_CACHE") == "1"
 
 
 def workspace_bytes(capability: tuple[int, int]) -> int:
-    """What PyTorch gives cuBLAS (getChosenWorkspaceSize in CUDABlas.cpp)."""
+    """Return the workspace that PyTorch gives cuBLAS (PyTorch 2.15, CUDABlas.cpp, getChosenWorkspaceSize)."""
     return 4096 * 8 * 1024 if capability >= (9, 0) else 4096 * 2 * 1024 + 16 * 8 * 1024
 
 

@@ -212,12 +212,12 @@ def _algorithm(device: Device, layer: recurrent_memory.Layer, *, backward: bool)
 
 
 def algorithm_of(device: Device, args: Any, *, backward: bool) -> str:
-    """Which of cuDNN's algorithms a call of `_cudnn_rnn` uses, or of its backward."""
+    """Return the cuDNN algorithm of a call of `_cudnn_rnn`, or of its backward."""
     return _algorithm(device, layer_of(args, backward=backward), backward=backward)
 
 
 def layer_of(args: Any, *, backward: bool) -> recurrent_memory.Layer:
-    """What a call of `_cudnn_rnn` is given, or of its backward."""
+    """Return the layer described by the arguments of `_cudnn_rnn`, or of its backward."""
     return _layer((*args[:6], *args[10:19]) if backward else args)
 
 

@@ -27,7 +27,7 @@ _storage: Any = torch._C.TensorBase.untyped_storage
 
 @dataclass
 class Count:
-    """How often a result was asked for, and how often it was remembered."""
+    """Counts lookups and hits."""
 
     asked: int = 0
     found: int = 0
@@ -71,7 +71,7 @@ _ALIKE: Final = frozenset((int, bool, str, type(None), torch.dtype, torch.layout
 
 
 def _key(func: Any, items: Args) -> Any:
-    """What a result's shape can depend on."""
+    """Return the cache key: everything that a result's shape can depend on."""
     found: list[Any] = []
     for item in items:
         if item.__class__ in _ALIKE:
@@ -91,7 +91,7 @@ def _key(func: Any, items: Args) -> Any:
 
 @cache
 def _writes(func: Any) -> bool:
-    """Whether it writes to what it is given."""
+    """Return True if it writes to its arguments."""
     return any(a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments)
 
 
@@ -103,7 +103,7 @@ def _apart(given: list[Tensor]) -> None:
 
 @cache
 def _by_lists(func: Any) -> bool:
-    """Whether it does the same to each tensor of a list, as optimizers do."""
+    """Return True if it does the same to each tensor of a list, as optimizers do."""
     return str(func._schema.name).startswith(("aten::_foreach_", "aten::_fused_"))
 
 
@@ -119,7 +119,7 @@ class _New(NamedTuple):
 
 
 def _recipe(out: Any, args: Args, kwargs: Kwargs) -> Any:
-    """How to make such a result again: new tensors, and places of those that were given; None if it cannot be said."""
+    """Return a recipe for the result: new tensors, and positions of arguments; None if there is none."""
     given = tensors_in((*args, *kwargs.values()))
     try:
         return _part(out, given, {_storage(tensor)._cdata for tensor in given})

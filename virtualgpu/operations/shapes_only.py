@@ -79,7 +79,7 @@ def index(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs
 
 
 class _Thread(threading.local):
-    """Whether a mask over ranks takes each of them."""
+    """Return True if a mask over ranks selects all of them."""
 
     takes_ranks = False
 
@@ -123,7 +123,7 @@ def copy_without_values(gpu: VirtualGPU, func: Any, args: Args, kwargs: Kwargs) 
 
 
 def _counts(weights: Tensor | None, length: int) -> Tensor:
-    """What `torch.bincount` gives."""
+    """Compute `torch.bincount`."""
     dtype = torch.int64 if weights is None else torch.float32 if weights.dtype is torch.float32 else torch.float64
     with backing:
         return torch.empty(length, dtype=dtype, device="meta")

@@ -26,7 +26,7 @@ _KINDS = (*HALVES, torch.float32, torch.float64)
 
 
 def by_rows(*tensors: Tensor) -> bool:
-    """Whether the kernels for channels last take these (batch_norm_use_channels_last_kernels)."""
+    """Return True if the kernels for channels last take these (batch_norm_use_channels_last_kernels)."""
     return all(
         x.numel() < _LONGEST
         and (
@@ -39,7 +39,7 @@ def by_rows(*tensors: Tensor) -> bool:
 
 
 def scales_in_general(x: Tensor) -> bool:
-    """Whether neither the kernel for channels first nor that for rows scales `x` (batch_norm_choose_impl)."""
+    """Return True if neither the kernel for channels first nor that for rows scales `x` (batch_norm_choose_impl)."""
     of_its_own = x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last)
     return x.numel() >= _LONGEST or not of_its_own
 

@@ -81,7 +81,7 @@ def _binary_cross_entropy_with_logits(device: Device, args: Any, out: Any) -> li
 
 
 def _flat(device: Device, big: Tensor) -> list[int]:
-    """What the sum of as many elements in a row takes."""
+    """Return the scratch memory of a sum over this many contiguous elements."""
     return buffers(
         [big.numel()], [1], [0], big.element_size(), _sum(big), sms=device.spec.sms,
         threads_per_sm=THREADS_PER_SM[device.spec.capability],
@@ -112,7 +112,7 @@ def _form(*tensors: Tensor) -> torch.memory_format:
 
 
 def by_cudnn(x: Tensor, weight: Tensor | None) -> bool:
-    """Whether a batch norm is cuDNN's (_select_batch_norm_backend in Normalization.cpp)."""
+    """Return True if cuDNN runs a batch norm (PyTorch 2.15, Normalization.cpp, _select_batch_norm_backend)."""
     float32 = weight is not None and weight.dtype is torch.float32
     kinds = torch.float16, torch.float32
     return torch.backends.cudnn.enabled and float32 and x.dtype in kinds and x.dim() > 2
@@ -326,7 +326,7 @@ def _safe_softmax(device: Device, args: Any, out: Any) -> list[int]:
 
 
 def take(device: Device, func: Any, args: tuple[Any, ...], out: Any) -> None:
-    """What an operation that is listed takes and gives back; raises torch.OutOfMemoryError where that does not fit.
+    """Allocate and free the temporaries of a listed operation; raises torch.OutOfMemoryError where they do not fit.
 
     A convolution goes on without: PyTorch then tries cuDNN's next plan (Conv_v8.cpp), which may need none.
     """

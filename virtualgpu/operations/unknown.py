@@ -18,7 +18,7 @@ _OPERATORS = (
 
 
 class _Unknown:
-    """What both kinds have in common."""
+    """Common part of both kinds."""
 
     def __repr__(self) -> str:
         return "unknown"

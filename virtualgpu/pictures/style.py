@@ -1,7 +1,7 @@
 """Visual style of the course: palette, matplotlib settings, scale for a lecture hall.
 
-Pictures have their own white ground, so that they read the same in a light and in a dark notebook. It draws
-nothing itself; `show` puts a finished matplotlib figure on the page with its alt text.
+Pictures have a white background of their own, so that they read the same in a light and in a dark notebook. `show`
+puts a finished matplotlib figure on the page with its alt text.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _scale = 1.0
 
 
 def scale() -> float:
-    """The factor by which `lecture` enlarges figures and simulators; 1 at a desk."""
+    """Return the factor by which `lecture` enlarges figures and simulators; 1 at a desk."""
     return _scale
 
 

@@ -1,7 +1,7 @@
 """Draw a plan: one bar of memory in use against the GPU's capacity, with a numbered legend.
 
-Every part has a number in the bar where there is room, the same number in the key, and every second one is hatched:
-no colour is needed to read it.
+Every part has a number in the bar where there is room, the same number in the legend, and every second one is
+hatched: the picture reads without colours.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 _WIDTH, _BAR, _TOP = 760.0, 44.0, 26.0
 _ROW = 22.0
 _COLOURS = (style.BLUE, style.ORANGE, style.GREEN, style.SKY, style.YELLOW, style.VERMILLION, style.PURPLE)
-_BESIDE = (style.RULE, style.MUTED)  # what is no category
+_BESIDE = (style.RULE, style.MUTED)  # for the rows after the categories
 
 
-def draw(plan: Plan) -> Picture:
-    """The parts of what is in use from left to right, and a line where the GPU's memory ends."""
+def draw_plan(plan: Plan) -> Picture:
+    """Draw the parts of the memory in use from left to right, and a line where the GPU's memory ends."""
     rows = plan.rows()
     colours = [*_COLOURS, *[style.INK] * (len(rows) - len(_COLOURS) - len(_BESIDE)), *_BESIDE]
     coloured = [*zip(rows, colours, strict=True), (("free", plan.free), style.PAPER)][: None if plan.free > 0 else -1]
@@ -53,7 +53,7 @@ def draw(plan: Plan) -> Picture:
 
 
 def _hatched(number: int) -> bool:
-    return number % 2 == 0 and number < 10  # what is free is empty
+    return number % 2 == 0 and number < 10
 
 
 def _number(x: float, y: float, number: int, colour: str) -> str:

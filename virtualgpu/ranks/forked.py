@@ -1,7 +1,7 @@
 """Preload, in a server that forks ranks, the imports and registrations that each rank would repeat.
 
-That is to import what a rank needs at its first collective, and to register what stands above autograd, which changes
-the tables of all of PyTorch's operations. Neither starts a thread, and without a virtual GPU nothing passes there.
+A rank needs the imports at its first collective; registering kernels above autograd changes the dispatch tables of all
+operations. Neither starts a thread, and without a virtual GPU these kernels are not called.
 """
 
 import torch._subclasses.schema_check_mode

@@ -1,7 +1,7 @@
 """Functional collectives (`torch.ops._c10d_functional`), on which DTensor and tensor parallelism are built.
 
-Their results are new tensors of the GPU, and nobody may read them before `wait_tensor`. PyTorch's own code makes them
-in C++ and calls the group; here they are made where the virtual GPU sees them.
+Their results are new tensors of the GPU, which may not be read before `wait_tensor`. PyTorch's C++ allocates them and
+calls the group; here they are allocated in Python, where the virtual GPU sees them.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 _resolve: Any = vars(c10d)["_resolve_process_group"]
 NAMESPACE = "_c10d_functional"
-_WORK = "_gpulab_work"  # on the storage of a result that is on its way
+_WORK = "_gpulab_work"  # on the storage of a result in flight
 
 
 def run(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A functional collective of tensors on the virtual GPU; PyTorch's own code does those of the host."""
+    """Run a functional collective of tensors on the virtual GPU; PyTorch's own code runs those of the host."""
     name = func._schema.name.removeprefix(NAMESPACE + "::")
     if not any(device_of(tensor) is not None for tensor in tensors_in((*args, *kwargs.values()))):
         _refuse_host_tensors(func, args, kwargs)
@@ -49,14 +49,14 @@ def run(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def _refuse_host_tensors(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """As NCCL does, where the group is one that real GPUs would join through NCCL alone."""
+    """Refuse host tensors as NCCL does, where real GPUs would join the group through NCCL alone."""
     given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
     if "group_name" in given and "cpu" not in getattr(_group(given["group_name"]), "asked", "cpu"):
         raise RuntimeError("No backend type associated with device type cpu")
 
 
 def install() -> None:
-    """Have the virtual GPU's operations pass here."""
+    """Route these operations of the virtual GPU here."""
     dispatch.NAMESPACES[NAMESPACE] = run
 
 

@@ -38,18 +38,18 @@ if TYPE_CHECKING:
     from .world import World
 
 Tensor = torch.Tensor
-KEPT = 64  # collectives that nobody has waited for: of more, those that are over are let go
+KEPT = 64  # collectives without a wait: beyond that, completed ones are released
 _Group: Any = dist.ProcessGroup
 
 
 class VirtualGroup(_Group):  # type: ignore[misc]
-    """`ranks` are its members' global ranks, `rank` this process's place among them."""
+    """A process group: `ranks` are its members' global ranks, `rank` this process's index among them."""
 
     def __init__(self, world: World, ranks: tuple[int, ...], rank: int, carrier: Carrier, backend: Any) -> None:
         super().__init__(rank, len(ranks))
         self.world, self.ranks, self.carrier = world, ranks, carrier
         self._place, self._count = rank, len(ranks)
-        self.asked = "nccl"  # the backends that the program named, for each kind of device where it named several
+        self.asked = "nccl"  # the backend argument, by kind of device where it names several
         self._streams: dict[tuple[int, str], int] = {}
         self._free: dict[tuple[int, str], float] = {}
         self._waiting: dict[Any, deque[Pending]] = defaultdict(deque)
@@ -69,11 +69,11 @@ class VirtualGroup(_Group):  # type: ignore[misc]
     # -- time --------------------------------------------------------------------------------------------------------
 
     def place(self, call: Call, device: Device, stream: int | None, arrived: float, ready: float) -> float:
-        """Give a collective to which this rank has `arrived`, and for which all are `ready`, its place in time; when
-        it will be done.
+        """Schedule a collective that this rank enters at `arrived` and the last rank at `ready`; return when it will
+        be done.
 
-        Without a `stream` it runs in NCCL's own. A communicator does one collective at a time, in whatever streams they
-        were asked for; messages to and from other ranks have communicators of their own.
+        Without a `stream` it runs in NCCL's own. A communicator runs one collective at a time, whatever their streams;
+        messages to and from other ranks have communicators of their own.
         """
         lane = (device.index, call.lane)
         if stream is None:
@@ -89,17 +89,17 @@ class VirtualGroup(_Group):  # type: ignore[misc]
         return end
 
     def settle_next(self, call: Call) -> None:
-        """The first of those that wait where `call` does has its place in time."""
+        """Schedule the first pending collective in the queue of `call`."""
         self._waiting[call.queue].popleft().start()
 
     def settle_known(self, call: Call) -> None:
-        """So have those in turn of which the other ranks have told when they are ready."""
+        """Schedule the pending collectives in turn whose other ranks have reported their times."""
         waiting = self._waiting[call.queue]
         while waiting and waiting[0].known:
             waiting.popleft().start()
 
     def _run(self, call: Call, asynchronous: bool) -> VirtualWork:
-        """Carry out a collective; one that is not asynchronous in the current stream, as PyTorch has NCCL do it."""
+        """Carry out a collective; a synchronous one in the current stream, as PyTorch does with NCCL."""
         device, outputs = device_among([*call.inputs, *call.outputs]), call.outputs
         if device is not None:
             self._take(call, device)
@@ -114,12 +114,12 @@ class VirtualGroup(_Group):  # type: ignore[misc]
         return work
 
     def _take(self, call: Call, device: Device) -> None:
-        """Whether NCCL takes it, and what of memory it does."""
+        """Check that NCCL accepts it, and prepare its memory."""
         if device.capture is not None and device.capture.covers(device.stream):
             raise NotMirrored(f"{call.kind} while a CUDA graph is captured is not mirrored by the virtual GPU")
         if self.world.imagined and "nccl" not in self.asked:
             told = f"a process group with backend {self.asked!r} between imagined ranks"
-            warn_once(current().told, f"{told}: what it does with tensors of the GPU is timed as NCCL's")
+            warn_once(current().warned, f"{told}: what it does with tensors of the GPU is timed as NCCL's")
         check(call, device)
         if device.observer is not None and not thread.functional:
             device.observer.communicates([*call.inputs, *call.outputs])
@@ -127,7 +127,7 @@ class VirtualGroup(_Group):  # type: ignore[misc]
             as_memory(call)
 
     def _begin(self, call: Call, device: Device | None, ready: float | None) -> tuple[Pending, Awaited[float]]:
-        """Send what is to be sent, of what is `ready` on the GPU then."""
+        """Start the transfer; the GPU's inputs are `ready` at that time."""
         if device is None or ready is None:
             with backing:
                 values, latest = self.carrier.begin(call, ready)
@@ -151,7 +151,7 @@ class VirtualGroup(_Group):  # type: ignore[misc]
         self._waiting[call.queue].append(pending)
         return pending, latest
 
-    # -- what PyTorch calls ------------------------------------------------------------------------------------------
+    # -- called by PyTorch -------------------------------------------------------------------------------------------
 
     def allreduce(self, tensors: Any, opts: Any = None) -> VirtualWork:
         opts = _C.AllreduceOptions() if opts is None else opts
@@ -277,7 +277,7 @@ class VirtualGroup(_Group):  # type: ignore[misc]
         raise RuntimeError("ProcessGroupNCCL does not support recvAnysource")
 
     def barrier(self, opts: Any = None) -> VirtualWork:
-        """With NCCL an all-reduce of one number in the current stream, for which the host waits; with Gloo of hosts."""
+        """With NCCL, all-reduce one number in the current stream and wait on the host; with Gloo, a host barrier."""
         named = getattr(opts, "device_ids", None) or []
         device = device_at(named[0] if named else None)
         clock, call = device.timer.clock, Call("barrier", [], [], 4, self.ranks)
@@ -291,7 +291,7 @@ class VirtualGroup(_Group):  # type: ignore[misc]
             work.wait()
         return work
 
-    # -- the parts ---------------------------------------------------------------------------------------------------
+    # -- helpers -----------------------------------------------------------------------------------------------------
 
     def _together(self, works: list[VirtualWork]) -> VirtualWork:
         return works[0] if len(works) == 1 else Several(self, works)
@@ -301,10 +301,10 @@ class VirtualGroup(_Group):  # type: ignore[misc]
             raise ValueError(f"{what} takes a tensor for each of the group's {self._count} ranks, not {count}")
 
     def _beside(self, tensors: list[Tensor]) -> None:
-        """What comes in a list, PyTorch puts into one tensor of the size of all for NCCL, and copies."""
+        """Charge the copy of a list of tensors to or from one flat tensor, which PyTorch makes for NCCL."""
         device = device_among(tensors)
         if device is None or len({tensor.nbytes for tensor in tensors}) > 1:
-            return  # of several sizes, each goes in a message of its own
+            return  # tensors of several sizes are sent in messages of their own
         nbytes = sum(tensor.nbytes for tensor in tensors)
         device.touch([nbytes])
         timer = device.timer
@@ -313,5 +313,5 @@ class VirtualGroup(_Group):  # type: ignore[misc]
 
 
 def _listed(tensors: Any) -> list[Tensor]:
-    """One tensor where a list is meant: both forms are asked for."""
+    """Return a list of tensors; PyTorch also passes a single one."""
     return list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]

@@ -18,7 +18,7 @@ def sparse() -> NotMirrored:
 
 
 class Named:
-    """Methods of `torch.distributed.Reducer`."""
+    """The methods of `torch.distributed.Reducer` that are refused."""
 
     def _set_manual_finalization_required(self, required: bool) -> None:
         if required:

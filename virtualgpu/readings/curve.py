@@ -51,14 +51,14 @@ class MemoryCurve:
         return before[-1] if before else None
 
     def finding(self) -> str:
-        """What the curve shows, in one line."""
+        """State the peak in one line."""
         phase = f" in “{self.peak_phase}”" if self.peak_phase else ""
         start = "Allocated memory" if self.every_event else "At the marks, allocated memory"
         finding = f"{start} peaks at {mib(self.peak_allocated_bytes)}{phase}"
         return f"{self.label}: {finding[0].lower()}{finding[1:]}" if self.label else finding
 
     def describe(self) -> str:
-        """The same in full, for whoever cannot see the picture."""
+        """Describe the curve in full, as alternative text."""
         first, last = self.allocated_bytes[0], self.allocated_bytes[-1]
         parts = [
             f"{self.finding()} ({self.device}, {self.numbers}).",

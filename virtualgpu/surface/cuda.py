@@ -1,7 +1,7 @@
 """`torch.cuda` on a virtual GPU: devices, streams, settings. Memory is in `cuda_memory`.
 
-Mostly the functions of `torch._C` under `torch.cuda`, so that what PyTorch makes of them in Python is PyTorch's own.
-What no answer is known for refuses by name; nothing goes on to the driver.
+It replaces mostly functions of `torch._C` under `torch.cuda`, so that PyTorch's Python code above them stays its own.
+Functions without an answer are refused by name; nothing reaches the driver.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
 
 @functools.cache
 def _refusals() -> list[tuple[Any, str, Any]]:
-    """What raises NotMirrored, and where: the same for every GPU."""
+    """Return the functions that raise NotMirrored: owner, name, replacement; the same for every GPU."""
     found = []
     for where, kinds in REFUSED.items():
         for what, name in ((what, name) for what, names in kinds.items() for name in names.split()):
@@ -225,7 +225,7 @@ class _Surface:
         self._device().synchronize()
 
     def _cuda_sleep(self, cycles: int) -> None:
-        """A kernel that does nothing for so many cycles of the GPU's clock."""
+        """Launch a kernel that idles for so many cycles of the GPU's clock."""
         device = self._device()
         spec = device.spec
         hertz = (spec.tflops["fp32"] or 1.0) * 1e12 / (2 * spec.fp32_lanes)
@@ -245,7 +245,7 @@ class _Surface:
         return self.gpu.sync_debug_mode
 
     def is_bf16_supported(self, including_emulation: bool = True) -> bool:
-        """As PyTorch answers: emulation counts unless it is told otherwise."""
+        """Answer as PyTorch does: emulation counts by default."""
         return including_emulation or self.gpu.spec.capability >= (8, 0)
 
     def properties(self, index: int) -> Properties:

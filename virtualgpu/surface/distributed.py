@@ -36,7 +36,7 @@ _COLLECTIVES = [
 
 
 def install(gpu: VirtualGPU, patches: Patches) -> None:
-    """Replace what makes process groups and processes as long as `gpu` is in force."""
+    """Replace the functions that create process groups and processes, while `gpu` is in force."""
     import torch.distributed as dist
 
     child = functools.partial(_in_child, same(gpu))
@@ -69,7 +69,7 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
 
 
 def _making(gpu: VirtualGPU, c10d: Any, own: Callable[..., Any], asked: set[str]) -> Callable[..., Any]:
-    """The one function through which all process groups are made."""
+    """Wrap the function that creates all process groups."""
     signature = _signature(own)
 
     @functools.wraps(own)
@@ -95,7 +95,7 @@ def _making(gpu: VirtualGPU, c10d: Any, own: Callable[..., Any], asked: set[str]
 
 
 def _splitting(c10d: Any, own: Callable[..., Any]) -> Callable[..., Any]:
-    """`split_group` of a group of ours makes a new one of the same kind."""
+    """Wrap `split_group`: a virtual group is split into virtual groups."""
     signature = _signature(own)
 
     @functools.wraps(own)
@@ -146,7 +146,7 @@ def _make_group(options: Any, _: Any) -> Any:
     if gpu.world is not None:
         if gpu.compute and gpu.world.size > 1:
             others = f"rank {gpu.world.rank} of {gpu.world.size} runs here; the others are imagined, and send what it"
-            warn_once(gpu.told, f"{others} sends: sums are multiples of its own values")
+            warn_once(gpu.warned, f"{others} sends: sums are multiples of its own values")
         ranks = world.members(options.global_ranks_in_group, gpu.world.size)
         return group.VirtualGroup(gpu.world, ranks, rank, imagined.Imagined(size, rank), _fake(rank, size))
     if dist.is_initialized():
@@ -161,7 +161,7 @@ def _make_group(options: Any, _: Any) -> Any:
 
 
 def end(gpu: VirtualGPU) -> None:
-    """The imagined ranks of a scope end with it, and so do their process groups."""
+    """Destroy the process groups of a scope's imagined ranks at its end."""
     if gpu.world is None:
         return
     import torch.distributed as dist
@@ -175,14 +175,14 @@ def end(gpu: VirtualGPU) -> None:
 
 
 def _fake(rank: int, size: int) -> Any:
-    """A backend that PyTorch may ask what it can do; nothing is sent through it."""
+    """Return a backend that answers PyTorch's capability queries; nothing is sent through it."""
     from torch._C._distributed_c10d import FakeProcessGroup
 
     return FakeProcessGroup._create_internal(rank, size)
 
 
 def _meeting(own: Callable[..., Any]) -> Callable[..., Any]:
-    """What makes the ranks' store over TCP, for which rank 0 waits for all others, and they for it."""
+    """Wrap the creation of the ranks' TCP store, in which rank 0 and the others wait for each other."""
 
     @functools.wraps(own)
     def make(*args: Any, **kwargs: Any) -> Any:
@@ -194,7 +194,7 @@ def _meeting(own: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _meeting_nobody(world: Any) -> Callable[..., Any]:
-    """In place of the meeting of the ranks: the others are imagined, and need not be waited for."""
+    """Replace the rendezvous for imagined ranks, which need not be waited for."""
 
     def rendezvous(url: str, rank: int = -1, world_size: int = -1, **kwargs: Any) -> Any:
         import torch.distributed as dist
@@ -213,14 +213,14 @@ _signatures = weakref.WeakKeyDictionary[Callable[..., Any], inspect.Signature]()
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature:
-    """Read once: a check starts many virtual GPUs, and this would be a fifth of what one start takes."""
+    """Return the cached signature: computing it would take a fifth of a virtual GPU's start."""
     if function not in _signatures:
         _signatures[function] = inspect.signature(function)
     return _signatures[function]
 
 
 def _refusing_host_tensors(own: Callable[..., Any], c10d: Any, asked: set[str]) -> Callable[..., Any]:
-    """A collective that refuses the host's tensors where NCCL would."""
+    """Wrap a collective to refuse host tensors where NCCL would."""
     signature = _signature(own)
 
     @functools.wraps(own)
@@ -241,18 +241,18 @@ def _refusing_host_tensors(own: Callable[..., Any], c10d: Any, asked: set[str]) 
 
 
 def same(gpu: VirtualGPU) -> Callable[[], VirtualGPU]:
-    """What makes the same virtual GPUs in another process."""
+    """Return a function that starts the same virtual GPUs in another process."""
     recipe: dict[str, Any] = {"count": gpu.count, "compute": gpu.compute, "mirror": gpu.mirror}
     recipe |= {"host": gpu.rates.host, "link": gpu.link, "adapters": gpu.adapters}
     return functools.partial(type(gpu), gpu.spec.name, **recipe)
 
 
 def is_child(target: Any) -> bool:
-    """Whether a process's function makes virtual GPUs itself."""
+    """Return True if a process's function starts virtual GPUs itself."""
     return getattr(target, "func", None) is _in_child
 
 
 def _in_child(make: Callable[[], VirtualGPU], *args: Any) -> None:
-    """The first function of a spawned process."""
+    """Run the first function of a spawned process."""
     with make():
         _own_wrap(*args)

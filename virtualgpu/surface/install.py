@@ -73,7 +73,7 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
 
 
 def _parse_to(*args: Any, **kwargs: Any) -> tuple[Any, Any, bool, Any]:
-    """What `nn.Module.to` reads its arguments with."""
+    """Parse the arguments of `nn.Module.to`."""
     if args and isinstance(args[0], torch.Tensor):
         other, *rest = args
         args = (other.device, other.dtype, *rest)
@@ -117,7 +117,7 @@ def _gradients_there(own: Any) -> Any:
 
 
 def _group(lists: list[list[Any]], with_indices: bool = False) -> dict[Any, Any]:
-    """The tensors of optimizers by device and dtype, as PyTorch's C++ groups them by what is behind them."""
+    """Group the tensors of optimizers by device and dtype; PyTorch's C++ would see the backing device."""
     groups: dict[Any, Any] = {}
     for index, first in enumerate(lists[0]):
         key = (first.device, first.dtype)
@@ -144,7 +144,7 @@ def _in_threads(own: Any) -> Any:
     """Threads started from now on watch their operations too."""
 
     def _bootstrap_inner(self: threading.Thread) -> None:
-        if isinstance(self, ownership.Bare):
+        if isinstance(self, ownership.UnwatchedThread):
             own(self)
             return
         watched.enter()

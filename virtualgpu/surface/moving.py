@@ -52,7 +52,7 @@ def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     try:
         device, dtype, non_blocking, copy, form = parse_to(*args, **kwargs)
     except TypeError:
-        return _Base.to(self, *args, **kwargs)  # which says what is wrong
+        return _Base.to(self, *args, **kwargs)  # raises PyTorch's error
     if type(device) not in (int, str, torch.device) or not (dtype is None or isinstance(dtype, torch.dtype)):
         return _Base.to(self, *args, **kwargs)
     target = indexed(device)

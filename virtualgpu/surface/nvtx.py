@@ -10,7 +10,7 @@ from ..clock.clock import Clock, Span
 
 
 class Ranges:
-    """What `torch.cuda.nvtx` calls. Those that are pushed nest within their thread; those that are started need not."""
+    """The functions of `torch.cuda.nvtx`. Pushed ranges nest within their thread; started ones need not."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock

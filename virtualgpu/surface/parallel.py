@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def install(gpu: VirtualGPU, patches: Patches) -> None:
-    """Replace what DistributedDataParallel calls in C++ as long as `gpu` is in force."""
+    """Replace the C++ functions of DistributedDataParallel, while `gpu` is in force."""
     import torch.distributed as dist
 
     if gpu.skips_ddp:
@@ -80,7 +80,7 @@ def _skip(gpu: VirtualGPU, patches: Patches) -> None:
 
 
 class _Adopting(TorchDispatchMode):
-    """What C++ makes meanwhile: with a device, it is on this GPU, and without one it stays on the host."""
+    """Mode for C++ factories: with a device, their results are on this GPU, without one on the host."""
 
     def __init__(self, device: Device) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -210,14 +210,14 @@ def _by_parameters(in_cpp: Any) -> Any:
     from ..ranks.reducer import Reducer as OnShapes
 
     def reducer(parameters: list[torch.Tensor], *args: Any, **kwargs: Any) -> Any:
-        """A reducer of ours for parameters of a virtual GPU; of the host's, PyTorch's."""
+        """Return our reducer for parameters of a virtual GPU, PyTorch's for those of the host."""
         return (in_cpp if device_of(parameters[0]) is None else OnShapes)(parameters, *args, **kwargs)
 
     return reducer
 
 
 def _sync_batch_norm(own: Any) -> Any:
-    """PyTorch's function of `nn.SyncBatchNorm`, where nobody knows how many elements the other ranks have."""
+    """Wrap PyTorch's function of `nn.SyncBatchNorm`, where the other ranks' element counts are unknown."""
     from ..operations.shapes_only import each_rank_has_a_batch
 
     class SyncBatchNorm(own):  # type: ignore[misc]

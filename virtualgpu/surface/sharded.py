@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ..scope.in_force import backing
-from ..scope.labels import wraps
+from ..scope.labels import is_wrapper_type
 from ..scope.numbering import current
 from ..scope.patches import Patches
 from ..scope.refusals import NotMirrored, warn_once
@@ -46,7 +46,7 @@ def install(patches: Patches) -> None:
 
     def make(cls: Any, *args: Any, **kwargs: Any) -> Any:
         device = kwargs.get("device")
-        if device is not None and torch.device(device).type == "cuda" and wraps(cls):
+        if device is not None and torch.device(device).type == "cuda" and is_wrapper_type(cls):
             kwargs["device"] = current().backing
         return own(cls, *args, **kwargs)
 
@@ -98,7 +98,7 @@ def plans(module: ModuleType, patches: Patches) -> None:
         if world is None or world.size == 1:
             return own(global_plan, metadata)
         warn_once(
-            current().told,
+            current().warned,
             f"{world.size} ranks are imagined: a checkpoint's folder holds the part of rank {world.rank} alone",
         )
         return own(global_plan[:1], metadata)

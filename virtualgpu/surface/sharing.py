@@ -41,7 +41,7 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
 
 
 def _share(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """What `torch.multiprocessing` sends in place of a storage on a GPU."""
+    """Return the message that `torch.multiprocessing` sends in place of a storage on a GPU."""
     label = label_of(self)
     if label is None:
         return _own_share(self, *args, **kwargs)
@@ -51,7 +51,7 @@ def _share(self: Any, *args: Any, **kwargs: Any) -> Any:
             shared = self._share_filename_cpu_()
             self._shared_incref()
     elif not hasattr(self, _SHARED):
-        setattr(self, _SHARED, uuid.uuid4().bytes)  # who is sent it twice has it once
+        setattr(self, _SHARED, uuid.uuid4().bytes)  # a receiver that gets it twice keeps one
     handle = pickle.dumps((shared, getattr(self, _SHARED, None)))
     return label.device.index, handle, self.nbytes(), 0, b"", 0, b"", False
 
@@ -73,7 +73,7 @@ def _received(index: int, handle: bytes, nbytes: int, *args: Any) -> Any:
 
 
 def _released(*args: Any, **kwargs: Any) -> None:
-    """The host counts who has it."""
+    """Do nothing: the host counts references."""
 
 
 def _starting(own: Callable[[Any], None], running: Callable[..., Any]) -> Callable[[Any], None]:

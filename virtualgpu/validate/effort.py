@@ -15,7 +15,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is recorded: for a GPU the defaults; less where only the way is tested."""
+    """Amount of work: the defaults for a GPU; less where only the code is tested."""
 
     events: int = 3000
     largest: int = 200 * MIB
@@ -46,7 +46,7 @@ class Effort:
 
 @dataclass(frozen=True)
 class Run:
-    """What a section is given: how much, until when, where its rows go as they come, and whom it tells."""
+    """The arguments of a section: effort, deadline, a receiver of rows, and a receiver of messages."""
 
     effort: Effort
     deadline: float

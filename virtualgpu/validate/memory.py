@@ -45,7 +45,7 @@ def fresh() -> None:
 
 
 def warm_up() -> None:
-    """What a process takes once and keeps: the context, the libraries' handles and, up to torch 2.14, workspaces."""
+    """Allocate a process's one-time memory: the context, library handles and, up to torch 2.14, workspaces."""
     layer = torch.nn.Linear(64, 64, device=DEVICE)
     layer(torch.randn(8, 64, device=DEVICE)).sum().backward()
     torch.cuda.synchronize()
@@ -53,7 +53,7 @@ def warm_up() -> None:
 
 @contextlib.contextmanager
 def quick_collections() -> Iterator[None]:
-    """What is there, imported modules above all, is not gone through at every collection within."""
+    """Exclude existing objects, imported modules above all, from garbage collections within the block."""
     gc.collect()
     with collecting.collect_new_only(for_long=True):
         yield
@@ -84,7 +84,7 @@ def events(number: int, seed: int = 0, most: int = 200 * MIB) -> Iterator[list[A
 
 
 def replay(trace: Sequence[Sequence[Any]]) -> list[list[Any]]:
-    """Run the events (what follows them in a row is left out); each with the counts after it."""
+    """Run the events (further items of a row are ignored); return each with the counters after it."""
     live: dict[int, Tensor] = {}
     rows = []
     for event in trace:
@@ -157,7 +157,7 @@ def saved(case: Case, dtype: torch.dtype | None) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Step:
-    """One row: which model, how large a batch, in which mode and with which optimizer."""
+    """One row: model, batch size, mode and optimizer."""
 
     model: Model
     batch: int

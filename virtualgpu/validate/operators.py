@@ -18,7 +18,7 @@ from torch.nn import functional as F
 DEVICE = "cuda:0"
 BATCH, LENGTH, WIDTH, HEADS = 8, 256, 512, 8
 
-# How an operation is run -> dtype of its parameters and inputs, and that of autocast.
+# Mode of an operation -> dtype of its parameters and inputs, and that of autocast.
 MODES: dict[str, tuple[torch.dtype, torch.dtype | None]] = {
     "fp32": (torch.float32, None),
     "autocast_fp16": (torch.float32, torch.float16),
@@ -43,7 +43,7 @@ def autocast(dtype: torch.dtype | None) -> AbstractContextManager[Any]:
 
 
 def operators(dtype: torch.dtype) -> dict[str, Callable[[], Case]]:
-    """name -> what makes the case, on the GPU, parameters and floating-point inputs in `dtype`."""
+    """Return name -> function that makes the case on the GPU, parameters and floating-point inputs in `dtype`."""
 
     def rand(*shape: int) -> Tensor:
         return torch.randn(*shape, device=DEVICE, dtype=dtype, requires_grad=True)

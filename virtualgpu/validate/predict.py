@@ -1,7 +1,7 @@
 """Compare a recording with the virtual GPU, by running the recorded rows on it with the same code.
 
-It returns pairs of what was recorded and what is predicted; what counts as good is decided elsewhere. It reads the
-recordings of `recorder`, and those of the older recorder from outside the package, which have fewer fields.
+It returns pairs of recorded and predicted numbers, without judging them. It reads the recordings of `recorder`, and
+those of the older recorder from outside the package, which have fewer fields.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Trained:
 
     @property
     def requested(self) -> Pair | None:
-        """What the program asked for at its peak, before the allocator rounds; None where that was not recorded."""
+        """Requested bytes at the peak, before the allocator rounds; None where that was not recorded."""
         if "requested_peak" not in self.row:
             return None
         return Pair(f"{self.name} requested", self.row["requested_peak"], self.predicted["requested_peak"])
@@ -98,7 +98,7 @@ class Trained:
 
     @property
     def launch_bound(self) -> bool:
-        """Whether, as predicted, the GPU waits for launches for more than half of the step."""
+        """True if, as predicted, the GPU waits for launches for more than half of the step."""
         return bool(self.predicted["busy_ms"] < self.predicted["step_ms"] / 2)
 
 
@@ -108,7 +108,7 @@ def recordings() -> list[Path]:
 
 
 def is_of_a_gpu(recording: Mapping[str, Any]) -> bool:
-    """Whether a real GPU was measured: the older recorder, which says no kind, refuses anything else."""
+    """Return True if a real GPU was measured: the older recorder, which states no kind, refuses anything else."""
     return str(recording.get("kind", "measured")).startswith("measured")
 
 
@@ -154,7 +154,7 @@ def virtual(recording: Mapping[str, Any], settings: str | None = None) -> Iterat
 
 
 def keeps_workspaces(device: Mapping[str, Any]) -> bool:
-    """Whether cuBLAS's workspaces were kept, as torch did by default up to 2.14."""
+    """Return True if cuBLAS's workspaces were kept, as torch did by default up to 2.14."""
     old = release.parse_release(device["torch"]) < release.KEEPS_NO_WORKSPACES
     return old or device.get("settings", {}).get("TORCH_CUBLAS_WORKSPACE_CACHE") == "1"
 
@@ -230,7 +230,7 @@ def _steps(
 
 
 def overflowed(row: Mapping[str, Any]) -> bool:
-    """Whether the first step of a row left the optimizer out: it then took no memory for its states."""
+    """Return True if the first step of a row skipped the optimizer: it then allocated no states."""
     marks = row.get("marks", {})
     return row["mode"] == "amp_fp16" and "optimizer" in marks and marks["optimizer"] == marks["backward"]
 

@@ -1,7 +1,7 @@
 """Record all sections in order into one JSON file, keeping the others where one fails.
 
-It runs what the other modules define and writes down what they return; it compares nothing. Only a real GPU's answers
-are "measured": it refuses to call a virtual GPU's so.
+It runs the functions of the other modules and stores their results; it compares nothing. It refuses to label a virtual
+GPU's results "measured".
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ MINUTES = 16.0  # with what begins shortly before the end, below 20
 
 
 class NoRealGPU(RuntimeError):
-    """There is nothing to measure here; the text is one sentence."""
+    """There is no real GPU to measure; the text is one sentence."""
 
 
 def check() -> None:
-    """Raises NoRealGPU where a measurement would be none."""
+    """Raise NoRealGPU where no real GPU would be measured."""
     if in_force.current is not None:
         raise NoRealGPU(f"{in_force.current!r} is in force, and what it predicts is no measurement: end it first.")
     if not torch.cuda.is_available() or torch.version.cuda is None:

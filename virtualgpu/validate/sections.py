@@ -1,7 +1,6 @@
 """Sections of a recording, each a function from a `Run` to measured rows.
 
-What is measured stands in the modules beside this one; here is what of it, in which order, and that a row which fails
-costs no other.
+The modules beside this one measure; this one selects and orders their rows, and isolates failures.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ..nvml import as_text, attempt, opened
+from ..nvml import as_text, attempt, nvml_opened
 from ..scope import in_force
 from . import host, kernels, memory, speed, sustained
 from .effort import Effort, Run, short
@@ -33,7 +32,7 @@ OTHER_RULES = {
 
 
 def _driver() -> str | None:
-    with opened() as (nvml, _):
+    with nvml_opened() as (nvml, _):
         return as_text(attempt(nvml.nvmlSystemGetDriverVersion)[0]) if nvml else None
 
 

@@ -139,7 +139,7 @@ def small_step(model: Model, batch: int, mode: str, dtype: torch.dtype | None) -
 
 
 def by_operation(run: Callable[[], object]) -> dict[str, Any]:
-    """What the kernels of `run` take, as the profiler counts them: together, how many, and in ms by operation.
+    """Return the kernels of `run` as the profiler counts them: total ms, number, and ms by operation.
 
     Beside the time between two events this tells the kernels' part of a step from the host's.
     """

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from virtualgpu.nvml import as_text, attempt, opened
+from virtualgpu.nvml import as_text, attempt, nvml_opened
 from virtualgpu.units import gib
 
 from .finding import Finding, first_line
@@ -62,7 +62,7 @@ class Driver:
 def read(nvml: Any = None, system: Path = Path("/sys")) -> Driver:
     """Read the driver. `nvml` stands in for the module pynvml, `system` for /sys."""
     on_bus = _on_bus(system)
-    with opened(nvml) as (nvml, error):
+    with nvml_opened(nvml) as (nvml, error):
         if error:
             return Driver(error=f"{type(error).__name__}: {first_line(error)}", on_bus=on_bus)
         cuda = attempt(nvml.nvmlSystemGetCudaDriverVersion_v2)[0]

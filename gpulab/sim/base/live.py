@@ -50,7 +50,9 @@ class Live:
         cells = [rows.get(name, widget) for name, widget in self._widgets.items()]
         self._controls = ipywidgets.GridBox(cells, layout=ipywidgets.Layout(width="100%"))
         self._names = _names(simulator, [player.play for player in players.values()])
-        self.box = asleep.told(ipywidgets.VBox([self._controls, self._picture, *map(_hidden, self._names)]))
+        self.box = asleep.mark_without_kernel(
+            ipywidgets.VBox([self._controls, self._picture, *map(_hidden, self._names)])
+        )
         self.box.add_class(BOX_CLASS)
         self.follow()
         for name, widget in self._widgets.items():

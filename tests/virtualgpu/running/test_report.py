@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 from virtualgpu.running.hints import hints
-from virtualgpu.running.places import Line
 from virtualgpu.running.report import (
     Between,
     Gpu,
@@ -20,8 +19,9 @@ from virtualgpu.running.report import (
     as_json,
     json_path,
 )
+from virtualgpu.running.report_text import as_text
+from virtualgpu.running.source_lines import Line
 from virtualgpu.running.target import Ending
-from virtualgpu.running.text import as_text
 from virtualgpu.units import duration, with_prefix
 
 MiB, GiB = 1 << 20, 1 << 30

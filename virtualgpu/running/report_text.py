@@ -12,11 +12,11 @@ _LABEL = 18
 _WIDTH = 118
 _SHARES = 3
 _OPTIMIZERS = 3
-_LATE = 0.01  # of the time in collectives: what ranks wait for each other that is told
+_LATE = 0.01  # of the time in collectives: shorter waits for other ranks are not shown
 
 
 def as_text(report: Report, hints: Iterable[str]) -> str:
-    """The lines, each with its end."""
+    """Return the report's lines."""
     rows = [("ended", _ending(report))]
     rows += [("at", _cut(str(report.ended_at)))] if report.ended_at is not None else []
     rows += [
@@ -54,7 +54,7 @@ def _title(report: Report) -> str:
 
 
 def _categories(report: Report, gpu: Gpu) -> list[tuple[str, str]]:
-    """What the memory was for, one line."""
+    """Show the memory by category in one line."""
     if not gpu.memory.categories:
         return []
     parts = [f"{name.replace('_', ' ')} {mib(nbytes)}" for name, nbytes in gpu.memory.categories]
@@ -63,7 +63,7 @@ def _categories(report: Report, gpu: Gpu) -> list[tuple[str, str]]:
 
 
 def _between(report: Report, steps: Steps) -> list[tuple[str, str]]:
-    """What goes on between the ranks in a step."""
+    """Show the communication of a step."""
     found = steps.between
     if found is None:
         return []
@@ -80,7 +80,7 @@ def _between(report: Report, steps: Steps) -> list[tuple[str, str]]:
 
 
 def _scaling(report: Report) -> list[tuple[str, str]]:
-    """What the ranks do together, against the script on one GPU."""
+    """Show the throughput of all ranks against the script on one GPU."""
     alone = report.alone
     if alone is None:
         return []
@@ -177,7 +177,7 @@ def _steps(report: Report, steps: Steps) -> str:
 
 
 def _waited(steps: Steps) -> list[tuple[str, str]]:
-    """What the loop waited for its data, which is loaded here, for a virtual GPU too."""
+    """Show the time that the loop waited for data, which this machine loads, for a virtual GPU too."""
     if steps.waited is None or steps.waited_share is None:
         return []
     share = f"{steps.waited_share:.0%} of the time from step to step"

@@ -10,15 +10,15 @@ import time
 from collections import Counter
 from typing import Any
 
-from .places import Place, Places
+from .source_lines import Place, SourceLines
 
-_TWICE = 2  # a line that asks once wants a date
+_TWICE = 2  # a line that calls once reads a date
 
 
-class RealTime:
-    """From now on, the calls that lines of the script make."""
+class WallClockCalls:
+    """Counts, until `end`, the calls by script line."""
 
-    def __init__(self, places: Places) -> None:
+    def __init__(self, places: SourceLines) -> None:
         self._places = places
         self._calls: Counter[tuple[Place, str]] = Counter()
         self._undo = contextlib.ExitStack()
@@ -28,11 +28,11 @@ class RealTime:
             setattr(time, name, self._counting(own, name))
 
     def end(self) -> None:
-        """Count no longer."""
+        """Stop counting."""
         self._undo.close()
 
     def sentence(self) -> str:
-        """What is to be said of them, "" where no line has asked twice."""
+        """Return a note on them, "" if no line has called twice."""
         asked = [(place, name) for (place, name), calls in self._calls.items() if calls >= _TWICE]
         if not asked:
             return ""
