@@ -24,7 +24,7 @@ from .clock.timeline import Timeline, record_timeline
 from .gpus.specs import Spec, spec
 from .memory import addresses
 from .memory.settings import Settings
-from .operations import above_autograd, products, remembered, watched
+from .operations import above_autograd, products, shape_cache, watched_threads
 from .operations.copies import PinnedCache, UnderWay
 from .ranks import world
 from .scope import in_force, ownership
@@ -95,7 +95,7 @@ class VirtualGPU:
         self.sync_debug_mode = 0
         self.active = False
         self.warned: set[str] = set()
-        self.remembered = remembered.Count()
+        self.remembered = shape_cache.CacheCount()
         if settings is None:
             names = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
             settings = next((os.environ[name] for name in names if os.environ.get(name)), "")
@@ -116,10 +116,10 @@ class VirtualGPU:
                     raise ValueError(
                         f"{name} is {value!r}, but gpu={gpu!r} is a machine and says it: name its GPU instead"
                     )
-            return world.of_machine(gpu, rank)
+            return world.machine_world(gpu, rank)
         if ranks is not None:
             adapters = self.adapters
-            return world.imagined(self.spec.name, ranks, rank, link=self.link, nodes=nodes, adapters=adapters)
+            return world.imagined_world(self.spec.name, ranks, rank, link=self.link, nodes=nodes, adapters=adapters)
         if rank != 0 or nodes is not None:
             raise ValueError(f"rank is {rank!r} and nodes {nodes!r} without ranks=, which says how many are imagined")
         return None
@@ -153,7 +153,7 @@ class VirtualGPU:
         in_force.current = self
         try:
             install.install(self, self._patches)
-            watched.enter()
+            watched_threads.enter()
         except BaseException:
             self.stop()
             raise
@@ -186,14 +186,14 @@ class VirtualGPU:
         self.stop()
 
     def _suspend(self) -> None:
-        watched.leave()
+        watched_threads.leave()
         self._patches.restore()
         self._activate(False)
 
     def _resume(self) -> None:
         self._activate(True)
         install.install(self, self._patches)
-        watched.enter()
+        watched_threads.enter()
 
     def replacements(self) -> list[tuple[Any, str, Any]]:
         """Return the attributes of torch and Python that it has replaced: owner, name, original."""
@@ -207,7 +207,7 @@ class VirtualGPU:
     @contextlib.contextmanager
     def suspended(self) -> Iterator[None]:
         """Suspend the GPU in all threads, until the last of them has left such a block."""
-        with watched.no_sanitizer():
+        with watched_threads.no_sanitizer():
             yield from self._suspended()
 
     def _suspended(self) -> Iterator[None]:
@@ -218,7 +218,7 @@ class VirtualGPU:
                 in_force.current = None
                 in_force.suspended.append(self)
             self._suspensions += 1
-        watched.leave()
+        watched_threads.leave()
         try:
             yield
         finally:
@@ -228,9 +228,9 @@ class VirtualGPU:
                     in_force.suspended.remove(self)
                     self._take_over()
             if watches:
-                watched.enter()
+                watched_threads.enter()
             else:
-                watched.leave()
+                watched_threads.leave()
 
     def _take_over(self) -> None:
         """Come into force again."""

@@ -10,7 +10,7 @@ import threading
 import torch
 from torch.library import Library, fallthrough_kernel
 
-from . import autocast, cuda_kernels, refused
+from . import autocast, cuda_kernels, cuda_refusals
 
 _library: list[Library] = []
 _registering = threading.Lock()
@@ -37,11 +37,11 @@ def register() -> None:
         for names, change in autocast.LISTS:
             for name in names:
                 if f"aten::{name}" in known and name not in cuda_kernels.MIRRORS:
-                    parts.impl(name, refused.first(name, autocast.kernel(name, change)), autocast.KEY.name)
+                    parts.impl(name, cuda_refusals.first(name, autocast.kernel(name, change)), autocast.KEY.name)
         for name in autocast.COMPOSITE:
-            parts.impl(name, refused.first(name, autocast.in_parts(name)), autocast.KEY.name)
+            parts.impl(name, cuda_refusals.first(name, autocast.in_parts(name)), autocast.KEY.name)
         for name, mirror in cuda_kernels.MIRRORS.items():
-            parts.impl(name, refused.first(name, mirror), autocast.KEY.name)
+            parts.impl(name, cuda_refusals.first(name, mirror), autocast.KEY.name)
         done = (
             {*autocast.COMPOSITE}
             | cuda_kernels.MIRRORS.keys()
@@ -49,6 +49,6 @@ def register() -> None:
         )
         of_the_cpu = torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCPU")
         cpus = {name.removeprefix("aten::") for name in of_the_cpu if name.startswith("aten::")}
-        for name in (refused.BEFORE.keys() | refused.INSTEAD.keys() | cpus) - done:
+        for name in (cuda_refusals.BEFORE.keys() | cuda_refusals.INSTEAD.keys() | cpus) - done:
             itself = autocast.cpus_alone(name) if name in cpus else autocast.kernel(name)
-            parts.impl(name, refused.first(name, refused.INSTEAD.get(name) or itself), autocast.KEY.name)
+            parts.impl(name, cuda_refusals.first(name, cuda_refusals.INSTEAD.get(name) or itself), autocast.KEY.name)

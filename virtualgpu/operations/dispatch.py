@@ -24,13 +24,13 @@ from . import (
     captured,
     copies,
     cost,
+    device_checks,
     factories,
     foreign,
     handlers,
     host_shapes,
     known_values,
     layers,
-    mixing,
     nested,
     random,
     shapes_only,
@@ -68,7 +68,7 @@ class Dispatch(TorchDispatchMode):
             run = _PLANS[id(func)][0]
         except KeyError:
             run = _planned(func)
-        if nested.seen and nested.among((args, kwargs.values() if kwargs else ())):
+        if nested.seen and nested.any_nested((args, kwargs.values() if kwargs else ())):
             run = _run_nested
         if gpu.under_way is not None and run not in _SEEN_WITHIN and gpu.under_way.waits():
             _tell_uses(gpu.under_way, func, args, kwargs or _NOTHING)
@@ -129,7 +129,7 @@ def _plan_native(func: Any) -> Run:
     if name.startswith("prim::"):
         return _run_plainly  # a fake tensor asks for its device
     if any(argument.name == "device" for argument in schema.arguments):
-        return factories.run
+        return factories.run_factory
     if func is torch.ops.aten.add.Tensor:
         return _run_add
     if func in _IN_PLACE:
@@ -232,8 +232,8 @@ def _run(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
     if device is None:
         if handler is not None:
             random.check_host_generator(kwargs)
-        if host_shapes.among(args) or (kwargs and host_shapes.among(kwargs.values())):
-            return host_shapes.run(func, args, kwargs)
+        if host_shapes.any_host_shape(args) or (kwargs and host_shapes.any_host_shape(kwargs.values())):
+            return host_shapes.run_on_shapes(func, args, kwargs)
         gpu.clock.skip(real() - began)
         out = func._op(*args, **kwargs)
         if floating is not None and (host is None or not host.dim()):
@@ -242,7 +242,7 @@ def _run(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
     clock = gpu.clock
     clock.enter()
     if host is not None and func not in handlers.HOSTED:
-        args, kwargs = mixing.settle(gpu, device, func, args, kwargs)
+        args, kwargs = device_checks.settle(gpu, device, func, args, kwargs)
     if floating is not None:
         join(device, floating)
     if device.fault is not None:
@@ -355,7 +355,7 @@ def _run_in_parts(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dic
     device, host, _ = look(given, None, None, None)
     if device is not None:
         if host is not None:
-            mixing.settle(gpu, device, func, args, kwargs)
+            device_checks.settle(gpu, device, func, args, kwargs)
         with MODE:
             out = _PARTS[func](*given)
         if out is not NotImplemented:
@@ -378,7 +378,7 @@ def _run_nested(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[
 
 def _run_foreign(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """An operator of a library: what runs it may be registered at any time."""
-    return foreign.run(MODE, _native(func), gpu, func, args, kwargs)
+    return foreign.run_operator(MODE, _native(func), gpu, func, args, kwargs)
 
 
 def _run_handled(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -390,7 +390,7 @@ def _run_copy(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[st
     """`copy_` may cross from host to GPU and back."""
     device, _, floating = look(args, None, None, None)
     if device is None:
-        if host_shapes.among(args):
+        if host_shapes.any_host_shape(args):
             return host_shapes.copy(gpu, func, args, kwargs)
         return func._op(*args, **kwargs)
     gpu.clock.enter()
@@ -441,7 +441,7 @@ def _run_synchronising(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs
         return _run(gpu, func, args, kwargs)
     _, other, _ = look(args, None, None, None)
     if other is not None:
-        mixing.settle(gpu, device, func, args, kwargs)
+        device_checks.settle(gpu, device, func, args, kwargs)
     device.raise_fault()
     device.check_capture()
     out = _run(gpu, func, args, kwargs) if gpu.compute else _known_or_not(gpu, device, func, args, kwargs)

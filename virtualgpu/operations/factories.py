@@ -9,7 +9,7 @@ import torch
 
 from ..scope.in_force import backing
 from ..scope.labels import device_of, storage_of
-from . import copies, cost, host_shapes, random, remembered
+from . import copies, cost, host_shapes, random, shape_cache
 from .results import capture_of, float_, look, map_tensors, place
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ Tensor = torch.Tensor
 _storage: Any = torch._C.TensorBase.untyped_storage
 
 
-def run(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def run_factory(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run an operation with a device argument."""
     wanted = kwargs.get("device")
     pinned = kwargs.get("pin_memory")
@@ -43,8 +43,8 @@ def run(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
         like, _, _ = look(args, None, None, None)
         if like is not None:
             return create(gpu, like, func, args, kwargs)
-        if host_shapes.among(args):
-            return host_shapes.run(func, args, kwargs)
+        if host_shapes.any_host_shape(args):
+            return host_shapes.run_on_shapes(func, args, kwargs)
         out = func._op(*args, **kwargs)
         if not any(isinstance(a, Tensor) for a in args):
             out = float_(gpu, out)
@@ -86,14 +86,14 @@ def create(gpu: VirtualGPU, device: Device, func: Any, args: tuple[Any, ...], kw
         if not gpu.compute or not (any(isinstance(a, Tensor) for a in args) or (_small(args) and not seeded)):
             given = map_tensors(lambda t: t.to("meta") if t.dim() else t, args)
             named = _with(kwargs, device=torch.device("meta"), generator=None)
-            shapes = remembered.run(gpu.remembered, func, given, named)
+            shapes = shape_cache.run_cached(gpu.remembered, func, given, named)
             if not gpu.compute:
                 place(device, shapes)
                 _charge_new(gpu, device, func, args, kwargs, shapes)
                 return shapes
             if shapes.layout is torch.strided:
                 label = device.allocate(_storage(shapes).nbytes())
-        out = random.draw(device, func, args, arguments) if seeded else func._op(*args, **arguments)
+        out = random.draw_numbers(device, func, args, arguments) if seeded else func._op(*args, **arguments)
     if label is not None and storage_of(out) is not None:
         storage = _storage(out)
         if storage._gpulab is None and storage.nbytes() == label.nbytes:
@@ -121,7 +121,7 @@ def _note(device: Device, func: Any, args: tuple[Any, ...], arguments: Any, out:
 
     def again(device: Device, args: Any, kwargs: Any) -> Any:
         seeded = torch.Tag.nondeterministic_seeded in func.tags
-        return random.draw(device, func, args, kwargs) if seeded else func._op(*args, **kwargs)
+        return random.draw_numbers(device, func, args, kwargs) if seeded else func._op(*args, **kwargs)
 
     if func.name().startswith(_EMPTY):
         return capture.note(None, (), {}, out)

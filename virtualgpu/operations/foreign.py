@@ -45,7 +45,7 @@ def is_foreign(func: Any) -> bool:
     return namespace not in _PYTORCH or (namespace != "prims" and name in custom_ops.OPDEFS)
 
 
-def run(
+def run_operator(
     mode: contextlib.AbstractContextManager[Any], native: Any, gpu: VirtualGPU, func: Any, args: Args, kwargs: Kwargs
 ) -> Any:
     """An operator of a library; `native` runs it where its kernel is in C++."""
@@ -55,7 +55,7 @@ def run(
         named = next((item for item in given if isinstance(item, torch.device) and item.type == "cuda"), None)
         device = None if named is None else gpu.device(named.index)
     if device is None:
-        if _written_in(func, "CPU") != "Python" or (_has_fake(func) and host_shapes.among(given)):
+        if _written_in(func, "CPU") != "Python" or (_has_fake(func) and host_shapes.any_host_shape(given)):
             return native(gpu, func, args, kwargs)
         with mode:
             return func.redispatch(_CPU, *args, **kwargs)

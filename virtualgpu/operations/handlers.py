@@ -13,7 +13,7 @@ import torch
 
 from ..scope.in_force import backing
 from ..scope.labels import STAYS, storage_of
-from . import assertions, attention, cells, error_words, random, recurrent, refused, shapes_only, sync_batch_norm
+from . import assertions, attention, cells, cuda_refusals, error_words, random, recurrent, shapes_only, sync_batch_norm
 from .results import map_tensors
 from .shapes_only import KNOWN
 from .sixteen_bit import HALVES, in_float
@@ -298,4 +298,4 @@ HANDLERS |= {
     aten._cudnn_rnn_flatten_weight.default: recurrent.flatten,
     **sync_batch_norm.HANDLERS,
 }
-refused.guard(HANDLERS, plain)
+cuda_refusals.guard(HANDLERS, plain)

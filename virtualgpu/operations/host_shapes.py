@@ -42,7 +42,7 @@ def label_of(tensor: Tensor) -> HostShape | None:
     return label if type(label) is HostShape else None
 
 
-def among(tree: Any) -> bool:
+def any_host_shape(tree: Any) -> bool:
     """Return True if lists and tuples contain a host tensor without values."""
     if not HostShape.made:
         return False
@@ -50,7 +50,9 @@ def among(tree: Any) -> bool:
         if isinstance(item, Tensor):
             if label_of(item) is not None:
                 return True
-        elif isinstance(item, (list, tuple)) and item and not isinstance(item[0], (int, float)) and among(item):
+        elif (
+            isinstance(item, (list, tuple)) and item and not isinstance(item[0], (int, float)) and any_host_shape(item)
+        ):
             return True
     return False
 
@@ -63,8 +65,8 @@ def create(gpu: VirtualGPU, func: Any, args: Args, kwargs: Kwargs) -> Any:
 
     With values, MemoryError where this machine has no room for it.
     """
-    if among(args):  # of a GPU around this one, perhaps
-        return run(func, args, kwargs)
+    if any_host_shape(args):  # of a GPU around this one, perhaps
+        return run_on_shapes(func, args, kwargs)
     if gpu.compute:
         nbytes = _size(func, args, kwargs)
         if nbytes >= host_memory.WORTH_ASKING:
@@ -117,7 +119,7 @@ def _size(func: Any, args: Args, kwargs: Kwargs) -> int:
 # -- computed --------------------------------------------------------------------------------------------------------
 
 
-def run(func: Any, args: Args, kwargs: Kwargs) -> Any:
+def run_on_shapes(func: Any, args: Args, kwargs: Kwargs) -> Any:
     """An operation of the host with tensors without values: the shapes of its results.
 
     What it writes to has no values afterwards. NoValues where the host would have to read one.

@@ -33,13 +33,13 @@ aten = torch.ops.aten
 seen = False  # True once one has been made on a virtual GPU: no search before
 
 
-def among(items: Any) -> bool:
+def any_nested(items: Any) -> bool:
     """Return True if lists and tuples contain a nested tensor of a virtual GPU."""
     for item in items:
         if isinstance(item, Tensor):
             if item.is_nested and device_of(item) is not None:
                 return True
-        elif isinstance(item, (list, tuple)) and among(item):
+        elif isinstance(item, (list, tuple)) and any_nested(item):
             return True
     return False
 

@@ -41,10 +41,10 @@ def drawn(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs
     if not gpu.compute:
         kwargs = {**kwargs, "generator": None} if "generator" in kwargs else kwargs
         return shapes_only.run_on_meta(gpu, device, func, args, kwargs)
-    return draw(device, func, args, kwargs)
+    return draw_numbers(device, func, args, kwargs)
 
 
-def draw(device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
+def draw_numbers(device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """Run a random operation on the GPU's own generator; the host's stays as it is."""
     generator = kwargs.get("generator") or device.generator
     if takes_generator(func):

@@ -14,7 +14,7 @@ import torch
 from ..scope.in_force import backing
 from ..scope.labels import storage_of
 from ..scope.refusals import NotMirrored, NoValues
-from . import error_words, known_values, remembered
+from . import error_words, known_values, shape_cache
 from .results import map_tensors, tensors_in
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def run_on_meta(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: 
     """The shapes of an operation's results."""
     try:
         with backing:
-            return remembered.run(gpu.remembered, func, args, kwargs)
+            return shape_cache.run_cached(gpu.remembered, func, args, kwargs)
     except NotImplementedError as error:
         if "meta" not in str(error).lower():
             raise

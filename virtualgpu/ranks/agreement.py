@@ -24,18 +24,18 @@ def on_host(numbers: list[int], dtype: torch.dtype = torch.int64) -> Tensor:
     return torch.tensor(numbers, dtype=dtype, device="cpu")
 
 
-def sent(numbers: list[int], group: Any, device: torch.device) -> list[int]:
+def broadcast_numbers(numbers: list[int], group: Any, device: torch.device) -> list[int]:
     """Return rank 0's `numbers`, as many as these: copied to the GPU, broadcast, copied back (sync_bucket_indices)."""
     host = on_host(numbers, torch.int32)
     there = torch.empty(len(numbers), dtype=torch.int32, device=device)
     there.copy_(host, non_blocking=True)
     group.broadcast([there]).wait()
-    back(there, host)
+    charge_copy_to_host(there, host)
     group.broadcast([host]).wait()
     return [int(number) for number in host.tolist()]
 
 
-def back(tensor: Tensor, host: Tensor) -> None:
+def charge_copy_to_host(tensor: Tensor, host: Tensor) -> None:
     """Charge a copy to the host, which knows the numbers already."""
     device = device_of(tensor)
     assert device is not None
@@ -73,7 +73,7 @@ class UsedMap:
         self.wait()
         assert self._numbers is not None
         host = self._numbers[0]
-        back(self.there, host)
+        charge_copy_to_host(self.there, host)
         self.flags, self.reduced = [int(number) for number in host.tolist()], True
 
     def clear(self) -> None:
@@ -114,7 +114,7 @@ def verify_parameters(group: Any, parameters: list[Tensor]) -> None:
     host = on_host(shapes)
     there = host.to(where)
     group.broadcast([there]).wait()
-    back(there, host)
+    charge_copy_to_host(there, host)
     group.broadcast([host]).wait()
     numbers = iter(host.tolist())
     for place, p in enumerate(parameters):

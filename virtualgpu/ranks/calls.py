@@ -12,7 +12,7 @@ import torch
 
 from ..operations.results import place
 from ..scope.labels import device_of
-from .waiting import Wait
+from .rank_waits import Wait
 
 if TYPE_CHECKING:
     from ..scope.device import Device
@@ -97,7 +97,7 @@ def is_asynchronous(opts: Any) -> bool:
     return bool(getattr(opts, "asyncOp", True))
 
 
-def plain(tensor: Tensor) -> Tensor:
+def as_real(tensor: Tensor) -> Tensor:
     """Return the tensor as real numbers: complex ones become pairs."""
     if tensor.layout is not torch.strided:
         raise ValueError("Tensors must be CUDA and dense")
@@ -114,7 +114,7 @@ def device_among(tensors: Sequence[Tensor]) -> Device | None:
     return None
 
 
-def check(call: Call, device: Device) -> None:
+def check_tensors(call: Call, device: Device) -> None:
     """Raise ValueError where NCCL would (PyTorch 2.15, ProcessGroupNCCL.cpp); label tensors that C++ has made."""
     for tensor in (*call.inputs, *call.outputs):
         if device_of(tensor) is not device:
@@ -134,7 +134,7 @@ def check(call: Call, device: Device) -> None:
             )
 
 
-def as_memory(call: Call) -> None:
+def flatten_tensors(call: Call) -> None:
     """Replace the tensors of `call` by flat views of their memory, which is what NCCL transfers."""
     call.inputs = [_memory(tensor) for tensor in call.inputs]
     call.outputs = call.inputs if call.in_place else [_memory(tensor) for tensor in call.outputs]
@@ -146,7 +146,7 @@ def _memory(tensor: Tensor) -> Tensor:
 
 def equal_parts(tensor: Tensor, count: int, name: str) -> list[Tensor]:
     """Split a tensor into equal parts, one for each rank in turn."""
-    tensor = plain(tensor)
+    tensor = as_real(tensor)
     if tensor.numel() % count:
         raise ValueError(f"{name} has {tensor.numel()} elements, which are no equal shares for {count} ranks")
     return list(tensor.view(-1).chunk(count)) if tensor.numel() else [tensor.view(-1)] * count

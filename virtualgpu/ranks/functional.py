@@ -31,7 +31,7 @@ NAMESPACE = "_c10d_functional"
 _WORK = "_gpulab_work"  # on the storage of a result in flight
 
 
-def run(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def run_collective(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a functional collective of tensors on the virtual GPU; PyTorch's own code runs those of the host."""
     name = func._schema.name.removeprefix(NAMESPACE + "::")
     if not any(device_of(tensor) is not None for tensor in tensors_in((*args, *kwargs.values()))):
@@ -57,7 +57,7 @@ def _refuse_host_tensors(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
 
 def install() -> None:
     """Route these operations of the virtual GPU here."""
-    dispatch.NAMESPACES[NAMESPACE] = run
+    dispatch.NAMESPACES[NAMESPACE] = run_collective
 
 
 def _group(named: Any) -> VirtualGroup:

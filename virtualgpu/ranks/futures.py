@@ -49,7 +49,7 @@ class VirtualFuture(torch.futures.Future[Any]):
             device.stream = before
         after.hold = _holder(device, end)
         if in_backward():  # PyTorch's C++ takes the value without calling `wait`
-            at_its_end(after.hold)
+            at_backward_end(after.hold)
         return after
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
@@ -71,7 +71,7 @@ class Outputs(list[Any]):
         return list, (list(self),)
 
 
-def arriving(device: Device | None, tensors: list[torch.Tensor], hold: Callable[[], None]) -> VirtualFuture:
+def future_of(device: Device | None, tensors: list[torch.Tensor], hold: Callable[[], None]) -> VirtualFuture:
     """Return the future of a collective in flight with the results `tensors`."""
     future = VirtualFuture(device, hold)
     future.set_result(Outputs(tensors, hold))
@@ -83,7 +83,7 @@ def in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-def at_its_end(call: Callable[[], None]) -> None:
+def at_backward_end(call: Callable[[], None]) -> None:
     """Queue `call` for the end of the running backward pass, after earlier ones."""
     torch.autograd.Variable._execution_engine.queue_callback(call)
 

@@ -22,12 +22,12 @@ from .calls import (
     Awaited,
     Call,
     Carrier,
-    as_memory,
-    check,
+    as_real,
+    check_tensors,
     device_among,
     equal_parts,
+    flatten_tensors,
     is_asynchronous,
-    plain,
     reduction,
     split,
 )
@@ -120,11 +120,11 @@ class VirtualGroup(_Group):  # type: ignore[misc]
         if self.world.imagined and "nccl" not in self.asked:
             told = f"a process group with backend {self.asked!r} between imagined ranks"
             warn_once(current().warned, f"{told}: what it does with tensors of the GPU is timed as NCCL's")
-        check(call, device)
+        check_tensors(call, device)
         if device.observer is not None and not thread.functional:
             device.observer.communicates([*call.inputs, *call.outputs])
         with backing:
-            as_memory(call)
+            flatten_tensors(call)
 
     def _begin(self, call: Call, device: Device | None, ready: float | None) -> tuple[Pending, Awaited[float]]:
         """Start the transfer; the GPU's inputs are `ready` at that time."""
@@ -156,20 +156,20 @@ class VirtualGroup(_Group):  # type: ignore[misc]
     def allreduce(self, tensors: Any, opts: Any = None) -> VirtualWork:
         opts = _C.AllreduceOptions() if opts is None else opts
         op = reduction(opts.reduceOp)
-        calls = [Call("all_reduce", [t], [t], t.nbytes, self.ranks, op=op) for t in map(plain, _listed(tensors))]
+        calls = [Call("all_reduce", [t], [t], t.nbytes, self.ranks, op=op) for t in map(as_real, _listed(tensors))]
         return self._together([self._run(call, is_asynchronous(opts)) for call in calls])
 
     allreduce_coalesced = allreduce
 
     def broadcast(self, tensors: Any, opts: Any = None) -> VirtualWork:
         opts = _C.BroadcastOptions() if opts is None else opts
-        tensor = plain(_listed(tensors)[0])
+        tensor = as_real(_listed(tensors)[0])
         call = Call("broadcast", [tensor], [tensor], tensor.nbytes, self.ranks, root=int(opts.rootRank))
         return self._run(call, is_asynchronous(opts))
 
     def reduce(self, tensors: Any, opts: Any = None) -> VirtualWork:
         opts = _C.ReduceOptions() if opts is None else opts
-        tensor = plain(_listed(tensors)[0])
+        tensor = as_real(_listed(tensors)[0])
         root = int(opts.rootRank)
         call = Call("reduce", [tensor], [tensor], tensor.nbytes, self.ranks, op=reduction(opts.reduceOp), root=root)
         return self._run(call, is_asynchronous(opts))
@@ -201,7 +201,7 @@ class VirtualGroup(_Group):  # type: ignore[misc]
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     def _gather_all(self, outputs: list[Tensor], tensor: Tensor, opts: Any, *, flat: bool) -> VirtualWork:
-        outputs, tensor = [plain(out) for out in outputs], plain(tensor)
+        outputs, tensor = [as_real(out) for out in outputs], as_real(tensor)
         self._expect(len(outputs), "all_gather")
         nbytes = sum(out.nbytes for out in outputs)
         if not flat:
@@ -227,7 +227,7 @@ class VirtualGroup(_Group):  # type: ignore[misc]
 
     def _scatter_sums(self, output: Tensor, inputs: list[Tensor], opts: Any, *, flat: bool) -> VirtualWork:
         opts = _C.ReduceScatterOptions() if opts is None else opts
-        output, inputs = plain(output), [plain(tensor) for tensor in inputs]
+        output, inputs = as_real(output), [as_real(tensor) for tensor in inputs]
         self._expect(len(inputs), "reduce_scatter")
         nbytes = sum(tensor.nbytes for tensor in inputs)
         if not flat:
@@ -236,22 +236,22 @@ class VirtualGroup(_Group):  # type: ignore[misc]
         return self._run(call, is_asynchronous(opts))
 
     def gather(self, output_lists: Any, inputs: Any, opts: Any = None) -> VirtualWork:
-        tensor = plain(_listed(inputs)[0])
-        outputs = [plain(out) for out in (output_lists[0] if output_lists else [])]
+        tensor = as_real(_listed(inputs)[0])
+        outputs = [as_real(out) for out in (output_lists[0] if output_lists else [])]
         call = Call("gather", outputs, [tensor], tensor.nbytes * self._count, self.ranks, root=int(opts.rootRank))
         return self._run(call, is_asynchronous(opts))
 
     def scatter(self, outputs: Any, input_lists: Any, opts: Any = None) -> VirtualWork:
-        output = plain(_listed(outputs)[0])
-        inputs = [plain(tensor) for tensor in (input_lists[0] if input_lists else [])]
+        output = as_real(_listed(outputs)[0])
+        inputs = [as_real(tensor) for tensor in (input_lists[0] if input_lists else [])]
         call = Call("scatter", [output], inputs, output.nbytes * self._count, self.ranks, root=int(opts.rootRank))
         return self._run(call, is_asynchronous(opts))
 
     def all_to_all_single(
         self, output: Tensor, tensor: Tensor, output_sizes: Any = None, input_sizes: Any = None, opts: Any = None
     ) -> VirtualWork:
-        outputs = split(plain(output), output_sizes, self._count, "output")
-        inputs = split(plain(tensor), input_sizes, self._count, "input")
+        outputs = split(as_real(output), output_sizes, self._count, "output")
+        inputs = split(as_real(tensor), input_sizes, self._count, "input")
         return self.alltoall(outputs, inputs, opts)
 
     alltoall_base = all_to_all_single
@@ -259,17 +259,17 @@ class VirtualGroup(_Group):  # type: ignore[misc]
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> VirtualWork:
         self._expect(len(outputs), "all_to_all")
         self._expect(len(inputs), "all_to_all")
-        outputs, inputs = [plain(t) for t in outputs], [plain(t) for t in inputs]
+        outputs, inputs = [as_real(t) for t in outputs], [as_real(t) for t in inputs]
         nbytes = sum(tensor.nbytes for tensor in inputs)
         return self._run(Call("all_to_all", outputs, inputs, nbytes, self.ranks), is_asynchronous(opts))
 
     def send(self, tensors: list[Tensor], dst: int, tag: int = 0) -> VirtualWork:
-        tensor = plain(tensors[0])
+        tensor = as_real(tensors[0])
         pair = (self.ranks[self._place], self.ranks[dst])
         return self._run(Call("send", [], [tensor], tensor.nbytes, pair, peer=dst, tag=tag), True)
 
     def recv(self, tensors: list[Tensor], src: int, tag: int = 0) -> VirtualWork:
-        tensor = plain(tensors[0])
+        tensor = as_real(tensors[0])
         pair = (self.ranks[src], self.ranks[self._place])
         return self._run(Call("recv", [tensor], [], tensor.nbytes, pair, peer=src, tag=tag), True)
 

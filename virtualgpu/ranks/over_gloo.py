@@ -14,7 +14,7 @@ import torch._C._distributed_c10d as _C
 import torch.distributed as dist
 
 from ..operations import known_values
-from . import waiting
+from . import rank_waits
 from .calls import Awaited
 
 if TYPE_CHECKING:
@@ -214,7 +214,7 @@ def _carried(call: Call, work: Any, finish: Callable[[], None] = _nothing) -> Aw
         return bool(work.is_completed())
 
     def take() -> None:
-        waiting.here.until(over, call.wait)
+        rank_waits.here.until(over, call.wait)
         work.wait()
         finish()
 
@@ -223,7 +223,7 @@ def _carried(call: Call, work: Any, finish: Callable[[], None] = _nothing) -> Aw
 
 def _message(call: Call, work: Any) -> Awaited[None]:
     """Wait for a message in a thread, since Gloo reports its arrival only to a waiting caller."""
-    apart = waiting.Apart(work.wait)
+    apart = rank_waits.Apart(work.wait)
     return Awaited(lambda: apart.take(call.wait), apart.there)
 
 

@@ -18,10 +18,10 @@ import torch._C._distributed_c10d as _C
 
 from . import agreement, futures
 from .buckets import Bucket, GradBucket
-from .complaints import complain
 from .gradients import Gradients
-from .refused import Named, not_mirrored, sparse
+from .reducer_errors import raise_reducer_error
 from .statistics import Statistics
+from .unsupported import Named, not_mirrored, sparse
 
 Tensor = torch.Tensor
 
@@ -105,9 +105,9 @@ class Reducer(Named):
             buckets = buckets[::-1]
         where = self.parameters[0].device
         flat = [index for bucket in buckets for index in bucket]
-        *flat, count = agreement.sent([*flat, len(buckets)], self.group, where)
+        *flat, count = agreement.broadcast_numbers([*flat, len(buckets)], self.group, where)
         sizes = [len(buckets[min(place, len(buckets) - 1)]) for place in range(count)]
-        sizes = agreement.sent(sizes, self.group, where)
+        sizes = agreement.broadcast_numbers(sizes, self.group, where)
         self.rebuilt, self._first_order = True, []
         remaining = iter(flat)
         self.gradients.make([[next(remaining) for _ in range(size)] for size in sizes])
@@ -157,7 +157,7 @@ class Reducer(Named):
                 self._mark(unused)
         if self.static:
             if not self._hooks_left[index]:
-                complain(self, "changed", index)
+                raise_reducer_error(self, "changed", index)
             self._hooks_left[index] -= 1
             if self._hooks_left[index]:
                 return
@@ -172,7 +172,7 @@ class Reducer(Named):
     def _mark(self, index: int) -> None:
         """Put a gradient into its bucket, and reduce full buckets in turn."""
         if index in self._marked:
-            complain(self, "twice", index)
+            raise_reducer_error(self, "twice", index)
         self._marked.add(index)
         self._unfinished = True
         bucket = self.gradients.fill(index)
@@ -192,7 +192,7 @@ class Reducer(Named):
         if self._next == len(self.gradients.buckets):
             if self._searches():
                 self._used().reduce(self.group)
-            futures.at_its_end(self._at_end)
+            futures.at_backward_end(self._at_end)
 
     def _reduce(self, bucket: Bucket) -> None:
         given = GradBucket(bucket, self._next, len(self.gradients.buckets))
@@ -264,7 +264,7 @@ class Reducer(Named):
 
     def _check_reducer_finalized(self) -> None:
         if self._unfinished:
-            complain(self, "unfinished")
+            raise_reducer_error(self, "unfinished")
 
     # -- other methods that are called -------------------------------------------------------------------------------
 

@@ -58,9 +58,9 @@ class VirtualWork(_C.Work):
         """Return a future that has its value; waiting for it makes the current stream wait."""
         pending = self._pending
         if pending is None:
-            return futures.arriving(None, self._outputs, self._hold)
+            return futures.future_of(None, self._outputs, self._hold)
         pending.carried()
-        return futures.arriving(pending.device, self._outputs, pending.hold)
+        return futures.future_of(pending.device, self._outputs, pending.hold)
 
 
 class Pending:

@@ -38,7 +38,7 @@ class World:
         }
 
 
-def imagined(
+def imagined_world(
     gpu: str,
     ranks: int,
     rank: int = 0,
@@ -60,12 +60,12 @@ def imagined(
     return World(ranks, rank, True, topology(gpu, ranks=ranks, link=link, nodes=nodes, adapters=adapters))
 
 
-def of_machine(name: str, rank: int = 0) -> World:
+def machine_world(name: str, rank: int = 0) -> World:
     """Return the world of all GPUs of a usual machine (`clock.links.MACHINES`)."""
     return World(MACHINES[name].topology.ranks, rank, True, MACHINES[name].topology)
 
 
-def real(gpu: str, size: int, rank: int, *, link: str | None = None, adapters: int | str | None = None) -> World:
+def real_world(gpu: str, size: int, rank: int, *, link: str | None = None, adapters: int | str | None = None) -> World:
     """Return the world of `size` processes, spread over machines by torchrun's environment (one without it)."""
     local = int(os.environ.get("LOCAL_WORLD_SIZE") or size)
     nodes = max(1, size // local) if size % local == 0 else 1

@@ -20,7 +20,7 @@ import torch
 from .. import lending
 from ..clock.clock import Clock
 from ..gpu import VirtualGPU
-from ..ranks import waiting
+from ..ranks import rank_waits
 from ..scope import in_force
 from . import hints, report_text
 from .child_processes import ChildProcesses
@@ -141,7 +141,7 @@ class Session:
             alone=self.alone,
             cycles=self._backwards.cycles(),
             ended_at=self._at,
-            waits_in="" if self._ending is not None and self._ending.code == 0 else waiting.here.text(),
+            waits_in="" if self._ending is not None and self._ending.code == 0 else rank_waits.here.text(),
             **where,
         )
 

@@ -118,7 +118,12 @@ def _from_data(data: Any, **kwargs: Any) -> Tensor:
 
 def _readable(data: Any, asked: str) -> None:
     """NoValues where PyTorch's C++ would read a host tensor without values among the items of a list."""
-    if HostShape.made and not thread.inside and isinstance(data, (list, tuple)) and host_shapes.among(tensors_in(data)):
+    if (
+        HostShape.made
+        and not thread.inside
+        and isinstance(data, (list, tuple))
+        and host_shapes.any_host_shape(tensors_in(data))
+    ):
         raise host_shapes.refusal(data, asked)
 
 

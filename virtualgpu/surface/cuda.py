@@ -17,7 +17,7 @@ import torch
 
 from ..gpus import properties
 from ..gpus.properties import Properties
-from ..operations import watched
+from ..operations import watched_threads
 from ..scope.device import Device
 from ..scope.numbering import device_index
 from ..scope.patches import Patches
@@ -181,7 +181,7 @@ class _Surface:
     def lazy_init(self) -> None:
         if self._cuda_isInBadFork():
             self.gpu.device(None)  # raises
-        watched.enter()
+        watched_threads.enter()
 
     def _cuda_init(self) -> None:
         self.lazy_init()

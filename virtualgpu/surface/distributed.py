@@ -39,7 +39,7 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
     """Replace the functions that create process groups and processes, while `gpu` is in force."""
     import torch.distributed as dist
 
-    child = functools.partial(_in_child, same(gpu))
+    child = functools.partial(_in_child, same_gpus_factory(gpu))
     patches.set(importlib.import_module(_SPAWNING), "_wrap", child)
     if not dist.is_available():
         return
@@ -138,7 +138,7 @@ def _make_group(options: Any, _: Any) -> Any:
     """A process group on the virtual GPUs in force, as PyTorch's registry of backends asks for one."""
     import torch.distributed as dist
 
-    from ..ranks import functional, group, imagined, over_gloo, waiting, world
+    from ..ranks import functional, group, imagined, over_gloo, rank_waits, world
 
     functional.install()
     gpu = current()
@@ -150,13 +150,17 @@ def _make_group(options: Any, _: Any) -> Any:
         ranks = world.members(options.global_ranks_in_group, gpu.world.size)
         return group.VirtualGroup(gpu.world, ranks, rank, imagined.Imagined(size, rank), _fake(rank, size))
     if dist.is_initialized():
-        there = world.real(gpu.spec.name, dist.get_world_size(), dist.get_rank(), link=gpu.link, adapters=gpu.adapters)
+        there = world.real_world(
+            gpu.spec.name, dist.get_world_size(), dist.get_rank(), link=gpu.link, adapters=gpu.adapters
+        )
     else:
-        there = world.real(gpu.spec.name, size, rank, link=gpu.link, adapters=gpu.adapters)
-        waiting.here.meet(options.store, rank)
+        there = world.real_world(gpu.spec.name, size, rank, link=gpu.link, adapters=gpu.adapters)
+        rank_waits.here.meet(options.store, rank)
     ranks = world.members(options.global_ranks_in_group, there.size)
-    wait = waiting.Wait(f"the making of a process group of {size} ranks", ranks)
-    gloo = waiting.Apart(lambda: dist.ProcessGroupGloo(options.store, rank, size, timeout=options.timeout)).take(wait)
+    wait = rank_waits.Wait(f"the making of a process group of {size} ranks", ranks)
+    gloo = rank_waits.Apart(lambda: dist.ProcessGroupGloo(options.store, rank, size, timeout=options.timeout)).take(
+        wait
+    )
     return group.VirtualGroup(there, ranks, rank, over_gloo.OverGloo(gloo, size, rank), gloo)
 
 
@@ -186,7 +190,7 @@ def _meeting(own: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(own)
     def make(*args: Any, **kwargs: Any) -> Any:
-        from ..ranks.waiting import Apart, Wait
+        from ..ranks.rank_waits import Apart, Wait
 
         return Apart(lambda: own(*args, **kwargs)).take(Wait("init_process_group"))
 
@@ -240,7 +244,7 @@ def _refusing_host_tensors(own: Callable[..., Any], c10d: Any, asked: set[str]) 
 # -- processes that this one starts ----------------------------------------------------------------------------------
 
 
-def same(gpu: VirtualGPU) -> Callable[[], VirtualGPU]:
+def same_gpus_factory(gpu: VirtualGPU) -> Callable[[], VirtualGPU]:
     """Return a function that starts the same virtual GPUs in another process."""
     recipe: dict[str, Any] = {"count": gpu.count, "compute": gpu.compute, "mirror": gpu.mirror}
     recipe |= {"host": gpu.rates.host, "link": gpu.link, "adapters": gpu.adapters}

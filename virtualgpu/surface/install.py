@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..operations import autocast, watched
+from ..operations import autocast, watched_threads
 from ..scope import ownership
 from ..scope.numbering import indexed
 from ..scope.patches import Patches
@@ -23,8 +23,8 @@ from . import (
     graphs,
     host_clock,
     host_shapes,
+    import_patches,
     kernels,
-    later,
     moving,
     profiling,
     saving,
@@ -57,7 +57,7 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
     sharing.install(gpu, patches)
     host_clock.install(gpu, patches)
     c_functions.install(patches)
-    later.install(gpu, patches, sharded.CHANGES | kernels.CHANGES | flex.CHANGES | c_functions.CHANGES)
+    import_patches.install(gpu, patches, sharded.CHANGES | kernels.CHANGES | flex.CHANGES | c_functions.CHANGES)
     patches.set(torch, "Generator", streams.Generator)
     for module in (torch, torch.random):
         patches.set(module, "set_rng_state", streams.set_rng_state(module.set_rng_state))
@@ -147,10 +147,10 @@ def _in_threads(own: Any) -> Any:
         if isinstance(self, ownership.UnwatchedThread):
             own(self)
             return
-        watched.enter()
+        watched_threads.enter()
         try:
             own(self)
         finally:
-            watched.leave()
+            watched_threads.leave()
 
     return _bootstrap_inner

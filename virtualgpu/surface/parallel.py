@@ -132,7 +132,7 @@ def _reducer(own: Any) -> Any:
 
             if not self._asked:
                 self._asked = True
-                futures.at_its_end(lambda: futures.at_its_end(self._at_end))
+                futures.at_backward_end(lambda: futures.at_backward_end(self._at_end))
 
         def _at_end(self) -> None:
             for event in ("backward_comm_start", "backward_compute_end", "backward_comm_end"):

@@ -37,7 +37,9 @@ def install(gpu: VirtualGPU, patches: Patches) -> None:
     patches.set(_Storage, "_share_cuda_", _share)
     patches.set(_Storage, "_new_shared_cuda", staticmethod(_received))
     patches.set(_Storage, "_release_ipc_counter_cuda", staticmethod(_released))
-    patches.set(_Process, "start", _starting(_Process.start, functools.partial(_running, distributed.same(gpu))))
+    patches.set(
+        _Process, "start", _starting(_Process.start, functools.partial(_running, distributed.same_gpus_factory(gpu)))
+    )
 
 
 def _share(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -17,7 +17,7 @@ from ..operations import copies
 from ..scope import gpu_trace, in_force
 from ..scope.numbering import current, device_at, device_index, generators, stream_numbers
 from ..scope.refusals import NotMirrored
-from . import waits
+from . import capture_waits
 
 if TYPE_CHECKING:
     from ..clock.clock import DeviceClock
@@ -76,9 +76,9 @@ class Stream(_OwnStream):  # type: ignore[misc]
         gpu_trace.stream_waits(self.stream_id, stream.stream_id)
         recording = other.recording
         if recording is not None and stream.stream_id in recording.streams:
-            waits.wait(device_at(self.device_index), self.stream_id, recording.mark(stream.stream_id))
+            capture_waits.wait(device_at(self.device_index), self.stream_id, recording.mark(stream.stream_id))
             return
-        waits.check(device_at(self.device_index), self.stream_id)
+        capture_waits.check(device_at(self.device_index), self.stream_id)
         device_at(self.device_index).timer.hold(self.stream_id, other.streams.get(stream.stream_id, 0.0))
 
     def record_event(self, event: Event | None = None) -> Event:
@@ -162,9 +162,9 @@ class Event:
         if self._handle:
             gpu_trace.event_awaited(self._handle, number)
         if self._marks is not None and self._marks[0] is device.timer.recording:
-            waits.wait(device, number, self._marks[1])
+            capture_waits.wait(device, number, self._marks[1])
         elif self._at is not None:
-            waits.check(device, number)
+            capture_waits.check(device, number)
             device.timer.hold(number, self._at)
 
     def query(self) -> bool:

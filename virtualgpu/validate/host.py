@@ -114,7 +114,7 @@ def first_calls(virtual: str | None = None) -> dict[str, float]:
     root = str(Path(__file__).resolve().parents[2])
     paths = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
-        [sys.executable, "-c", f"from {__name__} import tell; tell({virtual!r})"],
+        [sys.executable, "-c", f"from {__name__} import print_first_calls; print_first_calls({virtual!r})"],
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": paths},
@@ -125,7 +125,7 @@ def first_calls(virtual: str | None = None) -> dict[str, float]:
     return found
 
 
-def tell(virtual: str | None) -> None:
+def print_first_calls(virtual: str | None) -> None:
     """Print `_first_calls` as one line of JSON, for `first_calls`, and end the process at once."""
     if virtual is None:
         found = dict(_first_calls())

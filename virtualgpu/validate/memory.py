@@ -37,7 +37,7 @@ STEP_MODES: dict[str, tuple[torch.dtype | None, int]] = {
 }
 
 
-def fresh() -> None:
+def reset_memory() -> None:
     """Nothing cached, peaks from here on."""
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
@@ -101,22 +101,22 @@ def replay(trace: Sequence[Sequence[Any]]) -> list[list[Any]]:
     return rows
 
 
-def traced(trace: Sequence[Sequence[Any]]) -> dict[str, Any]:
+def allocator_trace(trace: Sequence[Sequence[Any]]) -> dict[str, Any]:
     """A trace as it stands in a recording."""
     gc.collect()
-    fresh()
+    reset_memory()
     return {"base": counts(), "columns": COLUMNS, "trace": replay(trace)}
 
 
 # -- an operation ----------------------------------------------------------------------------------------------------
 
 
-def saved(case: Case, dtype: torch.dtype | None) -> dict[str, Any]:
+def saved_bytes(case: Case, dtype: torch.dtype | None) -> dict[str, Any]:
     """Bytes that one call adds, needs at most, and keeps for backward; the same for the backward pass."""
 
     def backward(result: Tensor) -> list[int]:
         gradient = torch.empty_like(result)
-        fresh()
+        reset_memory()
         start = torch.cuda.memory_allocated()
         result.backward(gradient)
         return [torch.cuda.memory_allocated() - start, torch.cuda.max_memory_allocated() - start]
@@ -136,7 +136,7 @@ def saved(case: Case, dtype: torch.dtype | None) -> dict[str, Any]:
             seen[storage.data_ptr()] = storage.nbytes()
         return tensor.detach()  # itself, it would keep alive the graph that keeps it
 
-    fresh()
+    reset_memory()
     start = torch.cuda.memory_allocated()
     with autocast(dtype), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         result = case.call(*case.inputs)
@@ -169,7 +169,7 @@ class Step:
         return {"model": self.model.name, "batch": self.batch, "mode": self.mode, "optimizer": self.optimizer}
 
 
-def trained(
+def step_peaks(
     step: Step, *, cudnn: bool = True, then: Callable[[Callable[[], None]], dict[str, Any]] | None = None
 ) -> dict[str, Any]:
     """Three steps: marks of the first, peaks of the first two and of the third, and what remains.
@@ -179,7 +179,7 @@ def trained(
     """
     dtype, micro_batches = STEP_MODES[step.mode]
     gc.collect()
-    fresh()
+    reset_memory()
     torch.manual_seed(0)
     allowed = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = step.mode == "tf32"

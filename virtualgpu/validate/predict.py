@@ -167,7 +167,7 @@ def allocator(recording: Mapping[str, Any]) -> Iterator[Pair]:
             memory.warm_up()  # as the recorder has: what that keeps lies in segments of the same pools
             if "settings" in trace:
                 gpu.device(0).allocator.go_on_under(Settings.parse(trace["settings"]))
-            predicted = memory.traced(trace["trace"])
+            predicted = memory.allocator_trace(trace["trace"])
         for number, (theirs, ours) in enumerate(zip(trace["trace"], predicted["trace"], strict=True)):
             yield Pair(f"{trace.get('settings', '')} event {number}", _over(trace, theirs), _over(predicted, ours))
 
@@ -191,7 +191,7 @@ def saved(recording: Mapping[str, Any], only: Collection[str] | None = None) -> 
                 row = recording["saved"].get(f"{name}/{mode}")
                 if row is None or "error" in row or (only is not None and name not in only):
                     continue
-                predicted = memory.saved(table[name](), autocast)
+                predicted = memory.saved_bytes(table[name](), autocast)
                 for field in SAVED:
                     yield Pair(f"{name}/{mode} {field}", row[field], predicted[field])
 
@@ -226,7 +226,7 @@ def _steps(
         step = memory.Step(known[row["model"]], row["batch"], row["mode"], row["optimizer"])
         then = _timed if "step_ms" in row and not peaks_only else None
         cudnn = "cudnn_at_peak" in row and not peaks_only
-        yield Trained(row, memory.trained(step, cudnn=cudnn, then=then), row["cudnn_at_peak"] if cudnn else None)
+        yield Trained(row, memory.step_peaks(step, cudnn=cudnn, then=then), row["cudnn_at_peak"] if cudnn else None)
 
 
 def overflowed(row: Mapping[str, Any]) -> bool:
@@ -241,4 +241,4 @@ def _timed(step: Callable[[], None]) -> dict[str, float]:
     assert gpu is not None
     busy = gpu.clock.busy()
     step()
-    return {"busy_ms": (gpu.clock.busy() - busy) * 1e3, "step_ms": speed.timed(step, 3, 1)}
+    return {"busy_ms": (gpu.clock.busy() - busy) * 1e3, "step_ms": speed.median_ms(step, 3, 1)}

@@ -57,19 +57,19 @@ def _device(run: Run) -> dict[str, Any]:
 def _allocator(run: Run) -> dict[str, Any]:
     """The default rules first, then others."""
     events = list(memory.events(run.effort.events, most=run.effort.largest))
-    value = memory.traced(events)
+    value = memory.allocator_trace(events)
     run.keep(value)
     if not run.effort.other_rules:
         return value
     change = torch.cuda.memory._set_allocator_settings
     value["others"] = []
     for settings, default in OTHER_RULES.items():
-        memory.fresh()
+        memory.reset_memory()
         change(settings)
         try:
-            value["others"].append({"settings": settings} | memory.traced(events[: len(events) // 3]))
+            value["others"].append({"settings": settings} | memory.allocator_trace(events[: len(events) // 3]))
         finally:
-            memory.fresh()
+            memory.reset_memory()
             change(default)
         run.keep(value)
     return value
@@ -129,7 +129,7 @@ def _rows(run: Run, makers: Iterator[Callable[[], Any]]) -> list[Any]:
     for make in makers:
         if run.over:
             break
-        memory.fresh()
+        memory.reset_memory()
         try:
             made = make()
             rows += made if isinstance(made, list) else [made]
@@ -192,7 +192,7 @@ def _sustained(run: Run) -> dict[str, Any]:
 
 
 def _saved(run: Run) -> dict[str, Any]:
-    return _operations(run, tuple(MODES), memory.saved)
+    return _operations(run, tuple(MODES), memory.saved_bytes)
 
 
 def _times(run: Run) -> dict[str, Any]:
@@ -202,7 +202,7 @@ def _times(run: Run) -> dict[str, Any]:
 def _copies(run: Run) -> list[dict[str, Any]]:
     rows = []
     for nbytes in run.effort.copies:
-        memory.fresh()
+        memory.reset_memory()
         rows.append(speed.copies(nbytes))
         run.keep(rows)
     return rows
@@ -214,7 +214,7 @@ def _matmul(run: Run) -> dict[str, Any]:
     out |= speed.launches(run.effort.launches) | {"relu_elements": run.effort.elements}
     out["relu_ms"] = speed.relu_ms(run.effort.elements)
     for n in run.effort.products:
-        memory.fresh()
+        memory.reset_memory()
         out["matmul"].append(speed.matmul(n, names))
         run.keep(out)
     return out
@@ -244,7 +244,7 @@ def _steps(run: Run) -> list[dict[str, Any]]:
     def time_it(step: Callable[[], None]) -> dict[str, Any]:
         if not run.effort.times:
             return {}
-        taken = {"step_ms": speed.timed(step, 7, 2), "host_ms": speed.host_ms(step, 5)}
+        taken = {"step_ms": speed.median_ms(step, 7, 2), "host_ms": speed.host_ms(step, 5)}
         return taken | (speed.by_operation(step) if run.effort.profiled else {})
 
     memory.warm_up()
@@ -254,7 +254,7 @@ def _steps(run: Run) -> list[dict[str, Any]]:
                 run.tell(f"steps: the time is up after {len(rows)} of {len(planned)} rows")
                 break
             try:
-                rows.append(step.names | memory.trained(step, cudnn=run.effort.cudnn, then=time_it))
+                rows.append(step.names | memory.step_peaks(step, cudnn=run.effort.cudnn, then=time_it))
             except Exception as error:
                 rows.append(step.names | {"error": short(error)})
             run.keep(rows)

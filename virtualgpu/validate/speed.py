@@ -27,7 +27,7 @@ PRECISIONS: dict[str, tuple[torch.dtype, bool]] = {
 }
 
 
-def timed(run: Callable[[], object], repeat: int = 20, warm_up: int = 5) -> float:
+def median_ms(run: Callable[[], object], repeat: int = 20, warm_up: int = 5) -> float:
     """Median milliseconds on the device from before `run` to after it."""
     for _ in range(warm_up):
         run()
@@ -52,11 +52,11 @@ def copies(nbytes: int) -> dict[str, Any]:
     repeat = 20 if nbytes <= 10 * MIB else 5
     row = {
         "bytes": nbytes,
-        "h2d_pinned": timed(lambda: here.copy_(pinned, non_blocking=True), repeat),
-        "h2d_pageable": timed(lambda: here.copy_(pageable), repeat),
-        "d2h_pinned": timed(lambda: pinned.copy_(here, non_blocking=True), repeat),
-        "d2h_pageable": timed(lambda: pageable.copy_(here), repeat),
-        "d2d": timed(lambda: there.copy_(here), repeat),
+        "h2d_pinned": median_ms(lambda: here.copy_(pinned, non_blocking=True), repeat),
+        "h2d_pageable": median_ms(lambda: here.copy_(pageable), repeat),
+        "d2h_pinned": median_ms(lambda: pinned.copy_(here, non_blocking=True), repeat),
+        "d2h_pageable": median_ms(lambda: pageable.copy_(here), repeat),
+        "d2d": median_ms(lambda: there.copy_(here), repeat),
     }
     began = time.perf_counter()
     pageable.pin_memory()
@@ -79,7 +79,7 @@ def matmul(n: int, precisions: Sequence[str]) -> dict[str, Any]:
 
 def _product_ms(n: int, dtype: torch.dtype) -> float:
     one, other = (torch.randn(n, n, device=DEVICE, dtype=dtype) for _ in range(2))
-    return timed(lambda: one @ other, 10, 3)
+    return median_ms(lambda: one @ other, 10, 3)
 
 
 def launches(number: int = 1000) -> dict[str, float]:
@@ -90,7 +90,7 @@ def launches(number: int = 1000) -> dict[str, float]:
         for _ in range(number):
             one.add_(1)
 
-    device_ms = timed(many, 5, 2)
+    device_ms = median_ms(many, 5, 2)
     began = time.perf_counter()
     many()
     host_ms = (time.perf_counter() - began) * 1e3
@@ -101,7 +101,7 @@ def launches(number: int = 1000) -> dict[str, float]:
 def relu_ms(elements: int) -> float:
     """An operation that the memory's bandwidth bounds: it reads and writes `elements` float32 numbers."""
     values = torch.randn(elements, device=DEVICE)
-    return timed(lambda: torch.relu(values), 10, 3)
+    return median_ms(lambda: torch.relu(values), 10, 3)
 
 
 def operation(case: Case, dtype: torch.dtype | None) -> dict[str, float]:
@@ -112,7 +112,7 @@ def operation(case: Case, dtype: torch.dtype | None) -> dict[str, float]:
             return case.call(*case.inputs)
 
     gradient = torch.randn_like(forward())
-    return {"forward_ms": timed(forward, 10, 3), "both_ms": timed(lambda: forward().backward(gradient), 10, 3)}
+    return {"forward_ms": median_ms(forward, 10, 3), "both_ms": median_ms(lambda: forward().backward(gradient), 10, 3)}
 
 
 def small_step(model: Model, batch: int, mode: str, dtype: torch.dtype | None) -> dict[str, Any]:
@@ -133,9 +133,9 @@ def small_step(model: Model, batch: int, mode: str, dtype: torch.dtype | None) -
             net(x)
 
     row: dict[str, Any] = {"model": model.name, "batch": batch, "mode": mode, "optimizer": "adamw"}
-    row |= {"train_ms": timed(step, 7, 3), "train_host_ms": host_ms(step, 7)}
+    row |= {"train_ms": median_ms(step, 7, 3), "train_host_ms": host_ms(step, 7)}
     net.eval()
-    return row | {"infer_ms": timed(infer, 7, 3), "infer_host_ms": host_ms(infer, 7)}
+    return row | {"infer_ms": median_ms(infer, 7, 3), "infer_host_ms": host_ms(infer, 7)}
 
 
 def by_operation(run: Callable[[], object]) -> dict[str, Any]:

@@ -117,7 +117,7 @@ def test_growth_of_the_optimizers_own_state_is_known():
 def test_what_watches_takes_none_of_the_host_s_time(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(clocks, "real", lambda: now[0])
-    monkeypatch.setattr(clocks, "queued", lambda: 0.0)
+    monkeypatch.setattr(clocks, "seconds_without_core", lambda: 0.0)
 
     def pass_(seconds):
         now[0] += seconds

@@ -32,7 +32,9 @@ def settle(
     gpu: VirtualGPU, device: Device, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments, as the operation can be run with them; RuntimeError where CUDA does not take them."""
-    if gpu.compute and (host_shapes.among(args) or host_shapes.among(kwargs.values())):  # of another GPU, without
+    if gpu.compute and (
+        host_shapes.any_host_shape(args) or host_shapes.any_host_shape(kwargs.values())
+    ):  # of another GPU, without
         raise host_shapes.refusal((*args, *kwargs.values()), func)
     check = _CHECKS.get(func)
     if check is None:
@@ -82,12 +84,12 @@ def _generated(method: str) -> Check:
         arguments = func._schema.arguments
         outs = [a.name for a in arguments if a.is_out]
         names = outs + [a.name for a in arguments if not a.kwarg_only]
-        same(method, [(name, given.get(name)) for name in names])
+        check_same_device(method, [(name, given.get(name)) for name in names])
 
     return check
 
 
-def same(method: str, named: Named) -> None:
+def check_same_device(method: str, named: Named) -> None:
     """check_and_update_common_device, for one argument after the other: the first one decides."""
     common = None
     for name, value in named:
@@ -193,12 +195,12 @@ def _where(func: Any, given: dict[str, Any]) -> None:
 
 
 def _embedding(func: Any, given: dict[str, Any]) -> None:
-    same("wrapper_CUDA__index_select", [("self", given["weight"]), ("index", given["indices"])])
+    check_same_device("wrapper_CUDA__index_select", [("self", given["weight"]), ("index", given["indices"])])
 
 
 def _mv(func: Any, given: dict[str, Any]) -> None:
     """The result is made beside the vector."""
-    same("wrapper_CUDA_addmv_", [("self", given["vec"]), ("mat", given["self"]), ("vec", given["vec"])])
+    check_same_device("wrapper_CUDA_addmv_", [("self", given["vec"]), ("mat", given["self"]), ("vec", given["vec"])])
 
 
 def _of_two_parts(name: str, first: str, second: str) -> Check:
@@ -206,19 +208,19 @@ def _of_two_parts(name: str, first: str, second: str) -> Check:
 
     def check(func: Any, given: dict[str, Any]) -> None:
         parts = [("out", given[first]), (first, given[first]), (second, given[second])]
-        same(f"wrapper_CUDA_out_{name}_out", parts)
+        check_same_device(f"wrapper_CUDA_out_{name}_out", parts)
 
     return check
 
 
 def _stack(func: Any, given: dict[str, Any]) -> None:
-    same("wrapper_CUDA_cat", [("tensors", given["tensors"])])
+    check_same_device("wrapper_CUDA_cat", [("tensors", given["tensors"])])
 
 
 def _trilinear(func: Any, given: dict[str, Any]) -> None:
     """Of F.bilinear: two batched products."""
     for name in ("i2", "i3"):
-        same("wrapper_CUDA_bmm", [("self", given["i1"]), ("mat2", given[name])])
+        check_same_device("wrapper_CUDA_bmm", [("self", given["i1"]), ("mat2", given[name])])
 
 
 def _in_place(name: str) -> Check:
@@ -233,7 +235,9 @@ def _batch_norm(func: Any, given: dict[str, Any]) -> None:
         given.get(name) is not None for name in needed
     )  # fmt: skip
     names = ("input", "weight", "bias", "running_mean", "running_var")
-    same(f"wrapper_CUDA__{'cudnn' if cudnn else 'native'}_batch_norm", [(name, given.get(name)) for name in names])
+    check_same_device(
+        f"wrapper_CUDA__{'cudnn' if cudnn else 'native'}_batch_norm", [(name, given.get(name)) for name in names]
+    )
 
 
 def _convolution(func: Any, given: dict[str, Any]) -> None:
@@ -249,7 +253,7 @@ def _convolution(func: Any, given: dict[str, Any]) -> None:
                 + (" or input should be a MKLDNN tensor and weight is a dense tensor" if mkldnn else "")
             )
     turned = "_transpose" if given.get("transposed") else ""
-    same(f"wrapper_CUDA__cudnn_convolution{turned}", [("self", tensor), ("weight", given["weight"])])
+    check_same_device(f"wrapper_CUDA__cudnn_convolution{turned}", [("self", tensor), ("weight", given["weight"])])
 
 
 def legacy_type(tensor: Tensor) -> str:
@@ -307,7 +311,7 @@ def _block_diag(func: Any, given: dict[str, Any]) -> None:
 
 def _lengths(func: Any, given: dict[str, Any]) -> None:
     """CTC reads the lengths on the host."""
-    same("wrapper_CUDA___ctc_loss", [(name, given[name]) for name in ("log_probs", "targets")])
+    check_same_device("wrapper_CUDA___ctc_loss", [(name, given[name]) for name in ("log_probs", "targets")])
 
 
 def _taken(func: Any, given: dict[str, Any]) -> None:

@@ -26,14 +26,14 @@ _storage: Any = torch._C.TensorBase.untyped_storage
 
 
 @dataclass
-class Count:
+class CacheCount:
     """Counts lookups and hits."""
 
     asked: int = 0
     found: int = 0
 
 
-def run(count: Count, func: Any, args: Args, kwargs: Kwargs) -> Any:
+def run_cached(count: CacheCount, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """The result of `func` on `meta` tensors and numbers of the host, run or remembered."""
     count.asked += 1
     try:

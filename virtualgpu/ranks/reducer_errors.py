@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .reducer import Reducer
 
 
-def complain(reducer: Reducer, about: str, index: int = -1) -> NoReturn:
+def raise_reducer_error(reducer: Reducer, about: str, index: int = -1) -> NoReturn:
     """Raise PyTorch's RuntimeError: `about` an "unfinished" reduction, a gradient that came "twice" or a graph that
     has "changed", the last two of parameter `index`."""
     with backing, torch.enable_grad(), warnings.catch_warnings():
