@@ -128,7 +128,7 @@ class Clock:
         self._after_operation = False
         self._asked, self._asked_after = False, 0.0  # the host's last call was a question, and the pause before it
         self._asker = 0  # the thread that asked it
-        self._inside, self._thread = False, 0  # whether a thread is doing a GPU's work, and which
+        self._inside, self._thread = False, 0  # True while a thread does a GPU's work, and that thread
         self._shown = 0.0
         self._stopped = 0
 

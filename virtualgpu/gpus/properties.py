@@ -29,7 +29,7 @@ class Properties(SimpleNamespace):
 
 
 def device_properties(spec: Spec) -> Properties:
-    """The properties of a GPU."""
+    """Return the properties of a GPU."""
     threads, shared, block = _MULTIPROCESSOR[spec.capability]
     return Properties(
         name=spec.product,

@@ -63,7 +63,7 @@ class _RMSNorm(torch.autograd.Function):
 
 
 def _linear(tensor: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Where rows do not follow one another the bias is added to the product in place (linear in Linear.cpp).
+    """Add the bias to the product in place where rows are not contiguous (PyTorch 2.15, Linear.cpp, linear).
 
     PyTorch itself adds it so, but not while a dispatch mode is active.
     """

@@ -25,13 +25,13 @@ Tensor = torch.Tensor
 HOST = torch.device("cpu")
 Named = Iterable[tuple[str, Any]]
 Check = Callable[[Any, dict[str, Any]], None]
-"""Raises CUDA's error for an operation and its arguments by name; returns where CUDA would run it."""
+"""Raises CUDA's error for an operation and its arguments by name; returns the device where CUDA would run it."""
 
 
 def settle(
     gpu: VirtualGPU, device: Device, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments, as the operation can be run with them; RuntimeError where CUDA does not take them."""
+    """Return arguments with which the operation can run; raises RuntimeError where CUDA would."""
     if gpu.compute and (
         host_shapes.any_host_shape(args) or host_shapes.any_host_shape(kwargs.values())
     ):  # of another GPU, without
@@ -49,7 +49,7 @@ def settle(
 
 
 def where(tensor: Tensor) -> torch.device:
-    """The device of a tensor, as its user sees it."""
+    """Return the device of a tensor, as its user sees it."""
     device = device_of(tensor)
     return HOST if device is None or device is FLOATING.device else device.name
 
@@ -90,7 +90,7 @@ def _generated(method: str) -> Check:
 
 
 def check_same_device(method: str, named: Named) -> None:
-    """check_and_update_common_device, for one argument after the other: the first one decides."""
+    """Do check_and_update_common_device for one argument after the other: the first one decides."""
     common = None
     for name, value in named:
         for tensor in tensors_in(value):
@@ -117,7 +117,7 @@ _NO_NUMBERS = {"aten::mse_loss", "aten::smooth_l1_loss"}  # they do not say allo
 
 
 def _iterated(func: Any, given: dict[str, Any]) -> None:
-    """TensorIterator's compute_types: the first GPU decides, and it takes a number (0-dim tensor) from the host."""
+    """Do TensorIterator's compute_types: the first GPU decides; host scalars (0-dim tensors) are allowed."""
     written = {a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write}
     order = sorted(given, key=lambda name: name not in written)  # outputs first
     operands = [(name in written, t) for name in order for t in tensors_in(given[name]) if not _floats(t)]
@@ -138,7 +138,7 @@ def _iterated(func: Any, given: dict[str, Any]) -> None:
 
 
 def _plainly_iterated(func: Any, given: dict[str, Any]) -> None:
-    """Of an operation that writes to nothing that it is given."""
+    """Check an operation that writes to none of its arguments."""
     _iterated(func, given)
 
 
@@ -165,7 +165,7 @@ def _number(value: Any) -> bool:
 
 
 def _index(func: Any, given: dict[str, Any]) -> None:
-    """Indices may be on the host; what is written by them may not (TensorAdvancedIndexing.cpp)."""
+    """Allow indices on the host, but not the values to write (TensorAdvancedIndexing.cpp)."""
     at = where(given["self"])
     for tensor in tensors_in(given["indices"]):
         if where(tensor) not in (at, HOST):
@@ -199,12 +199,12 @@ def _embedding(func: Any, given: dict[str, Any]) -> None:
 
 
 def _mv(func: Any, given: dict[str, Any]) -> None:
-    """The result is made beside the vector."""
+    """Check `mv`, whose result is allocated on the vector's device."""
     check_same_device("wrapper_CUDA_addmv_", [("self", given["vec"]), ("mat", given["self"]), ("vec", given["vec"])])
 
 
 def _of_two_parts(name: str, first: str, second: str) -> Check:
-    """The result is made beside the first, and the operation goes on with `out=`."""
+    """Check an operation that allocates its result on the first argument's device, and continues with `out=`."""
 
     def check(func: Any, given: dict[str, Any]) -> None:
         parts = [("out", given[first]), (first, given[first]), (second, given[second])]
@@ -218,13 +218,13 @@ def _stack(func: Any, given: dict[str, Any]) -> None:
 
 
 def _trilinear(func: Any, given: dict[str, Any]) -> None:
-    """Of F.bilinear: two batched products."""
+    """Check F.bilinear: two batched products."""
     for name in ("i2", "i3"):
         check_same_device("wrapper_CUDA_bmm", [("self", given["i1"]), ("mat2", given[name])])
 
 
 def _in_place(name: str) -> Check:
-    """An operation that copies its first argument and goes on in place."""
+    """Check an operation that copies its first argument and continues in place."""
     return _generated(f"wrapper_CUDA__{name}_")
 
 
@@ -295,7 +295,7 @@ _CPP_NAMES = {
 
 
 def scalar_type(dtype: torch.dtype) -> str:
-    """A dtype as C++ names it."""
+    """Return C++'s name of a dtype."""
     return _CPP_NAMES.get(dtype, str(dtype).removeprefix("torch."))
 
 
@@ -319,7 +319,7 @@ def _taken(func: Any, given: dict[str, Any]) -> None:
 
 
 def _index_fill(func: Any, given: dict[str, Any]) -> None:
-    """Behind `x[index, 0] = 0`, which takes an index of the host; on CUDA, `index_fill_` by that name would not."""
+    """Check `x[index, 0] = 0`, which allows a host index; a direct call of `index_fill_` on CUDA would not."""
     _index(func, {"self": given["self"], "indices": [given["index"]]})
 
 

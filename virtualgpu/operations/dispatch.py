@@ -50,7 +50,7 @@ _wraps = cache(is_wrapper_type)
 
 
 class Dispatch(TorchDispatchMode):
-    """The one mode of all scopes, entered in every thread; without a GPU in force it passes everything on."""
+    """The dispatch mode of all scopes, entered in every thread; without a GPU in force it changes nothing."""
 
     supports_higher_order_operators = True
 
@@ -79,10 +79,10 @@ class Dispatch(TorchDispatchMode):
 
 
 def _tell_uses(under_way: copies.UnderWay, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Tell of the host's memory that an operation reads or writes; where it is copied to the GPU, the GPU does."""
+    """Report host memory that an operation reads or writes, except copies to the GPU."""
     name = func.name()
     if "_like" in name or "::new_" in name:
-        return  # of what these are given they take the shape
+        return  # these use only the shape of their arguments
     if name == "aten::_to_copy" or name in _COPYING:
         device = kwargs.get("device")
         if (device is not None and device.type == "cuda") or look(args, None, None, None)[0] is not None:
@@ -94,7 +94,7 @@ def _tell_uses(under_way: copies.UnderWay, func: Any, args: tuple[Any, ...], kwa
                 under_way.used(storage_of(tensor), writes=argument in written)
 
 
-NAMESPACES: dict[str, Run] = {}  # of operations that another room runs
+NAMESPACES: dict[str, Run] = {}  # namespaces of operations that another room runs
 MODE = Dispatch()  # type: ignore[no-untyped-call]
 _NOTHING: dict[str, Any] = {}
 
@@ -172,7 +172,7 @@ def _plan_primitive(func: Any) -> Run:
 
 
 def _run_asserting(plan: Run, gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """An operation whose kernel asserts: without values it asks those that are known, of `plan`'s arguments."""
+    """Run an operation whose kernel asserts; without values, check the known ones."""
     out = plan(gpu, func, args, kwargs)
     if not gpu.compute and (device := device_of(args[0])) is not None and device.fault is None:
         given = _by_place(func, args, kwargs)
@@ -183,7 +183,7 @@ def _run_asserting(plan: Run, gpu: VirtualGPU, func: Any, args: tuple[Any, ...],
 
 
 def _run_higher(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """An operator that calls others: those are seen."""
+    """Run an operator that calls others, which are seen."""
     higher = _HIGHER.get(func.name())
     if higher is None:
         raise NotMirrored(f"the higher-order operator {func.name()} is not mirrored by the virtual GPU")
@@ -205,8 +205,8 @@ def _run_plainly(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict
 
 
 def _run(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], handler: Any = None) -> Any:
-    """The general case: find the GPU among the arguments, run, label what is new, let the time pass that it takes."""
-    # This is the path of most operations: what is below is `look`, written out for speed.
+    """The general case: find the GPU among the arguments, run, label new storages, charge the time."""
+    # The path of most operations: below, `look` is inlined for speed.
     began = real()
     device = host = floating = None
     for item in args:
@@ -291,12 +291,12 @@ def _again(gpu: VirtualGPU, func: Any, handler: Any, device: Device, args: Any, 
 
 
 def _by_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """All arguments in the order of the schema."""
+    """Return all arguments in the order of the schema."""
     return *args, *(kwargs.get(a.name, a.default_value) for a in func._schema.arguments[len(args) :])
 
 
 def _run_add(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """In backward, the sum of two gradients is written over the first where nothing else needs that.
+    """In backward, write the sum of two gradients over the first where nothing else needs it.
 
     Autograd's engine does so itself (accumulate in input_buffer.cpp), but not while a dispatch mode is active.
     """
@@ -318,7 +318,7 @@ def _run_add(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str
 
 
 def _run_scattering(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """In backward, gradients are scattered into the zeros that were made for them.
+    """In backward, scatter gradients in place into the zeros that were made for them.
 
     PyTorch's formulas do so themselves, but not while a dispatch mode is active (areAnyTensorSubclassLike).
     """
@@ -341,7 +341,7 @@ _IN_PLACE = {
 
 
 def _run_composite(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """In inference mode composite operations arrive whole; their parts must be seen as elsewhere."""
+    """Decompose a composite operation, which arrives whole in inference mode, so that its parts are seen."""
     with MODE:  # it is off while an operation is handled
         out = func.decompose(*args, **kwargs)
     if out is NotImplemented:
@@ -350,7 +350,7 @@ def _run_composite(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: di
 
 
 def _run_in_parts(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """An operation that CUDA's code does by calling others: these are seen."""
+    """Run an operation that CUDA's code implements by calling others, which are seen."""
     given = _by_place(func, args, kwargs)
     device, host, _ = look(given, None, None, None)
     if device is not None:
@@ -364,7 +364,7 @@ def _run_in_parts(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dic
 
 
 def _run_nested(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """An operation on a nested tensor: what is mirrored of it; with values, any other with its results alone."""
+    """Run an operation on a nested tensor: mirrored, or, with values, with only its results accounted."""
     if func in nested.PARTS:
         with MODE:
             return nested.PARTS[func](*_by_place(func, args, kwargs))
@@ -377,17 +377,17 @@ def _run_nested(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[
 
 
 def _run_foreign(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """An operator of a library: what runs it may be registered at any time."""
+    """Run an operator of a library, whose kernel may be registered at any time."""
     return foreign.run_operator(MODE, _native(func), gpu, func, args, kwargs)
 
 
 def _run_handled(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """An operation whose kernel on the GPU gives other tensors than the CPU's, or takes random numbers."""
+    """Run an operation whose CUDA kernel returns other tensors than the CPU's, or draws random numbers."""
     return _run(gpu, func, args, kwargs, handlers.HANDLERS[func])
 
 
 def _run_copy(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`copy_` may cross from host to GPU and back."""
+    """Run `copy_`, also between host and GPU."""
     device, _, floating = look(args, None, None, None)
     if device is None:
         if host_shapes.any_host_shape(args):
@@ -413,9 +413,9 @@ def _run_copy(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[st
 
 
 def _run_resizing(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Operations that may change the size of a storage they are given."""
+    """Run an operation that may resize a storage."""
     if func.name().startswith("aten::set_") and look(args, None, None, None)[0] is None:
-        return func._op(*args, **kwargs)  # a storage of the host stays one, whoever points to it
+        return func._op(*args, **kwargs)  # a host storage stays on the host
     try:
         out = _run(gpu, func, args, kwargs)
     except RuntimeError as error:
@@ -435,7 +435,7 @@ _REPEAT = torch.ops.aten.repeat_interleave.Tensor
 
 
 def _run_synchronising(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Operations that the host waits for: their result is a Python number, or its shape depends on values."""
+    """Run a synchronizing operation: its result is a Python number, or its shape depends on values."""
     device = device_of(args[0]) if isinstance(args[0], Tensor) else None
     if device is None or (func is _REPEAT and kwargs.get("output_size") is not None):  # the shape is known then
         return _run(gpu, func, args, kwargs)
@@ -450,7 +450,7 @@ def _run_synchronising(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs
 
 
 def _known_or_not(gpu: VirtualGPU, device: Device, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Without values: the answer where it follows from constants, with the shape that it then has."""
+    """Without values, return the result and its shape where they follow from constants."""
     found = known_values.compute(func, args, kwargs)
     if found is None:
         out = shapes_only.unknown_value(gpu, func, _by_place(func, args, kwargs))
@@ -463,7 +463,7 @@ def _known_or_not(gpu: VirtualGPU, device: Device, func: Any, args: tuple[Any, .
 
 
 def _run_indexing(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The host waits for indices that it has to bring over, and for the number of elements that a mask takes."""
+    """Run an indexing operation; the host waits to copy host indices, and for the number of true mask elements."""
     device = device_of(args[0])
     if device is not None:
         copies.send_indices(device, args[1])
@@ -481,7 +481,7 @@ _TAKING = (torch.ops.aten.index.Tensor, torch.ops.aten._unsafe_index.Tensor)
 
 
 def _fills(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """A number of the host is written through one mask: a masked_fill (canDispatchToMaskedFill in IndexingUtils.h)."""
+    """Return True if it writes a host scalar through one mask: a masked_fill (canDispatchToMaskedFill)."""
     if "index_put" not in func.name():
         return False
     values = args[2] if len(args) > 2 else kwargs["values"]

@@ -39,7 +39,7 @@ def run_factory(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[
     if pinned:
         return _pinned(func, args, kwargs)
     if wanted.type == gpu.backing.type and pinned is None:
-        # C++ asked for it with a tensor's own options, in which the GPU looks like what is behind it.
+        # C++ passed a tensor's own options, which name the backing device.
         like, _, _ = look(args, None, None, None)
         if like is not None:
             return create(gpu, like, func, args, kwargs)
@@ -55,7 +55,7 @@ def run_factory(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[
 
 
 def _run_like(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A factory without a device: on the GPU if it is made like a tensor there."""
+    """Run a factory without a device: on the GPU if its argument is there."""
     device, _, _ = look(args, None, None, None)
     if device is None:
         random.check_host_generator(kwargs)
@@ -72,7 +72,7 @@ def _pinned(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def create(gpu: VirtualGPU, device: Device, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run an operation with `device=`; its memory is taken before its values are written."""
+    """Run an operation with `device=`; its memory is allocated before its values are written."""
     gpu.clock.enter()
     if device.fault is not None:
         device.raise_fault()
@@ -133,7 +133,7 @@ _EMPTY = ("aten::empty", "aten::new_empty")
 
 
 def _charge_new(gpu: VirtualGPU, device: Device, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-    """The time of a factory: that of a copy from elsewhere, or of a kernel that fills what is new."""
+    """Charge a factory: a copy from elsewhere, or a fill kernel."""
     if func is torch.ops.aten._to_copy.default and device_of(args[0]) is not device:
         copies.charge(out, args[0], non_blocking=bool(kwargs.get("non_blocking")))
     else:

@@ -48,7 +48,7 @@ def is_foreign(func: Any) -> bool:
 def run_operator(
     mode: contextlib.AbstractContextManager[Any], native: Any, gpu: VirtualGPU, func: Any, args: Args, kwargs: Kwargs
 ) -> Any:
-    """An operator of a library; `native` runs it where its kernel is in C++."""
+    """Run a library's operator; `native` runs it where its kernel is in C++."""
     given = (*args, *kwargs.values())
     device = look(given, None, None, None)[0]
     if device is None:
@@ -76,7 +76,7 @@ def run_operator(
 
 
 def _written_in(func: Any, key: str) -> str | None:
-    """In what the kernel is written that runs for a dispatch key, "Python" or "C++"; None where there is none."""
+    """Return the language of the kernel for a dispatch key, "Python" or "C++"; None where there is none."""
     name = func.name()
     for each in (key, *_ANY):
         if _has(name, each):
@@ -94,7 +94,7 @@ def _has_fake(func: Any) -> bool:
 
 
 class Kernel:
-    """The kernel that this thread runs for an operator, and what it has left out; the `last` one gives its values."""
+    """The kernel that this thread runs for an operator, and the calls that it skipped; the `last` one gives values."""
 
     def __init__(self, func: Any, last: bool) -> None:
         self.func, self.last = func, last
@@ -111,9 +111,9 @@ def _running(func: Any, *, last: bool = False) -> Iterator[Kernel]:
 
 
 def reach(what: str, instead: str) -> None:
-    """`what` is about to run on a GPU's own memory, which is not there.
+    """Handle a call `what` that would access real GPU memory.
 
-    Within an operator's kernel it is left out. Elsewhere NotMirrored names it, and says what to do `instead`.
+    Within an operator's kernel it is skipped. Elsewhere NotMirrored names it, and suggests `instead`.
     """
     kernel: Kernel | None = thread.kernel
     if kernel is None:
@@ -175,14 +175,14 @@ def _on_gpu(mode: Any, gpu: VirtualGPU, device: Device, func: Any, args: Args, k
 
 
 def _written(func: Any, args: Args, kwargs: Kwargs) -> list[Tensor]:
-    """The tensors that an operator writes to."""
+    """Return the tensors that an operator writes to."""
     named = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
     writes = [a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
     return tensors_in([named.get(name) for name in writes])
 
 
 def _in_place_of(device: Device, made: Any, found: Any) -> Any:
-    """`found`, on the memory that was taken for `made`."""
+    """Return `found` on the memory that was allocated for `made`."""
     for one, other in zip(tensors_in(made), tensors_in(found), strict=False):
         taken, storage = storage_of(one), storage_of(other)
         if None not in (taken, storage) and storage._gpulab is None and storage.nbytes() == taken.nbytes():

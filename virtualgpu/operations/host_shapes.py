@@ -37,7 +37,7 @@ _LIKE = ("_like", "new_")
 
 
 def label_of(tensor: Tensor) -> HostShape | None:
-    """The label of a host tensor without values; None for any other tensor."""
+    """Return the label of a host tensor without values; None for any other tensor."""
     label = getattr(storage_of(tensor), NAME, None)
     return label if type(label) is HostShape else None
 
@@ -61,9 +61,9 @@ def any_host_shape(tree: Any) -> bool:
 
 
 def create(gpu: VirtualGPU, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """A factory of the host: shapes alone where what it makes is large, or is made like a tensor without values.
+    """Run a host factory: without values if its result is large, or made like a tensor without values.
 
-    With values, MemoryError where this machine has no room for it.
+    With values, raises MemoryError where this machine lacks the memory.
     """
     if any_host_shape(args):  # of a GPU around this one, perhaps
         return run_on_shapes(func, args, kwargs)
@@ -105,7 +105,7 @@ def _sized(func: Any) -> bool:
 
 
 def _size(func: Any, args: Args, kwargs: Kwargs) -> int:
-    """Bytes of what a factory makes, where its arguments say so; else 0."""
+    """Return the bytes of a factory's result if its arguments determine them, else 0."""
     if not _sized(func) or not args:
         return 0
     like = args[0] if isinstance(args[0], Tensor) else None
@@ -120,9 +120,9 @@ def _size(func: Any, args: Args, kwargs: Kwargs) -> int:
 
 
 def run_on_shapes(func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """An operation of the host with tensors without values: the shapes of its results.
+    """Run a host operation on tensors without values: return the shapes of its results.
 
-    What it writes to has no values afterwards. NoValues where the host would have to read one.
+    Tensors that it writes to lose their values. Raises NoValues where the host would read one.
     """
     if func.name() in SYNCHRONISING:
         found = known_values.compute(func, args, kwargs)
@@ -163,7 +163,7 @@ _META = torch.device("meta")
 
 
 def shape_of(meta: Tensor, made_by: Any) -> Tensor:
-    """A tensor of the host with the shape of `meta` and no values."""
+    """Return a host tensor with the shape of `meta` and no values."""
     with backing:
         storage = torch.UntypedStorage(meta.untyped_storage().nbytes(), device="cpu")
         made = torch.empty(0, dtype=meta.dtype, device="cpu")
@@ -173,7 +173,7 @@ def shape_of(meta: Tensor, made_by: Any) -> Tensor:
 
 
 def _written(tensor: Tensor, meta: Tensor, func: Any) -> Tensor:
-    """`tensor` after `func` has written to it, which has made of its shape that of `meta`."""
+    """Return `tensor` after `func` has written to it and changed its shape to that of `meta`."""
     forget(tensor, func)
     if (tensor.shape, tensor.stride()) != (meta.shape, meta.stride()):
         offset = tensor.storage_offset() + meta.storage_offset()
@@ -188,13 +188,13 @@ def forget(tensor: Tensor, made_by: Any) -> Tensor:
     """Drop the values of a host tensor that `made_by` has written to."""
     if label_of(tensor) is None:
         if tensor.is_floating_point():
-            tensor.fill_(math.nan)  # for who reads the memory without asking, as NumPy may
+            tensor.fill_(math.nan)  # for code that reads the memory directly, as NumPy may
         setattr(storage_of(tensor), NAME, HostShape(made_by, tensor, _line()))
     return tensor
 
 
 def copy(gpu: VirtualGPU, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """`copy_` between tensors of the host, of which some have no values."""
+    """Run `copy_` between host tensors, some without values."""
     into, source = args[:2]
     pairs = zip(into, source, strict=True) if isinstance(into, (list, tuple)) else [(into, source)]
     with backing:
@@ -208,7 +208,7 @@ def copy(gpu: VirtualGPU, func: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 def refusal(args: Any, asked: Any) -> NoValues:
-    """The error where the host reads a value that is not there; it names the tensor."""
+    """Return the error for a read of a missing value on the host; it names the tensor."""
     label = next((found for found in map(label_of, tensors_in(args)) if found is not None), None)
     what = "a tensor of the host" if label is None else str(label)
     return NoValues(

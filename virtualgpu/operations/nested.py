@@ -60,7 +60,7 @@ def _device(tensor: Tensor) -> Device:
 
 
 def wrapped(rows: Tensor, lengths: Sequence[int]) -> Tensor:
-    """A nested tensor over the memory of `rows`, in which `lengths` sequences follow one another."""
+    """Return a nested tensor over the memory of `rows`, in which sequences of `lengths` are concatenated."""
     global seen
     seen = True
     width = rows.shape[1]
@@ -77,7 +77,7 @@ def wrapped(rows: Tensor, lengths: Sequence[int]) -> Tensor:
 
 
 def unwrapped(nested: Tensor) -> tuple[Tensor, list[int]]:
-    """All rows of a nested tensor, in its memory, and the lengths of its sequences."""
+    """Return all rows of a nested tensor, in its memory, and the lengths of its sequences."""
     with backing:
         sizes = nested._nested_tensor_size()
         if nested.dim() != 3 or not nested.is_contiguous() or len(set(sizes[:, 1].tolist())) != 1:
@@ -100,9 +100,9 @@ def _pieces(rows: Tensor, lengths: Sequence[int]) -> Sequence[Tensor]:
 
 
 def left_aligned(padded: Tensor, mask: Tensor) -> bool:
-    """`torch._nested_tensor_from_mask_left_aligned`: whether the mask is true up to some place of each row, then false.
+    """`torch._nested_tensor_from_mask_left_aligned`: True if each row of the mask is true up to some index, then false.
 
-    The host waits for the answer. On shapes alone, a mask that nobody knows is taken for one with gaps.
+    The host waits for the answer. In shapes-only mode, an unknown mask is assumed to have gaps.
     """
     sizes, ends, _ = _counted(mask)
     answer = (sizes == ends).all()
@@ -122,7 +122,7 @@ def left_aligned(padded: Tensor, mask: Tensor) -> bool:
 
 
 def _counted(mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """How much of each row is true, where it is false first, and what stood behind it for that."""
+    """Return the number of true elements of each row, its first false index, and the kernel's temporaries."""
     behind = torch.zeros(mask.shape[0], 1, dtype=mask.dtype, device=mask.device)
     whole = torch.cat([mask, behind], 1)
     ends = whole.to(torch.int32).argmin(1)
@@ -139,7 +139,7 @@ def _values(mask: Tensor) -> Tensor | None:
 
 
 def from_mask(padded: Tensor, mask: Tensor, check: bool = True) -> Tensor:
-    """`torch._nested_tensor_from_mask`: the rows for which the mask is true."""
+    """`torch._nested_tensor_from_mask`: select the rows for which the mask is true."""
     if check and not left_aligned(padded, mask):
         raise RuntimeError("Mask must be left-aligned without gaps")
     batch, length, width = padded.shape
@@ -165,11 +165,11 @@ def from_mask(padded: Tensor, mask: Tensor, check: bool = True) -> Tensor:
     return made
 
 
-_BY_KERNEL = (torch.float32, torch.float16)  # those that CUDA's kernels from and to padded tensors take
+_BY_KERNEL = (torch.float32, torch.float16)  # dtypes of CUDA's kernels from and to padded tensors
 
 
 def _packed(padded: Tensor, lengths: list[int]) -> Tensor:
-    """The first rows of each sequence. `padded` may also have (batch, heads, length, width)."""
+    """Return the first rows of each sequence. `padded` may also have (batch, heads, length, width)."""
     device, of_heads = _device(padded), padded.dim() == 4
     whole = padded.transpose(1, 2).flatten(2) if of_heads and padded.dtype not in _BY_KERNEL else padded
     width = padded.shape[1] * padded.shape[3] if of_heads else padded.shape[2]
@@ -187,13 +187,13 @@ def _packed(padded: Tensor, lengths: list[int]) -> Tensor:
 
 
 def _numbers(device: Device, count: int, *, non_blocking: bool) -> Tensor:
-    """Sizes and offsets, brought to the GPU as int32."""
+    """Copy sizes and offsets to the GPU as int32."""
     numbers = torch.zeros(count, dtype=torch.int64)
     return numbers.to(device.name, torch.int32, non_blocking=non_blocking)
 
 
 def _selected(padded: Tensor, lengths: list[int]) -> Tensor:
-    """Through a mask of every element (nested_from_padded_generic); what CUB takes to count them is not mirrored."""
+    """Select by a mask of all elements (nested_from_padded_generic); CUB's temporary memory is not mirrored."""
     _, longest, width = padded.shape
     masks = [
         F.pad(padded.new_full((length, width), True, dtype=torch.bool), (0, 0, 0, longest - length))
@@ -309,14 +309,14 @@ def _starts(device: Device, lengths: list[int]) -> Tensor:
 
 
 def _attention(qkv: Tensor, heads: int) -> Tensor:
-    """Of one sequence, its values."""
+    """Attend within one sequence, with values."""
     q, k, v = (part.unflatten(1, (heads, -1)).transpose(0, 1)[None] for part in qkv.chunk(3, 1))
     out, _ = attention._forward(q, k, v, None, 0.0, False, q.shape[-1] ** -0.5, 0)
     return out[0].transpose(0, 1).flatten(1).to(qkv.dtype)
 
 
 def _padded_heads(device: Device, qkv: Tensor, bias: Tensor, lengths: list[int], heads: int) -> Sequence[Tensor]:
-    """Query, key and value of each head, padded to a multiple of 8 (transform_bias_rescale_qkv_cuda)."""
+    """Return query, key and value of each head, padded to a multiple of 8 (transform_bias_rescale_qkv_cuda)."""
     longest, width = -(-max(lengths) // 8) * 8, qkv.shape[1] // 3
     parts = qkv.new_empty(3, len(lengths), heads, longest, width // heads)
     numbers = torch.zeros(2 * len(lengths) + 1, dtype=torch.int32).to(device.name, non_blocking=True)
@@ -332,7 +332,7 @@ def _padded_heads(device: Device, qkv: Tensor, bias: Tensor, lengths: list[int],
 
 
 def _padding(device: Device, lengths: list[int], longest: int) -> Tensor:
-    """True where there is nothing."""
+    """Return the mask that is True at padding."""
     places, ends = torch.arange(longest), torch.tensor(lengths)
     return (places >= ends[:, None]).to(device.name, non_blocking=True)
 
@@ -352,7 +352,7 @@ def _norm(nested: Tensor, shape: Sequence[int], *given: Any) -> tuple[Tensor, Te
 
 
 def _dropout(nested: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
-    """In evaluation it makes a mask all the same, and a copy."""
+    """Run dropout in evaluation, which still allocates a mask and a copy."""
     rows, lengths = unwrapped(nested)
     if train is False or not p:
         mask = torch.ones_like(rows, dtype=torch.bool)
@@ -368,7 +368,7 @@ def _added(one: Tensor, other: Tensor, alpha: float = 1) -> Tensor:
 
 
 def _alone(func: Any) -> Callable[..., Tensor]:
-    """An operation on each element."""
+    """Run an elementwise operation."""
 
     def run(nested: Tensor, **given: Any) -> Tensor:
         rows, lengths = unwrapped(nested)
@@ -391,12 +391,12 @@ PARTS: dict[Any, Callable[..., Any]] = {
     aten.gelu.default: lambda nested, approximate: _alone(F.gelu)(nested, approximate=approximate),
     aten.clone.default: lambda nested, form: _alone(torch.clone)(nested),
 }
-"""What is mirrored of operations on nested tensors, with all arguments by place."""
+"""Mirrored operations on nested tensors, with all arguments by position."""
 MAKES: dict[Any, Callable[..., Any]] = {
     aten._nested_tensor_from_mask.default: from_mask,
     aten._nested_tensor_from_mask_left_aligned.default: left_aligned,
 }
-"""How nested tensors come from others."""
+"""Operations that make nested tensors from others."""
 ASKS = {
     aten._nested_tensor_size.default,
     aten._nested_tensor_strides.default,
@@ -404,11 +404,11 @@ ASKS = {
     aten.is_same_size.default,
     aten.detach.default,
 }
-"""What tells of them and makes nothing."""
+"""Operations that query nested tensors."""
 
 
 def only_results(gpu: VirtualGPU, func: Any) -> None:
-    """Say of an operation that is not mirrored what is missing; raises NotMirrored where there are no values."""
+    """Warn that an operation's temporary memory is not counted; raise NotMirrored where there are no values."""
     if not gpu.compute:
         raise NotMirrored(
             f"{func} of a nested tensor is not mirrored in shapes-only mode. With compute=True it runs; "

@@ -21,21 +21,21 @@ Kwargs = dict[str, Any]
 
 
 def check_generator(generator: Any, device: Device) -> None:
-    """The generator of another GPU will do, the host's will not."""
+    """Accept the generator of another GPU, reject the host's."""
     where = generator_device(generator)
     if where.type != "cuda":
         raise RuntimeError(f"Expected a 'cuda' device type for generator but found '{where.type}'")
 
 
 def check_host_generator(kwargs: Kwargs) -> None:
-    """A random operation on the host takes the host's generator only."""
+    """Reject a GPU's generator in a random operation on the host."""
     generator = kwargs.get("generator")
     if generator is not None and generator_device(generator).type == "cuda":
         raise RuntimeError("Expected a 'cpu' device type for generator but found 'cuda'")
 
 
 def drawn(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """An operation that draws random numbers takes them from the GPU's own generator."""
+    """Run an operation with random numbers from the GPU's own generator."""
     if kwargs.get("generator") is not None:
         check_generator(kwargs["generator"], device)
     if not gpu.compute:
@@ -66,7 +66,7 @@ def takes_generator(func: Any) -> bool:
 
 
 def native_dropout(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """The mask is allocated before the output (dropout_cuda in Dropout.cu)."""
+    """Allocate the mask before the output (dropout_cuda in Dropout.cu)."""
     tensor, p, train = args
     if train is False or p in (0, 1):
         return func._op(*args) if gpu.compute else shapes_only.run_on_meta(gpu, device, func, args, kwargs)

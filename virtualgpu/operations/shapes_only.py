@@ -41,11 +41,11 @@ SYNCHRONISING = {
     "aten::repeat_interleave.Tensor",
     "aten::bincount",
 }
-KNOWN = "_gpulab_known"  # on a storage without values: the one value that is known all the same
+KNOWN = "_gpulab_known"  # on a storage without values: its single known value
 
 
 def run_on_meta(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """The shapes of an operation's results."""
+    """Return the shapes of an operation's results."""
     try:
         with backing:
             return shape_cache.run_cached(gpu.remembered, func, args, kwargs)
@@ -53,7 +53,7 @@ def run_on_meta(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: 
         if "meta" not in str(error).lower():
             raise
         if not func._schema.returns:
-            return None  # it writes to what it is given, and gives nothing back
+            return None  # it writes to its arguments, and returns nothing
         raise NotMirrored(
             f"{func} is not mirrored in shapes-only mode: PyTorch does not know its result's shape without running it. "
             "With compute=True it runs."
@@ -69,7 +69,7 @@ def run_on_meta(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: 
 
 
 def index(gpu: VirtualGPU, device: Device, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """`index`, where a mask whose values are known says how many elements it takes."""
+    """Run `index`, where a mask with known values determines the number of elements."""
     tensor, indices = args
     places: list[Tensor | None] = []
     for item in indices:
@@ -89,7 +89,7 @@ _thread = _Thread()
 
 @contextlib.contextmanager
 def each_rank_has_a_batch() -> Iterator[None]:
-    """In this block a mask that is taken to be true takes everything: of ranks, those with a batch."""
+    """Within the block, masks that are assumed true select everything, such as the ranks with a batch."""
     before, _thread.takes_ranks = _thread.takes_ranks, True
     try:
         yield
@@ -98,7 +98,7 @@ def each_rank_has_a_batch() -> Iterator[None]:
 
 
 def _places(mask: Tensor) -> list[Tensor] | None:
-    """Where `mask` is true, an index for each of its dimensions."""
+    """Return the indices of the true elements of `mask`, one tensor per dimension."""
     known = known_values.value(mask)
     with backing:
         if known is not None:
@@ -109,7 +109,7 @@ def _places(mask: Tensor) -> list[Tensor] | None:
 
 
 def copy_without_values(gpu: VirtualGPU, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """`copy_` where the GPU holds shapes only."""
+    """Run `copy_` in shapes-only mode."""
     if func is not aten.copy_.default:
         for into, source in zip(args[0], args[1], strict=True):
             copy_without_values(gpu, aten.copy_.default, (into, source), {})
@@ -130,7 +130,7 @@ def _counts(weights: Tensor | None, length: int) -> Tensor:
 
 
 def unknown_value(gpu: VirtualGPU, func: Any, args: Args) -> Any:
-    """The answer where a value is asked for and only shapes exist; `args` are all of the schema's."""
+    """Answer a read of a value that does not exist; `args` are all of the schema's."""
     if func.name() == "aten::bincount" and args[2]:
         gpu.warn_unknown()  # no number is above those that were expected
         return _counts(*args[1:])

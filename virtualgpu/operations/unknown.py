@@ -1,6 +1,6 @@
 """Numbers read from tensors without values: ordinary in arithmetic, shown as "unknown".
 
-What is computed from one with Python's operators is unknown too; C code, such as that of `math`, sees a plain number.
+Results of Python's operators on one are unknown too; C code, such as that of `math`, sees a plain number.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _propagating(kind: type, name: str) -> Any:
 
 
 def unknown(number: Any) -> Any:
-    """`number` as an unknown one; what is no number stays."""
+    """Return `number` as an unknown one; other values unchanged."""
     if type(number) is float:
         return UnknownFloat(number)
     return UnknownInt(number) if type(number) is int else number

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..gpu import VirtualGPU
 
-_forgets: list[Callable[[], None]] = []  # what a forked child calls first
+_forgets: list[Callable[[], None]] = []  # called first in a forked child
 
 
 def begin(recipe: dict[str, Any]) -> None:

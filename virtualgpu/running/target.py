@@ -24,7 +24,7 @@ _NOT_PYTHON = {
     ".sh": "a shell script: put `-m gpulab run` after the `python` in it",
     ".json": "JSON", ".yaml": "YAML", ".yml": "YAML", ".toml": "TOML",
 }  # fmt: skip
-INTERRUPTED = 130  # what a shell says of a process that Ctrl-C has ended
+INTERRUPTED = 130  # a shell's exit code for a process that Ctrl-C has ended
 _OURS = (os.path.dirname(os.path.abspath(__file__)) + os.sep, runpy.__file__)
 _VIRTUAL = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 

@@ -294,7 +294,7 @@ class _TensorType(type):
 
 @cache
 def _tensor_type(name: str, module: str, dtype: torch.dtype, own: Any) -> _TensorType:
-    """The same in every scope: a class takes long to make."""
+    """Return the cached class: making one takes long."""
     return _TensorType(name, (), {"__module__": module, "dtype": dtype, "own": own})
 
 

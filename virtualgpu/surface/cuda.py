@@ -149,7 +149,7 @@ class _NoPlans:
         return self
 
     def clear(self) -> None:
-        """There is nothing in it."""
+        """Do nothing: the cache is empty."""
 
 
 class _Surface:

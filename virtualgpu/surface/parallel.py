@@ -127,7 +127,7 @@ def _reducer(own: Any) -> Any:
             self._asked = not self.statistics.collects
 
         def in_backward(self) -> None:
-            """Where the pass ends, and the reducer has done its part, its last events are recorded."""
+            """Record the reducer's last events at the end of the pass."""
             from ..ranks import futures
 
             if not self._asked:
@@ -171,7 +171,7 @@ def _telling(reducer: Any) -> Any:
 
 
 def _logger(own: Any) -> Any:
-    """PyTorch's logger, and the host's waits that it makes on a GPU; for our reducer, one of ours."""
+    """Wrap PyTorch's logger to add the host's waits on a GPU; our reducer gets our logger."""
     from ..ranks import reducer as on_shapes
     from ..ranks.logger import Data
     from ..ranks.logger import Logger as OnShapes

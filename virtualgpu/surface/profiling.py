@@ -87,7 +87,7 @@ class Seen(list[Span]):
 
     def __init__(self, clock: Clock, *, operations: bool = True) -> None:
         super().__init__()
-        self.clock, self.operations = clock, operations  # whether the host's are shown, or its calls of CUDA alone
+        self.clock, self.operations = clock, operations  # True: show the host's operations, not only CUDA calls
         self.at: list[tuple[float, float]] = []  # at each mark the time of launches and waits, and the host's own
         self.marked: dict[int, int] = {}  # the number of a span, by its mark's
         self.waits: dict[int, tuple[int, str]] = {}  # by the mark before a wait: that after it, and its name
@@ -276,7 +276,7 @@ class Seen(list[Span]):
 
 
 def _on_gpu(span: Span, launch: dict[str, Any]) -> list[dict[str, Any]]:
-    """What this launch has started, and the arrow to it."""
+    """Return the kernel of this launch, and the arrow to it."""
     number = f"{span.device} {span.stream} {span.start}"
     to = {"pid": f"virtual cuda:{span.device}", "tid": span.stream, "ts": span.start * 1e6}
     about: dict[str, Any] = {"device": span.device, "stream": span.stream}

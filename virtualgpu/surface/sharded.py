@@ -107,7 +107,7 @@ def plans(module: ModuleType, patches: Patches) -> None:
 
     def create_global_plan(self: Any, all_plans: list[Any]) -> Any:
         world = current().world
-        if world is not None:  # what several ranks have is written by one of them: by this one, which is there
+        if world is not None:  # replicated parts are written by one rank: this one, which is real
             empty = [dataclasses.replace(plan, items=[]) for plan in all_plans]
             all_plans = [*empty[: world.rank], all_plans[world.rank], *empty[world.rank + 1 :]]
         return make(self, all_plans)

@@ -271,7 +271,7 @@ class Generator(_OwnGenerator, metaclass=_AnyGenerator):  # type: ignore[misc]
 
 
 def set_rng_state(own: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor], None]:
-    """That of PyTorch's generator on the CPU, whose set_state cannot be replaced."""
+    """Set the state of PyTorch's CPU generator, whose set_state cannot be replaced."""
 
     @functools.wraps(own)
     def set_state(new_state: torch.Tensor) -> None:

@@ -27,7 +27,7 @@ from .operators import DEVICE, Case, autocast
 
 COLUMNS = ["event", "arg", "id (alloc)", "allocated", "reserved", "requested"]
 
-# How a step is run -> dtype of autocast, micro-batches. "tf32" lets products and convolutions round their inputs.
+# Mode of a step -> dtype of autocast, micro-batches. "tf32" lets products and convolutions round their inputs.
 STEP_MODES: dict[str, tuple[torch.dtype | None, int]] = {
     "fp32": (None, 1),
     "tf32": (None, 1),

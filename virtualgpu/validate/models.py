@@ -138,7 +138,7 @@ class Encoder(nn.Module):
 
 
 def recomputed(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
-    """The same model, every block of it checkpointed."""
+    """Return the same model with every block checkpointed."""
 
     def made() -> nn.Module:
         model = make()

@@ -103,7 +103,7 @@ class Trained:
 
 
 def recordings() -> list[Path]:
-    """Those that the package holds, by name."""
+    """Return the recordings in the package, by name."""
     return sorted(FOLDER.glob("*.json"))
 
 

@@ -263,7 +263,7 @@ def _steps(run: Run) -> list[dict[str, Any]]:
     return rows
 
 
-# What a lent GPU must not end without comes first; `steps` takes what time is left, and `ops` the rest.
+# The most important sections come first, as a borrowed GPU's time may run out; `steps` and `ops` fill the rest.
 SECTIONS: dict[str, Callable[[Run], Any]] = {
     "device": _device,
     "first_calls": _first_calls,
