@@ -120,7 +120,3 @@ class DeviceMemory:
         """Give physical memory back."""
         self.taken_bytes -= size
         self.calls += 1
-
-    def reserve(self, size: int, alignment: int) -> int:
-        """Return the first of `size` unused addresses."""
-        return self.addresses.reserve(size, alignment)

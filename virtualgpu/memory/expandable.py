@@ -79,7 +79,7 @@ class Expandable:
                 found = found.next
             if room >= size:
                 return first
-        address = self.memory.reserve(self._length, self._alignment)
+        address = self.memory.addresses.reserve(self._length, self._alignment)
         block = self._heads[address] = Block(address, self._length, self._pool, None, None)
         block.state = UNMAPPED
         self._first.append(address)

@@ -179,7 +179,7 @@ class Segments:
             return self._expandable[pool].obtain(size)
         if not self.memory.take(segment):
             return None
-        address = self.memory.reserve(segment, STEP)
+        address = self.memory.addresses.reserve(segment, STEP)
         block = self._heads[address] = Block(address, segment, pool, None, None)
         pool.insert(block)
         self._account("segment_alloc", pool, address, segment)

@@ -91,14 +91,6 @@ def _all_reduce(tensor: Tensor, op: str, group: Any) -> Tensor:
     return _all_reduce_(tensor.clone(memory_format=torch.contiguous_format), op, group)
 
 
-def _all_reduce_coalesced_(tensors: list[Tensor], op: str, group: Any) -> list[Tensor]:
-    return [_all_reduce_(tensor, op, group) for tensor in tensors]
-
-
-def _all_reduce_coalesced(tensors: list[Tensor], op: str, group: Any) -> list[Tensor]:
-    return [_all_reduce(tensor, op, group) for tensor in tensors]
-
-
 def _all_gather(tensor: Tensor, count: int, group: Any) -> Tensor:
     tensor = tensor.contiguous()
     shape = [count, *tensor.shape[1:]] if not tensor.dim() else [count * tensor.shape[0], *tensor.shape[1:]]
@@ -112,10 +104,6 @@ def _all_gather_out(tensor: Tensor, count: int, group: Any, *, out: Tensor) -> T
     return out
 
 
-def _all_gather_coalesced(tensors: list[Tensor], count: int, group: Any) -> list[Tensor]:
-    return [_all_gather(tensor, count, group) for tensor in tensors]
-
-
 def _reduce_scatter(tensor: Tensor, op: str, count: int, group: Any) -> Tensor:
     if tensor.shape[0] % count:
         raise ValueError(f"input has {tensor.shape[0]} rows, which are no equal shares for {count} ranks")
@@ -127,10 +115,6 @@ def _reduce_scatter_out(tensor: Tensor, op: str, count: int, group: Any, *, out:
     options = _with(_C.ReduceScatterOptions(), op)
     _begun(_group(group)._reduce_scatter_base(out, tensor.contiguous(), options), out)
     return out
-
-
-def _reduce_scatter_coalesced(tensors: list[Tensor], op: str, count: int, group: Any) -> list[Tensor]:
-    return [_reduce_scatter(tensor, op, count, group) for tensor in tensors]
 
 
 def _all_to_all(tensor: Tensor, output_sizes: list[int], input_sizes: list[int], group: Any) -> Tensor:
@@ -161,17 +145,21 @@ def _wait(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def _coalesced(collective: Callable[..., Tensor]) -> Callable[..., list[Tensor]]:
+    return lambda tensors, *rest: [collective(tensor, *rest) for tensor in tensors]
+
+
 _MADE: dict[str, Callable[..., Any]] = {
     "all_reduce": _all_reduce,
     "all_reduce_": _all_reduce_,
-    "all_reduce_coalesced": _all_reduce_coalesced,
-    "all_reduce_coalesced_": _all_reduce_coalesced_,
+    "all_reduce_coalesced": _coalesced(_all_reduce),
+    "all_reduce_coalesced_": _coalesced(_all_reduce_),
     "all_gather_into_tensor": _all_gather,
     "all_gather_into_tensor_out": _all_gather_out,
-    "all_gather_into_tensor_coalesced": _all_gather_coalesced,
+    "all_gather_into_tensor_coalesced": _coalesced(_all_gather),
     "reduce_scatter_tensor": _reduce_scatter,
     "reduce_scatter_tensor_out": _reduce_scatter_out,
-    "reduce_scatter_tensor_coalesced": _reduce_scatter_coalesced,
+    "reduce_scatter_tensor_coalesced": _coalesced(_reduce_scatter),
     "all_to_all_single": _all_to_all,
     "broadcast": _broadcast,
     "broadcast_": _broadcast_,

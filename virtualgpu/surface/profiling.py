@@ -217,8 +217,8 @@ class Seen(list[Span]):
         return kept
 
     def _shows(self, name: str) -> bool:
-        """Return True if this recording includes the host's event of this name."""
-        return self.operations or _is_call(name)
+        """Return True if this recording includes the host's event of this name: calls of CUDA and NCCL always."""
+        return self.operations or name.startswith(("cuda", "nccl"))
 
     def _span(self, mark: str) -> Span | None:
         number = self.marked.get(_number(mark))
@@ -240,7 +240,8 @@ class Seen(list[Span]):
         marks = [(e["ts"], *self.at[_number(e["name"])]) for e in spans if e["name"].startswith(_MARK)]
         if not self.clock.counts_host:  # then the GPUs know nothing of the host's own time
             marks = [(at, modelled, 0.0) for at, modelled, _ in marks]
-        operations = [e for e in spans if e.get("cat") == "cpu_op" and not _is_ours(e["name"])]
+        own = _MARK, _WORK, _DISPATCH
+        operations = [e for e in spans if e.get("cat") == "cpu_op" and not e["name"].startswith(own)]
         axis = Axis(marks, [(e["ts"], e["ts"] + e["dur"]) for e in operations])
         kept: list[dict[str, Any]] = []
         ends: dict[Any, float] = {}
@@ -310,15 +311,6 @@ def _wait_call(name: str) -> str | None:
         return "cudaDeviceSynchronize"
     inside = ": staging", ": the stream's work", "queue is full", "barrier", "statistics", "another stream uses"
     return None if name.endswith(inside) else "cudaStreamSynchronize"
-
-
-def _is_call(name: str) -> bool:
-    """Return True if it is a call of CUDA or NCCL, which a profile of GPU activity alone shows too."""
-    return name.startswith(("cuda", "nccl"))
-
-
-def _is_ours(name: str) -> bool:
-    return name.startswith((_MARK, _WORK, _DISPATCH))
 
 
 def _number(mark: str) -> int:
